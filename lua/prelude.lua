@@ -1,0 +1,41 @@
+-- Decides a batch of requests at one instant of the server's own clock.
+--
+-- KEYS  the keys of the charges, request after request
+-- ARGV  the number of limits, then each limit (its algorithm, then what the algorithm reads);
+--       then, until the end, runs of requests that look alike:
+--       operation, requests in the run, times (how many callers ask the same), charges,
+--       and for each charge: the limit's position, the cost
+-- reply the time in microseconds, then for each request: how many of its callers are admitted,
+--       and for each charge: remaining, the wait of the next caller (0: this charge fits), the time to a full reset
+--
+-- Times are microseconds and, like all numbers here, integers below 2^53.
+
+if redis.replicate_commands then
+  redis.replicate_commands()
+end
+
+local call = redis.call
+
+-- How many entries one charge may read or remove.
+local BOUND = 1000
+-- How far ahead of the clock an entry may be and still belong to it; and how long a key outlives its use.
+local SLACK = 1000000
+
+-- Lua's own conversion keeps 14 digits, and a time has 16.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function clock()
+  local time = call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- PEXPIRE's argument for a key that matters for `us` more microseconds.
+local function ttl(us)
+  return text(math.ceil((us + SLACK) / 1000))
+end
+
+local now = clock()
+local now_text = text(now)
+local algorithms = {}

@@ -1,0 +1,192 @@
+use std::{fmt, sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+
+use crate::{Key, policy::Quota};
+
+/// What came of a check.
+///
+/// The layer leaves one in the extensions of the request, for the service behind it, and of the response. It is cheap to
+/// clone. Of several policies, [`limit`](Self::limit), [`remaining`](Self::remaining) and
+/// [`reset_after`](Self::reset_after) are those of the one that matters most to the caller: the one with the longest wait
+/// if the request was denied, else the one with the least left for its limit.
+#[derive(Clone)]
+#[must_use]
+pub struct Decision(Arc<Inner>);
+
+struct Inner {
+    allowed: bool,
+    server_time: Duration,
+    policies: SmallVec<[PolicyDecision; 1]>,
+}
+
+/// Questions.
+impl Decision {
+    /// Whether the request may pass.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.0.allowed
+    }
+
+    /// How many requests of cost 1 the policy admits at once when nothing was used yet.
+    ///
+    /// 0 if no policy applied.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.foremost().map_or(0, PolicyDecision::limit)
+    }
+
+    /// How many more requests of cost 1 would be admitted right now.
+    ///
+    /// Of 10 per second with 6 admitted in the last second, this one included, 4 remain. A denied request takes nothing,
+    /// so 3 remain 3 when a request of cost 5 was denied.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.foremost().map_or(0, PolicyDecision::remaining)
+    }
+
+    /// How long until the same request will be admitted, if nobody else is meanwhile.
+    ///
+    /// `None` if it was admitted, and if waiting does not help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.policies().filter_map(PolicyDecision::retry_after).max()
+    }
+
+    /// How long until nothing counts against the caller anymore, if it stays away.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        self.foremost().map_or(Duration::ZERO, PolicyDecision::reset_after)
+    }
+
+    /// The time of the decision by the clock of the store, since the Unix epoch.
+    #[must_use]
+    pub fn server_time(&self) -> Duration {
+        self.0.server_time
+    }
+
+    /// What each policy said, in the order in which they were given.
+    pub fn policies(&self) -> impl Iterator<Item = &PolicyDecision> {
+        self.0.policies.iter()
+    }
+
+    fn foremost(&self) -> Option<&PolicyDecision> {
+        let denier = self
+            .policies()
+            .filter(|policy| policy.denies())
+            .max_by_key(|policy| policy.retry_after());
+
+        // remaining / limit, compared without dividing
+        denier.or_else(|| {
+            self.policies().min_by(|a, b| {
+                let (a_share, b_share) = (
+                    u128::from(a.remaining()) * u128::from(b.limit()),
+                    u128::from(b.remaining()) * u128::from(a.limit()),
+                );
+                a_share.cmp(&b_share)
+            })
+        })
+    }
+}
+
+impl Decision {
+    pub(crate) fn new(
+        allowed: bool,
+        server_time: Duration,
+        policies: impl IntoIterator<Item = PolicyDecision>,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            allowed,
+            server_time,
+            policies: policies.into_iter().collect(),
+        }))
+    }
+
+    /// Both decisions, where each let the request pass.
+    pub(crate) fn followed_by(&self, later: &Self) -> Self {
+        Self::new(
+            later.is_allowed(),
+            later.server_time(),
+            self.policies().chain(later.policies()).cloned(),
+        )
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decision")
+            .field("allowed", &self.0.allowed)
+            .field("server_time", &self.0.server_time)
+            .field("policies", &self.0.policies)
+            .finish()
+    }
+}
+
+/// What one policy said.
+#[derive(Clone)]
+pub struct PolicyDecision {
+    pub(crate) quota: Arc<Quota>,
+    pub(crate) key: Key,
+    pub(crate) denies: bool,
+    pub(crate) remaining: u64,
+    pub(crate) retry_after: Option<Duration>,
+    pub(crate) reset_after: Duration,
+}
+
+impl PolicyDecision {
+    /// The name of the policy.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.quota.name
+    }
+
+    /// Whether this policy denied the request.
+    #[must_use]
+    pub fn denies(&self) -> bool {
+        self.denies
+    }
+
+    /// How many requests of cost 1 are admitted at once when nothing was used yet.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.quota.limit.quota()
+    }
+
+    /// How many more requests of cost 1 would be admitted right now.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// How long until this policy would admit the request; `None` if it did not deny it, or if waiting does not help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// How long until nothing counts anymore.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        self.reset_after
+    }
+
+    /// The length of the window that the limit is for.
+    #[must_use]
+    pub fn window(&self) -> Duration {
+        self.quota.limit.window()
+    }
+}
+
+impl fmt::Debug for PolicyDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the key: it may hold an address or a user.
+        f.debug_struct("PolicyDecision")
+            .field("name", &self.quota.name)
+            .field("denies", &self.denies)
+            .field("limit", &self.limit())
+            .field("remaining", &self.remaining)
+            .field("retry_after", &self.retry_after)
+            .field("reset_after", &self.reset_after)
+            .finish()
+    }
+}

@@ -1,0 +1,207 @@
+//! The path of a request, from its keys to the answer, apart from its body and from the service behind.
+
+use std::{
+    error::Error as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Method, Response,
+    header::{CACHE_CONTROL, RETRY_AFTER},
+    request::Parts,
+};
+
+use crate::{
+    Decision, FailureMode, Headers, Policy,
+    headers::{retry_after, write_retry_after},
+    key::KeyError,
+    limiter::{Asked, Claim, Claims, Pending, ask},
+    response::{Rejection, ResponseFormat},
+    store::{Operation, Store, StoreError},
+};
+
+/// What a layer and its services share.
+#[derive(Clone)]
+pub(crate) struct Enforcer {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) policies: Arc<[Policy]>,
+    pub(crate) headers: Headers,
+    pub(crate) format: Arc<dyn ResponseFormat>,
+    pub(crate) failure_mode: FailureMode,
+    pub(crate) health: Arc<Health>,
+}
+
+/// Whether the store answered last time, to warn once per change.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    failing: AtomicBool,
+    warned_of_key: AtomicBool,
+    warned_of_repetition: AtomicBool,
+}
+
+/// How far a request got.
+pub(crate) enum Progress {
+    Done(Verdict),
+    Asking(Pending),
+}
+
+/// What becomes of a request.
+pub(crate) enum Verdict {
+    /// It goes to the service behind; its response tells of the decision, if it was counted.
+    Pass(Option<Decision>),
+    /// It is answered here.
+    Reject(Response<Bytes>),
+}
+
+impl Enforcer {
+    /// Finds the keys and asks the store.
+    pub(crate) fn begin(&self, parts: &mut Parts) -> Progress {
+        let claims = match self.claims(parts) {
+            Ok(claims) => claims,
+            Err(error) => return Progress::Done(self.refuse(&error, parts)),
+        };
+        if claims.is_empty() {
+            return Progress::Done(Verdict::Pass(None));
+        }
+
+        match ask(&*self.store, Operation::Check, claims) {
+            Asked::Decided(decision) => Progress::Done(self.conclude(decision, parts)),
+            Asked::Pending(decision) => Progress::Asking(decision),
+        }
+    }
+
+    /// Decides what becomes of the request, now that the store has answered.
+    pub(crate) fn conclude(&self, decision: Result<Decision, StoreError>, parts: &mut Parts) -> Verdict {
+        let decision = match decision {
+            Ok(decision) => decision,
+            Err(error) => return self.fail(&error, parts),
+        };
+        self.recover();
+
+        if !decision.is_allowed() {
+            return self.limit(decision, parts);
+        }
+        let all = match parts.extensions.get::<Decision>() {
+            Some(earlier) => earlier.followed_by(&decision),
+            None => decision.clone(),
+        };
+        parts.extensions.insert(all);
+        Verdict::Pass(Some(decision))
+    }
+
+    /// Adds to the response of the service behind what the caller should know.
+    pub(crate) fn report<B>(&self, decision: Decision, response: &mut Response<B>) {
+        self.headers.write(&decision, response.status(), response.headers_mut());
+        // An inner layer's decision tells of this one's policies too.
+        if response.extensions().get::<Decision>().is_none() {
+            response.extensions_mut().insert(decision);
+        }
+    }
+
+    fn claims(&self, parts: &Parts) -> Result<Claims, KeyError> {
+        let decided = parts.extensions.get::<Decision>();
+        let mut claims = Claims::new();
+        for policy in &*self.policies {
+            let Some(key) = policy.extractor().extract(parts)? else {
+                continue;
+            };
+            let claim = Claim::new(policy, key);
+            if decided.is_some_and(|decided| claim.is_in(decided)) {
+                self.warn_of_repetition(policy);
+                continue;
+            }
+            claims.push(claim);
+        }
+        Ok(claims)
+    }
+
+    fn limit(&self, decision: Decision, parts: &Parts) -> Verdict {
+        let mut response = self.respond(Rejection::Limited(&decision), parts);
+        if !response.headers().contains_key(RETRY_AFTER) {
+            write_retry_after(&decision, response.headers_mut());
+        }
+        self.headers.write(&decision, response.status(), response.headers_mut());
+        response.extensions_mut().insert(decision);
+        Verdict::Reject(response)
+    }
+
+    fn refuse(&self, error: &KeyError, parts: &Parts) -> Verdict {
+        if error.is_misconfigured() {
+            self.warn_of_key(error);
+        }
+        Verdict::Reject(self.respond(Rejection::Refused(error), parts))
+    }
+
+    fn fail(&self, error: &StoreError, parts: &Parts) -> Verdict {
+        self.warn_of_failure(error);
+        if self.failure_mode == FailureMode::Open {
+            return Verdict::Pass(None);
+        }
+
+        let mut response = self.respond(Rejection::Failed(error), parts);
+        response
+            .headers_mut()
+            .entry(RETRY_AFTER)
+            .or_insert_with(|| retry_after(Duration::ZERO));
+        Verdict::Reject(response)
+    }
+
+    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
+        let mut response = self.format.respond(rejection, parts);
+        // RFC 9110 §9.3.2: no content in the response to HEAD.
+        if parts.method == Method::HEAD {
+            response.body_mut().clear();
+        }
+        if !matches!(rejection, Rejection::Refused(_)) {
+            // RFC 6585 §4: a 429 must not be stored; one that were would be served to others.
+            response
+                .headers_mut()
+                .entry(CACHE_CONTROL)
+                .or_insert(HeaderValue::from_static("no-store"));
+        }
+        response
+    }
+}
+
+/// Warnings, each once per change of state.
+impl Enforcer {
+    fn warn_of_failure(&self, error: &StoreError) {
+        if !self.health.failing.swap(true, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(%error, source = error.source(), mode = ?self.failure_mode, "the store of the limits fails");
+        }
+        let _ = error;
+    }
+
+    fn recover(&self) {
+        // Reading first keeps the line shared between cores while all is well.
+        if self.health.failing.load(Ordering::Relaxed) && self.health.failing.swap(false, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!("the store of the limits answers again");
+        }
+    }
+
+    fn warn_of_key(&self, error: &KeyError) {
+        if !self.health.warned_of_key.swap(true, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::error!(%error, "requests are refused: they have no key");
+        }
+        let _ = error;
+    }
+
+    fn warn_of_repetition(&self, policy: &Policy) {
+        if !self.health.warned_of_repetition.swap(true, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(
+                policy = policy.name(),
+                "a policy is met twice on one request; it is counted once"
+            );
+        }
+        let _ = policy;
+    }
+}

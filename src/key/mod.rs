@@ -1,0 +1,475 @@
+//! Whom a request counts against.
+//!
+//! A [`KeyExtractor`] finds the [`Key`] of a request. The functions of this module make the usual ones, a tuple of
+//! extractors means all of them together, and `.or(..)` says what to use instead of what is absent:
+//!
+//! ```
+//! use http::Request;
+//! use tower_quota::{key, KeyExtractor};
+//!
+//! let per_user_and_path = (key::header("x-user-id").or(key::constant("anonymous")), key::path());
+//!
+//! let (parts, ()) = Request::get("/hello?lang=en").header("x-user-id", "42").body(())?.into_parts();
+//! let key = per_user_and_path.extract(&parts)?.unwrap();
+//! assert_eq!(key.to_string(), "header:x-user-id=42|path=/hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What makes a good key
+//!
+//! A caller that chooses its key chooses its quota. A header that the client can set is no identity: pair it with the
+//! address, or use [`extension`] with what your authentication found. [`path`] is whatever the client asked for, so on a
+//! wildcard route every URL is a quota of its own; [`route`] is the template that matched.
+
+mod header;
+mod ip;
+mod request;
+
+use std::{borrow::Cow, error::Error, fmt, marker::PhantomData, sync::Arc};
+
+use http::request::Parts;
+use smallvec::SmallVec;
+
+#[cfg(feature = "axum")]
+pub use self::request::{Route, route};
+pub use self::{
+    header::{Header, header},
+    ip::{Ip, PeerAddr, ip},
+    request::{Constant, Extension, Method, Path, constant, extension, method, path},
+};
+
+/// Finds whom a request counts against.
+///
+/// `Ok(None)` means that the policy does not apply to the request, an error that the request is refused.
+///
+/// ```
+/// use http::request::Parts;
+/// use tower_quota::{Key, KeyExtractor, key::KeyError};
+///
+/// struct Tenant;
+///
+/// impl KeyExtractor for Tenant {
+///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+///         match parts.uri.host().and_then(|host| host.split('.').next()) {
+///             Some(tenant) => Ok(Some(Key::from(tenant))),
+///             None => Err(KeyError::malformed("the request names no host")),
+///         }
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say whom a request counts against",
+    note = "use `key::ip()`, `key::header(\"x-user-id\")` or another function of `tower_quota::key`, a tuple of them, or `key::from_fn(|parts| ..)`"
+)]
+pub trait KeyExtractor: Send + Sync + 'static {
+    /// The key of a request.
+    ///
+    /// # Errors
+    ///
+    /// If the request has none and must not pass without.
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError>;
+
+    /// What `other` finds, where this finds nothing.
+    ///
+    /// It catches what is absent, never what is malformed.
+    fn or<E>(self, other: E) -> Or<Self, E>
+    where
+        Self: Sized,
+        E: KeyExtractor,
+    {
+        Or {
+            first: self,
+            second: other,
+        }
+    }
+}
+
+/// A [`KeyExtractor`] with another one behind it, made by [`or`](KeyExtractor::or).
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Or<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A, B> KeyExtractor for Or<A, B>
+where
+    A: KeyExtractor,
+    B: KeyExtractor,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        match self.first.extract(parts) {
+            Ok(None) => self.second.extract(parts),
+            Err(error) if error.is_absent() => self.second.extract(parts),
+            found => found,
+        }
+    }
+}
+
+/// `or` without the trait in scope.
+macro_rules! or_else {
+    ($($ty:ident $(<$($param:ident),+>)?),+ $(,)?) => {$(
+        impl $(<$($param),+>)? $ty $(<$($param),+>)?
+        where
+            Self: KeyExtractor,
+        {
+            /// What `other` finds, where this finds nothing.
+            ///
+            /// It catches what is absent, never what is malformed.
+            pub fn or<Other: KeyExtractor>(self, other: Other) -> Or<Self, Other> {
+                KeyExtractor::or(self, other)
+            }
+        }
+    )+};
+}
+
+or_else!(Constant, Extension<T>, FromFn<F, R>, Header, Ip, Method, Or<A, B>, Path);
+#[cfg(feature = "axum")]
+or_else!(Route);
+
+/// Tuples mean "and". If one of them does not apply, none does.
+macro_rules! tuples {
+    ($($name:ident)+) => {
+        impl<$($name),+> KeyExtractor for ($($name,)+)
+        where
+            $($name: KeyExtractor,)+
+        {
+            fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+                #[allow(non_snake_case)]
+                let ($($name,)+) = self;
+                let mut key = Key::empty();
+                $(
+                    match $name.extract(parts)? {
+                        Some(more) => key.push(&more),
+                        None => return Ok(None),
+                    }
+                )+
+                Ok(Some(key))
+            }
+        }
+    };
+}
+
+tuples!(A);
+tuples!(A B);
+tuples!(A B C);
+tuples!(A B C D);
+tuples!(A B C D E);
+tuples!(A B C D E F);
+
+impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        (**self).extract(parts)
+    }
+}
+
+/// A key found by a function of the request.
+///
+/// It returns a string or a [`Key`], an [`Option`] of one (`None`: the policy does not apply), or a [`Result`] of either
+/// with a [`KeyError`].
+///
+/// ```
+/// use http::{Request, request::Parts};
+/// use tower_quota::{key, KeyExtractor};
+///
+/// let tenant = key::from_fn(|parts: &Parts| parts.uri.host().map(str::to_owned));
+///
+/// let (parts, ()) = Request::get("https://acme.example/").body(())?.into_parts();
+/// assert_eq!(tenant.extract(&parts)?.unwrap().to_string(), "key=acme.example");
+///
+/// let (parts, ()) = Request::get("/").body(())?.into_parts();
+/// assert!(tenant.extract(&parts)?.is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn from_fn<F, R>(f: F) -> FromFn<F, R>
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoExtracted + 'static,
+{
+    FromFn { f, result: PhantomData }
+}
+
+/// A [`KeyExtractor`] made by [`from_fn`].
+#[must_use]
+pub struct FromFn<F, R> {
+    f: F,
+    result: PhantomData<fn() -> R>,
+}
+
+impl<F, R> KeyExtractor for FromFn<F, R>
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoExtracted + 'static,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        (self.f)(parts).into_extracted()
+    }
+}
+
+impl<F: Clone, R> Clone for FromFn<F, R> {
+    fn clone(&self) -> Self {
+        Self {
+            f: self.f.clone(),
+            result: PhantomData,
+        }
+    }
+}
+
+impl<F, R> fmt::Debug for FromFn<F, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FromFn(<fn>)")
+    }
+}
+
+/// What a function given to [`from_fn`] may return.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a key",
+    note = "return a `Key`, a string, an `Option` of one, or a `Result` of either with a `KeyError`"
+)]
+pub trait IntoExtracted {
+    /// What the function found.
+    ///
+    /// # Errors
+    ///
+    /// If the request has no key and must not pass without.
+    fn into_extracted(self) -> Result<Option<Key>, KeyError>;
+}
+
+impl IntoExtracted for Key {
+    fn into_extracted(self) -> Result<Option<Key>, KeyError> {
+        Ok(Some(self))
+    }
+}
+
+impl IntoExtracted for String {
+    fn into_extracted(self) -> Result<Option<Key>, KeyError> {
+        Ok(Some(self.into()))
+    }
+}
+
+impl IntoExtracted for &str {
+    fn into_extracted(self) -> Result<Option<Key>, KeyError> {
+        Ok(Some(self.into()))
+    }
+}
+
+impl<T: IntoExtracted> IntoExtracted for Option<T> {
+    fn into_extracted(self) -> Result<Option<Key>, KeyError> {
+        self.map_or(Ok(None), T::into_extracted)
+    }
+}
+
+impl<T: IntoExtracted> IntoExtracted for Result<T, KeyError> {
+    fn into_extracted(self) -> Result<Option<Key>, KeyError> {
+        self?.into_extracted()
+    }
+}
+
+/// Whom a request counts against: one component or several, such as an address and a path.
+///
+/// Keys are equal if and only if their lists of components are: each component names its type, and what could be taken
+/// for a delimiter is escaped (`^7C` for `|`).
+///
+/// ```
+/// use tower_quota::Key;
+///
+/// let key = Key::header("x-user-id", "42").and(Key::path("/login"));
+/// assert_eq!(key.to_string(), "header:x-user-id=42|path=/login");
+///
+/// // A bare string is a type of its own.
+/// assert_eq!(Key::from("42").to_string(), "key=42");
+/// ```
+///
+/// [`Debug`](fmt::Debug) does not show what a key holds, so that it cannot get into a log by accident.
+#[derive(Clone, PartialEq, Eq, Hash)]
+#[must_use]
+pub struct Key {
+    // Printable ASCII.
+    text: SmallVec<[u8; 64]>,
+}
+
+/// Constructors.
+impl Key {
+    /// The key that [`header`] makes of a request.
+    pub fn header(name: &str, value: impl AsRef<[u8]>) -> Self {
+        Self::component(
+            "header:",
+            name.to_ascii_lowercase().as_bytes(),
+            header::trim(value.as_ref()),
+        )
+    }
+
+    /// The key that [`path()`] makes of a request.
+    pub fn path(path: &str) -> Self {
+        Self::component("path", b"", &request::canonical_path(path))
+    }
+
+    /// The key that [`constant`] makes of a request.
+    pub fn constant(value: &str) -> Self {
+        Self::component("const", b"", value.as_bytes())
+    }
+
+    /// The key that [`extension`] makes of a request.
+    pub fn extension<T>(value: &str) -> Self {
+        Self::component("ext:", std::any::type_name::<T>().as_bytes(), value.as_bytes())
+    }
+
+    /// Both.
+    pub fn and(mut self, other: impl Into<Self>) -> Self {
+        self.push(&other.into());
+        self
+    }
+
+    pub(crate) fn empty() -> Self {
+        Self { text: SmallVec::new() }
+    }
+
+    /// `kind`, which holds no delimiter, then a label within it, then a value: `header:x-user-id=42`.
+    pub(crate) fn component(kind: &'static str, label: &[u8], value: &[u8]) -> Self {
+        let mut key = Self::empty();
+        key.text.extend_from_slice(kind.as_bytes());
+        key.escape(label, Some(b'='));
+        key.text.push(b'=');
+        key.escape(value, None);
+        key
+    }
+
+    /// A component of ASCII text that holds no delimiter.
+    pub(crate) fn plain(kind: &'static str, value: impl fmt::Display) -> Self {
+        use std::io::Write;
+
+        let mut key = Self::empty();
+        let _ = write!(key.text, "{kind}={value}"); // writing to memory does not fail
+        key
+    }
+
+    fn push(&mut self, other: &Self) {
+        if !self.text.is_empty() && !other.text.is_empty() {
+            self.text.push(b'|');
+        }
+        self.text.extend_from_slice(&other.text);
+    }
+
+    fn escape(&mut self, bytes: &[u8], delimiter: Option<u8>) {
+        const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+        for &byte in bytes {
+            if byte.is_ascii_graphic() && !matches!(byte, b'^' | b'|' | b'{' | b'}') && Some(byte) != delimiter {
+                self.text.push(byte);
+            } else {
+                self.text
+                    .extend_from_slice(&[b'^', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+            }
+        }
+    }
+}
+
+/// Questions.
+impl Key {
+    /// What stands in the key of a store: the components, or a hash of them if they are longer than 128 bytes.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        // Always is: see `text`.
+        std::str::from_utf8(&self.text).unwrap_or_default()
+    }
+
+    /// The same key, short enough for a store.
+    pub(crate) fn bounded(self) -> Self {
+        if self.text.len() <= MAX_SUBJECT {
+            return self;
+        }
+
+        // 128 bits of a cryptographic hash: nobody finds two subjects that share a count.
+        let hash = blake3::hash(&self.text).to_hex();
+        Self::plain("hash", &hash.as_str()[..32])
+    }
+}
+
+const MAX_SUBJECT: usize = 128;
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Self::component("key", b"", text.as_bytes())
+    }
+}
+
+impl From<String> for Key {
+    fn from(text: String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key(<{} bytes>)", self.text.len())
+    }
+}
+
+/// A request has no key.
+#[derive(Debug)]
+pub struct KeyError {
+    kind: Kind,
+    message: Cow<'static, str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Absent,
+    Malformed,
+    Misconfigured,
+}
+
+impl KeyError {
+    /// The request lacks what the key is made of; it is refused with `400 Bad Request`.
+    ///
+    /// [`or`](KeyExtractor::or) catches this.
+    pub fn absent(message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind: Kind::Absent,
+            message: message.into(),
+        }
+    }
+
+    /// The request has what the key is made of, but not in a form that can be trusted; it is refused with
+    /// `400 Bad Request`.
+    pub fn malformed(message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind: Kind::Malformed,
+            message: message.into(),
+        }
+    }
+
+    /// The server does not provide what the key is made of; the request is refused with `500 Internal Server Error`.
+    ///
+    /// [`or`](KeyExtractor::or) catches this.
+    pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind: Kind::Misconfigured,
+            message: message.into(),
+        }
+    }
+
+    /// Whether the fault is the server's and not the caller's.
+    #[must_use]
+    pub fn is_misconfigured(&self) -> bool {
+        self.kind == Kind::Misconfigured
+    }
+
+    fn is_absent(&self) -> bool {
+        self.kind != Kind::Malformed
+    }
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for KeyError {}

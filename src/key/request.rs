@@ -1,0 +1,201 @@
+use std::{any::type_name, fmt, sync::Arc};
+
+use http::request::Parts;
+use smallvec::SmallVec;
+
+use super::{Key, KeyError, KeyExtractor};
+
+/// The path of the request, without the query.
+///
+/// Spellings that mean the same path are one key (RFC 3986 §6.2.2): escapes of letters, digits, `-`, `.`, `_` and `~` are
+/// decoded, and the hexadecimal digits of the others are upper case. `%2F` stays apart from `/`. In a nested axum router
+/// it is the whole path, not only what the prefix left (feature `axum`).
+///
+/// The caller chooses the path: on a wildcard route every URL is a quota of its own. [`route`](super::route) is not.
+///
+/// ```
+/// use http::Request;
+/// use tower_quota::{key, KeyExtractor};
+///
+/// let (parts, ()) = Request::get("/%68ello%2fworld?x=1").body(())?.into_parts();
+/// assert_eq!(key::path().extract(&parts)?.unwrap().to_string(), "path=/hello%2Fworld");
+/// # Ok::<(), http::Error>(())
+/// ```
+pub fn path() -> Path {
+    Path(())
+}
+
+/// A [`KeyExtractor`] made by [`path`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Path(());
+
+impl KeyExtractor for Path {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        #[cfg(feature = "axum")]
+        if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+            return Ok(Some(Key::path(original.path())));
+        }
+
+        Ok(Some(Key::path(parts.uri.path())))
+    }
+}
+
+/// One spelling for each path (RFC 3986 §6.2.2.1 and §6.2.2.2).
+pub(super) fn canonical_path(path: &str) -> SmallVec<[u8; 64]> {
+    let mut canonical = SmallVec::new();
+    let mut rest = path.as_bytes();
+
+    while let [first, tail @ ..] = rest {
+        match (first, tail) {
+            (b'%', [high, low, tail @ ..]) if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                let byte = hex_value(*high) << 4 | hex_value(*low);
+                if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                    canonical.push(byte);
+                } else {
+                    canonical.extend_from_slice(&[b'%', high.to_ascii_uppercase(), low.to_ascii_uppercase()]);
+                }
+                rest = tail;
+            }
+            _ => {
+                canonical.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    canonical
+}
+
+fn hex_value(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        _ => digit.to_ascii_lowercase() - b'a' + 10,
+    }
+}
+
+/// The template of the route that matched, such as `/users/{id}`.
+///
+/// Requests that matched none share one key.
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// // All users together, 100 a minute.
+/// let users = Policy::new("users", SlidingLog::per_minute(100)).key(key::route());
+///
+/// let app: Router = Router::new()
+///     .route("/users/{id}", get(|| async { "hello" }))
+///     .layer(RateLimitLayer::new(MemoryStore::new(), users));
+/// # let _ = app;
+/// ```
+#[cfg(feature = "axum")]
+pub fn route() -> Route {
+    Route(())
+}
+
+/// A [`KeyExtractor`] made by [`route`].
+#[cfg(feature = "axum")]
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Route(());
+
+#[cfg(feature = "axum")]
+impl KeyExtractor for Route {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        Ok(Some(match parts.extensions.get::<axum::extract::MatchedPath>() {
+            Some(matched) => Key::component("route", b"", matched.as_str().as_bytes()),
+            None => Key::plain("unmatched", ""),
+        }))
+    }
+}
+
+/// The method of the request.
+pub fn method() -> Method {
+    Method(())
+}
+
+/// A [`KeyExtractor`] made by [`method`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Method(());
+
+impl KeyExtractor for Method {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        Ok(Some(Key::component("method", b"", parts.method.as_str().as_bytes())))
+    }
+}
+
+/// The same key for every request: one limit for everybody.
+pub fn constant(value: &str) -> Constant {
+    Constant(Key::constant(value))
+}
+
+/// A [`KeyExtractor`] made by [`constant`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Constant(Key);
+
+impl KeyExtractor for Constant {
+    fn extract(&self, _: &Parts) -> Result<Option<Key>, KeyError> {
+        Ok(Some(self.0.clone()))
+    }
+}
+
+/// Something in the extensions of the request, such as the user that your authentication found.
+///
+/// A request that has none is refused with 500, since the layer that inserts it is missing or comes later; with
+/// [`or`](KeyExtractor::or) it counts as something else. The key names the type `T` by its path, so counts start afresh
+/// when the type moves.
+///
+/// ```
+/// use http::Request;
+/// use tower_quota::{key, KeyExtractor};
+///
+/// #[derive(Clone)]
+/// struct UserId(u64);
+///
+/// let user = key::extension::<UserId>(|user| user.0.to_string());
+///
+/// let (parts, ()) = Request::get("/").extension(UserId(42)).body(())?.into_parts();
+/// assert!(user.extract(&parts)?.unwrap().to_string().ends_with("UserId=42"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn extension<T>(f: impl Fn(&T) -> String + Send + Sync + 'static) -> Extension<T>
+where
+    T: Send + Sync + 'static,
+{
+    Extension(Arc::new(f))
+}
+
+/// A [`KeyExtractor`] made by [`extension`].
+#[must_use]
+pub struct Extension<T>(Arc<dyn Fn(&T) -> String + Send + Sync>);
+
+impl<T> KeyExtractor for Extension<T>
+where
+    T: Send + Sync + 'static,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        match parts.extensions.get::<T>() {
+            Some(found) => Ok(Some(Key::extension::<T>(&(self.0)(found)))),
+            None => Err(KeyError::misconfigured(format!(
+                "no `{}` in the extensions of the request; put the layer that inserts it outside of this one, or say what \
+                 else to use with `.or(..)`",
+                type_name::<T>(),
+            ))),
+        }
+    }
+}
+
+impl<T> Clone for Extension<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> fmt::Debug for Extension<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Extension<{}>(<fn>)", type_name::<T>())
+    }
+}

@@ -1,0 +1,106 @@
+use std::{fmt, sync::Arc};
+
+use tower_layer::Layer;
+
+use crate::{
+    ConfigError, FailureMode, Headers, IntoPolicies, Policy, RateLimit,
+    enforce::Enforcer,
+    policy::validate_names,
+    response::{Problem, ResponseFormat},
+    store::Store,
+};
+
+/// Limits how often a caller may use the services it is applied to.
+///
+/// It has no type parameters, and its clones, and the services it makes, share their counts. See the
+/// [crate documentation](crate) for an example.
+#[derive(Clone)]
+#[must_use]
+pub struct RateLimitLayer {
+    enforcer: Arc<Enforcer>,
+}
+
+/// Constructors.
+impl RateLimitLayer {
+    /// A layer that counts in this store for one policy, or for several that are decided together.
+    ///
+    /// Of several, a request is counted by all or, if one denies it, by none. An empty list lets everything pass.
+    ///
+    /// # Panics
+    ///
+    /// If two policies have the same name. [`try_new`](Self::try_new) returns an error instead.
+    #[track_caller]
+    pub fn new(store: impl Store, policies: impl IntoPolicies) -> Self {
+        match Self::try_new(store, policies) {
+            Ok(layer) => layer,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A layer that counts in this store for one policy, or for several that are decided together.
+    ///
+    /// # Errors
+    ///
+    /// If two policies have the same name.
+    pub fn try_new(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
+        let policies = policies.into_policies();
+        validate_names(&policies)?;
+
+        let enforcer = Enforcer {
+            store: Arc::new(store),
+            headers: Headers::default(),
+            format: Arc::new(Problem),
+            failure_mode: policies.iter().map(Policy::on_failure).max().unwrap_or_default(),
+            policies: policies.into(),
+            health: Arc::default(),
+        };
+        Ok(Self {
+            enforcer: Arc::new(enforcer),
+        })
+    }
+}
+
+/// Settings.
+impl RateLimitLayer {
+    /// Which header fields tell callers how they stand.
+    ///
+    /// The default is [`Headers::Draft08`].
+    pub fn headers(mut self, headers: Headers) -> Self {
+        Arc::make_mut(&mut self.enforcer).headers = headers;
+        self
+    }
+
+    /// What answers requests that may not pass.
+    ///
+    /// The default is [`Problem`].
+    pub fn format(mut self, format: impl ResponseFormat) -> Self {
+        Arc::make_mut(&mut self.enforcer).format = Arc::new(format);
+        self
+    }
+
+    /// What happens to requests when the store does not answer, whatever the policies say.
+    ///
+    /// The default is [`FailureMode::Closed`] if a policy is, else [`FailureMode::Open`].
+    pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
+        Arc::make_mut(&mut self.enforcer).failure_mode = failure_mode;
+        self
+    }
+}
+
+impl<S> Layer<S> for RateLimitLayer {
+    type Service = RateLimit<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit::new(inner, self.enforcer.clone())
+    }
+}
+
+impl fmt::Debug for RateLimitLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitLayer")
+            .field("policies", &self.enforcer.policies)
+            .field("headers", &self.enforcer.headers)
+            .field("failure_mode", &self.enforcer.failure_mode)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,288 @@
+use std::{borrow::Cow, fmt, sync::Arc};
+
+use crate::{ConfigError, KeyExtractor, Limit};
+
+/// Who may do how much.
+///
+/// A policy has a name, a [`Limit`], and a [key](crate::key) that says whom a request counts against. Counts are stored
+/// under the name, and callers are told of it in `RateLimit-Policy`.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::{key, Policy, SlidingLog};
+///
+/// let say_hi = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30)))
+///     .key((key::ip(), key::path()));
+/// assert_eq!(say_hi.name(), "say-hi");
+/// assert_eq!(say_hi.limit().to_string(), "sliding-log 2/30s");
+/// ```
+///
+/// A policy without a key does not fit a layer, since it is easily forgotten. One limit for everybody says so:
+///
+/// ```
+/// # use tower_quota::{key, Policy, SlidingLog};
+/// let everybody = Policy::new("everybody", SlidingLog::per_second(1_000)).key(key::constant("all"));
+/// # let _ = everybody;
+/// ```
+///
+/// ```compile_fail
+/// # use tower_quota::{MemoryStore, Policy, RateLimitLayer, SlidingLog};
+/// let whom = Policy::new("whom", SlidingLog::per_second(10));
+/// RateLimitLayer::new(MemoryStore::new(), whom); // the policy `whom` has no key
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct Policy<K = Keyed> {
+    quota: Arc<Quota>,
+    cost: u64,
+    failure_mode: FailureMode,
+    key: K,
+}
+
+/// A [`Policy`] that has a key, so that a layer can use it.
+#[derive(Clone)]
+pub struct Keyed(Arc<dyn KeyExtractor>);
+
+/// A [`Policy`] that has no key yet: [`Policy::key`] gives it one.
+#[derive(Clone, Copy, Debug)]
+pub struct Unkeyed;
+
+/// The part of a policy that outlives a request: what is counted, and under which name.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Quota {
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) limit: Limit,
+}
+
+/// Constructors.
+impl Policy<Unkeyed> {
+    /// A policy of this name.
+    ///
+    /// Names are lower-case words such as `say-hi`: a letter, then letters, digits, `_`, `.` and `-`, 64 at most.
+    ///
+    /// # Panics
+    ///
+    /// If the name is not of that form, or the limit cannot be kept: a [`SlidingLog`](crate::SlidingLog) of more than
+    /// 100,000. [`try_new`](Self::try_new) returns an error instead.
+    #[track_caller]
+    pub fn new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Self {
+        match Self::try_new(name, limit) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A policy of this name, or what is wrong with it.
+    ///
+    /// # Errors
+    ///
+    /// For the names and limits that [`new`](Self::new) panics on.
+    pub fn try_new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Result<Self, ConfigError> {
+        let (name, limit) = (name.into(), limit.into());
+        validate_name(&name)?;
+        limit.validate()?;
+
+        Ok(Self {
+            quota: Arc::new(Quota { name, limit }),
+            cost: 1,
+            failure_mode: FailureMode::Open,
+            key: Unkeyed,
+        })
+    }
+
+    /// Whom a request counts against.
+    pub fn key(self, key: impl KeyExtractor) -> Policy {
+        Policy {
+            quota: self.quota,
+            cost: self.cost,
+            failure_mode: self.failure_mode,
+            key: Keyed(Arc::new(key)),
+        }
+    }
+}
+
+/// Settings.
+impl<K> Policy<K> {
+    /// What a request costs.
+    ///
+    /// The default is 1.
+    ///
+    /// # Panics
+    ///
+    /// If the cost is 0.
+    #[track_caller]
+    pub fn cost(mut self, cost: u64) -> Self {
+        assert!(cost > 0, "a request costs at least 1");
+        self.cost = cost;
+        self
+    }
+
+    /// What happens to a request when the store does not answer.
+    ///
+    /// Of several policies in a layer, one that is [`Closed`](FailureMode::Closed) closes all. The default is
+    /// [`FailureMode::Open`].
+    pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
+        self.failure_mode = failure_mode;
+        self
+    }
+}
+
+/// Questions.
+impl<K> Policy<K> {
+    /// The name, under which counts are stored.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.quota.name
+    }
+
+    /// How much.
+    #[must_use]
+    pub fn limit(&self) -> &Limit {
+        &self.quota.limit
+    }
+
+    pub(crate) fn quota(&self) -> &Arc<Quota> {
+        &self.quota
+    }
+
+    pub(crate) fn price(&self) -> u64 {
+        self.cost
+    }
+
+    pub(crate) fn on_failure(&self) -> FailureMode {
+        self.failure_mode
+    }
+
+    /// The same policy for callers who bring their keys.
+    pub(crate) fn without_key(self) -> Policy<Unkeyed> {
+        Policy {
+            quota: self.quota,
+            cost: self.cost,
+            failure_mode: self.failure_mode,
+            key: Unkeyed,
+        }
+    }
+}
+
+impl Policy {
+    pub(crate) fn extractor(&self) -> &dyn KeyExtractor {
+        &*self.key.0
+    }
+}
+
+impl<K> fmt::Debug for Policy<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Policy")
+            .field("name", &self.quota.name)
+            .field("limit", &self.quota.limit)
+            .field("cost", &self.cost)
+            .field("failure_mode", &self.failure_mode)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Keyed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keyed(<extractor>)")
+    }
+}
+
+/// What happens to a request when the store does not answer.
+///
+/// Either way it is never taken for a request that was denied by its limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum FailureMode {
+    /// The request passes, uncounted, and its response says nothing of limits.
+    #[default]
+    Open,
+    /// The request is answered with `503 Service Unavailable`.
+    Closed,
+}
+
+/// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them.
+///
+/// An empty list admits everything.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a policy with a key, nor a list of them",
+    note = "a policy says whom it counts against: `.key(key::ip())`, or `.key(key::constant(\"all\"))` for one limit for everybody"
+)]
+pub trait IntoPolicies<K = Keyed> {
+    /// The policies, in the order in which they are reported.
+    fn into_policies(self) -> Vec<Policy<K>>;
+}
+
+impl<K> IntoPolicies<K> for Policy<K> {
+    fn into_policies(self) -> Vec<Self> {
+        vec![self]
+    }
+}
+
+impl<K> IntoPolicies<K> for Vec<Policy<K>> {
+    fn into_policies(self) -> Self {
+        self
+    }
+}
+
+impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
+    fn into_policies(self) -> Vec<Policy<K>> {
+        self.into()
+    }
+}
+
+const MAX_NAME: usize = 64;
+
+fn validate_name(name: &str) -> Result<(), ConfigError> {
+    let mut bytes = name.bytes();
+    let well_formed = bytes.next().is_some_and(|first| first.is_ascii_lowercase())
+        && bytes.all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))
+        && name.len() <= MAX_NAME;
+    if well_formed {
+        return Ok(());
+    }
+
+    Err(ConfigError::new(format!(
+        "{name:?} is not a policy name; one is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, \
+         `.` and `-`, {MAX_NAME} at most"
+    )))
+}
+
+/// Refuses lists in which two policies would share their counts.
+pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
+    for (position, policy) in policies.iter().enumerate() {
+        if policies[..position]
+            .iter()
+            .any(|earlier| earlier.name() == policy.name())
+        {
+            return Err(ConfigError::new(format!(
+                "two policies are named `{}`; counts are stored under the name, so give each its own",
+                policy.name(),
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SlidingLog;
+
+    #[test]
+    fn a_name_is_a_lower_case_word() {
+        for name in ["a", "say-hi", "v1.login_attempts"] {
+            assert!(Policy::try_new(name, SlidingLog::per_second(1)).is_ok(), "{name}");
+        }
+        for name in ["", "Say-hi", "1st", "naïve", "a b", "a:b", "a{b}", &"a".repeat(65)] {
+            let error = Policy::try_new(name.to_owned(), SlidingLog::per_second(1)).unwrap_err();
+            assert!(error.to_string().contains("such as `say-hi`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_plain_log_is_for_100_000_at_most() {
+        assert!(Policy::try_new("a", SlidingLog::per_second(100_000)).is_ok());
+        let error = Policy::try_new("a", SlidingLog::per_second(100_001)).unwrap_err();
+        assert!(error.to_string().contains("at most 100000"), "{error}");
+    }
+}

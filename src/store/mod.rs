@@ -1,0 +1,323 @@
+//! Where counts live.
+//!
+//! [`RedisStore`](crate::RedisStore) shares them between all replicas of a service; [`MemoryStore`] keeps them in one
+//! process, and decides exactly alike. Both are a [`Store`], and so is what wraps one.
+
+mod memory;
+#[cfg(feature = "fred")]
+pub(crate) mod redis;
+
+use std::{
+    borrow::Cow,
+    error::Error,
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+pub use self::memory::MemoryStore;
+
+use crate::{Key, Limit};
+
+/// Where counts live.
+///
+/// A store decides each request on its own and at one instant of one clock: a request is admitted if all of its charges
+/// fit, and only then is anything counted.
+///
+/// A store that wraps another one passes the requests on and changes the [`Reply`]:
+///
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::{Reply, Request, Store}};
+///
+/// /// Counts how often a store is asked.
+/// #[derive(Debug)]
+/// struct Counted<S>(S, &'static AtomicUsize);
+///
+/// impl<S: Store> Store for Counted<S> {
+///     fn decide(&self, requests: &[Request<'_>]) -> Reply {
+///         self.1.fetch_add(requests.len(), Ordering::Relaxed);
+///         self.0.decide(requests)
+///     }
+/// }
+///
+/// static ASKED: AtomicUsize = AtomicUsize::new(0);
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = Counted(MemoryStore::new(), &ASKED);
+/// let limiter = Limiter::new(store, Policy::new("mail", SlidingLog::per_hour(3)));
+///
+/// assert!(limiter.check("42").await?.is_allowed());
+/// assert_eq!(ASKED.load(Ordering::Relaxed), 1);
+/// # Ok(())
+/// # }
+/// ```
+pub trait Store: Send + Sync + 'static {
+    /// Decides the requests one after the other.
+    fn decide(&self, requests: &[Request<'_>]) -> Reply;
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn decide(&self, requests: &[Request<'_>]) -> Reply {
+        (**self).decide(requests)
+    }
+}
+
+/// What is asked of a store: an operation on one charge or several.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    operation: Operation,
+    charges: &'a [Charge<'a>],
+}
+
+impl<'a> Request<'a> {
+    /// An operation on these charges, no two of which have the same policy and key.
+    #[must_use]
+    pub fn new(operation: Operation, charges: &'a [Charge<'a>]) -> Self {
+        Self { operation, charges }
+    }
+
+    /// What to do.
+    #[must_use]
+    pub fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// What to do it to.
+    #[must_use]
+    pub fn charges(&self) -> &'a [Charge<'a>] {
+        self.charges
+    }
+}
+
+/// What a request does to its charges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Counts all charges if all fit, else none.
+    Check,
+    /// Counts all charges, whether they fit or not; later requests pay.
+    Charge,
+    /// Says what [`Check`](Self::Check) would, and counts nothing.
+    Peek,
+    /// Forgets all that was counted.
+    Reset,
+}
+
+/// A cost that a request puts on one key of one policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Charge<'a> {
+    policy: &'a str,
+    limit: &'a Limit,
+    key: &'a Key,
+    cost: u64,
+}
+
+impl<'a> Charge<'a> {
+    /// `cost`, which is at least 1 and within the limit, on the `key` of the policy of this name.
+    #[must_use]
+    pub fn new(policy: &'a str, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
+        Self {
+            policy,
+            limit,
+            key,
+            cost: cost.max(1),
+        }
+    }
+
+    /// The name of the policy.
+    #[must_use]
+    pub fn policy(&self) -> &'a str {
+        self.policy
+    }
+
+    /// The limit that the policy has now.
+    #[must_use]
+    pub fn limit(&self) -> &'a Limit {
+        self.limit
+    }
+
+    /// Whom it counts against.
+    pub fn key(&self) -> &'a Key {
+        self.key
+    }
+
+    /// How much is counted.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+}
+
+/// The answer of a store, ready or on its way; a future either way.
+#[must_use]
+pub enum Reply {
+    /// The store knew at once.
+    Ready(Result<Answer, StoreError>),
+    /// The store asks somebody else.
+    Pending(Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>),
+}
+
+impl Future for Reply {
+    type Output = Result<Answer, StoreError>;
+
+    /// # Panics
+    ///
+    /// If it is polled again after it was ready, like most futures.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Ready(answer) => {
+                let taken = std::mem::replace(answer, Err(StoreError::new(ErrorKind::Protocol, "polled again")));
+                Poll::Ready(taken)
+            }
+            Self::Pending(answer) => answer.as_mut().poll(cx),
+        }
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready(answer) => f.debug_tuple("Ready").field(answer).finish(),
+            Self::Pending(_) => f.write_str("Pending(..)"),
+        }
+    }
+}
+
+/// What a store decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Answer {
+    /// The time of the decisions by the clock of the store, since the Unix epoch.
+    pub server_time: Duration,
+    /// One for each request, in their order.
+    pub outcomes: SmallVec<[Outcome; 1]>,
+}
+
+/// What a store decided about one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// Whether the request may pass.
+    pub allowed: bool,
+    /// One for each charge, in their order.
+    pub verdicts: SmallVec<[Verdict; 1]>,
+}
+
+/// How one charge stands after the decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Verdict {
+    /// How much more weight fits.
+    pub remaining: u64,
+    /// How long until the charge will fit, if it is one that does not.
+    pub retry_after: Option<Duration>,
+    /// How long until nothing counts anymore.
+    pub reset_after: Duration,
+}
+
+impl Answer {
+    /// An answer at this time.
+    pub fn new(server_time: Duration, outcomes: impl IntoIterator<Item = Outcome>) -> Self {
+        Self {
+            server_time,
+            outcomes: outcomes.into_iter().collect(),
+        }
+    }
+}
+
+impl Outcome {
+    /// An outcome with a verdict for each charge.
+    pub fn new(allowed: bool, verdicts: impl IntoIterator<Item = Verdict>) -> Self {
+        Self {
+            allowed,
+            verdicts: verdicts.into_iter().collect(),
+        }
+    }
+}
+
+impl Verdict {
+    /// A verdict.
+    #[must_use]
+    pub fn new(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {
+        Self {
+            remaining,
+            retry_after,
+            reset_after,
+        }
+    }
+}
+
+/// A store did not answer.
+///
+/// It says nothing about the caller: what happens to the request is the policy's [`FailureMode`](crate::FailureMode).
+/// Its text holds neither keys nor credentials.
+#[derive(Clone)]
+pub struct StoreError {
+    kind: ErrorKind,
+    message: Cow<'static, str>,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+/// Why a store did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Not within the deadline of the check. It may have been counted.
+    Timeout,
+    /// There is no connection, or it was lost. What was already sent may have been counted.
+    Unreachable,
+    /// The server answered with an error, such as `OOM` or `NOPERM`.
+    Refused,
+    /// The server answered with something that is no answer.
+    Protocol,
+}
+
+impl StoreError {
+    /// An error with a message.
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// The same error with a cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        self.source = Some(Arc::from(source.into()));
+        self
+    }
+
+    /// Why.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreError")
+            .field("kind", &self.kind)
+            .field("message", &self.message)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
+    }
+}

@@ -1,0 +1,55 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tower_quota::{MemoryStore, RedisStore};
+
+use super::Redis;
+
+/// A clock that a test sets, and the stores that go by it.
+#[derive(Clone)]
+pub(crate) struct Clock(Arc<AtomicU64>);
+
+impl Clock {
+    const KEY: &str = "test-clock";
+
+    /// A clock that shows 2027-01-15 08:00:00 UTC.
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(AtomicU64::new(1_800_000_000_000_000)))
+    }
+
+    /// The microseconds since the Unix epoch.
+    pub(crate) fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, now: u64) {
+        self.0.store(now, Ordering::Relaxed);
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        self.set(self.now() + by.as_micros() as u64);
+    }
+
+    pub(crate) fn memory_store(&self) -> MemoryStore {
+        let clock = self.clone();
+        MemoryStore::new().clock(move || Duration::from_micros(clock.now()))
+    }
+
+    /// A store in this Redis; it goes by the clock after [`tell`](Self::tell).
+    pub(crate) async fn redis_store(&self, redis: &Redis) -> RedisStore {
+        let builder = RedisStore::builder()
+            .clock_in(Self::KEY)
+            .deadline(Duration::from_secs(10));
+        builder.connect(&redis.url()).await.expect("the URL is good")
+    }
+
+    /// Tells the time to the scripts in this Redis.
+    pub(crate) async fn tell(&self, redis: &Redis) {
+        redis.command::<()>("SET", [Self::KEY, &self.now().to_string()]).await;
+    }
+}
