@@ -19,6 +19,10 @@ for i = 1, number() do
   limits[i].algorithm = algorithm
 end
 
+if outside_calendar then
+  return { now }
+end
+
 local reply = { now }
 
 local function answer(value)
@@ -32,6 +36,18 @@ local function reset(times, charges)
     answer(charge.limit.quota)
     answer(0)
     answer(0)
+  end
+end
+
+local function refund(times, charges, at)
+  answer(times)
+  for _, charge in ipairs(charges) do
+    local algorithm, limit = charge.limit.algorithm, charge.limit
+    local state = algorithm.open(charge.key, limit)
+    algorithm.refund(state, limit, at, charge.cost)
+    answer(algorithm.room(state, limit))
+    answer(0)
+    answer(algorithm.reset(state, limit))
   end
 end
 
@@ -73,6 +89,7 @@ while position < #ARGV do
   for i = 1, size do
     shape[i] = { limit = limits[number()], cost = number() }
   end
+  local admitted_at = operation == 'refund' and number()
 
   for _ = 1, requests do
     local charges = {}
@@ -82,6 +99,8 @@ while position < #ARGV do
     end
     if operation == 'reset' then
       reset(times, charges)
+    elseif operation == 'refund' then
+      refund(times, charges, admitted_at)
     else
       decide(operation, times, charges)
     end

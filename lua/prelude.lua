@@ -4,9 +4,10 @@
 -- ARGV  the number of limits, then each limit (its algorithm, then what the algorithm reads);
 --       then, until the end, runs of requests that look alike:
 --       operation, requests in the run, times (how many callers ask the same), charges,
---       and for each charge: the limit's position, the cost
+--       and for each charge: the limit's position, the cost; for a refund, last, when it was admitted
 -- reply the time in microseconds, then for each request: how many of its callers are admitted,
---       and for each charge: remaining, the wait of the next caller (0: this charge fits), the time to a full reset
+--       and for each charge: remaining, the wait of the next caller (0: this charge fits), the time to a full reset;
+--       the time alone where the boundaries of a calendar window do not enclose it, and then nothing was done
 --
 -- Times are microseconds and, like all numbers here, integers below 2^53.
 
@@ -39,3 +40,19 @@ end
 local now = clock()
 local now_text = text(now)
 local algorithms = {}
+local outside_calendar = false
+
+-- The numbers that a key holds as text, or nothing.
+local function load(key, pattern)
+  local value = call('GET', key)
+  if value then
+    return string.match(value, pattern)
+  end
+end
+
+-- Gives a key that has no expiry one, for `us` more microseconds.
+local function keep(key, us)
+  if call('PTTL', key) == -1 then
+    call('PEXPIRE', key, ttl(us))
+  end
+end

@@ -2,29 +2,34 @@
 -- weights admitted within the last window leave room for it.
 --
 -- Members weigh 1 until a heavier one is added: that one ends in `:weight`, and from then on a member `#`, kept at
--- rank 0, has minus the total weight as its score.
+-- rank 0, has minus the total weight as its score. Where a grain is given, admissions of one grain of time are one
+-- member, scored with the last of them.
 
 local log = {}
 algorithms.log = log
 
 function log.limit(take)
-  local quota, window = take(), take()
+  local quota, window, grain = take(), take(), take()
 
   return {
     quota = quota,
     window = window,
+    grain = grain,
     slack = math.min(SLACK, window),
     expired = text(now - window),
     live = '(' .. text(now - window),
-    ttl = ttl(window),
   }
+end
+
+local function weight_of(member)
+  return tonumber(string.match(member, ':(%d+)$') or 1)
 end
 
 local function drop(state, first, last)
   if state.weighted then
     local dropped = 0
     for _, member in ipairs(call('ZRANGE', state.key, first, last)) do
-      dropped = dropped + tonumber(string.match(member, ':(%d+)$') or 1)
+      dropped = dropped + weight_of(member)
     end
     call('ZINCRBY', state.key, text(dropped), '#')
     state.total = state.total - dropped
@@ -88,22 +93,38 @@ function log.room(state, limit)
   return math.max(0, limit.quota - state.total)
 end
 
+-- Adds a member at `at`, whatever else was added at that time.
+local function insert(state, at, weight)
+  local suffix = weight > 1 and ':' .. text(weight) or ''
+  local score = text(at)
+  local member, attempt = score .. suffix, state.stored
+  while call('ZADD', state.key, 'NX', score, member) == 0 do
+    attempt = attempt + 1
+    member = score .. '-' .. text(attempt) .. suffix
+  end
+end
+
 function log.add(state, limit, weight)
-  if weight > 1 and not state.weighted then
+  if (weight > 1 or limit.grain > 0) and not state.weighted then
     call('ZADD', state.key, text(-state.stored), '#')
     state.weighted, state.total = true, state.stored
   end
 
-  local suffix = weight > 1 and ':' .. text(weight) or ''
-  local member, attempt = now_text .. suffix, state.stored
-  while call('ZADD', state.key, 'NX', now_text, member) == 0 do
-    attempt = attempt + 1
-    member = now_text .. '-' .. text(attempt) .. suffix
+  local at, merged = now, 0
+  if limit.grain > 0 and state.stored > 0 then
+    local newest = call('ZRANGE', state.key, -1, -1, 'WITHSCORES')
+    local last = tonumber(newest[2])
+    if math.floor(last / limit.grain) == math.floor(now / limit.grain) then
+      at, merged = math.max(last, now), weight_of(newest[1])
+      call('ZREM', state.key, newest[1])
+      state.stored = state.stored - 1
+    end
   end
+  insert(state, at, merged + weight)
   if state.weighted then
     call('ZINCRBY', state.key, text(-weight), '#')
   end
-  call('PEXPIRE', state.key, limit.ttl)
+  call('PEXPIRE', state.key, ttl(limit.window))
 
   state.stored = state.stored + 1
   state.total = state.total + weight
@@ -116,16 +137,14 @@ function log.wait(state, limit, cost)
   if need <= 0 then
     return limit.window
   end
-  if call('PTTL', state.key) == -1 then
-    call('PEXPIRE', state.key, limit.ttl)
-  end
+  keep(state.key, limit.window)
 
   local at
   if state.weighted then
     local entries = call('ZRANGE', state.key, 1, state.budget - 1, 'WITHSCORES')
     for i = 1, #entries, 2 do
       at = tonumber(entries[i + 1])
-      need = need - tonumber(string.match(entries[i], ':(%d+)$') or 1)
+      need = need - weight_of(entries[i])
       if need <= 0 then
         break
       end
@@ -146,4 +165,39 @@ function log.reset(state, limit)
   local latest = text(now + limit.slack)
   local newest = call('ZREVRANGEBYSCORE', state.key, latest, limit.live, 'WITHSCORES', 'LIMIT', '0', '1')[2]
   return newest and tonumber(newest) + limit.window - now or 0
+end
+
+-- Takes weight back from what was added at that time, as far as it still counts.
+function log.refund(state, limit, at, weight)
+  local first, last = at, at
+  if limit.grain > 0 then
+    first = at - at % limit.grain
+    last = first + limit.grain - 1
+  end
+  local low, left = math.max(first, now - limit.window + 1), weight
+  local entries =
+    call('ZRANGEBYSCORE', state.key, text(low), text(last), 'WITHSCORES', 'LIMIT', '0', text(state.budget - 1))
+
+  for i = 1, #entries, 2 do
+    local held = weight_of(entries[i])
+    local taken = math.min(left, held)
+    if taken == 0 then
+      break
+    end
+    call('ZREM', state.key, entries[i])
+    state.stored = state.stored - 1
+    if held > taken then
+      insert(state, tonumber(entries[i + 1]), held - taken)
+      state.stored = state.stored + 1
+    end
+    if state.weighted then
+      call('ZINCRBY', state.key, text(taken), '#')
+    end
+    state.total = state.total - taken
+    left = left - taken
+  end
+
+  if state.weighted and state.stored == 0 then
+    call('DEL', state.key)
+  end
 end

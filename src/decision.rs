@@ -1,4 +1,11 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 
@@ -18,6 +25,7 @@ struct Inner {
     allowed: bool,
     server_time: Duration,
     policies: SmallVec<[PolicyDecision; 1]>,
+    receipt_taken: AtomicBool,
 }
 
 /// Questions.
@@ -70,6 +78,20 @@ impl Decision {
         self.0.policies.iter()
     }
 
+    /// What this request was charged, to give it back with [`Limiter::refund`](crate::Limiter::refund).
+    ///
+    /// There is one for a decision and all its clones; `None` if it was taken, or nothing was charged.
+    #[must_use]
+    pub fn receipt(&self) -> Option<Receipt> {
+        let charged = self.is_allowed() && !self.0.policies.is_empty();
+        if !charged || self.0.receipt_taken.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        Some(Receipt {
+            charged: self.policies().cloned().collect(),
+        })
+    }
+
     fn foremost(&self) -> Option<&PolicyDecision> {
         let denier = self
             .policies()
@@ -99,6 +121,7 @@ impl Decision {
             allowed,
             server_time,
             policies: policies.into_iter().collect(),
+            receipt_taken: AtomicBool::new(false),
         }))
     }
 
@@ -127,7 +150,9 @@ impl fmt::Debug for Decision {
 pub struct PolicyDecision {
     pub(crate) quota: Arc<Quota>,
     pub(crate) key: Key,
-    pub(crate) denies: bool,
+    pub(crate) cost: u64,
+    pub(crate) decided_at: Duration,
+    pub(crate) denial: Option<Denial>,
     pub(crate) remaining: u64,
     pub(crate) retry_after: Option<Duration>,
     pub(crate) reset_after: Duration,
@@ -143,7 +168,13 @@ impl PolicyDecision {
     /// Whether this policy denied the request.
     #[must_use]
     pub fn denies(&self) -> bool {
-        self.denies
+        self.denial.is_some()
+    }
+
+    /// Why this policy denied the request, if it did.
+    #[must_use]
+    pub fn denial(&self) -> Option<Denial> {
+        self.denial
     }
 
     /// How many requests of cost 1 are admitted at once when nothing was used yet.
@@ -170,9 +201,9 @@ impl PolicyDecision {
         self.reset_after
     }
 
-    /// The length of the window that the limit is for.
+    /// The length of the window that the limit is for; `None` for windows of a calendar.
     #[must_use]
-    pub fn window(&self) -> Duration {
+    pub fn window(&self) -> Option<Duration> {
         self.quota.limit.window()
     }
 }
@@ -182,11 +213,38 @@ impl fmt::Debug for PolicyDecision {
         // Not the key: it may hold an address or a user.
         f.debug_struct("PolicyDecision")
             .field("name", &self.quota.name)
-            .field("denies", &self.denies)
+            .field("denial", &self.denial)
             .field("limit", &self.limit())
             .field("remaining", &self.remaining)
             .field("retry_after", &self.retry_after)
             .field("reset_after", &self.reset_after)
             .finish()
+    }
+}
+
+/// Why a policy denied a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Denial {
+    /// There is no room for it now.
+    QuotaExceeded,
+    /// It costs more than the limit, so it is never admitted.
+    CostAboveLimit,
+    /// The limit is [`Limit::DenyAll`](crate::Limit::DenyAll).
+    DenyAll,
+}
+
+/// What a request was charged, by all policies.
+///
+/// [`Limiter::refund`](crate::Limiter::refund) consumes it and gives back what still counts. Dropping it leaves the charge
+/// as it is.
+#[must_use]
+pub struct Receipt {
+    pub(crate) charged: SmallVec<[PolicyDecision; 1]>,
+}
+
+impl fmt::Debug for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receipt").field("charged", &self.charged).finish()
     }
 }

@@ -110,7 +110,7 @@ impl Enforcer {
             let Some(key) = policy.extractor().extract(parts)? else {
                 continue;
             };
-            let claim = Claim::new(policy, key);
+            let claim = Claim::new(policy, key, policy.cost_of(parts));
             if decided.is_some_and(|decided| claim.is_in(decided)) {
                 self.warn_of_repetition(policy);
                 continue;

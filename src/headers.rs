@@ -71,13 +71,11 @@ fn list(decision: &Decision, write: fn(&PolicyDecision, &mut String)) -> String 
 
 /// Policy names need no escaping as strings of RFC 9651 §3.3.3.
 fn write_policy(policy: &PolicyDecision, value: &mut String) {
-    let _ = write!(
-        value,
-        "\"{}\";q={};w={}",
-        policy.name(),
-        policy.limit(),
-        ceil_secs(policy.window()).max(1)
-    );
+    let _ = write!(value, "\"{}\";q={}", policy.name(), policy.limit());
+    // Months and days have no one length.
+    if let Some(window) = policy.window() {
+        let _ = write!(value, ";w={}", ceil_secs(window).max(1));
+    }
 }
 
 fn write_state(policy: &PolicyDecision, value: &mut String) {

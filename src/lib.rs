@@ -83,13 +83,13 @@ pub mod store;
 pub use self::store::redis::{RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
-    decision::{Decision, PolicyDecision},
+    decision::{Decision, Denial, PolicyDecision, Receipt},
     error::ConfigError,
     future::ResponseFuture,
     headers::Headers,
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
-    limit::{Limit, SlidingLog},
+    limit::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::Limiter,
     policy::{FailureMode, IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,

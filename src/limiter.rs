@@ -9,8 +9,7 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    ConfigError, Decision, IntoPolicies, Key,
-    decision::PolicyDecision,
+    ConfigError, Decision, Denial, IntoPolicies, Key, Limit, PolicyDecision, Receipt,
     policy::{Policy, Quota, Unkeyed, validate_names},
     store::{Answer, Charge, ErrorKind, Operation, Reply, Request, Store, StoreError, Verdict},
 };
@@ -47,7 +46,8 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// If two policies have the same name. [`try_new`](Self::try_new) returns an error instead.
+    /// If two policies have the same name, or one computes its cost from a request. [`try_new`](Self::try_new) returns an
+    /// error instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         match Self::try_new(store, policies) {
@@ -60,10 +60,17 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If two policies have the same name.
+    /// If two policies have the same name, or one computes its cost from a request.
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
         let policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
         validate_names(&policies)?;
+        if let Some(policy) = policies.iter().find(|policy| policy.price().is_none()) {
+            return Err(ConfigError::new(format!(
+                "the policy `{}` computes its cost from a request, and a limiter has none; say `.cost(..)`, and `check_n` \
+                 for other costs",
+                policy.name(),
+            )));
+        }
         Ok(Self {
             store: Arc::new(store),
             policies: policies.into(),
@@ -72,23 +79,113 @@ impl Limiter {
 }
 
 /// Operations.
+///
+/// A string is a key; [`Key::header`] and its siblings make the keys that a layer makes. All of these return an error if
+/// the store does not answer. That is no decision: whether to go on is up to you.
 impl Limiter {
     /// Counts one use by `key` if there is room for it.
     ///
-    /// A string is a key; [`Key::header`] and its siblings make the keys that a layer makes.
+    /// # Errors
+    ///
+    /// If the store does not answer.
+    pub async fn check(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
+        self.perform(Operation::Check, key.into(), None).await
+    }
+
+    /// Counts a use that costs `cost`, whatever the policies say, if there is room for it.
     ///
     /// # Errors
     ///
-    /// If the store does not answer. That is no decision: whether to go on is up to you.
-    pub async fn check(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
-        let key = key.into();
-        let claims = self
-            .policies
-            .iter()
-            .map(|policy| Claim::new(policy, key.clone()))
-            .collect();
+    /// If the store does not answer.
+    pub async fn check_n(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
+        self.perform(Operation::Check, key.into(), Some(cost)).await
+    }
 
-        match ask(&*self.store, Operation::Check, claims) {
+    /// Counts a use that has happened, whether there is room for it or not; later ones pay.
+    ///
+    /// The decision is always allowed. A cost above the limit counts too.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer.
+    pub async fn charge(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
+        self.perform(Operation::Charge, key.into(), Some(cost)).await
+    }
+
+    /// Says what [`check`](Self::check) would, and counts nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer.
+    pub async fn peek(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
+        self.perform(Operation::Peek, key.into(), None).await
+    }
+
+    /// Forgets all that was counted for `key`.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer.
+    pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
+        self.perform(Operation::Reset, key.into(), None).await.map(drop)
+    }
+
+    /// Gives back what an admitted request was charged in this limiter's store, by whatever layer or limiter.
+    ///
+    /// What has expired, or was reset, stays as it is. A refund that fails is not tried again.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    ///
+    /// let decision = mails.check("42").await?;
+    /// assert_eq!(mails.peek("42").await?.remaining(), 0);
+    ///
+    /// // The mail could not be sent.
+    /// if let Some(receipt) = decision.receipt() {
+    ///     mails.refund(receipt).await?;
+    /// }
+    /// assert_eq!(mails.peek("42").await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer; the charge may stay or not.
+    #[allow(clippy::needless_pass_by_value, reason = "a receipt is good for one refund")]
+    pub async fn refund(&self, receipt: Receipt) -> Result<(), StoreError> {
+        let reply = {
+            let charges: SmallVec<[[Charge<'_>; 1]; 1]> =
+                receipt.charged.iter().map(|policy| [policy.charge()]).collect();
+            let requests: SmallVec<[Request<'_>; 1]> = receipt
+                .charged
+                .iter()
+                .zip(&charges)
+                .map(|(policy, charge)| {
+                    Request::new(
+                        Operation::Refund {
+                            admitted_at: policy.decided_at,
+                        },
+                        charge,
+                    )
+                })
+                .collect();
+            self.store.decide(&requests)
+        };
+        reply.await.map(drop)
+    }
+
+    async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
+        let key = key.bounded();
+        let claims = self.policies.iter().map(|policy| {
+            let cost = cost.or(policy.price()).unwrap_or(1);
+            Claim::new(policy, key.clone(), cost)
+        });
+
+        match ask(&*self.store, operation, claims.collect()) {
             Asked::Decided(decision) => decision,
             Asked::Pending(decision) => decision.await,
         }
@@ -111,11 +208,11 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    pub(crate) fn new<K>(policy: &Policy<K>, key: Key) -> Self {
+    pub(crate) fn new<K>(policy: &Policy<K>, key: Key, cost: u64) -> Self {
         Self {
             quota: policy.quota().clone(),
             key: key.bounded(),
-            cost: policy.price(),
+            cost,
         }
     }
 
@@ -130,16 +227,27 @@ impl Claim {
         Charge::new(&self.quota.name, &self.quota.limit, &self.key, self.cost)
     }
 
-    /// No wait makes room for more than the limit.
-    fn is_hopeless(&self) -> bool {
-        self.cost > self.quota.limit.quota()
+    /// Whether there is anything to decide.
+    fn applies(&self) -> bool {
+        self.cost > 0 && self.quota.limit != Limit::Unlimited
     }
 
-    fn decided(self, verdict: Verdict) -> PolicyDecision {
+    /// Why no wait makes room for it.
+    fn hopeless(&self) -> Option<Denial> {
+        match self.quota.limit {
+            Limit::DenyAll => Some(Denial::DenyAll),
+            _ if self.cost > self.quota.limit.quota() => Some(Denial::CostAboveLimit),
+            _ => None,
+        }
+    }
+
+    fn decided(self, verdict: Verdict, server_time: Duration) -> PolicyDecision {
         PolicyDecision {
-            denies: verdict.retry_after.is_some(),
             quota: self.quota,
             key: self.key,
+            cost: self.cost,
+            decided_at: server_time,
+            denial: verdict.retry_after.map(|_| Denial::QuotaExceeded),
             remaining: verdict.remaining,
             retry_after: verdict.retry_after,
             reset_after: verdict.reset_after,
@@ -147,15 +255,23 @@ impl Claim {
     }
 
     /// Denied without asking the store, so the rest is not known.
-    fn denied_for_good(self) -> PolicyDecision {
+    fn denied(self, denial: Denial) -> PolicyDecision {
         PolicyDecision {
-            denies: true,
             quota: self.quota,
             key: self.key,
+            cost: self.cost,
+            decided_at: Duration::ZERO,
+            denial: Some(denial),
             remaining: 0,
             retry_after: None,
             reset_after: Duration::ZERO,
         }
+    }
+}
+
+impl PolicyDecision {
+    fn charge(&self) -> Charge<'_> {
+        Charge::new(&self.quota.name, &self.quota.limit, &self.key, self.cost)
     }
 }
 
@@ -168,16 +284,18 @@ pub(crate) enum Asked {
 }
 
 /// Asks the store about all claims at once.
-pub(crate) fn ask(store: &dyn Store, operation: Operation, claims: Claims) -> Asked {
+pub(crate) fn ask(store: &dyn Store, operation: Operation, mut claims: Claims) -> Asked {
+    claims.retain(|claim| claim.applies());
     if claims.is_empty() {
         return Asked::Decided(Ok(Decision::new(true, Duration::ZERO, [])));
     }
-    if claims.iter().any(Claim::is_hopeless) {
-        let hopeless = claims
+
+    let asks = matches!(operation, Operation::Check | Operation::Peek);
+    if asks && claims.iter().any(|claim| claim.hopeless().is_some()) {
+        let denied = claims
             .into_iter()
-            .filter(Claim::is_hopeless)
-            .map(Claim::denied_for_good);
-        return Asked::Decided(Ok(Decision::new(false, Duration::ZERO, hopeless)));
+            .filter_map(|claim| claim.hopeless().map(|denial| claim.denied(denial)));
+        return Asked::Decided(Ok(Decision::new(false, Duration::ZERO, denied)));
     }
 
     let reply = {
@@ -220,6 +338,6 @@ fn conclude(answer: Result<Answer, StoreError>, claims: Claims) -> Result<Decisi
     let policies = claims
         .into_iter()
         .zip(outcome.verdicts)
-        .map(|(claim, verdict)| claim.decided(verdict));
+        .map(|(claim, verdict)| claim.decided(verdict, answer.server_time));
     Ok(Decision::new(outcome.allowed, answer.server_time, policies))
 }

@@ -1,5 +1,7 @@
 use std::{borrow::Cow, fmt, sync::Arc};
 
+use http::request::Parts;
+
 use crate::{ConfigError, KeyExtractor, Limit};
 
 /// Who may do how much.
@@ -34,9 +36,16 @@ use crate::{ConfigError, KeyExtractor, Limit};
 #[must_use]
 pub struct Policy<K = Keyed> {
     quota: Arc<Quota>,
-    cost: u64,
+    cost: Cost,
     failure_mode: FailureMode,
     key: K,
+}
+
+/// What a request costs.
+#[derive(Clone)]
+enum Cost {
+    Always(u64),
+    Computed(Arc<dyn Fn(&Parts) -> u64 + Send + Sync>),
 }
 
 /// A [`Policy`] that has a key, so that a layer can use it.
@@ -84,7 +93,7 @@ impl Policy<Unkeyed> {
 
         Ok(Self {
             quota: Arc::new(Quota { name, limit }),
-            cost: 1,
+            cost: Cost::Always(1),
             failure_mode: FailureMode::Open,
             key: Unkeyed,
         })
@@ -112,8 +121,31 @@ impl<K> Policy<K> {
     /// If the cost is 0.
     #[track_caller]
     pub fn cost(mut self, cost: u64) -> Self {
-        assert!(cost > 0, "a request costs at least 1");
-        self.cost = cost;
+        assert!(
+            cost > 0,
+            "a request costs at least 1; `Limit::Unlimited` counts nothing"
+        );
+        self.cost = Cost::Always(cost);
+        self
+    }
+
+    /// What a request costs, computed from the request; with 0 the policy does not apply to it.
+    ///
+    /// A request that costs more than the limit is denied without asking the store, and without `Retry-After`.
+    ///
+    /// ```
+    /// use tower_quota::{key, Policy, TokenBucket};
+    ///
+    /// // Writing is as dear as ten times reading, and asking what is possible costs nothing.
+    /// let api = Policy::new("api", TokenBucket::per_second(100)).key(key::ip()).cost_fn(|parts| match parts.method {
+    ///     http::Method::OPTIONS => 0,
+    ///     http::Method::GET | http::Method::HEAD => 1,
+    ///     _ => 10,
+    /// });
+    /// # let _ = api;
+    /// ```
+    pub fn cost_fn(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.cost = Cost::Computed(Arc::new(cost));
         self
     }
 
@@ -145,8 +177,12 @@ impl<K> Policy<K> {
         &self.quota
     }
 
-    pub(crate) fn price(&self) -> u64 {
-        self.cost
+    /// What each request costs, if they all cost the same.
+    pub(crate) fn price(&self) -> Option<u64> {
+        match self.cost {
+            Cost::Always(cost) => Some(cost),
+            Cost::Computed(_) => None,
+        }
     }
 
     pub(crate) fn on_failure(&self) -> FailureMode {
@@ -168,6 +204,13 @@ impl Policy {
     pub(crate) fn extractor(&self) -> &dyn KeyExtractor {
         &*self.key.0
     }
+
+    pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
+        match &self.cost {
+            Cost::Always(cost) => *cost,
+            Cost::Computed(cost) => cost(parts),
+        }
+    }
 }
 
 impl<K> fmt::Debug for Policy<K> {
@@ -178,6 +221,15 @@ impl<K> fmt::Debug for Policy<K> {
             .field("cost", &self.cost)
             .field("failure_mode", &self.failure_mode)
             .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Always(cost) => cost.fmt(f),
+            Self::Computed(_) => f.write_str("<fn>"),
+        }
     }
 }
 

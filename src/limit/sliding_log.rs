@@ -1,6 +1,6 @@
 use std::{collections::VecDeque, fmt, time::Duration};
 
-use super::{BOUND, Limit, Rule, SLACK, Span, fault};
+use super::{BOUND, Rule, SLACK, Span, constructors};
 use crate::ConfigError;
 
 /// Sliding window log: never more than so many in any window of a length.
@@ -62,90 +62,50 @@ use crate::ConfigError;
 pub struct SlidingLog {
     quota: u64,
     window: Duration,
+    /// Into how many parts the window is divided; 0 for no division.
+    precision: u32,
 }
 
-/// Constructors.
+constructors!(SlidingLog, |quota, window| Self {
+    quota,
+    window,
+    precision: 0
+});
+
+/// Settings.
 impl SlidingLog {
-    /// `limit` in any `window`.
+    /// Merges the admissions of one `n`-th of the window, so that the log has at most `n` + 1 entries.
+    ///
+    /// It still never admits more than its limit in any window, but what it admits is given back late, by less than one
+    /// `n`-th of the window. `remaining`, `retry_after` and `reset_after` are exact for what it does.
+    ///
+    /// The default is to keep every admission by itself.
     ///
     /// # Panics
     ///
-    /// If the limit is 0 or above 999,999,999,999,999, or the window is not a whole number of microseconds between 1 ms
-    /// and 10 years; at compile time in a `const`. [`try_new`](Self::try_new) returns an error instead.
+    /// If `n` is 0 or above 100,000; at compile time in a `const`.
     ///
-    /// ```compile_fail
-    /// # use tower_quota::SlidingLog;
-    /// const NONE: SlidingLog = SlidingLog::per_minute(0);
-    /// # let _ = NONE;
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Policy, SlidingLog};
+    ///
+    /// // A million in any 10 seconds, given back at most 10 ms late, in 130 KB.
+    /// let limit = SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000);
+    /// assert!(Policy::try_new("ingest", limit).is_ok());
     /// ```
     #[track_caller]
-    pub const fn new(limit: u64, window: Duration) -> Self {
-        if let Some(fault) = fault(limit, window) {
-            panic!("{}", fault);
-        }
-        Self { quota: limit, window }
-    }
-
-    /// `limit` in any `window`, or what is wrong with these numbers.
-    ///
-    /// # Errors
-    ///
-    /// For the numbers that [`new`](Self::new) panics on.
-    pub fn try_new(limit: u64, window: Duration) -> Result<Self, ConfigError> {
-        match fault(limit, window) {
-            Some(fault) => Err(ConfigError::new(fault)),
-            None => Ok(Self { quota: limit, window }),
-        }
-    }
-
-    /// `limit` in any second: 60 means sixty a second.
-    ///
-    /// # Panics
-    ///
-    /// If the limit is 0 or above 999,999,999,999,999.
-    #[track_caller]
-    pub const fn per_second(limit: u64) -> Self {
-        Self::new(limit, Duration::from_secs(1))
-    }
-
-    /// `limit` in any 60 seconds.
-    ///
-    /// # Panics
-    ///
-    /// If the limit is 0 or above 999,999,999,999,999.
-    #[track_caller]
-    pub const fn per_minute(limit: u64) -> Self {
-        Self::new(limit, Duration::from_secs(60))
-    }
-
-    /// `limit` in any 60 minutes.
-    ///
-    /// # Panics
-    ///
-    /// If the limit is 0 or above 999,999,999,999,999.
-    #[track_caller]
-    pub const fn per_hour(limit: u64) -> Self {
-        Self::new(limit, Duration::from_secs(3_600))
-    }
-
-    /// `limit` in any 24 hours.
-    ///
-    /// # Panics
-    ///
-    /// If the limit is 0 or above 999,999,999,999,999.
-    #[track_caller]
-    pub const fn per_day(limit: u64) -> Self {
-        Self::new(limit, Duration::from_secs(86_400))
+    pub const fn precision(mut self, n: u32) -> Self {
+        assert!(
+            n > 0 && n as u64 <= Self::MAX_QUOTA,
+            "a precision is between 1 and 100000, as in `.precision(1000)`"
+        );
+        self.precision = n;
+        self
     }
 }
 
 /// Questions.
 impl SlidingLog {
-    /// The most admissions that a log keeps one by one.
-    pub const MAX_QUOTA: u64 = 100_000;
-
-    pub(crate) const NAME: &'static str = "log";
-
     /// How many are admitted in any window.
     #[must_use]
     pub const fn quota(&self) -> u64 {
@@ -158,11 +118,16 @@ impl SlidingLog {
         self.window
     }
 
+    /// The most admissions that a log keeps one by one.
+    pub const MAX_QUOTA: u64 = 100_000;
+
+    pub(crate) const NAME: &'static str = "log";
+
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
-        if self.quota > Self::MAX_QUOTA {
+        if self.precision == 0 && self.quota > Self::MAX_QUOTA {
             return Err(ConfigError::new(format!(
-                "a sliding log keeps every admission, so its limit is at most {}, not {}; use a shorter window with a \
-                 smaller limit",
+                "a sliding log keeps every admission, so its limit is at most {}, not {}; merge them with \
+                 `.precision(1000)`",
                 Self::MAX_QUOTA,
                 self.quota,
             )));
@@ -174,20 +139,34 @@ impl SlidingLog {
         self.window.as_micros() as u64
     }
 
+    /// The time whose admissions are merged; 0 merges none.
+    pub(crate) fn grain(&self) -> u64 {
+        match self.precision {
+            0 => 0,
+            n => self.window_us().div_ceil(n.into()),
+        }
+    }
+
     fn slack(&self) -> u64 {
         SLACK.min(self.window_us())
+    }
+
+    /// Whether what is admitted at these times is one entry.
+    fn merges(&self, a: u64, b: u64) -> bool {
+        match self.grain() {
+            0 => a == b,
+            grain => a / grain == b / grain,
+        }
     }
 }
 
 impl fmt::Display for SlidingLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sliding-log {}/{}", self.quota, Span(self.window))
-    }
-}
-
-impl From<SlidingLog> for Limit {
-    fn from(log: SlidingLog) -> Self {
-        Self::SlidingLog(log)
+        write!(f, "sliding-log {}/{}", self.quota, Span(self.window))?;
+        match self.precision {
+            0 => Ok(()),
+            n => write!(f, " precision {n}"),
+        }
     }
 }
 
@@ -268,23 +247,27 @@ impl Rule for SlidingLog {
         }
     }
 
-    fn room(&self, log: &Log) -> u64 {
+    fn room(&self, log: &Log, _: u64) -> u64 {
         self.quota.saturating_sub(log.total)
     }
 
     fn add(&self, log: &mut Log, now: u64, weight: u64) {
-        if weight > 1 && !log.weighted {
+        if (weight > 1 || self.precision > 0) && !log.weighted {
             log.weighted = true;
             log.total = log.entries.len() as u64;
         }
-
-        let entry = Entry { at: now, weight };
-        match log.until(now) {
-            end if end == log.entries.len() => log.entries.push_back(entry),
-            // The clock was set back: entries ahead of it stay behind this one.
-            middle => log.entries.insert(middle, entry),
-        }
         log.total += weight;
+
+        if self.precision > 0
+            && let Some(newest) = log.entries.back_mut()
+            && self.merges(newest.at, now)
+        {
+            newest.at = newest.at.max(now);
+            newest.weight += weight;
+            return;
+        }
+        // Where the clock was set back, entries ahead of it stay behind this one.
+        log.entries.insert(log.until(now), Entry { at: now, weight });
     }
 
     fn wait(&self, log: &Log, now: u64, cost: u64) -> u64 {
@@ -322,24 +305,43 @@ impl Rule for SlidingLog {
             .get(counted - 1)
             .map_or(0, |newest| (newest.at + self.window_us()).saturating_sub(now))
     }
+    fn refund(&self, log: &mut Log, now: u64, at: u64, weight: u64) -> bool {
+        let expired = now.saturating_sub(self.window_us());
+        let first = log
+            .entries
+            .partition_point(|entry| entry.at < at && !self.merges(entry.at, at));
+
+        let mut left = weight;
+        let mut position = first;
+        while let Some(entry) = log.entries.get_mut(position)
+            && left > 0
+            && self.merges(entry.at, at)
+            && position < first + log.budget - 1
+        {
+            if entry.at <= expired {
+                position += 1;
+                continue;
+            }
+            let taken = left.min(entry.weight);
+            entry.weight -= taken;
+            left -= taken;
+            log.total = log.total.saturating_sub(taken);
+            if entry.weight == 0 {
+                log.entries.remove(position);
+            } else {
+                position += 1;
+            }
+        }
+        if log.entries.is_empty() {
+            log.weighted = false;
+        }
+        left < weight
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn text_names_the_algorithm_the_limit_and_the_window() {
-        assert_eq!(SlidingLog::per_minute(100).to_string(), "sliding-log 100/60s");
-        assert_eq!(
-            SlidingLog::new(2, Duration::from_millis(1_500)).to_string(),
-            "sliding-log 2/1500ms"
-        );
-        assert_eq!(
-            SlidingLog::new(2, Duration::from_micros(1_001)).to_string(),
-            "sliding-log 2/1001us"
-        );
-    }
 
     #[test]
     fn wrong_numbers_are_errors_that_show_right_ones() {

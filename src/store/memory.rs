@@ -14,7 +14,10 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::shard::{Id, Shard};
-use super::{Answer, Charge, Operation, Outcome, Reply, Request, Store, Verdict};
+use super::{
+    Answer, Charge, Operation, Outcome, Reply, Request, Store, Verdict,
+    fold::{Folded, fold},
+};
 use crate::limit::State;
 
 /// Keeps counts in the memory of one process.
@@ -189,18 +192,19 @@ impl Clock {
 
 impl Shared {
     fn decide(&self, request: &Request<'_>, now: u64) -> Outcome {
-        let ids: SmallVec<[Id<'_>; 1]> = request
-            .charges()
-            .iter()
-            .map(|charge| Id::new(charge, &self.hasher))
-            .collect();
+        let Folded {
+            operation,
+            charges,
+            folds,
+        } = fold(request);
+        let ids: SmallVec<[Id<'_>; 1]> = charges.iter().map(|charge| Id::new(charge, &self.hasher)).collect();
         let mut places: SmallVec<[usize; 4]> = ids.iter().map(place).collect();
         places.sort_unstable(); // always in the same order, so that no two requests wait for each other
         places.dedup();
         let mut shards: SmallVec<[MutexGuard<'_, Shard>; 1]> = places.iter().map(|place| self.lock(*place)).collect();
         let shard_of = |id: &Id<'_>| places.partition_point(|other| *other < place(id));
 
-        if request.operation() == Operation::Reset {
+        if operation == Operation::Reset {
             let forgotten = ids.iter().filter(|id| shards[shard_of(id)].remove(id)).count();
             self.keys.fetch_sub(forgotten, Ordering::Relaxed);
             let verdicts = request.charges().iter().map(|charge| untouched(charge));
@@ -209,17 +213,19 @@ impl Shared {
 
         let taken: SmallVec<[Option<State>; 1]> = ids.iter().map(|id| shards[shard_of(id)].take(id)).collect();
         let known: SmallVec<[bool; 4]> = taken.iter().map(Option::is_some).collect();
-        let states = taken.into_iter().zip(request.charges());
+        let states = taken.into_iter().zip(&charges);
         let mut states: SmallVec<[State; 1]> = states
             .map(|(state, charge)| state.unwrap_or_else(|| State::fresh(charge.limit())))
             .collect();
 
-        let (outcome, counted) = decide(request, &mut states, now);
+        let decided = decide(operation, &charges, &mut states, now);
 
         let mut inserted = 0;
-        for (((id, state), known), verdict) in ids.iter().zip(states).zip(known).zip(&outcome.verdicts) {
-            if known || counted {
-                shards[shard_of(id)].put(id, state, now + verdict.reset_after.as_micros() as u64);
+        for (position, (id, state)) in ids.iter().zip(states).enumerate() {
+            let (known, changed) = (known[position], decided.changed[position]);
+            if known || changed {
+                let reset_after = decided.verdicts[position].reset_after.as_micros() as u64;
+                shards[shard_of(id)].put(id, state, changed.then_some(now + reset_after));
                 inserted += usize::from(!known);
             }
         }
@@ -231,7 +237,7 @@ impl Shared {
         drop(shards);
 
         self.account(inserted, expired);
-        outcome
+        Outcome::new(decided.allowed, folds.unfold(&decided.verdicts))
     }
 
     fn lock(&self, place: usize) -> MutexGuard<'_, Shard> {
@@ -268,27 +274,45 @@ fn untouched(charge: &Charge<'_>) -> Verdict {
     Verdict::new(charge.limit().quota(), None, Duration::ZERO)
 }
 
-/// The driver, as in `lua/driver.lua`: the outcome, and whether it was counted.
-fn decide(request: &Request<'_>, states: &mut [State], now: u64) -> (Outcome, bool) {
+struct Decided {
+    allowed: bool,
+    /// For each charge, whether anything was added or taken back.
+    changed: SmallVec<[bool; 4]>,
+    verdicts: SmallVec<[Verdict; 1]>,
+}
+
+/// The driver, as in `lua/driver.lua`.
+fn decide(operation: Operation, charges: &[Charge<'_>], states: &mut [State], now: u64) -> Decided {
+    let unsettled: SmallVec<[Option<State>; 1]> = states.iter().map(State::unsettled).collect();
     let mut fits = true;
-    for (charge, state) in request.charges().iter().zip(&mut *states) {
+    for (charge, state) in charges.iter().zip(&mut *states) {
         charge.limit().settle(state, now);
-        fits &= charge.limit().room(state) >= charge.cost();
+        fits &= charge.limit().room(state, now) >= charge.cost();
     }
 
-    let (allowed, counted) = match request.operation() {
+    let (allowed, counted) = match operation {
         Operation::Check => (fits, fits),
         Operation::Charge => (true, true),
-        Operation::Peek | Operation::Reset => (fits, false),
+        Operation::Peek => (fits, false),
+        Operation::Reset | Operation::Refund { .. } => (true, false),
     };
-    if counted {
-        for (charge, state) in request.charges().iter().zip(&mut *states) {
+    let mut changed: SmallVec<[bool; 4]> = SmallVec::new();
+    for (charge, state) in charges.iter().zip(&mut *states) {
+        changed.push(match operation {
+            Operation::Refund { admitted_at } => {
+                charge
+                    .limit()
+                    .refund(state, now, admitted_at.as_micros() as u64, charge.cost())
+            }
+            _ => counted,
+        });
+        if counted {
             charge.limit().add(state, now, charge.cost());
         }
     }
 
-    let verdicts = request.charges().iter().zip(&*states).map(|(charge, state)| {
-        let room = charge.limit().room(state);
+    let verdicts = charges.iter().zip(&*states).map(|(charge, state)| {
+        let room = charge.limit().room(state, now);
         let denies = !allowed && room < charge.cost();
         let retry_after = denies.then(|| Duration::from_micros(charge.limit().wait(state, now, charge.cost())));
         Verdict::new(
@@ -297,5 +321,16 @@ fn decide(request: &Request<'_>, states: &mut [State], now: u64) -> (Outcome, bo
             Duration::from_micros(charge.limit().reset(state, now)),
         )
     });
-    (Outcome::new(allowed, verdicts), counted)
+    let verdicts = verdicts.collect();
+    for ((state, unsettled), changed) in states.iter_mut().zip(unsettled).zip(&changed) {
+        match unsettled {
+            Some(unsettled) if !changed => *state = unsettled,
+            _ => {}
+        }
+    }
+    Decided {
+        allowed,
+        changed,
+        verdicts,
+    }
 }

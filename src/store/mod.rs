@@ -3,6 +3,7 @@
 //! [`RedisStore`](crate::RedisStore) shares them between all replicas of a service; [`MemoryStore`] keeps them in one
 //! process, and decides exactly alike. Both are a [`Store`], and so is what wraps one.
 
+mod fold;
 mod memory;
 #[cfg(feature = "fred")]
 pub(crate) mod redis;
@@ -75,7 +76,7 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// An operation on these charges, no two of which have the same policy and key.
+    /// An operation on these charges; several on one key of one policy are added up.
     #[must_use]
     pub fn new(operation: Operation, charges: &'a [Charge<'a>]) -> Self {
         Self { operation, charges }
@@ -106,6 +107,11 @@ pub enum Operation {
     Peek,
     /// Forgets all that was counted.
     Reset,
+    /// Takes back what was counted at that time of the store's clock, as far as it still counts.
+    Refund {
+        /// The server time of the answer that admitted it.
+        admitted_at: Duration,
+    },
 }
 
 /// A cost that a request puts on one key of one policy.
@@ -127,6 +133,11 @@ impl<'a> Charge<'a> {
             key,
             cost: cost.max(1),
         }
+    }
+
+    /// Whether both are stored in one place.
+    fn same_key(&self, other: &Charge<'_>) -> bool {
+        self.key == other.key && self.policy == other.policy && self.limit.algorithm() == other.limit.algorithm()
     }
 
     /// The name of the policy.

@@ -1,16 +1,21 @@
 //! The Rust rules and the Lua scripts, side by side on the same random timelines.
 
-use proptest::{
-    prelude::{Just, Strategy, prop_oneof},
-    strategy::ValueTree,
-    test_runner::TestRunner,
-};
 use std::time::Duration;
-use tower_quota::{Limit, SlidingLog, store::Operation};
 
-use crate::support::{Clock, Redis, decide};
+use proptest::{
+    prelude::{BoxedStrategy, Just, Strategy, prop_oneof},
+    strategy::ValueTree,
+    test_runner::{RngAlgorithm, TestRng, TestRunner},
+};
+use tower_quota::{
+    FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    limit::Calendar,
+    store::{Charge, Operation, Outcome, Request, Store},
+};
 
-/// How many steps each algorithm is run for; `TOWER_QUOTA_STEPS` makes it more.
+use crate::support::{Clock, Redis};
+
+/// How many steps each timeline has; `TOWER_QUOTA_STEPS` makes it more.
 fn steps() -> usize {
     std::env::var("TOWER_QUOTA_STEPS")
         .ok()
@@ -24,68 +29,225 @@ struct Step {
     /// How the clock moves, in microseconds.
     moves: i64,
     operation: Operation,
-    key: &'static str,
-    cost: u64,
+    /// Which of the admissions so far is given back.
+    admission: usize,
+    /// The position of the limit and the cost of each charge.
+    charges: Vec<(usize, u64)>,
 }
 
-fn step(window: Duration) -> impl Strategy<Value = Step> {
+fn moves(window: Duration) -> BoxedStrategy<i64> {
     let window = window.as_micros() as i64;
-    let moves = prop_oneof![
-        4 => Just(0),
-        4 => 0..=3i64,
-        8 => 0..=window / 4,
-        2 => Just(window),
-        1 => 0..=3 * window,
+    prop_oneof![
+        8 => Just(0),
+        8 => 0..=3i64,
+        16 => 0..=window / 4,
+        4 => Just(window),
+        2 => 0..=3 * window,
         1 => -window / 2..=0,
         1 => -3 * window..=0,
-    ];
+    ]
+    .boxed()
+}
+
+fn step(window: Duration, policies: usize) -> impl Strategy<Value = Step> {
     let operation = prop_oneof![
         16 => Just(Operation::Check),
         2 => Just(Operation::Peek),
         2 => Just(Operation::Charge),
+        3 => Just(Operation::Refund { admitted_at: Duration::ZERO }),
         1 => Just(Operation::Reset),
     ];
     let cost = prop_oneof![6 => Just(1u64), 2 => 1..=4u64];
-    (moves, operation, cost).prop_map(|(moves, operation, cost)| Step {
+    let charges = proptest::collection::vec((0..policies, cost), 1..=policies);
+    (moves(window), operation, 0..8usize, charges).prop_map(|(moves, operation, admission, charges)| Step {
         moves,
         operation,
-        key: "k",
-        cost,
+        admission,
+        charges,
     })
 }
 
-async fn agree(redis: &Redis, limits: &[Limit], steps: usize) {
+/// Runs both stores along one timeline. Each policy is given the versions that its limit has, one after the other.
+async fn agree(window: Duration, policies: &[&[Limit]]) {
+    let redis = Redis::start();
     let clock = Clock::new();
     let memory = clock.memory_store();
-    let shared = clock.redis_store(redis).await;
-    let mut runner = TestRunner::default();
-    let strategy = step(limits[0].window());
+    let shared = clock.redis_store(&redis).await;
 
-    let mut history = Vec::new();
-    for number in 0..steps {
-        let next = strategy.new_tree(&mut runner).expect("a step").current();
-        clock.set(clock.now().saturating_add_signed(next.moves));
-        clock.tell(redis).await;
-        history.push(next.clone());
+    let seed: [u8; 32] = std::array::from_fn(|_| rand_byte());
+    println!("seed {seed:?}");
+    let mut runner = TestRunner::new_with_rng(
+        proptest::test_runner::Config::default(),
+        TestRng::from_seed(RngAlgorithm::ChaCha, &seed),
+    );
+    let strategy = step(window, policies.len());
 
-        // Live changes of the numbers, every now and then.
-        let limit = &limits[number / 64 % limits.len()];
-        let in_memory = decide(&memory, next.operation, limit, next.key, next.cost).await;
-        let in_redis = decide(&shared, next.operation, limit, next.key, next.cost).await;
-        let recent = &history[history.len().saturating_sub(20)..];
+    let key = Key::from("k");
+    let names = ["a", "b", "c", "d"];
+    let mut admissions = Vec::new();
+    let mut recent = Vec::new();
+    for number in 0..steps() {
+        let mut next = strategy.new_tree(&mut runner).expect("a step").current();
+        // Long before the year 2100, and with it the largest number of Lua, the clock starts again.
+        let now = clock.now().saturating_add_signed(next.moves);
+        clock.set(if now < 4_000_000_000_000_000 {
+            now
+        } else {
+            Clock::new().now()
+        });
+        clock.tell(&redis).await;
+        if let Operation::Refund { admitted_at } = &mut next.operation {
+            let earlier = admissions.len().saturating_sub(next.admission + 1);
+            *admitted_at = Duration::from_micros(admissions.get(earlier).copied().unwrap_or_default());
+        }
+
+        let limit_of = |policy: usize| &policies[policy][number / 64 % policies[policy].len()];
+        let charges: Vec<_> = next
+            .charges
+            .iter()
+            .map(|(policy, cost)| Charge::new(names[*policy], limit_of(*policy), &key, *cost))
+            .collect();
+        recent.push(format!("{} {next:?}", clock.now()));
+        let request = [Request::new(next.operation, &charges)];
+        let in_memory = memory.decide(&request).await.expect("memory answers");
+        let in_redis = shared.decide(&request).await.expect("Redis answers");
         assert_eq!(
             in_memory,
             in_redis,
-            "step {number} at {} under {limit}, after {recent:#?}",
-            clock.now()
+            "memory, then Redis: step {number} under {policies:?}, after {:#?}",
+            &recent[recent.len().saturating_sub(20)..],
         );
+
+        let admits = matches!(next.operation, Operation::Check | Operation::Charge);
+        if admits && in_redis.outcomes.iter().all(|outcome: &Outcome| outcome.allowed) {
+            admissions.push(clock.now());
+        }
     }
 }
 
+fn rand_byte() -> u8 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0) as u8
+}
+
+const WINDOW: Duration = Duration::from_millis(10);
+
 #[tokio::test]
 async fn the_sliding_log_decides_alike_in_rust_and_in_lua() {
-    let redis = Redis::start();
-    let window = Duration::from_millis(10);
-    let limits = [SlidingLog::new(6, window), SlidingLog::new(3, window)].map(Limit::from);
-    agree(&redis, &limits, steps()).await;
+    agree(
+        WINDOW,
+        &[&[SlidingLog::new(6, WINDOW).into(), SlidingLog::new(3, WINDOW).into()]],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn the_coarse_sliding_log_decides_alike_in_rust_and_in_lua() {
+    let coarse = |limit, window| Limit::from(SlidingLog::new(limit, window).precision(7));
+    let versions = [
+        coarse(9, WINDOW),
+        SlidingLog::new(9, WINDOW).into(),
+        coarse(20, WINDOW / 4),
+    ];
+    agree(WINDOW, &[&versions]).await;
+}
+
+#[tokio::test]
+async fn the_sliding_counter_decides_alike_in_rust_and_in_lua() {
+    let versions = [
+        SlidingCounter::new(6, WINDOW).into(),
+        SlidingCounter::new(13, WINDOW).into(),
+        SlidingCounter::new(13, WINDOW / 4).into(),
+    ];
+    agree(WINDOW, &[&versions]).await;
+}
+
+#[tokio::test]
+async fn a_sliding_counter_with_large_numbers_decides_alike_in_rust_and_in_lua() {
+    let month = Duration::from_secs(30 * 86_400);
+    agree(
+        month,
+        &[&[
+            SlidingCounter::new(7, month).into(),
+            SlidingCounter::new(1_000_000_007, month).into(),
+        ]],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn the_fixed_window_decides_alike_in_rust_and_in_lua() {
+    let versions = [
+        FixedWindow::new(6, WINDOW).into(),
+        FixedWindow::new(4, WINDOW * 2).into(),
+    ];
+    agree(WINDOW, &[&versions]).await;
+}
+
+#[tokio::test]
+async fn the_aligned_fixed_window_decides_alike_in_rust_and_in_lua() {
+    let versions = [
+        FixedWindow::new(6, WINDOW).aligned().into(),
+        FixedWindow::new(4, WINDOW * 2).aligned().into(),
+        FixedWindow::new(4, WINDOW).into(),
+    ];
+    agree(WINDOW, &[&versions]).await;
+}
+
+#[tokio::test]
+async fn calendar_windows_decide_alike_in_rust_and_in_lua() {
+    let calendar = |calendar| {
+        let berlin = jiff::tz::TimeZone::get("Europe/Berlin").expect("a zone");
+        Limit::from(FixedWindow::calendar(9, calendar, berlin))
+    };
+    let versions = [
+        Calendar::Hour,
+        Calendar::Day,
+        Calendar::Week,
+        Calendar::Month,
+        Calendar::Year,
+    ]
+    .map(calendar);
+    agree(Duration::from_secs(86_400), &[&versions]).await;
+}
+
+#[tokio::test]
+async fn the_token_bucket_decides_alike_in_rust_and_in_lua() {
+    let versions = [
+        TokenBucket::new(7, WINDOW).into(),
+        TokenBucket::new(7, WINDOW).burst(3).into(),
+        TokenBucket::new(3, WINDOW).burst(11).into(),
+    ];
+    agree(WINDOW, &[&versions]).await;
+}
+
+#[tokio::test]
+async fn a_token_bucket_with_large_numbers_decides_alike_in_rust_and_in_lua() {
+    let month = Duration::from_secs(30 * 86_400);
+    let versions = [
+        TokenBucket::new(999_983, month).burst(5).into(),
+        TokenBucket::new(999_983, month).burst(999_983).into(),
+        TokenBucket::new(1, Duration::from_secs(10 * 365 * 86_400)).into(),
+    ];
+    agree(month / 999_983 * 5, &[&versions]).await;
+}
+
+#[tokio::test]
+async fn several_policies_decide_alike_in_rust_and_in_lua() {
+    agree(
+        WINDOW,
+        &[
+            &[
+                SlidingLog::new(6, WINDOW).into(),
+                SlidingLog::new(9, WINDOW).precision(5).into(),
+            ],
+            &[SlidingCounter::new(7, WINDOW * 2).into()],
+            &[
+                FixedWindow::new(8, WINDOW).into(),
+                FixedWindow::new(8, WINDOW).aligned().into(),
+            ],
+            &[TokenBucket::new(5, WINDOW).burst(6).into()],
+        ],
+    )
+    .await;
 }

@@ -49,6 +49,9 @@ struct Count {
     expires_at: u64,
 }
 
+/// So few keys are not worth the trouble of forgetting them when they expire.
+const FEW: usize = 16;
+
 /// How many outdated times are corrected before a key is evicted that may not be the first to expire.
 const CORRECTIONS: usize = 32;
 
@@ -59,14 +62,16 @@ impl Shard {
         Some(mem::replace(&mut count.state, State::fresh(id.charge.limit())))
     }
 
-    /// Keeps what is counted until `expires_at`.
-    pub(super) fn put(&mut self, id: &Id<'_>, state: State, expires_at: u64) {
+    /// Keeps what is counted, until `expires_at` if that has changed.
+    pub(super) fn put(&mut self, id: &Id<'_>, state: State, expires_at: Option<u64>) {
         match self.counts.entry(id.hash, |count| id.is_of(count), |count| count.hash) {
             Entry::Occupied(mut count) => {
                 let count = count.get_mut();
-                (count.state, count.expires_at) = (state, expires_at);
+                count.state = state;
+                count.expires_at = expires_at.unwrap_or(count.expires_at);
             }
             Entry::Vacant(vacant) => {
+                let expires_at = expires_at.unwrap_or_default();
                 self.serial += 1;
                 vacant.insert(Count {
                     algorithm: id.charge.limit().algorithm(),
@@ -103,6 +108,9 @@ impl Shard {
     /// Forgets a few keys that have expired, more than come in one by one, and how many.
     pub(super) fn expire(&mut self, now: u64) -> usize {
         let mut expired = 0;
+        if self.counts.len() <= FEW {
+            return expired;
+        }
         for _ in 0..4 {
             match self.expiries.peek() {
                 Some(Reverse((at, ..))) if *at <= now => expired += usize::from(self.pop(now)),

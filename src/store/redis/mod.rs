@@ -3,11 +3,15 @@ mod fred;
 mod script;
 mod url;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use tokio::time::Instant;
 
-use self::script::{Call, Item, Program, SCRIPT, Script, decode};
+use self::script::{Call, Item, Program, SCRIPT, Script};
 use super::{ErrorKind, Reply, Request, Store, StoreError};
 use crate::ConfigError;
 
@@ -83,15 +87,28 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
-        let call = Call::new(&self.shared.prefix, requests);
+        let mut call = Call::new(&self.shared.prefix, requests, guess());
         let shared = self.shared.clone();
 
         Reply::Pending(Box::pin(async move {
             let deadline = Instant::now() + shared.deadline;
-            let items = shared.link.run(shared.script, &call, deadline).await?;
-            decode(&items, call.shape())
+            let mut items = shared.link.run(shared.script, &call, deadline).await?;
+            if let Some(now) = call.missed(&items) {
+                // Nothing was decided, so this is not a second attempt.
+                call.guess(now);
+                items = shared.link.run(shared.script, &call, deadline).await?;
+            }
+            call.decode(&items)
         }))
     }
+}
+
+/// About the time that Redis has, in microseconds, to find the calendar windows around it.
+fn guess() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_micros() as u64
 }
 
 impl fmt::Debug for RedisStore {

@@ -4,8 +4,11 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::{
-    Limit,
-    store::{Answer, Charge, ErrorKind, Operation, Outcome, Request, StoreError, Verdict},
+    FixedWindow, Limit,
+    store::{
+        Answer, Charge, ErrorKind, Operation, Outcome, Request, StoreError, Verdict,
+        fold::{Folded, Folds, fold},
+    },
 };
 
 /// A script, and what Redis knows it by.
@@ -20,6 +23,9 @@ pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE
 const SOURCE: &str = concat!(
     include_str!("../../../lua/prelude.lua"),
     include_str!("../../../lua/sliding_log.lua"),
+    include_str!("../../../lua/sliding_counter.lua"),
+    include_str!("../../../lua/fixed_window.lua"),
+    include_str!("../../../lua/token_bucket.lua"),
     include_str!("../../../lua/driver.lua"),
 );
 
@@ -57,7 +63,10 @@ pub(super) enum Program {
 pub(super) struct Call {
     pub(super) keys: SmallVec<[Bytes; 1]>,
     pub(super) arguments: SmallVec<[Argument; 16]>,
-    shape: SmallVec<[usize; 1]>,
+    /// For each request, which of its keys each charge is on.
+    shape: SmallVec<[Folds; 1]>,
+    /// Where the boundaries of calendar windows stand among the arguments.
+    calendars: Vec<(usize, FixedWindow)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +82,13 @@ pub(super) enum Item {
 }
 
 impl Call {
-    pub(super) fn new(prefix: &str, requests: &[Request<'_>]) -> Self {
+    /// A call for these requests, where `guess` is about the time that Redis has.
+    pub(super) fn new(prefix: &str, requests: &[Request<'_>], guess: u64) -> Self {
         let mut call = Self {
             keys: SmallVec::new(),
             arguments: SmallVec::new(),
             shape: SmallVec::new(),
+            calendars: Vec::new(),
         };
 
         let mut limits: SmallVec<[&Limit; 4]> = SmallVec::new();
@@ -88,17 +99,18 @@ impl Call {
         }
         call.number(limits.len() as u64);
         for limit in &limits {
-            call.limit(limit);
+            call.limit(limit, guess);
         }
 
+        let folded: SmallVec<[Folded<'_>; 1]> = requests.iter().map(fold).collect();
         // Requests that differ in nothing but their keys are described once.
-        for run in requests.chunk_by(|a, b| same_shape(a, b)) {
-            let Some(request) = run.first() else { continue };
-            call.word(operation_name(request.operation()));
+        for run in folded.chunk_by(same_shape) {
+            let Some(first) = run.first() else { continue };
+            call.word(operation_name(first.operation));
             call.number(run.len() as u64);
             call.number(1);
-            call.number(request.charges().len() as u64);
-            for charge in request.charges() {
+            call.number(first.charges.len() as u64);
+            for charge in &first.charges {
                 let position = limits
                     .iter()
                     .position(|limit| *limit == charge.limit())
@@ -106,18 +118,35 @@ impl Call {
                 call.number(position as u64 + 1);
                 call.number(charge.cost());
             }
-            for request in run {
-                call.keys
-                    .extend(request.charges().iter().map(|charge| redis_key(prefix, charge)));
-                call.shape.push(request.charges().len());
+            if let Operation::Refund { admitted_at } = first.operation {
+                call.number(admitted_at.as_micros() as u64);
             }
+            call.keys.extend(
+                run.iter()
+                    .flat_map(|request| &request.charges)
+                    .map(|charge| redis_key(prefix, charge)),
+            );
         }
+        call.shape.extend(folded.into_iter().map(|request| request.folds));
         call
     }
 
-    /// How many charges each request has.
-    pub(super) fn shape(&self) -> &[usize] {
-        &self.shape
+    /// The time of Redis, if the guess was so far off that nothing was decided.
+    pub(super) fn missed(&self, items: &[Item]) -> Option<u64> {
+        match items {
+            [Item::Number(now)] if !self.calendars.is_empty() => u64::try_from(*now).ok(),
+            _ => None,
+        }
+    }
+
+    /// Guesses again.
+    pub(super) fn guess(&mut self, now: u64) {
+        for (position, window) in &self.calendars {
+            let boundaries = window.boundaries(now).into_iter().flatten();
+            for (argument, boundary) in self.arguments[*position..].iter_mut().zip(boundaries) {
+                *argument = Argument::Number(boundary);
+            }
+        }
     }
 
     fn word(&mut self, word: &'static str) {
@@ -128,13 +157,32 @@ impl Call {
         self.arguments.push(Argument::Number(number));
     }
 
-    fn limit(&mut self, limit: &Limit) {
+    fn numbers(&mut self, numbers: impl IntoIterator<Item = u64>) {
+        self.arguments.extend(numbers.into_iter().map(Argument::Number));
+    }
+
+    fn limit(&mut self, limit: &Limit, guess: u64) {
         self.word(limit.algorithm());
         match limit {
-            Limit::SlidingLog(log) => {
-                self.number(log.quota());
-                self.number(log.window_us());
+            Limit::SlidingLog(log) => self.numbers([log.quota(), log.window_us(), log.grain()]),
+            Limit::SlidingCounter(counter) => {
+                self.numbers([counter.quota(), counter.window_us(), counter.tick(), counter.cap()]);
             }
+            Limit::FixedWindow(fixed) => {
+                let (window, aligned) = fixed.length().unwrap_or((0, true));
+                let boundaries = fixed.boundaries(guess);
+                let count = boundaries.map_or(0, |boundaries| boundaries.len() as u64);
+                self.numbers([fixed.quota(), window, u64::from(!aligned), count]);
+                if let Some(boundaries) = boundaries {
+                    self.calendars.push((self.arguments.len(), fixed.clone()));
+                    self.numbers(boundaries);
+                }
+            }
+            Limit::TokenBucket(bucket) => {
+                let (rate, period) = bucket.reduced();
+                self.numbers([bucket.quota(), rate, period, bucket.cap()]);
+            }
+            Limit::Unlimited | Limit::DenyAll => {}
         }
     }
 }
@@ -145,17 +193,13 @@ fn operation_name(operation: Operation) -> &'static str {
         Operation::Charge => "charge",
         Operation::Peek => "peek",
         Operation::Reset => "reset",
+        Operation::Refund { .. } => "refund",
     }
 }
 
-fn same_shape(a: &Request<'_>, b: &Request<'_>) -> bool {
-    let shape = |charge: &Charge<'_>| charge.cost();
-    a.operation() == b.operation()
-        && a.charges().iter().map(shape).eq(b.charges().iter().map(shape))
-        && a.charges()
-            .iter()
-            .map(Charge::limit)
-            .eq(b.charges().iter().map(Charge::limit))
+fn same_shape(a: &Folded<'_>, b: &Folded<'_>) -> bool {
+    let shape = |charge: &Charge<'_>| (charge.cost(), charge.limit().clone());
+    a.operation == b.operation && a.charges.iter().map(shape).eq(b.charges.iter().map(shape))
 }
 
 /// `quota:1:log:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`
@@ -169,35 +213,37 @@ fn redis_key(prefix: &str, charge: &Charge<'_>) -> Bytes {
     key.into()
 }
 
-/// Reads a reply: the time, then for each request how many are admitted, and for each charge three numbers.
-pub(super) fn decode(items: &[Item], shape: &[usize]) -> Result<Answer, StoreError> {
-    let mut items = items.iter();
-    let mut number = || match items.next() {
-        Some(Item::Number(number)) => u64::try_from(*number).map_err(|_| malformed()),
-        None => Err(malformed()),
-    };
+impl Call {
+    /// Reads a reply: the time, then for each request how many are admitted, and for each key three numbers.
+    pub(super) fn decode(&self, items: &[Item]) -> Result<Answer, StoreError> {
+        let mut items = items.iter();
+        let mut number = || match items.next() {
+            Some(Item::Number(number)) => u64::try_from(*number).map_err(|_| malformed()),
+            None => Err(malformed()),
+        };
 
-    let server_time = Duration::from_micros(number()?);
-    let mut outcomes = SmallVec::<[Outcome; 1]>::with_capacity(shape.len());
-    for charges in shape {
-        let allowed = number()? > 0;
-        let mut verdicts = SmallVec::<[Verdict; 1]>::with_capacity(*charges);
-        for _ in 0..*charges {
-            let remaining = number()?;
-            let wait = number()?;
-            let reset_after = Duration::from_micros(number()?);
-            verdicts.push(Verdict::new(
-                remaining,
-                (wait > 0).then(|| Duration::from_micros(wait)),
-                reset_after,
-            ));
+        let server_time = Duration::from_micros(number()?);
+        let mut outcomes = SmallVec::<[Outcome; 1]>::with_capacity(self.shape.len());
+        for folds in &self.shape {
+            let allowed = number()? > 0;
+            let mut verdicts = SmallVec::<[Verdict; 1]>::new();
+            for _ in 0..folds.keys() {
+                let remaining = number()?;
+                let wait = number()?;
+                let reset_after = Duration::from_micros(number()?);
+                verdicts.push(Verdict::new(
+                    remaining,
+                    (wait > 0).then(|| Duration::from_micros(wait)),
+                    reset_after,
+                ));
+            }
+            outcomes.push(Outcome::new(allowed, folds.unfold(&verdicts)));
         }
-        outcomes.push(Outcome::new(allowed, verdicts));
-    }
 
-    match items.next() {
-        None => Ok(Answer::new(server_time, outcomes)),
-        Some(_) => Err(malformed()),
+        match items.next() {
+            None => Ok(Answer::new(server_time, outcomes)),
+            Some(_) => Err(malformed()),
+        }
     }
 }
 
@@ -221,7 +267,7 @@ mod tests {
         );
         let requests = [&on_a, &on_b, &dear].map(|charges: &[Charge<'_>; 1]| Request::new(Operation::Check, charges));
 
-        let call = Call::new("quota", &requests);
+        let call = Call::new("quota", &requests, 0);
 
         let keys: Vec<_> = call.keys.iter().map(|key| std::str::from_utf8(key).unwrap()).collect();
         assert_eq!(
@@ -240,22 +286,50 @@ mod tests {
                 Argument::Number(number) => number.to_string(),
             })
             .collect();
-        assert_eq!(arguments.join(" "), "1 log 5 60000000 check 2 1 1 1 1 check 1 1 1 1 3");
-        assert_eq!(call.shape(), [1, 1, 1]);
+        assert_eq!(
+            arguments.join(" "),
+            "1 log 5 60000000 0 check 2 1 1 1 1 check 1 1 1 1 3"
+        );
+    }
+
+    #[test]
+    fn charges_on_one_key_are_added_up_and_share_a_verdict() {
+        let limit = Limit::from(SlidingLog::per_minute(5));
+        let (a, b) = (Key::from("a"), Key::from("b"));
+        let charges = [
+            Charge::new("p", &limit, &a, 1),
+            Charge::new("p", &limit, &b, 1),
+            Charge::new("p", &limit, &a, 2),
+        ];
+
+        let call = Call::new("quota", &[Request::new(Operation::Check, &charges)], 0);
+        assert_eq!(call.keys.len(), 2);
+
+        let answer = call.decode(&[9, 1, 2, 0, 60, 4, 0, 70].map(Item::Number)).unwrap();
+        let remaining: Vec<_> = answer.outcomes[0]
+            .verdicts
+            .iter()
+            .map(|verdict| verdict.remaining)
+            .collect();
+        assert_eq!(remaining, [2, 4, 2]);
     }
 
     #[test]
     fn a_reply_of_another_shape_is_an_error() {
+        let limit = Limit::from(SlidingLog::per_minute(5));
+        let key = Key::from("a");
+        let call = Call::new(
+            "quota",
+            &[Request::new(Operation::Check, &[Charge::new("p", &limit, &key, 1)])],
+            0,
+        );
+
         let good = [1_000_000, 1, 4, 0, 60_000_000].map(Item::Number);
-        assert!(decode(&good, &[1]).is_ok());
-        for bad in [
-            &good[..4],
-            &good[..1],
-            &[],
-            &[1, 1, -4, 0, 0].map(Item::Number),
-            &[1, 1, 4, 0, 0, 0].map(Item::Number),
-        ] {
-            assert_eq!(decode(bad, &[1]).unwrap_err().kind(), ErrorKind::Protocol);
+        assert!(call.decode(&good).is_ok());
+        let negative = [1, 1, -4, 0, 0].map(Item::Number);
+        let long = [1, 1, 4, 0, 0, 0].map(Item::Number);
+        for bad in [&good[..4], &good[..1], &[], &negative, &long] {
+            assert_eq!(call.decode(bad).unwrap_err().kind(), ErrorKind::Protocol);
         }
     }
 }

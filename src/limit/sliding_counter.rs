@@ -1,0 +1,194 @@
+use std::{fmt, time::Duration};
+
+use super::{MAX_EXACT, Rule, SLACK, Span, constructors};
+
+/// Sliding window counter: so many in any window of a length, nearly, with two counters.
+///
+/// It counts in windows that follow one another, as an aligned [`FixedWindow`](crate::FixedWindow) does, and takes what
+/// the previous one counted in proportion to how much of it the last window still covers, as if its requests had come
+/// evenly.
+///
+/// # A timeline
+///
+/// Ten a minute; seven came in the minute before, and four so far in this one, which is 15 seconds old:
+///
+/// ```
+/// use std::{sync::atomic::{AtomicU64, Ordering}, sync::Arc, time::Duration};
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingCounter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let seconds = Arc::new(AtomicU64::new(30));
+/// let clock = seconds.clone();
+/// let store = MemoryStore::new().clock(move || Duration::from_secs(clock.load(Ordering::Relaxed)));
+/// let limiter = Limiter::new(store, Policy::new("hello", SlidingCounter::per_minute(10)));
+///
+/// for _ in 0..7 {
+///     assert!(limiter.check("42").await?.is_allowed());
+/// }
+/// // 1:15: three quarters of the previous minute count, 5.25 requests, so 6; with the four there is no room.
+/// seconds.store(75, Ordering::Relaxed);
+/// for _ in 0..4 {
+///     assert!(limiter.check("42").await?.is_allowed());
+/// }
+/// let denied = limiter.check("42").await?;
+/// assert_eq!(denied.remaining(), 0);
+/// // There is room for one more when only 5 of the seven count, a little after 1:17.
+/// assert_eq!(denied.retry_after().map(|wait| wait.as_secs()), Some(2));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What it costs
+///
+/// Three numbers for each key, whatever the limit. It is exact where requests come evenly. Where they do not, a window may
+/// admit up to twice the limit less one (all of one window's requests at its end, then all of the next one's shortly
+/// before its end), or deny a request although the last window holds as good as none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct SlidingCounter {
+    quota: u64,
+    window: Duration,
+}
+
+constructors!(SlidingCounter, |quota, window| Self { quota, window });
+
+/// Questions.
+impl SlidingCounter {
+    pub(crate) const NAME: &'static str = "counter";
+
+    /// How many are admitted in any window, nearly.
+    #[must_use]
+    pub const fn quota(&self) -> u64 {
+        self.quota
+    }
+
+    /// The length of the window.
+    #[must_use]
+    pub const fn window(&self) -> Duration {
+        self.window
+    }
+
+    pub(crate) fn window_us(&self) -> u64 {
+        self.window.as_micros() as u64
+    }
+
+    /// The unit in which the share of the previous window is reckoned, in microseconds, such that `quota` times the units
+    /// of a window is exact in Lua with room for debts of four quotas.
+    pub(crate) fn tick(&self) -> u64 {
+        let product = u128::from(self.quota) * u128::from(self.window_us()) * 4;
+        u64::try_from(product.div_ceil(u128::from(MAX_EXACT / 2)))
+            .unwrap_or(u64::MAX)
+            .max(1)
+    }
+
+    fn ticks(&self) -> u64 {
+        self.window_us().div_ceil(self.tick())
+    }
+
+    /// The most that a counter holds.
+    pub(crate) fn cap(&self) -> u64 {
+        MAX_EXACT / 2 / self.ticks()
+    }
+
+    /// What of the previous window counts, rounded up.
+    fn share(&self, counter: &Counter, now: u64) -> u64 {
+        let passed = now.saturating_sub(counter.start) / self.tick();
+        (counter.previous * self.ticks().saturating_sub(passed)).div_ceil(self.ticks())
+    }
+
+    /// How long after the start of a window the share of the previous one has shrunk to `room`.
+    fn shrinks(&self, previous: u64, room: u64) -> u64 {
+        let passed = self.ticks().saturating_sub(room * self.ticks() / previous.max(1));
+        (passed * self.tick()).min(self.window_us())
+    }
+}
+
+impl fmt::Display for SlidingCounter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sliding-counter {}/{}", self.quota, Span(self.window))
+    }
+}
+
+/// The two counters of one key.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counter {
+    start: u64,
+    current: u64,
+    previous: u64,
+}
+
+impl Rule for SlidingCounter {
+    type State = Counter;
+
+    fn settle(&self, counter: &mut Counter, now: u64) {
+        let window = self.window_us();
+        let start = now - now % window;
+
+        *counter = if counter.start > now + SLACK.min(window) {
+            Counter {
+                start,
+                ..Counter::default()
+            }
+        } else if counter.start >= start {
+            // In this window, or in the next one if the clock was set back over the boundary.
+            let start = if counter.start > now { counter.start } else { start };
+            Counter { start, ..*counter }
+        } else if counter.start + window >= start {
+            Counter {
+                start,
+                current: 0,
+                previous: counter.current,
+            }
+        } else {
+            Counter {
+                start,
+                ..Counter::default()
+            }
+        };
+    }
+
+    fn room(&self, counter: &Counter, now: u64) -> u64 {
+        self.quota
+            .saturating_sub(counter.current)
+            .saturating_sub(self.share(counter, now))
+    }
+
+    fn add(&self, counter: &mut Counter, _: u64, weight: u64) {
+        counter.current = (counter.current + weight).min(self.cap());
+    }
+
+    fn wait(&self, counter: &Counter, now: u64, cost: u64) -> u64 {
+        let at = match self.quota.checked_sub(counter.current + cost) {
+            Some(room) => counter.start + self.shrinks(counter.previous, room),
+            // Not in this window: in the next one what counts now will be the previous.
+            None => {
+                let room = self.quota.saturating_sub(cost);
+                counter.start + self.window_us() + self.shrinks(counter.current, room)
+            }
+        };
+        at.saturating_sub(now).max(1)
+    }
+
+    fn reset(&self, counter: &Counter, now: u64) -> u64 {
+        let at = match (counter.current, counter.previous) {
+            (0, 0) => return 0,
+            (0, _) => counter.start + self.window_us(),
+            _ => counter.start + 2 * self.window_us(),
+        };
+        at.saturating_sub(now)
+    }
+
+    fn refund(&self, counter: &mut Counter, _: u64, at: u64, weight: u64) -> bool {
+        if counter.current + counter.previous == 0 {
+            return false;
+        }
+
+        if at >= counter.start {
+            counter.current = counter.current.saturating_sub(weight);
+        } else if at + self.window_us() >= counter.start {
+            counter.previous = counter.previous.saturating_sub(weight);
+        }
+        true
+    }
+}

@@ -1,0 +1,223 @@
+use std::{fmt, time::Duration};
+
+use super::{MAX_EXACT, Rule, Span, constructors};
+use crate::ConfigError;
+
+/// Token bucket: so many on average, and up to `burst` at once.
+///
+/// A bucket holds up to `burst` tokens, gains them one by one at an even rate, and a request takes as many as it costs. It
+/// is reckoned as the generic cell rate algorithm does (GCRA, ITU-T I.371), with integers, so that 7 in 3 seconds do not
+/// drift.
+///
+/// # A timeline
+///
+/// One a second, and up to three at once:
+///
+/// ```
+/// use std::{sync::atomic::{AtomicU64, Ordering}, sync::Arc, time::Duration};
+/// use tower_quota::{Limiter, MemoryStore, Policy, TokenBucket};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let millis = Arc::new(AtomicU64::new(0));
+/// let clock = millis.clone();
+/// let store = MemoryStore::new().clock(move || Duration::from_millis(clock.load(Ordering::Relaxed)));
+/// let limiter = Limiter::new(store, Policy::new("hello", TokenBucket::per_second(1).burst(3)));
+///
+/// // 0 s: the bucket is full, and three requests empty it.
+/// for remaining in [2, 1, 0] {
+///     assert_eq!(limiter.check("42").await?.remaining(), remaining);
+/// }
+/// assert_eq!(limiter.check("42").await?.retry_after(), Some(Duration::from_secs(1)));
+///
+/// // 1.5 s: one token and a half are there.
+/// millis.store(1_500, Ordering::Relaxed);
+/// assert_eq!(limiter.check("42").await?.remaining(), 0);
+/// assert_eq!(limiter.check("42").await?.retry_after(), Some(Duration::from_millis(500)));
+///
+/// // 10 s: full again.
+/// millis.store(10_000, Ordering::Relaxed);
+/// assert_eq!(limiter.check("42").await?.remaining(), 2);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What it costs
+///
+/// Three numbers for each key, whatever the limit. In any time it admits at most `burst` and what the rate gives in that
+/// time; in one window that is up to twice the limit with the default burst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct TokenBucket {
+    /// So many tokens come
+    rate: u64,
+    /// in this time.
+    period: Duration,
+    burst: u64,
+}
+
+constructors!(TokenBucket, |quota, window| Self {
+    rate: quota,
+    period: window,
+    burst: quota
+});
+
+/// Settings.
+impl TokenBucket {
+    /// How many tokens the bucket holds, and so how many requests of cost 1 are admitted at once.
+    ///
+    /// The default is as many as come in the window.
+    ///
+    /// # Panics
+    ///
+    /// If the burst is 0; at compile time in a `const`.
+    #[track_caller]
+    pub const fn burst(mut self, burst: u64) -> Self {
+        assert!(
+            burst > 0,
+            "a burst is at least 1, as in `TokenBucket::per_second(10).burst(30)`"
+        );
+        self.burst = burst;
+        self
+    }
+}
+
+/// Questions.
+impl TokenBucket {
+    pub(crate) const NAME: &'static str = "bucket";
+
+    /// How many requests of cost 1 are admitted at once: the burst.
+    #[must_use]
+    pub const fn quota(&self) -> u64 {
+        self.burst
+    }
+
+    /// The time in which an empty bucket becomes full.
+    #[must_use]
+    pub fn window(&self) -> Duration {
+        Duration::from_micros(self.time(self.burst))
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        let (rate, _) = self.reduced();
+        if self.burst.saturating_add(rate) > self.cap() {
+            return Err(ConfigError::new(format!(
+                "the numbers of `{self}` are too large to be reckoned exactly; use a smaller burst, or a rounder rate",
+            )));
+        }
+        Ok(())
+    }
+
+    /// The rate in its lowest terms: so many tokens in so many microseconds.
+    pub(crate) fn reduced(&self) -> (u64, u64) {
+        let period = self.period.as_micros() as u64;
+        let divisor = gcd(self.rate, period);
+        (self.rate / divisor, period / divisor)
+    }
+
+    /// The most tokens that are reckoned with: below it all products are exact in Lua.
+    pub(crate) fn cap(&self) -> u64 {
+        let (rate, period) = self.reduced();
+        MAX_EXACT / 2 / rate.max(period / rate + 1)
+    }
+
+    /// How long it takes until this many tokens have come, rounded up.
+    fn time(&self, tokens: u64) -> u64 {
+        let (rate, period) = self.reduced();
+        let time = (u128::from(tokens) * u128::from(period)).div_ceil(u128::from(rate));
+        u64::try_from(time).unwrap_or(u64::MAX)
+    }
+
+    /// How many tokens come in this time.
+    fn tokens(&self, time: u64) -> u64 {
+        let (rate, period) = self.reduced();
+        let tokens = u128::from(time) * u128::from(rate) / u128::from(period);
+        u64::try_from(tokens).unwrap_or(u64::MAX)
+    }
+}
+
+const fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+impl fmt::Display for TokenBucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "token-bucket {}/{}", self.rate, Span(self.period))?;
+        if self.burst == self.rate {
+            return Ok(());
+        }
+        write!(f, " burst {}", self.burst)
+    }
+}
+
+/// What was taken from the bucket of one key since it was last full.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Bucket {
+    since: u64,
+    spent: u64,
+    /// When something was last taken.
+    at: u64,
+}
+
+impl Rule for TokenBucket {
+    type State = Bucket;
+
+    fn settle(&self, bucket: &mut Bucket, now: u64) {
+        // Where the clock was set back, the time that had passed stays passed.
+        if bucket.at > now {
+            bucket.since = bucket.since.saturating_sub(bucket.at - now);
+            bucket.at = now;
+        }
+        bucket.spent = bucket.spent.min(self.cap());
+        if self.time(bucket.spent) <= now - bucket.since {
+            *bucket = Bucket {
+                since: now,
+                spent: 0,
+                at: now,
+            };
+        }
+    }
+
+    fn room(&self, bucket: &Bucket, now: u64) -> u64 {
+        (self.burst + self.tokens(now - bucket.since)).saturating_sub(bucket.spent)
+    }
+
+    fn add(&self, bucket: &mut Bucket, now: u64, weight: u64) {
+        if bucket.spent == 0 {
+            bucket.since = now;
+        }
+        bucket.at = now;
+
+        // Whole periods are settled before the numbers grow too large.
+        if bucket.spent + weight > self.cap() {
+            let (rate, period) = self.reduced();
+            let periods = (now - bucket.since) / period;
+            bucket.since += periods * period;
+            bucket.spent -= (periods * rate).min(bucket.spent);
+        }
+        bucket.spent = (bucket.spent + weight).min(self.cap());
+    }
+
+    fn wait(&self, bucket: &Bucket, now: u64, cost: u64) -> u64 {
+        let missing = (bucket.spent + cost).saturating_sub(self.burst);
+        self.time(missing).saturating_sub(now - bucket.since).max(1)
+    }
+
+    fn reset(&self, bucket: &Bucket, now: u64) -> u64 {
+        self.time(bucket.spent).saturating_sub(now - bucket.since)
+    }
+
+    fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
+        // What was taken before the bucket was last full has come back already.
+        let counts = bucket.spent > 0 && at >= bucket.since;
+        if counts {
+            bucket.spent = bucket.spent.saturating_sub(weight);
+            bucket.at = now;
+            self.settle(bucket, now);
+        }
+        counts
+    }
+}

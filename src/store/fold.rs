@@ -1,0 +1,44 @@
+use smallvec::SmallVec;
+
+use super::{Charge, Operation, Request, Verdict};
+
+/// A request in which no two charges are on the same key.
+pub(super) struct Folded<'a> {
+    pub(super) operation: Operation,
+    pub(super) charges: SmallVec<[Charge<'a>; 1]>,
+    pub(super) folds: Folds,
+}
+
+/// Which of the folded charges each charge became part of.
+pub(super) struct Folds(SmallVec<[usize; 2]>);
+
+/// Adds up the charges that a request has on one key.
+pub(super) fn fold<'a>(request: &Request<'a>) -> Folded<'a> {
+    let mut charges: SmallVec<[Charge<'a>; 1]> = SmallVec::new();
+    let mut folds = SmallVec::new();
+    for charge in request.charges() {
+        let place = charges.iter().position(|earlier| earlier.same_key(charge));
+        match place {
+            Some(place) => charges[place].cost = charges[place].cost.saturating_add(charge.cost),
+            None => charges.push(*charge),
+        }
+        folds.push(place.unwrap_or(charges.len() - 1));
+    }
+    Folded {
+        operation: request.operation(),
+        charges,
+        folds: Folds(folds),
+    }
+}
+
+impl Folds {
+    /// How many keys there are.
+    pub(super) fn keys(&self) -> usize {
+        self.0.iter().max().map_or(0, |last| last + 1)
+    }
+
+    /// A verdict for each charge, from those for each key.
+    pub(super) fn unfold(&self, verdicts: &[Verdict]) -> impl Iterator<Item = Verdict> {
+        self.0.iter().filter_map(|place| verdicts.get(*place).copied())
+    }
+}
