@@ -42,10 +42,14 @@ end
 
 -- Drops what has expired and what a clock that is gone has left, oldest and newest first, within the budget.
 local function settle(state, limit)
+  local live = state.total
   local total = call('ZSCORE', state.key, '#')
   if total then
     state.weighted, state.total = true, -tonumber(total)
     state.stored = state.stored - 1
+    if live == state.stored then
+      return
+    end
   end
   local base = state.weighted and 1 or 0
   local latest = text(now + limit.slack)
@@ -93,12 +97,17 @@ function log.room(state, limit)
   return math.max(0, limit.quota - state.total)
 end
 
--- Adds a member at `at`, whatever else was added at that time.
+-- Adds a member at `at`, whatever else was added at that time, and writes the total down.
 local function insert(state, at, weight)
-  local suffix = weight > 1 and ':' .. text(weight) or ''
   local score = text(at)
+  local suffix = weight > 1 and ':' .. text(weight) or ''
+  local total = state.weighted and text(-state.total)
+
+  -- A member of that name has that score, so adding it again changes nothing.
   local member, attempt = score .. suffix, state.stored
-  while call('ZADD', state.key, 'NX', score, member) == 0 do
+  while
+    (total and call('ZADD', state.key, score, member, total, '#') or call('ZADD', state.key, score, member)) == 0
+  do
     attempt = attempt + 1
     member = score .. '-' .. text(attempt) .. suffix
   end
@@ -109,6 +118,7 @@ function log.add(state, limit, weight)
     call('ZADD', state.key, text(-state.stored), '#')
     state.weighted, state.total = true, state.stored
   end
+  state.total = state.total + weight
 
   local at, merged = now, 0
   if limit.grain > 0 and state.stored > 0 then
@@ -121,13 +131,9 @@ function log.add(state, limit, weight)
     end
   end
   insert(state, at, merged + weight)
-  if state.weighted then
-    call('ZINCRBY', state.key, text(-weight), '#')
-  end
   call('PEXPIRE', state.key, ttl(limit.window))
 
   state.stored = state.stored + 1
-  state.total = state.total + weight
   state.added = true
 end
 
@@ -185,16 +191,16 @@ function log.refund(state, limit, at, weight)
       break
     end
     call('ZREM', state.key, entries[i])
-    state.stored = state.stored - 1
-    if held > taken then
-      insert(state, tonumber(entries[i + 1]), held - taken)
-      state.stored = state.stored + 1
-    end
-    if state.weighted then
-      call('ZINCRBY', state.key, text(taken), '#')
-    end
     state.total = state.total - taken
     left = left - taken
+    if held > taken then
+      insert(state, tonumber(entries[i + 1]), held - taken)
+    else
+      state.stored = state.stored - 1
+      if state.weighted then
+        call('ZINCRBY', state.key, text(taken), '#')
+      end
+    end
   end
 
   if state.weighted and state.stored == 0 then

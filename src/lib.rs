@@ -60,6 +60,8 @@
 //! | `fred-unix-sockets` | | Redis on a Unix socket: `redis+unix:///run/redis.sock` |
 //! | `axum` | | [`key::route`](fn@key::route), and the peer that axum saw for [`key::ip`](fn@key::ip) |
 //! | `tonic` | | the peer that tonic saw, and [`RateLimit`] around a single tonic service |
+//! | `calendar` | | windows of a calendar for [`FixedWindow`]: three a month in Europe/Berlin |
+//! | `serde` | | [`Policies`] from a file, and limits as text in configuration |
 //! | `tracing` | | warnings as events of `tracing` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -74,11 +76,15 @@ pub mod key;
 mod layer;
 pub mod limit;
 mod limiter;
+#[cfg(feature = "serde")]
+mod policies;
 mod policy;
 pub mod response;
 mod service;
 pub mod store;
 
+#[cfg(feature = "serde")]
+pub use self::policies::Policies;
 #[cfg(feature = "fred")]
 pub use self::store::redis::{RedisStore, RedisStoreBuilder};
 pub use self::{

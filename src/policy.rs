@@ -284,7 +284,7 @@ impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
 
 const MAX_NAME: usize = 64;
 
-fn validate_name(name: &str) -> Result<(), ConfigError> {
+pub(crate) fn validate_name(name: &str) -> Result<(), ConfigError> {
     let mut bytes = name.bytes();
     let well_formed = bytes.next().is_some_and(|first| first.is_ascii_lowercase())
         && bytes.all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))

@@ -27,7 +27,7 @@ use crate::ConfigError;
 /// How much a caller may use.
 ///
 /// Every algorithm is a type of its own, with only the settings that mean something for it, and turns into a `Limit`.
-/// A limit is also a line of text, as in a [file of limits](crate::Policies):
+/// A limit is also a line of text, as in a file of limits:
 ///
 /// ```
 /// use tower_quota::{Limit, SlidingLog, TokenBucket};
