@@ -1,4 +1,11 @@
 //! The tests that need more than one module: against real Redis servers, routers and connections.
 
+mod auto_traits;
+mod axum;
+mod bad_input;
 mod differential;
+mod hyper;
 mod support;
+mod tidy;
+mod tonic;
+mod tower_contract;
