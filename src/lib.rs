@@ -95,3 +95,8 @@ pub use self::{
     service::RateLimit,
     store::MemoryStore,
 };
+
+/// The example of the README.
+#[cfg(all(doctest, feature = "axum", feature = "fred"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
