@@ -144,9 +144,13 @@ async fn callers_are_told_how_they_stand_over_a_real_connection() {
         "no address in the body"
     );
 
-    clock.advance(Duration::from_micros(29_999_999));
-    assert_eq!(browser.get(&url).await.field("retry-after"), Some("1"), "rounded up");
-    clock.advance(Duration::from_micros(1));
+    clock.advance(Duration::from_micros(28_999_999));
+    assert_eq!(
+        browser.get(&url).await.field("retry-after"),
+        Some("2"),
+        "1.000001 s, rounded up"
+    );
+    clock.advance(Duration::from_micros(1_000_001));
     assert_eq!(browser.get(&url).await.status, StatusCode::OK);
 }
 
