@@ -1,7 +1,6 @@
 //! The path of a request, from its keys to the answer, apart from its body and from the service behind.
 
 use std::{
-    error::Error as _,
     mem,
     sync::{
         Arc,
@@ -175,7 +174,7 @@ impl Enforcer {
     fn warn_of_failure(&self, error: &StoreError) {
         if !self.health.failing.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::warn!(%error, source = error.source(), mode = ?self.failure_mode, "the store of the limits fails");
+            tracing::warn!(%error, source = std::error::Error::source(error), mode = ?self.failure_mode, "the store of the limits fails");
         }
         let _ = error;
     }
