@@ -1,7 +1,7 @@
 //! The path of a request, from its keys to the answer, apart from its body and from the service behind.
 
 use std::{
-    error::Error as _,
+    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use http::{
     HeaderValue, Method, Response,
-    header::{CACHE_CONTROL, RETRY_AFTER},
+    header::{CACHE_CONTROL, CONTENT_LENGTH, RETRY_AFTER},
     request::Parts,
 };
 
@@ -153,9 +153,10 @@ impl Enforcer {
 
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
         let mut response = self.format.respond(rejection, parts);
-        // RFC 9110 §9.3.2: no content in the response to HEAD.
+        // RFC 9110 §9.3.2: no content in the response to HEAD; §8.6: its length, if said, is that of the response to GET.
         if parts.method == Method::HEAD {
-            response.body_mut().clear();
+            let length = mem::take(response.body_mut()).len();
+            response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
         }
         if !matches!(rejection, Rejection::Refused(_)) {
             // RFC 6585 §4: a 429 must not be stored; one that were would be served to others.
@@ -173,7 +174,7 @@ impl Enforcer {
     fn warn_of_failure(&self, error: &StoreError) {
         if !self.health.failing.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::warn!(%error, source = error.source(), mode = ?self.failure_mode, "the store of the limits fails");
+            tracing::warn!(%error, source = std::error::Error::source(error), mode = ?self.failure_mode, "the store of the limits fails");
         }
         let _ = error;
     }

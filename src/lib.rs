@@ -43,7 +43,7 @@
 //!
 //! # The words
 //!
-//! * A [`Policy`] says who may do how much: a name, a [`Limit`] and a [key](key).
+//! * A [`Policy`] says who may do how much: a name, a [`Limit`] and a [key].
 //! * A [`Limit`] is an algorithm with its numbers; [`SlidingLog`] is the one to reach for first.
 //! * A [`Key`] is whom a request counts against, found by a [`KeyExtractor`].
 //! * A [`Store`](store::Store) is where counts live: [`RedisStore`] or [`MemoryStore`].
@@ -101,3 +101,8 @@ pub use self::{
     service::RateLimit,
     store::MemoryStore,
 };
+
+/// The example of the README.
+#[cfg(all(doctest, feature = "axum", feature = "fred"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -11,7 +11,7 @@ use tower_service::Service;
 
 use crate::{
     ResponseBody, ResponseFuture,
-    enforce::{Enforcer, Progress},
+    enforce::{Enforcer, Progress, Verdict},
 };
 
 /// A service whose callers are limited, made by a [`RateLimitLayer`](crate::RateLimitLayer).
@@ -47,8 +47,15 @@ where
         let (mut parts, body) = request.into_parts();
         match self.enforcer.begin(&mut parts) {
             Progress::Done(verdict) => {
+                let rejected = matches!(verdict, Verdict::Reject(_));
                 let request = Request::from_parts(parts, body);
-                ResponseFuture::decided(verdict, &mut self.inner, request, self.enforcer.clone())
+                let future = ResponseFuture::decided(verdict, &mut self.inner, request, self.enforcer.clone());
+                if rejected {
+                    // Ready and not called, it would keep its permit from the other clones.
+                    let fresh = self.inner.clone();
+                    self.inner = fresh;
+                }
+                future
             }
             Progress::Asking(pending) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.

@@ -19,7 +19,7 @@ use super::{Key, KeyError, KeyExtractor};
 ///
 /// let (parts, ()) = Request::get("/%68ello%2fworld?x=1").body(())?.into_parts();
 /// assert_eq!(key::path().extract(&parts)?.unwrap().to_string(), "path=/hello%2Fworld");
-/// # Ok::<(), http::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn path() -> Path {
     Path(())

@@ -53,7 +53,7 @@ use crate::limit::State;
 /// # Time
 ///
 /// It reads a monotonic clock, that of [`tokio::time`], so setting the system's clock changes nothing and a test with a
-/// paused runtime moves it with [`tokio::time::advance`].
+/// paused runtime moves it with [`advance`](https://docs.rs/tokio/latest/tokio/time/fn.advance.html).
 #[derive(Clone)]
 #[must_use]
 pub struct MemoryStore {

@@ -1,9 +1,18 @@
 //! What the tests share.
 
 mod clock;
+mod http;
+mod log;
 mod redis;
+mod stores;
 
 pub(crate) use self::{clock::Clock, redis::Redis};
+
+pub(crate) use self::{
+    http::{Browser, Received, get, get_from, send, serve},
+    log::Log,
+    stores::{Broken, Gated, Later},
+};
 
 use tower_quota::{
     Key, Limit,

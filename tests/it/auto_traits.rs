@@ -1,0 +1,93 @@
+//! What every public type can do: be shared, be cloned, be a trait object.
+
+use std::{fmt::Debug, sync::Arc};
+
+use tower_quota::{
+    ConfigError, Decision, FailureMode, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy,
+    PolicyDecision, RateLimit, RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog,
+    Unkeyed,
+    key::{self, KeyError, PeerAddr},
+    response::{Problem, ResponseFormat},
+    store::{Answer, Charge, ErrorKind, Operation, Outcome, Reply, Request, Store, StoreError, Verdict},
+};
+
+fn shared<T: Clone + Debug + Send + Sync + 'static>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+fn borrowed<T: Copy + Debug + Send + Sync>() {}
+fn extractor<T: KeyExtractor + Clone + Debug>(_: T) {}
+fn sent<T: Send>() {}
+
+#[test]
+fn public_types_are_shared_and_cloned() {
+    shared::<Decision>();
+    shared::<FailureMode>();
+    shared::<Headers>();
+    shared::<Key>();
+    shared::<Limit>();
+    shared::<Limiter>();
+    shared::<MemoryStore>();
+    shared::<PeerAddr>();
+    shared::<Policy>();
+    shared::<Policy<Keyed>>();
+    shared::<Policy<Unkeyed>>();
+    shared::<PolicyDecision>();
+    shared::<Problem>();
+    shared::<RateLimit<String>>();
+    shared::<RateLimitLayer>();
+    shared::<RedisStore>();
+    shared::<RedisStoreBuilder>();
+    shared::<SlidingLog>();
+}
+
+#[test]
+fn what_a_store_takes_and_gives_is_shared_and_cloned() {
+    shared::<Answer>();
+    shared::<ErrorKind>();
+    shared::<Operation>();
+    shared::<Outcome>();
+    shared::<StoreError>();
+    shared::<Verdict>();
+    borrowed::<Charge<'_>>();
+    borrowed::<Request<'_>>();
+    sent::<Reply>();
+}
+
+#[test]
+fn errors_go_into_a_box() {
+    error::<ConfigError>();
+    error::<KeyError>();
+    error::<StoreError>();
+}
+
+#[test]
+fn extractors_are_cloned_and_printed() {
+    extractor(key::constant("all"));
+    extractor(key::extension::<String>(String::clone));
+    extractor(key::from_fn(|parts| parts.method.to_string()));
+    extractor(key::header("x-user-id"));
+    extractor(key::header("x-user-id").or(key::ip()));
+    extractor(key::ip());
+    extractor(key::method());
+    extractor(key::path());
+    extractor(key::route());
+}
+
+#[test]
+fn traits_are_for_objects() {
+    fn is<T: ?Sized>() {}
+    is::<dyn KeyExtractor>();
+    is::<dyn ResponseFormat>();
+    is::<dyn Store>();
+
+    // Shared objects are what they share.
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let extractor: Arc<dyn KeyExtractor> = Arc::new((key::ip(), key::path()));
+    let policy = Policy::new("p", SlidingLog::per_minute(5)).key(extractor);
+    let _ = RateLimitLayer::new(store, policy);
+}
+
+#[test]
+fn the_future_and_the_body_are_sent_where_those_of_the_service_are() {
+    sent::<ResponseFuture<String, String, std::future::Ready<()>>>();
+    sent::<ResponseBody<String>>();
+}

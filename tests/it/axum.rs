@@ -1,0 +1,598 @@
+//! The layer in axum: everywhere a layer fits, and what callers are told.
+
+use std::time::Duration;
+
+use axum::{
+    Extension, Router,
+    handler::Handler,
+    response::Redirect,
+    routing::{get, post},
+};
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header, request::Parts};
+use tower::ServiceBuilder;
+use tower_quota::{
+    Decision, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
+    response::{Rejection, ResponseFormat},
+    store::Store,
+};
+
+use crate::support::{self, Browser, Clock, Log, Received, Redis, get_from, send, serve};
+
+/// Two in any 30 seconds for each address and path.
+fn say_hi() -> Policy {
+    Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30))).key((key::ip(), key::path()))
+}
+
+/// A layer for one policy, counted by a clock that stands still.
+fn limit(policy: Policy) -> RateLimitLayer {
+    RateLimitLayer::new(Clock::new().memory_store(), policy)
+}
+
+/// A handler under two in any 30 seconds.
+fn hello(layer: RateLimitLayer) -> Router {
+    Router::new().route("/hello/sayHi", get(async || "hi").layer(layer))
+}
+
+/// The statuses of so many calls of a path.
+async fn statuses(app: &Router, path: &str, calls: usize) -> Vec<u16> {
+    let mut statuses = Vec::new();
+    for _ in 0..calls {
+        statuses.push(send(app, support::get(path)).await.status.as_u16());
+    }
+    statuses
+}
+
+#[tokio::test]
+async fn it_goes_on_a_router() {
+    let app = Router::new().route("/", get(async || "hi")).layer(limit(say_hi()));
+    assert_eq!(statuses(&app, "/", 3).await, [200, 200, 429]);
+    assert_eq!(
+        statuses(&app, "/none", 3).await,
+        [404, 404, 429],
+        "the fallback is behind it too"
+    );
+}
+
+#[tokio::test]
+async fn it_goes_on_the_routes_of_a_router() {
+    let app = Router::new()
+        .route("/", get(async || "hi"))
+        .route_layer(limit(say_hi()));
+    assert_eq!(statuses(&app, "/", 3).await, [200, 200, 429]);
+    assert_eq!(
+        statuses(&app, "/none", 3).await,
+        [404, 404, 404],
+        "the fallback is not behind it"
+    );
+}
+
+#[tokio::test]
+async fn it_goes_on_a_method_router() {
+    let app = Router::new().route("/", get(async || "hi").layer(limit(say_hi())).post(async || "hi"));
+    assert_eq!(statuses(&app, "/", 3).await, [200, 200, 429]);
+    let posted = send(&app, support::get("/").method(Method::POST)).await;
+    assert_eq!(posted.status, StatusCode::OK, "only GET is behind it");
+}
+
+#[tokio::test]
+async fn it_goes_on_a_handler() {
+    let app = Router::new().route("/", post((async || "hi").layer(limit(say_hi()))));
+    for status in [200, 200, 429] {
+        let posted = send(&app, support::get("/").method(Method::POST)).await;
+        assert_eq!(posted.status, status);
+    }
+}
+
+#[tokio::test]
+async fn it_goes_into_a_service_builder() {
+    let layers = ServiceBuilder::new().layer(Extension("state")).layer(limit(say_hi()));
+    let app = Router::new()
+        .route("/", get(async |Extension(state): Extension<&'static str>| state))
+        .layer(layers);
+    assert_eq!(statuses(&app, "/", 3).await, [200, 200, 429]);
+}
+
+#[tokio::test]
+async fn the_layers_of_two_routes_count_apart_by_path() {
+    let layer = limit(say_hi());
+    let app = Router::new()
+        .route("/a", get(async || "a").layer(layer.clone()))
+        .route("/b", get(async || "b").layer(layer));
+    assert_eq!(statuses(&app, "/a", 3).await, [200, 200, 429]);
+    assert_eq!(statuses(&app, "/b?x=1", 3).await, [200, 200, 429]);
+}
+
+#[tokio::test]
+async fn callers_are_told_how_they_stand_over_a_real_connection() {
+    let clock = Clock::new();
+    let url = serve(hello(RateLimitLayer::new(clock.memory_store(), say_hi()))).await + "/hello/sayHi";
+    let browser = Browser::http1();
+
+    for remaining in ["\"say-hi\";r=1;t=30", "\"say-hi\";r=0;t=30"] {
+        let admitted = browser.get(&url).await;
+        assert_eq!(admitted.status, StatusCode::OK);
+        assert_eq!(admitted.field("ratelimit-policy"), Some("\"say-hi\";q=2;w=30"));
+        assert_eq!(admitted.field("ratelimit"), Some(remaining));
+        assert_eq!(admitted.field("retry-after"), None);
+        assert_eq!(
+            admitted.field("cache-control"),
+            None,
+            "caching of what was admitted is left alone"
+        );
+        assert_eq!(admitted.body, "hi");
+    }
+
+    let denied = browser.get(&url).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("retry-after"), Some("30"));
+    assert_eq!(denied.field("ratelimit-policy"), Some("\"say-hi\";q=2;w=30"));
+    assert_eq!(denied.field("ratelimit"), Some("\"say-hi\";r=0;t=30"));
+    assert_eq!(denied.field("cache-control"), Some("no-store"));
+    assert_eq!(denied.field("content-type"), Some("application/problem+json"));
+    assert_eq!(
+        denied.json(),
+        serde_json::json!({
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Request cannot be satisfied as assigned quota has been exceeded",
+            "status": 429,
+            "violated-policies": ["say-hi"],
+        })
+    );
+    assert!(
+        !String::from_utf8_lossy(&denied.body).contains("127.0.0.1"),
+        "no address in the body"
+    );
+
+    clock.advance(Duration::from_micros(28_999_999));
+    assert_eq!(
+        browser.get(&url).await.field("retry-after"),
+        Some("2"),
+        "1.000001 s, rounded up"
+    );
+    clock.advance(Duration::from_micros(1_000_001));
+    assert_eq!(browser.get(&url).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn two_servers_on_one_redis_share_the_count() {
+    let (clock, redis) = (Clock::new(), Redis::start());
+    clock.tell(&redis).await;
+    let mut urls = Vec::new();
+    for _ in 0..2 {
+        let store = clock.redis_store(&redis).await;
+        urls.push(serve(hello(RateLimitLayer::new(store, say_hi()))).await + "/hello/sayHi");
+    }
+    let browser = Browser::http1();
+
+    assert_eq!(
+        browser.get(&urls[0]).await.field("ratelimit"),
+        Some("\"say-hi\";r=1;t=30")
+    );
+    assert_eq!(
+        browser.get(&urls[1]).await.field("ratelimit"),
+        Some("\"say-hi\";r=0;t=30")
+    );
+    for url in &urls {
+        let denied = browser.get(url).await;
+        assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(denied.field("retry-after"), Some("30"));
+    }
+    let keys: Vec<String> = redis.command("KEYS", ["quota:*"]).await;
+    assert_eq!(keys, ["quota:1:log:say-hi:{ip=127.0.0.1|path=/hello/sayHi}"]);
+
+    clock.advance(Duration::from_secs(30));
+    clock.tell(&redis).await;
+    assert_eq!(browser.get(&urls[0]).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn addresses_count_apart() {
+    let app = hello(limit(say_hi()));
+    assert_eq!(statuses(&app, "/hello/sayHi", 3).await, [200, 200, 429]);
+    let other = send(&app, get_from("198.51.100.1", "/hello/sayHi")).await;
+    assert_eq!(other.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn users_count_apart_by_a_header_and_the_path() {
+    let per_user = Policy::new("per-user", SlidingLog::per_minute(1)).key((key::header("x-user-id"), key::path()));
+    let app = Router::new().fallback(async || "hi").layer(limit(per_user));
+    let call = |user, path| send(&app, Request::get(path).header("x-user-id", user));
+
+    assert_eq!(call("41", "/a").await.status, StatusCode::OK);
+    assert_eq!(call("42", "/a").await.status, StatusCode::OK);
+    assert_eq!(call("41", "/b").await.status, StatusCode::OK);
+    assert_eq!(call("41", "/a").await.status, StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_request_without_its_header_is_refused_and_costs_nothing() {
+    let per_user = Policy::new("per-user", SlidingLog::per_minute(1)).key(key::header("x-user-id"));
+    let store = Clock::new().memory_store();
+    let app = hello(RateLimitLayer::new(store.clone(), per_user));
+
+    let refused = send(&app, Request::get("/hello/sayHi")).await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    assert_eq!(refused.json()["detail"], "the request has no header `x-user-id`");
+    refused.assert_silent();
+    assert!(store.is_empty());
+}
+
+#[tokio::test]
+async fn a_request_with_two_lines_of_its_header_is_refused() {
+    let per_user =
+        Policy::new("per-user", SlidingLog::per_minute(1)).key(key::header("x-user-id").or(key::constant("anonymous")));
+    let app = hello(limit(per_user));
+
+    let twofold = Request::get("/hello/sayHi")
+        .header("x-user-id", "41")
+        .header("x-user-id", "42");
+    let refused = send(&app, twofold).await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    let text = String::from_utf8_lossy(&refused.body);
+    assert!(text.contains("more than one header `x-user-id`"), "{text}");
+    assert!(
+        !text.contains("41") && !text.contains("42"),
+        "no value of a header in {text}"
+    );
+}
+
+#[tokio::test]
+async fn a_route_is_one_key_for_all_its_paths() {
+    let users = Policy::new("users", SlidingLog::per_minute(2)).key(key::route());
+    let app = Router::new()
+        .route("/users/{id}", get(async || "hi"))
+        .layer(limit(users));
+
+    assert_eq!(statuses(&app, "/users/1", 1).await, [200]);
+    assert_eq!(statuses(&app, "/users/2", 1).await, [200]);
+    assert_eq!(statuses(&app, "/users/3", 1).await, [429]);
+}
+
+#[tokio::test]
+async fn all_requests_that_match_no_route_are_one_key() {
+    let routes = Policy::new("routes", SlidingLog::per_minute(2)).key(key::route());
+    let app = Router::new().route("/", get(async || "hi")).layer(limit(routes));
+
+    assert_eq!(statuses(&app, "/none", 1).await, [404]);
+    assert_eq!(statuses(&app, "/nothing", 1).await, [404]);
+    assert_eq!(statuses(&app, "/nowhere", 1).await, [429]);
+    assert_eq!(statuses(&app, "/", 1).await, [200]);
+}
+
+#[tokio::test]
+async fn the_path_in_a_nested_router_is_the_whole_path() {
+    let inner = Router::new().route("/sayHi", get(async || "hi").layer(limit(say_hi())));
+    let inner = Router::new().nest("/hello", inner.clone()).nest("/goodbye", inner);
+    let app = Router::new().nest("/v1", inner);
+
+    assert_eq!(statuses(&app, "/v1/hello/sayHi", 3).await, [200, 200, 429]);
+    assert_eq!(statuses(&app, "/v1/goodbye/sayHi", 3).await, [200, 200, 429]);
+}
+
+#[tokio::test]
+async fn a_layer_within_a_nest_and_one_around_it_make_the_same_key() {
+    let store = Clock::new().memory_store();
+    let by_path = |name: &'static str| Policy::new(name, SlidingLog::per_minute(1)).key(key::path());
+    let inner = Router::new().route("/sayHi", get(async || "hi"));
+    let inner = inner.layer(RateLimitLayer::new(store.clone(), by_path("p")));
+    let app = Router::new().nest("/hello", inner);
+    let around = Router::new()
+        .route("/hello/sayHi", get(async || "hi"))
+        .layer(RateLimitLayer::new(store, by_path("p")));
+
+    assert_eq!(statuses(&app, "/hello/sayHi", 1).await, [200]);
+    assert_eq!(statuses(&around, "/hello/sayHi", 1).await, [429]);
+}
+
+#[tokio::test]
+async fn a_request_without_a_peer_address_is_refused_and_the_log_names_the_fix() {
+    let log = Log::capture();
+    let app = hello(limit(say_hi()));
+
+    for _ in 0..2 {
+        let refused = send(&app, Request::get("/hello/sayHi")).await;
+        assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(
+            refused.json()["title"],
+            "Internal Server Error",
+            "the fix is not for callers"
+        );
+        assert!(refused.json().get("detail").is_none());
+        refused.assert_silent();
+    }
+
+    let log = log.text();
+    assert!(log.contains("ERROR"), "{log}");
+    assert_eq!(
+        log.matches("into_make_service_with_connect_info").count(),
+        1,
+        "once in {log}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_without_connect_info_refuses_over_a_real_connection() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/hello/sayHi", listener.local_addr().unwrap());
+    tokio::spawn(async { axum::serve(listener, hello(limit(say_hi()))).await });
+
+    assert_eq!(
+        Browser::http1().get(url).await.status,
+        StatusCode::INTERNAL_SERVER_ERROR
+    );
+}
+
+#[tokio::test]
+async fn a_denied_head_request_gets_the_fields_and_no_body() {
+    let app = hello(limit(say_hi()));
+    statuses(&app, "/hello/sayHi", 2).await;
+
+    let denied = send(&app, support::get("/hello/sayHi").method(Method::HEAD)).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("retry-after"), Some("30"));
+    assert_eq!(denied.field("content-type"), Some("application/problem+json"));
+    assert!(denied.body.is_empty());
+}
+
+#[tokio::test]
+async fn a_denied_head_request_is_told_the_length_that_get_would_have() {
+    let url = serve(hello(limit(say_hi()))).await + "/hello/sayHi";
+    let browser = Browser::http1();
+    for _ in 0..2 {
+        browser.get(&url).await;
+    }
+
+    let (to_get, to_head) = (browser.get(&url).await, browser.head(&url).await);
+    assert_eq!(to_head.status, StatusCode::TOO_MANY_REQUESTS);
+    assert!(to_head.body.is_empty());
+    assert_eq!(to_head.field("content-length"), to_get.field("content-length"));
+}
+
+#[tokio::test]
+async fn a_redirect_has_no_fields() {
+    let app = Router::new()
+        .route("/hello/sayHi", get(async || Redirect::temporary("/")))
+        .layer(limit(say_hi()));
+
+    let redirect = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(redirect.status, StatusCode::TEMPORARY_REDIRECT);
+    redirect.assert_silent();
+    assert_eq!(statuses(&app, "/hello/sayHi", 2).await, [307, 429], "it is counted");
+}
+
+#[tokio::test]
+async fn an_error_of_the_handler_keeps_the_fields() {
+    let app = Router::new()
+        .route("/", get(async || StatusCode::INTERNAL_SERVER_ERROR))
+        .layer(limit(say_hi()));
+
+    let failed = send(&app, support::get("/")).await;
+    assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(failed.field("ratelimit"), Some("\"say-hi\";r=1;t=30"));
+    assert_eq!(failed.field("ratelimit-policy"), Some("\"say-hi\";q=2;w=30"));
+}
+
+#[tokio::test]
+async fn nested_layers_are_listed_in_one_line_from_the_inside_out() {
+    let store = Clock::new().memory_store();
+    let everyone = Policy::new("everyone", SlidingLog::per_minute(100)).key(key::constant("all"));
+    let app = hello(RateLimitLayer::new(store.clone(), say_hi())).layer(RateLimitLayer::new(store, everyone));
+
+    let admitted = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(
+        admitted.field("ratelimit-policy"),
+        Some("\"say-hi\";q=2;w=30, \"everyone\";q=100;w=60")
+    );
+    assert_eq!(
+        admitted.field("ratelimit"),
+        Some("\"say-hi\";r=1;t=30, \"everyone\";r=99;t=60")
+    );
+
+    send(&app, support::get("/hello/sayHi")).await;
+    let denied = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("retry-after"), Some("30"));
+    assert_eq!(
+        denied.field("ratelimit"),
+        Some("\"say-hi\";r=0;t=30, \"everyone\";r=97;t=60")
+    );
+    assert_eq!(denied.json()["violated-policies"], serde_json::json!(["say-hi"]));
+}
+
+#[tokio::test]
+async fn a_policy_met_twice_on_one_request_is_charged_once_with_one_warning() {
+    let log = Log::capture();
+    let layer = limit(say_hi());
+    let app = hello(layer.clone()).layer(layer);
+
+    let first = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(first.field("ratelimit"), Some("\"say-hi\";r=1;t=30"));
+    assert_eq!(first.field("ratelimit-policy"), Some("\"say-hi\";q=2;w=30"));
+    assert_eq!(statuses(&app, "/hello/sayHi", 2).await, [200, 429]);
+
+    let log = log.text();
+    assert_eq!(log.matches("met twice").count(), 1, "{log}");
+}
+
+#[tokio::test]
+async fn a_policy_met_again_under_another_key_is_charged_again() {
+    let store = Clock::new().memory_store();
+    let by = |key: &str| Policy::new("p", SlidingLog::per_minute(9)).key(key::constant(key));
+    let app = hello(RateLimitLayer::new(store.clone(), by("a"))).layer(RateLimitLayer::new(store.clone(), by("b")));
+
+    send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(store.len(), 2);
+}
+
+#[tokio::test]
+async fn the_handler_finds_the_decision() {
+    let remaining = async |Extension(decision): Extension<Decision>| {
+        let names: Vec<_> = decision.policies().map(|policy| policy.name()).collect();
+        format!("{names:?} {} of {}", decision.remaining(), decision.limit())
+    };
+    let store = Clock::new().memory_store();
+    let everyone = Policy::new("everyone", SlidingLog::per_minute(100)).key(key::constant("all"));
+    let app = Router::new()
+        .route("/", get(remaining).layer(RateLimitLayer::new(store.clone(), say_hi())))
+        .layer(RateLimitLayer::new(store, everyone));
+
+    let admitted = send(&app, support::get("/")).await;
+    assert_eq!(admitted.body, "[\"everyone\", \"say-hi\"] 1 of 2");
+}
+
+#[tokio::test]
+async fn every_response_that_was_counted_carries_the_decision() {
+    let app = hello(limit(say_hi()));
+    let decision_of = |received: Received| received.extensions.get::<Decision>().cloned();
+
+    let admitted = decision_of(send(&app, support::get("/hello/sayHi")).await).expect("a decision");
+    assert!(admitted.is_allowed());
+    assert_eq!((admitted.limit(), admitted.remaining()), (2, 1));
+    assert_eq!(admitted.reset_after(), Duration::from_secs(30));
+    assert_eq!(admitted.retry_after(), None);
+
+    send(&app, support::get("/hello/sayHi")).await;
+    let denied = decision_of(send(&app, support::get("/hello/sayHi")).await).expect("a decision");
+    assert!(!denied.is_allowed());
+    assert_eq!(denied.retry_after(), Some(Duration::from_secs(30)));
+}
+
+#[tokio::test]
+async fn several_policies_are_decided_all_or_nothing() {
+    let clock = Clock::new();
+    let burst = Policy::new("burst", SlidingLog::new(1, Duration::from_secs(10))).key(key::ip());
+    let sustained = Policy::new("sustained", SlidingLog::new(2, Duration::from_secs(60))).key(key::path());
+    let app = hello(RateLimitLayer::new(clock.memory_store(), [burst, sustained]));
+
+    let admitted = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(
+        admitted.field("ratelimit-policy"),
+        Some("\"burst\";q=1;w=10, \"sustained\";q=2;w=60")
+    );
+    assert_eq!(
+        admitted.field("ratelimit"),
+        Some("\"burst\";r=0;t=10, \"sustained\";r=1;t=60")
+    );
+
+    // Denied by one, charged to none.
+    let denied = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(
+        denied.field("ratelimit"),
+        Some("\"burst\";r=0;t=10, \"sustained\";r=1;t=60")
+    );
+    assert_eq!(denied.field("retry-after"), Some("10"));
+    assert_eq!(denied.json()["violated-policies"], serde_json::json!(["burst"]));
+
+    // Denied by both: whoever waits for the longer one is admitted.
+    clock.advance(Duration::from_secs(10));
+    assert_eq!(statuses(&app, "/hello/sayHi", 1).await, [200]);
+    let denied = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(
+        denied.field("ratelimit"),
+        Some("\"burst\";r=0;t=10, \"sustained\";r=0;t=50")
+    );
+    assert_eq!(denied.field("retry-after"), Some("50"));
+    assert_eq!(
+        denied.json()["violated-policies"],
+        serde_json::json!(["burst", "sustained"])
+    );
+    clock.advance(Duration::from_secs(50));
+    assert_eq!(statuses(&app, "/hello/sayHi", 1).await, [200]);
+}
+
+#[tokio::test]
+async fn no_policies_let_everything_pass_without_a_word() {
+    let app = hello(RateLimitLayer::new(support::Broken::default(), Vec::new()));
+    for _ in 0..3 {
+        let passed = send(&app, Request::get("/hello/sayHi")).await;
+        assert_eq!(passed.status, StatusCode::OK);
+        passed.assert_silent();
+    }
+}
+
+#[tokio::test]
+async fn a_policy_that_does_not_apply_lets_the_request_pass_without_a_word() {
+    let tenants = Policy::new("tenants", SlidingLog::per_minute(1)).key(key::from_fn(|parts: &Parts| {
+        parts.headers.get("tenant").map(|_| "tenant".to_owned())
+    }));
+    let app = hello(limit(tenants));
+    for _ in 0..3 {
+        let passed = send(&app, Request::get("/hello/sayHi")).await;
+        assert_eq!(passed.status, StatusCode::OK);
+        passed.assert_silent();
+    }
+    for status in [200, 429] {
+        let counted = send(&app, Request::get("/hello/sayHi").header("tenant", "a")).await;
+        assert_eq!(counted.status, status);
+    }
+}
+
+/// Says it in a few words.
+struct Brief;
+
+impl ResponseFormat for Brief {
+    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
+        let text = match rejection {
+            Rejection::Limited(decision) => format!("{} over {}", parts.uri.path(), decision.limit()),
+            Rejection::Refused(error) => format!("refused: {error}"),
+            _ => "failed".into(),
+        };
+        let response = Response::builder()
+            .status(StatusCode::IM_A_TEAPOT)
+            .header(header::CONTENT_TYPE, "text/plain");
+        response.body(text.into()).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn another_format_answers_and_the_layer_adds_the_fields() {
+    let app = hello(limit(say_hi()).format(Brief));
+    statuses(&app, "/hello/sayHi", 2).await;
+
+    let denied = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(denied.status, StatusCode::IM_A_TEAPOT);
+    assert_eq!(denied.body, "/hello/sayHi over 2");
+    assert_eq!(denied.field("content-type"), Some("text/plain"));
+    assert_eq!(denied.field("retry-after"), Some("30"));
+    assert_eq!(denied.field("cache-control"), Some("no-store"));
+    assert_eq!(denied.field("ratelimit"), Some("\"say-hi\";r=0;t=30"));
+
+    let refused = send(&app, Request::get("/hello/sayHi")).await;
+    assert!(refused.body.starts_with(b"refused: no peer address"));
+}
+
+#[tokio::test]
+async fn without_fields_a_denial_still_says_when_to_come_back() {
+    let app = hello(limit(say_hi()).headers(Headers::None));
+    send(&app, support::get("/hello/sayHi")).await.assert_silent();
+    statuses(&app, "/hello/sayHi", 1).await;
+
+    let denied = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(denied.field("retry-after"), Some("30"));
+    assert_eq!(denied.field("ratelimit"), None);
+    assert_eq!(denied.field("ratelimit-policy"), None);
+}
+
+#[tokio::test]
+async fn a_cost_above_the_limit_is_denied_and_no_wait_is_promised() {
+    let app = hello(limit(say_hi().cost(3)));
+    let denied = send(&app, support::get("/hello/sayHi")).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("retry-after"), None);
+    assert_eq!(denied.field("ratelimit"), Some("\"say-hi\";r=0"));
+}
+
+#[tokio::test]
+async fn a_layer_fits_in_a_signature_and_its_clones_share_one_count() {
+    fn app(store: impl Store) -> [Router; 2] {
+        let layer: RateLimitLayer = RateLimitLayer::new(store, say_hi());
+        [layer.clone(), layer].map(hello)
+    }
+
+    let [a, b] = app(MemoryStore::new());
+    assert_eq!(statuses(&a, "/hello/sayHi", 2).await, [200, 200]);
+    assert_eq!(statuses(&b, "/hello/sayHi", 1).await, [429]);
+}

@@ -1,0 +1,144 @@
+//! What cannot work is said when it is built, in words that name the fix.
+
+use std::{sync::Arc, time::Duration};
+
+use http::Request;
+use tower_quota::{
+    Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key, limit::Limit,
+};
+
+fn policy(name: &'static str) -> Policy {
+    Policy::new(name, SlidingLog::per_minute(5)).key(key::ip())
+}
+
+#[track_caller]
+fn assert_says(error: impl std::fmt::Display, words: &[&str]) {
+    let error = error.to_string();
+    for word in words {
+        assert!(error.contains(word), "`{word}` is not in: {error}");
+    }
+}
+
+#[test]
+fn an_empty_policy_name() {
+    let error = Policy::try_new("", SlidingLog::per_minute(5)).unwrap_err();
+    assert_says(error, &["\"\" is not a policy name", "such as `say-hi`"]);
+}
+
+#[test]
+#[should_panic(expected = "such as `say-hi`")]
+fn a_policy_name_in_capitals() {
+    let _ = Policy::new("Say Hi", SlidingLog::per_minute(5));
+}
+
+#[test]
+fn two_policies_of_one_name_in_a_layer() {
+    let error = RateLimitLayer::try_new(MemoryStore::new(), [policy("a"), policy("b"), policy("a")]).unwrap_err();
+    assert_says(error, &["two policies are named `a`", "give each its own"]);
+}
+
+#[test]
+#[should_panic(expected = "two policies are named `a`")]
+fn two_policies_of_one_name_in_a_layer_that_cannot_fail() {
+    let _ = RateLimitLayer::new(MemoryStore::new(), vec![policy("a"), policy("a")]);
+}
+
+#[test]
+fn two_policies_of_one_name_in_a_limiter() {
+    let error = Limiter::try_new(MemoryStore::new(), [policy("a"), policy("a")]).unwrap_err();
+    assert_says(error, &["two policies are named `a`", "give each its own"]);
+}
+
+#[test]
+fn a_log_of_more_than_it_can_keep() {
+    let error = Policy::try_new("downloads", SlidingLog::per_day(100_001)).unwrap_err();
+    assert_says(error, &["100001", "at most 100000"]);
+}
+
+#[test]
+fn a_window_of_no_length() {
+    let error = SlidingLog::try_new(5, Duration::ZERO).unwrap_err();
+    assert_says(
+        error,
+        &[
+            "between 1 ms and 10 years",
+            "`SlidingLog::new(100, Duration::from_secs(60))`",
+        ],
+    );
+}
+
+#[test]
+fn a_limit_of_nothing() {
+    let error = SlidingLog::try_new(0, Duration::from_secs(60)).unwrap_err();
+    assert_says(error, &["at least 1", "`SlidingLog::per_minute(100)`"]);
+}
+
+#[test]
+#[should_panic(expected = "at least 1")]
+fn a_request_that_costs_nothing() {
+    let _ = policy("free").cost(0);
+}
+
+#[test]
+#[should_panic(expected = "key::header(\"x-user-id\")")]
+fn a_header_name_that_is_none() {
+    let _ = key::header("x user id");
+}
+
+#[tokio::test]
+async fn a_redis_url_that_does_not_parse() {
+    for url in ["", "localhost", "http://127.0.0.1:6379", "redis//127.0.0.1"] {
+        let error = RedisStore::connect(url).await.unwrap_err();
+        assert_says(error, &["redis://:password@127.0.0.1:6379/0"]);
+    }
+}
+
+#[tokio::test]
+async fn a_redis_url_with_a_bad_port_shows_no_password() {
+    let error = RedisStore::connect("redis://:secret@127.0.0.1:port").await.unwrap_err();
+    let chain = format!("{error} {:?} {error:?}", std::error::Error::source(&error));
+    assert!(chain.contains("URL"), "{chain}");
+    assert!(!chain.contains("secret"), "{chain}");
+}
+
+#[tokio::test]
+async fn a_prefix_that_could_forge_a_key() {
+    let builder = RedisStore::builder().prefix("quota{a}");
+    let error = builder.connect("redis://127.0.0.1:6379").await.unwrap_err();
+    assert_says(error, &["prefix"]);
+}
+
+#[test]
+fn a_request_without_a_peer_address() {
+    let (parts, ()) = Request::new(()).into_parts();
+    let error = key::ip().extract(&parts).unwrap_err();
+    assert!(error.is_misconfigured());
+    assert_says(
+        error,
+        &[
+            "into_make_service_with_connect_info::<SocketAddr>()",
+            "tower_quota::key::PeerAddr",
+        ],
+    );
+}
+
+#[test]
+fn a_request_without_the_extension_that_it_should_have() {
+    struct User;
+
+    let (parts, ()) = Request::new(()).into_parts();
+    let error = key::extension::<User>(|_| "user".into()).extract(&parts).unwrap_err();
+    assert!(error.is_misconfigured());
+    assert_says(error, &["User", "outside of this one", "`.or(..)`"]);
+}
+
+#[test]
+fn what_is_printed_for_debugging_holds_no_key() {
+    let key = Key::header("x-user-id", "secret");
+    assert!(!format!("{key:?}").contains("secret"));
+
+    let policy = Policy::new("p", Limit::from(SlidingLog::per_minute(5))).key(key::constant("secret"));
+    let layer = RateLimitLayer::new(Arc::new(MemoryStore::new()), policy);
+    let printed = format!("{layer:?}");
+    assert!(printed.contains("\"p\"") && !printed.contains("secret"), "{printed}");
+}

@@ -1,0 +1,46 @@
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// What this thread logs while it exists.
+pub(crate) struct Log {
+    sink: Sink,
+    _guard: DefaultGuard,
+}
+
+impl Log {
+    pub(crate) fn capture() -> Self {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
+        Self {
+            sink,
+            _guard: subscriber.finish().set_default(),
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let bytes = self.sink.0.lock().expect("nobody panics while writing");
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+#[derive(Clone, Default)]
+struct Sink(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("nobody panics while writing").extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
