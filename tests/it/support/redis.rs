@@ -15,7 +15,8 @@ use tokio::sync::OnceCell;
 /// A Redis server of the test's own, which ends with it.
 pub(crate) struct Redis {
     port: u16,
-    server: Child,
+    server: Option<Child>,
+    settings: &'static [&'static str],
     folder: TempDir,
     client: OnceCell<Client>,
 }
@@ -23,17 +24,26 @@ pub(crate) struct Redis {
 impl Redis {
     /// Starts a server on a free port and waits until it answers.
     pub(crate) fn start() -> Self {
-        let port = free_port();
-        let folder = tempfile::tempdir().expect("a folder for the server");
-        let server = spawn(port, &folder);
-        let redis = Self {
-            port,
-            server,
-            folder,
-            client: OnceCell::new(),
-        };
-        redis.wait_until_it_answers();
+        Self::start_with(&[])
+    }
+
+    /// Starts a server with these settings, such as `--requirepass`, `secret`.
+    pub(crate) fn start_with(settings: &'static [&'static str]) -> Self {
+        let mut redis = Self::not_started();
+        redis.settings = settings;
+        redis.restart();
         redis
+    }
+
+    /// A port with nobody behind it until [`restart`](Self::restart).
+    pub(crate) fn not_started() -> Self {
+        Self {
+            port: free_port(),
+            server: None,
+            settings: &[],
+            folder: tempfile::tempdir().expect("a folder for the server"),
+            client: OnceCell::new(),
+        }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -46,14 +56,23 @@ impl Redis {
 
     /// Ends the server, as a crash would.
     pub(crate) fn kill(&mut self) {
-        self.server.kill().expect("the server can be killed");
-        self.server.wait().expect("the server ends");
+        if let Some(mut server) = self.server.take() {
+            server.kill().expect("the server can be killed");
+            server.wait().expect("the server ends");
+        }
     }
 
     /// Starts the server again after [`kill`](Self::kill), empty, on the same port.
     pub(crate) fn restart(&mut self) {
-        self.server = spawn(self.port, &self.folder);
+        self.server = Some(spawn(self.port, self.settings, &self.folder));
         self.wait_until_it_answers();
+    }
+
+    /// Makes the server hang, with its connections open, until what this returns is dropped.
+    pub(crate) fn freeze(&self) -> Frozen<'_> {
+        let server = self.server.as_ref().expect("the server runs");
+        signal("STOP", server);
+        Frozen(server)
     }
 
     /// Runs a command and panics if Redis does not answer it.
@@ -97,7 +116,7 @@ impl Redis {
             let ping = Command::new("redis-cli")
                 .args(["-p", &self.port.to_string(), "ping"])
                 .output();
-            if ping.is_ok_and(|output| output.stdout.starts_with(b"PONG")) {
+            if ping.is_ok_and(|output| output.stdout.starts_with(b"PONG") || output.stdout.starts_with(b"NOAUTH")) {
                 return;
             }
             assert!(
@@ -112,9 +131,27 @@ impl Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
     }
+}
+
+/// A server that hangs until this is dropped.
+pub(crate) struct Frozen<'a>(&'a Child);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        signal("CONT", self.0);
+    }
+}
+
+fn signal(name: &str, server: &Child) {
+    let status = Command::new("kill")
+        .args([&format!("-{name}"), &server.id().to_string()])
+        .status();
+    assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
 }
 
 fn free_port() -> u16 {
@@ -122,7 +159,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("a bound port").port()
 }
 
-fn spawn(port: u16, folder: &TempDir) -> Child {
+fn spawn(port: u16, settings: &[&str], folder: &TempDir) -> Child {
     Command::new("redis-server")
         .args([
             "--port",
@@ -134,6 +171,7 @@ fn spawn(port: u16, folder: &TempDir) -> Child {
             "--appendonly",
             "no",
         ])
+        .args(settings)
         .arg("--dir")
         .arg(folder.path())
         .stdout(Stdio::null())
