@@ -96,7 +96,11 @@ async fn wait_exactly(bench: &Bench, limit: &Limit, cost: u64) -> Duration {
     let told = wait(&bench.check(limit, cost).await);
 
     bench.advance(told - MICROSECOND).await;
-    assert_eq!(wait(&bench.check(limit, cost).await), MICROSECOND, "after {told:?} less 1 µs");
+    assert_eq!(
+        wait(&bench.check(limit, cost).await),
+        MICROSECOND,
+        "after {told:?} less 1 µs"
+    );
     bench.advance(MICROSECOND).await;
     assert!(bench.check(limit, cost).await.allowed, "after {told:?}");
     told
@@ -298,7 +302,10 @@ async fn several_charges_that_fit_all_count(bench: &Bench, limit: Algorithm) {
 async fn requests_of_one_batch_are_decided_one_after_the_other(bench: &Bench, limit: Algorithm) {
     let limit = limit(3, WINDOW);
     let (ours, theirs) = (Key::from("ours"), Key::from("theirs"));
-    let (one, two) = ([Charge::new("test", &limit, &ours, 1)], [Charge::new("test", &limit, &ours, 2)]);
+    let (one, two) = (
+        [Charge::new("test", &limit, &ours, 1)],
+        [Charge::new("test", &limit, &ours, 2)],
+    );
     let other = [Charge::new("test", &limit, &theirs, 1)];
 
     let batch = [&one, &other, &two, &one].map(|charges| Request::new(Operation::Check, charges));

@@ -72,7 +72,11 @@ impl Model {
     /// How much was admitted in the half-open window `[from, from + WINDOW)`.
     fn admitted_from(&self, from: u64) -> u64 {
         let window = from..from + WINDOW;
-        self.0.iter().filter(|(at, _)| window.contains(at)).map(|(_, cost)| cost).sum()
+        self.0
+            .iter()
+            .filter(|(at, _)| window.contains(at))
+            .map(|(_, cost)| cost)
+            .sum()
     }
 
     /// The most that was admitted in any half-open window; one that begins with an admission has the most.

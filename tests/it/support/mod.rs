@@ -5,7 +5,12 @@ mod clock;
 mod redis;
 mod worker;
 
-pub(crate) use self::{bench::Bench, clock::Clock, redis::Redis, worker::{Worker, work}};
+pub(crate) use self::{
+    bench::Bench,
+    clock::Clock,
+    redis::Redis,
+    worker::{Worker, work},
+};
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +44,10 @@ pub(crate) async fn try_decide(
 pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !condition().await {
-        assert!(started.elapsed() < Duration::from_secs(10), "after ten seconds still not: {what}");
+        assert!(
+            started.elapsed() < Duration::from_secs(10),
+            "after ten seconds still not: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
