@@ -56,7 +56,7 @@ use crate::ConfigError;
 /// # When the clock of Redis is set
 ///
 /// Entries more than a second (or one window, if that is less) ahead of the clock are forgotten. So a clock that is set
-/// back blocks nobody for longer than a window, and admits at most one window's worth more.
+/// back lets nobody who asks wait for longer than a window and that second, and admits at most one window's worth more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingLog {
