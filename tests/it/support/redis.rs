@@ -1,7 +1,7 @@
 use std::{
+    io::{BufRead, BufReader},
     net::TcpListener,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use fred::{
@@ -29,10 +29,16 @@ impl Redis {
 
     /// Starts a server with these settings, such as `--requirepass`, `secret`.
     pub(crate) fn start_with(settings: &'static [&'static str]) -> Self {
-        let mut redis = Self::not_started();
-        redis.settings = settings;
-        redis.restart();
-        redis
+        // Somebody else may have taken the port that was free a moment ago.
+        for _ in 0..5 {
+            let mut redis = Self::not_started();
+            redis.settings = settings;
+            redis.server = spawn(redis.port, settings, &redis.folder);
+            if redis.server.is_some() {
+                return redis;
+            }
+        }
+        panic!("redis-server does not start on any port");
     }
 
     /// A port with nobody behind it until [`restart`](Self::restart).
@@ -64,8 +70,12 @@ impl Redis {
 
     /// Starts the server again after [`kill`](Self::kill), empty, on the same port.
     pub(crate) fn restart(&mut self) {
-        self.server = Some(spawn(self.port, self.settings, &self.folder));
-        self.wait_until_it_answers();
+        self.server = spawn(self.port, self.settings, &self.folder);
+        assert!(
+            self.server.is_some(),
+            "redis-server does not start on port {}",
+            self.port
+        );
     }
 
     /// Makes the server hang, with its connections open, until what this returns is dropped.
@@ -109,24 +119,6 @@ impl Redis {
             .with_connection_config(|connection| connection.max_command_attempts = 1);
         builder
     }
-
-    fn wait_until_it_answers(&self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            let ping = Command::new("redis-cli")
-                .args(["-p", &self.port.to_string(), "ping"])
-                .output();
-            if ping.is_ok_and(|output| output.stdout.starts_with(b"PONG") || output.stdout.starts_with(b"NOAUTH")) {
-                return;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "redis-server on port {} does not answer",
-                self.port
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
 }
 
 impl Drop for Redis {
@@ -159,23 +151,25 @@ fn free_port() -> u16 {
     listener.local_addr().expect("a bound port").port()
 }
 
-fn spawn(port: u16, settings: &[&str], folder: &TempDir) -> Child {
-    Command::new("redis-server")
-        .args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ])
+/// A server that accepts connections; `None` if it ends before, since the port is taken.
+fn spawn(port: u16, settings: &[&str], folder: &TempDir) -> Option<Child> {
+    let mut server = Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no"])
         .args(settings)
         .arg("--dir")
         .arg(folder.path())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .expect("redis-server starts; `.ci/test` installs it")
+        .expect("redis-server starts; `.ci/test` installs it");
+
+    // Its log, and not an answer on the port, which could be another server's.
+    let log = BufReader::new(server.stdout.take().expect("a pipe"));
+    let mut lines = log.lines().map_while(Result::ok);
+    if lines.any(|line| line.contains("eady to accept connections")) {
+        return Some(server);
+    }
+    let _ = server.wait();
+    None
 }
