@@ -18,7 +18,11 @@ const COSTS: [u64; 2] = [1, 10_000];
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let redis = redis::Redis::start();
-    let shared = RedisStore::builder().deadline(Duration::from_secs(10)).connect(&redis.url()).await.expect("a store");
+    let shared = RedisStore::builder()
+        .deadline(Duration::from_secs(10))
+        .connect(&redis.url())
+        .await
+        .expect("a store");
     let memory = MemoryStore::new();
 
     // Room for all, so that every check is admitted: eight on one key.
@@ -33,7 +37,10 @@ async fn main() {
         TokenBucket::new(limit, hour).into(),
     ];
 
-    println!("{:<44} {:>16} {:>16}", "cost 10,000 / cost 1, medians", "MemoryStore", "RedisStore, fred");
+    println!(
+        "{:<44} {:>16} {:>16}",
+        "cost 10,000 / cost 1, medians", "MemoryStore", "RedisStore, fred"
+    );
     for limit in limits {
         let in_memory = ratio(&memory, &limit).await;
         let in_redis = ratio(&shared, &limit).await;
@@ -49,7 +56,10 @@ async fn ratio(store: &impl Store, limit: &Limit) -> f64 {
             let key = Key::from(format!("{cost}-{}", round / 8));
             let charges = [Charge::new("bench", limit, &key, cost)];
             let start = Instant::now();
-            let answer = store.decide(&[Request::new(Operation::Check, &charges)]).await.expect("an answer");
+            let answer = store
+                .decide(&[Request::new(Operation::Check, &charges)])
+                .await
+                .expect("an answer");
             times.push(start.elapsed());
             assert!(answer.outcomes.iter().all(|outcome| outcome.allowed));
         }

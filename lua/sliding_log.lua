@@ -122,11 +122,14 @@ function log.add(state, limit, weight)
 
   local at, merged = now, 0
   if limit.grain > 0 and state.stored > 0 then
-    local newest = call('ZRANGE', state.key, -1, -1, 'WITHSCORES')
-    local last = tonumber(newest[2])
-    if math.floor(last / limit.grain) == math.floor(now / limit.grain) then
-      at, merged = math.max(last, now), weight_of(newest[1])
-      call('ZREM', state.key, newest[1])
+    local first = now - now % limit.grain
+    local last = text(first + limit.grain - 1)
+    local entries =
+      call('ZREVRANGEBYSCORE', state.key, last, text(first), 'WITHSCORES', 'LIMIT', '0', text(state.budget - 1))
+    for i = 1, #entries, 2 do
+      at = math.max(at, tonumber(entries[i + 1]))
+      merged = merged + weight_of(entries[i])
+      call('ZREM', state.key, entries[i])
       state.stored = state.stored - 1
     end
   end

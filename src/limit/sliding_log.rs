@@ -56,7 +56,7 @@ use crate::ConfigError;
 /// # When the clock of Redis is set
 ///
 /// Entries more than a second (or one window, if that is less) ahead of the clock are forgotten. So a clock that is set
-/// back blocks nobody for longer than a window, and admits at most one window's worth more.
+/// back lets nobody who asks wait for longer than a window and that second, and admits at most one window's worth more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingLog {
@@ -258,16 +258,20 @@ impl Rule for SlidingLog {
         }
         log.total += weight;
 
-        if self.precision > 0
-            && let Some(newest) = log.entries.back_mut()
-            && self.merges(newest.at, now)
-        {
-            newest.at = newest.at.max(now);
-            newest.weight += weight;
-            return;
+        let mut entry = Entry { at: now, weight };
+        if let grain @ 1.. = self.grain() {
+            let first = now - now % grain;
+            let end = log.until(first + grain - 1);
+            let start = log
+                .until(first.saturating_sub(1))
+                .max(end.saturating_sub(log.budget - 1));
+            for merged in log.entries.drain(start..end) {
+                entry.at = entry.at.max(merged.at);
+                entry.weight += merged.weight;
+            }
         }
         // Where the clock was set back, entries ahead of it stay behind this one.
-        log.entries.insert(log.until(now), Entry { at: now, weight });
+        log.entries.insert(log.until(entry.at), entry);
     }
 
     fn wait(&self, log: &Log, now: u64, cost: u64) -> u64 {

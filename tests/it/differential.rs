@@ -1,11 +1,14 @@
 //! The Rust rules and the Lua scripts, side by side on the same random timelines.
 
-use std::time::Duration;
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
 
 use proptest::{
     prelude::{BoxedStrategy, Just, Strategy, prop_oneof},
     strategy::ValueTree,
-    test_runner::{RngAlgorithm, TestRng, TestRunner},
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 use tower_quota::{
     FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
@@ -21,6 +24,14 @@ fn steps() -> usize {
         .ok()
         .and_then(|steps| steps.parse().ok())
         .unwrap_or(20_000)
+}
+
+/// Another timeline each time; `TOWER_QUOTA_SEED` repeats one.
+fn seed() -> u64 {
+    let given = std::env::var("TOWER_QUOTA_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
+    given.unwrap_or_else(|| RandomState::new().hash_one(0))
 }
 
 /// What happens next on a timeline.
@@ -74,12 +85,12 @@ async fn agree(window: Duration, policies: &[&[Limit]]) {
     let memory = clock.memory_store();
     let shared = clock.redis_store(&redis).await;
 
-    let seed: [u8; 32] = std::array::from_fn(|_| rand_byte());
-    println!("seed {seed:?}");
-    let mut runner = TestRunner::new_with_rng(
-        proptest::test_runner::Config::default(),
-        TestRng::from_seed(RngAlgorithm::ChaCha, &seed),
-    );
+    let seed = seed();
+    println!("TOWER_QUOTA_SEED={seed}");
+    let mut seeds = [0; 32];
+    seeds[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seeds);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let strategy = step(window, policies.len());
 
     let key = Key::from("k");
@@ -123,11 +134,6 @@ async fn agree(window: Duration, policies: &[&[Limit]]) {
             admissions.push(clock.now());
         }
     }
-}
-
-fn rand_byte() -> u8 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0) as u8
 }
 
 const WINDOW: Duration = Duration::from_millis(10);

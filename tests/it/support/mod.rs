@@ -1,31 +1,59 @@
 //! What the tests share.
 
+mod bench;
 mod clock;
 mod http;
 mod log;
 mod redis;
 mod stores;
+mod worker;
 
-pub(crate) use self::{clock::Clock, redis::Redis};
+use std::time::{Duration, Instant};
 
 pub(crate) use self::{
+    bench::Bench,
+    clock::Clock,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
+    redis::Redis,
     stores::{Broken, Gated, Later},
+    worker::{Worker, work},
 };
 
 use tower_quota::{
     Key, Limit,
-    store::{Charge, Operation, Outcome, Request, Store},
+    store::{Charge, Operation, Outcome, Request, Store, StoreError},
 };
 
 /// Asks a store for one operation on one key, and panics if it does not answer.
 pub(crate) async fn decide(store: &impl Store, operation: Operation, limit: &Limit, key: &str, cost: u64) -> Outcome {
+    try_decide(store, operation, limit, key, cost)
+        .await
+        .expect("the store answers")
+}
+
+/// Asks a store for one operation on one key.
+pub(crate) async fn try_decide(
+    store: &impl Store,
+    operation: Operation,
+    limit: &Limit,
+    key: &str,
+    cost: u64,
+) -> Result<Outcome, StoreError> {
     let key = Key::from(key);
     let charges = [Charge::new("test", limit, &key, cost)];
-    let answer = store
-        .decide(&[Request::new(operation, &charges)])
-        .await
-        .expect("the store answers");
-    answer.outcomes.into_iter().next().expect("one outcome for one request")
+    let answer = store.decide(&[Request::new(operation, &charges)]).await?;
+    Ok(answer.outcomes.into_iter().next().expect("one outcome for one request"))
+}
+
+/// Waits until the condition holds, and panics if that takes longer than ten seconds.
+pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !condition().await {
+        assert!(
+            started.elapsed() < Duration::from_secs(10),
+            "after ten seconds still not: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

@@ -1,7 +1,7 @@
 use std::{
+    io::{BufRead, BufReader},
     net::TcpListener,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use fred::{
@@ -15,7 +15,8 @@ use tokio::sync::OnceCell;
 /// A Redis server of the test's own, which ends with it.
 pub(crate) struct Redis {
     port: u16,
-    server: Child,
+    server: Option<Child>,
+    settings: &'static [&'static str],
     folder: TempDir,
     client: OnceCell<Client>,
 }
@@ -23,17 +24,32 @@ pub(crate) struct Redis {
 impl Redis {
     /// Starts a server on a free port and waits until it answers.
     pub(crate) fn start() -> Self {
-        let port = free_port();
-        let folder = tempfile::tempdir().expect("a folder for the server");
-        let server = spawn(port, &folder);
-        let redis = Self {
-            port,
-            server,
-            folder,
+        Self::start_with(&[])
+    }
+
+    /// Starts a server with these settings, such as `--requirepass`, `secret`.
+    pub(crate) fn start_with(settings: &'static [&'static str]) -> Self {
+        // Somebody else may have taken the port that was free a moment ago.
+        for _ in 0..5 {
+            let mut redis = Self::not_started();
+            redis.settings = settings;
+            redis.server = spawn(redis.port, settings, &redis.folder);
+            if redis.server.is_some() {
+                return redis;
+            }
+        }
+        panic!("redis-server does not start on any port");
+    }
+
+    /// A port with nobody behind it until [`restart`](Self::restart).
+    pub(crate) fn not_started() -> Self {
+        Self {
+            port: free_port(),
+            server: None,
+            settings: &[],
+            folder: tempfile::tempdir().expect("a folder for the server"),
             client: OnceCell::new(),
-        };
-        redis.wait_until_it_answers();
-        redis
+        }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -46,14 +62,27 @@ impl Redis {
 
     /// Ends the server, as a crash would.
     pub(crate) fn kill(&mut self) {
-        self.server.kill().expect("the server can be killed");
-        self.server.wait().expect("the server ends");
+        if let Some(mut server) = self.server.take() {
+            server.kill().expect("the server can be killed");
+            server.wait().expect("the server ends");
+        }
     }
 
     /// Starts the server again after [`kill`](Self::kill), empty, on the same port.
     pub(crate) fn restart(&mut self) {
-        self.server = spawn(self.port, &self.folder);
-        self.wait_until_it_answers();
+        self.server = spawn(self.port, self.settings, &self.folder);
+        assert!(
+            self.server.is_some(),
+            "redis-server does not start on port {}",
+            self.port
+        );
+    }
+
+    /// Makes the server hang, with its connections open, until what this returns is dropped.
+    pub(crate) fn freeze(&self) -> Frozen<'_> {
+        let server = self.server.as_ref().expect("the server runs");
+        signal("STOP", server);
+        Frozen(server)
     }
 
     /// Runs a command and panics if Redis does not answer it.
@@ -90,31 +119,31 @@ impl Redis {
             .with_connection_config(|connection| connection.max_command_attempts = 1);
         builder
     }
-
-    fn wait_until_it_answers(&self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            let ping = Command::new("redis-cli")
-                .args(["-p", &self.port.to_string(), "ping"])
-                .output();
-            if ping.is_ok_and(|output| output.stdout.starts_with(b"PONG")) {
-                return;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "redis-server on port {} does not answer",
-                self.port
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
 }
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
     }
+}
+
+/// A server that hangs until this is dropped.
+pub(crate) struct Frozen<'a>(&'a Child);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        signal("CONT", self.0);
+    }
+}
+
+fn signal(name: &str, server: &Child) {
+    let status = Command::new("kill")
+        .args([&format!("-{name}"), &server.id().to_string()])
+        .status();
+    assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
 }
 
 fn free_port() -> u16 {
@@ -122,22 +151,25 @@ fn free_port() -> u16 {
     listener.local_addr().expect("a bound port").port()
 }
 
-fn spawn(port: u16, folder: &TempDir) -> Child {
-    Command::new("redis-server")
-        .args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ])
+/// A server that accepts connections; `None` if it ends before, since the port is taken.
+fn spawn(port: u16, settings: &[&str], folder: &TempDir) -> Option<Child> {
+    let mut server = Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no"])
+        .args(settings)
         .arg("--dir")
         .arg(folder.path())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .expect("redis-server starts; `.ci/test` installs it")
+        .expect("redis-server starts; `.ci/test` installs it");
+
+    // Its log, and not an answer on the port, which could be another server's.
+    let log = BufReader::new(server.stdout.take().expect("a pipe"));
+    let mut lines = log.lines().map_while(Result::ok);
+    if lines.any(|line| line.contains("eady to accept connections")) {
+        return Some(server);
+    }
+    let _ = server.wait();
+    None
 }

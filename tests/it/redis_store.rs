@@ -1,0 +1,276 @@
+//! A store's connection to Redis: how it begins, what it survives and when it ends.
+
+use std::{
+    error::Error,
+    iter,
+    time::{Duration, Instant},
+};
+
+use fred::{
+    interfaces::ClientLike,
+    types::{
+        Builder,
+        config::{Config, ReconnectPolicy, ServerConfig},
+    },
+};
+use tokio::{net::TcpListener, time::timeout};
+use tower_quota::{
+    ConfigError, Limit, RedisStore, SlidingLog,
+    store::{ErrorKind, Operation},
+};
+
+use crate::support::{Redis, decide, eventually, try_decide};
+
+fn limit() -> Limit {
+    SlidingLog::per_minute(100).into()
+}
+
+async fn answers(store: &RedisStore) -> bool {
+    try_decide(store, Operation::Peek, &limit(), "k", 1).await.is_ok()
+}
+
+#[tokio::test]
+async fn a_store_starts_before_its_redis() {
+    let mut redis = Redis::not_started();
+    let started = Instant::now();
+    let store = RedisStore::connect(&redis.url()).await.expect("Redis may come later");
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+
+    let started = Instant::now();
+    for _ in 0..10 {
+        let error = try_decide(&store, Operation::Check, &limit(), "k", 1)
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+    }
+    assert!(
+        started.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        started.elapsed()
+    );
+
+    redis.restart();
+    eventually("the store is answered", async || answers(&store).await).await;
+    let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
+    assert_eq!(outcome.verdicts[0].remaining, 99);
+}
+
+#[tokio::test]
+async fn the_connection_ends_with_the_last_clone_of_the_store() {
+    let redis = Redis::start();
+    let connections = async || {
+        let list: String = redis.command("CLIENT", ["LIST"]).await;
+        list.lines().count()
+    };
+    let before = connections().await;
+
+    let store = RedisStore::connect(&redis.url()).await.expect("the URL is good");
+    let clone = store.clone();
+    drop(store);
+    assert!(answers(&clone).await);
+    assert_eq!(connections().await, before + 1);
+
+    drop(clone);
+    eventually("the connection is closed", async || connections().await == before).await;
+}
+
+#[tokio::test]
+async fn a_store_that_is_dropped_before_its_redis_comes_stops_trying() {
+    let redis = Redis::not_started();
+    let store = RedisStore::connect(&redis.url()).await.expect("Redis may come later");
+    let listener = TcpListener::bind(("127.0.0.1", redis.port()))
+        .await
+        .expect("the port is free");
+    listener.accept().await.expect("the store tries again");
+
+    drop(store);
+    // What was on its way when the store was dropped may still come, once.
+    let _ = timeout(Duration::from_secs(1), listener.accept()).await;
+    let late = timeout(Duration::from_secs(1), listener.accept()).await;
+    assert!(late.is_err(), "it tried again after it was dropped");
+}
+
+/// The error with its causes, as an application would log it.
+fn in_full(error: &ConfigError) -> String {
+    let causes = iter::successors(Some(error as &dyn Error), |&error| error.source());
+    let causes: Vec<_> = causes.map(ToString::to_string).collect();
+    format!("{}; {error:?}", causes.join(": "))
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_an_error_that_does_not_show_it() {
+    let redis = Redis::start_with(&["--requirepass", "right-one"]);
+    let url = |password| format!("redis://:{password}@127.0.0.1:{}", redis.port());
+
+    let error = RedisStore::connect(&url("wrong-one")).await.unwrap_err();
+    assert!(error.to_string().contains("credentials"), "{error}");
+    assert!(!in_full(&error).contains("wrong-one"), "{}", in_full(&error));
+
+    let store = RedisStore::connect(&url("right-one"))
+        .await
+        .expect("the password is right");
+    assert!(answers(&store).await);
+}
+
+#[tokio::test]
+async fn a_missing_password_is_an_error() {
+    let redis = Redis::start_with(&["--requirepass", "right-one"]);
+    let error = RedisStore::connect(&redis.url()).await.unwrap_err();
+    assert!(error.to_string().contains("credentials"), "{error}");
+}
+
+#[tokio::test]
+async fn a_prefix_that_could_break_a_key_is_an_error() {
+    let redis = Redis::start();
+    for prefix in ["", "shop quota", "shop{1}", "quota*", "größe", "a\nb"] {
+        let error = RedisStore::builder()
+            .prefix(prefix)
+            .connect(&redis.url())
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("`shop:quota`"), "{prefix:?}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn keys_begin_with_the_prefix() {
+    let redis = Redis::start();
+    let builder = RedisStore::builder().prefix("shop:quota");
+    let store = builder.connect(&redis.url()).await.expect("the prefix is good");
+    decide(&store, Operation::Check, &limit(), "k", 1).await;
+    let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+    assert_eq!(keys, ["shop:quota:1:log:test:{key=k}"]);
+}
+
+#[tokio::test]
+async fn a_deadline_of_zero_is_an_error() {
+    let redis = Redis::start();
+    let builder = RedisStore::builder().deadline(Duration::ZERO);
+    let error = builder.connect(&redis.url()).await.unwrap_err();
+    assert!(error.to_string().contains("such as 100 ms"), "{error}");
+}
+
+/// The median of how long it takes, of seven times.
+async fn median_time(mut what: impl AsyncFnMut()) -> Duration {
+    let mut times = Vec::new();
+    for _ in 0..7 {
+        let started = Instant::now();
+        what().await;
+        times.push(started.elapsed());
+    }
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[tokio::test]
+async fn a_check_ends_by_its_deadline_when_redis_hangs() {
+    const DEADLINE: Duration = Duration::from_millis(100);
+    const SLACK: Duration = Duration::from_millis(100);
+    let redis = Redis::start();
+    let store = RedisStore::connect(&redis.url()).await.expect("the URL is good");
+    assert!(answers(&store).await);
+
+    let frozen = redis.freeze();
+    let check = median_time(async || {
+        let limit = limit();
+        let check = try_decide(&store, Operation::Check, &limit, "k", 1);
+        let error = timeout(20 * DEADLINE, check).await.expect("it ends").unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unreachable),
+            "{error:?}"
+        );
+    })
+    .await;
+    let control = median_time(async || tokio::time::sleep(DEADLINE).await).await;
+    assert!(check <= control + SLACK, "{check:?} beside {control:?}");
+
+    drop(frozen);
+    eventually("the store is answered", async || answers(&store).await).await;
+}
+
+// Clients that the application brings along.
+
+/// What is wrong with the client that this builder builds.
+fn fault(builder: &Builder) -> String {
+    let client = builder.build().expect("a client");
+    let error = RedisStore::builder().client(client).unwrap_err();
+    error.to_string()
+}
+
+#[tokio::test]
+async fn a_client_that_would_not_come_back_is_refused_with_the_fix() {
+    let redis = Redis::not_started();
+    let mut builder = Builder::from_config(Config::from_url(&redis.url()).expect("the URL is good"));
+    builder.with_connection_config(|connection| connection.max_command_attempts = 1);
+    let fault = fault(&builder);
+    assert!(
+        fault.contains("`.set_policy(ReconnectPolicy::new_constant(0, 150))`"),
+        "{fault}"
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_sends_twice_is_refused_with_the_fix() {
+    let redis = Redis::not_started();
+    let mut builder = redis.builder();
+    builder.with_connection_config(|connection| connection.max_command_attempts = 3);
+    let fault = fault(&builder);
+    assert!(fault.contains("config.max_command_attempts = 1"), "{fault}");
+}
+
+#[tokio::test]
+async fn a_client_with_a_bounded_queue_is_refused_with_the_fix() {
+    let redis = Redis::not_started();
+    let mut builder = redis.builder();
+    builder.with_connection_config(|connection| connection.max_command_buffer_len = 1_000);
+    let fault = fault(&builder);
+    assert!(fault.contains("config.max_command_buffer_len = 0"), "{fault}");
+}
+
+#[tokio::test]
+async fn a_clustered_client_is_refused_with_the_fix() {
+    let mut builder = Builder::from_config(Config {
+        server: ServerConfig::new_clustered(vec![("127.0.0.1", 7_000)]),
+        ..Config::default()
+    });
+    builder
+        .set_policy(ReconnectPolicy::new_constant(0, 150))
+        .with_connection_config(|connection| connection.max_command_attempts = 1);
+    let fault = fault(&builder);
+    assert!(fault.contains("feature `redis-rs`"), "{fault}");
+}
+
+#[tokio::test]
+async fn a_pool_of_clients_is_audited_too() {
+    let redis = Redis::not_started();
+    let mut builder = redis.builder();
+    builder.with_connection_config(|connection| connection.max_command_attempts = 3);
+    let pool = builder.build_pool(3).expect("a pool");
+    let error = RedisStore::builder().pool(pool).unwrap_err();
+    assert!(error.to_string().contains("config.max_command_attempts = 1"), "{error}");
+}
+
+#[tokio::test]
+async fn a_client_of_the_application_counts_and_stays_its_own() {
+    let redis = Redis::start();
+    let client = redis.builder().build().expect("a client");
+    client.init().await.expect("the server answers");
+    let store = RedisStore::builder().client(client.clone()).expect("a good client");
+    let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
+    assert_eq!(outcome.verdicts[0].remaining, 99);
+
+    drop(store);
+    client.ping::<()>(None).await.expect("it is still connected");
+}
+
+#[tokio::test]
+async fn the_clients_of_a_pool_share_one_count() {
+    let redis = Redis::start();
+    let pool = redis.builder().build_pool(3).expect("a pool");
+    pool.init().await.expect("the server answers");
+    let store = RedisStore::builder().pool(pool).expect("a good pool");
+    for remaining in (94..100).rev() {
+        let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
+        assert_eq!(outcome.verdicts[0].remaining, remaining);
+    }
+}

@@ -1,0 +1,102 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tower_quota::{
+    Limit,
+    store::{Operation, Outcome, Store},
+};
+
+use super::{Clock, Redis, decide};
+
+/// A store that goes by a clock of the test's, and a key to ask it about.
+pub(crate) struct Bench {
+    pub(crate) store: Arc<dyn Store>,
+    clock: Clock,
+    redis: Option<Arc<Redis>>,
+    key: String,
+}
+
+/// Benches.
+impl Bench {
+    pub(crate) async fn memory_store() -> Self {
+        let clock = Clock::new();
+        Self::new(Arc::new(clock.memory_store()), clock, None).await
+    }
+
+    pub(crate) async fn redis_store() -> Self {
+        let clock = Clock::new();
+        let redis = Redis::start();
+        let store = clock.redis_store(&redis).await;
+        Self::new(Arc::new(store), clock, Some(Arc::new(redis))).await
+    }
+
+    /// The same store and clock, and a key that was not asked about yet.
+    pub(crate) fn with_a_fresh_key(&self) -> Self {
+        static KEYS: AtomicU64 = AtomicU64::new(0);
+        Self {
+            store: self.store.clone(),
+            clock: self.clock.clone(),
+            redis: self.redis.clone(),
+            key: format!("k{}", KEYS.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    async fn new(store: Arc<dyn Store>, clock: Clock, redis: Option<Arc<Redis>>) -> Self {
+        let bench = Self {
+            store,
+            clock,
+            redis,
+            key: "k".into(),
+        };
+        bench.tell().await;
+        bench
+    }
+}
+
+/// The clock.
+impl Bench {
+    /// The microseconds since the Unix epoch.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    pub(crate) async fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+        self.tell().await;
+    }
+
+    pub(crate) async fn set_back(&self, by: Duration) {
+        self.clock.set(self.now() - by.as_micros() as u64);
+        self.tell().await;
+    }
+
+    async fn tell(&self) {
+        if let Some(redis) = &self.redis {
+            self.clock.tell(redis).await;
+        }
+    }
+}
+
+/// The operations.
+impl Bench {
+    pub(crate) async fn check(&self, limit: &Limit, cost: u64) -> Outcome {
+        decide(&self.store, Operation::Check, limit, &self.key, cost).await
+    }
+
+    pub(crate) async fn peek(&self, limit: &Limit, cost: u64) -> Outcome {
+        decide(&self.store, Operation::Peek, limit, &self.key, cost).await
+    }
+
+    pub(crate) async fn charge(&self, limit: &Limit, cost: u64) -> Outcome {
+        decide(&self.store, Operation::Charge, limit, &self.key, cost).await
+    }
+
+    pub(crate) async fn reset(&self, limit: &Limit) -> Outcome {
+        decide(&self.store, Operation::Reset, limit, &self.key, 1).await
+    }
+}

@@ -1,0 +1,132 @@
+use std::{
+    env,
+    io::{BufRead, BufReader, Lines, Write, stdin},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::{Duration, SystemTime},
+};
+
+use tokio::task::JoinSet;
+use tower_quota::{Limiter, Policy, RedisStore, SlidingLog};
+
+use super::Redis;
+
+/// Another process of an application, with a connection of its own to the Redis of the test.
+///
+/// It is this test binary again, told to run nothing but [`work`].
+pub(crate) struct Worker {
+    process: Child,
+    orders: Option<ChildStdin>,
+    reports: Lines<BufReader<ChildStdout>>,
+    clock: Duration,
+}
+
+/// The Redis that a worker is to count in.
+const URL: &str = "TOWER_QUOTA_WORKER_REDIS";
+/// What its reports begin with, since the test harness prints too.
+const REPORT: &str = "worker: ";
+/// The test that calls [`work`].
+const TEST: &str = "admission::a_worker_does_as_it_is_told";
+
+impl Worker {
+    pub(crate) fn start(redis: &Redis) -> Self {
+        let program = env::current_exe().expect("this binary");
+        Self::spawn(Command::new(program), redis)
+    }
+
+    /// Starts one on a host whose clock is an hour fast.
+    pub(crate) fn start_an_hour_ahead(redis: &Redis) -> Self {
+        let mut faketime = Command::new("faketime");
+        faketime
+            .args(["-f", "+1h"])
+            .arg(env::current_exe().expect("this binary"))
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        Self::spawn(faketime, redis)
+    }
+
+    fn spawn(mut command: Command, redis: &Redis) -> Self {
+        let mut process = command
+            .args(["--exact", TEST, "--nocapture"])
+            .env(URL, redis.url())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}; the package `faketime` has `faketime`"));
+        let orders = process.stdin.take();
+        let stdout = process.stdout.take().expect("a pipe");
+
+        let mut worker = Self {
+            process,
+            orders,
+            reports: BufReader::new(stdout).lines(),
+            clock: Duration::ZERO,
+        };
+        worker.clock = Duration::from_secs(worker.report()[0]);
+        worker
+    }
+
+    /// What the worker takes for the time since the Unix epoch.
+    pub(crate) fn clock(&self) -> Duration {
+        self.clock
+    }
+
+    /// Tells the worker to check this many times at once, against a limit per hour.
+    pub(crate) fn tell(&mut self, key: &str, limit: u64, requests: u64) {
+        let orders = self.orders.as_mut().expect("a worker takes orders until it is dropped");
+        writeln!(orders, "{key} {limit} {requests}").expect("the worker listens");
+    }
+
+    /// How many it was admitted, and the longest wait that it was told.
+    pub(crate) fn outcome(&mut self) -> (u64, Duration) {
+        let report = self.report();
+        (report[0], Duration::from_micros(report[1]))
+    }
+
+    fn report(&mut self) -> Vec<u64> {
+        let line = self
+            .reports
+            .by_ref()
+            .map(|line| line.expect("the worker prints text"))
+            .find_map(|line| line.split_once(REPORT).map(|(_, report)| report.to_owned()))
+            .expect("the worker reports");
+        line.split(' ').map(|word| word.parse().expect("a number")).collect()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Without orders it goes home; so does the one behind `faketime`.
+        drop(self.orders.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// The worker's side: says what time it is, then does as it is told until there are no more orders.
+pub(crate) async fn work() {
+    let Ok(url) = env::var(URL) else {
+        return;
+    };
+    let builder = RedisStore::builder().deadline(Duration::from_secs(30));
+    let store = builder.connect(&url).await.expect("the URL is good");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    println!("{REPORT}{}", now.expect("a time after 1970").as_secs());
+
+    for order in stdin().lines() {
+        let order = order.expect("orders are text");
+        let mut words = order.split(' ');
+        let mut word = || words.next().expect("an order has three words");
+        let (key, limit, requests) = (word(), word(), word());
+
+        let limit = SlidingLog::per_hour(limit.parse().expect("a number"));
+        let limiter = Limiter::new(store.clone(), Policy::new("test", limit));
+        let mut checks = JoinSet::new();
+        for _ in 0..requests.parse().expect("a number") {
+            let (limiter, key) = (limiter.clone(), key.to_owned());
+            checks.spawn(async move { limiter.check(key).await.expect("Redis answers") });
+        }
+
+        let decisions = checks.join_all().await;
+        let admitted = decisions.iter().filter(|decision| decision.is_allowed()).count();
+        let wait = decisions.iter().filter_map(|decision| decision.retry_after()).max();
+        println!("{REPORT}{admitted} {}", wait.unwrap_or_default().as_micros());
+    }
+}
