@@ -4,7 +4,7 @@ use fred::{
     bytes_utils::Str,
     clients::{Client, Pool},
     error::{Error, ErrorKind},
-    interfaces::{ClientLike, EventInterface},
+    interfaces::ClientLike,
     types::{
         Builder, ClusterHash, CustomCommand, Resp3Frame, Value,
         config::{Config, Options, ReconnectPolicy, TcpConfig, UnresponsiveConfig},
@@ -12,7 +12,7 @@ use fred::{
 };
 use tokio::{
     task::JoinHandle,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
@@ -44,21 +44,19 @@ impl Fred {
             Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
         let client = build(config).map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
 
-        let mut errors = client.error_rx();
         let connection = Connection::open(client.clone());
-        tokio::select! {
-            biased;
-            _ = client.wait_for_connect() => {}
-            Ok((error, _)) = errors.recv() => {
-                if matches!(error.kind(), ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url) {
-                    return Err(ConfigError::because("Redis turned the credentials or the URL down", error));
-                }
-                #[cfg(feature = "tracing")]
-                tracing::warn!(%error, "Redis is not there yet; the store keeps on connecting");
+        match timeout(PATIENCE, client.wait_for_connect()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url) => {
+                return Err(ConfigError::because(
+                    "Redis turned the credentials or the URL down",
+                    error,
+                ));
             }
-            () = sleep(PATIENCE) => {
+            absent => {
                 #[cfg(feature = "tracing")]
-                tracing::warn!("Redis does not answer yet; the store keeps on connecting");
+                tracing::warn!(?absent, "Redis is not there yet; the store keeps on connecting");
+                let _ = absent;
             }
         }
         Ok(Self {
@@ -156,12 +154,11 @@ fn failure(error: Error) -> Failure {
 }
 
 /// A client as a limiter needs it: its defaults wait long, try thrice, and give up for good after a disconnect.
-fn build(mut config: Config) -> Result<Client, Error> {
+fn build(config: Config) -> Result<Client, Error> {
     const ATTEMPTS: u32 = 0; // without end
     const DELAY_MS: u32 = 150;
     const JITTER_MS: u32 = 100;
 
-    config.fail_fast = false; // the policy holds for the first connection too
     let mut policy = ReconnectPolicy::new_constant(ATTEMPTS, DELAY_MS);
     policy.set_jitter(JITTER_MS);
 
