@@ -1,8 +1,20 @@
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-use http::request::Parts;
+use http::{HeaderMap, HeaderName, header::FORWARDED, request::Parts};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::{Key, KeyError, KeyExtractor};
+use super::{
+    Key, KeyError, KeyExtractor,
+    forwarded::{self, Hop},
+};
+use crate::ConfigError;
 
 /// The address of the transport peer: whoever opened the connection.
 ///
@@ -13,7 +25,8 @@ use super::{Key, KeyError, KeyExtractor};
 /// (feature `tonic`) left in the extensions of the request, or a [`PeerAddr`] that you put there. A request without any
 /// is refused with 500: callers of whom nothing is known never share a count by accident.
 ///
-/// No header is read: behind a reverse proxy, all requests come from the proxy.
+/// No header is read: behind a reverse proxy, all requests come from the proxy. [`client_ip`] reads what the proxy wrote
+/// down.
 ///
 /// ```
 /// use http::Request;
@@ -25,81 +38,482 @@ use super::{Key, KeyError, KeyExtractor};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn ip() -> Ip {
-    Ip(())
+    Ip {
+        source: None,
+        trust: Trust::default(),
+        grouping: Grouping::default(),
+        peer: None,
+        warned: Arc::default(),
+    }
 }
 
-/// A [`KeyExtractor`] made by [`ip`].
-#[derive(Clone, Copy, Debug)]
+/// The address of the client, as a trusted proxy wrote it down.
+///
+/// Say whom you trust, with [`trusted`](ClientIp::trusted) or [`trust_any_peer`](ClientIp::trust_any_peer): a header
+/// is only read if the peer that sent it is trusted, since everybody can send one. Lists are read from the right, where
+/// the nearest proxy wrote, up to the first address that is not trusted.
+///
+/// ```
+/// use http::Request;
+/// use tower_quota::{key::{self, ClientIpSource, PeerAddr}, KeyExtractor};
+///
+/// let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]);
+///
+/// let key_of = |peer: &str, forwarded_for: &str| {
+///     let peer = PeerAddr(peer.parse().unwrap());
+///     let request = Request::get("/").extension(peer).header("x-forwarded-for", forwarded_for).body(()).unwrap();
+///     client.extract(&request.into_parts().0).unwrap().unwrap().to_string()
+/// };
+/// // The client's own claim stands left of what the proxy wrote.
+/// assert_eq!(key_of("10.0.0.2:80", "1.2.3.4, 198.51.100.9"), "ip=198.51.100.9");
+/// // Whoever is no proxy of ours cannot choose its key.
+/// assert_eq!(key_of("203.0.113.7:80", "1.2.3.4"), "ip=203.0.113.7");
+/// ```
+///
+/// The result is grouped and canonical as with [`ip`]. Where the header is absent or malformed, the request counts against
+/// the nearest hop that is known: the proxy itself.
+pub fn client_ip(source: ClientIpSource) -> ClientIp {
+    ClientIp { source }
+}
+
+/// Where the address of the client stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClientIpSource {
+    /// In `X-Forwarded-For`: right of the first address that is not trusted.
+    XForwardedFor,
+    /// In `X-Forwarded-For`, the n-th from the right, for a fixed chain of n proxies. 0 means 1.
+    XForwardedForHop(usize),
+    /// In `Forwarded` (RFC 7239): right of the first address that is not trusted.
+    Forwarded,
+    /// In a header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`.
+    Header(HeaderName),
+}
+
+/// A [`client_ip`] that does not say yet whom it trusts.
+#[derive(Clone, Debug)]
 #[must_use]
-pub struct Ip(());
+pub struct ClientIp {
+    source: ClientIpSource,
+}
+
+impl ClientIp {
+    /// Trusts peers, and hops in a list, in these networks, such as `10.0.0.0/8`, `fd00::/8` or `192.0.2.1`.
+    ///
+    /// # Panics
+    ///
+    /// If one of them is not a network, or is everything: `0.0.0.0/0` and `::/0`.
+    #[track_caller]
+    pub fn trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Ip {
+        match self.try_trusted(networks) {
+            Ok(ip) => ip,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Trusts peers, and hops in a list, in these networks.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is not a network, or is everything: `0.0.0.0/0` and `::/0`.
+    pub fn try_trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
+        let networks: Result<Vec<_>, _> = networks.into_iter().map(|text| network(text.as_ref())).collect();
+        let trust = Trust {
+            networks: networks?,
+            ..Trust::default()
+        };
+        Ok(Ip {
+            source: Some(self.source),
+            trust,
+            ..ip()
+        })
+    }
+
+    /// Trusts whoever opens a connection, for a server that only its proxy can reach.
+    ///
+    /// If anybody else can reach it, they choose their own key.
+    pub fn trust_any_peer(self) -> Ip {
+        let trust = Trust {
+            any_peer: true,
+            ..Trust::default()
+        };
+        Ip {
+            source: Some(self.source),
+            trust,
+            ..ip()
+        }
+    }
+}
+
+/// A [`KeyExtractor`] made by [`ip`] or [`client_ip`].
+#[derive(Clone)]
+#[must_use]
+pub struct Ip {
+    source: Option<ClientIpSource>,
+    trust: Trust,
+    grouping: Grouping,
+    peer: Option<FindPeer>,
+    warned: Arc<AtomicBool>,
+}
+
+type FindPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
+
+/// Settings.
+impl Ip {
+    /// Trusts the header of a peer on a Unix socket.
+    ///
+    /// The default is not to.
+    pub fn trust_unix_peer(mut self) -> Self {
+        self.trust.unix = true;
+        self
+    }
+
+    /// Finds the peer by a function, for servers that leave it elsewhere.
+    pub fn peer(mut self, peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
+        self.peer = Some(Arc::new(peer));
+        self
+    }
+
+    /// Counts IPv4 addresses by networks of this length, from 8 to 32 bits.
+    ///
+    /// The default is 32: one by one.
+    ///
+    /// # Panics
+    ///
+    /// If the length is out of range.
+    #[track_caller]
+    pub fn ipv4_prefix(mut self, bits: u8) -> Self {
+        assert!(
+            (8..=32).contains(&bits),
+            "IPv4 addresses are grouped by 8 to 32 bits, as in `.ipv4_prefix(24)`"
+        );
+        self.grouping.ipv4 = bits;
+        self
+    }
+
+    /// Counts IPv6 addresses by networks of this length, from 32 to 128 bits.
+    ///
+    /// The default is 64.
+    ///
+    /// # Panics
+    ///
+    /// If the length is out of range.
+    #[track_caller]
+    pub fn ipv6_prefix(mut self, bits: u8) -> Self {
+        assert!(
+            (32..=128).contains(&bits),
+            "IPv6 addresses are grouped by 32 to 128 bits, as in `.ipv6_prefix(56)`"
+        );
+        self.grouping.ipv6 = bits;
+        self
+    }
+
+    /// Takes the last 32 bits of addresses in these /96 networks for the IPv4 address that they stand for.
+    ///
+    /// The default is the well-known prefix of NAT64, `64:ff9b::/96` (RFC 6052 §2.1).
+    ///
+    /// # Panics
+    ///
+    /// If one of them is not an IPv6 network of 96 bits.
+    #[track_caller]
+    pub fn nat64_prefixes<N: AsRef<str>>(mut self, networks: impl IntoIterator<Item = N>) -> Self {
+        self.grouping.nat64 = networks
+            .into_iter()
+            .map(|text| match text.as_ref().parse::<Ipv6Net>() {
+                Ok(net) if net.prefix_len() == 96 => net.trunc(),
+                _ => panic!(
+                    "`{}` is not a NAT64 prefix; one looks like `64:ff9b::/96`",
+                    text.as_ref()
+                ),
+            })
+            .collect();
+        self
+    }
+}
+
+impl KeyExtractor for Ip {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        let peer = match &self.peer {
+            Some(find) => find(parts).map(Peer::Address),
+            None => Peer::of(parts),
+        };
+        let Some(peer) = peer else {
+            return Err(KeyError::misconfigured(
+                "no peer address on the request; serve with \
+                 `into_make_service_with_connect_info::<SocketAddr>()` (axum), or put a \
+                 `tower_quota::key::PeerAddr` into the request's extensions",
+            ));
+        };
+
+        let peer = peer.canonical(&self.grouping);
+        let client = match &self.source {
+            None => {
+                self.warn_of_forwarding(&parts.headers);
+                peer
+            }
+            Some(_) if !self.trust.peer(peer) => peer,
+            Some(source) => self.client(source, peer, &parts.headers),
+        };
+        Ok(Some(match client {
+            Peer::Address(address) => self.grouping.key(address),
+            Peer::Unix => Key::plain("ip", "unix"),
+        }))
+    }
+}
+
+impl Ip {
+    /// The client behind a trusted peer.
+    fn client(&self, source: &ClientIpSource, peer: Peer, headers: &HeaderMap) -> Peer {
+        match source {
+            ClientIpSource::XForwardedFor => {
+                let lines = headers.get_all(X_FORWARDED_FOR).iter();
+                self.walk(
+                    peer,
+                    lines
+                        .rev()
+                        .flat_map(|line| forwarded::x_forwarded_for(line).into_iter().rev()),
+                )
+            }
+            ClientIpSource::Forwarded => {
+                let lines = headers.get_all(FORWARDED).iter();
+                self.walk(
+                    peer,
+                    lines
+                        .rev()
+                        .flat_map(|line| forwarded::forwarded(line).into_iter().rev()),
+                )
+            }
+            ClientIpSource::XForwardedForHop(n) => {
+                let lines = headers.get_all(X_FORWARDED_FOR).iter();
+                let mut hops = lines
+                    .rev()
+                    .flat_map(|line| forwarded::x_forwarded_for(line).into_iter().rev());
+                match hops.nth(n.saturating_sub(1)) {
+                    Some(Hop::Address(address)) => Peer::Address(self.grouping.canonical(address)),
+                    _ => peer,
+                }
+            }
+            ClientIpSource::Header(name) => {
+                let mut lines = headers.get_all(name).iter();
+                match (lines.next().and_then(forwarded::single), lines.next()) {
+                    (Some(address), None) => Peer::Address(self.grouping.canonical(address)),
+                    _ => peer,
+                }
+            }
+        }
+    }
+
+    /// From the nearest hop outward, past those that are trusted.
+    fn walk(&self, peer: Peer, hops: impl Iterator<Item = Hop>) -> Peer {
+        let mut last = peer;
+        for hop in hops.take(MAX_HOPS) {
+            let Hop::Address(address) = hop else {
+                return last;
+            };
+            last = Peer::Address(self.grouping.canonical(address));
+            if !self.trust.hop(last) {
+                return last;
+            }
+        }
+        last
+    }
+
+    /// Warns once where a proxy seems to be in front and is what everybody counts as.
+    fn warn_of_forwarding(&self, headers: &HeaderMap) {
+        #[cfg(feature = "tracing")]
+        if !self.warned.load(Ordering::Relaxed)
+            && (headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED))
+            && !self.warned.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                "a request has been forwarded, but counts against the peer that sent it; if that is your proxy, use \
+                 `key::client_ip`"
+            );
+        }
+        let _ = (headers, Ordering::Relaxed);
+    }
+}
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// A longer list is one that somebody made up.
+const MAX_HOPS: usize = 32;
+
+impl fmt::Debug for Ip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ip")
+            .field("source", &self.source)
+            .field("trust", &self.trust)
+            .field("grouping", &self.grouping)
+            .finish_non_exhaustive()
+    }
+}
 
 /// The address of the transport peer, as a request extension, for servers that do not provide it themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddr(pub SocketAddr);
 
-impl KeyExtractor for Ip {
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        match peer(parts) {
-            Some(addr) => Ok(Some(key(canonical(addr)))),
-            None => Err(KeyError::misconfigured(
-                "no peer address on the request; serve with \
-                 `into_make_service_with_connect_info::<SocketAddr>()` (axum), or put a \
-                 `tower_quota::key::PeerAddr` into the request's extensions",
-            )),
+/// Says, as a request extension, that the transport peer is on a Unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnixPeer;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Peer {
+    Address(IpAddr),
+    Unix,
+}
+
+impl Peer {
+    fn of(parts: &Parts) -> Option<Self> {
+        if let Some(PeerAddr(addr)) = parts.extensions.get() {
+            return Some(Self::Address(addr.ip()));
+        }
+        if let Some(UnixPeer) = parts.extensions.get() {
+            return Some(Self::Unix);
+        }
+
+        #[cfg(feature = "axum")]
+        if let Some(axum::extract::ConnectInfo::<SocketAddr>(addr)) = parts.extensions.get() {
+            return Some(Self::Address(addr.ip()));
+        }
+
+        #[cfg(feature = "tonic")]
+        {
+            use tonic::transport::server::TcpConnectInfo;
+
+            if let Some(info) = parts.extensions.get::<TcpConnectInfo>() {
+                return info.remote_addr().map(|addr| Self::Address(addr.ip()));
+            }
+            #[cfg(feature = "tonic-tls")]
+            if let Some(info) = parts
+                .extensions
+                .get::<tonic::transport::server::TlsConnectInfo<TcpConnectInfo>>()
+            {
+                return info.get_ref().remote_addr().map(|addr| Self::Address(addr.ip()));
+            }
+            #[cfg(unix)]
+            if parts
+                .extensions
+                .get::<tonic::transport::server::UdsConnectInfo>()
+                .is_some()
+            {
+                return Some(Self::Unix);
+            }
+        }
+
+        None
+    }
+
+    fn canonical(self, grouping: &Grouping) -> Self {
+        match self {
+            Self::Address(address) => Self::Address(grouping.canonical(address)),
+            Self::Unix => Self::Unix,
+        }
+    }
+}
+
+/// Whose headers are read.
+#[derive(Clone, Debug, Default)]
+struct Trust {
+    networks: Vec<IpNet>,
+    any_peer: bool,
+    unix: bool,
+}
+
+impl Trust {
+    fn peer(&self, peer: Peer) -> bool {
+        self.any_peer || self.hop(peer)
+    }
+
+    fn hop(&self, hop: Peer) -> bool {
+        match hop {
+            Peer::Address(address) => self.networks.iter().any(|network| network.contains(&address)),
+            Peer::Unix => self.unix,
+        }
+    }
+}
+
+/// A network to trust, in canonical form.
+fn network(text: &str) -> Result<IpNet, ConfigError> {
+    let parsed = text
+        .parse::<IpNet>()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    let network = parsed.map_err(|_| {
+        ConfigError::new(format!(
+            "`{text}` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`"
+        ))
+    })?;
+    let all_of_ipv4 = matches!(network, IpNet::V6(v6) if v6.prefix_len() == 96 && v6.addr().to_ipv4_mapped().is_some());
+    if network.prefix_len() == 0 || all_of_ipv4 {
+        return Err(ConfigError::new(format!(
+            "`{text}` is everybody; for a server that only its proxy can reach, say `trust_any_peer()`"
+        )));
+    }
+
+    // Addresses are compared in canonical form, and so is the network.
+    Ok(match network {
+        IpNet::V6(v6) if v6.prefix_len() > 96 => match (v6.addr().to_ipv4_mapped(), v6.prefix_len() - 96) {
+            (Some(v4), length) => Ipv4Net::new(v4, length).map_or(network, IpNet::V4),
+            _ => network,
+        },
+        _ => network,
+    })
+}
+
+/// Which addresses count as one.
+#[derive(Clone, Debug)]
+struct Grouping {
+    ipv4: u8,
+    ipv6: u8,
+    nat64: Vec<Ipv6Net>,
+}
+
+impl Default for Grouping {
+    fn default() -> Self {
+        Self {
+            ipv4: 32,
+            ipv6: 64,
+            nat64: vec![NAT64],
+        }
+    }
+}
+
+/// The well-known prefix of RFC 6052 §2.1.
+const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+
+impl Grouping {
+    /// The IPv4 address that an IPv6 address stands for, if it does.
+    fn canonical(&self, address: IpAddr) -> IpAddr {
+        match address.to_canonical() {
+            IpAddr::V6(v6) if self.nat64.iter().any(|prefix| prefix.contains(&v6)) => {
+                let [.., a, b, c, d] = v6.octets();
+                IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+            }
+            canonical => canonical,
+        }
+    }
+
+    fn key(&self, address: IpAddr) -> Key {
+        match address {
+            IpAddr::V4(v4) if self.ipv4 == 32 => Key::plain("ip", v4),
+            IpAddr::V6(v6) if self.ipv6 == 128 => Key::plain("ip", v6),
+            IpAddr::V4(v4) => {
+                let network = v4.to_bits() & (u32::MAX << (32 - self.ipv4));
+                Key::plain("ip", format_args!("{}/{}", Ipv4Addr::from_bits(network), self.ipv4))
+            }
+            IpAddr::V6(v6) => {
+                let network = v6.to_bits() & (u128::MAX << (128 - self.ipv6));
+                Key::plain("ip", format_args!("{}/{}", Ipv6Addr::from_bits(network), self.ipv6))
+            }
         }
     }
 }
 
 impl Key {
     /// The key that [`ip`] makes of a request from this address.
-    pub fn ip(addr: IpAddr) -> Self {
-        key(canonical(addr))
-    }
-}
-
-fn peer(parts: &Parts) -> Option<IpAddr> {
-    if let Some(PeerAddr(addr)) = parts.extensions.get() {
-        return Some(addr.ip());
-    }
-
-    #[cfg(feature = "axum")]
-    if let Some(axum::extract::ConnectInfo::<SocketAddr>(addr)) = parts.extensions.get() {
-        return Some(addr.ip());
-    }
-
-    #[cfg(feature = "tonic")]
-    {
-        use tonic::transport::server::TcpConnectInfo;
-
-        if let Some(info) = parts.extensions.get::<TcpConnectInfo>() {
-            return info.remote_addr().map(|addr| addr.ip());
-        }
-    }
-
-    None
-}
-
-/// The IPv4 address that an IPv6 address stands for, if it does.
-fn canonical(addr: IpAddr) -> IpAddr {
-    match addr.to_canonical() {
-        IpAddr::V6(v6) if v6.segments()[..6] == NAT64 => {
-            let [.., a, b, c, d] = v6.octets();
-            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-        }
-        canonical => canonical,
-    }
-}
-
-/// The well-known prefix of RFC 6052 §2.1.
-const NAT64: [u16; 6] = [0x64, 0xff9b, 0, 0, 0, 0];
-
-fn key(addr: IpAddr) -> Key {
-    match addr {
-        IpAddr::V4(v4) => Key::plain("ip", v4),
-        IpAddr::V6(v6) => {
-            let network = v6.to_bits() >> 64 << 64;
-            Key::plain("ip", format_args!("{}/64", Ipv6Addr::from_bits(network)))
-        }
+    pub fn ip(address: IpAddr) -> Self {
+        let grouping = Grouping::default();
+        grouping.key(grouping.canonical(address))
     }
 }
 
@@ -129,5 +543,24 @@ mod tests {
     fn an_ipv6_address_that_only_looks_like_ipv4_stays_what_it_is() {
         assert_eq!(key_of("::1"), "ip=::/64");
         assert_eq!(key_of("2001:db8::192.0.2.1"), "ip=2001:db8::/64");
+    }
+
+    #[test]
+    fn everybody_is_not_a_network_to_trust() {
+        for text in ["0.0.0.0/0", "::/0", "::ffff:0:0/96", "10.0.0.0/33", "ten", ""] {
+            let error = client_ip(ClientIpSource::Forwarded)
+                .try_trusted([text])
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("trust_any_peer") || error.contains("`10.0.0.0/8`"),
+                "{text}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_mapped_network_is_the_ipv4_network() {
+        assert_eq!(network("::ffff:10.0.0.0/104").unwrap().to_string(), "10.0.0.0/8");
     }
 }

@@ -21,6 +21,7 @@
 //! address, or use [`extension`] with what your authentication found. [`path`] is whatever the client asked for, so on a
 //! wildcard route every URL is a quota of its own; [`route`] is the template that matched.
 
+mod forwarded;
 mod header;
 mod ip;
 mod request;
@@ -34,7 +35,7 @@ use smallvec::SmallVec;
 pub use self::request::{Route, route};
 pub use self::{
     header::{Header, header},
-    ip::{Ip, PeerAddr, ip},
+    ip::{ClientIp, ClientIpSource, Ip, PeerAddr, UnixPeer, client_ip, ip},
     request::{Constant, Extension, Method, Path, constant, extension, method, path},
 };
 

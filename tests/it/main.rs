@@ -4,6 +4,7 @@ mod admission;
 mod auto_traits;
 mod axum;
 mod bad_input;
+mod client_ip;
 mod conformance;
 mod differential;
 mod hyper;

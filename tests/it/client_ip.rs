@@ -1,0 +1,158 @@
+//! The address of the client behind proxies, row by row of `tests/vectors/client-ip.json`, or of the file that the
+//! environment variable `CLIENT_IP_VECTORS` names.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use http::{HeaderName, HeaderValue, Request};
+use serde::Deserialize;
+use tower_quota::{
+    KeyExtractor,
+    key::{self, ClientIpSource, Ip, PeerAddr, UnixPeer},
+};
+
+#[derive(Deserialize)]
+struct Vectors {
+    profiles: BTreeMap<String, Profile>,
+    grouping: Grouping,
+    vectors: Vec<Vector>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Profile {
+    source: String,
+    #[serde(default)]
+    trusted: Vec<String>,
+    #[serde(default)]
+    trust_unix: bool,
+    n: Option<usize>,
+    name: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Grouping {
+    ipv4: u8,
+    ipv6: u8,
+    nat64: Vec<String>,
+    max_hops: usize,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Vector {
+    id: String,
+    profile: String,
+    peer: String,
+    headers: Vec<Header>,
+    client: String,
+    key: String,
+    why: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    name: String,
+    value: Option<String>,
+    value_hex: Option<String>,
+}
+
+impl Header {
+    fn value(&self) -> HeaderValue {
+        let bytes = match (&self.value, &self.value_hex) {
+            (Some(value), None) => value.clone().into_bytes(),
+            (None, Some(hex)) => {
+                let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal digits");
+                (0..hex.len()).step_by(2).map(byte).collect()
+            }
+            _ => panic!("a header has a value or a value_hex"),
+        };
+        HeaderValue::from_bytes(&bytes).expect("a header value")
+    }
+}
+
+impl Profile {
+    fn extractor(&self) -> Ip {
+        let source = match self.source.as_str() {
+            "peer" => return key::ip(),
+            "xff" => ClientIpSource::XForwardedFor,
+            "count" => ClientIpSource::XForwardedForHop(self.n.expect("a number of hops")),
+            "forwarded" => ClientIpSource::Forwarded,
+            "single" => {
+                let name = self.name.as_deref().expect("the name of a header");
+                ClientIpSource::Header(name.parse().expect("the name of a header"))
+            }
+            other => panic!("`{other}` is not a source"),
+        };
+
+        let client = key::client_ip(source);
+        let ip = match self.trusted.is_empty() {
+            true => client.trust_any_peer(),
+            false => client.trusted(&self.trusted),
+        };
+        match self.trust_unix {
+            true => ip.trust_unix_peer(),
+            false => ip,
+        }
+    }
+}
+
+fn key_of(extractor: &Ip, vector: &Vector) -> String {
+    let mut request = Request::get("/").body(()).expect("a request");
+    match vector.peer.as_str() {
+        "unix" => drop(request.extensions_mut().insert(UnixPeer)),
+        address => {
+            let peer = SocketAddr::new(address.parse().expect("an address"), 4711);
+            request.extensions_mut().insert(PeerAddr(peer));
+        }
+    }
+    for header in &vector.headers {
+        let name: HeaderName = header.name.parse().expect("the name of a header");
+        request.headers_mut().append(name, header.value());
+    }
+
+    let key = extractor
+        .extract(&request.into_parts().0)
+        .expect("a key")
+        .expect("a key");
+    key.to_string().strip_prefix("ip=").expect("an address").to_owned()
+}
+
+#[test]
+fn every_row_of_the_client_ip_vectors_holds() {
+    let path = std::env::var("CLIENT_IP_VECTORS")
+        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/client-ip.json").into());
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let vectors: Vectors = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let Grouping {
+        ipv4,
+        ipv6,
+        nat64,
+        max_hops,
+    } = &vectors.grouping;
+    assert_eq!(*max_hops, 32);
+
+    let mut wrong = Vec::new();
+    for vector in &vectors.vectors {
+        let by_address = vectors.profiles[&vector.profile].extractor().nat64_prefixes(nat64);
+        let grouped = by_address.clone().ipv4_prefix(*ipv4).ipv6_prefix(*ipv6);
+        let by_address = by_address.ipv4_prefix(32).ipv6_prefix(128);
+
+        let (client, key) = (key_of(&by_address, vector), key_of(&grouped, vector));
+        if (&client, &key) != (&vector.client, &vector.key) {
+            let Vector {
+                id,
+                client: right_client,
+                key: right_key,
+                why,
+                ..
+            } = vector;
+            wrong.push(format!(
+                "{id}: {client} and {key}, not {right_client} and {right_key}: {why}"
+            ));
+        }
+    }
+    assert!(vectors.vectors.len() >= 10, "{path} has hardly any rows");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
