@@ -26,6 +26,8 @@ struct Inner {
     server_time: Duration,
     policies: SmallVec<[PolicyDecision; 1]>,
     receipt_taken: AtomicBool,
+    /// How much longer than it must the caller is told to wait.
+    delay: Duration,
 }
 
 /// Questions.
@@ -58,7 +60,8 @@ impl Decision {
     /// `None` if it was admitted, and if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.policies().filter_map(PolicyDecision::retry_after).max()
+        let longest = self.policies().filter_map(PolicyDecision::retry_after).max()?;
+        Some(longest.saturating_add(self.0.delay))
     }
 
     /// How long until nothing counts against the caller anymore, if it stays away.
@@ -92,7 +95,7 @@ impl Decision {
         })
     }
 
-    fn foremost(&self) -> Option<&PolicyDecision> {
+    pub(crate) fn foremost(&self) -> Option<&PolicyDecision> {
         let denier = self
             .policies()
             .filter(|policy| policy.denies())
@@ -122,6 +125,21 @@ impl Decision {
             server_time,
             policies: policies.into_iter().collect(),
             receipt_taken: AtomicBool::new(false),
+            delay: Duration::ZERO,
+        }))
+    }
+
+    /// The same decision, with a longer wait for the caller.
+    pub(crate) fn delayed(self, delay: Duration) -> Self {
+        if delay.is_zero() {
+            return self;
+        }
+        Self(Arc::new(Inner {
+            allowed: self.0.allowed,
+            server_time: self.0.server_time,
+            policies: self.0.policies.clone(),
+            receipt_taken: AtomicBool::new(self.0.receipt_taken.load(Ordering::Relaxed)),
+            delay,
         }))
     }
 

@@ -17,8 +17,8 @@ use http::{
 };
 
 use crate::{
-    Decision, FailureMode, Headers, Policy,
-    headers::{retry_after, write_retry_after},
+    Decision, FailureMode, Policy,
+    headers::{Fields, retry_after},
     key::KeyError,
     limiter::{Asked, Claim, Claims, Pending, ask},
     response::{Rejection, ResponseFormat},
@@ -30,9 +30,10 @@ use crate::{
 pub(crate) struct Enforcer {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) policies: Arc<[Policy]>,
-    pub(crate) headers: Headers,
+    pub(crate) fields: Fields,
     pub(crate) format: Arc<dyn ResponseFormat>,
     pub(crate) failure_mode: FailureMode,
+    pub(crate) jitter: Duration,
     pub(crate) health: Arc<Health>,
 }
 
@@ -96,7 +97,7 @@ impl Enforcer {
 
     /// Adds to the response of the service behind what the caller should know.
     pub(crate) fn report<B>(&self, decision: Decision, response: &mut Response<B>) {
-        self.headers.write(&decision, response.status(), response.headers_mut());
+        self.fields.write(&decision, response.status(), response.headers_mut());
         // An inner layer's decision tells of this one's policies too.
         if response.extensions().get::<Decision>().is_none() {
             response.extensions_mut().insert(decision);
@@ -107,10 +108,14 @@ impl Enforcer {
         let decided = parts.extensions.get::<Decision>();
         let mut claims = Claims::new();
         for policy in &*self.policies {
+            let cost = policy.cost_of(parts);
+            if cost == 0 {
+                continue;
+            }
             let Some(key) = policy.extractor().extract(parts)? else {
                 continue;
             };
-            let claim = Claim::new(policy, key, policy.cost_of(parts));
+            let claim = Claim::new(policy, key, cost);
             if decided.is_some_and(|decided| claim.is_in(decided)) {
                 self.warn_of_repetition(policy);
                 continue;
@@ -121,11 +126,12 @@ impl Enforcer {
     }
 
     fn limit(&self, decision: Decision, parts: &Parts) -> Verdict {
+        let decision = decision.delayed(self.delay());
         let mut response = self.respond(Rejection::Limited(&decision), parts);
-        if !response.headers().contains_key(RETRY_AFTER) {
-            write_retry_after(&decision, response.headers_mut());
+        if let Some(wait) = decision.retry_after() {
+            advise(&mut response, wait);
         }
-        self.headers.write(&decision, response.status(), response.headers_mut());
+        self.fields.write(&decision, response.status(), response.headers_mut());
         response.extensions_mut().insert(decision);
         Verdict::Reject(response)
     }
@@ -144,10 +150,7 @@ impl Enforcer {
         }
 
         let mut response = self.respond(Rejection::Failed(error), parts);
-        response
-            .headers_mut()
-            .entry(RETRY_AFTER)
-            .or_insert_with(|| retry_after(Duration::ZERO));
+        advise(&mut response, Duration::ZERO);
         Verdict::Reject(response)
     }
 
@@ -158,7 +161,7 @@ impl Enforcer {
             let length = mem::take(response.body_mut()).len();
             response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
         }
-        if !matches!(rejection, Rejection::Refused(_)) {
+        if !matches!(rejection, Rejection::Refused(_)) && !response.status().is_success() {
             // RFC 6585 §4: a 429 must not be stored; one that were would be served to others.
             response
                 .headers_mut()
@@ -166,6 +169,26 @@ impl Enforcer {
                 .or_insert(HeaderValue::from_static("no-store"));
         }
         response
+    }
+}
+
+impl Enforcer {
+    /// Spreads those who were denied at once, so that they do not come back at once.
+    fn delay(&self) -> Duration {
+        match self.jitter {
+            Duration::ZERO => Duration::ZERO,
+            most => most.mul_f64(fastrand::f64()),
+        }
+    }
+}
+
+/// Adds `Retry-After`. A gRPC answer is a success to HTTP, and has its own way to say it.
+fn advise(response: &mut Response<Bytes>, wait: Duration) {
+    if !response.status().is_success() {
+        response
+            .headers_mut()
+            .entry(RETRY_AFTER)
+            .or_insert_with(|| retry_after(wait));
     }
 }
 

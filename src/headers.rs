@@ -1,8 +1,9 @@
 use std::{fmt::Write, time::Duration};
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
-use crate::{Decision, decision::PolicyDecision};
+use crate::{Decision, decision::PolicyDecision, key::Secret};
 
 /// Which header fields tell callers how they stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,33 +17,234 @@ pub enum Headers {
     /// ```
     ///
     /// `q` is the quota and `w` its window in seconds; `r` is what remains, 0 in a denial, and `t` says in how many seconds
-    /// all of it is restored, or, in a denial, when to come back.
+    /// all of it is restored, or, in a denial, when to come back. Several policies are members of one list.
     #[default]
     Draft08,
+    /// `RateLimit: limit=2, remaining=1, reset=30` and `RateLimit-Policy: 2;w=30`, as in draft -07.
+    Draft07,
+    /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` and `RateLimit-Policy`, as in draft -06.
+    Draft06,
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, which many clients read and no standard
+    /// defines.
+    Legacy {
+        /// What the reset is counted in.
+        reset: Reset,
+    },
     /// None. A denial still says `Retry-After`.
     None,
 }
 
-const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
-const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+/// What `X-RateLimit-Reset` is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reset {
+    /// Seconds since the Unix epoch, as GitHub has it.
+    Epoch,
+    /// Seconds from now, as Envoy and Kong have it.
+    Delta,
+}
 
 impl Headers {
-    /// Adds the fields to a response that was counted; after those of an inner layer, since they are lists.
-    pub(crate) fn write(self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) {
-        // A redirect is not what the caller came for; the fields belong to where it leads.
-        if self == Self::None || status.is_redirection() || decision.policies().next().is_none() {
-            return;
-        }
-
-        append(headers, RATELIMIT_POLICY, list(decision, write_policy));
-        append(headers, RATELIMIT, list(decision, write_state));
+    /// The names of all fields that a layer may add, for `CorsLayer::expose_headers`, without which a browser hides them.
+    ///
+    /// The `CorsLayer` goes outside of this one, so that its fields are on denials too.
+    ///
+    /// ```
+    /// let cors = tower_http::cors::CorsLayer::new().expose_headers(tower_quota::Headers::names());
+    /// # let _ = cors;
+    /// ```
+    #[must_use]
+    pub fn names() -> [HeaderName; 9] {
+        [
+            RETRY_AFTER,
+            RATELIMIT,
+            RATELIMIT_POLICY,
+            RATELIMIT_LIMIT,
+            RATELIMIT_REMAINING,
+            RATELIMIT_RESET,
+            X_RATELIMIT_LIMIT,
+            X_RATELIMIT_REMAINING,
+            X_RATELIMIT_RESET,
+        ]
     }
 }
 
-/// Adds `Retry-After` to a denial, if waiting helps.
-pub(crate) fn write_retry_after(decision: &Decision, headers: &mut HeaderMap) {
-    if let Some(wait) = decision.retry_after() {
-        headers.insert(RETRY_AFTER, retry_after(wait));
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+const RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+const RATELIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
+const X_RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// The fields that a layer adds: those of one draft at most, and the legacy ones beside it if wanted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fields {
+    pub(crate) style: Headers,
+    pub(crate) legacy: Option<Reset>,
+    pub(crate) partition_key: Option<Secret>,
+}
+
+impl Fields {
+    /// Adds the fields to a response that was counted, beside those of an inner layer.
+    pub(crate) fn write(&self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) {
+        // A redirect is not what the caller came for; the fields belong to where it leads.
+        let Some(foremost) = decision.foremost().filter(|_| !status.is_redirection()) else {
+            return;
+        };
+
+        match self.style {
+            Headers::Draft08 => {
+                append(
+                    headers,
+                    RATELIMIT_POLICY,
+                    list(decision, |policy, value| self.write_policy(policy, value)),
+                );
+                append(
+                    headers,
+                    RATELIMIT,
+                    list(decision, |policy, value| self.write_state(policy, value)),
+                );
+            }
+            Headers::Draft07 => {
+                append(headers, RATELIMIT_POLICY, single_policy(foremost));
+                write_dictionary(foremost, headers);
+            }
+            Headers::Draft06 => {
+                append(headers, RATELIMIT_POLICY, single_policy(foremost));
+                let names = [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET];
+                write_three(foremost, names, Reset::Delta, headers);
+            }
+            Headers::Legacy { reset } => write_three(foremost, X_RATELIMIT, reset, headers),
+            Headers::None => {}
+        }
+        if let Some(reset) = self.legacy {
+            write_three(foremost, X_RATELIMIT, reset, headers);
+        }
+    }
+
+    /// `"say-hi";q=2;w=30`. Policy names need no escaping as strings of RFC 9651 §3.3.3.
+    fn write_policy(&self, policy: &PolicyDecision, value: &mut String) {
+        let _ = write!(value, "\"{}\";q={}", policy.name(), policy.limit());
+        // Months and days have no one length.
+        if let Some(window) = policy.window() {
+            let _ = write!(value, ";w={}", ceil_secs(window).max(1));
+        }
+        self.write_partition_key(policy, value);
+    }
+
+    /// `"say-hi";r=1;t=30`
+    fn write_state(&self, policy: &PolicyDecision, value: &mut String) {
+        let (remaining, reset) = standing(policy);
+        let _ = write!(value, "\"{}\";r={remaining}", policy.name());
+        if let Some(reset) = reset {
+            let _ = write!(value, ";t={}", ceil_secs(reset));
+        }
+        self.write_partition_key(policy, value);
+    }
+
+    /// A byte sequence of RFC 9651 §3.3.5: 128 bits of a keyed digest, from which nobody learns an address.
+    fn write_partition_key(&self, policy: &PolicyDecision, value: &mut String) {
+        if let Some(secret) = &self.partition_key {
+            let digest = secret.digest(policy.key.as_str().as_bytes());
+            let _ = write!(value, ";pk=:{}:", STANDARD.encode(digest));
+        }
+    }
+}
+
+const X_RATELIMIT: [HeaderName; 3] = [X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET];
+
+/// What remains, and when all is restored; of a policy that denies, nothing, and when to come back, if that helps.
+fn standing(policy: &PolicyDecision) -> (u64, Option<Duration>) {
+    match policy.denies() {
+        true => (0, policy.retry_after().map(|wait| wait.max(Duration::from_secs(1)))),
+        false => (policy.remaining(), Some(policy.reset_after())),
+    }
+}
+
+fn list(decision: &Decision, write: impl Fn(&PolicyDecision, &mut String)) -> String {
+    let mut value = String::with_capacity(48);
+    for policy in decision.policies() {
+        if !value.is_empty() {
+            value.push_str(", ");
+        }
+        write(policy, &mut value);
+    }
+    value
+}
+
+/// `2;w=30`
+fn single_policy(policy: &PolicyDecision) -> String {
+    match policy.window() {
+        Some(window) => format!("{};w={}", policy.limit(), ceil_secs(window).max(1)),
+        None => policy.limit().to_string(),
+    }
+}
+
+/// `limit=2, remaining=1, reset=30`, unless the one that is there has less left.
+fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
+    let theirs = headers
+        .get(RATELIMIT)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| {
+            let members = value.split(',').map(str::trim);
+            members
+                .filter_map(|member| member.strip_prefix("remaining="))
+                .find_map(|left| left.parse::<u64>().ok())
+        });
+    let (remaining, reset) = standing(policy);
+    if theirs.is_some_and(|theirs| theirs <= remaining) {
+        return;
+    }
+
+    let mut value = format!("limit={}, remaining={remaining}", policy.limit());
+    if let Some(reset) = reset {
+        let _ = write!(value, ", reset={}", ceil_secs(reset));
+    }
+    insert(headers, RATELIMIT, value);
+}
+
+/// Three single values, unless those that are there have less left.
+fn write_three(
+    policy: &PolicyDecision,
+    [limit_name, remaining_name, reset_name]: [HeaderName; 3],
+    counted_in: Reset,
+    headers: &mut HeaderMap,
+) {
+    let theirs = headers
+        .get(&remaining_name)
+        .and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
+    let (remaining, reset) = standing(policy);
+    if theirs.is_some_and(|theirs| theirs <= remaining) {
+        return;
+    }
+
+    headers.insert(limit_name, policy.limit().into());
+    headers.insert(remaining_name, remaining.into());
+    headers.remove(&reset_name);
+    if let Some(reset) = reset {
+        let seconds = match counted_in {
+            Reset::Delta => ceil_secs(reset),
+            Reset::Epoch => ceil_secs(policy.decided_at + reset),
+        };
+        headers.insert(reset_name, seconds.into());
+    }
+}
+
+/// Adds to a list. One line of it, since many clients read only the first.
+fn append(headers: &mut HeaderMap, name: HeaderName, ours: String) {
+    let theirs = headers.get_all(&name).iter().map(|line| line.to_str());
+    match theirs.collect::<Result<Vec<_>, _>>() {
+        Ok(lines) if lines.is_empty() => insert(headers, name, ours),
+        Ok(lines) => insert(headers, name, lines.join(", ") + ", " + &ours),
+        Err(_) => {} // whoever wrote that speaks another language
+    }
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: String) {
+    if let Ok(value) = HeaderValue::try_from(value) {
+        headers.insert(name, value);
     }
 }
 
@@ -58,47 +260,210 @@ fn ceil_secs(duration: Duration) -> u64 {
     duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
 }
 
-fn list(decision: &Decision, write: fn(&PolicyDecision, &mut String)) -> String {
-    let mut value = String::with_capacity(48);
-    for policy in decision.policies() {
-        if !value.is_empty() {
-            value.push_str(", ");
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Denial, Key, Limit, SlidingLog, policy::Quota};
+
+    /// 100 a minute, 60 left, 58.2 s until all is restored; or denied for 41.2 s. It is 1,800,000,000.
+    fn state(name: &'static str, wait: Option<Duration>) -> PolicyDecision {
+        let limit = Limit::from(SlidingLog::per_minute(100));
+        PolicyDecision {
+            quota: Arc::new(Quota {
+                name: name.into(),
+                limit,
+            }),
+            key: Key::from("k"),
+            cost: 1,
+            decided_at: Duration::from_secs(1_800_000_000),
+            denial: wait.map(|_| Denial::QuotaExceeded),
+            remaining: if wait.is_some() { 0 } else { 60 },
+            retry_after: wait,
+            reset_after: Duration::from_millis(58_200),
         }
-        write(policy, &mut value);
     }
-    value
-}
 
-/// Policy names need no escaping as strings of RFC 9651 §3.3.3.
-fn write_policy(policy: &PolicyDecision, value: &mut String) {
-    let _ = write!(value, "\"{}\";q={}", policy.name(), policy.limit());
-    // Months and days have no one length.
-    if let Some(window) = policy.window() {
-        let _ = write!(value, ";w={}", ceil_secs(window).max(1));
+    fn written(fields: &Fields, policies: Vec<PolicyDecision>, mut headers: HeaderMap) -> Vec<String> {
+        let allowed = !policies.iter().any(PolicyDecision::denies);
+        let decision = Decision::new(allowed, Duration::from_secs(1_800_000_000), policies);
+        fields.write(&decision, StatusCode::OK, &mut headers);
+        let mut lines: Vec<_> = headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            .collect();
+        lines.sort();
+        lines
     }
-}
 
-fn write_state(policy: &PolicyDecision, value: &mut String) {
-    let (remaining, reset) = match (policy.denies(), policy.retry_after()) {
-        (true, None) => {
-            let _ = write!(value, "\"{}\";r=0", policy.name());
-            return;
+    fn style(style: Headers) -> Fields {
+        Fields {
+            style,
+            ..Fields::default()
         }
-        (true, Some(wait)) => (0, ceil_secs(wait).max(1)),
-        (false, _) => (policy.remaining(), ceil_secs(policy.reset_after())),
-    };
-    let _ = write!(value, "\"{}\";r={remaining};t={reset}", policy.name());
-}
+    }
 
-/// Adds to a list. One line of it, since many clients read only the first.
-fn append(headers: &mut HeaderMap, name: HeaderName, ours: String) {
-    let theirs = headers.get_all(&name).iter().map(|line| line.to_str());
-    let joined = match theirs.collect::<Result<Vec<_>, _>>() {
-        Ok(lines) if lines.is_empty() => ours,
-        Ok(lines) => lines.join(", ") + ", " + &ours,
-        Err(_) => return, // whoever wrote that speaks another language
-    };
-    if let Ok(value) = HeaderValue::try_from(joined) {
-        headers.insert(name, value);
+    #[test]
+    fn each_style_has_its_fields() {
+        for (headers, lines) in [
+            (Headers::None, vec![]),
+            (
+                Headers::Draft08,
+                vec![
+                    "ratelimit-policy: \"default\";q=100;w=60",
+                    "ratelimit: \"default\";r=60;t=59",
+                ],
+            ),
+            (
+                Headers::Draft07,
+                vec![
+                    "ratelimit-policy: 100;w=60",
+                    "ratelimit: limit=100, remaining=60, reset=59",
+                ],
+            ),
+            (
+                Headers::Draft06,
+                vec![
+                    "ratelimit-limit: 100",
+                    "ratelimit-policy: 100;w=60",
+                    "ratelimit-remaining: 60",
+                    "ratelimit-reset: 59",
+                ],
+            ),
+            (
+                Headers::Legacy { reset: Reset::Epoch },
+                vec![
+                    "x-ratelimit-limit: 100",
+                    "x-ratelimit-remaining: 60",
+                    "x-ratelimit-reset: 1800000059",
+                ],
+            ),
+            (
+                Headers::Legacy { reset: Reset::Delta },
+                vec![
+                    "x-ratelimit-limit: 100",
+                    "x-ratelimit-remaining: 60",
+                    "x-ratelimit-reset: 59",
+                ],
+            ),
+        ] {
+            assert_eq!(
+                written(&style(headers), vec![state("default", None)], HeaderMap::new()),
+                lines,
+                "{headers:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_denier_has_nothing_left_and_says_when_to_come_back() {
+        let denied = || vec![state("default", Some(Duration::from_millis(41_200)))];
+        let [_, state] = written(&style(Headers::Draft08), denied(), HeaderMap::new())
+            .try_into()
+            .unwrap();
+        assert_eq!(state, "ratelimit: \"default\";r=0;t=42");
+        let [_, state] = written(&style(Headers::Draft07), denied(), HeaderMap::new())
+            .try_into()
+            .unwrap();
+        assert_eq!(state, "ratelimit: limit=100, remaining=0, reset=42");
+    }
+
+    #[test]
+    fn several_policies_are_a_list_or_the_one_that_matters_most() {
+        let policies = || {
+            vec![
+                state("burst", Some(Duration::from_secs(1))),
+                state("daily", Some(Duration::from_secs(9))),
+            ]
+        };
+        let [policy, state] = written(&style(Headers::Draft08), policies(), HeaderMap::new())
+            .try_into()
+            .unwrap();
+        assert_eq!(policy, "ratelimit-policy: \"burst\";q=100;w=60, \"daily\";q=100;w=60");
+        assert_eq!(state, "ratelimit: \"burst\";r=0;t=1, \"daily\";r=0;t=9");
+        let [policy, state] = written(&style(Headers::Draft07), policies(), HeaderMap::new())
+            .try_into()
+            .unwrap();
+        assert_eq!(
+            (policy.as_str(), state.as_str()),
+            (
+                "ratelimit-policy: 100;w=60",
+                "ratelimit: limit=100, remaining=0, reset=9"
+            )
+        );
+    }
+
+    #[test]
+    fn of_single_values_the_lower_remaining_wins_whole() {
+        let legacy = style(Headers::Legacy { reset: Reset::Delta });
+        let theirs = |remaining: u64| {
+            let mut headers = HeaderMap::new();
+            headers.insert(X_RATELIMIT_LIMIT, 70.into());
+            headers.insert(X_RATELIMIT_REMAINING, remaining.into());
+            headers
+        };
+        assert_eq!(
+            written(&legacy, vec![state("a", None)], theirs(5)),
+            ["x-ratelimit-limit: 70", "x-ratelimit-remaining: 5"],
+        );
+        assert_eq!(
+            written(&legacy, vec![state("a", None)], theirs(61)),
+            [
+                "x-ratelimit-limit: 100",
+                "x-ratelimit-remaining: 60",
+                "x-ratelimit-reset: 59"
+            ],
+        );
+
+        let mut inner = HeaderMap::new();
+        inner.insert(RATELIMIT, HeaderValue::from_static("limit=10, remaining=5, reset=1"));
+        let lines = written(&style(Headers::Draft07), vec![state("a", None)], inner);
+        assert!(
+            lines.contains(&"ratelimit: limit=10, remaining=5, reset=1".to_owned()),
+            "{lines:?}"
+        );
+    }
+
+    #[test]
+    fn the_legacy_fields_go_beside_a_draft() {
+        let both = Fields {
+            legacy: Some(Reset::Delta),
+            ..Fields::default()
+        };
+        assert_eq!(written(&both, vec![state("a", None)], HeaderMap::new()).len(), 5);
+    }
+
+    #[test]
+    fn a_partition_key_is_the_same_for_one_caller_and_tells_nothing() {
+        let fields = |secret: &str| Fields {
+            partition_key: Some(Secret::new(secret)),
+            ..Fields::default()
+        };
+        let line = |secret| {
+            written(&fields(secret), vec![state("a", None)], HeaderMap::new())
+                .pop()
+                .unwrap()
+        };
+        assert_eq!(line("one"), line("one"));
+        assert_ne!(line("one"), line("two"));
+        let (_, pk) = line("one")
+            .split_once(";pk=:")
+            .map(|(a, b)| (a.to_owned(), b.to_owned()))
+            .unwrap();
+        assert_eq!(STANDARD.decode(pk.trim_end_matches(':')).unwrap().len(), 16);
+    }
+
+    #[test]
+    fn retry_after_is_whole_seconds_and_never_none() {
+        for (wait, value) in [
+            (0, "1"),
+            (1_000, "1"),
+            (1_001, "2"),
+            (41_200, "42"),
+            (1_000_000_000_000_000, "2147483647"),
+        ] {
+            assert_eq!(retry_after(Duration::from_millis(wait)), value);
+        }
     }
 }

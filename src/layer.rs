@@ -1,12 +1,14 @@
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tower_layer::Layer;
 
 use crate::{
     ConfigError, FailureMode, Headers, IntoPolicies, Policy, RateLimit,
     enforce::Enforcer,
+    headers::{Fields, Reset},
+    key::Secret,
     policy::validate_names,
-    response::{Problem, ResponseFormat},
+    response::{Negotiated, ResponseFormat},
     store::Store,
 };
 
@@ -48,8 +50,9 @@ impl RateLimitLayer {
 
         let enforcer = Enforcer {
             store: Arc::new(store),
-            headers: Headers::default(),
-            format: Arc::new(Problem),
+            fields: Fields::default(),
+            jitter: Duration::ZERO,
+            format: Arc::new(Negotiated::default()),
             failure_mode: policies.iter().map(Policy::on_failure).max().unwrap_or_default(),
             policies: policies.into(),
             health: Arc::default(),
@@ -66,13 +69,40 @@ impl RateLimitLayer {
     ///
     /// The default is [`Headers::Draft08`].
     pub fn headers(mut self, headers: Headers) -> Self {
-        Arc::make_mut(&mut self.enforcer).headers = headers;
+        Arc::make_mut(&mut self.enforcer).fields.style = headers;
+        self
+    }
+
+    /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` beside the other fields, for clients that read only these.
+    ///
+    /// The default is not to.
+    pub fn legacy_headers(mut self, reset: Reset) -> Self {
+        Arc::make_mut(&mut self.enforcer).fields.legacy = Some(reset);
+        self
+    }
+
+    /// Adds the partition key `pk` to the fields of [`Headers::Draft08`], by which a caller knows what it shares a count
+    /// with: 128 bits of a hash of the key that nobody can compute without the secret.
+    ///
+    /// The default is not to.
+    pub fn partition_key(mut self, secret: impl AsRef<[u8]>) -> Self {
+        Arc::make_mut(&mut self.enforcer).fields.partition_key = Some(Secret::new(secret));
+        self
+    }
+
+    /// Tells callers to wait up to this much longer than they must, at random, so that those who were denied together do
+    /// not come back together.
+    ///
+    /// It is added to `Retry-After` and to what [`Decision::retry_after`](crate::Decision::retry_after) says of a denial.
+    /// The default is not to.
+    pub fn retry_jitter(mut self, most: Duration) -> Self {
+        Arc::make_mut(&mut self.enforcer).jitter = most;
         self
     }
 
     /// What answers requests that may not pass.
     ///
-    /// The default is [`Problem`].
+    /// The default is [`Negotiated`]: gRPC calls in gRPC, everything else as [`Problem`](crate::response::Problem).
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
         Arc::make_mut(&mut self.enforcer).format = Arc::new(format);
         self
@@ -99,7 +129,7 @@ impl fmt::Debug for RateLimitLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
             .field("policies", &self.enforcer.policies)
-            .field("headers", &self.enforcer.headers)
+            .field("headers", &self.enforcer.fields)
             .field("failure_mode", &self.enforcer.failure_mode)
             .finish_non_exhaustive()
     }

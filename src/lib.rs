@@ -66,6 +66,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "axum")]
+mod axum;
 mod body;
 mod decision;
 mod enforce;
@@ -83,6 +85,8 @@ pub mod response;
 mod service;
 pub mod store;
 
+#[cfg(feature = "axum")]
+pub use self::axum::MissingDecision;
 #[cfg(feature = "serde")]
 pub use self::policies::Policies;
 #[cfg(feature = "fred")]
@@ -92,7 +96,7 @@ pub use self::{
     decision::{Decision, Denial, PolicyDecision, Receipt},
     error::ConfigError,
     future::ResponseFuture,
-    headers::Headers,
+    headers::{Headers, Reset},
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
     limit::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},

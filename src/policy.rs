@@ -38,8 +38,12 @@ pub struct Policy<K = Keyed> {
     quota: Arc<Quota>,
     cost: Cost,
     failure_mode: FailureMode,
+    only: Option<Selection>,
     key: K,
 }
+
+/// Which requests a policy is for.
+type Selection = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 /// What a request costs.
 #[derive(Clone)]
@@ -95,6 +99,7 @@ impl Policy<Unkeyed> {
             quota: Arc::new(Quota { name, limit }),
             cost: Cost::Always(1),
             failure_mode: FailureMode::Open,
+            only: None,
             key: Unkeyed,
         })
     }
@@ -105,6 +110,7 @@ impl Policy<Unkeyed> {
             quota: self.quota,
             cost: self.cost,
             failure_mode: self.failure_mode,
+            only: self.only,
             key: Keyed(Arc::new(key)),
         }
     }
@@ -146,6 +152,24 @@ impl<K> Policy<K> {
     /// ```
     pub fn cost_fn(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Cost::Computed(Arc::new(cost));
+        self
+    }
+
+    /// Which requests the policy is for; it does not apply to others.
+    ///
+    /// Where a layer sees all methods of a service, as around tonic's router, this picks some of them. The default is all
+    /// requests.
+    ///
+    /// ```
+    /// use tower_quota::{key, Policy, SlidingLog};
+    ///
+    /// let sign_up = Policy::new("sign-up", SlidingLog::per_hour(3))
+    ///     .key(key::ip())
+    ///     .only(|parts| parts.uri.path() == "/shop.Accounts/SignUp");
+    /// # let _ = sign_up;
+    /// ```
+    pub fn only(mut self, selects: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.only = Some(Arc::new(selects));
         self
     }
 
@@ -195,6 +219,7 @@ impl<K> Policy<K> {
             quota: self.quota,
             cost: self.cost,
             failure_mode: self.failure_mode,
+            only: self.only,
             key: Unkeyed,
         }
     }
@@ -205,7 +230,11 @@ impl Policy {
         &*self.key.0
     }
 
+    /// What a request costs; 0 if the policy is not for it.
     pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
+        if self.only.as_ref().is_some_and(|selects| !selects(parts)) {
+            return 0;
+        }
         match &self.cost {
             Cost::Always(cost) => *cost,
             Cost::Computed(cost) => cost(parts),

@@ -373,7 +373,7 @@ impl Peer {
         }
 
         #[cfg(feature = "axum")]
-        if let Some(axum::extract::ConnectInfo::<SocketAddr>(addr)) = parts.extensions.get() {
+        if let Some(::axum::extract::ConnectInfo::<SocketAddr>(addr)) = parts.extensions.get() {
             return Some(Self::Address(addr.ip()));
         }
 

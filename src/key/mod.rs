@@ -25,6 +25,7 @@ mod forwarded;
 mod header;
 mod ip;
 mod request;
+mod secret;
 
 use std::{borrow::Cow, error::Error, fmt, marker::PhantomData, sync::Arc};
 
@@ -33,6 +34,7 @@ use smallvec::SmallVec;
 
 #[cfg(feature = "axum")]
 pub use self::request::{Route, route};
+pub(crate) use self::secret::Secret;
 pub use self::{
     header::{Header, header},
     ip::{ClientIp, ClientIpSource, Ip, PeerAddr, UnixPeer, client_ip, ip},
@@ -383,6 +385,13 @@ impl Key {
         // 128 bits of a cryptographic hash: nobody finds two subjects that share a count.
         let hash = blake3::hash(&self.text).to_hex();
         Self::plain("hash", &hash.as_str()[..32])
+    }
+
+    /// A key that tells nothing of this one without the secret.
+    #[cfg(feature = "fred")]
+    pub(crate) fn hashed(&self, secret: &Secret) -> Self {
+        let digest = u128::from_be_bytes(secret.digest(&self.text));
+        Self::plain("keyed", format_args!("{digest:032x}"))
     }
 }
 

@@ -22,23 +22,114 @@ use super::{Key, KeyError, KeyExtractor};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn path() -> Path {
-    Path(())
+    Path::default()
 }
 
 /// A [`KeyExtractor`] made by [`path`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[must_use]
-pub struct Path(());
+pub struct Path {
+    strip_trailing_slash: bool,
+    collapse_slashes: bool,
+    remove_dot_segments: bool,
+    ignore_case: bool,
+}
+
+/// Settings: more spellings that count as one, for services that answer them alike.
+impl Path {
+    /// Takes `/a/` for `/a`.
+    ///
+    /// The default is to keep them apart.
+    pub fn strip_trailing_slash(mut self) -> Self {
+        self.strip_trailing_slash = true;
+        self
+    }
+
+    /// Takes `//a//b` for `/a/b`.
+    ///
+    /// The default is to keep them apart.
+    pub fn collapse_slashes(mut self) -> Self {
+        self.collapse_slashes = true;
+        self
+    }
+
+    /// Takes `/a/./b` and `/a/c/../b` for `/a/b` (RFC 3986 §5.2.4).
+    ///
+    /// The default is to keep them apart.
+    pub fn remove_dot_segments(mut self) -> Self {
+        self.remove_dot_segments = true;
+        self
+    }
+
+    /// Takes `/A` for `/a`.
+    ///
+    /// The default is to keep them apart.
+    pub fn ignore_case(mut self) -> Self {
+        self.ignore_case = true;
+        self
+    }
+
+    fn spelling(self, path: &str) -> SmallVec<[u8; 64]> {
+        let mut canonical = canonical_path(path);
+        if self.collapse_slashes {
+            canonical.dedup_by(|a, b| (*a, *b) == (b'/', b'/'));
+        }
+        if self.remove_dot_segments {
+            canonical = without_dot_segments(&canonical);
+        }
+        if self.strip_trailing_slash && canonical.len() > 1 && canonical.ends_with(b"/") {
+            canonical.pop();
+        }
+        if self.ignore_case {
+            canonical.make_ascii_lowercase();
+        }
+        canonical
+    }
+}
 
 impl KeyExtractor for Path {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         #[cfg(feature = "axum")]
-        if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
-            return Ok(Some(Key::path(original.path())));
-        }
+        let path = parts
+            .extensions
+            .get::<::axum::extract::OriginalUri>()
+            .map_or(parts.uri.path(), |uri| uri.path());
+        #[cfg(not(feature = "axum"))]
+        let path = parts.uri.path();
 
-        Ok(Some(Key::path(parts.uri.path())))
+        Ok(Some(Key::component("path", b"", &self.spelling(path))))
     }
+}
+
+/// RFC 3986 §5.2.4, for a path that begins with a slash.
+fn without_dot_segments(path: &[u8]) -> SmallVec<[u8; 64]> {
+    let mut output = SmallVec::new();
+    let mut segments = path.split(|byte| *byte == b'/').peekable();
+    if path.starts_with(b"/") {
+        segments.next();
+    } else if let Some(first) = segments.next() {
+        output.extend_from_slice(first);
+    }
+
+    while let Some(segment) = segments.next() {
+        let last = segments.peek().is_none();
+        match segment {
+            b"." | b".." => {
+                if segment == b".." {
+                    let parent = output.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+                    output.truncate(parent);
+                }
+                if last {
+                    output.push(b'/');
+                }
+            }
+            segment => {
+                output.push(b'/');
+                output.extend_from_slice(segment);
+            }
+        }
+    }
+    output
 }
 
 /// One spelling for each path (RFC 3986 §6.2.2.1 and §6.2.2.2).
@@ -103,7 +194,7 @@ pub struct Route(());
 #[cfg(feature = "axum")]
 impl KeyExtractor for Route {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        Ok(Some(match parts.extensions.get::<axum::extract::MatchedPath>() {
+        Ok(Some(match parts.extensions.get::<::axum::extract::MatchedPath>() {
             Some(matched) => Key::component("route", b"", matched.as_str().as_bytes()),
             None => Key::plain("unmatched", ""),
         }))
@@ -197,5 +288,52 @@ impl<T> Clone for Extension<T> {
 impl<T> fmt::Debug for Extension<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Extension<{}>(<fn>)", type_name::<T>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spelled(path: Path, text: &str) -> String {
+        String::from_utf8(path.spelling(text).to_vec()).unwrap()
+    }
+
+    #[test]
+    fn escapes_of_unreserved_characters_are_decoded_once() {
+        for (text, canonical) in [
+            ("/users/%31", "/users/1"),
+            ("/a%2fb", "/a%2Fb"),
+            ("/%7Ea%2D", "/~a-"),
+            ("/%2541", "/%2541"),
+            ("/%zz%4", "/%zz%4"),
+            ("/%", "/%"),
+            ("*", "*"),
+            ("", ""),
+        ] {
+            assert_eq!(spelled(path(), text), canonical, "{text}");
+            assert_eq!(spelled(path(), canonical), canonical, "{canonical} again");
+        }
+    }
+
+    #[test]
+    fn each_option_takes_more_spellings_for_one() {
+        assert_eq!(spelled(path(), "//A/./b/../c/"), "//A/./b/../c/");
+        assert_eq!(spelled(path().strip_trailing_slash(), "/a/"), "/a");
+        assert_eq!(spelled(path().strip_trailing_slash(), "/"), "/");
+        assert_eq!(spelled(path().collapse_slashes(), "//a///b"), "/a/b");
+        assert_eq!(spelled(path().ignore_case(), "/A"), "/a");
+        for (text, canonical) in [
+            ("/a/./b", "/a/b"),
+            ("/a/c/../b", "/a/b"),
+            ("/../../a", "/a"),
+            ("/a/b/..", "/a/"),
+            ("/a/.", "/a/"),
+            ("/.", "/"),
+            ("/%2e%2E/a", "/a"),
+            ("/a/...", "/a/..."),
+        ] {
+            assert_eq!(spelled(path().remove_dot_segments(), text), canonical, "{text}");
+        }
     }
 }

@@ -11,9 +11,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use self::script::{Call, Item, Program, SCRIPT, Script};
+use self::script::{Call, Item, Names, Program, SCRIPT, Script};
 use super::{ErrorKind, Reply, Request, Store, StoreError};
-use crate::ConfigError;
+use crate::{ConfigError, key::Secret};
 
 /// Keeps counts in Redis, shared by all replicas of a service.
 ///
@@ -53,7 +53,7 @@ pub struct RedisStore {
 struct Shared {
     link: Link,
     script: &'static Script,
-    prefix: Box<str>,
+    names: Names,
     deadline: Duration,
 }
 
@@ -78,7 +78,10 @@ impl RedisStore {
     /// A store with other settings.
     pub fn builder() -> RedisStoreBuilder {
         RedisStoreBuilder {
-            prefix: "quota".into(),
+            names: Names {
+                prefix: "quota".into(),
+                secret: None,
+            },
             deadline: Duration::from_millis(100),
             script: &SCRIPT,
         }
@@ -87,7 +90,7 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
-        let mut call = Call::new(&self.shared.prefix, requests, guess());
+        let mut call = Call::new(&self.shared.names, requests, guess());
         let shared = self.shared.clone();
 
         Reply::Pending(Box::pin(async move {
@@ -114,7 +117,7 @@ fn guess() -> u64 {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("prefix", &self.shared.prefix)
+            .field("prefix", &self.shared.names.prefix)
             .field("deadline", &self.shared.deadline)
             .finish_non_exhaustive()
     }
@@ -138,7 +141,7 @@ impl fmt::Debug for RedisStore {
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStoreBuilder {
-    prefix: Box<str>,
+    names: Names,
     deadline: Duration,
     script: &'static Script,
 }
@@ -148,7 +151,16 @@ impl RedisStoreBuilder {
     ///
     /// The default is `quota`.
     pub fn prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
-        self.prefix = prefix.into();
+        self.names.prefix = prefix.into();
+        self
+    }
+
+    /// Hashes what the store's keys say of callers, for deployments that must not store addresses or users.
+    ///
+    /// It is a keyed hash of 128 bits: who does not have the secret cannot find out whose key it is by trying addresses.
+    /// The default is to store readable keys.
+    pub fn hash_keys(mut self, secret: impl AsRef<[u8]>) -> Self {
+        self.names.secret = Some(Secret::new(secret));
         self
     }
 
@@ -206,10 +218,10 @@ impl RedisStoreBuilder {
 
     fn validate(&self) -> Result<(), ConfigError> {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        if self.prefix.is_empty() || !self.prefix.bytes().all(allowed) {
+        if self.names.prefix.is_empty() || !self.names.prefix.bytes().all(allowed) {
             return Err(ConfigError::new(format!(
                 "{:?} is not a prefix; one is made of letters, digits, `.`, `_`, `:` and `-`, such as `shop:quota`",
-                self.prefix,
+                self.names.prefix,
             )));
         }
         if self.deadline.is_zero() {
@@ -225,7 +237,7 @@ impl RedisStoreBuilder {
             shared: Arc::new(Shared {
                 link,
                 script: self.script,
-                prefix: self.prefix,
+                names: self.names,
                 deadline: self.deadline,
             }),
         }
@@ -235,7 +247,7 @@ impl RedisStoreBuilder {
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStoreBuilder")
-            .field("prefix", &self.prefix)
+            .field("prefix", &self.names.prefix)
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     FixedWindow, Limit,
+    key::Secret,
     store::{
         Answer, Charge, ErrorKind, Operation, Outcome, Request, StoreError, Verdict,
         fold::{Folded, Folds, fold},
@@ -83,7 +84,7 @@ pub(super) enum Item {
 
 impl Call {
     /// A call for these requests, where `guess` is about the time that Redis has.
-    pub(super) fn new(prefix: &str, requests: &[Request<'_>], guess: u64) -> Self {
+    pub(super) fn new(names: &Names, requests: &[Request<'_>], guess: u64) -> Self {
         let mut call = Self {
             keys: SmallVec::new(),
             arguments: SmallVec::new(),
@@ -124,7 +125,7 @@ impl Call {
             call.keys.extend(
                 run.iter()
                     .flat_map(|request| &request.charges)
-                    .map(|charge| redis_key(prefix, charge)),
+                    .map(|charge| names.redis_key(charge)),
             );
         }
         call.shape.extend(folded.into_iter().map(|request| request.folds));
@@ -202,15 +203,27 @@ fn same_shape(a: &Folded<'_>, b: &Folded<'_>) -> bool {
     a.operation == b.operation && a.charges.iter().map(shape).eq(b.charges.iter().map(shape))
 }
 
-/// `quota:1:log:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`
-///
-/// The braces are the hash tag of Redis Cluster: all policies of one subject lie in one slot. Nothing within them, nor
-/// before them, can hold a brace.
-fn redis_key(prefix: &str, charge: &Charge<'_>) -> Bytes {
-    let (algorithm, policy, subject) = (charge.limit().algorithm(), charge.policy(), charge.key().as_str());
-    let mut key = String::with_capacity(prefix.len() + algorithm.len() + policy.len() + subject.len() + 8);
-    let _ = write!(key, "{prefix}:{LAYOUT}:{algorithm}:{policy}:{{{subject}}}");
-    key.into()
+/// How the keys of a store are named.
+#[derive(Clone)]
+pub(super) struct Names {
+    pub(super) prefix: Box<str>,
+    pub(super) secret: Option<Secret>,
+}
+
+impl Names {
+    /// `quota:1:log:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`
+    ///
+    /// The braces are the hash tag of Redis Cluster: all policies of one subject lie in one slot. Nothing within them, nor
+    /// before them, can hold a brace.
+    fn redis_key(&self, charge: &Charge<'_>) -> Bytes {
+        let (prefix, algorithm, policy) = (&self.prefix, charge.limit().algorithm(), charge.policy());
+        let hashed = self.secret.as_ref().map(|secret| charge.key().hashed(secret));
+        let subject = hashed.as_ref().unwrap_or(charge.key()).as_str();
+
+        let mut key = String::with_capacity(prefix.len() + algorithm.len() + policy.len() + subject.len() + 8);
+        let _ = write!(key, "{prefix}:{LAYOUT}:{algorithm}:{policy}:{{{subject}}}");
+        key.into()
+    }
 }
 
 impl Call {
@@ -256,6 +269,13 @@ mod tests {
     use super::*;
     use crate::{Key, SlidingLog};
 
+    fn names() -> Names {
+        Names {
+            prefix: "quota".into(),
+            secret: None,
+        }
+    }
+
     #[test]
     fn requests_that_look_alike_are_described_once() {
         let limit = Limit::from(SlidingLog::per_minute(5));
@@ -267,7 +287,7 @@ mod tests {
         );
         let requests = [&on_a, &on_b, &dear].map(|charges: &[Charge<'_>; 1]| Request::new(Operation::Check, charges));
 
-        let call = Call::new("quota", &requests, 0);
+        let call = Call::new(&names(), &requests, 0);
 
         let keys: Vec<_> = call.keys.iter().map(|key| std::str::from_utf8(key).unwrap()).collect();
         assert_eq!(
@@ -302,7 +322,7 @@ mod tests {
             Charge::new("p", &limit, &a, 2),
         ];
 
-        let call = Call::new("quota", &[Request::new(Operation::Check, &charges)], 0);
+        let call = Call::new(&names(), &[Request::new(Operation::Check, &charges)], 0);
         assert_eq!(call.keys.len(), 2);
 
         let answer = call.decode(&[9, 1, 2, 0, 60, 4, 0, 70].map(Item::Number)).unwrap();
@@ -319,7 +339,7 @@ mod tests {
         let limit = Limit::from(SlidingLog::per_minute(5));
         let key = Key::from("a");
         let call = Call::new(
-            "quota",
+            &names(),
             &[Request::new(Operation::Check, &[Charge::new("p", &limit, &key, 1)])],
             0,
         );
