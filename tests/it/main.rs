@@ -6,6 +6,7 @@ mod axum;
 mod bad_input;
 mod conformance;
 mod differential;
+mod figures;
 mod hyper;
 mod policies;
 mod properties;
