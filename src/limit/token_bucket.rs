@@ -45,7 +45,8 @@ use crate::ConfigError;
 /// # What it costs
 ///
 /// Three numbers for each key, whatever the limit. In any time it admits at most `burst` and what the rate gives in that
-/// time; in one window that is up to twice the limit with the default burst.
+/// time; in one window that is up to 2 N - 1 of a limit of N with the default burst. The [module](crate::limit) compares it
+/// with the other algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct TokenBucket {
