@@ -2,17 +2,16 @@
 //!
 //! # Which one
 //!
-//! Take the first that fits:
+//! Reach for [`SlidingLog`] first. It promises what most people expect: never more than the limit in any window, wherever
+//! the window starts. Take another one when
 //!
-//! 1. Three a month, ten a day until midnight: a [`FixedWindow`] of the [`calendar`](FixedWindow::calendar), with the
-//!    feature `calendar`.
-//! 2. Steady work that may come in bursts, and an average is what matters: a [`TokenBucket`].
-//! 3. Up to some thousand in each window: a [`SlidingLog`]. It is the one to reach for first, since it promises what most
-//!    people expect: never more than the limit in any window, wherever the window starts.
-//! 4. More than that: a [`SlidingLog`] with a [`precision`](SlidingLog::precision). The promise is the same; what was
-//!    admitted comes back a little late.
-//! 5. Very many callers, and a few numbers for each must do: a [`SlidingCounter`] if about the limit in any window is good
-//!    enough, a [`FixedWindow`] if twice the limit across a boundary is.
+//! * the limit is high, above some thousand: a [`SlidingLog`] with a [`precision`](SlidingLog::precision). The promise is
+//!   the same, and what was admitted comes back a little late.
+//! * an average is what matters, and bursts are welcome: a [`TokenBucket`].
+//! * people count along, by the clock or by the calendar, "three a month": a [`FixedWindow`], which is
+//!   [`aligned`](FixedWindow::aligned) or of the [`calendar`](FixedWindow::calendar).
+//! * there are so many callers that each may take a few numbers only: a [`SlidingCounter`], if a bad window may hold nearly
+//!   twice the limit and a caller may be denied too early.
 //!
 //! # What each promises
 //!
@@ -60,8 +59,8 @@
 //! Counts are stored under the name of the policy and of the algorithm.
 //!
 //! * Other numbers: what was counted stays, and is judged by the new ones. After a lower limit, callers may have to wait
-//!   until enough has expired. Where the window became longer, the promise holds one new window later, since what had
-//!   already left the old one is gone.
+//!   until enough has expired. Where the window got another length, the promise holds one new window later, since what
+//!   the old one had forgotten is gone.
 //! * Another algorithm, or another name of the policy: counts start afresh, and the old ones expire.
 //!
 //! While old and new replicas of a service run side by side, each judges the same counts by its own numbers.
@@ -111,8 +110,8 @@ use crate::ConfigError;
 
 /// How much a caller may use.
 ///
-/// Every algorithm is a type of its own, with only the settings that mean something for it, and turns into a `Limit`.
-/// A limit is also a line of text, as in a file of limits:
+/// Every algorithm is a type of its own, with only the settings that mean something for it, and turns into a `Limit`. The
+/// [module](self) helps to choose. A limit is also a line of text, as in a file of limits:
 ///
 /// ```
 /// use tower_quota::{Limit, SlidingLog, TokenBucket};
