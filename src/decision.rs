@@ -61,7 +61,7 @@ impl Decision {
         self.policies().filter_map(PolicyDecision::retry_after).max()
     }
 
-    /// How long until nothing counts against the caller anymore, if it stays away.
+    /// How long until nothing counts against the caller anymore, if it stays away; zero if nothing does.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.foremost().map_or(Duration::ZERO, PolicyDecision::reset_after)
@@ -237,7 +237,8 @@ pub enum Denial {
 /// What a request was charged, by all policies.
 ///
 /// [`Limiter::refund`](crate::Limiter::refund) consumes it and gives back what still counts. Dropping it leaves the charge
-/// as it is.
+/// as it is. It knows the store's time of the decision, so it does not take back what was charged later, except as
+/// [`refund`](crate::Limiter::refund) says.
 #[must_use]
 pub struct Receipt {
     pub(crate) charged: SmallVec<[PolicyDecision; 1]>,

@@ -169,9 +169,9 @@ impl Limiter {
 
     /// Gives back what an admitted request was charged in this limiter's store, by whatever layer or limiter.
     ///
-    /// It gives back at most what still counts: nothing of what has expired, was reset, or was counted before the store was
-    /// emptied. A receipt is good for one refund, and a refund that fails is not tried again. Of several policies, each
-    /// gets back its own share.
+    /// It gives back at most what still counts, to each policy its own, and nothing once the charge has expired. Algorithms
+    /// that keep only numbers cannot tell charges apart: with them a refund after a [`reset`](Self::reset) may give back
+    /// what was charged since. A receipt is good for one refund, and one that fails is not tried again.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

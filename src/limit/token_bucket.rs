@@ -69,6 +69,17 @@ impl TokenBucket {
     ///
     /// The default is as many as come in the window.
     ///
+    /// A burst that is too large to be reckoned exactly is an error when the [`Policy`](crate::Policy::try_new) is built. At
+    /// one token a second 4 billion fit, and at three a day 150,000:
+    ///
+    /// ```
+    /// use tower_quota::{Policy, TokenBucket};
+    ///
+    /// assert!(Policy::try_new("a", TokenBucket::per_second(1).burst(4_000_000_000)).is_ok());
+    /// assert!(Policy::try_new("a", TokenBucket::per_day(3).burst(150_000)).is_ok());
+    /// assert!(Policy::try_new("a", TokenBucket::per_day(3).burst(160_000)).is_err());
+    /// ```
+    ///
     /// # Panics
     ///
     /// If the burst is 0; at compile time in a `const`.
