@@ -64,7 +64,7 @@ impl Decision {
         Some(longest.saturating_add(self.0.delay))
     }
 
-    /// How long until nothing counts against the caller anymore, if it stays away.
+    /// How long until nothing counts against the caller anymore, if it stays away; zero if nothing does.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.foremost().map_or(Duration::ZERO, PolicyDecision::reset_after)
@@ -255,7 +255,8 @@ pub enum Denial {
 /// What a request was charged, by all policies.
 ///
 /// [`Limiter::refund`](crate::Limiter::refund) consumes it and gives back what still counts. Dropping it leaves the charge
-/// as it is.
+/// as it is. It knows the store's time of the decision, so it does not take back what was charged later, except as
+/// [`refund`](crate::Limiter::refund) says.
 #[must_use]
 pub struct Receipt {
     pub(crate) charged: SmallVec<[PolicyDecision; 1]>,

@@ -16,6 +16,101 @@ use crate::{
 ///
 /// It has no type parameters, and its clones, and the services it makes, share their counts. See the
 /// [crate documentation](crate) for an example.
+///
+/// # Several policies, one decision
+///
+/// The policies of a layer are decided together, at one instant: a request is counted by all of them or, if one denies it,
+/// by none. The answer names each policy that denied, and its `Retry-After` is the longest of their waits. Each policy's
+/// share of `RateLimit` tells what it has left.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::{Request, StatusCode};
+/// use http_body_util::{BodyExt, Empty};
+/// use tower::{Layer, ServiceExt, service_fn};
+/// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// # type Body = Empty<Bytes>;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let user = || key::header("x-user-id");
+/// let layer = RateLimitLayer::new(MemoryStore::new(), [
+///     Policy::new("per-path", SlidingLog::per_minute(1)).key((user(), key::path())),
+///     Policy::new("per-user", SlidingLog::per_minute(3)).key(user()),
+/// ]);
+/// let service = layer.layer(service_fn(async |_: Request<Body>| {
+///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+/// }));
+/// let get = |path| {
+///     let request = Request::get(path).header("x-user-id", "42").body(Body::new()).unwrap();
+///     service.clone().oneshot(request)
+/// };
+///
+/// let first = get("/a").await?;
+/// assert_eq!(first.headers()["ratelimit"], r#""per-path";r=0;t=60, "per-user";r=2;t=60"#);
+///
+/// let denied = get("/a").await?;
+/// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+/// assert_eq!(denied.headers()["ratelimit"], r#""per-path";r=0;t=60, "per-user";r=2;t=60"#);
+/// let problem = denied.into_body().collect().await?.to_bytes();
+/// assert!(problem.ends_with(br#""violated-policies":["per-path"]}"#));
+///
+/// // The denied one took nothing from the other policy.
+/// let other_path = get("/b").await?;
+/// assert_eq!(other_path.headers()["ratelimit"], r#""per-path";r=0;t=60, "per-user";r=1;t=60"#);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Layers around each other decide one after the other instead: what the outer one has counted stays counted when the inner
+/// one denies. A policy that stands in both, with the same key, is counted once.
+///
+/// All of this holds on one Redis server, and with [`MemoryStore`](crate::MemoryStore). A cluster is to come with its
+/// client: there, policies about the same subject are decided together, and those about different subjects one after the
+/// other, where an earlier charge is refunded when a later policy denies.
+///
+/// # Costs
+///
+/// A request costs 1, or what its policy says: [`Policy::cost`] for all of them alike, [`Policy::cost_fn`] by the request.
+/// A request passes if its whole cost fits. One that costs more than the limit can never pass: it is denied without asking
+/// the store, without `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). With a computed
+/// cost of 0 the policy does not apply.
+///
+/// # Refunds
+///
+/// The service behind finds the [`Decision`](crate::Decision) in the extensions of the request, and in it a
+/// [`Receipt`](crate::Receipt). A [`Limiter`](crate::Limiter) on the same store takes that and
+/// [gives back](crate::Limiter::refund) what was charged, for a request that turned out not to count:
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::Request;
+/// use http_body_util::Empty;
+/// use tower::{Layer, ServiceExt, service_fn};
+/// use tower_quota::{key, Decision, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// # type Body = Empty<Bytes>;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = MemoryStore::new();
+/// let mails = Policy::new("mails", SlidingLog::per_hour(1)).key(key::path());
+/// let limiter = Limiter::new(store.clone(), mails.clone());
+///
+/// let service = RateLimitLayer::new(store, mails).layer(service_fn(async |request: Request<Body>| {
+///     // The mail could not be sent.
+///     let decision = request.extensions().get::<Decision>();
+///     if let Some(receipt) = decision.and_then(Decision::receipt) {
+///         limiter.refund(receipt).await.expect("the store answers");
+///     }
+///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+/// }));
+///
+/// for _ in 0..3 {
+///     assert!(service.clone().oneshot(Request::new(Body::new())).await?.status().is_success());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct RateLimitLayer {

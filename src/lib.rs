@@ -44,11 +44,14 @@
 //! # The words
 //!
 //! * A [`Policy`] says who may do how much: a name, a [`Limit`] and a [key].
-//! * A [`Limit`] is an algorithm with its numbers; [`SlidingLog`] is the one to reach for first.
+//! * A [`Limit`] is an algorithm with its numbers; [`SlidingLog`] is the one to reach for first, and the module [`limit`]
+//!   helps to choose.
 //! * A [`Key`] is whom a request counts against, found by a [`KeyExtractor`].
 //! * A [`Store`](store::Store) is where counts live: [`RedisStore`] or [`MemoryStore`].
 //! * A [`Decision`] is what came of it. Handlers find it in the extensions of the request.
 //! * A [`Rejection`](response::Rejection) is written out by a [`ResponseFormat`](response::ResponseFormat).
+//! * A [`RateLimitLayer`] takes one policy or [several](RateLimitLayer#several-policies-one-decision), which may
+//!   [cost](RateLimitLayer#costs) more than one and be [refunded](RateLimitLayer#refunds).
 //! * A [`Limiter`] does the same without HTTP.
 //!
 //! # Features

@@ -94,6 +94,27 @@ impl Limiter {
 
     /// Counts a use that costs `cost`, whatever the policies say, if there is room for it.
     ///
+    /// A cost above the limit is denied with [`Denial::CostAboveLimit`], without asking the store; with a cost of 0 all is
+    /// allowed and nothing counted.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Denial, Limiter, MemoryStore, Policy, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", TokenBucket::per_minute(1_000)));
+    ///
+    /// assert_eq!(rows.check_n("42", 600).await?.remaining(), 400);
+    /// assert_eq!(rows.check_n("42", 600).await?.retry_after(), Some(Duration::from_secs(12)));
+    ///
+    /// let never = rows.check_n("42", 2_000).await?;
+    /// assert_eq!(never.retry_after(), None);
+    /// assert_eq!(never.policies().next().and_then(|policy| policy.denial()), Some(Denial::CostAboveLimit));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// If the store does not answer.
@@ -104,6 +125,22 @@ impl Limiter {
     /// Counts a use that has happened, whether there is room for it or not; later ones pay.
     ///
     /// The decision is always allowed. A cost above the limit counts too.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, TokenBucket};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let tokens = Limiter::new(MemoryStore::new(), Policy::new("tokens", TokenBucket::per_second(10)));
+    ///
+    /// // The answer turned out to be three times as long as the limit.
+    /// assert!(tokens.charge("42", 30).await?.is_allowed());
+    ///
+    /// // 21 must come back before one more fits.
+    /// assert_eq!(tokens.check("42").await?.retry_after(), Some(Duration::from_millis(2_100)));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -132,7 +169,9 @@ impl Limiter {
 
     /// Gives back what an admitted request was charged in this limiter's store, by whatever layer or limiter.
     ///
-    /// What has expired, or was reset, stays as it is. A refund that fails is not tried again.
+    /// It gives back at most what still counts, to each policy its own, and nothing once the charge has expired. Algorithms
+    /// that keep only numbers cannot tell charges apart: with them a refund after a [`reset`](Self::reset) may give back
+    /// what was charged since. A receipt is good for one refund, and one that fails is not tried again.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

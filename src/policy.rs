@@ -76,7 +76,8 @@ impl Policy<Unkeyed> {
     /// # Panics
     ///
     /// If the name is not of that form, or the limit cannot be kept: a [`SlidingLog`](crate::SlidingLog) of more than
-    /// 100,000. [`try_new`](Self::try_new) returns an error instead.
+    /// 100,000 without a [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst
+    /// and rate are too large together to be reckoned exactly. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Self {
         match Self::try_new(name, limit) {
@@ -104,7 +105,9 @@ impl Policy<Unkeyed> {
         })
     }
 
-    /// Whom a request counts against.
+    /// Whom a request counts against; see [`key`](crate::key) for what there is.
+    ///
+    /// A [`Limiter`](crate::Limiter) does without, since it is given the keys.
     pub fn key(self, key: impl KeyExtractor) -> Policy {
         Policy {
             quota: self.quota,
@@ -118,9 +121,10 @@ impl Policy<Unkeyed> {
 
 /// Settings.
 impl<K> Policy<K> {
-    /// What a request costs.
+    /// What a request costs: as much as so many requests of cost 1.
     ///
-    /// The default is 1.
+    /// A cost above the limit is never admitted: such a request is denied without asking the store, and without
+    /// `Retry-After`. The default is 1.
     ///
     /// # Panics
     ///

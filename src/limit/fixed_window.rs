@@ -41,8 +41,10 @@ use super::{Rule, SLACK, Span, constructors};
 ///
 /// # What it costs
 ///
-/// Two numbers for each key. At the boundary of two windows up to twice the limit is admitted in a moment;
-/// [`SlidingLog`](crate::SlidingLog) and [`SlidingCounter`](crate::SlidingCounter) look back over it.
+/// Two numbers for each key, whatever the limit. At the boundary of two windows up to twice the limit N is admitted in a
+/// moment: 2 N of aligned windows, and 2 N - 1 of others, since one request must have opened the first.
+/// [`SlidingLog`](crate::SlidingLog) and [`SlidingCounter`](crate::SlidingCounter) look back over the boundary, and the
+/// [module](crate::limit) compares them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct FixedWindow {

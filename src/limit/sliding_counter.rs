@@ -6,7 +6,8 @@ use super::{MAX_EXACT, Rule, SLACK, Span, constructors};
 ///
 /// It counts in windows that follow one another, as an aligned [`FixedWindow`](crate::FixedWindow) does, and takes what
 /// the previous one counted in proportion to how much of it the last window still covers, as if its requests had come
-/// evenly.
+/// evenly. That share is rounded up. Cloudflare has described the idea in
+/// [How we built rate limiting capable of scaling to millions of domains](https://blog.cloudflare.com/counting-things-a-lot-of-different-things/).
 ///
 /// # A timeline
 ///
@@ -41,9 +42,33 @@ use super::{MAX_EXACT, Rule, SLACK, Span, constructors};
 ///
 /// # What it costs
 ///
-/// Three numbers for each key, whatever the limit. It is exact where requests come evenly. Where they do not, a window may
-/// admit up to twice the limit less one (all of one window's requests at its end, then all of the next one's shortly
-/// before its end), or deny a request although the last window holds as good as none.
+/// Three numbers for each key, whatever the limit.
+///
+/// # Error
+///
+/// Where requests do not come evenly, a window may hold more than the limit, and a request may be denied although the last
+/// window has room. The bound is sharp: of a limit of N, never more than 2 N - 1 in any window, and N for N = 1.
+///
+/// Measured with 100 a minute and twice as many requests:
+///
+/// | traffic | most in any window, of the limit | admitted though the last window was full | denied though it had room | denied though it had room for ten |
+/// | --- | ---: | ---: | ---: | ---: |
+/// | even | 100 % | 0 % | 50 % | 0 % |
+/// | random | 106 % | 4 % | 35 % | 0 % |
+/// | bursty | 174 % | 7 % | 33 % | 18 % |
+/// | adversarial | 199 % | 33 % | 34 % | 31 % |
+///
+/// The last three columns are shares of all requests, half of which an exact limit denies.
+///
+/// * Even: one request every 0.3 s. Since the share is rounded up, the last window holds 99 when one is denied.
+/// * Random: a Poisson process.
+/// * Bursty: 20 to 100 requests within a tenth of a second, at random times.
+/// * Adversarial: the worst of what is known. All of one window's requests at its end, then each as soon as it passes, gets
+///   199 admitted within a minute. All of one window's requests at its start makes the next one deny requests although the
+///   last minute is empty.
+///
+/// [`SlidingLog`](crate::SlidingLog) has no such error, and with a [`precision`](crate::SlidingLog::precision) it is small
+/// too. The [module](crate::limit) compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingCounter {
@@ -57,7 +82,7 @@ constructors!(SlidingCounter, |quota, window| Self { quota, window });
 impl SlidingCounter {
     pub(crate) const NAME: &'static str = "counter";
 
-    /// How many are admitted in any window, nearly.
+    /// How many are admitted in any window, nearly; at most 2 N - 1 of a limit of N.
     #[must_use]
     pub const fn quota(&self) -> u64 {
         self.quota

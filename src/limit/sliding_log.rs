@@ -45,9 +45,10 @@ use crate::ConfigError;
 ///
 /// # What it costs
 ///
-/// One entry for each admission in the last window: in Redis a member of a sorted set, about 20 bytes while there are
-/// few and 120 when there are many. That is why a log is for at most [`MAX_QUOTA`](Self::MAX_QUOTA) admissions. A
-/// request of any cost is one entry. Denied requests add nothing.
+/// One entry for each admission in the last window: in Redis a member of a sorted set, about 20 bytes up to 128 of them
+/// and 130 above. That is why a log is for at most [`MAX_QUOTA`](Self::MAX_QUOTA) admissions; larger ones need a
+/// [`precision`](Self::precision). A request of any cost is one entry. Denied requests add nothing. The
+/// [module](crate::limit) compares it with the other algorithms.
 ///
 /// One call reads or removes at most 1,000 entries. Where more than that have expired at once while some of them weigh
 /// more than 1, `remaining` is a lower bound until the next calls have removed them; and a wait that depends on more
@@ -89,7 +90,7 @@ impl SlidingLog {
     /// use std::time::Duration;
     /// use tower_quota::{Policy, SlidingLog};
     ///
-    /// // A million in any 10 seconds, given back at most 10 ms late, in 130 KB.
+    /// // A million in any 10 seconds, given back at most 10 ms late, in 120 KB.
     /// let limit = SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000);
     /// assert!(Policy::try_new("ingest", limit).is_ok());
     /// ```
@@ -118,7 +119,7 @@ impl SlidingLog {
         self.window
     }
 
-    /// The most admissions that a log keeps one by one.
+    /// The most admissions that a log keeps one by one: 100,000.
     pub const MAX_QUOTA: u64 = 100_000;
 
     pub(crate) const NAME: &'static str = "log";

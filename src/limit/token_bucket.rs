@@ -45,7 +45,8 @@ use crate::ConfigError;
 /// # What it costs
 ///
 /// Three numbers for each key, whatever the limit. In any time it admits at most `burst` and what the rate gives in that
-/// time; in one window that is up to twice the limit with the default burst.
+/// time; in one window that is up to 2 N - 1 of a limit of N with the default burst. The [module](crate::limit) compares it
+/// with the other algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct TokenBucket {
@@ -67,6 +68,17 @@ impl TokenBucket {
     /// How many tokens the bucket holds, and so how many requests of cost 1 are admitted at once.
     ///
     /// The default is as many as come in the window.
+    ///
+    /// A burst that is too large to be reckoned exactly is an error when the [`Policy`](crate::Policy::try_new) is built. At
+    /// one token a second 4 billion fit, and at three a day 150,000:
+    ///
+    /// ```
+    /// use tower_quota::{Policy, TokenBucket};
+    ///
+    /// assert!(Policy::try_new("a", TokenBucket::per_second(1).burst(4_000_000_000)).is_ok());
+    /// assert!(Policy::try_new("a", TokenBucket::per_day(3).burst(150_000)).is_ok());
+    /// assert!(Policy::try_new("a", TokenBucket::per_day(3).burst(160_000)).is_err());
+    /// ```
     ///
     /// # Panics
     ///

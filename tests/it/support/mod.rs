@@ -6,6 +6,8 @@ mod http;
 mod log;
 mod redis;
 mod stores;
+mod traffic;
+mod usage;
 mod worker;
 
 use std::time::{Duration, Instant};
@@ -17,6 +19,8 @@ pub(crate) use self::{
     log::Log,
     redis::Redis,
     stores::{Broken, Gated, Later},
+    traffic::{Tally, Traffic},
+    usage::{Usage, limits},
     worker::{Worker, work},
 };
 

@@ -1,0 +1,130 @@
+//! The figures that the docs state.
+
+use std::{collections::HashMap, fs, path::Path};
+
+use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket};
+
+use crate::support::{Redis, Tally, Traffic, Usage, limits};
+
+const N: u64 = Traffic::LIMIT;
+
+async fn meet(traffic: Traffic, limit: impl Into<Limit>) -> Tally {
+    traffic.meet(&limit.into()).await
+}
+
+/// The cells of each row of a table in the docs of a file, by the first cell.
+fn rows(file: &str) -> HashMap<String, Vec<String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let text = fs::read_to_string(path).expect("the file");
+    let rows = text.lines().filter_map(|line| {
+        let row = line
+            .trim_start_matches(['/', '!'])
+            .trim()
+            .strip_prefix('|')?
+            .strip_suffix('|')?;
+        let mut cells = row.split('|').map(|cell| cell.trim().trim_matches('`').to_owned());
+        Some((cells.next()?, cells.collect()))
+    });
+    rows.collect()
+}
+
+#[tokio::test]
+async fn a_log_never_admits_more_than_its_limit_in_any_window() {
+    let log = SlidingLog::new(N, Traffic::WINDOW);
+    for log in [log, log.precision(1_000), log.precision(100)] {
+        for traffic in Traffic::ALL {
+            assert_eq!(meet(traffic, log).await.most, N, "{log}, {traffic:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_plain_log_denies_nobody_while_the_last_window_has_room() {
+    for traffic in Traffic::ALL {
+        let tally = meet(traffic, SlidingLog::new(N, Traffic::WINDOW)).await;
+        assert!(tally.with_room == 0.0, "{traffic:?}: {tally:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_counter_admits_at_most_twice_its_limit_less_one_in_any_window() {
+    for traffic in Traffic::ALL {
+        let tally = meet(traffic, SlidingCounter::new(N, Traffic::WINDOW)).await;
+        assert!(tally.most < 2 * N, "{traffic:?}: {tally:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_adversary_gets_all_that_a_counter_may_admit() {
+    let tally = meet(Traffic::Adversarial, SlidingCounter::new(N, Traffic::WINDOW)).await;
+    assert_eq!(tally.most, 2 * N - 1);
+}
+
+#[tokio::test]
+async fn the_table_of_the_counter_is_true() {
+    let table = rows("src/limit/sliding_counter.rs");
+    for traffic in Traffic::ALL {
+        let tally = meet(traffic, SlidingCounter::new(N, Traffic::WINDOW)).await;
+        let name = format!("{traffic:?}").to_lowercase();
+        assert_eq!(table[&name].join(" | "), tally.to_string(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_page_of_the_algorithms_states_what_an_adversary_gets() {
+    let table = rows("src/limit/mod.rs");
+    let window = Traffic::WINDOW;
+    let limits: [(&str, Limit); 6] = [
+        ("[`SlidingLog`]", SlidingLog::new(N, window).into()),
+        (
+            "with [`precision`](SlidingLog::precision)",
+            SlidingLog::new(N, window).precision(100).into(),
+        ),
+        ("[`SlidingCounter`]", SlidingCounter::new(N, window).into()),
+        ("[`FixedWindow`]", FixedWindow::new(N, window).into()),
+        (
+            "[`aligned`](FixedWindow::aligned)",
+            FixedWindow::new(N, window).aligned().into(),
+        ),
+        ("[`TokenBucket`]", TokenBucket::new(N, window).into()),
+    ];
+    for (name, limit) in limits {
+        let stated = match table[name][1].as_str() {
+            "N" => N,
+            "2 N" => 2 * N,
+            "2 N - 1" | "burst + N - 1" => 2 * N - 1,
+            other => panic!("{name}: {other}"),
+        };
+        assert_eq!(meet(Traffic::Adversarial, limit).await.most, stated, "{name}");
+    }
+}
+
+/// What `MEMORY USAGE` says depends a little on the version of Redis and on its allocator.
+#[tokio::test]
+async fn the_page_of_the_algorithms_states_what_a_key_needs() {
+    let (table, redis) = (rows("src/limit/mod.rs"), Redis::start());
+    for limit in limits().into_iter().filter(|limit| limit.quota() != 10_000) {
+        let stated = &table[&limit.to_string()];
+        let measured = Usage::of(&limit, &redis).await;
+        let cells = measured.to_string();
+        for (column, (stated, measured)) in stated.iter().zip(cells.split(" | ")).enumerate() {
+            let number = |text: &str| text.replace(',', "").parse::<f64>().expect("a number");
+            let (stated, measured) = (number(stated), number(measured));
+            let slack = if column < 3 { 0.2 * stated } else { 0.0 };
+            assert!(
+                (stated - measured).abs() <= slack,
+                "`{limit}`, column {column}: {measured}, not {stated}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_million_in_ten_seconds_fits_into_a_coarse_log() {
+    let redis = Redis::start();
+    let log = |precision| SlidingLog::new(1_000_000, std::time::Duration::from_secs(10)).precision(precision);
+    for (precision, most) in [(1_000, 130_000), (100, 4_000)] {
+        let bytes = Usage::of(&log(precision).into(), &redis).await.bytes_when_full;
+        assert!(bytes <= most, "{bytes} bytes with precision({precision})");
+    }
+}
