@@ -1,5 +1,6 @@
 //! What the tests share.
 
+mod algorithms;
 mod bench;
 mod clock;
 mod http;
@@ -11,6 +12,7 @@ mod worker;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::{
+    algorithms::Algorithm,
     bench::Bench,
     clock::Clock,
     http::{Browser, Received, get, get_from, send, serve},
