@@ -12,13 +12,13 @@ mod worker;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::{
-    algorithms::Algorithm,
+    algorithms::{Algorithm, berlin},
     bench::Bench,
     clock::Clock,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
     redis::Redis,
-    stores::{Broken, Gated, Later},
+    stores::{Broken, Counted, Gated, Later},
     worker::{Worker, work},
 };
 
