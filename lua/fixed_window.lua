@@ -61,7 +61,7 @@ function fixed.room(state, limit)
 end
 
 function fixed.add(state, _, weight)
-  state.used = state.used + weight
+  state.used = math.min(state.used + weight, MAX_TOTAL)
   save(state)
 end
 

@@ -21,6 +21,8 @@ local call = redis.call
 local BOUND = 1000
 -- How far ahead of the clock an entry may be and still belong to it; and how long a key outlives its use.
 local SLACK = 1000000
+-- The most that is counted on one key.
+local MAX_TOTAL = 4503599627370496
 
 -- Lua's own conversion keeps 14 digits, and a time has 16.
 local function text(number)

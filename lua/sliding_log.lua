@@ -118,6 +118,7 @@ function log.add(state, limit, weight)
     call('ZADD', state.key, text(-state.stored), '#')
     state.weighted, state.total = true, state.stored
   end
+  weight = math.max(1, math.min(weight, MAX_TOTAL - state.total))
   state.total = state.total + weight
 
   local at, merged = now, 0

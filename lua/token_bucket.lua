@@ -15,9 +15,9 @@ local function time(limit, tokens)
 end
 
 -- How many tokens come in this time.
-local function tokens(limit, passed)
-  local periods = math.floor(passed / limit.period)
-  local rest = passed - periods * limit.period
+local function tokens(limit, span)
+  local periods = math.floor(span / limit.period)
+  local rest = span - periods * limit.period
 
   local count = math.floor(rest / limit.period * limit.rate)
   while time(limit, count + 1) <= rest do
@@ -29,41 +29,42 @@ local function tokens(limit, passed)
   return periods * limit.rate + count
 end
 
+local function passed(state)
+  return math.max(0, now - state.since)
+end
+
 local function settle(state, limit)
-  if time(limit, state.spent) <= now - state.since then
-    state.since, state.spent = now, 0
+  -- What was taken too far ahead of the clock belongs to a clock that is gone.
+  local gone = state.at > now + math.min(SLACK, time(limit, limit.quota))
+  if gone or time(limit, state.spent) <= passed(state) then
+    state.since, state.spent, state.at = now, 0, now
   end
 end
 
 function bucket.open(key, limit)
   local since, spent, at = load(key, '^(%d+) (%d+) (%d+)$')
   if not since then
-    return { key = key, since = now, spent = 0 }
+    return { key = key, since = now, spent = 0, at = now }
   end
 
-  local state = { key = key, since = tonumber(since), spent = math.min(tonumber(spent), limit.cap) }
-  at = tonumber(at)
-  if at > now then
-    -- The clock was set back: the time that had passed stays passed.
-    state.since = math.max(0, state.since - (at - now))
-  end
+  local state = { key = key, since = tonumber(since), spent = math.min(tonumber(spent), limit.cap), at = tonumber(at) }
   settle(state, limit)
   return state
 end
 
 local function save(state, limit)
-  local value = text(state.since) .. ' ' .. text(state.spent) .. ' ' .. now_text
-  call('SET', state.key, value, 'PX', ttl(math.max(0, time(limit, state.spent) - (now - state.since))))
+  local value = text(state.since) .. ' ' .. text(state.spent) .. ' ' .. text(math.max(state.at, now))
+  call('SET', state.key, value, 'PX', ttl(math.max(0, state.since + time(limit, state.spent) - now)))
 end
 
 function bucket.room(state, limit)
-  return math.max(0, limit.quota - state.spent + tokens(limit, now - state.since))
+  return math.max(0, limit.quota - state.spent + tokens(limit, passed(state)))
 end
 
 function bucket.add(state, limit, weight)
   -- Whole periods are settled before the numbers grow too large.
   if state.spent + weight > limit.cap then
-    local periods = math.floor((now - state.since) / limit.period)
+    local periods = math.floor(passed(state) / limit.period)
     state.since = state.since + periods * limit.period
     state.spent = math.max(0, state.spent - periods * limit.rate)
   end
@@ -73,13 +74,13 @@ end
 
 function bucket.wait(state, limit, cost)
   local missing = math.max(0, state.spent + cost - limit.quota)
-  local wait = math.max(1, time(limit, missing) - (now - state.since))
+  local wait = math.max(1, state.since + time(limit, missing) - now)
   keep(state.key, bucket.reset(state, limit))
   return wait
 end
 
 function bucket.reset(state, limit)
-  return math.max(0, time(limit, state.spent) - (now - state.since))
+  return state.spent > 0 and math.max(0, state.since + time(limit, state.spent) - now) or 0
 end
 
 function bucket.refund(state, limit, at, weight)

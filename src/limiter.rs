@@ -271,6 +271,11 @@ impl Claim {
         self.cost > 0 && self.quota.limit != Limit::Unlimited
     }
 
+    /// Whether a store holds anything for it.
+    fn counts(&self) -> bool {
+        self.quota.limit != Limit::DenyAll
+    }
+
     /// Why no wait makes room for it.
     fn hopeless(&self) -> Option<Denial> {
         match self.quota.limit {
@@ -324,12 +329,12 @@ pub(crate) enum Asked {
 
 /// Asks the store about all claims at once.
 pub(crate) fn ask(store: &dyn Store, operation: Operation, mut claims: Claims) -> Asked {
-    claims.retain(|claim| claim.applies());
+    let asks = matches!(operation, Operation::Check | Operation::Peek);
+    claims.retain(|claim| claim.applies() && (asks || claim.counts()));
     if claims.is_empty() {
         return Asked::Decided(Ok(Decision::new(true, Duration::ZERO, [])));
     }
 
-    let asks = matches!(operation, Operation::Check | Operation::Peek);
     if asks && claims.iter().any(|claim| claim.hopeless().is_some()) {
         let denied = claims
             .into_iter()

@@ -3,7 +3,7 @@ use std::{fmt, time::Duration};
 #[cfg(feature = "calendar")]
 use jiff::{Timestamp, Zoned, civil::Weekday, tz::TimeZone};
 
-use super::{Rule, SLACK, Span, constructors};
+use super::{MAX_TOTAL, Rule, SLACK, Span, constructors};
 
 /// Fixed window: so many in each window, and the windows follow one another.
 ///
@@ -304,7 +304,7 @@ impl Rule for FixedWindow {
     }
 
     fn add(&self, window: &mut Window, _: u64, weight: u64) {
-        window.used += weight;
+        window.used = (window.used + weight).min(MAX_TOTAL);
     }
 
     fn wait(&self, window: &Window, now: u64, _: u64) -> u64 {

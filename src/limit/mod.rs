@@ -309,10 +309,13 @@ pub(crate) const BOUND: usize = 1_000;
 pub(crate) const SLACK: u64 = 1_000_000;
 
 /// The largest quota: the largest integer of a structured field (RFC 9651 §3.3.1).
-const MAX_QUOTA: u64 = 999_999_999_999_999;
+pub(crate) const MAX_QUOTA: u64 = 999_999_999_999_999;
 
 /// Lua's numbers are exact below this.
 const MAX_EXACT: u64 = 1 << 53;
+
+/// The most that is counted on one key; debts that are larger make no difference.
+const MAX_TOTAL: u64 = MAX_EXACT / 2;
 
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(10 * 366 * 86_400);

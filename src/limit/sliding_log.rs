@@ -1,6 +1,6 @@
 use std::{collections::VecDeque, fmt, time::Duration};
 
-use super::{BOUND, Rule, SLACK, Span, constructors};
+use super::{BOUND, MAX_TOTAL, Rule, SLACK, Span, constructors};
 use crate::ConfigError;
 
 /// Sliding window log: never more than so many in any window of a length.
@@ -257,6 +257,7 @@ impl Rule for SlidingLog {
             log.weighted = true;
             log.total = log.entries.len() as u64;
         }
+        let weight = weight.min(MAX_TOTAL.saturating_sub(log.total)).max(1);
         log.total += weight;
 
         let mut entry = Entry { at: now, weight };

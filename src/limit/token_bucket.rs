@@ -1,6 +1,6 @@
 use std::{fmt, time::Duration};
 
-use super::{MAX_EXACT, Rule, Span, constructors};
+use super::{MAX_EXACT, Rule, SLACK, Span, constructors};
 use crate::ConfigError;
 
 /// Token bucket: so many on average, and up to `burst` at once.
@@ -47,6 +47,12 @@ use crate::ConfigError;
 /// Three numbers for each key, whatever the limit. In any time it admits at most `burst` and what the rate gives in that
 /// time; in one window that is up to 2 N - 1 of a limit of N with the default burst. The [module](crate::limit) compares it
 /// with the other algorithms.
+///
+/// # When the clock of Redis is set
+///
+/// A bucket from which something was taken more than a second ahead of the clock (or the time in which it becomes full, if
+/// that is less) is full again. So a clock that is set back makes nobody wait for more than that second longer, and admits
+/// at most one burst more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct TokenBucket {
@@ -178,13 +184,9 @@ impl Rule for TokenBucket {
     type State = Bucket;
 
     fn settle(&self, bucket: &mut Bucket, now: u64) {
-        // Where the clock was set back, the time that had passed stays passed.
-        if bucket.at > now {
-            bucket.since = bucket.since.saturating_sub(bucket.at - now);
-            bucket.at = now;
-        }
         bucket.spent = bucket.spent.min(self.cap());
-        if self.time(bucket.spent) <= now - bucket.since {
+        let gone = bucket.at > now + SLACK.min(self.time(self.burst));
+        if gone || self.time(bucket.spent) <= now.saturating_sub(bucket.since) {
             *bucket = Bucket {
                 since: now,
                 spent: 0,
@@ -194,19 +196,20 @@ impl Rule for TokenBucket {
     }
 
     fn room(&self, bucket: &Bucket, now: u64) -> u64 {
-        (self.burst + self.tokens(now - bucket.since)).saturating_sub(bucket.spent)
+        let come = self.tokens(now.saturating_sub(bucket.since));
+        (self.burst + come).saturating_sub(bucket.spent)
     }
 
     fn add(&self, bucket: &mut Bucket, now: u64, weight: u64) {
         if bucket.spent == 0 {
             bucket.since = now;
         }
-        bucket.at = now;
+        bucket.at = bucket.at.max(now);
 
         // Whole periods are settled before the numbers grow too large.
         if bucket.spent + weight > self.cap() {
             let (rate, period) = self.reduced();
-            let periods = (now - bucket.since) / period;
+            let periods = now.saturating_sub(bucket.since) / period;
             bucket.since += periods * period;
             bucket.spent -= (periods * rate).min(bucket.spent);
         }
@@ -215,11 +218,14 @@ impl Rule for TokenBucket {
 
     fn wait(&self, bucket: &Bucket, now: u64, cost: u64) -> u64 {
         let missing = (bucket.spent + cost).saturating_sub(self.burst);
-        self.time(missing).saturating_sub(now - bucket.since).max(1)
+        (bucket.since + self.time(missing)).saturating_sub(now).max(1)
     }
 
     fn reset(&self, bucket: &Bucket, now: u64) -> u64 {
-        self.time(bucket.spent).saturating_sub(now - bucket.since)
+        match bucket.spent {
+            0 => 0,
+            spent => (bucket.since + self.time(spent)).saturating_sub(now),
+        }
     }
 
     fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
@@ -227,7 +233,7 @@ impl Rule for TokenBucket {
         let counts = bucket.spent > 0 && at >= bucket.since;
         if counts {
             bucket.spent = bucket.spent.saturating_sub(weight);
-            bucket.at = now;
+            bucket.at = bucket.at.max(now);
             self.settle(bucket, now);
         }
         counts

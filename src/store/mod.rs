@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 pub use self::memory::MemoryStore;
 
-use crate::{Key, Limit};
+use crate::{Key, Limit, limit::MAX_QUOTA};
 
 /// Where counts live.
 ///
@@ -125,13 +125,15 @@ pub struct Charge<'a> {
 
 impl<'a> Charge<'a> {
     /// `cost`, which is at least 1 and within the limit, on the `key` of the policy of this name.
+    ///
+    /// To charge regardless it may be above the limit; more than 999,999,999,999,999 counts as that.
     #[must_use]
     pub fn new(policy: &'a str, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
         Self {
             policy,
             limit,
             key,
-            cost: cost.max(1),
+            cost: cost.clamp(1, MAX_QUOTA),
         }
     }
 

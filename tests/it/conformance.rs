@@ -1,72 +1,148 @@
 //! What every store promises under every algorithm, with the clock handed in.
 
-use std::time::Duration;
+use std::{mem::discriminant, time::Duration};
 
 use tower_quota::{
-    Key, Limit, SlidingLog,
+    Key, Limit,
     store::{Charge, Operation, Outcome, Request},
 };
 
-use crate::support::Bench;
+use crate::support::{Algorithm, Bench};
 
-/// Makes a limit of one algorithm: so many per window.
-type Algorithm = fn(u64, Duration) -> Limit;
-
-fn sliding_log(quota: u64, window: Duration) -> Limit {
-    SlidingLog::new(quota, window).into()
-}
-
-/// The suite, for one store under each of these algorithms.
+/// The suite, for every algorithm in one store: what all of them promise, then the promises of each.
 macro_rules! store_tests {
-    ($store:ident: $($algorithm:ident),*) => {
-        mod $store {$(
-            mod $algorithm {
-                promises! { $store $algorithm
-                    limit_3_admits_3_and_not_4
-                    one_admission_of_the_whole_limit_fits
-                    retry_after_is_exact
-                    retry_after_is_exact_for_a_cost_above_one
-                    retry_after_is_exact_after_the_limit_was_lowered
-                    retry_after_is_exact_after_the_window_was_shortened
-                    windows_are_half_open
-                    a_denied_request_does_not_prolong_the_block
-                    a_denied_request_adds_no_weight
-                    remaining_is_true
-                    waiting_reset_after_restores_everything
-                    peek_counts_nothing
-                    peek_says_what_a_check_would
-                    a_charge_may_exceed_the_limit_and_later_requests_pay
-                    reset_forgets
-                    several_charges_are_all_or_nothing
-                    several_charges_that_fit_all_count
-                    requests_of_one_batch_are_decided_one_after_the_other
-                    two_policies_never_share_a_count
-                    two_keys_never_share_a_count
-                    a_clock_set_back_blocks_for_one_window_and_a_second_at_most
-                    what_a_clock_that_is_gone_has_left_blocks_nobody
-                    a_clock_set_back_admits_one_limit_more_at_most
-                    a_clock_set_back_a_little_resets_nothing
-                }
+    ($store:ident) => {
+        mod $store {
+            promises! { $store sliding_log SLIDING_LOG
+                every_admission_leaves_one_window_later
+                windows_are_half_open
+                the_window_may_be_shortened
+                a_refund_after_a_reset_takes_nothing_from_what_came_since
+                what_a_clock_that_is_gone_has_left_blocks_nobody
+                a_clock_set_back_admits_one_limit_more_at_most
+                a_clock_set_back_a_little_resets_nothing
             }
-        )*}
+            promises! { $store coarse_log COARSE_LOG
+                admissions_of_one_grain_leave_with_the_last_of_them
+                windows_are_half_open
+                the_window_may_be_shortened
+                a_refund_after_a_reset_takes_from_what_came_since_at_most
+                what_a_clock_that_is_gone_has_left_blocks_nobody
+                a_clock_set_back_admits_one_limit_more_at_most
+                a_clock_set_back_a_little_resets_nothing
+            }
+            promises! { $store sliding_counter SLIDING_COUNTER
+                the_previous_window_counts_in_proportion
+                the_window_may_be_shortened
+                a_refund_after_a_reset_takes_from_what_came_since_at_most
+                a_refund_reaches_the_previous_window
+                what_a_clock_that_is_gone_has_left_blocks_nobody
+                a_clock_set_back_admits_what_two_windows_do_at_most
+                a_clock_set_back_a_little_resets_nothing
+            }
+            promises! { $store fixed_window FIXED_WINDOW
+                a_window_opens_with_the_first_request
+                windows_are_half_open
+                the_window_may_be_shortened
+                a_refund_after_a_reset_takes_nothing_from_what_came_since
+                what_a_clock_that_is_gone_has_left_blocks_nobody
+                a_clock_set_back_admits_one_limit_more_at_most
+                a_clock_set_back_a_little_resets_nothing
+            }
+            promises! { $store aligned_window ALIGNED_WINDOW
+                a_window_opens_with_the_clock
+                windows_are_half_open
+                the_window_may_be_shortened
+                a_refund_after_a_reset_takes_from_what_came_since_at_most
+                what_a_clock_that_is_gone_has_left_blocks_nobody
+                a_clock_set_back_over_a_boundary_admits_one_limit_for_each_window_it_meets
+                a_clock_set_back_a_little_resets_nothing
+            }
+            promises! { $store calendar_month CALENDAR_MONTH
+                a_window_opens_with_the_month
+                a_window_of_another_length_starts_afresh
+                a_refund_after_a_reset_takes_from_what_came_since_at_most
+                a_clock_set_back_within_the_month_resets_nothing
+                a_clock_set_back_admits_one_limit_more_at_most
+                a_clock_set_back_a_little_resets_nothing
+            }
+            promises! { $store token_bucket TOKEN_BUCKET
+                tokens_come_one_by_one
+                the_window_may_be_shortened
+                a_refund_after_a_reset_takes_nothing_from_what_came_since
+                what_a_clock_that_is_gone_has_left_blocks_nobody
+                a_clock_set_back_admits_what_a_full_bucket_does_at_most
+                a_clock_set_back_a_little_resets_nothing
+            }
+            promises! { $store token_bucket_with_burst TOKEN_BUCKET_WITH_BURST
+                tokens_come_at_the_rate_and_not_at_the_burst
+                the_window_may_be_shortened
+                a_refund_after_a_reset_takes_nothing_from_what_came_since
+                what_a_clock_that_is_gone_has_left_blocks_nobody
+                a_clock_set_back_admits_what_a_full_bucket_does_at_most
+                a_clock_set_back_a_little_resets_nothing
+            }
+        }
     };
 }
 
+/// The promises of all algorithms and of this one, a test for each.
 macro_rules! promises {
+    ($store:ident $algorithm:ident $named:ident $($own:ident)*) => {
+        mod $algorithm {
+            tests! { $store $named
+                limit_3_admits_3_and_not_4
+                one_admission_of_the_whole_limit_fits
+                retry_after_is_exact
+                retry_after_is_exact_for_a_cost_above_one
+                retry_after_is_exact_after_the_limit_was_lowered
+                a_denied_request_does_not_prolong_the_block
+                a_denied_request_adds_no_weight
+                remaining_is_true
+                waiting_reset_after_restores_everything
+                peek_counts_nothing
+                peek_says_what_a_check_would
+                a_charge_may_exceed_the_limit_and_later_requests_pay
+                a_charge_of_any_cost_is_survived
+                reset_forgets
+                a_refund_gives_back_what_was_charged
+                a_refund_after_expiry_does_nothing
+                a_refund_never_gives_more_than_counts
+                a_refund_after_a_reset_does_nothing
+                several_charges_are_all_or_nothing
+                several_charges_that_fit_all_count
+                charges_on_one_key_in_one_request_fold
+                charges_that_fold_are_all_or_nothing
+                requests_of_one_batch_are_decided_one_after_the_other
+                a_batch_on_one_key_is_decided_as_if_it_had_come_one_by_one
+                a_batch_on_keys_that_overlap_is_decided_as_if_it_had_come_one_by_one
+                changed_numbers_keep_what_was_counted
+                a_changed_algorithm_starts_afresh
+                two_policies_never_share_a_count
+                two_keys_never_share_a_count
+                a_clock_set_back_blocks_for_the_longest_wait_and_a_second_at_most
+                $($own)*
+            }
+        }
+    };
+}
+
+macro_rules! tests {
     ($store:ident $algorithm:ident $($promise:ident)*) => {$(
         #[tokio::test]
         async fn $promise() {
             let bench = crate::support::Bench::$store().await;
-            crate::conformance::$promise(&bench, crate::conformance::$algorithm).await;
+            crate::conformance::$promise(&bench, crate::support::Algorithm::$algorithm).await;
         }
     )*};
 }
 
-store_tests!(memory_store: sliding_log);
-store_tests!(redis_store: sliding_log);
+store_tests!(memory_store);
+store_tests!(redis_store);
 
-const WINDOW: Duration = Duration::from_secs(10);
+const WINDOW: Duration = Algorithm::WINDOW;
 const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
 const MICROSECOND: Duration = Duration::from_micros(1);
 
 fn remaining(outcome: &Outcome) -> u64 {
@@ -106,8 +182,18 @@ async fn wait_exactly(bench: &Bench, limit: &Limit, cost: u64) -> Duration {
     told
 }
 
-async fn limit_3_admits_3_and_not_4(bench: &Bench, limit: Algorithm) {
-    let limit = limit(3, WINDOW);
+/// Admits one by one until there is no room.
+async fn use_up(bench: &Bench, limit: &Limit) {
+    for _ in 0..100 {
+        if !bench.check(limit, 1).await.allowed {
+            return;
+        }
+    }
+    panic!("{limit} has no end");
+}
+
+async fn limit_3_admits_3_and_not_4(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
     for remains in [2, 1, 0] {
         let admitted = bench.check(&limit, 1).await;
         assert!(admitted.allowed);
@@ -116,65 +202,55 @@ async fn limit_3_admits_3_and_not_4(bench: &Bench, limit: Algorithm) {
     assert!(!bench.check(&limit, 1).await.allowed);
 }
 
-async fn one_admission_of_the_whole_limit_fits(bench: &Bench, limit: Algorithm) {
-    let limit = limit(100_000, WINDOW);
+async fn one_admission_of_the_whole_limit_fits(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(100_000);
     let admitted = bench.check(&limit, 100_000).await;
     assert!(admitted.allowed);
     assert_eq!(remaining(&admitted), 0);
     assert!(!bench.check(&limit, 1).await.allowed);
 }
 
-async fn retry_after_is_exact(bench: &Bench, limit: Algorithm) {
-    let limit = limit(3, WINDOW);
+async fn retry_after_is_exact(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
     admit(bench, &limit, &[1, 1, 1]).await;
-    assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW - 3 * SECOND);
-    // And the next one waits for the second admission.
-    assert_eq!(wait_exactly(bench, &limit, 1).await, SECOND);
-}
-
-async fn retry_after_is_exact_for_a_cost_above_one(bench: &Bench, limit: Algorithm) {
-    let limit = limit(6, WINDOW);
-    admit(bench, &limit, &[1, 2, 1, 1]).await;
-    // 5 of 6 are used, and 4 are to fit: the second admission must leave too.
-    assert_eq!(wait_exactly(bench, &limit, 4).await, SECOND + WINDOW - 4 * SECOND);
-}
-
-async fn retry_after_is_exact_after_the_limit_was_lowered(bench: &Bench, limit: Algorithm) {
-    admit(bench, &limit(5, WINDOW), &[1, 1, 1, 1, 1]).await;
-    // All but one must leave, the fourth of which came at 3 s.
-    let told = wait_exactly(bench, &limit(2, WINDOW), 1).await;
-    assert_eq!(told, 3 * SECOND + WINDOW - 5 * SECOND);
-}
-
-async fn retry_after_is_exact_after_the_window_was_shortened(bench: &Bench, limit: Algorithm) {
-    admit(bench, &limit(3, WINDOW), &[1, 1, 1]).await;
-    // Of the last four seconds, all three are left.
-    assert_eq!(wait_exactly(bench, &limit(3, 4 * SECOND), 1).await, SECOND);
-}
-
-async fn windows_are_half_open(bench: &Bench, limit: Algorithm) {
-    let limit = limit(1, WINDOW);
-    assert!(bench.check(&limit, 1).await.allowed);
-    bench.advance(WINDOW - MICROSECOND).await;
-    assert!(!bench.check(&limit, 1).await.allowed);
-    bench.advance(MICROSECOND).await;
-    assert!(bench.check(&limit, 1).await.allowed);
-}
-
-async fn a_denied_request_does_not_prolong_the_block(bench: &Bench, limit: Algorithm) {
-    let limit = limit(2, WINDOW);
-    bench.check(&limit, 2).await;
-    for second in 0..10 {
-        let denied = bench.check(&limit, 1).await;
-        assert_eq!(wait(&denied), WINDOW - second * SECOND);
-        assert_eq!(reset_after(&denied), WINDOW - second * SECOND);
-        bench.advance(SECOND).await;
+    for _ in 0..3 {
+        wait_exactly(bench, &limit, 1).await;
+        use_up(bench, &limit).await;
     }
+}
+
+async fn retry_after_is_exact_for_a_cost_above_one(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(6);
+    admit(bench, &limit, &[1, 2, 1, 1]).await;
+    wait_exactly(bench, &limit, 4).await;
+    wait_exactly(bench, &limit, 6).await;
+}
+
+async fn retry_after_is_exact_after_the_limit_was_lowered(bench: &Bench, algorithm: Algorithm) {
+    admit(bench, &algorithm.limit(5), &[1, 1, 1, 1, 1]).await;
+    wait_exactly(bench, &algorithm.limit(2), 1).await;
+}
+
+async fn a_denied_request_does_not_prolong_the_block(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(2);
+    bench.check(&limit, 2).await;
+    let first = bench.check(&limit, 1).await;
+    let (told, whole) = (wait(&first), reset_after(&first));
+
+    let mut passed = Duration::ZERO;
+    while passed < told.min(10 * SECOND) {
+        let denied = bench.check(&limit, 1).await;
+        assert_eq!(wait(&denied), told - passed);
+        assert_eq!(reset_after(&denied), whole - passed);
+        bench.advance(SECOND).await;
+        passed += SECOND;
+    }
+    bench.advance(told - passed).await;
     assert!(bench.check(&limit, 1).await.allowed);
 }
 
-async fn a_denied_request_adds_no_weight(bench: &Bench, limit: Algorithm) {
-    let limit = limit(5, WINDOW);
+async fn a_denied_request_adds_no_weight(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
     bench.check(&limit, 2).await;
     for cost in [4, 5, 4] {
         let denied = bench.check(&limit, cost).await;
@@ -184,8 +260,8 @@ async fn a_denied_request_adds_no_weight(bench: &Bench, limit: Algorithm) {
     assert!(bench.check(&limit, 3).await.allowed);
 }
 
-async fn remaining_is_true(bench: &Bench, limit: Algorithm) {
-    let limit = limit(7, WINDOW);
+async fn remaining_is_true(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(7);
     for cost in [1, 3] {
         let left = remaining(&bench.check(&limit, cost).await);
         assert!(bench.peek(&limit, left).await.allowed);
@@ -199,8 +275,8 @@ async fn remaining_is_true(bench: &Bench, limit: Algorithm) {
     assert!(!bench.check(&limit, 1).await.allowed);
 }
 
-async fn waiting_reset_after_restores_everything(bench: &Bench, limit: Algorithm) {
-    let limit = limit(5, WINDOW);
+async fn waiting_reset_after_restores_everything(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
     admit(bench, &limit, &[1, 2]).await;
     let whole = reset_after(&bench.check(&limit, 1).await);
 
@@ -215,8 +291,8 @@ async fn waiting_reset_after_restores_everything(bench: &Bench, limit: Algorithm
     assert_eq!(reset_after(&restored), Duration::ZERO);
 }
 
-async fn peek_counts_nothing(bench: &Bench, limit: Algorithm) {
-    let limit = limit(2, WINDOW);
+async fn peek_counts_nothing(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(2);
     for _ in 0..3 {
         let peeked = bench.peek(&limit, 2).await;
         assert!(peeked.allowed);
@@ -226,16 +302,16 @@ async fn peek_counts_nothing(bench: &Bench, limit: Algorithm) {
     assert!(bench.check(&limit, 2).await.allowed);
 }
 
-async fn peek_says_what_a_check_would(bench: &Bench, limit: Algorithm) {
-    let limit = limit(2, WINDOW);
+async fn peek_says_what_a_check_would(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(2);
     admit(bench, &limit, &[1, 1]).await;
     let peeked = bench.peek(&limit, 1).await;
     assert!(!peeked.allowed);
     assert_eq!(peeked, bench.check(&limit, 1).await);
 }
 
-async fn a_charge_may_exceed_the_limit_and_later_requests_pay(bench: &Bench, limit: Algorithm) {
-    let limit = limit(3, WINDOW);
+async fn a_charge_may_exceed_the_limit_and_later_requests_pay(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
     bench.check(&limit, 1).await;
     let charged = bench.charge(&limit, 5).await;
     assert!(charged.allowed);
@@ -247,16 +323,76 @@ async fn a_charge_may_exceed_the_limit_and_later_requests_pay(bench: &Bench, lim
     wait_exactly(bench, &limit, 1).await;
 }
 
-async fn reset_forgets(bench: &Bench, limit: Algorithm) {
-    let limit = limit(3, WINDOW);
-    admit(bench, &limit, &[1, 2]).await;
+async fn a_charge_of_any_cost_is_survived(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    for _ in 0..3 {
+        assert!(bench.charge(&limit, u64::MAX).await.allowed);
+    }
     assert!(!bench.check(&limit, 1).await.allowed);
+    bench.reset(&limit).await;
+    assert!(bench.check(&limit, 3).await.allowed);
+}
+
+async fn reset_forgets(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    use_up(bench, &limit).await;
 
     let reset = bench.reset(&limit).await;
     assert!(reset.allowed);
     assert_eq!(remaining(&reset), 3);
     assert_eq!(reset_after(&reset), Duration::ZERO);
     assert!(bench.check(&limit, 3).await.allowed);
+}
+
+async fn a_refund_gives_back_what_was_charged(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let before = bench.check(&limit, 1).await;
+    bench.advance(MICROSECOND).await;
+    let admitted_at = bench.now();
+    assert_eq!(remaining(&bench.check(&limit, 3).await), 1);
+
+    let refunded = bench.refund(&limit, 3, admitted_at).await;
+    assert!(refunded.allowed);
+    assert_eq!(remaining(&refunded), remaining(&before));
+    assert!(bench.check(&limit, 4).await.allowed);
+    assert!(!bench.check(&limit, 1).await.allowed);
+}
+
+async fn a_refund_after_expiry_does_nothing(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let admitted_at = bench.now();
+    let admitted = bench.check(&limit, 3).await;
+    bench.advance(reset_after(&admitted)).await;
+    let later = bench.check(&limit, 2).await;
+
+    let refunded = bench.refund(&limit, 3, admitted_at).await;
+    assert_eq!(refunded.verdicts, later.verdicts);
+    assert_eq!(bench.peek(&limit, 1).await.verdicts, later.verdicts);
+}
+
+async fn a_refund_never_gives_more_than_counts(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let admitted_at = bench.now();
+    bench.check(&limit, 2).await;
+    for _ in 0..2 {
+        let refunded = bench.refund(&limit, 4, admitted_at).await;
+        assert_eq!(remaining(&refunded), 5);
+        assert_eq!(reset_after(&refunded), Duration::ZERO);
+    }
+    assert!(bench.check(&limit, 5).await.allowed);
+    assert!(!bench.check(&limit, 1).await.allowed);
+}
+
+async fn a_refund_after_a_reset_does_nothing(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let admitted_at = bench.now();
+    bench.check(&limit, 2).await;
+    bench.reset(&limit).await;
+
+    let refunded = bench.refund(&limit, 2, admitted_at).await;
+    assert_eq!(remaining(&refunded), 5);
+    assert!(bench.check(&limit, 5).await.allowed);
+    assert!(!bench.check(&limit, 1).await.allowed);
 }
 
 /// Asks for both policies on one request, one of cost 1 each.
@@ -267,30 +403,27 @@ async fn check_both(bench: &Bench, policies: [(&str, &Limit); 2]) -> Outcome {
     answer.expect("the store answers").outcomes.remove(0)
 }
 
-async fn several_charges_are_all_or_nothing(bench: &Bench, limit: Algorithm) {
-    let (tight, wide) = (limit(1, WINDOW), limit(5, WINDOW));
+async fn several_charges_are_all_or_nothing(bench: &Bench, algorithm: Algorithm) {
+    let (tight, wide) = (algorithm.limit(1), algorithm.limit(5));
     let (tight, wide) = (("tight", &tight), ("wide", &wide));
-    assert!(check_both(bench, [tight, wide]).await.allowed);
-    bench.advance(SECOND).await;
+    let admitted = check_both(bench, [tight, wide]).await;
+    assert!(admitted.allowed);
 
     for _ in 0..3 {
         let denied = check_both(bench, [tight, wide]).await;
         assert!(!denied.allowed);
-        assert_eq!(denied.verdicts[0].retry_after, Some(WINDOW - SECOND));
-        assert_eq!(denied.verdicts[1].retry_after, None);
-        assert_eq!(denied.verdicts[1].remaining, 4);
-        assert_eq!(denied.verdicts[1].reset_after, WINDOW - SECOND);
+        assert!(denied.verdicts[0].retry_after.is_some());
+        assert_eq!(denied.verdicts[1], admitted.verdicts[1]);
 
         let denied = check_both(bench, [wide, tight]).await;
         assert!(!denied.allowed);
-        assert_eq!(denied.verdicts[0].retry_after, None);
-        assert_eq!(denied.verdicts[0].remaining, 4);
-        assert_eq!(denied.verdicts[1].retry_after, Some(WINDOW - SECOND));
+        assert_eq!(denied.verdicts[0], admitted.verdicts[1]);
+        assert!(denied.verdicts[1].retry_after.is_some());
     }
 }
 
-async fn several_charges_that_fit_all_count(bench: &Bench, limit: Algorithm) {
-    let (two, five) = (limit(2, WINDOW), limit(5, WINDOW));
+async fn several_charges_that_fit_all_count(bench: &Bench, algorithm: Algorithm) {
+    let (two, five) = (algorithm.limit(2), algorithm.limit(5));
     for left in [[1, 4], [0, 3]] {
         let admitted = check_both(bench, [("two", &two), ("five", &five)]).await;
         assert!(admitted.allowed);
@@ -299,8 +432,8 @@ async fn several_charges_that_fit_all_count(bench: &Bench, limit: Algorithm) {
     assert!(!check_both(bench, [("two", &two), ("five", &five)]).await.allowed);
 }
 
-async fn requests_of_one_batch_are_decided_one_after_the_other(bench: &Bench, limit: Algorithm) {
-    let limit = limit(3, WINDOW);
+async fn requests_of_one_batch_are_decided_one_after_the_other(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
     let (ours, theirs) = (Key::from("ours"), Key::from("theirs"));
     let (one, two) = (
         [Charge::new("test", &limit, &ours, 1)],
@@ -317,8 +450,115 @@ async fn requests_of_one_batch_are_decided_one_after_the_other(bench: &Bench, li
     assert_eq!(answer.server_time.as_micros(), u128::from(bench.now()));
 }
 
-async fn two_policies_never_share_a_count(bench: &Bench, limit: Algorithm) {
-    let limit = limit(1, WINDOW);
+/// Decides this batch at once, and then the same requests one by one on keys of their own; both at one time.
+async fn at_once_and_one_by_one(bench: &Bench, limit: &Limit, requests: &[&[(&str, u64)]]) -> [Vec<Outcome>; 2] {
+    let keys = |prefix: &str| ["k1", "k2"].map(|name| Key::from(prefix).and(name));
+    let charges = |keys: &[Key; 2]| -> Vec<Vec<_>> {
+        let charges = requests.iter().map(|charges| {
+            charges
+                .iter()
+                .map(|(name, cost)| (usize::from(*name == "k2"), *cost))
+                .map(|(key, cost)| (keys[key].clone(), cost))
+                .collect()
+        });
+        charges.collect()
+    };
+
+    let mut outcomes = [Vec::new(), Vec::new()];
+    for (outcomes, (prefix, at_once)) in outcomes.iter_mut().zip([("together", true), ("single", false)]) {
+        let keyed = charges(&keys(prefix));
+        let charges: Vec<Vec<_>> = keyed
+            .iter()
+            .map(|charges| {
+                charges
+                    .iter()
+                    .map(|(key, cost)| Charge::new("test", limit, key, *cost))
+                    .collect()
+            })
+            .collect();
+        let requests: Vec<_> = charges
+            .iter()
+            .map(|charges| Request::new(Operation::Check, charges))
+            .collect();
+        for batch in requests.chunks(if at_once { requests.len() } else { 1 }) {
+            outcomes.extend(bench.store.decide(batch).await.expect("the store answers").outcomes);
+        }
+    }
+    outcomes
+}
+
+fn allowed(outcomes: &[Outcome]) -> Vec<bool> {
+    outcomes.iter().map(|outcome| outcome.allowed).collect()
+}
+
+async fn charges_on_one_key_in_one_request_fold(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let key = Key::from("folded");
+    let charges = [1, 3].map(|cost| Charge::new("test", &limit, &key, cost));
+    let answer = bench.store.decide(&[Request::new(Operation::Check, &charges)]).await;
+    let folded = answer.expect("the store answers").outcomes.remove(0);
+
+    let whole = bench.check(&limit, 4).await;
+    assert!(folded.allowed);
+    assert_eq!(folded.verdicts[..], [whole.verdicts[0]; 2]);
+}
+
+async fn charges_that_fold_are_all_or_nothing(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    // Either of the 3 on k1 fits, and not both.
+    let requests: [&[_]; 2] = [&[("k1", 3), ("k2", 1), ("k1", 3)], &[("k1", 5), ("k2", 5)]];
+    let [together, _] = at_once_and_one_by_one(bench, &limit, &requests).await;
+    assert_eq!(allowed(&together), [false, true]);
+    let left: Vec<_> = together[0].verdicts.iter().map(|verdict| verdict.remaining).collect();
+    assert_eq!(left, [5, 5, 5]);
+}
+
+async fn a_batch_on_one_key_is_decided_as_if_it_had_come_one_by_one(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let requests: [&[_]; 3] = [&[("k1", 1)], &[("k1", 5)], &[("k1", 1)]];
+    let [together, single] = at_once_and_one_by_one(bench, &limit, &requests).await;
+    assert_eq!(together, single);
+    assert_eq!(allowed(&together), [true, false, true]);
+}
+
+async fn a_batch_on_keys_that_overlap_is_decided_as_if_it_had_come_one_by_one(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(2);
+    let requests: [&[_]; 4] = [&[("k1", 1)], &[("k1", 1), ("k2", 1)], &[("k1", 1)], &[("k2", 1)]];
+    let [together, single] = at_once_and_one_by_one(bench, &limit, &requests).await;
+    assert_eq!(together, single);
+    assert_eq!(allowed(&together), [true, true, false, true]);
+}
+
+async fn changed_numbers_keep_what_was_counted(bench: &Bench, algorithm: Algorithm) {
+    use_up(bench, &algorithm.limit(3)).await;
+    assert_eq!(remaining(&bench.peek(&algorithm.limit(2), 1).await), 0);
+
+    let raised = algorithm.limit(5);
+    assert!(!bench.check(&raised, 3).await.allowed);
+    let admitted = bench.check(&raised, 2).await;
+    assert!(admitted.allowed);
+    assert_eq!(remaining(&admitted), 0);
+    assert_eq!(remaining(&bench.peek(&algorithm.limit(7), 1).await), 2);
+}
+
+async fn a_changed_algorithm_starts_afresh(bench: &Bench, algorithm: Algorithm) {
+    let ours = algorithm.limit(3);
+    for other in Algorithm::ALL.map(|other| other.limit(3)) {
+        if discriminant(&ours) == discriminant(&other) {
+            continue;
+        }
+        let bench = bench.with_a_fresh_key();
+        use_up(&bench, &ours).await;
+        use_up(&bench, &other).await;
+        // Both counts live on, side by side.
+        for limit in [&ours, &other] {
+            assert!(!bench.check(limit, 1).await.allowed, "{limit}");
+        }
+    }
+}
+
+async fn two_policies_never_share_a_count(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(1);
     // Twice the same numbers and key, told apart by their names alone.
     let both = check_both(bench, [("one", &limit), ("other", &limit)]).await;
     assert!(both.allowed);
@@ -326,8 +566,8 @@ async fn two_policies_never_share_a_count(bench: &Bench, limit: Algorithm) {
     assert!(others.allowed);
 }
 
-async fn two_keys_never_share_a_count(bench: &Bench, limit: Algorithm) {
-    let limit = limit(1, WINDOW);
+async fn two_keys_never_share_a_count(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(1);
     let keys = [
         Key::from("a"),
         Key::from("a").and("b"),
@@ -350,11 +590,12 @@ const STEPS_BACK: [Duration; 3] = [
     Duration::from_secs(86_400),
 ];
 
-async fn a_clock_set_back_blocks_for_one_window_and_a_second_at_most(bench: &Bench, limit: Algorithm) {
-    let limit = limit(3, WINDOW);
+async fn a_clock_set_back_blocks_for_the_longest_wait_and_a_second_at_most(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
     for step in STEPS_BACK {
         for silence in [Duration::ZERO, MICROSECOND, WINDOW / 2, WINDOW, 2 * WINDOW] {
             let bench = bench.with_a_fresh_key();
+            bench.advance(WINDOW / 4).await;
             bench.check(&limit, 1).await;
             bench.check(&limit, 2).await;
             bench.set_back(step).await;
@@ -362,14 +603,171 @@ async fn a_clock_set_back_blocks_for_one_window_and_a_second_at_most(bench: &Ben
 
             if !bench.peek(&limit, 1).await.allowed {
                 let told = wait_exactly(&bench, &limit, 1).await;
-                assert!(told <= WINDOW + SECOND, "{told:?}, {silence:?} after {step:?} back");
+                assert!(
+                    told <= algorithm.longest_block(),
+                    "{told:?}, {silence:?} after {step:?} back"
+                );
             }
         }
     }
 }
 
-async fn what_a_clock_that_is_gone_has_left_blocks_nobody(bench: &Bench, limit: Algorithm) {
-    let limit = limit(3, WINDOW);
+// What only some algorithms promise, or each in its own way.
+
+/// Goes on to where a window starts, the shorter ones too, of those that go by the clock.
+async fn align(bench: &Bench) {
+    let two_windows = 2 * WINDOW.as_micros() as u64;
+    let left = two_windows - bench.now() % two_windows;
+    bench.advance(Duration::from_micros(left)).await;
+}
+
+async fn every_admission_leaves_one_window_later(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(6);
+    admit(bench, &limit, &[1, 2, 1, 2]).await;
+    // The first is four seconds old, and the others leave a second after each other.
+    assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW - 4 * SECOND);
+    assert_eq!(wait_exactly(bench, &limit, 2).await, SECOND);
+    assert_eq!(wait_exactly(bench, &limit, 3).await, 2 * SECOND);
+}
+
+async fn admissions_of_one_grain_leave_with_the_last_of_them(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(6);
+    align(bench).await;
+    // A grain of 2.5 s: three come in the first, at 0 s, 1 s and 2 s, and two in the second, at 3 s and 4 s.
+    admit(bench, &limit, &[1, 2, 1, 1, 1]).await;
+    assert_eq!(wait_exactly(bench, &limit, 1).await, 2 * SECOND + WINDOW - 5 * SECOND);
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 3);
+    assert_eq!(wait_exactly(bench, &limit, 4).await, 2 * SECOND);
+}
+
+async fn the_previous_window_counts_in_proportion(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(10);
+    align(bench).await;
+    bench.check(&limit, 7).await;
+    // A quarter of the next window has passed: of the seven three quarters count, 5.25, rounded up.
+    bench.advance(WINDOW + WINDOW / 4).await;
+    assert_eq!(remaining(&bench.check(&limit, 3).await), 1);
+    // There is room for two when five sevenths of the previous window are left.
+    let told = wait_exactly(bench, &limit, 2).await;
+    assert_eq!(
+        told,
+        Duration::from_micros((WINDOW.as_micros() as u64 * 2).div_ceil(7)) - WINDOW / 4
+    );
+}
+
+async fn a_window_opens_with_the_first_request(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    align(bench).await;
+    bench.advance(4 * SECOND).await;
+    admit(bench, &limit, &[1, 1, 1]).await;
+    assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW - 3 * SECOND);
+    // The window was over, so the request that came then has opened the next one.
+    use_up(bench, &limit).await;
+    assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW);
+}
+
+async fn a_window_opens_with_the_clock(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    align(bench).await;
+    bench.advance(7 * SECOND).await;
+    use_up(bench, &limit).await;
+    assert_eq!(wait_exactly(bench, &limit, 1).await, 3 * SECOND);
+    use_up(bench, &limit).await;
+    assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW);
+}
+
+async fn a_window_opens_with_the_month(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    bench.set("2027-02-28T23:59:58+01:00[Europe/Berlin]").await;
+    use_up(bench, &limit).await;
+    assert_eq!(wait_exactly(bench, &limit, 1).await, 2 * SECOND);
+    use_up(bench, &limit).await;
+    // 31 days, one of which is an hour short.
+    assert_eq!(wait_exactly(bench, &limit, 1).await, 31 * 24 * HOUR - HOUR);
+}
+
+async fn tokens_come_one_by_one(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    bench.check(&limit, 5).await;
+    for _ in 0..3 {
+        assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW / 5);
+    }
+    assert_eq!(wait_exactly(bench, &limit, 5).await, WINDOW);
+    bench.advance(3 * SECOND).await;
+    assert_eq!(wait_exactly(bench, &limit, 3).await, 3 * SECOND);
+}
+
+async fn tokens_come_at_the_rate_and_not_at_the_burst(bench: &Bench, algorithm: Algorithm) {
+    // Ten at once, and five in each window.
+    let limit = algorithm.limit(10);
+    bench.check(&limit, 10).await;
+    assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW / 5);
+    assert_eq!(wait_exactly(bench, &limit, 10).await, 2 * WINDOW);
+}
+
+async fn windows_are_half_open(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(1);
+    align(bench).await;
+    assert!(bench.check(&limit, 1).await.allowed);
+    bench.advance(WINDOW - MICROSECOND).await;
+    assert!(!bench.check(&limit, 1).await.allowed);
+    bench.advance(MICROSECOND).await;
+    assert!(bench.check(&limit, 1).await.allowed);
+}
+
+async fn the_window_may_be_shortened(bench: &Bench, algorithm: Algorithm) {
+    align(bench).await;
+    admit(bench, &algorithm.limit(3), &[1, 1, 1]).await;
+    let shorter = algorithm.shorter(3);
+    assert!(
+        remaining(&bench.peek(&shorter, 1).await) < 3,
+        "the last four seconds held three"
+    );
+
+    let told = wait_exactly(bench, &shorter, 3).await;
+    assert!(told < algorithm.longest_block() - 3 * SECOND, "{told:?}");
+}
+
+async fn a_window_of_another_length_starts_afresh(bench: &Bench, algorithm: Algorithm) {
+    // What the month has used may have been used on any day.
+    use_up(bench, &algorithm.limit(3)).await;
+    assert!(bench.check(&algorithm.shorter(3), 3).await.allowed);
+}
+
+/// Refunds one of three that a reset has forgotten, after two came since; returns what remains of five.
+async fn refund_after_a_reset(bench: &Bench, algorithm: Algorithm) -> u64 {
+    let limit = algorithm.limit(5);
+    align(bench).await;
+    let admitted_at = bench.now();
+    bench.check(&limit, 3).await;
+    bench.reset(&limit).await;
+    bench.advance(SECOND).await;
+    bench.check(&limit, 2).await;
+    remaining(&bench.refund(&limit, 3, admitted_at).await)
+}
+
+async fn a_refund_after_a_reset_takes_nothing_from_what_came_since(bench: &Bench, algorithm: Algorithm) {
+    assert_eq!(refund_after_a_reset(bench, algorithm).await, 3);
+}
+
+async fn a_refund_after_a_reset_takes_from_what_came_since_at_most(bench: &Bench, algorithm: Algorithm) {
+    // One number stands for all that came in a window, before and after the reset.
+    assert_eq!(refund_after_a_reset(bench, algorithm).await, 5);
+    use_up(bench, &algorithm.limit(5)).await;
+}
+
+async fn a_refund_reaches_the_previous_window(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    align(bench).await;
+    let admitted_at = bench.now();
+    bench.check(&limit, 4).await;
+    bench.advance(WINDOW).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 1);
+    assert_eq!(remaining(&bench.refund(&limit, 3, admitted_at).await), 4);
+}
+
+async fn what_a_clock_that_is_gone_has_left_blocks_nobody(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
     for step in STEPS_BACK {
         let bench = bench.with_a_fresh_key();
         bench.check(&limit, 1).await;
@@ -379,8 +777,10 @@ async fn what_a_clock_that_is_gone_has_left_blocks_nobody(bench: &Bench, limit: 
     }
 }
 
-async fn a_clock_set_back_admits_one_limit_more_at_most(bench: &Bench, limit: Algorithm) {
-    let limit = limit(3, WINDOW);
+/// How much is admitted within one window after a step back from a full limit of three, at most.
+async fn admitted_after_a_step_back(bench: &Bench, algorithm: Algorithm) -> u64 {
+    let limit = algorithm.limit(3);
+    let mut most = 0;
     for step in STEPS_BACK {
         let bench = bench.with_a_fresh_key();
         bench.check(&limit, 3).await;
@@ -388,20 +788,70 @@ async fn a_clock_set_back_admits_one_limit_more_at_most(bench: &Bench, limit: Al
 
         let mut more = 0;
         for _ in 0..10 {
-            more += u64::from(bench.check(&limit, 1).await.allowed);
+            while bench.check(&limit, 1).await.allowed {
+                more += 1;
+            }
             bench.advance((WINDOW - MICROSECOND) / 10).await;
         }
-        assert!(more <= 3, "{more} within a window after {step:?} back");
+        most = most.max(more);
+    }
+    most
+}
+
+async fn a_clock_set_back_admits_one_limit_more_at_most(bench: &Bench, algorithm: Algorithm) {
+    assert!(admitted_after_a_step_back(bench, algorithm).await <= 3);
+}
+
+async fn a_clock_set_back_admits_what_two_windows_do_at_most(bench: &Bench, algorithm: Algorithm) {
+    assert!(admitted_after_a_step_back(bench, algorithm).await < 2 * 3);
+}
+
+async fn a_clock_set_back_admits_what_a_full_bucket_does_at_most(bench: &Bench, algorithm: Algorithm) {
+    // A burst, and what the rate gives in nearly one window.
+    assert!(admitted_after_a_step_back(bench, algorithm).await < 2 * 3);
+}
+
+async fn a_clock_set_back_a_little_resets_nothing(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    for step in [MICROSECOND, SECOND / 2, SECOND] {
+        let bench = bench.with_a_fresh_key();
+        bench.advance(WINDOW / 4).await;
+        bench.check(&limit, 1).await;
+        bench.check(&limit, 2).await;
+        let told = wait(&bench.peek(&limit, 1).await);
+        bench.set_back(step).await;
+        assert_eq!(wait_exactly(&bench, &limit, 1).await, told + step);
     }
 }
 
-async fn a_clock_set_back_a_little_resets_nothing(bench: &Bench, limit: Algorithm) {
-    let limit = limit(3, WINDOW);
-    for step in [MICROSECOND, SECOND / 2, SECOND] {
+async fn a_clock_set_back_over_a_boundary_admits_one_limit_for_each_window_it_meets(
+    bench: &Bench,
+    algorithm: Algorithm,
+) {
+    let limit = algorithm.limit(3);
+    for step in STEPS_BACK {
         let bench = bench.with_a_fresh_key();
-        bench.check(&limit, 1).await;
-        bench.check(&limit, 2).await;
+        align(&bench).await;
+        bench.check(&limit, 3).await;
         bench.set_back(step).await;
-        assert_eq!(wait_exactly(&bench, &limit, 1).await, WINDOW + step);
+        // The rest of an earlier window, and then the whole of the next one.
+        use_up(&bench, &limit).await;
+        let told = wait_exactly(&bench, &limit, 3).await;
+        assert!(told <= WINDOW, "{told:?} after {step:?} back");
+        assert_eq!(wait(&bench.check(&limit, 1).await), WINDOW);
     }
+}
+
+async fn a_clock_set_back_within_the_month_resets_nothing(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    for step in STEPS_BACK {
+        let bench = bench.with_a_fresh_key();
+        use_up(&bench, &limit).await;
+        bench.set_back(step).await;
+        assert!(!bench.check(&limit, 1).await.allowed, "{step:?} back");
+    }
+    let bench = bench.with_a_fresh_key();
+    use_up(&bench, &limit).await;
+    bench.set_back(20 * 24 * HOUR).await;
+    assert!(bench.check(&limit, 3).await.allowed, "in another month");
 }

@@ -115,7 +115,8 @@ impl Fred {
         arguments.extend(call.keys.iter().cloned().map(Value::Bytes));
         arguments.extend(call.arguments.iter().map(|argument| match argument {
             Argument::Word(word) => Value::from_static_str(word),
-            Argument::Number(number) => Value::Integer(*number as i64),
+            Argument::Number(number @ 0..EXACT_DIGITS) => Value::Integer(*number as i64),
+            Argument::Number(number) => Value::from(number.to_string()),
         }));
 
         let command = CustomCommand::new_static(name, ClusterHash::Random, false);
@@ -125,6 +126,10 @@ impl Fred {
         }
     }
 }
+
+/// Below this fred counts the digits of a number right: it takes a logarithm, which is rounded, and a length that is one
+/// too long makes Redis hang up.
+const EXACT_DIGITS: u64 = 100_000_000_000_000;
 
 fn read(frame: Resp3Frame) -> Result<Vec<Item>, Failure> {
     match frame {

@@ -75,6 +75,13 @@ impl Bench {
         self.tell().await;
     }
 
+    /// Sets the clock to a moment such as `2028-02-29T23:59:59.999999+01:00[Europe/Berlin]`.
+    pub(crate) async fn set(&self, moment: &str) {
+        let moment: jiff::Zoned = moment.parse().expect("a moment and its zone");
+        self.clock.set(moment.timestamp().as_microsecond() as u64);
+        self.tell().await;
+    }
+
     async fn tell(&self) {
         if let Some(redis) = &self.redis {
             self.clock.tell(redis).await;
@@ -84,6 +91,13 @@ impl Bench {
 
 /// The operations.
 impl Bench {
+    /// The time at which the key expires, if the store has such times and the key one.
+    pub(crate) async fn expires_at(&self) -> Option<i64> {
+        let redis = self.redis.as_ref()?;
+        let keys: Vec<String> = redis.command("KEYS", [format!("*{{key={}}}", self.key)]).await;
+        redis.command("PEXPIRETIME", keys.first()).await
+    }
+
     pub(crate) async fn check(&self, limit: &Limit, cost: u64) -> Outcome {
         decide(&self.store, Operation::Check, limit, &self.key, cost).await
     }
@@ -94,6 +108,12 @@ impl Bench {
 
     pub(crate) async fn charge(&self, limit: &Limit, cost: u64) -> Outcome {
         decide(&self.store, Operation::Charge, limit, &self.key, cost).await
+    }
+
+    /// Gives back what was counted at that time of the clock.
+    pub(crate) async fn refund(&self, limit: &Limit, cost: u64, admitted_at: u64) -> Outcome {
+        let admitted_at = Duration::from_micros(admitted_at);
+        decide(&self.store, Operation::Refund { admitted_at }, limit, &self.key, cost).await
     }
 
     pub(crate) async fn reset(&self, limit: &Limit) -> Outcome {

@@ -1,5 +1,6 @@
 //! What the tests share.
 
+mod algorithms;
 mod bench;
 mod clock;
 mod http;
@@ -13,12 +14,13 @@ mod worker;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::{
+    algorithms::{Algorithm, berlin},
     bench::Bench,
     clock::Clock,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
     redis::Redis,
-    stores::{Broken, Gated, Later},
+    stores::{Broken, Counted, Gated, Later},
     traffic::{Tally, Traffic},
     usage::{Usage, limits},
     worker::{Worker, work},

@@ -51,6 +51,33 @@ impl<S: Store> Store for Gated<S> {
     }
 }
 
+/// A store that counts how often it is asked.
+#[derive(Clone)]
+pub(crate) struct Counted<S> {
+    store: S,
+    asked: Arc<AtomicUsize>,
+}
+
+impl<S> Counted<S> {
+    pub(crate) fn new(store: S) -> Self {
+        Self {
+            store,
+            asked: Arc::default(),
+        }
+    }
+
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+impl<S: Store> Store for Counted<S> {
+    fn decide(&self, requests: &[Request<'_>]) -> Reply {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.store.decide(requests)
+    }
+}
+
 /// A store that never answers.
 #[derive(Clone, Default)]
 pub(crate) struct Broken {

@@ -1,0 +1,353 @@
+//! The operations of a limiter, and what it shares with layers, in every store.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use http::{Request, Response, StatusCode};
+use http_body_util::Empty;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_quota::{
+    Decision, Denial, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket,
+    key, store::Store,
+};
+
+use crate::support::{Counted, Received, Redis};
+
+type Body = Empty<bytes::Bytes>;
+
+/// Runs each of these tests in every store, by the store's own clock.
+macro_rules! in_every_store {
+    ($($test:ident)*) => {
+        mod memory_store {$(
+            #[tokio::test]
+            async fn $test() {
+                super::$test(std::sync::Arc::new(tower_quota::MemoryStore::new())).await;
+            }
+        )*}
+
+        mod redis_store {$(
+            #[tokio::test]
+            async fn $test() {
+                let redis = crate::support::Redis::start();
+                super::$test(std::sync::Arc::new(super::store_in(&redis).await)).await;
+            }
+        )*}
+    };
+}
+
+in_every_store! {
+    check_n_counts_its_cost_instead_of_that_of_the_policy
+    a_check_costs_what_the_policy_says
+    a_charge_may_exceed_the_limit_and_later_checks_pay
+    peek_counts_nothing
+    reset_forgets
+    a_refund_gives_back_what_a_check_was_charged
+    a_refund_gives_back_to_all_policies
+    a_receipt_is_for_one_refund_and_clones_share_it
+    what_was_denied_or_not_counted_has_no_receipt
+    a_receipt_of_a_layer_is_good_for_a_limiter
+    a_key_built_by_hand_is_the_key_that_a_layer_builds
+    a_cost_above_the_limit_is_denied_without_asking_the_store
+    deny_all_denies_without_asking_the_store
+    deny_all_has_nothing_to_charge_or_to_forget
+    unlimited_admits_without_asking_the_store
+    a_cost_of_zero_means_that_the_policy_does_not_apply
+    a_layer_answers_a_cost_above_the_limit_without_a_time_to_come_back
+    a_layer_answers_deny_all_without_a_time_to_come_back
+    a_layer_says_nothing_of_unlimited
+}
+
+async fn store_in(redis: &Redis) -> RedisStore {
+    let builder = RedisStore::builder().deadline(Duration::from_secs(60));
+    builder.connect(&redis.url()).await.expect("the URL is good")
+}
+
+const LOG_OF_5: SlidingLog = SlidingLog::per_hour(5);
+
+fn limiter(store: &Arc<impl Store>, limit: impl Into<Limit>) -> Limiter {
+    Limiter::new(store.clone(), Policy::new("test", limit))
+}
+
+async fn check(limiter: &Limiter) -> Decision {
+    limiter.check("k").await.expect("the store answers")
+}
+
+async fn check_n(limiter: &Limiter, cost: u64) -> Decision {
+    limiter.check_n("k", cost).await.expect("the store answers")
+}
+
+/// What is left for the key `k`.
+async fn remaining(limiter: &Limiter) -> u64 {
+    limiter.peek("k").await.expect("the store answers").remaining()
+}
+
+async fn check_n_counts_its_cost_instead_of_that_of_the_policy(store: Arc<impl Store>) {
+    let limiter = Limiter::new(store, Policy::new("test", LOG_OF_5).cost(2));
+    assert_eq!(check_n(&limiter, 4).await.remaining(), 1);
+    assert!(!check_n(&limiter, 2).await.is_allowed());
+    assert!(check_n(&limiter, 1).await.is_allowed());
+}
+
+async fn a_check_costs_what_the_policy_says(store: Arc<impl Store>) {
+    let limiter = Limiter::new(store, Policy::new("test", LOG_OF_5).cost(2));
+    assert_eq!(check(&limiter).await.remaining(), 3);
+    assert_eq!(check(&limiter).await.remaining(), 1);
+    let denied = check(&limiter).await;
+    assert!(!denied.is_allowed());
+    assert_eq!(denied.remaining(), 1);
+}
+
+async fn a_charge_may_exceed_the_limit_and_later_checks_pay(store: Arc<impl Store>) {
+    let limiter = limiter(&store, TokenBucket::per_hour(5));
+    let charged = limiter.charge("k", 15).await.expect("the store answers");
+    assert!(charged.is_allowed());
+    assert_eq!((charged.remaining(), charged.retry_after()), (0, None));
+
+    // Ten in debt, so the eleventh token is the first to use.
+    let wait = check(&limiter).await.retry_after().expect("it is denied");
+    let eleven = Duration::from_secs(3_600) * 11 / 5;
+    assert!(wait <= eleven && wait > eleven - Duration::from_secs(60), "{wait:?}");
+}
+
+async fn peek_counts_nothing(store: Arc<impl Store>) {
+    let limiter = limiter(&store, LOG_OF_5);
+    for _ in 0..3 {
+        assert_eq!(remaining(&limiter).await, 5);
+    }
+    assert!(check_n(&limiter, 5).await.is_allowed());
+    let peeked = limiter.peek("k").await.expect("the store answers");
+    assert!(!peeked.is_allowed());
+    assert!(peeked.retry_after().is_some());
+}
+
+async fn reset_forgets(store: Arc<impl Store>) {
+    let limiter = limiter(&store, LOG_OF_5);
+    assert!(check_n(&limiter, 5).await.is_allowed());
+    assert_eq!(
+        limiter.check("another").await.expect("the store answers").remaining(),
+        4
+    );
+
+    limiter.reset("k").await.expect("the store answers");
+    assert_eq!(remaining(&limiter).await, 5);
+    let another = limiter.peek("another").await.expect("the store answers");
+    assert_eq!(another.remaining(), 4);
+}
+
+async fn a_refund_gives_back_what_a_check_was_charged(store: Arc<impl Store>) {
+    let limiter = limiter(&store, LOG_OF_5);
+    assert!(check(&limiter).await.is_allowed());
+    let receipt = check_n(&limiter, 3).await.receipt().expect("it was charged");
+    assert_eq!(remaining(&limiter).await, 1);
+    limiter.refund(receipt).await.expect("the store answers");
+    assert_eq!(remaining(&limiter).await, 4);
+}
+
+async fn a_refund_gives_back_to_all_policies(store: Arc<impl Store>) {
+    let both = [
+        Policy::new("log", LOG_OF_5),
+        Policy::new("bucket", TokenBucket::per_hour(3)),
+    ];
+    let limiter = Limiter::new(store, both);
+    let left = async || -> Vec<_> {
+        let peeked = limiter.peek("k").await.expect("the store answers");
+        peeked.policies().map(|policy| policy.remaining()).collect()
+    };
+
+    let receipt = check_n(&limiter, 2).await.receipt().expect("it was charged");
+    assert_eq!(left().await, [3, 1]);
+    limiter.refund(receipt).await.expect("the store answers");
+    assert_eq!(left().await, [5, 3]);
+}
+
+async fn a_receipt_is_for_one_refund_and_clones_share_it(store: Arc<impl Store>) {
+    let decision = check(&limiter(&store, LOG_OF_5)).await;
+    let clone = decision.clone();
+    assert!(clone.receipt().is_some());
+    assert!(decision.receipt().is_none());
+    assert!(clone.receipt().is_none());
+}
+
+async fn what_was_denied_or_not_counted_has_no_receipt(store: Arc<impl Store>) {
+    let limited = limiter(&store, LOG_OF_5);
+    assert!(check_n(&limited, 5).await.is_allowed());
+    assert!(check(&limited).await.receipt().is_none());
+    assert!(check(&limiter(&store, Limit::Unlimited)).await.receipt().is_none());
+}
+
+/// Sends a request for `/`, and returns the response; the service behind answers with the decision it was told of.
+async fn send(layer: &RateLimitLayer, request: http::request::Builder) -> Received {
+    let service = layer.layer(service_fn(async |request: Request<Body>| {
+        let mut response = Response::new(Body::new());
+        if let Some(decision) = request.extensions().get::<Decision>() {
+            response.extensions_mut().insert(decision.clone());
+        }
+        Ok::<_, Infallible>(response)
+    }));
+    let Ok(response) = service.oneshot(request.body(Body::new()).expect("a request")).await;
+    Received::read(response).await
+}
+
+fn by_user_and_path(limit: impl Into<Limit>) -> Policy {
+    Policy::new("test", limit).key((key::header("x-user-id"), key::path()))
+}
+
+fn from_user_42() -> http::request::Builder {
+    Request::get("/login").header("x-user-id", "42")
+}
+
+fn user_42() -> Key {
+    Key::header("x-user-id", "42").and(Key::path("/login"))
+}
+
+async fn a_receipt_of_a_layer_is_good_for_a_limiter(store: Arc<impl Store>) {
+    let layer = RateLimitLayer::new(store.clone(), by_user_and_path(LOG_OF_5).cost(3));
+    let limiter = limiter(&store, LOG_OF_5);
+
+    let response = send(&layer, from_user_42()).await;
+    let decision = response.extensions.get::<Decision>().expect("it was counted");
+    assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 2);
+
+    let receipt = decision.receipt().expect("it was charged");
+    limiter.refund(receipt).await.expect("the store answers");
+    assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 5);
+}
+
+async fn a_key_built_by_hand_is_the_key_that_a_layer_builds(store: Arc<impl Store>) {
+    let layer = RateLimitLayer::new(store.clone(), by_user_and_path(LOG_OF_5));
+    let limiter = limiter(&store, LOG_OF_5);
+    for _ in 0..2 {
+        assert_eq!(send(&layer, from_user_42()).await.status, StatusCode::OK);
+    }
+    assert_eq!(
+        limiter
+            .check_n(user_42(), 3)
+            .await
+            .expect("the store answers")
+            .remaining(),
+        0
+    );
+    assert_eq!(send(&layer, from_user_42()).await.status, StatusCode::TOO_MANY_REQUESTS);
+
+    let other = Request::get("/login").header("x-user-id", "43");
+    assert_eq!(send(&layer, other).await.status, StatusCode::OK);
+}
+
+/// Checks that a decision was denied for this reason, and that no wait helps.
+fn assert_hopeless(decision: &Decision, denial: Denial) {
+    assert!(!decision.is_allowed());
+    assert_eq!(decision.retry_after(), None);
+    let reasons: Vec<_> = decision.policies().map(|policy| policy.denial()).collect();
+    assert_eq!(reasons, [Some(denial)]);
+    assert!(decision.receipt().is_none());
+}
+
+async fn a_cost_above_the_limit_is_denied_without_asking_the_store(store: Arc<impl Store>) {
+    let store = Counted::new(store);
+    let limiter = Limiter::new(store.clone(), Policy::new("test", LOG_OF_5));
+    assert_hopeless(&check_n(&limiter, 6).await, Denial::CostAboveLimit);
+    assert_eq!(store.asked(), 0);
+
+    assert!(check_n(&limiter, 5).await.is_allowed());
+    assert_eq!(store.asked(), 1);
+    let full = check_n(&limiter, 5).await;
+    assert_eq!(
+        full.policies().next().and_then(|policy| policy.denial()),
+        Some(Denial::QuotaExceeded)
+    );
+}
+
+async fn deny_all_denies_without_asking_the_store(store: Arc<impl Store>) {
+    let store = Counted::new(store);
+    let limiter = Limiter::new(store.clone(), Policy::new("test", Limit::DenyAll));
+    assert_hopeless(&check(&limiter).await, Denial::DenyAll);
+    assert_hopeless(&limiter.peek("k").await.expect("it is known"), Denial::DenyAll);
+    assert_eq!(store.asked(), 0);
+}
+
+async fn deny_all_has_nothing_to_charge_or_to_forget(store: Arc<impl Store>) {
+    let both = [Policy::new("none", Limit::DenyAll), Policy::new("test", LOG_OF_5)];
+    let both = Limiter::new(store.clone(), both);
+    let counted = limiter(&store, LOG_OF_5);
+
+    assert!(both.charge("k", 3).await.expect("the store answers").is_allowed());
+    assert_eq!(remaining(&counted).await, 2);
+    both.reset("k").await.expect("the store answers");
+    assert_eq!(remaining(&counted).await, 5);
+}
+
+async fn unlimited_admits_without_asking_the_store(store: Arc<impl Store>) {
+    let store = Counted::new(store);
+    let limiter = Limiter::new(store.clone(), Policy::new("test", Limit::Unlimited));
+    for cost in [1, u64::MAX] {
+        let decision = check_n(&limiter, cost).await;
+        assert!(decision.is_allowed());
+        assert_eq!(decision.policies().count(), 0);
+    }
+    assert!(limiter.charge("k", 9).await.expect("it is known").is_allowed());
+    limiter.reset("k").await.expect("it is known");
+    assert_eq!(store.asked(), 0);
+}
+
+async fn a_cost_of_zero_means_that_the_policy_does_not_apply(store: Arc<impl Store>) {
+    let store = Counted::new(store);
+    let writes =
+        by_user_and_path(SlidingLog::per_hour(1)).cost_fn(|parts| u64::from(parts.method != http::Method::GET));
+    let layer = RateLimitLayer::new(store.clone(), writes);
+
+    for _ in 0..3 {
+        let read = send(&layer, from_user_42()).await;
+        assert_eq!(read.status, StatusCode::OK);
+        read.assert_silent();
+    }
+    assert_eq!(store.asked(), 0);
+
+    let write = || Request::post("/login").header("x-user-id", "42");
+    assert_eq!(send(&layer, write()).await.status, StatusCode::OK);
+    assert_eq!(send(&layer, write()).await.status, StatusCode::TOO_MANY_REQUESTS);
+}
+
+/// Checks that a layer denies without saying when to come back, and without asking the store.
+async fn assert_denied_for_good(store: Arc<impl Store>, policy: Policy) -> Received {
+    let store = Counted::new(store);
+    let denied = send(&RateLimitLayer::new(store.clone(), policy), from_user_42()).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("retry-after"), None);
+    assert_eq!(denied.field("ratelimit"), Some("\"test\";r=0"));
+    assert_eq!(denied.json()["violated-policies"], serde_json::json!(["test"]));
+    assert_eq!(store.asked(), 0);
+    denied
+}
+
+async fn a_layer_answers_a_cost_above_the_limit_without_a_time_to_come_back(store: Arc<impl Store>) {
+    let denied = assert_denied_for_good(store, by_user_and_path(LOG_OF_5).cost(6)).await;
+    assert_eq!(denied.field("ratelimit-policy"), Some("\"test\";q=5;w=3600"));
+}
+
+async fn a_layer_answers_deny_all_without_a_time_to_come_back(store: Arc<impl Store>) {
+    assert_denied_for_good(store, by_user_and_path(Limit::DenyAll)).await;
+}
+
+async fn a_layer_says_nothing_of_unlimited(store: Arc<impl Store>) {
+    let store = Counted::new(store);
+    let layer = RateLimitLayer::new(store.clone(), by_user_and_path(Limit::Unlimited));
+    let passed = send(&layer, from_user_42()).await;
+    assert_eq!(passed.status, StatusCode::OK);
+    passed.assert_silent();
+    assert_eq!(store.asked(), 0);
+}
+
+#[test]
+fn a_limiter_of_a_policy_with_a_computed_cost_is_an_error_with_the_fix() {
+    let policy = Policy::new("uploads", LOG_OF_5).cost_fn(|_| 1);
+    let error = Limiter::try_new(MemoryStore::new(), policy).unwrap_err().to_string();
+    for part in ["`uploads`", ".cost(..)", "check_n"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_limiter_of_two_policies_of_one_name_is_an_error_that_names_it() {
+    let twice = [Policy::new("twice", LOG_OF_5), Policy::new("twice", LOG_OF_5)];
+    let error = Limiter::try_new(MemoryStore::new(), twice).unwrap_err().to_string();
+    assert!(error.contains("`twice`"), "{error}");
+}

@@ -1,0 +1,186 @@
+//! What lies in Redis: how much, for how long, and what a denial leaves of it.
+
+use std::time::Duration;
+
+use tower_quota::{
+    Limit, SlidingLog,
+    store::{Operation, Outcome},
+};
+
+use crate::support::{Algorithm, Clock, Redis, decide};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn bytes(redis: &Redis, key: &str) -> u64 {
+    redis.command("MEMORY", ["USAGE", key, "SAMPLES", "0"]).await
+}
+
+/// Admits a million in ten seconds, evenly, twice in each grain, and returns the bytes that this takes.
+async fn bytes_of_a_million(precision: u32) -> u64 {
+    let redis = Redis::start();
+    let clock = Clock::new();
+    let store = clock.redis_store(&redis).await;
+    let window = 10 * SECOND;
+    let limit = Limit::from(SlidingLog::new(1_000_000, window).precision(precision));
+
+    let parts = 2 * u64::from(precision);
+    let mut last = None;
+    for _ in 0..parts {
+        clock.advance(window / parts as u32);
+        clock.tell(&redis).await;
+        let admitted = decide(&store, Operation::Check, &limit, "k", 1_000_000 / parts).await;
+        assert!(admitted.allowed);
+        last = Some(admitted);
+    }
+
+    assert_eq!(last.map(|admitted| admitted.verdicts[0].remaining), Some(0));
+    assert!(!decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
+    let members: u32 = redis.command("ZCARD", ["quota:1:log:test:{key=k}"]).await;
+    assert!((precision..=precision + 2).contains(&members), "{members} members");
+    bytes(&redis, "quota:1:log:test:{key=k}").await
+}
+
+#[tokio::test]
+async fn a_million_in_ten_seconds_fits_in_130_kb_with_precision_1000() {
+    let bytes = bytes_of_a_million(1_000).await;
+    assert!(bytes <= 130_000, "{bytes} bytes");
+}
+
+#[tokio::test]
+async fn a_million_in_ten_seconds_fits_in_4_kb_with_precision_100() {
+    let bytes = bytes_of_a_million(100).await;
+    assert!(bytes <= 4_000, "{bytes} bytes");
+}
+
+/// A Redis with a store that goes by its clock.
+async fn shared() -> (Redis, tower_quota::RedisStore) {
+    let redis = Redis::start();
+    let builder = tower_quota::RedisStore::builder().deadline(60 * SECOND);
+    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    (redis, store)
+}
+
+async fn only_key(redis: &Redis) -> String {
+    let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+    assert_eq!(keys.len(), 1, "{keys:?}");
+    keys.into_iter().next().unwrap_or_default()
+}
+
+/// The time that the key has to live, which is less by what passes until it is read.
+async fn ttl(redis: &Redis, key: &str) -> Duration {
+    let ttl: i64 = redis.command("PTTL", [key]).await;
+    Duration::from_millis(u64::try_from(ttl).unwrap_or_else(|_| panic!("PTTL {key} is {ttl}")))
+}
+
+#[tokio::test]
+async fn a_window_of_100_000_seconds_lives_as_long() {
+    let (redis, store) = shared().await;
+    let window = Duration::from_secs(100_000);
+    for quota in [1, 100_000] {
+        let limit = Limit::from(SlidingLog::new(quota, window));
+        redis.command::<()>("FLUSHALL", [""; 0]).await;
+        assert!(decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
+        let ttl = ttl(&redis, &only_key(&redis).await).await;
+        assert!(ttl > window - 10 * SECOND && ttl <= window + SECOND, "{ttl:?}");
+    }
+}
+
+#[tokio::test]
+async fn every_key_lives_a_second_longer_than_it_matters_at_most() {
+    let (redis, store) = shared().await;
+    for algorithm in Algorithm::ALL {
+        let limit = algorithm.limit(3);
+        for operations in [
+            &[Operation::Check][..],
+            &[Operation::Charge, Operation::Charge],
+            &[Operation::Check, Operation::Charge, Operation::Check],
+            &[Operation::Check, Operation::Check, Operation::Peek],
+        ] {
+            redis.command::<()>("FLUSHALL", [""; 0]).await;
+            let mut matters = Duration::ZERO;
+            for operation in operations {
+                let outcome: Outcome = decide(&store, *operation, &limit, "k", 2).await;
+                matters = matters.max(outcome.verdicts[0].reset_after);
+            }
+            let ttl = ttl(&redis, &only_key(&redis).await).await;
+            assert!(
+                !ttl.is_zero() && ttl <= matters + SECOND + SECOND / 1_000,
+                "{limit}, {operations:?}: {ttl:?}"
+            );
+            assert!(
+                ttl + 5 * SECOND > matters,
+                "{limit}, {operations:?}: {ttl:?} for {matters:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refund_leaves_no_key_without_expiry() {
+    let (redis, store) = shared().await;
+    for algorithm in Algorithm::ALL {
+        let limit = algorithm.limit(3);
+        for given_back in [1, 3] {
+            redis.command::<()>("FLUSHALL", [""; 0]).await;
+            let admitted_at = {
+                let key = tower_quota::Key::from("k");
+                let charges = [tower_quota::store::Charge::new("test", &limit, &key, 3)];
+                let request = tower_quota::store::Request::new(Operation::Check, &charges);
+                let answer = tower_quota::store::Store::decide(&store, &[request]).await;
+                answer.expect("Redis answers").server_time
+            };
+            let refund = Operation::Refund { admitted_at };
+            let outcome = decide(&store, refund, &limit, "k", given_back).await;
+            assert!(outcome.verdicts[0].remaining >= given_back, "{limit}: {outcome:?}");
+
+            let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+            for key in keys {
+                let ttl = ttl(&redis, &key).await;
+                assert!(
+                    !ttl.is_zero() && ttl <= algorithm.longest_block() + SECOND,
+                    "{limit}: {ttl:?}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_denied_request_leaves_every_key_as_it_was() {
+    let redis = Redis::start();
+    let clock = Clock::new();
+    let store = clock.redis_store(&redis).await;
+    for algorithm in Algorithm::ALL {
+        let limit = algorithm.limit(3);
+        clock.advance(86_400 * SECOND);
+        clock.tell(&redis).await;
+        for cost in [1, 2] {
+            decide(&store, Operation::Check, &limit, "k", cost).await;
+        }
+        let keys: Vec<String> = redis.command("KEYS", ["quota:*"]).await;
+        let key = keys.first().expect("it was counted").as_str();
+        let before = (
+            redis.command::<Vec<u8>>("DUMP", [key]).await,
+            redis.command::<i64>("PEXPIRETIME", [key]).await,
+        );
+
+        for cost in [1, 3] {
+            clock.advance(SECOND / 10);
+            clock.tell(&redis).await;
+            assert!(
+                !decide(&store, Operation::Check, &limit, "k", cost).await.allowed,
+                "{limit}"
+            );
+            assert!(
+                !decide(&store, Operation::Peek, &limit, "k", cost).await.allowed,
+                "{limit}"
+            );
+            let after = (
+                redis.command::<Vec<u8>>("DUMP", [key]).await,
+                redis.command::<i64>("PEXPIRETIME", [key]).await,
+            );
+            assert_eq!(after, before, "{limit}");
+        }
+        redis.command::<()>("DEL", [key]).await;
+    }
+}
