@@ -114,19 +114,28 @@ local function insert(state, at, weight)
 end
 
 function log.add(state, limit, weight)
-  if (weight > 1 or limit.grain > 0) and not state.weighted then
+  -- Beyond the limit, which only charges go, all are one member: no flood of them makes the log longer.
+  local beyond = state.stored > 0 and state.total >= limit.quota
+  if (weight > 1 or limit.grain > 0 or beyond) and not state.weighted then
     call('ZADD', state.key, text(-state.stored), '#')
     state.weighted, state.total = true, state.stored
   end
   weight = math.max(1, math.min(weight, MAX_TOTAL - state.total))
   state.total = state.total + weight
 
+  local first, last
+  if limit.grain > 0 then
+    first = now - now % limit.grain
+    last = first + limit.grain - 1
+  elseif beyond then
+    first = tonumber(call('ZRANGE', state.key, -1, -1, 'WITHSCORES')[2])
+    last = first
+  end
+
   local at, merged = now, 0
-  if limit.grain > 0 and state.stored > 0 then
-    local first = now - now % limit.grain
-    local last = text(first + limit.grain - 1)
+  if first then
     local entries =
-      call('ZREVRANGEBYSCORE', state.key, last, text(first), 'WITHSCORES', 'LIMIT', '0', text(state.budget - 1))
+      call('ZREVRANGEBYSCORE', state.key, text(last), text(first), 'WITHSCORES', 'LIMIT', '0', text(state.budget - 1))
     for i = 1, #entries, 2 do
       at = math.max(at, tonumber(entries[i + 1]))
       merged = merged + weight_of(entries[i])

@@ -14,8 +14,11 @@ use crate::Decision;
 /// use axum::{Router, routing::get};
 /// use tower_quota::{key, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog};
 ///
-/// async fn hello(decision: Decision) -> String {
-///     format!("you may say hello {} more times", decision.remaining())
+/// async fn hello(decision: Option<Decision>) -> String {
+///     match decision {
+///         Some(decision) => format!("you may say hello {} more times", decision.remaining()),
+///         None => "hello".to_owned(), // the store failed, and the policy lets requests pass
+///     }
 /// }
 ///
 /// let policy = Policy::new("hello", SlidingLog::per_minute(10)).key(key::ip());
@@ -23,7 +26,8 @@ use crate::Decision;
 /// # let _ = app;
 /// ```
 ///
-/// `Option<Decision>` is `None` where no limit was checked: no layer, no policy that applies, or a store that failed.
+/// `Option<Decision>` is `None` where no limit was checked: no layer, no policy that applies, or a store that failed while
+/// the [`FailureMode`](crate::FailureMode) is `Open`. A plain `Decision` answers 500 then.
 impl<S: Send + Sync> FromRequestParts<S> for Decision {
     type Rejection = MissingDecision;
 

@@ -9,7 +9,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::{Key, policy::Quota};
+use crate::{Key, policy::Quota, store::Store};
 
 /// What came of a check.
 ///
@@ -25,7 +25,10 @@ struct Inner {
     allowed: bool,
     server_time: Duration,
     policies: SmallVec<[PolicyDecision; 1]>,
+    /// Whether there is nothing to give back, or somebody has the receipt.
     receipt_taken: AtomicBool,
+    /// The decisions of an outer and an inner layer, if this one joins them.
+    joined: Option<[Decision; 2]>,
     /// How much longer than it must the caller is told to wait.
     delay: Duration,
 }
@@ -70,7 +73,7 @@ impl Decision {
         self.foremost().map_or(Duration::ZERO, PolicyDecision::reset_after)
     }
 
-    /// The time of the decision by the clock of the store, since the Unix epoch.
+    /// The time of the decision by the clock of the store, since the Unix epoch; 0 if the store was not asked.
     #[must_use]
     pub fn server_time(&self) -> Duration {
         self.0.server_time
@@ -86,13 +89,25 @@ impl Decision {
     /// There is one for a decision and all its clones; `None` if it was taken, or nothing was charged.
     #[must_use]
     pub fn receipt(&self) -> Option<Receipt> {
-        let charged = self.is_allowed() && !self.0.policies.is_empty();
-        if !charged || self.0.receipt_taken.swap(true, Ordering::Relaxed) {
+        if let Some(layers) = &self.0.joined {
+            let charged: SmallVec<_> = layers
+                .iter()
+                .filter_map(Self::receipt)
+                .flat_map(|receipt| receipt.charged)
+                .collect();
+            return (!charged.is_empty()).then_some(Receipt { charged });
+        }
+        if self.0.receipt_taken.swap(true, Ordering::Relaxed) {
             return None;
         }
         Some(Receipt {
-            charged: self.policies().cloned().collect(),
+            charged: self.0.policies.clone(),
         })
+    }
+
+    /// Whether a store was asked.
+    pub(crate) fn is_of_store(&self) -> bool {
+        self.policies().any(|policy| policy.store.is_some())
     }
 
     pub(crate) fn foremost(&self) -> Option<&PolicyDecision> {
@@ -115,21 +130,37 @@ impl Decision {
 }
 
 impl Decision {
+    /// A decision by which nothing was charged.
     pub(crate) fn new(
         allowed: bool,
         server_time: Duration,
         policies: impl IntoIterator<Item = PolicyDecision>,
     ) -> Self {
+        Self::build(allowed, server_time, policies, true)
+    }
+
+    /// A decision by which a request was charged.
+    pub(crate) fn charged(server_time: Duration, policies: impl IntoIterator<Item = PolicyDecision>) -> Self {
+        Self::build(true, server_time, policies, false)
+    }
+
+    fn build(
+        allowed: bool,
+        server_time: Duration,
+        policies: impl IntoIterator<Item = PolicyDecision>,
+        receipt_taken: bool,
+    ) -> Self {
         Self(Arc::new(Inner {
             allowed,
             server_time,
             policies: policies.into_iter().collect(),
-            receipt_taken: AtomicBool::new(false),
+            receipt_taken: AtomicBool::new(receipt_taken),
+            joined: None,
             delay: Duration::ZERO,
         }))
     }
 
-    /// The same decision, with a longer wait for the caller.
+    /// The same denial, with a longer wait for the caller.
     pub(crate) fn delayed(self, delay: Duration) -> Self {
         if delay.is_zero() {
             return self;
@@ -138,18 +169,22 @@ impl Decision {
             allowed: self.0.allowed,
             server_time: self.0.server_time,
             policies: self.0.policies.clone(),
-            receipt_taken: AtomicBool::new(self.0.receipt_taken.load(Ordering::Relaxed)),
+            receipt_taken: AtomicBool::new(true),
+            joined: None,
             delay,
         }))
     }
 
     /// Both decisions, where each let the request pass.
     pub(crate) fn followed_by(&self, later: &Self) -> Self {
-        Self::new(
-            later.is_allowed(),
-            later.server_time(),
-            self.policies().chain(later.policies()).cloned(),
-        )
+        Self(Arc::new(Inner {
+            allowed: later.is_allowed(),
+            server_time: later.server_time(),
+            policies: self.policies().chain(later.policies()).cloned().collect(),
+            receipt_taken: AtomicBool::new(true),
+            joined: Some([self.clone(), later.clone()]),
+            delay: Duration::ZERO,
+        }))
     }
 }
 
@@ -166,6 +201,7 @@ impl fmt::Debug for Decision {
 /// What one policy said.
 #[derive(Clone)]
 pub struct PolicyDecision {
+    pub(crate) store: Option<Arc<dyn Store>>,
     pub(crate) quota: Arc<Quota>,
     pub(crate) key: Key,
     pub(crate) cost: u64,

@@ -1,10 +1,12 @@
 //! The path of a request, from its keys to the answer, apart from its body and from the service behind.
 
+#[cfg(feature = "tracing")]
+use std::error::Error as _;
 use std::{
     mem,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -41,9 +43,14 @@ pub(crate) struct Enforcer {
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     failing: AtomicBool,
+    /// How many answers in a row there were since it failed.
+    answers: AtomicU32,
     warned_of_key: AtomicBool,
     warned_of_repetition: AtomicBool,
 }
+
+/// How many answers in a row make a store that has failed a good one.
+const STEADY: u32 = 20;
 
 /// How far a request got.
 pub(crate) enum Progress {
@@ -54,9 +61,17 @@ pub(crate) enum Progress {
 /// What becomes of a request.
 pub(crate) enum Verdict {
     /// It goes to the service behind; its response tells of the decision, if it was counted.
-    Pass(Option<Decision>),
+    Pass(Option<Counted>),
     /// It is answered here.
     Reject(Response<Bytes>),
+}
+
+/// What the response to a request that passes tells.
+pub(crate) struct Counted {
+    /// What this layer decided: its part of the fields.
+    own: Decision,
+    /// What it and the layers around it decided.
+    all: Decision,
 }
 
 impl Enforcer {
@@ -70,7 +85,7 @@ impl Enforcer {
             return Progress::Done(Verdict::Pass(None));
         }
 
-        match ask(&*self.store, Operation::Check, claims) {
+        match ask(&self.store, Operation::Check, claims) {
             Asked::Decided(decision) => Progress::Done(self.conclude(decision, parts)),
             Asked::Pending(decision) => Progress::Asking(decision),
         }
@@ -82,7 +97,9 @@ impl Enforcer {
             Ok(decision) => decision,
             Err(error) => return self.fail(&error, parts),
         };
-        self.recover();
+        if decision.is_of_store() {
+            self.recover();
+        }
 
         if !decision.is_allowed() {
             return self.limit(decision, parts);
@@ -91,16 +108,17 @@ impl Enforcer {
             Some(earlier) => earlier.followed_by(&decision),
             None => decision.clone(),
         };
-        parts.extensions.insert(all);
-        Verdict::Pass(Some(decision))
+        parts.extensions.insert(all.clone());
+        Verdict::Pass(Some(Counted { own: decision, all }))
     }
 
     /// Adds to the response of the service behind what the caller should know.
-    pub(crate) fn report<B>(&self, decision: Decision, response: &mut Response<B>) {
-        self.fields.write(&decision, response.status(), response.headers_mut());
-        // An inner layer's decision tells of this one's policies too.
+    pub(crate) fn report<B>(&self, counted: Counted, response: &mut Response<B>) {
+        self.fields
+            .write(&counted.own, response.status(), response.headers_mut());
+        // The decision of an inner layer tells of this one's policies too.
         if response.extensions().get::<Decision>().is_none() {
-            response.extensions_mut().insert(decision);
+            response.extensions_mut().insert(counted.all);
         }
     }
 
@@ -195,16 +213,20 @@ fn advise(response: &mut Response<Bytes>, wait: Duration) {
 /// Warnings, each once per change of state.
 impl Enforcer {
     fn warn_of_failure(&self, error: &StoreError) {
+        self.health.answers.store(0, Ordering::Relaxed);
         if !self.health.failing.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::warn!(%error, source = std::error::Error::source(error), mode = ?self.failure_mode, "the store of the limits fails");
+            tracing::warn!(%error, source = error.source(), mode = ?self.failure_mode, "the store of the limits fails");
         }
         let _ = error;
     }
 
     fn recover(&self) {
-        // Reading first keeps the line shared between cores while all is well.
-        if self.health.failing.load(Ordering::Relaxed) && self.health.failing.swap(false, Ordering::Relaxed) {
+        // Reading first keeps the line shared between cores while all is well. A store that fails now and then is failing.
+        if self.health.failing.load(Ordering::Relaxed)
+            && self.health.answers.fetch_add(1, Ordering::Relaxed) >= STEADY
+            && self.health.failing.swap(false, Ordering::Relaxed)
+        {
             #[cfg(feature = "tracing")]
             tracing::warn!("the store of the limits answers again");
         }

@@ -11,8 +11,8 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
-    Decision, ResponseBody,
-    enforce::{Enforcer, Verdict},
+    ResponseBody,
+    enforce::{Counted, Enforcer, Verdict},
     limiter::Pending,
 };
 
@@ -37,7 +37,7 @@ pin_project! {
         Passed {
             #[pin]
             future: F,
-            decision: Option<Decision>,
+            counted: Option<Counted>,
         },
         Rejected {
             response: Option<Response<Bytes>>,
@@ -75,9 +75,9 @@ where
 {
     fn follow(verdict: Verdict, ready: &mut S, request: Request<B>) -> Self {
         match verdict {
-            Verdict::Pass(decision) => Self::Passed {
+            Verdict::Pass(counted) => Self::Passed {
                 future: ready.call(request),
-                decision,
+                counted,
             },
             Verdict::Reject(response) => Self::Rejected {
                 response: Some(response),
@@ -106,10 +106,10 @@ where
                     let verdict = this.enforcer.conclude(decision, &mut parts);
                     State::follow(verdict, &mut ready, Request::from_parts(parts, body))
                 }
-                StateProj::Passed { future, decision } => {
+                StateProj::Passed { future, counted } => {
                     let mut response = ready!(future.poll(cx))?;
-                    if let Some(decision) = decision.take() {
-                        this.enforcer.report(decision, &mut response);
+                    if let Some(counted) = counted.take() {
+                        this.enforcer.report(counted, &mut response);
                     }
                     return Poll::Ready(Ok(response.map(ResponseBody::passed)));
                 }

@@ -226,7 +226,7 @@ fn write_three(
     if let Some(reset) = reset {
         let seconds = match counted_in {
             Reset::Delta => ceil_secs(reset),
-            Reset::Epoch => ceil_secs(policy.decided_at + reset),
+            Reset::Epoch => ceil_secs(policy.decided_at.saturating_add(reset)),
         };
         headers.insert(reset_name, seconds.into());
     }
@@ -257,7 +257,7 @@ pub(crate) fn retry_after(wait: Duration) -> HeaderValue {
 const MAX_DELAY: u64 = i32::MAX as u64;
 
 fn ceil_secs(duration: Duration) -> u64 {
-    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+    duration.as_secs().saturating_add((duration.subsec_nanos() > 0).into())
 }
 
 #[cfg(test)]
@@ -271,6 +271,7 @@ mod tests {
     fn state(name: &'static str, wait: Option<Duration>) -> PolicyDecision {
         let limit = Limit::from(SlidingLog::per_minute(100));
         PolicyDecision {
+            store: None,
             quota: Arc::new(Quota {
                 name: name.into(),
                 limit,

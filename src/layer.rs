@@ -3,7 +3,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 use crate::{
-    ConfigError, FailureMode, Headers, IntoPolicies, Policy, RateLimit,
+    ConfigError, FailureMode, Headers, IntoPolicies, RateLimit,
     enforce::Enforcer,
     headers::{Fields, Reset},
     key::Secret,
@@ -148,7 +148,10 @@ impl RateLimitLayer {
             fields: Fields::default(),
             jitter: Duration::ZERO,
             format: Arc::new(Negotiated::default()),
-            failure_mode: policies.iter().map(Policy::on_failure).max().unwrap_or_default(),
+            failure_mode: match policies.iter().any(|policy| policy.on_failure() == FailureMode::Closed) {
+                true => FailureMode::Closed,
+                false => FailureMode::Open,
+            },
             policies: policies.into(),
             health: Arc::default(),
         };

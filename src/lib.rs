@@ -65,6 +65,7 @@
 //! | `tonic` | | the peer that tonic saw, and [`RateLimit`] around a single tonic service |
 //! | `calendar` | | windows of a calendar for [`FixedWindow`]: three a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] from a file, and limits as text in configuration |
+//! | `tonic-tls` | | the peer behind the TLS of tonic's own server |
 //! | `tracing` | | warnings as events of `tracing` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,5 +1,5 @@
 use std::{
-    fmt, mem,
+    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -167,7 +167,7 @@ impl Limiter {
         self.perform(Operation::Reset, key.into(), None).await.map(drop)
     }
 
-    /// Gives back what an admitted request was charged in this limiter's store, by whatever layer or limiter.
+    /// Gives back what an admitted request was charged, by whatever layer or limiter, in the store where it was charged.
     ///
     /// It gives back at most what still counts, to each policy its own, and nothing once the charge has expired. Algorithms
     /// that keep only numbers cannot tell charges apart: with them a refund after a [`reset`](Self::reset) may give back
@@ -194,27 +194,20 @@ impl Limiter {
     /// # Errors
     ///
     /// If the store does not answer; the charge may stay or not.
-    #[allow(clippy::needless_pass_by_value, reason = "a receipt is good for one refund")]
     pub async fn refund(&self, receipt: Receipt) -> Result<(), StoreError> {
-        let reply = {
-            let charges: SmallVec<[[Charge<'_>; 1]; 1]> =
-                receipt.charged.iter().map(|policy| [policy.charge()]).collect();
-            let requests: SmallVec<[Request<'_>; 1]> = receipt
-                .charged
-                .iter()
-                .zip(&charges)
-                .map(|(policy, charge)| {
-                    Request::new(
-                        Operation::Refund {
-                            admitted_at: policy.decided_at,
-                        },
-                        charge,
-                    )
-                })
-                .collect();
-            self.store.decide(&requests)
-        };
-        reply.await.map(drop)
+        for policy in receipt.charged {
+            let refund = Operation::Refund {
+                admitted_at: policy.decided_at,
+            };
+            // The receipt knows better than this limiter where the request was charged.
+            let reply = policy
+                .store
+                .as_ref()
+                .unwrap_or(&self.store)
+                .decide(&[Request::new(refund, &[policy.charge()])]);
+            reply.await?;
+        }
+        Ok(())
     }
 
     async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
@@ -224,7 +217,7 @@ impl Limiter {
             Claim::new(policy, key.clone(), cost)
         });
 
-        match ask(&*self.store, operation, claims.collect()) {
+        match ask(&self.store, operation, claims.collect()) {
             Asked::Decided(decision) => decision,
             Asked::Pending(decision) => decision.await,
         }
@@ -255,11 +248,11 @@ impl Claim {
         }
     }
 
-    /// Whether an outer layer has counted it.
+    /// Whether an outer layer has counted it, by the same numbers.
     pub(crate) fn is_in(&self, decision: &Decision) -> bool {
         decision
             .policies()
-            .any(|policy| policy.name() == self.quota.name && policy.key == self.key)
+            .any(|policy| policy.quota == self.quota && policy.key == self.key)
     }
 
     fn charge(&self) -> Charge<'_> {
@@ -285,8 +278,9 @@ impl Claim {
         }
     }
 
-    fn decided(self, verdict: Verdict, server_time: Duration) -> PolicyDecision {
+    fn decided(self, verdict: Verdict, server_time: Duration, store: &Arc<dyn Store>) -> PolicyDecision {
         PolicyDecision {
+            store: Some(store.clone()),
             quota: self.quota,
             key: self.key,
             cost: self.cost,
@@ -301,6 +295,7 @@ impl Claim {
     /// Denied without asking the store, so the rest is not known.
     fn denied(self, denial: Denial) -> PolicyDecision {
         PolicyDecision {
+            store: None,
             quota: self.quota,
             key: self.key,
             cost: self.cost,
@@ -328,7 +323,7 @@ pub(crate) enum Asked {
 }
 
 /// Asks the store about all claims at once.
-pub(crate) fn ask(store: &dyn Store, operation: Operation, mut claims: Claims) -> Asked {
+pub(crate) fn ask(store: &Arc<dyn Store>, operation: Operation, mut claims: Claims) -> Asked {
     let asks = matches!(operation, Operation::Check | Operation::Peek);
     claims.retain(|claim| claim.applies() && (asks || claim.counts()));
     if claims.is_empty() {
@@ -346,16 +341,31 @@ pub(crate) fn ask(store: &dyn Store, operation: Operation, mut claims: Claims) -
         let charges: SmallVec<[Charge<'_>; 4]> = claims.iter().map(Claim::charge).collect();
         store.decide(&[Request::new(operation, &charges)])
     };
+    let question = Question {
+        store: store.clone(),
+        operation,
+        claims,
+    };
     match reply {
-        Reply::Ready(answer) => Asked::Decided(conclude(answer, claims)),
-        Reply::Pending(answer) => Asked::Pending(Pending { answer, claims }),
+        Reply::Ready(answer) => Asked::Decided(conclude(answer, question)),
+        Reply::Pending(answer) => Asked::Pending(Pending {
+            answer,
+            question: Some(question),
+        }),
     }
+}
+
+/// What a store was asked.
+struct Question {
+    store: Arc<dyn Store>,
+    operation: Operation,
+    claims: Claims,
 }
 
 /// A decision on its way.
 pub(crate) struct Pending {
     answer: Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>,
-    claims: Claims,
+    question: Option<Question>,
 }
 
 impl Future for Pending {
@@ -363,12 +373,18 @@ impl Future for Pending {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = ready!(self.answer.as_mut().poll(cx));
-        Poll::Ready(conclude(answer, mem::take(&mut self.claims)))
+        let question = self.question.take().expect("polled after it was ready");
+        Poll::Ready(conclude(answer, question))
     }
 }
 
-fn conclude(answer: Result<Answer, StoreError>, claims: Claims) -> Result<Decision, StoreError> {
+fn conclude(answer: Result<Answer, StoreError>, question: Question) -> Result<Decision, StoreError> {
     let answer = answer?;
+    let Question {
+        store,
+        operation,
+        claims,
+    } = question;
     let outcome = match answer.outcomes.into_iter().next() {
         Some(outcome) if outcome.verdicts.len() == claims.len() => outcome,
         _ => {
@@ -379,9 +395,10 @@ fn conclude(answer: Result<Answer, StoreError>, claims: Claims) -> Result<Decisi
         }
     };
 
-    let policies = claims
-        .into_iter()
-        .zip(outcome.verdicts)
-        .map(|(claim, verdict)| claim.decided(verdict, answer.server_time));
-    Ok(Decision::new(outcome.allowed, answer.server_time, policies))
+    let policies = claims.into_iter().zip(outcome.verdicts);
+    let policies = policies.map(|(claim, verdict)| claim.decided(verdict, answer.server_time, &store));
+    Ok(match operation {
+        Operation::Check | Operation::Charge if outcome.allowed => Decision::charged(answer.server_time, policies),
+        _ => Decision::new(outcome.allowed, answer.server_time, policies),
+    })
 }

@@ -275,7 +275,7 @@ impl fmt::Debug for Keyed {
 /// What happens to a request when the store does not answer.
 ///
 /// Either way it is never taken for a request that was denied by its limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureMode {
     /// The request passes, uncounted, and its response says nothing of limits.

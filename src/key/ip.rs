@@ -1,10 +1,9 @@
+#[cfg(feature = "tracing")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
 };
 
 use http::{HeaderMap, HeaderName, header::FORWARDED, request::Parts};
@@ -43,6 +42,7 @@ pub fn ip() -> Ip {
         trust: Trust::default(),
         grouping: Grouping::default(),
         peer: None,
+        #[cfg(feature = "tracing")]
         warned: Arc::default(),
     }
 }
@@ -153,6 +153,7 @@ pub struct Ip {
     trust: Trust,
     grouping: Grouping,
     peer: Option<FindPeer>,
+    #[cfg(feature = "tracing")]
     warned: Arc<AtomicBool>,
 }
 
@@ -238,16 +239,13 @@ impl KeyExtractor for Ip {
             None => Peer::of(parts),
         };
         let Some(peer) = peer else {
-            return Err(KeyError::misconfigured(
-                "no peer address on the request; serve with \
-                 `into_make_service_with_connect_info::<SocketAddr>()` (axum), or put a \
-                 `tower_quota::key::PeerAddr` into the request's extensions",
-            ));
+            return Err(KeyError::misconfigured(NO_PEER));
         };
 
         let peer = peer.canonical(&self.grouping);
         let client = match &self.source {
             None => {
+                #[cfg(feature = "tracing")]
                 self.warn_of_forwarding(&parts.headers);
                 peer
             }
@@ -319,8 +317,8 @@ impl Ip {
     }
 
     /// Warns once where a proxy seems to be in front and is what everybody counts as.
+    #[cfg(feature = "tracing")]
     fn warn_of_forwarding(&self, headers: &HeaderMap) {
-        #[cfg(feature = "tracing")]
         if !self.warned.load(Ordering::Relaxed)
             && (headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED))
             && !self.warned.swap(true, Ordering::Relaxed)
@@ -330,9 +328,17 @@ impl Ip {
                  `key::client_ip`"
             );
         }
-        let _ = (headers, Ordering::Relaxed);
     }
 }
+
+const NO_PEER: &str = if cfg!(any(feature = "axum", feature = "tonic")) {
+    "no peer address on the request; serve with `into_make_service_with_connect_info::<SocketAddr>()` (axum), or put a \
+     `tower_quota::key::PeerAddr` into the request's extensions"
+} else {
+    "no peer address on the request; turn on the feature `axum` of tower-quota and serve with \
+     `into_make_service_with_connect_info::<SocketAddr>()`, or the feature `tonic`, or put a \
+     `tower_quota::key::PeerAddr` into the request's extensions"
+};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 

@@ -168,7 +168,7 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
 
 /// A key found by a function of the request.
 ///
-/// It returns a string or a [`Key`], an [`Option`] of one (`None`: the policy does not apply), or a [`Result`] of either
+/// It returns a `String` or a [`Key`], an [`Option`] of one (`None`: the policy does not apply), or a [`Result`] of either
 /// with a [`KeyError`].
 ///
 /// ```
@@ -369,7 +369,7 @@ impl Key {
 
 /// Questions.
 impl Key {
-    /// What stands in the key of a store: the components, or a hash of them if they are longer than 128 bytes.
+    /// The components as text. A store keeps a hash of them if they are longer than 128 bytes.
     #[must_use]
     pub fn as_str(&self) -> &str {
         // Always is: see `text`.
@@ -400,6 +400,18 @@ const MAX_SUBJECT: usize = 128;
 impl From<&str> for Key {
     fn from(text: &str) -> Self {
         Self::component("key", b"", text.as_bytes())
+    }
+}
+
+impl From<&String> for Key {
+    fn from(text: &String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl From<u64> for Key {
+    fn from(number: u64) -> Self {
+        Self::plain("key", number)
     }
 }
 

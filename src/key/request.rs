@@ -201,7 +201,7 @@ impl KeyExtractor for Route {
     }
 }
 
-/// The method of the request.
+/// The method of the request. Those that no RFC registers share one key, since callers can make them up.
 pub fn method() -> Method {
     Method(())
 }
@@ -213,7 +213,23 @@ pub struct Method(());
 
 impl KeyExtractor for Method {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        Ok(Some(Key::component("method", b"", parts.method.as_str().as_bytes())))
+        use http::Method;
+
+        const STANDARD: [Method; 9] = [
+            Method::CONNECT,
+            Method::DELETE,
+            Method::GET,
+            Method::HEAD,
+            Method::OPTIONS,
+            Method::PATCH,
+            Method::POST,
+            Method::PUT,
+            Method::TRACE,
+        ];
+        Ok(Some(match STANDARD.contains(&parts.method) {
+            true => Key::plain("method", &parts.method),
+            false => Key::plain("other-method", ""),
+        }))
     }
 }
 

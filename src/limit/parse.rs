@@ -91,6 +91,7 @@ const LOG: &str = "sliding-log 100/min";
 const COARSE_LOG: &str = "sliding-log 1000000/10s precision 1000";
 const COUNTER: &str = "sliding-counter 1000/h";
 const WINDOW: &str = "fixed-window 3/h";
+#[cfg(feature = "calendar")]
 const CALENDAR: &str = "fixed-window 3/month Europe/Berlin";
 const BUCKET: &str = "token-bucket 10/s burst 30";
 

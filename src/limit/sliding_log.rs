@@ -253,17 +253,23 @@ impl Rule for SlidingLog {
     }
 
     fn add(&self, log: &mut Log, now: u64, weight: u64) {
-        if (weight > 1 || self.precision > 0) && !log.weighted {
+        // Beyond the limit, which only charges go, all are one entry: no flood of them makes the log longer.
+        let beyond = !log.entries.is_empty() && log.total >= self.quota;
+        if (weight > 1 || self.precision > 0 || beyond) && !log.weighted {
             log.weighted = true;
             log.total = log.entries.len() as u64;
         }
         let weight = weight.min(MAX_TOTAL.saturating_sub(log.total)).max(1);
         log.total += weight;
 
+        let merges = match (self.grain(), log.entries.back()) {
+            (grain @ 1.., _) => Some((now - now % grain, now - now % grain + grain - 1)),
+            (0, Some(newest)) if beyond => Some((newest.at, newest.at)),
+            _ => None,
+        };
         let mut entry = Entry { at: now, weight };
-        if let grain @ 1.. = self.grain() {
-            let first = now - now % grain;
-            let end = log.until(first + grain - 1);
+        if let Some((first, last)) = merges {
+            let end = log.until(last);
             let start = log
                 .until(first.saturating_sub(1))
                 .max(end.saturating_sub(log.budget - 1));

@@ -1,6 +1,6 @@
 use std::{fmt, time::Duration};
 
-use super::{MAX_EXACT, Rule, SLACK, Span, constructors};
+use super::{MAX_EXACT, MAX_QUOTA, Rule, SLACK, Span, constructors};
 use crate::ConfigError;
 
 /// Token bucket: so many on average, and up to `burst` at once.
@@ -118,7 +118,7 @@ impl TokenBucket {
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let (rate, _) = self.reduced();
-        if self.burst.saturating_add(rate) > self.cap() {
+        if self.burst > MAX_QUOTA || self.burst.saturating_add(rate) > self.cap() {
             return Err(ConfigError::new(format!(
                 "the numbers of `{self}` are too large to be reckoned exactly; use a smaller burst, or a rounder rate",
             )));

@@ -209,6 +209,7 @@ mod tests {
 
     fn denied(wait: Duration) -> Decision {
         let policy = PolicyDecision {
+            store: None,
             quota: Arc::new(Quota {
                 name: "default".into(),
                 limit: SlidingLog::per_minute(100).into(),

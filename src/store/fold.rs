@@ -1,6 +1,7 @@
 use smallvec::SmallVec;
 
 use super::{Charge, Operation, Request, Verdict};
+use crate::limit::MAX_QUOTA;
 
 /// A request in which no two charges are on the same key.
 pub(super) struct Folded<'a> {
@@ -19,7 +20,7 @@ pub(super) fn fold<'a>(request: &Request<'a>) -> Folded<'a> {
     for charge in request.charges() {
         let place = charges.iter().position(|earlier| earlier.same_key(charge));
         match place {
-            Some(place) => charges[place].cost = charges[place].cost.saturating_add(charge.cost),
+            Some(place) => charges[place].cost = (charges[place].cost + charge.cost).min(MAX_QUOTA),
             None => charges.push(*charge),
         }
         folds.push(place.unwrap_or(charges.len() - 1));
@@ -33,6 +34,7 @@ pub(super) fn fold<'a>(request: &Request<'a>) -> Folded<'a> {
 
 impl Folds {
     /// How many keys there are.
+    #[cfg(feature = "fred")]
     pub(super) fn keys(&self) -> usize {
         self.0.iter().max().map_or(0, |last| last + 1)
     }

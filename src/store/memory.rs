@@ -13,7 +13,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use self::shard::{Id, Shard};
+use self::shard::{Expiry, Id, Shard};
 use super::{
     Answer, Charge, Operation, Outcome, Reply, Request, Store, Verdict,
     fold::{Folded, fold},
@@ -48,7 +48,8 @@ use crate::limit::State;
 ///
 /// It holds at most 100,000 keys ([`capacity`](Self::capacity)), and forgets expired ones as new ones come, without a
 /// thread. When it is full of keys that have not expired, the one that would be restored soonest makes room for the new
-/// one, which resets a limit early; [`evictions`](Self::evictions) counts these.
+/// one, which resets a limit early; [`evictions`](Self::evictions) counts these. Where callers can make up keys, such as
+/// paths, and the windows of policies differ, short ones leave first: give policies that must hold a store of their own.
 ///
 /// # Time
 ///
@@ -169,6 +170,7 @@ impl Store for MemoryStore {
 
 const DEFAULT_CAPACITY: usize = 100_000;
 const SHARDS: usize = 64;
+const MAX_NOW: u64 = 1 << 52;
 
 impl Clock {
     fn monotonic() -> Self {
@@ -186,7 +188,8 @@ impl Clock {
             Self::Monotonic { started, epoch } => *epoch + started.elapsed(),
             Self::Custom(now) => now(),
         };
-        now.as_micros() as u64
+        // As far as the rules can reckon, which is the year 2112.
+        u64::try_from(now.as_micros()).unwrap_or(u64::MAX).min(MAX_NOW)
     }
 }
 
@@ -220,48 +223,59 @@ impl Shared {
 
         let decided = decide(operation, &charges, &mut states, now);
 
-        let mut inserted = 0;
+        let mut newcomers: SmallVec<[(usize, Expiry); 1]> = SmallVec::new();
         for (position, (id, state)) in ids.iter().zip(states).enumerate() {
             let (known, changed) = (known[position], decided.changed[position]);
             if known || changed {
                 let reset_after = decided.verdicts[position].reset_after.as_micros() as u64;
-                shards[shard_of(id)].put(id, state, changed.then_some(now + reset_after));
-                inserted += usize::from(!known);
+                let newcomer = shards[shard_of(id)].put(id, state, changed.then_some(now + reset_after));
+                newcomers.extend(newcomer.map(|expiry| (shard_of(id), expiry)));
             }
         }
-        let expired = if inserted > 0 {
-            shards.iter_mut().map(|shard| shard.expire(now)).sum()
-        } else {
-            0
-        };
-        drop(shards);
-
-        self.account(inserted, expired);
+        if !newcomers.is_empty() {
+            self.welcome(&newcomers, shards, &places, now);
+        }
         Outcome::new(decided.allowed, folds.unfold(&decided.verdicts))
     }
 
-    fn lock(&self, place: usize) -> MutexGuard<'_, Shard> {
-        // Nothing is left half done where a panic could come from, so what it holds is sound.
-        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps the number of keys within the capacity.
-    fn account(&self, inserted: usize, expired: usize) {
-        if inserted == expired {
-            return;
-        }
-        let before = self.keys.fetch_add(inserted, Ordering::Relaxed);
+    /// Keeps the number of keys within the capacity, at the cost of those that were there before.
+    fn welcome(
+        &self,
+        newcomers: &[(usize, Expiry)],
+        mut shards: SmallVec<[MutexGuard<'_, Shard>; 1]>,
+        places: &[usize],
+        now: u64,
+    ) {
+        let expired: usize = shards.iter_mut().map(|shard| shard.expire(now)).sum();
+        let before = self.keys.fetch_add(newcomers.len(), Ordering::Relaxed);
         self.keys.fetch_sub(expired, Ordering::Relaxed);
 
-        for _ in self.capacity..(before + inserted).saturating_sub(expired) {
-            let Some(soonest) = (0..SHARDS).min_by_key(|place| self.lock(*place).soonest()) else {
-                return;
-            };
+        let excess = (before + newcomers.len()).saturating_sub(expired + self.capacity);
+        if excess == 0 {
+            for (shard, expiry) in newcomers {
+                shards[*shard].enlist(*expiry);
+            }
+            return;
+        }
+
+        drop(shards); // others are locked one by one
+        for _ in 0..excess {
+            let soonest = (0..SHARDS)
+                .min_by_key(|place| self.lock(*place).soonest())
+                .unwrap_or_default();
             if self.lock(soonest).evict() {
                 self.keys.fetch_sub(1, Ordering::Relaxed);
                 self.evictions.fetch_add(1, Ordering::Relaxed);
             }
         }
+        for (shard, expiry) in newcomers {
+            self.lock(places[*shard]).enlist(*expiry);
+        }
+    }
+
+    fn lock(&self, place: usize) -> MutexGuard<'_, Shard> {
+        // Nothing panics while one is locked; and if it did, limits would be better than none.
+        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

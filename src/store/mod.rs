@@ -57,6 +57,10 @@ use crate::{Key, Limit, limit::MAX_QUOTA};
 /// # Ok(())
 /// # }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not store counts",
+    note = "use `MemoryStore::new()`, or `RedisStore::connect(\"redis://127.0.0.1:6379\").await?`"
+)]
 pub trait Store: Send + Sync + 'static {
     /// Decides the requests one after the other.
     fn decide(&self, requests: &[Request<'_>]) -> Reply;

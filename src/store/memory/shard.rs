@@ -33,10 +33,13 @@ impl<'a> Id<'a> {
 #[derive(Default)]
 pub(super) struct Shard {
     counts: HashTable<Count>,
-    /// When each key expires, or earlier, with its serial and hash: the time is corrected when its turn comes.
-    expiries: BinaryHeap<Reverse<(u64, u64, u64)>>,
+    expiries: BinaryHeap<Reverse<Expiry>>,
     serial: u64,
 }
+
+/// When a key expires, or earlier, with its serial and hash: the time is corrected when its turn comes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Expiry(u64, u64, u64);
 
 /// What is counted for one key.
 struct Count {
@@ -62,13 +65,14 @@ impl Shard {
         Some(mem::replace(&mut count.state, State::fresh(id.charge.limit())))
     }
 
-    /// Keeps what is counted, until `expires_at` if that has changed.
-    pub(super) fn put(&mut self, id: &Id<'_>, state: State, expires_at: Option<u64>) {
+    /// Keeps what is counted, until `expires_at` if that has changed. A new key is to be [enlisted](Self::enlist).
+    pub(super) fn put(&mut self, id: &Id<'_>, state: State, expires_at: Option<u64>) -> Option<Expiry> {
         match self.counts.entry(id.hash, |count| id.is_of(count), |count| count.hash) {
             Entry::Occupied(mut count) => {
                 let count = count.get_mut();
                 count.state = state;
                 count.expires_at = expires_at.unwrap_or(count.expires_at);
+                None
             }
             Entry::Vacant(vacant) => {
                 let expires_at = expires_at.unwrap_or_default();
@@ -82,9 +86,14 @@ impl Shard {
                     state,
                     expires_at,
                 });
-                self.expiries.push(Reverse((expires_at, self.serial, id.hash)));
+                Some(Expiry(expires_at, self.serial, id.hash))
             }
         }
+    }
+
+    /// Lets a key expire, and be evicted.
+    pub(super) fn enlist(&mut self, expiry: Expiry) {
+        self.expiries.push(Reverse(expiry));
     }
 
     /// Forgets a key, and whether there was one.
@@ -99,7 +108,7 @@ impl Shard {
             self.expiries = self
                 .counts
                 .iter()
-                .map(|count| Reverse((count.expires_at, count.serial, count.hash)))
+                .map(|count| Reverse(Expiry(count.expires_at, count.serial, count.hash)))
                 .collect();
         }
         true
@@ -113,7 +122,7 @@ impl Shard {
         }
         for _ in 0..4 {
             match self.expiries.peek() {
-                Some(Reverse((at, ..))) if *at <= now => expired += usize::from(self.pop(now)),
+                Some(Reverse(Expiry(at, ..))) if *at <= now => expired += usize::from(self.pop(now)),
                 _ => break,
             }
         }
@@ -122,7 +131,7 @@ impl Shard {
 
     /// When the first key expires, or earlier.
     pub(super) fn soonest(&self) -> u64 {
-        self.expiries.peek().map_or(u64::MAX, |Reverse((at, ..))| *at)
+        self.expiries.peek().map_or(u64::MAX, |Reverse(Expiry(at, ..))| *at)
     }
 
     /// Forgets the key that expires first, and whether there was one.
@@ -137,7 +146,7 @@ impl Shard {
 
     /// Forgets the key whose turn it is if it has expired at `now`, else corrects its time.
     fn pop(&mut self, now: u64) -> bool {
-        let Some(Reverse((_, serial, hash))) = self.expiries.pop() else {
+        let Some(Reverse(Expiry(_, serial, hash))) = self.expiries.pop() else {
             return false;
         };
         let Ok(count) = self.counts.find_entry(hash, |count| count.serial == serial) else {
@@ -146,7 +155,7 @@ impl Shard {
 
         let expires_at = count.get().expires_at;
         if expires_at > now {
-            self.expiries.push(Reverse((expires_at, serial, hash)));
+            self.expiries.push(Reverse(Expiry(expires_at, serial, hash)));
             return false;
         }
         count.remove();

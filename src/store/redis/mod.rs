@@ -67,6 +67,10 @@ impl RedisStore {
     /// Redis need not be there yet: after a second at most the store is returned and keeps on connecting, and until then
     /// its checks fail at once. The connection is closed when the last clone of the store is dropped.
     ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
     /// # Errors
     ///
     /// If the URL is not one of Redis, needs a feature that is off, or has credentials that Redis turns down.
@@ -87,6 +91,8 @@ impl RedisStore {
         }
     }
 }
+
+const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
 
 impl Store for RedisStore {
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
@@ -224,9 +230,9 @@ impl RedisStoreBuilder {
                 self.names.prefix,
             )));
         }
-        if self.deadline.is_zero() {
+        if self.deadline.is_zero() || self.deadline > MAX_DEADLINE {
             return Err(ConfigError::new(
-                "the deadline of a check must be longer than zero, such as 100 ms",
+                "the deadline of a check is longer than zero and at most an hour, such as 100 ms",
             ));
         }
         Ok(())

@@ -199,8 +199,8 @@ fn operation_name(operation: Operation) -> &'static str {
 }
 
 fn same_shape(a: &Folded<'_>, b: &Folded<'_>) -> bool {
-    let shape = |charge: &Charge<'_>| (charge.cost(), charge.limit().clone());
-    a.operation == b.operation && a.charges.iter().map(shape).eq(b.charges.iter().map(shape))
+    let alike = |(a, b): (&Charge<'_>, &Charge<'_>)| a.cost() == b.cost() && a.limit() == b.limit();
+    a.operation == b.operation && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(alike)
 }
 
 /// How the keys of a store are named.
@@ -249,6 +249,10 @@ impl Call {
                     (wait > 0).then(|| Duration::from_micros(wait)),
                     reset_after,
                 ));
+            }
+            // Whoever is denied is told why, and nobody else.
+            if allowed == verdicts.iter().any(|verdict| verdict.retry_after.is_some()) {
+                return Err(malformed());
             }
             outcomes.push(Outcome::new(allowed, folds.unfold(&verdicts)));
         }
