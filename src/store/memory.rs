@@ -263,9 +263,9 @@ impl Shared {
             let soonest = (0..SHARDS)
                 .min_by_key(|place| self.lock(*place).soonest())
                 .unwrap_or_default();
-            if self.lock(soonest).evict() {
+            if let Some(expires_at) = self.lock(soonest).evict() {
                 self.keys.fetch_sub(1, Ordering::Relaxed);
-                self.evictions.fetch_add(1, Ordering::Relaxed);
+                self.evictions.fetch_add((expires_at > now).into(), Ordering::Relaxed);
             }
         }
         for (shard, expiry) in newcomers {

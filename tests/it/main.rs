@@ -11,6 +11,8 @@ mod figures;
 mod hyper;
 mod limiter;
 mod memory;
+mod memory_store;
+mod nested;
 mod policies;
 mod properties;
 mod redis_store;

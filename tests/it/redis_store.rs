@@ -120,6 +120,27 @@ async fn a_missing_password_is_an_error() {
 }
 
 #[tokio::test]
+async fn a_database_that_does_not_exist_is_an_error() {
+    let redis = Redis::start();
+    let error = RedisStore::connect(&format!("{}/200", redis.url())).await.unwrap_err();
+    assert!(
+        in_full(&error).contains("DB index is out of range"),
+        "{}",
+        in_full(&error)
+    );
+}
+
+#[tokio::test]
+async fn a_deadline_without_end_is_an_error() {
+    let error = RedisStore::builder()
+        .deadline(Duration::MAX)
+        .connect("redis://127.0.0.1:1")
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("at most an hour"), "{error}");
+}
+
+#[tokio::test]
 async fn a_prefix_that_could_break_a_key_is_an_error() {
     let redis = Redis::start();
     for prefix in ["", "shop quota", "shop{1}", "quota*", "größe", "a\nb"] {

@@ -122,7 +122,7 @@ impl Shard {
         }
         for _ in 0..4 {
             match self.expiries.peek() {
-                Some(Reverse(Expiry(at, ..))) if *at <= now => expired += usize::from(self.pop(now)),
+                Some(Reverse(Expiry(at, ..))) if *at <= now => expired += usize::from(self.pop(now).is_some()),
                 _ => break,
             }
         }
@@ -134,31 +134,27 @@ impl Shard {
         self.expiries.peek().map_or(u64::MAX, |Reverse(Expiry(at, ..))| *at)
     }
 
-    /// Forgets the key that expires first, and whether there was one.
-    pub(super) fn evict(&mut self) -> bool {
+    /// Forgets the key that expires first, and says when it would have.
+    pub(super) fn evict(&mut self) -> Option<u64> {
         for _ in 0..CORRECTIONS {
-            if self.pop(self.soonest()) {
-                return true;
+            if let Some(expiry) = self.pop(self.soonest()) {
+                return Some(expiry);
             }
         }
         self.pop(u64::MAX)
     }
 
-    /// Forgets the key whose turn it is if it has expired at `now`, else corrects its time.
-    fn pop(&mut self, now: u64) -> bool {
-        let Some(Reverse(Expiry(_, serial, hash))) = self.expiries.pop() else {
-            return false;
-        };
-        let Ok(count) = self.counts.find_entry(hash, |count| count.serial == serial) else {
-            return false; // it was removed
-        };
+    /// Forgets the key whose turn it is if it expires by `now`, and says when it would have; else corrects its time.
+    fn pop(&mut self, now: u64) -> Option<u64> {
+        let Reverse(Expiry(_, serial, hash)) = self.expiries.pop()?;
+        let count = self.counts.find_entry(hash, |count| count.serial == serial).ok()?; // else it was removed
 
         let expires_at = count.get().expires_at;
         if expires_at > now {
             self.expiries.push(Reverse(Expiry(expires_at, serial, hash)));
-            return false;
+            return None;
         }
         count.remove();
-        true
+        Some(expires_at)
     }
 }

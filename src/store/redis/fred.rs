@@ -47,9 +47,9 @@ impl Fred {
         let connection = Connection::open(client.clone());
         match timeout(PATIENCE, client.wait_for_connect()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url) => {
+            Ok(Err(error)) if is_final(&error) => {
                 return Err(ConfigError::because(
-                    "Redis turned the credentials or the URL down",
+                    format!("Redis turned the credentials or the database down: {}", error.details()),
                     error,
                 ));
             }
@@ -130,6 +130,11 @@ impl Fred {
 /// Below this fred counts the digits of a number right: it takes a logarithm, which is rounded, and a length that is one
 /// too long makes Redis hang up.
 const EXACT_DIGITS: u64 = 100_000_000_000_000;
+
+/// Whether Redis would say the same again, to a client that waits.
+fn is_final(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url) || error.details().starts_with("ERR ")
+}
 
 fn read(frame: Resp3Frame) -> Result<Vec<Item>, Failure> {
     match frame {

@@ -1,0 +1,153 @@
+//! Layers within layers, and the receipts of what they charged.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+};
+
+use http::{Request, Response, StatusCode};
+use http_body_util::Empty;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_quota::{Decision, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key};
+
+type Body = Empty<bytes::Bytes>;
+
+/// Notes the decision that a request carries here, and takes its receipt.
+#[derive(Clone)]
+struct Spy<S> {
+    inner: S,
+    receipts: Arc<Mutex<Vec<Option<tower_quota::Receipt>>>>,
+}
+
+impl<S: Service<Request<Body>>> Service<Request<Body>> for Spy<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> S::Future {
+        let decision = request
+            .extensions()
+            .get::<Decision>()
+            .expect("a layer around this one decided");
+        self.receipts.lock().unwrap().push(decision.receipt());
+        self.inner.call(request)
+    }
+}
+
+fn policy(name: &'static str, limit: impl Into<tower_quota::Limit>) -> Policy {
+    Policy::new(name, limit).key(key::constant("all"))
+}
+
+async fn answer(_: Request<Body>) -> Result<Response<Body>, Infallible> {
+    Ok(Response::new(Body::new()))
+}
+
+#[tokio::test]
+async fn nested_layers_give_each_charge_back_once() {
+    let store = MemoryStore::new();
+    let (outer, inner) = (SlidingLog::per_hour(10), SlidingLog::per_hour(10));
+    let limiter = |name, limit| Limiter::new(store.clone(), policy(name, limit));
+    for _ in 0..5 {
+        assert!(
+            limiter("outer", outer)
+                .check(tower_quota::Key::constant("all"))
+                .await
+                .unwrap()
+                .is_allowed()
+        );
+    }
+
+    let receipts = Arc::new(Mutex::new(Vec::new()));
+    let spied = |service| Spy {
+        inner: service,
+        receipts: receipts.clone(),
+    };
+    let behind = RateLimitLayer::new(store.clone(), policy("inner", inner)).layer(Spy {
+        inner: service_fn(answer),
+        receipts: receipts.clone(),
+    });
+    let service = RateLimitLayer::new(store.clone(), policy("outer", outer)).layer(spied(behind));
+    let response = service.oneshot(Request::new(Body::new())).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+
+    // The middleware between the layers has the receipt of the outer one, the service behind that of the inner one.
+    let receipts: Vec<_> = receipts.lock().unwrap().drain(..).flatten().collect();
+    assert_eq!(receipts.len(), 2);
+    for receipt in receipts {
+        limiter("other", outer).refund(receipt).await.unwrap();
+    }
+    for (name, limit, remaining) in [("outer", outer, 5), ("inner", inner, 10)] {
+        let left = limiter(name, limit)
+            .peek(tower_quota::Key::constant("all"))
+            .await
+            .unwrap()
+            .remaining();
+        assert_eq!(left, remaining, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_decision_on_the_response_tells_of_all_layers() {
+    let store = MemoryStore::new();
+    let inner = RateLimitLayer::new(store.clone(), policy("inner", SlidingLog::per_hour(10)));
+    let outer = RateLimitLayer::new(store, policy("outer", SlidingLog::per_hour(10)));
+    let service = outer.layer(inner.layer(service_fn(answer)));
+
+    let response = service.oneshot(Request::new(Body::new())).await.unwrap();
+    let decision = response.extensions().get::<Decision>().unwrap();
+    let names: Vec<_> = decision.policies().map(|policy| policy.name().to_owned()).collect();
+    assert_eq!(names, ["outer", "inner"]);
+}
+
+#[tokio::test]
+async fn a_policy_of_the_same_name_with_other_numbers_is_enforced() {
+    let store = MemoryStore::new();
+    let inner = RateLimitLayer::new(store.clone(), policy("api", FixedWindow::per_hour(1)));
+    let outer = RateLimitLayer::new(store, policy("api", TokenBucket::per_second(1_000)));
+    let service = outer.layer(inner.layer(service_fn(answer)));
+
+    let mut statuses = Vec::new();
+    for _ in 0..2 {
+        statuses.push(
+            service
+                .clone()
+                .oneshot(Request::new(Body::new()))
+                .await
+                .unwrap()
+                .status(),
+        );
+    }
+    assert_eq!(statuses, [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS]);
+}
+
+#[tokio::test]
+async fn a_refund_goes_to_the_store_that_was_charged() {
+    let mail = || Policy::new("mail", SlidingLog::per_hour(3));
+    let (here, elsewhere) = (
+        Limiter::new(MemoryStore::new(), mail()),
+        Limiter::new(MemoryStore::new(), mail()),
+    );
+    let decision = here.check("42").await.unwrap();
+    assert!(elsewhere.check("42").await.unwrap().is_allowed());
+
+    elsewhere.refund(decision.receipt().unwrap()).await.unwrap();
+    assert_eq!(here.peek("42").await.unwrap().remaining(), 3);
+    assert_eq!(elsewhere.peek("42").await.unwrap().remaining(), 2);
+}
+
+#[tokio::test]
+async fn methods_that_nobody_registers_share_a_key() {
+    let by_method = Policy::new("method", SlidingLog::per_hour(1)).key(key::method());
+    let service = RateLimitLayer::new(MemoryStore::new(), by_method).layer(service_fn(answer));
+    let mut statuses = Vec::new();
+    for method in ["GET", "POST", "MADE-UP-1", "MADE-UP-2"] {
+        let request = Request::builder().method(method).body(Body::new()).unwrap();
+        statuses.push(service.clone().oneshot(request).await.unwrap().status());
+    }
+    let ok = StatusCode::OK;
+    assert_eq!(statuses, [ok, ok, ok, StatusCode::TOO_MANY_REQUESTS]);
+}
