@@ -427,11 +427,11 @@ where
 macro_rules! in_every_store {
     ($($algorithm:ident $named:ident)*) => {
         mod memory_store {$(
-            properties! { memory_store, 300, $algorithm $named }
+            properties! { memory_store, 200, $algorithm $named }
         )*}
 
         mod redis_store {$(
-            properties! { redis_store, 30, $algorithm $named }
+            properties! { redis_store, 20, $algorithm $named }
         )*}
     };
 }
