@@ -58,7 +58,8 @@ in_every_store! {
 
 async fn store_in(redis: &Redis) -> RedisStore {
     let builder = RedisStore::builder().deadline(Duration::from_secs(60));
-    builder.connect(&redis.url()).await.expect("the URL is good")
+    let client = redis.client().await.clone();
+    builder.client(client).expect("the client will do")
 }
 
 const LOG_OF_5: SlidingLog = SlidingLog::per_hour(5);

@@ -1,4 +1,4 @@
-//! The promises of a limit on random histories, against a model that looks at every admission.
+//! The promises of each algorithm on random histories, against models that look at every admission.
 
 use std::time::Duration;
 
@@ -7,10 +7,11 @@ use proptest::{
     prelude::{Just, Strategy, TestCaseError, any, prop_assert, prop_assert_eq, prop_oneof},
     test_runner::{Config, TestRunner},
 };
-use tower_quota::{Limit, SlidingLog};
+use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
 
-use crate::support::Bench;
+use crate::support::{Bench, berlin};
 
+/// The window of all limits here: 10 ms, or an hour for those of a calendar, in `units` of a microsecond.
 const WINDOW: u64 = 10_000;
 const MICROSECOND: Duration = Duration::from_micros(1);
 
@@ -22,11 +23,13 @@ struct History {
     last: Arrival,
     /// What the limit is lowered to before the last request.
     lowered: u64,
+    /// How far the clock is set back before the last request.
+    step_back: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Arrival {
-    /// The microseconds since the one before.
+    /// The units of time since the one before.
     after: u64,
     cost: u64,
 }
@@ -42,9 +45,17 @@ fn histories() -> impl Strategy<Value = History> {
     ];
     let cost = prop_oneof![3 => Just(1), 2 => 1..=MOST];
     let arrival = (after, cost).prop_map(|(after, cost)| Arrival { after, cost });
-    // Half of the histories have nothing heavier than 1, which is stored in another way.
-    let histories = (1..=MOST, vec(arrival.clone(), 0..40), arrival, 1..=MOST, any::<bool>());
-    histories.prop_map(|(quota, mut arrivals, mut last, lowered, light)| {
+    let step_back = prop_oneof![0..=WINDOW, 0..=20 * WINDOW];
+    // Half of the histories have nothing heavier than 1, which a log stores in another way.
+    let histories = (
+        1..=MOST,
+        vec(arrival.clone(), 0..40),
+        arrival,
+        1..=MOST,
+        step_back,
+        any::<bool>(),
+    );
+    histories.prop_map(|(quota, mut arrivals, mut last, lowered, step_back, light)| {
         let lowered = lowered.min(quota);
         let most = if light { 1 } else { quota };
         for arrival in &mut arrivals {
@@ -56,67 +67,241 @@ fn histories() -> impl Strategy<Value = History> {
             arrivals,
             last,
             lowered,
+            step_back,
         }
     })
 }
 
-fn limit(quota: u64) -> Limit {
-    SlidingLog::new(quota, Duration::from_micros(WINDOW)).into()
+/// An algorithm, and its promise by the book.
+#[derive(Clone, Copy)]
+struct Algorithm {
+    limit: fn(u64) -> Limit,
+    /// How many microseconds a unit of time is.
+    units: u64,
+    /// Whether a request of this cost fits now; `None` where either is right.
+    fits: fn(&Model, u64, u64, u64) -> Option<bool>,
+    /// The most that is admitted in a half-open window, wherever it starts.
+    most: fn(u64) -> u64,
+    /// The most units that a request of cost 1 is kept out, also after the clock was set back: how far ahead of it
+    /// something may be that counts (no second here, since the windows are shorter), and the longest wait.
+    longest_block: u64,
 }
 
-/// When what was admitted, by the book.
+const LOG: Algorithm = Algorithm {
+    limit: |quota| SlidingLog::new(quota, Duration::from_micros(WINDOW)).into(),
+    units: 1,
+    fits: |model, quota, now, cost| Some(model.admitted(now + 1 - WINDOW, now) + cost <= quota),
+    most: |quota| quota,
+    longest_block: 2 * WINDOW,
+};
+
+const COARSE_LOG: Algorithm = Algorithm {
+    limit: |quota| {
+        SlidingLog::new(quota, Duration::from_micros(WINDOW))
+            .precision(7)
+            .into()
+    },
+    units: 1,
+    fits: |model, quota, now, cost| {
+        let (on_time, late) = (now + 1 - WINDOW, now + 1 - WINDOW - WINDOW.div_ceil(7));
+        match () {
+            () if model.admitted(on_time, now) + cost > quota => Some(false),
+            // Given back late, by less than one seventh of the window.
+            () if model.admitted(late + 1, now) + cost <= quota => Some(true),
+            () => None,
+        }
+    },
+    most: |quota| quota,
+    longest_block: 2 * WINDOW,
+};
+
+const COUNTER: Algorithm = Algorithm {
+    limit: |quota| SlidingCounter::new(quota, Duration::from_micros(WINDOW)).into(),
+    units: 1,
+    fits: |model, quota, now, cost| {
+        let start = now - now % WINDOW;
+        let (current, previous) = (model.admitted(start, now), model.admitted(start - WINDOW, start - 1));
+        let share = (previous * (WINDOW - now % WINDOW)).div_ceil(WINDOW);
+        Some(current + share + cost <= quota)
+    },
+    // A whole limit at the end of one window, and all but one before the end of the next one.
+    most: |quota| 2 * quota - 1,
+    longest_block: WINDOW + 2 * WINDOW,
+};
+
+const FIXED_WINDOW: Algorithm = Algorithm {
+    limit: |quota| FixedWindow::new(quota, Duration::from_micros(WINDOW)).into(),
+    units: 1,
+    fits: |model, quota, now, cost| {
+        let mut opened = 0;
+        for (at, _) in &model.0 {
+            if *at >= opened + WINDOW {
+                opened = *at;
+            }
+        }
+        let used = if now < opened + WINDOW {
+            model.admitted(opened, now)
+        } else {
+            0
+        };
+        Some(used + cost <= quota)
+    },
+    most: |quota| 2 * quota,
+    longest_block: 2 * WINDOW,
+};
+
+const ALIGNED_WINDOW: Algorithm = Algorithm {
+    limit: |quota| FixedWindow::new(quota, Duration::from_micros(WINDOW)).aligned().into(),
+    units: 1,
+    fits: |model, quota, now, cost| Some(model.admitted(now - now % WINDOW, now) + cost <= quota),
+    most: |quota| 2 * quota,
+    longest_block: 2 * WINDOW,
+};
+
+const CALENDAR_HOUR: Algorithm = Algorithm {
+    limit: |quota| FixedWindow::calendar(quota, Calendar::Hour, berlin()).into(),
+    units: 3_600_000_000 / WINDOW,
+    ..ALIGNED_WINDOW
+};
+
+/// At any time, since whenever: at most a burst and what has come since.
+const fn bucket<const RATE: u64>(limit: fn(u64) -> Limit) -> Algorithm {
+    Algorithm {
+        limit,
+        units: 1,
+        fits: |model, burst, now, cost| {
+            let rate = if RATE > 0 { RATE } else { burst };
+            let room = |since: u64| burst * WINDOW + (now - since) * rate;
+            let starts = model.0.iter().map(|(at, _)| *at).chain([now]);
+            Some(
+                starts
+                    .into_iter()
+                    .all(|since| (model.admitted(since, now) + cost) * WINDOW <= room(since)),
+            )
+        },
+        most: |burst| burst + if RATE > 0 { RATE } else { burst },
+        longest_block: 4 * WINDOW,
+    }
+}
+
+const TOKEN_BUCKET: Algorithm = bucket::<0>(|quota| TokenBucket::new(quota, Duration::from_micros(WINDOW)).into());
+
+/// Three in each window, whatever the burst.
+const BURSTS_OF_THREE_PER_WINDOW: Algorithm =
+    bucket::<3>(|burst| TokenBucket::new(3, Duration::from_micros(WINDOW)).burst(burst).into());
+
+impl Algorithm {
+    fn limit(self, quota: u64) -> Limit {
+        (self.limit)(quota)
+    }
+
+    fn duration(self, units: u64) -> Duration {
+        Duration::from_micros(units * self.units)
+    }
+
+    fn now(self, bench: &Bench) -> u64 {
+        bench.now() / self.units
+    }
+}
+
+/// What was admitted when, in units of time.
 #[derive(Debug, Default)]
 struct Model(Vec<(u64, u64)>);
 
 impl Model {
-    /// How much was admitted in the half-open window `[from, from + WINDOW)`.
-    fn admitted_from(&self, from: u64) -> u64 {
-        let window = from..from + WINDOW;
+    /// How much was admitted from one time to another, both included.
+    fn admitted(&self, from: u64, to: u64) -> u64 {
+        let span = from..=to;
         self.0
             .iter()
-            .filter(|(at, _)| window.contains(at))
+            .filter(|(at, _)| span.contains(at))
             .map(|(_, cost)| cost)
             .sum()
     }
 
     /// The most that was admitted in any half-open window; one that begins with an admission has the most.
     fn most(&self) -> u64 {
-        self.0.iter().map(|(at, _)| self.admitted_from(*at)).max().unwrap_or(0)
+        let windows = self.0.iter().map(|(at, _)| self.admitted(*at, at + WINDOW - 1));
+        windows.max().unwrap_or(0)
     }
 }
 
-/// Lives through the history and notes what was admitted.
-async fn live(bench: &Bench, history: &History) -> Model {
+/// One algorithm in one store.
+struct Case {
+    bench: Bench,
+    algorithm: Algorithm,
+}
+
+impl Case {
+    async fn wait(&self, units: u64) {
+        self.bench.advance(self.algorithm.duration(units)).await;
+    }
+
+    /// Lives through these arrivals under this limit and notes what was admitted.
+    async fn live(&self, quota: u64, arrivals: &[Arrival]) -> Model {
+        let limit = self.algorithm.limit(quota);
+        let mut model = Model::default();
+        for arrival in arrivals {
+            self.wait(arrival.after).await;
+            if self.bench.check(&limit, arrival.cost).await.allowed {
+                model.0.push((self.algorithm.now(&self.bench), arrival.cost));
+            }
+        }
+        model
+    }
+
+    /// Lives through the history up to the last request, and notes what was admitted.
+    async fn live_until_the_last(&self, history: &History) -> Model {
+        let model = self.live(history.quota, &history.arrivals).await;
+        self.wait(history.last.after).await;
+        model
+    }
+}
+
+fn remaining(outcome: &Outcome) -> u64 {
+    outcome.verdicts[0].remaining
+}
+
+async fn no_window_holds_more_than_the_promise(case: Case, history: History) -> Result<(), TestCaseError> {
+    let model = case.live_until_the_last(&history).await;
+    let most = (case.algorithm.most)(history.quota);
+    prop_assert!(
+        model.most() <= most,
+        "{} are more than {}: {:?}",
+        model.most(),
+        most,
+        model
+    );
+    Ok(())
+}
+
+async fn what_fits_by_the_book_is_admitted_and_nothing_else(case: Case, history: History) -> Result<(), TestCaseError> {
+    let limit = case.algorithm.limit(history.quota);
     let mut model = Model::default();
-    for arrival in &history.arrivals {
-        bench.advance(Duration::from_micros(arrival.after)).await;
-        if bench.check(&limit(history.quota), arrival.cost).await.allowed {
-            model.0.push((bench.now(), arrival.cost));
+    for arrival in history.arrivals.iter().chain([&history.last]) {
+        case.wait(arrival.after).await;
+        let now = case.algorithm.now(&case.bench);
+        let fits = (case.algorithm.fits)(&model, history.quota, now, arrival.cost);
+
+        let outcome = case.bench.check(&limit, arrival.cost).await;
+        prop_assert_eq!(
+            outcome.allowed,
+            fits.unwrap_or(outcome.allowed),
+            "{:?} at {}: {:?}",
+            arrival,
+            now,
+            model
+        );
+        if outcome.allowed {
+            model.0.push((now, arrival.cost));
         }
     }
-    bench.advance(Duration::from_micros(history.last.after)).await;
-    model
-}
-
-async fn no_window_holds_more_than_the_limit(bench: Bench, history: History) -> Result<(), TestCaseError> {
-    let model = live(&bench, &history).await;
-    prop_assert!(model.most() <= history.quota, "{model:?}");
     Ok(())
 }
 
-async fn whatever_fits_is_admitted(bench: Bench, history: History) -> Result<(), TestCaseError> {
-    let model = live(&bench, &history).await;
-    let used = model.admitted_from(bench.now() - WINDOW + 1);
-    let fits = used + history.last.cost <= history.quota;
-
-    let outcome = bench.check(&limit(history.quota), history.last.cost).await;
-    prop_assert_eq!(outcome.allowed, fits, "{} are used: {:?}", used, outcome);
-    Ok(())
-}
-
-async fn retry_after_is_exact_at_its_edge(bench: Bench, history: History) -> Result<(), TestCaseError> {
-    live(&bench, &history).await;
-    let (limit, cost) = (limit(history.lowered), history.last.cost);
+async fn retry_after_is_exact_at_its_edge(case: Case, history: History) -> Result<(), TestCaseError> {
+    case.live_until_the_last(&history).await;
+    let (bench, limit, cost) = (&case.bench, case.algorithm.limit(history.lowered), history.last.cost);
     let outcome = bench.check(&limit, cost).await;
     let Some(told) = outcome.verdicts[0].retry_after else {
         prop_assert!(outcome.allowed);
@@ -134,10 +319,10 @@ async fn retry_after_is_exact_at_its_edge(bench: Bench, history: History) -> Res
     Ok(())
 }
 
-async fn remaining_is_admitted_and_not_one_more(bench: Bench, history: History) -> Result<(), TestCaseError> {
-    live(&bench, &history).await;
-    let limit = limit(history.lowered);
-    let remaining = bench.check(&limit, history.last.cost).await.verdicts[0].remaining;
+async fn remaining_is_admitted_and_not_one_more(case: Case, history: History) -> Result<(), TestCaseError> {
+    case.live_until_the_last(&history).await;
+    let (bench, limit) = (&case.bench, case.algorithm.limit(history.lowered));
+    let remaining = remaining(&bench.check(&limit, history.last.cost).await);
 
     if remaining > 0 {
         let whole = bench.peek(&limit, remaining).await;
@@ -151,22 +336,79 @@ async fn remaining_is_admitted_and_not_one_more(bench: Bench, history: History) 
     Ok(())
 }
 
-async fn reset_after_is_exact_at_its_edge(bench: Bench, history: History) -> Result<(), TestCaseError> {
-    live(&bench, &history).await;
-    let limit = limit(history.quota);
-    let told = bench.check(&limit, history.last.cost.min(history.quota)).await.verdicts[0].reset_after;
+async fn a_denied_request_adds_no_weight_and_no_time_to_live(
+    case: Case,
+    history: History,
+) -> Result<(), TestCaseError> {
+    case.live_until_the_last(&history).await;
+    let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
+    let before = bench.peek(&limit, 1).await;
+    let expires_at = bench.expires_at().await;
+
+    let cost = remaining(&before) + history.last.cost;
+    for _ in 0..3 {
+        let denied = bench.check(&limit, cost).await;
+        prop_assert!(!denied.allowed);
+        prop_assert_eq!(denied.verdicts[0].reset_after, before.verdicts[0].reset_after);
+    }
+    prop_assert_eq!(bench.peek(&limit, 1).await, before);
+    // What had expired may be gone, and with it the key.
+    let after = bench.expires_at().await;
+    prop_assert!(
+        after.is_none() || after == expires_at,
+        "{after:?} instead of {expires_at:?}"
+    );
+    Ok(())
+}
+
+async fn reset_after_is_exact_at_its_edge(case: Case, history: History) -> Result<(), TestCaseError> {
+    case.live_until_the_last(&history).await;
+    let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
+    let told = bench.check(&limit, history.last.cost).await.verdicts[0].reset_after;
 
     bench.advance(told - MICROSECOND).await;
-    prop_assert!(bench.peek(&limit, 1).await.verdicts[0].remaining < history.quota);
+    prop_assert!(remaining(&bench.peek(&limit, 1).await) < history.quota);
     bench.advance(MICROSECOND).await;
-    prop_assert_eq!(bench.peek(&limit, 1).await.verdicts[0].remaining, history.quota);
+    let restored = bench.peek(&limit, history.quota).await;
+    prop_assert!(restored.allowed);
+    prop_assert_eq!(restored.verdicts[0].reset_after, Duration::ZERO);
+    Ok(())
+}
+
+async fn a_clock_set_back_keeps_the_promise_from_then_on(case: Case, history: History) -> Result<(), TestCaseError> {
+    case.live_until_the_last(&history).await;
+    case.bench.set_back(case.algorithm.duration(history.step_back)).await;
+
+    // So at most one limit more than without the step.
+    let model = case.live(history.quota, &history.arrivals).await;
+    let most = (case.algorithm.most)(history.quota);
+    prop_assert!(
+        model.most() <= most,
+        "{} are more than {}: {:?}",
+        model.most(),
+        most,
+        model
+    );
+    Ok(())
+}
+
+async fn a_clock_set_back_blocks_nobody_for_long(case: Case, history: History) -> Result<(), TestCaseError> {
+    case.live_until_the_last(&history).await;
+    let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
+    bench.set_back(case.algorithm.duration(history.step_back)).await;
+
+    let longest = case.algorithm.duration(case.algorithm.longest_block);
+    let told = bench.peek(&limit, 1).await.verdicts[0].retry_after.unwrap_or_default();
+    prop_assert!(told <= longest, "{told:?}");
+    bench.advance(told).await;
+    prop_assert!(bench.check(&limit, 1).await.allowed, "after {told:?}");
     Ok(())
 }
 
 /// Tries the property on this many histories, each with a key of its own, and shrinks the one that fails.
-fn holds<P>(cases: u32, bench: impl Future<Output = Bench>, property: P)
+fn holds<P>(cases: u32, bench: impl Future<Output = Bench>, algorithm: Algorithm, property: P)
 where
-    P: AsyncFn(Bench, History) -> Result<(), TestCaseError>,
+    P: AsyncFn(Case, History) -> Result<(), TestCaseError>,
 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime");
@@ -174,36 +416,153 @@ where
 
     let mut runner = TestRunner::new(Config::with_cases(cases));
     let result = runner.run(&histories(), |history| {
-        runtime.block_on(property(bench.with_a_fresh_key(), history))
+        let bench = bench.with_a_fresh_key();
+        runtime.block_on(property(Case { bench, algorithm }, history))
     });
     if let Err(failure) = result {
         panic!("{failure}");
     }
 }
 
+macro_rules! in_every_store {
+    ($($algorithm:ident $named:ident)*) => {
+        mod memory_store {$(
+            properties! { memory_store, 200, $algorithm $named }
+        )*}
+
+        mod redis_store {$(
+            properties! { redis_store, 20, $algorithm $named }
+        )*}
+    };
+}
+
 macro_rules! properties {
-    ($store:ident, $cases:expr; $($property:ident)*) => {
-        mod $store {$(
-            #[test]
-            fn $property() {
-                super::holds($cases, crate::support::Bench::$store(), super::$property);
+    ($store:ident, $cases:expr, $algorithm:ident $named:ident) => {
+        mod $algorithm {
+            tests! { $store, $cases, $named;
+                no_window_holds_more_than_the_promise
+                what_fits_by_the_book_is_admitted_and_nothing_else
+                retry_after_is_exact_at_its_edge
+                remaining_is_admitted_and_not_one_more
+                a_denied_request_adds_no_weight_and_no_time_to_live
+                reset_after_is_exact_at_its_edge
+                a_clock_set_back_keeps_the_promise_from_then_on
+                a_clock_set_back_blocks_nobody_for_long
+            }
+        }
+    };
+}
+
+macro_rules! tests {
+    ($store:ident, $cases:expr, $algorithm:ident; $($property:ident)*) => {$(
+        #[test]
+        fn $property() {
+            use crate::{properties, support::Bench};
+            properties::holds($cases, Bench::$store(), properties::$algorithm, properties::$property);
+        }
+    )*};
+}
+
+in_every_store! {
+    sliding_log LOG
+    coarse_log COARSE_LOG
+    sliding_counter COUNTER
+    fixed_window FIXED_WINDOW
+    aligned_window ALIGNED_WINDOW
+    calendar_hour CALENDAR_HOUR
+    token_bucket TOKEN_BUCKET
+    bursts_of_three_per_window BURSTS_OF_THREE_PER_WINDOW
+}
+
+// Numbers that are as large as they may be, and long runs.
+
+macro_rules! runs {
+    ($($run:ident)*) => {
+        mod memory_store_runs {$(
+            #[tokio::test]
+            async fn $run() {
+                super::$run(crate::support::Bench::memory_store().await).await;
+            }
+        )*}
+
+        mod redis_store_runs {$(
+            #[tokio::test]
+            async fn $run() {
+                super::$run(crate::support::Bench::redis_store().await).await;
             }
         )*}
     };
 }
 
-properties! { memory_store, 2_000;
-    no_window_holds_more_than_the_limit
-    whatever_fits_is_admitted
-    retry_after_is_exact_at_its_edge
-    remaining_is_admitted_and_not_one_more
-    reset_after_is_exact_at_its_edge
+runs! {
+    the_largest_limit_admits_itself_and_no_more
+    seven_in_three_seconds_do_not_drift
+    a_million_in_thirty_days_do_not_drift
+    a_prime_number_in_thirty_days_does_not_drift
 }
 
-properties! { redis_store, 200;
-    no_window_holds_more_than_the_limit
-    whatever_fits_is_admitted
-    retry_after_is_exact_at_its_edge
-    remaining_is_admitted_and_not_one_more
-    reset_after_is_exact_at_its_edge
+async fn the_largest_limit_admits_itself_and_no_more(bench: Bench) {
+    const LARGEST: u64 = 999_999_999_999_999;
+    let ten_years = Duration::from_secs(10 * 365 * 86_400);
+    for window in [Duration::from_secs(1), ten_years] {
+        let limits: [Limit; 5] = [
+            SlidingLog::new(LARGEST, window).precision(100).into(),
+            SlidingCounter::new(LARGEST, window).into(),
+            FixedWindow::new(LARGEST, window).into(),
+            FixedWindow::new(LARGEST, window).aligned().into(),
+            FixedWindow::calendar(LARGEST, Calendar::Year, berlin()).into(),
+        ];
+        for limit in limits {
+            let bench = bench.with_a_fresh_key();
+            assert_eq!(remaining(&bench.check(&limit, 1).await), LARGEST - 1, "{limit}");
+            assert_eq!(remaining(&bench.check(&limit, LARGEST - 2).await), 1, "{limit}");
+            assert!(!bench.check(&limit, 2).await.allowed, "{limit}");
+            assert_eq!(remaining(&bench.check(&limit, 1).await), 0, "{limit}");
+
+            let denied = bench.check(&limit, LARGEST).await;
+            let told = denied.verdicts[0]
+                .retry_after
+                .unwrap_or_else(|| panic!("{limit} denies"));
+            bench.advance(told - MICROSECOND).await;
+            assert!(
+                !bench.check(&limit, LARGEST).await.allowed,
+                "{limit}: 1 µs before {told:?}"
+            );
+            bench.advance(MICROSECOND).await;
+            assert!(bench.check(&limit, LARGEST).await.allowed, "{limit}: after {told:?}");
+        }
+    }
+}
+
+/// Empties a bucket, then takes tokens as soon as they are there, this many at once, and compares the time of each with
+/// the rate. The bucket holds more than that, since what comes while it is full is lost.
+async fn does_not_drift(bench: &Bench, rate: u64, period: Duration, at_once: u64, periods: u64) {
+    let limit = Limit::from(TokenBucket::new(rate, period).burst(2 * at_once));
+    let began = bench.now();
+    assert!(bench.check(&limit, 2 * at_once).await.allowed);
+
+    let mut taken = 0;
+    while taken + at_once <= rate * periods {
+        let told = bench.check(&limit, at_once).await.verdicts[0].retry_after;
+        bench.advance(told.expect("the bucket is empty")).await;
+        assert!(bench.check(&limit, at_once).await.allowed);
+        taken += at_once;
+
+        // The very microsecond in which the last of these tokens comes.
+        let due = (u128::from(taken) * period.as_micros()).div_ceil(u128::from(rate));
+        assert_eq!(u128::from(bench.now() - began), due, "{taken} of {limit}");
+    }
+}
+
+async fn seven_in_three_seconds_do_not_drift(bench: Bench) {
+    does_not_drift(&bench, 7, Duration::from_secs(3), 1, 100).await;
+    does_not_drift(&bench.with_a_fresh_key(), 7, Duration::from_secs(3), 5, 300).await;
+}
+
+async fn a_million_in_thirty_days_do_not_drift(bench: Bench) {
+    does_not_drift(&bench, 1_000_000, Duration::from_secs(30 * 86_400), 10_000, 5).await;
+}
+
+async fn a_prime_number_in_thirty_days_does_not_drift(bench: Bench) {
+    does_not_drift(&bench, 999_983, Duration::from_secs(30 * 86_400), 7_001, 5).await;
 }

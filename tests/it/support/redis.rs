@@ -116,7 +116,10 @@ impl Redis {
         let mut builder = Builder::from_config(Config::from_url(&self.url()).expect("the URL is good"));
         builder
             .set_policy(ReconnectPolicy::new_constant(0, 50))
-            .with_connection_config(|connection| connection.max_command_attempts = 1);
+            .with_connection_config(|connection| {
+                connection.max_command_attempts = 1;
+                connection.tcp.nodelay = Some(true);
+            });
         builder
     }
 }
