@@ -28,7 +28,7 @@ function fixed.limit(take)
 end
 
 function fixed.open(key, limit)
-  local start, used = load(key, '^(%d+) (%d+)$')
+  local start, used = numbers_of(key, '^(%d+) (%d+)$')
   if not start then
     return { key = key, start = limit.opens, finish = limit.closes, used = 0 }
   end

@@ -45,7 +45,7 @@ local algorithms = {}
 local outside_calendar = false
 
 -- The numbers that a key holds as text, or nothing.
-local function load(key, pattern)
+local function numbers_of(key, pattern)
   local value = call('GET', key)
   if value then
     return string.match(value, pattern)

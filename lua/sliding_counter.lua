@@ -11,7 +11,7 @@ end
 
 function counter.open(key, limit)
   local opens = now - now % limit.window
-  local start, current, previous = load(key, '^(%d+) (%d+) (%d+)$')
+  local start, current, previous = numbers_of(key, '^(%d+) (%d+) (%d+)$')
   start, current, previous = tonumber(start or 0), tonumber(current or 0), tonumber(previous or 0)
 
   if start > now + math.min(SLACK, limit.window) then

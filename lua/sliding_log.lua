@@ -103,7 +103,8 @@ local function insert(state, at, weight)
   local suffix = weight > 1 and ':' .. text(weight) or ''
   local total = state.weighted and text(-state.total)
 
-  -- A member of that name has that score, so adding it again changes nothing.
+  -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and there
+  -- are no more than `stored` to meet.
   local member, attempt = score .. suffix, state.stored
   while
     (total and call('ZADD', state.key, score, member, total, '#') or call('ZADD', state.key, score, member)) == 0

@@ -42,7 +42,7 @@ local function settle(state, limit)
 end
 
 function bucket.open(key, limit)
-  local since, spent, at = load(key, '^(%d+) (%d+) (%d+)$')
+  local since, spent, at = numbers_of(key, '^(%d+) (%d+) (%d+)$')
   if not since then
     return { key = key, since = now, spent = 0, at = now }
   end

@@ -90,6 +90,8 @@
 //! Nothing in this module reads a clock, waits or knows of HTTP: the time is handed in, in microseconds, and each rule is
 //! written twice with the same names, here for [`MemoryStore`](crate::MemoryStore) and in `lua/` for Redis.
 
+#[cfg(feature = "calendar")]
+mod calendar;
 mod fixed_window;
 mod parse;
 mod sliding_counter;
@@ -99,7 +101,7 @@ mod token_bucket;
 use std::{fmt, time::Duration};
 
 #[cfg(feature = "calendar")]
-pub use self::fixed_window::Calendar;
+pub use self::calendar::Calendar;
 pub use self::{
     fixed_window::FixedWindow, parse::ParseLimitError, sliding_counter::SlidingCounter, sliding_log::SlidingLog,
     token_bucket::TokenBucket,
