@@ -100,8 +100,7 @@ mod model {
         }
         let entries: Vec<Option<IpAddr>> = lines.iter().flat_map(|line| entries(source, line)).collect();
         match source {
-            Source::Hop(n) if n > entries.len() => peer,
-            Source::Hop(n) => entries[entries.len() - n].map_or(peer, canon),
+            Source::Hop(n) => nth_from_the_right(n, lines).map_or(peer, canon),
             Source::RealIp => match entries[..] {
                 [Some(one)] if lines.len() == 1 => canon(one),
                 _ => peer,
@@ -127,9 +126,27 @@ mod model {
         last
     }
 
+    fn nth_from_the_right(mut n: usize, lines: &[Vec<u8>]) -> Option<IpAddr> {
+        for line in lines.iter().rev() {
+            if !is_printable(line) {
+                return None; // of how many entries is unknown
+            }
+            for entry in entries(Source::XForwardedFor, line).into_iter().rev() {
+                n -= 1;
+                if n == 0 {
+                    return entry;
+                }
+            }
+        }
+        None
+    }
+
+    pub(super) fn is_printable(line: &[u8]) -> bool {
+        line.iter().all(|byte| *byte == b'\t' || (0x20..=0x7e).contains(byte))
+    }
+
     fn entries(source: Source, line: &[u8]) -> Vec<Option<IpAddr>> {
-        let printable = line.iter().all(|byte| *byte == b'\t' || (0x20..=0x7e).contains(byte));
-        let Some(text) = std::str::from_utf8(line).ok().filter(|_| printable) else {
+        let Some(text) = std::str::from_utf8(line).ok().filter(|_| is_printable(line)) else {
             return vec![None];
         };
         match source {
@@ -468,7 +485,7 @@ proptest! {
         let spoiled = [model::canon(proxies.1).to_string(), model::canon(proxies.0).to_string()];
         let sound = match source {
             Source::Forwarded => claimed.is_empty(),
-            _ => claimed.iter().all(|byte| *byte == b'\t' || (0x20..=0x7e).contains(byte)),
+            _ => model::is_printable(&claimed),
         };
         prop_assert!(key == written || !sound && spoiled.contains(&key), "{} is not {}: {:?}", key, written, fields);
     }
