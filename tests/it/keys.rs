@@ -526,13 +526,8 @@ async fn hashed_keys_tell_nothing_without_the_secret() {
         let hash = tag(key).strip_prefix("keyed=").expect("a keyed hash");
         assert_eq!(hash.len(), 32, "128 bits");
         assert!(hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{key}");
-        for told in ["203", "113", "alice", "example", "account", "x-user", "path", "ip="] {
-            let (name, _) = key.split_once('{').expect("a tag");
-            assert!(
-                !name.contains(told) && !hash.contains(told) || told.bytes().all(|b| b.is_ascii_digit()),
-                "{key}"
-            );
-        }
+        let (name, _) = key.split_once('{').expect("a tag");
+        assert_eq!(name, "quota:1:fixed:default:", "nor does the rest of it tell anything");
     }
     assert_eq!(keys, keys_under("one").await, "the same secret, the same keys");
     let others = keys_under("two").await;
