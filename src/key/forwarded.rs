@@ -10,12 +10,14 @@ pub(super) enum Hop {
     Address(IpAddr),
     /// Unknown, obfuscated or malformed: nothing left of it can be trusted.
     Opaque,
+    /// A whole line that is no text, and so who knows how many hops.
+    Unreadable,
 }
 
 /// The hops of one line of `X-Forwarded-For`, first to last.
 pub(super) fn x_forwarded_for(line: &HeaderValue) -> Vec<Hop> {
     let Some(line) = printable(line) else {
-        return vec![Hop::Opaque];
+        return vec![Hop::Unreadable];
     };
     let elements = line.split(',').map(trim).filter(|element| !element.is_empty());
     elements

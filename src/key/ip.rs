@@ -283,9 +283,11 @@ impl Ip {
             }
             ClientIpSource::XForwardedForHop(n) => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter();
-                let mut hops = lines
+                let hops = lines
                     .rev()
                     .flat_map(|line| forwarded::x_forwarded_for(line).into_iter().rev());
+                // Nothing can be counted past a line that the client has spoiled, or it would choose what is counted to.
+                let mut hops = hops.take_while(|hop| *hop != Hop::Unreadable);
                 match hops.nth(n.saturating_sub(1)) {
                     Some(Hop::Address(address)) => Peer::Address(self.grouping.canonical(address)),
                     _ => peer,

@@ -495,3 +495,156 @@ impl fmt::Display for KeyError {
 }
 
 impl Error for KeyError {}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use proptest::{
+        collection::vec,
+        prelude::{ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_assert_ne, proptest},
+        prop_oneof, sample,
+    };
+
+    use super::*;
+
+    /// A component: its kind, its label, its value.
+    type Component = (&'static str, Vec<u8>, Vec<u8>);
+
+    /// Bytes that mean something in the text of a key more often than by chance.
+    fn bytes() -> impl Strategy<Value = Vec<u8>> {
+        let pieces: Vec<&[u8]> = vec![
+            b"|",
+            b"=",
+            b"^",
+            b"{",
+            b"}",
+            b":",
+            b"/",
+            b" ",
+            b"a",
+            b"7C",
+            b"^7C",
+            b"%7C",
+            b"\xff",
+            b"\0",
+            b"\r\n",
+            b"header:x",
+            b"path",
+            b"key=",
+            b"|path=/",
+            b"|path=",
+            b"hash=",
+            b"ip=::/64",
+            b"const",
+        ];
+        let pieces = vec(sample::select(pieces), 0..5).prop_map(|pieces| pieces.concat());
+        prop_oneof![4 => pieces, 1 => vec(any::<u8>(), 0..8)]
+    }
+
+    fn components() -> impl Strategy<Value = Vec<Component>> {
+        let labelled = (sample::select(vec!["header:", "ext:"]), bytes(), bytes());
+        let kinds = sample::select(vec!["path", "const", "key", "route", "method"]);
+        let ip = any::<IpAddr>().prop_map(|ip| ("ip", Vec::new(), ip.to_string().into_bytes()));
+        let unlabelled = (kinds, bytes()).prop_map(|(kind, value)| (kind, Vec::new(), value));
+        vec(prop_oneof![3 => labelled, 3 => unlabelled, 1 => ip], 1..5)
+    }
+
+    fn key_of(components: &[Component]) -> Key {
+        components.iter().fold(Key::empty(), |key, (kind, label, value)| {
+            key.and(Key::component(kind, label, value))
+        })
+    }
+
+    /// The components that these would be taken for if nothing were escaped.
+    fn cut_anew(components: &[Component]) -> Vec<Component> {
+        let text = components
+            .iter()
+            .map(|(kind, label, value)| [kind.as_bytes(), label, b"=", value].concat());
+        let text = text.collect::<Vec<_>>().join(&b'|');
+        let cut = |component: &[u8]| {
+            let equals = component.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = (&component[..equals], &component[equals + 1..]);
+            let kinds = ["header:", "ext:", "path", "const", "key", "route", "method", "ip"];
+            let kind = kinds.into_iter().find(|kind| match kind.ends_with(':') {
+                true => name.starts_with(kind.as_bytes()),
+                false => name == kind.as_bytes(),
+            })?;
+            Some((kind, name[kind.len()..].to_vec(), value.to_vec()))
+        };
+        let cut: Option<Vec<_>> = text.split(|byte| *byte == b'|').map(cut).collect();
+        cut.unwrap_or_else(|| components.to_vec())
+    }
+
+    /// The components that a key was made of, read back from its text.
+    fn read_back(key: &Key) -> Vec<(String, Vec<u8>, Vec<u8>)> {
+        let unescaped = |text: &str| {
+            let mut pieces = text.split('^');
+            let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
+            for piece in pieces {
+                bytes.push(u8::from_str_radix(&piece[..2], 16).unwrap());
+                bytes.extend_from_slice(&piece.as_bytes()[2..]);
+            }
+            bytes
+        };
+        let components = key.as_str().split('|').map(|component| {
+            let (name, value) = component.split_once('=').unwrap();
+            let (kind, label) = name.find(':').map_or((name, ""), |colon| name.split_at(colon + 1));
+            (kind.to_owned(), unescaped(label), unescaped(value))
+        });
+        components.collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        #[test]
+        fn the_components_can_be_read_back(components in components()) {
+            let key = key_of(&components);
+            let components: Vec<_> = components.into_iter().map(|(kind, a, b)| (kind.to_owned(), a, b)).collect();
+            prop_assert_eq!(read_back(&key), components);
+            let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
+            prop_assert!(key.as_str().bytes().all(plain), "{}", key);
+        }
+
+        #[test]
+        fn two_lists_of_components_are_two_keys(a in components(), b in components()) {
+            for b in [b, cut_anew(&a)] {
+                prop_assert_eq!(key_of(&a).bounded() == key_of(&b).bounded(), a == b, "{:?} and {:?}", a, b);
+            }
+        }
+
+        /// Bytes move from one component to the next one.
+        #[test]
+        fn a_boundary_that_moves_is_another_key(a in bytes(), b in bytes(), c in bytes(), glue in bytes()) {
+            let two = |a: Vec<u8>, b: Vec<u8>| key_of(&[("key", vec![], a), ("path", vec![], b)]);
+            let joined = [a.clone(), glue.clone(), b.clone()].concat();
+            if !glue.is_empty() {
+                prop_assert_ne!(two([a.clone(), glue.clone()].concat(), b.clone()), two(a.clone(), [glue.clone(), b].concat()));
+                let label = |label: &[&[u8]], value: &[&[u8]]| key_of(&[("header:", label.concat(), value.concat())]);
+                prop_assert_ne!(label(&[&a, &glue], &[&c]), label(&[&a], &[&glue, &c]));
+            }
+            prop_assert_ne!(two(joined.clone(), c.clone()), key_of(&[("key", vec![], [joined, c].concat())]));
+        }
+
+        #[test]
+        fn a_key_is_no_longer_than_its_bound(value in vec(any::<u8>(), 0..300)) {
+            let key = key_of(&[("key", vec![], value)]);
+            let bounded = key.clone().bounded();
+            prop_assert!(bounded.as_str().len() <= MAX_SUBJECT);
+            prop_assert_eq!(key == bounded, key.as_str().len() <= MAX_SUBJECT);
+            prop_assert_eq!(bounded.clone().bounded(), bounded);
+        }
+    }
+
+    #[test]
+    fn an_extractor_and_its_constructor_make_one_key() {
+        struct Odd<T>(PhantomData<T>);
+        type User = Odd<Box<dyn Iterator<Item = [u8; 3]> + Send>>;
+
+        let key = Key::extension::<User>("{x}|");
+        assert_eq!(key.as_str().matches('=').count(), 1, "{key}");
+        assert!(!key.as_str().contains([' ', '{', '|']), "{key}");
+        assert_ne!(key, Key::extension::<Odd<()>>("{x}|"));
+    }
+}

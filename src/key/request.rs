@@ -37,7 +37,7 @@ pub struct Path {
 
 /// Settings: more spellings that count as one, for services that answer them alike.
 impl Path {
-    /// Takes `/a/` for `/a`.
+    /// Takes `/a/` for `/a`, and `/a//` too.
     ///
     /// The default is to keep them apart.
     pub fn strip_trailing_slash(mut self) -> Self {
@@ -77,7 +77,7 @@ impl Path {
         if self.remove_dot_segments {
             canonical = without_dot_segments(&canonical);
         }
-        if self.strip_trailing_slash && canonical.len() > 1 && canonical.ends_with(b"/") {
+        while self.strip_trailing_slash && canonical.len() > 1 && canonical.ends_with(b"/") {
             canonical.pop();
         }
         if self.ignore_case {
@@ -141,7 +141,8 @@ pub(super) fn canonical_path(path: &str) -> SmallVec<[u8; 64]> {
         match (first, tail) {
             (b'%', [high, low, tail @ ..]) if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
                 let byte = hex_value(*high) << 4 | hex_value(*low);
-                if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                let unreserved = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+                if unreserved && !completes_an_escape(&canonical, byte) {
                     canonical.push(byte);
                 } else {
                     canonical.extend_from_slice(&[b'%', high.to_ascii_uppercase(), low.to_ascii_uppercase()]);
@@ -155,6 +156,11 @@ pub(super) fn canonical_path(path: &str) -> SmallVec<[u8; 64]> {
         }
     }
     canonical
+}
+
+/// Whether a `%` that began no escape would begin one with this byte: `%%341` is not `%41`, which is `A`.
+fn completes_an_escape(before: &[u8], byte: u8) -> bool {
+    byte.is_ascii_hexdigit() && matches!(before, [.., b'%'] | [.., b'%', b'0'..=b'9' | b'A'..=b'F' | b'a'..=b'f'])
 }
 
 fn hex_value(digit: u8) -> u8 {
@@ -323,6 +329,9 @@ mod tests {
             ("/%7Ea%2D", "/~a-"),
             ("/%2541", "/%2541"),
             ("/%zz%4", "/%zz%4"),
+            ("/%%341", "/%%341"),
+            ("/%4%31", "/%4%31"),
+            ("/%25%34%31", "/%2541"),
             ("/%", "/%"),
             ("*", "*"),
             ("", ""),
@@ -336,6 +345,7 @@ mod tests {
     fn each_option_takes_more_spellings_for_one() {
         assert_eq!(spelled(path(), "//A/./b/../c/"), "//A/./b/../c/");
         assert_eq!(spelled(path().strip_trailing_slash(), "/a/"), "/a");
+        assert_eq!(spelled(path().strip_trailing_slash(), "/a//"), "/a");
         assert_eq!(spelled(path().strip_trailing_slash(), "/"), "/");
         assert_eq!(spelled(path().collapse_slashes(), "//a///b"), "/a/b");
         assert_eq!(spelled(path().ignore_case(), "/A"), "/a");

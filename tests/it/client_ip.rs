@@ -1,5 +1,5 @@
 //! The address of the client behind proxies, row by row of `tests/vectors/client-ip.json`, or of the file that the
-//! environment variable `CLIENT_IP_VECTORS` names.
+//! environment variable `CLIENT_IP_VECTORS` names, and of `client-ip-more.json`.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -123,7 +123,19 @@ fn key_of(extractor: &Ip, vector: &Vector) -> String {
 fn every_row_of_the_client_ip_vectors_holds() {
     let path = std::env::var("CLIENT_IP_VECTORS")
         .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/client-ip.json").into());
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    assert_every_row_holds(&path);
+}
+
+#[test]
+fn every_row_of_the_further_client_ip_vectors_holds() {
+    assert_every_row_holds(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/vectors/client-ip-more.json"
+    ));
+}
+
+fn assert_every_row_holds(path: &str) {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let vectors: Vectors = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}"));
     let Grouping {
         ipv4,

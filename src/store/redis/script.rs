@@ -270,8 +270,13 @@ fn malformed() -> StoreError {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{
+        prelude::{ProptestConfig, any, prop_assert_eq, proptest},
+        sample,
+    };
+
     use super::*;
-    use crate::{Key, SlidingLog};
+    use crate::{FixedWindow, Key, Policy, SlidingLog};
 
     fn names() -> Names {
         Names {
@@ -354,6 +359,42 @@ mod tests {
         let long = [1, 1, 4, 0, 0, 0].map(Item::Number);
         for bad in [&good[..4], &good[..1], &[], &negative, &long] {
             assert_eq!(call.decode(bad).unwrap_err().kind(), ErrorKind::Protocol);
+        }
+    }
+
+    /// The prefix, the algorithm, the policy and the subject, read back from a Redis key.
+    fn read_back(redis_key: &str) -> Option<(String, String, String, String)> {
+        let (name, subject) = redis_key.strip_suffix('}')?.split_once(":{")?;
+        let mut parts = name.rsplitn(4, ':').map(str::to_owned);
+        let (policy, algorithm, layout, prefix) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        (layout == LAYOUT.to_string()).then_some((prefix, algorithm, policy, subject.to_owned()))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        #[test]
+        fn a_redis_key_has_one_tag_and_can_be_read_back(
+            prefix in "[A-Za-z0-9._:-]{1,12}|quota:1:log:a|1:log:a:1|:::",
+            policy in "[a-z][a-z0-9_.-]{0,8}",
+            name in ".{0,6}",
+            value in any::<Vec<u8>>(),
+            path in "[/{}|=^:]{0,9}|\\PC{0,9}",
+            limit in sample::select(vec![Limit::from(SlidingLog::per_minute(5)), FixedWindow::per_minute(5).into()]),
+            secret in proptest::option::of(any::<[u8; 4]>()),
+        ) {
+            assert!(Policy::try_new(policy.clone(), limit.clone()).is_ok());
+            let names = Names { prefix: prefix.clone().into(), secret: secret.map(Secret::new) };
+            let key = Key::header(&name, value).and(Key::path(&path)).bounded();
+
+            let redis_key = names.redis_key(&Charge::new(&policy, &limit, &key, 1));
+            let redis_key = std::str::from_utf8(&redis_key).unwrap();
+
+            prop_assert_eq!(redis_key.matches('{').count(), 1);
+            prop_assert_eq!(redis_key.matches('}').count(), 1);
+            let subject = names.secret.as_ref().map_or(key.clone(), |secret| key.hashed(secret)).to_string();
+            let parts = (prefix, limit.algorithm().to_owned(), policy, subject);
+            prop_assert_eq!(read_back(redis_key), Some(parts));
         }
     }
 }

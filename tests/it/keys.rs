@@ -1,0 +1,689 @@
+//! Keys of requests that came over a connection, and what stands in Redis for them, row by row of `tests/vectors/keys.md`.
+
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::ConnectInfo,
+    middleware::{Next, from_fn},
+    routing::{any, get},
+};
+use fastrand::Rng;
+use http::{HeaderValue, Request, Response, StatusCode, request::Builder};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tower_quota::{
+    FixedWindow, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
+    key::{self, ClientIpSource},
+};
+
+use crate::support::{self, Redis, get_from, send};
+
+/// A router whose every response has the key of the request in the field `x-key`.
+fn telling(router: Router, extractor: impl KeyExtractor) -> Router {
+    let extractor = Arc::new(extractor);
+    router.layer(from_fn(move |request: Request<Body>, next: Next| {
+        let extractor = extractor.clone();
+        async move {
+            let (parts, body) = request.into_parts();
+            let key = match extractor.extract(&parts) {
+                Ok(key) => key.expect("the extractor applies"),
+                Err(error) => {
+                    let mut refused = Response::new(Body::from(error.to_string()));
+                    *refused.status_mut() = match error.is_misconfigured() {
+                        true => StatusCode::INTERNAL_SERVER_ERROR,
+                        false => StatusCode::BAD_REQUEST,
+                    };
+                    return refused;
+                }
+            };
+            let mut response = next.run(Request::from_parts(parts, body)).await;
+            let text = HeaderValue::from_str(key.as_str()).expect("a key is printable");
+            response.headers_mut().insert("x-key", text);
+            response
+        }
+    }))
+}
+
+/// A server on a port of its own.
+struct Server(SocketAddr);
+
+impl Server {
+    async fn on(addr: &str, app: Router) -> Option<Self> {
+        let listener = TcpListener::bind(addr).await.ok()?;
+        let addr = listener.local_addr().expect("a bound port");
+        let service = app.into_make_service_with_connect_info::<SocketAddr>();
+        tokio::spawn(async { axum::serve(listener, service).await });
+        Some(Self(addr))
+    }
+
+    /// One that answers every request.
+    async fn telling(extractor: impl KeyExtractor) -> Self {
+        Self::routing(Router::new().fallback(async || "hi"), extractor).await
+    }
+
+    async fn routing(router: Router, extractor: impl KeyExtractor) -> Self {
+        Self::on("127.0.0.1:0", telling(router, extractor))
+            .await
+            .expect("a free port")
+    }
+
+    /// The status and the key of a request, as written.
+    async fn ask(&self, request: &[u8]) -> (u16, Option<String>) {
+        ask(self.0, request).await
+    }
+
+    async fn key(&self, target: &str, fields: &[(&str, &[u8])]) -> String {
+        self.key_with("GET", target, fields).await
+    }
+
+    async fn key_with(&self, method: &str, target: &str, fields: &[(&str, &[u8])]) -> String {
+        let (status, key) = self.ask(&request(method, target, fields)).await;
+        key.unwrap_or_else(|| panic!("{method} {target} has no key: {status}"))
+    }
+}
+
+fn request(method: &str, target: &str, fields: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut request = format!("{method} {target} HTTP/1.1\r\nhost: localhost\r\n").into_bytes();
+    for (name, value) in fields {
+        request.extend_from_slice(format!("{name}: ").as_bytes());
+        request.extend_from_slice(value);
+        request.extend_from_slice(b"\r\n");
+    }
+    request.extend_from_slice(b"\r\n");
+    request
+}
+
+async fn ask(addr: SocketAddr, request: &[u8]) -> (u16, Option<String>) {
+    let mut connection = TcpStream::connect(addr).await.expect("the server accepts");
+    connection.write_all(request).await.expect("the server reads");
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(connection.read_u8().await.expect("the server answers"));
+    }
+    let head = String::from_utf8(head).expect("fields are text");
+    let status = head[9..12].parse().expect("a status");
+    let key = head.lines().find_map(|line| line.strip_prefix("x-key: "));
+    (status, key.map(str::to_owned))
+}
+
+/// What users are told apart by in the vectors.
+fn user_and_path() -> impl KeyExtractor {
+    (key::header("x-user"), key::path())
+}
+
+#[tokio::test]
+async fn ky_02_ky_04_ky_06_ky_09_ky_17_two_lists_of_components_are_two_keys() {
+    let server = Server::telling(user_and_path()).await;
+    let rows: [(&str, (&[u8], &str), (&[u8], &str)); 8] = [
+        ("KY-02", (b"a:/x", "/y"), (b"a", "/x:/y")),
+        ("KY-04", (b"a:b", "/c"), (b"a", "/:b/c")),
+        (
+            "KY-02 with our own delimiters",
+            (b"a|path=/x", "/y"),
+            (b"a", "/x|path=/y"),
+        ),
+        (
+            "KY-02 with our own escapes",
+            (b"a^7Cpath=/x", "/y"),
+            (b"a|path=/x", "/y"),
+        ),
+        ("KY-06", (b"{x}", "/"), (b"{x}y", "/")),
+        ("KY-09", (b"a\xff", "/"), (b"a\xfe", "/")),
+        (
+            "KY-09 with the lossy replacement",
+            (b"a\xff", "/"),
+            ("a\u{fffd}".as_bytes(), "/"),
+        ),
+        ("KY-17", (b"a, b", "/"), (b"a", "/")),
+    ];
+    for (id, (user_a, path_a), (user_b, path_b)) in rows {
+        let a = server.key(path_a, &[("X-User", user_a)]).await;
+        let b = server.key(path_b, &[("X-User", user_b)]).await;
+        assert_ne!(a, b, "{id}");
+        assert!(!a.contains(['{', '}']) && !b.contains(['{', '}']), "{id}: {a} and {b}");
+    }
+
+    // KY-04 speaks of bytes that no server takes for a target.
+    let of = |user, path| Key::header("x-user", user).and(Key::path(path));
+    assert_ne!(of("a:b", "/c"), of("a", ":b/c"));
+}
+
+#[tokio::test]
+async fn ky_11_ky_12_what_is_absent_is_no_value_that_anybody_can_send() {
+    let or_anonymous = || key::header("x-user").or(key::constant("anonymous"));
+    let server = Server::telling(or_anonymous()).await;
+    let absent = server.key("/", &[]).await;
+    assert_eq!(absent, "const=anonymous");
+
+    let literals: [(&str, &[u8]); 7] = [
+        ("KY-11", b""),
+        ("KY-12", b"anonymous"),
+        ("KY-12", b"-"),
+        ("KY-12", b"none"),
+        ("KY-12", b"null"),
+        ("KY-12", b"unknown"),
+        ("KY-12 in our own spelling", b"const=anonymous"),
+    ];
+    let mut seen = BTreeSet::from([absent]);
+    for (id, literal) in literals {
+        let key = server.key("/", &[("X-User", literal)]).await;
+        assert!(seen.insert(key.clone()), "{id}: {key} is met again");
+    }
+
+    let strict = Server::telling(key::header("x-user")).await;
+    assert_eq!(
+        strict.ask(&request("GET", "/", &[])).await,
+        (400, None),
+        "without `.or(..)`"
+    );
+    assert_eq!(strict.key("/", &[("X-User", b"")]).await, "header:x-user=");
+}
+
+#[tokio::test]
+async fn ky_13_ky_15_spellings_of_one_header_are_one_key() {
+    let server = Server::telling(key::header("X-USER-ID")).await;
+    let alice = server.key("/", &[("x-user-id", b"alice")]).await;
+    assert_eq!(alice, server.key("/", &[("x-user-id", b" \t alice \t")]).await, "KY-13");
+    assert_eq!(alice, server.key("/", &[("X-User-Id", b"alice")]).await, "KY-15");
+
+    let lower = Server::telling(key::header("x-user-id")).await;
+    assert_eq!(alice, lower.key("/", &[("X-USER-ID", b"alice")]).await, "KY-15");
+    assert_eq!(alice, Key::header("X-User-ID", " alice ").to_string());
+    assert_ne!(
+        alice,
+        lower.key("/", &[("x-user-id", b"Alice")]).await,
+        "values keep their case"
+    );
+}
+
+#[tokio::test]
+async fn ky_16_two_lines_of_a_header_are_malformed() {
+    for lines in [[b"a", b"b"], [b"b", b"a"], [b"a", b"a"]] {
+        let fields = lines.map(|line| ("X-User", line.as_slice()));
+        let twofold = request("GET", "/", &fields);
+        let strict = Server::telling(key::header("x-user")).await;
+        assert_eq!(strict.ask(&twofold).await, (400, None));
+        let lenient = Server::telling(key::header("x-user").or(key::constant("anonymous"))).await;
+        assert_eq!(
+            lenient.ask(&twofold).await,
+            (400, None),
+            "`.or(..)` does not catch what is malformed"
+        );
+    }
+}
+
+#[tokio::test]
+async fn ky_19_ky_21_ky_23_ky_25_ky_26_spellings_of_a_path() {
+    let plain = Server::telling(key::path()).await;
+    let stripping = Server::telling(key::path().strip_trailing_slash()).await;
+    let collapsing = Server::telling(key::path().collapse_slashes()).await;
+    let dots = Server::telling(key::path().remove_dot_segments()).await;
+    let folding = Server::telling(key::path().ignore_case()).await;
+
+    for (id, server, a, b, equal) in [
+        ("KY-19", &plain, "/a?x=1", "/a?x=2", true),
+        ("KY-19", &plain, "/a?", "/a", true),
+        ("KY-21", &plain, "/users/1", "/users/%31", true),
+        ("KY-21", &plain, "/%7ea", "/~%61", true),
+        ("KY-21, nothing twice", &plain, "/%2531", "/1", false),
+        ("KY-21, invalid escapes are kept", &plain, "/%zz", "/%ZZ", false),
+        ("KY-21, no escape is made", &plain, "/%%341", "/%41", false),
+        ("KY-23", &plain, "/a%2Fb", "/a/b", false),
+        ("KY-23", &plain, "/a%2fb", "/a%2Fb", true),
+        ("KY-25", &plain, "/a/", "/a", false),
+        ("KY-25", &stripping, "/a/", "/a", true),
+        ("KY-25", &stripping, "/", "//", true),
+        ("KY-26", &plain, "//a//b", "/a/b", false),
+        ("KY-26", &plain, "/a/./b", "/a/b", false),
+        ("KY-26", &plain, "/a/c/../b", "/a/b", false),
+        ("KY-26", &collapsing, "//a//b", "/a/b", true),
+        ("KY-26", &collapsing, "/a/./b", "/a/b", false),
+        ("KY-26", &dots, "/a/./b", "/a/b", true),
+        ("KY-26", &dots, "/a/c/../b", "/a/b", true),
+        ("KY-26", &dots, "/a/c/%2E%2e/b", "/a/b", true),
+        ("KY-26", &dots, "/../../a", "/a", true),
+        ("KY-26", &dots, "//a//b", "/a/b", false),
+        ("case", &plain, "/A", "/a", false),
+        ("case", &folding, "/A", "/a", true),
+    ] {
+        let (key_a, key_b) = (server.key(a, &[]).await, server.key(b, &[]).await);
+        assert_eq!(key_a == key_b, equal, "{id}: {a} is {key_a}, {b} is {key_b}");
+    }
+}
+
+#[tokio::test]
+async fn ky_28_requests_without_a_path_are_told_apart() {
+    let server = Server::telling((key::method(), key::path())).await;
+    assert_eq!(server.key_with("OPTIONS", "*", &[]).await, "method=OPTIONS|path=*");
+    assert_eq!(server.key_with("CONNECT", "h:443", &[]).await, "method=CONNECT|path=");
+
+    let by_path = Server::telling(key::path()).await;
+    let options = by_path.key_with("OPTIONS", "*", &[]).await;
+    let connect = by_path.key_with("CONNECT", "h:443", &[]).await;
+    assert_ne!(options, connect);
+    assert_ne!(connect, by_path.key("/", &[]).await);
+    let all = key::path()
+        .strip_trailing_slash()
+        .collapse_slashes()
+        .remove_dot_segments()
+        .ignore_case();
+    let lenient = Server::telling(all).await;
+    assert_eq!(options, lenient.key_with("OPTIONS", "*", &[]).await);
+    assert_eq!(connect, lenient.key_with("CONNECT", "h:443", &[]).await);
+
+    let by_route = Server::routing(Router::new().route("/", get(async || "hi")), key::route()).await;
+    assert_eq!(by_route.key_with("OPTIONS", "*", &[]).await, "unmatched=");
+    assert_eq!(by_route.key_with("CONNECT", "h:443", &[]).await, "unmatched=");
+}
+
+const USERS: &str = "/users/{id}";
+
+#[tokio::test]
+async fn ky_20_ky_30_a_route_is_its_template() {
+    let router = Router::new().route(USERS, get(async || "hi"));
+    let server = Server::routing(router, key::route()).await;
+
+    let one = server.key("/users/1", &[]).await;
+    assert_eq!(one, "route=/users/^7Bid^7D");
+    for path in ["/users/2", "/users/%31", "/users/1?x=2"] {
+        assert_eq!(one, server.key(path, &[]).await, "KY-20: {path}");
+    }
+    assert_eq!(
+        one,
+        server.key_with("DELETE", "/users/1", &[]).await,
+        "405 is of the route"
+    );
+    for path in ["/rand1", "/rand2", "/users", "/users/1/", "/%7Bid%7D"] {
+        assert_eq!(server.key(path, &[]).await, "unmatched=", "KY-30: {path}");
+    }
+}
+
+/// Routers that answer `/api/users/{id}`, with the layer within what is nested or around everything.
+fn nested(extractor: impl KeyExtractor + Clone) -> [(&'static str, Router); 9] {
+    let inner = || Router::new().route(USERS, get(async || "hi"));
+    let with_fallback = || inner().fallback(async || "none");
+    let around = |router| telling(router, extractor.clone());
+    let within = |router| telling(router, extractor.clone());
+    let (a, b) = (Router::new().route("/a", get(async || "hi")), with_fallback());
+    [
+        ("around a nest", around(Router::new().nest("/api", inner()))),
+        (
+            "around a nest with a fallback",
+            around(Router::new().nest("/api", with_fallback())),
+        ),
+        (
+            "within a nest with a fallback",
+            Router::new().nest("/api", within(with_fallback())),
+        ),
+        (
+            "between two nests",
+            Router::new().nest("/api", {
+                let users = Router::new()
+                    .route("/{id}", get(async || "hi"))
+                    .fallback(async || "none");
+                within(Router::new().nest("/users", users).fallback(async || "none"))
+            }),
+        ),
+        (
+            "within a nested service",
+            Router::new().nest_service("/api", within(with_fallback())),
+        ),
+        (
+            "around merged routers",
+            around(Router::new().nest("/api", a.clone().merge(b.clone()))),
+        ),
+        (
+            "within one of merged routers",
+            Router::new().nest("/api", a.merge(within(b))),
+        ),
+        (
+            "within a fallback service",
+            Router::new().fallback_service(within(Router::new().nest("/api", with_fallback()))),
+        ),
+        (
+            "around two nests",
+            around(Router::new().nest(
+                "/api",
+                Router::new().nest("/users", {
+                    Router::new()
+                        .route("/{id}", get(async || "hi"))
+                        .fallback(async || "none")
+                }),
+            )),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn ky_20_ky_30_in_every_nest_a_route_is_the_whole_template() {
+    for (what, app) in nested(key::route()) {
+        let server = Server::on("127.0.0.1:0", app).await.expect("a free port");
+        for path in ["/api/users/1", "/api/users/2", "/api/users/%31"] {
+            assert_eq!(
+                server.key(path, &[]).await,
+                "route=/api/users/^7Bid^7D",
+                "{what}: {path}"
+            );
+        }
+        for path in ["/api/none", "/api/none/at/all", "/api/users/1/2"] {
+            assert_eq!(server.key(path, &[]).await, "unmatched=", "{what}: {path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_axum_calls_the_inside_of_a_nested_service_is_in_no_key() {
+    let inner = Router::new().route(USERS, get(async || "hi")).fallback(async || "none");
+    let around = Server::routing(Router::new().nest_service("/api", inner), key::route()).await;
+    // Out here the template is not known yet.
+    assert_eq!(around.key("/api/users/1", &[]).await, "unmatched=");
+    assert_eq!(around.key("/api/none", &[]).await, "unmatched=");
+    assert_eq!(around.key("/api", &[]).await, "route=/api");
+}
+
+#[tokio::test]
+async fn ky_21_in_every_nest_a_path_is_the_whole_path() {
+    for (what, app) in nested(key::path()) {
+        let server = Server::on("127.0.0.1:0", app).await.expect("a free port");
+        for (path, key) in [
+            ("/api/users/%31?x=1", "path=/api/users/1"),
+            ("/api/none", "path=/api/none"),
+            ("/api/users/1/2", "path=/api/users/1/2"),
+        ] {
+            assert_eq!(server.key(path, &[]).await, key, "{what}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wildcard_route_is_one_route_and_as_many_paths_as_anybody_asks_for() {
+    let files = || Router::new().route("/files/{*rest}", any(async || "hi"));
+    let routes = Server::routing(files(), key::route()).await;
+    let paths = Server::routing(files(), key::path()).await;
+    assert_eq!(routes.key("/files/a", &[]).await, routes.key("/files/b/c", &[]).await);
+    assert_ne!(paths.key("/files/a", &[]).await, paths.key("/files/b/c", &[]).await);
+}
+
+/// Under a policy that nobody exhausts here.
+fn under(store: RedisStore, key: impl KeyExtractor) -> Router {
+    let policy = Policy::new("default", FixedWindow::per_day(1_000_000)).key(key);
+    let app = Router::new().route(USERS, get(async || "hi")).fallback(async || "none");
+    app.layer(RateLimitLayer::new(store, policy))
+}
+
+/// The Redis keys that requests leave behind, in order.
+async fn left_by(app: &Router, redis: &Redis, requests: impl IntoIterator<Item = Builder>) -> Vec<String> {
+    let _: () = redis.command("FLUSHALL", [""; 0]).await;
+    for request in requests {
+        assert_eq!(send(app, request).await.status, StatusCode::OK);
+    }
+    let mut keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+    keys.sort();
+    keys
+}
+
+/// What Redis Cluster takes for the hash tag; panics unless the braces are a pair that we wrote.
+#[track_caller]
+fn tag(redis_key: &str) -> &str {
+    assert_eq!(redis_key.matches('{').count(), 1, "{redis_key}");
+    assert_eq!(redis_key.matches('}').count(), 1, "{redis_key}");
+    let (_, tag) = redis_key.split_once(":{").expect("a tag");
+    let tag = tag.strip_suffix('}').expect("the tag is the end");
+    assert!(!tag.is_empty(), "an empty tag is none");
+    tag
+}
+
+#[tokio::test]
+async fn ky_06_ky_07_ky_09_nobody_chooses_a_slot() {
+    let redis = Redis::start();
+    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+
+    let app = under(store.clone(), key::header("x-user"));
+    let users: [&[u8]; 8] = [b"{x}", b"{x}y", b"{", b"}", b"}{", b"a}{b}", b"a\xff", b"a\xfe"];
+    let requests = users.map(|user| Request::get("/").header("x-user", user));
+    let keys = left_by(&app, &redis, requests).await;
+    assert_eq!(keys.len(), users.len(), "{keys:?}");
+    let tags: BTreeSet<_> = keys.iter().map(|key| tag(key)).collect();
+    assert_eq!(tags.len(), users.len(), "{keys:?}");
+
+    let app = under(store, (key::ip(), key::path()));
+    let requests = [get_from("1.2.3.4", "/a/{x}/b"), get_from("5.6.7.8", "/{x}")];
+    let keys = left_by(&app, &redis, requests).await;
+    assert_eq!(keys.len(), 2, "KY-07");
+    assert_ne!(tag(&keys[0]), tag(&keys[1]), "KY-07");
+}
+
+#[tokio::test]
+async fn ky_31_ten_thousand_random_paths_are_one_redis_key() {
+    let redis = Redis::start();
+    let store = RedisStore::builder().deadline(std::time::Duration::from_secs(5));
+    let store = store.connect(&redis.url()).await.expect("a store");
+    let app = under(store, key::route());
+    let _: () = redis.command("FLUSHALL", [""; 0]).await;
+
+    let mut random = Rng::with_seed(31);
+    for _ in 0..100 {
+        let paths = (0..100).map(|_| {
+            let letters: String = (0..random.usize(1..40)).map(|_| random.alphanumeric()).collect();
+            format!("/{letters}/{}", random.u64(..))
+        });
+        let calls: Vec<_> = paths
+            .map(|path| {
+                let app = app.clone();
+                tokio::spawn(async move { send(&app, support::get(&path)).await.status })
+            })
+            .collect();
+        for call in calls {
+            assert_eq!(call.await.expect("an answer"), StatusCode::OK);
+        }
+    }
+
+    let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+    assert_eq!(keys, ["quota:1:fixed:default:{unmatched=}"]);
+    let last = send(&app, support::get("/one-more")).await;
+    assert!(
+        last.field("ratelimit").expect("the field").contains("r=989999;"),
+        "all of them were counted: {:?}",
+        last.headers
+    );
+}
+
+#[tokio::test]
+async fn ky_33_policies_count_apart() {
+    let redis = Redis::start();
+    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+    let policy = |name: &'static str| Policy::new(name, SlidingLog::per_minute(5)).key(key::ip());
+    let layer = RateLimitLayer::new(store, [policy("burst"), policy("daily")]);
+    let app = Router::new().fallback(async || "hi").layer(layer);
+
+    let keys = left_by(&app, &redis, [support::get("/")]).await;
+    assert_eq!(
+        keys,
+        [
+            "quota:1:log:burst:{ip=203.0.113.7}",
+            "quota:1:log:daily:{ip=203.0.113.7}"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn hashed_keys_tell_nothing_without_the_secret() {
+    let redis = Redis::start();
+    let extractor = || (key::ip(), key::header("x-user"), key::path());
+    let requests = || ["/account/1", "/account/2"].map(|path| support::get(path).header("x-user", "alice@example.org"));
+    let keys_under = async |secret: &'static str| {
+        let store = RedisStore::builder().hash_keys(secret).connect(&redis.url()).await;
+        left_by(&under(store.expect("a store"), extractor()), &redis, requests()).await
+    };
+
+    let keys = keys_under("one").await;
+    assert_eq!(keys.len(), 2, "{keys:?}");
+    for key in &keys {
+        let hash = tag(key).strip_prefix("keyed=").expect("a keyed hash");
+        assert_eq!(hash.len(), 32, "128 bits");
+        assert!(hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{key}");
+        let (name, _) = key.split_once('{').expect("a tag");
+        assert_eq!(name, "quota:1:fixed:default:", "nor does the rest of it tell anything");
+    }
+    assert_eq!(keys, keys_under("one").await, "the same secret, the same keys");
+    let others = keys_under("two").await;
+    assert_eq!(others.len(), 2);
+    assert!(
+        others.iter().all(|other| !keys.contains(other)),
+        "another secret, other keys"
+    );
+
+    let plain = under(RedisStore::connect(&redis.url()).await.expect("a store"), extractor());
+    let plain = left_by(&plain, &redis, requests()).await;
+    assert!(
+        plain
+            .iter()
+            .all(|key| key.contains("203.0.113.7") && key.contains("alice")),
+        "{plain:?}"
+    );
+}
+
+#[tokio::test]
+async fn long_subjects_are_bounded_and_count_as_themselves() {
+    let redis = Redis::start();
+    let secretive = RedisStore::builder().hash_keys("secret").connect(&redis.url()).await;
+    let open = RedisStore::connect(&redis.url()).await.expect("a store");
+    for store in [open, secretive.expect("a store")] {
+        let app = under(store, (key::header("x-user"), key::path()));
+        let call = |user: &str, path: &str| Request::get(path).header("x-user", user);
+        let (long, path) = ("a".repeat(4_096), format!("/{}", "p".repeat(60_000)));
+        let other = "a".repeat(4_095) + "b";
+        let other_path = path.clone() + "q";
+
+        let requests = [
+            call(&long, "/"),
+            call(&long, "/"),
+            call(&other, "/"),
+            call("a", &path),
+            call("a", &path),
+            call("a", &other_path),
+        ];
+        let keys = left_by(&app, &redis, requests).await;
+        assert_eq!(keys.len(), 4, "{keys:?}");
+        for key in &keys {
+            tag(key);
+            assert!(key.len() < 200, "{key}");
+        }
+        let third = send(&app, call(&long, "/")).await;
+        assert!(third.field("ratelimit").expect("the field").contains("r=999997;"));
+        let third = send(&app, call("a", &path)).await;
+        assert!(third.field("ratelimit").expect("the field").contains("r=999997;"));
+    }
+}
+
+#[tokio::test]
+async fn a_path_of_any_length_is_bounded_for_a_limiter_too() {
+    let redis = Redis::start();
+    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+    let limiter = Limiter::new(store, Policy::new("default", SlidingLog::per_minute(5)));
+    let path = format!("/{}", "p".repeat(100_000));
+
+    for remaining in [4, 3] {
+        let decision = limiter.check(Key::path(&path)).await.expect("an answer");
+        let policy = decision.policies().next().expect("a policy");
+        assert_eq!(policy.remaining(), remaining);
+    }
+    let other = limiter.check(Key::path(&(path + "q"))).await;
+    assert!(other.expect("an answer").is_allowed());
+    let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+    assert_eq!(keys.len(), 2, "{keys:?}");
+    assert!(keys.iter().all(|key| tag(key).len() == "hash=".len() + 32), "{keys:?}");
+}
+
+#[tokio::test]
+async fn what_fits_in_128_bytes_stays_readable() {
+    let redis = Redis::start();
+    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+    let app = under(store, key::path());
+    let fits = format!("/{}", "p".repeat(128 - "path=/".len()));
+    let keys = left_by(&app, &redis, [Request::get(&fits)]).await;
+    assert_eq!(tag(&keys[0]), format!("path={fits}"));
+    let keys = left_by(&app, &redis, [Request::get(fits + "p")]).await;
+    assert!(tag(&keys[0]).starts_with("hash="), "{keys:?}");
+}
+
+#[tokio::test]
+async fn a_header_over_4_kib_is_malformed() {
+    let strict = Server::telling(key::header("x-user")).await;
+    let lenient = Server::telling(key::header("x-user").or(key::constant("anonymous"))).await;
+    for server in [strict, lenient] {
+        let padded = " ".repeat(100) + &"a".repeat(4_096);
+        assert!(server.key("/", &[("x-user", padded.as_bytes())]).await.ends_with("aaa"));
+        let long = request("GET", "/", &[("x-user", "a".repeat(4_097).as_bytes())]);
+        assert_eq!(server.ask(&long).await, (400, None));
+    }
+
+    let layer = RateLimitLayer::new(
+        MemoryStore::new(),
+        Policy::new("default", SlidingLog::per_minute(5)).key(key::header("x-user")),
+    );
+    let app = Router::new().fallback(async || "hi").layer(layer);
+    let refused = send(&app, Request::get("/").header("x-user", "a".repeat(4_097))).await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    assert_eq!(
+        refused.json()["detail"],
+        "the header `x-user` is longer than 4096 bytes"
+    );
+}
+
+/// What the listener saw, then the key.
+async fn through(port: u16, caller: &str, app: &'static str) -> (String, String) {
+    let addr = SocketAddr::new(caller.parse().expect("an address"), port);
+    let fields = [("x-forwarded-for", b"198.51.100.9".as_slice())];
+    let (status, key) = ask(addr, &request("GET", app, &fields)).await;
+    assert_eq!(status, 200);
+    let key = key.expect("a key");
+    let (seen, key) = key.split_once("|ip=").expect("two components");
+    (seen.to_owned(), key.to_owned())
+}
+
+#[tokio::test]
+async fn a_caller_has_one_key_on_a_dual_stack_listener() {
+    let seen = || {
+        key::from_fn(|parts: &http::request::Parts| {
+            let ConnectInfo(peer) = parts.extensions.get::<ConnectInfo<SocketAddr>>()?;
+            Some(peer.ip().to_string())
+        })
+    };
+    let trusting = || key::client_ip(ClientIpSource::XForwardedFor).trusted(["127.0.0.0/8"]);
+    let app = || {
+        let direct = telling(Router::new().route("/direct", get(async || "hi")), (seen(), key::ip()));
+        let proxied = telling(
+            Router::new().route("/proxied", get(async || "hi")),
+            (seen(), trusting()),
+        );
+        direct.merge(proxied)
+    };
+    let Some(Server(dual)) = Server::on("[::]:0", app()).await else {
+        eprintln!("there is no IPv6 here");
+        return;
+    };
+    let Server(plain) = Server::on("127.0.0.1:0", app()).await.expect("a free port");
+
+    let of = |seen: &str, key: &str| (seen.to_owned(), key.to_owned());
+    assert_eq!(
+        through(plain.port(), "127.0.0.1", "/direct").await,
+        of("key=127.0.0.1", "127.0.0.1")
+    );
+    assert_eq!(
+        through(dual.port(), "127.0.0.1", "/direct").await,
+        of("key=::ffff:127.0.0.1", "127.0.0.1")
+    );
+    assert_eq!(through(dual.port(), "::1", "/direct").await, of("key=::1", "::/64"));
+
+    assert_eq!(
+        through(dual.port(), "127.0.0.1", "/proxied").await,
+        of("key=::ffff:127.0.0.1", "198.51.100.9"),
+        "the proxy is trusted in either form"
+    );
+    assert_eq!(through(dual.port(), "::1", "/proxied").await, of("key=::1", "::/64"));
+}
