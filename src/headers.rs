@@ -310,6 +310,7 @@ mod tests {
         }
     }
 
+    // The rows HD-01 to HD-07 of `tests/vectors/http.md`.
     #[test]
     fn each_style_has_its_fields() {
         for (headers, lines) in [
@@ -460,6 +461,7 @@ mod tests {
         assert_eq!(STANDARD.decode(pk.trim_end_matches(':')).unwrap().len(), 16);
     }
 
+    // The rows HD-10, HD-12 and HD-13 of `tests/vectors/http.md`.
     #[test]
     fn retry_after_is_whole_seconds_and_never_none() {
         for (wait, value) in [

@@ -255,6 +255,7 @@ mod tests {
         );
     }
 
+    // GR-10, GR-11 and GR-13.
     #[test]
     fn a_message_cannot_carry_a_header() {
         assert_eq!(percent_encoded("rate limit exceeded"), "rate limit exceeded");
@@ -264,12 +265,14 @@ mod tests {
         assert!(percent_encoded(&"é".repeat(10_000)).len() <= MAX_MESSAGE);
     }
 
+    // GR-18.
     #[test]
     fn pushback_is_rounded_up_to_milliseconds() {
         assert_eq!(pushback(Duration::from_nanos(1_234_500_000)), "1235");
         assert_eq!(pushback(Duration::MAX), "2147483647");
     }
 
+    // GR-04 and GR-06.
     #[test]
     fn grpc_is_known_by_its_content_type_alone() {
         for (asked, answered) in [

@@ -7,6 +7,7 @@ mod bad_input;
 mod client_ip;
 mod conformance;
 mod differential;
+mod http_fields;
 mod hyper;
 mod policies;
 mod properties;

@@ -16,7 +16,7 @@ pub(crate) use self::{
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
     redis::Redis,
-    stores::{Broken, Gated, Later},
+    stores::{Broken, Gated, Later, Says},
     worker::{Worker, work},
 };
 
