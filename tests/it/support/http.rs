@@ -108,10 +108,11 @@ impl Browser {
         self.send(Request::head(url.as_ref())).await
     }
 
-    /// Posts a body of this content type.
+    /// Posts a body of this content type, and asks for an answer in the same.
     pub(crate) async fn post(&self, url: &str, content_type: &str, body: impl Into<Body>) -> Received {
         let request = Request::post(url)
             .header("content-type", content_type)
+            .header("accept", content_type)
             .header("te", "trailers");
         self.request(request.body(body.into()).expect("a good request")).await
     }

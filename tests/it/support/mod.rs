@@ -2,6 +2,7 @@
 
 mod bench;
 mod clock;
+mod frames;
 mod http;
 mod log;
 mod redis;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 pub(crate) use self::{
     bench::Bench,
     clock::Clock,
+    frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
     redis::Redis,
