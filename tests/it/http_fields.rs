@@ -292,7 +292,7 @@ async fn hd_18_a_window_is_whole_seconds_of_at_least_one() {
         (Headers::Draft07, "5;w=1"),
         (Headers::Draft06, "5;w=1"),
     ] {
-        let policy = Policy::new("default", half_a_second.clone()).key(key::ip());
+        let policy = Policy::new("default", half_a_second).key(key::ip());
         let admitted = call(RateLimitLayer::new(Says::admitted(4, 500), policy).headers(style)).await;
         assert_eq!(admitted.field("ratelimit-policy"), Some(line), "{style:?}");
     }
