@@ -159,7 +159,7 @@ const X_RATELIMIT: [HeaderName; 3] = [X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, 
 fn standing(policy: &PolicyDecision) -> (u64, Option<Duration>) {
     match policy.denies() {
         true => (0, policy.retry_after().map(|wait| wait.max(Duration::from_secs(1)))),
-        false => (policy.remaining(), Some(policy.reset_after())),
+        false => (policy.remaining().min(MAX_INTEGER), Some(policy.reset_after())),
     }
 }
 
@@ -256,8 +256,14 @@ pub(crate) fn retry_after(wait: Duration) -> HeaderValue {
 /// What a 32-bit recipient can hold (RFC 9111 §1.2.2).
 const MAX_DELAY: u64 = i32::MAX as u64;
 
+/// RFC 9651 §3.3.1: an integer has at most 15 digits. A store may say anything.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
 fn ceil_secs(duration: Duration) -> u64 {
-    duration.as_secs().saturating_add((duration.subsec_nanos() > 0).into())
+    let seconds = duration
+        .as_secs()
+        .saturating_add(u64::from(duration.subsec_nanos() > 0));
+    seconds.min(MAX_INTEGER)
 }
 
 #[cfg(test)]
@@ -305,6 +311,7 @@ mod tests {
         }
     }
 
+    // The rows HD-01 to HD-07 of `tests/vectors/http.md`.
     #[test]
     fn each_style_has_its_fields() {
         for (headers, lines) in [
@@ -455,6 +462,7 @@ mod tests {
         assert_eq!(STANDARD.decode(pk.trim_end_matches(':')).unwrap().len(), 16);
     }
 
+    // The rows HD-10, HD-12 and HD-13 of `tests/vectors/http.md`.
     #[test]
     fn retry_after_is_whole_seconds_and_never_none() {
         for (wait, value) in [

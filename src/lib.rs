@@ -61,8 +61,9 @@
 //! | `fred` | yes | [`RedisStore`] through the client fred: one server, or Sentinel |
 //! | `fred-rustls` | | TLS for it: `rediss://` |
 //! | `fred-unix-sockets` | | Redis on a Unix socket: `redis+unix:///run/redis.sock` |
-//! | `axum` | | [`key::route`](fn@key::route), and the peer that axum saw for [`key::ip`](fn@key::ip) |
+//! | `axum` | | [`key::route`](fn@key::route), the peer that axum saw for [`key::ip`](fn@key::ip), and [`Decision`] as an extractor |
 //! | `tonic` | | the peer that tonic saw, and [`RateLimit`] around a single tonic service |
+//! | `tonic-tls` | | the peer behind the TLS of tonic's own server |
 //! | `calendar` | | windows of a calendar for [`FixedWindow`]: three a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] from a file, and limits as text in configuration |
 //! | `tonic-tls` | | the peer behind the TLS of tonic's own server |

@@ -142,8 +142,9 @@ fn status(code: u8, message: &str, decision: &Decision) -> Vec<u8> {
     status
 }
 
-/// `google.rpc.RetryInfo`: the wait as a `google.protobuf.Duration`.
+/// `google.rpc.RetryInfo`: the wait as a `google.protobuf.Duration`, which has an end.
 fn retry_info(wait: Duration) -> Vec<u8> {
+    let wait = wait.min(MAX_WAIT);
     let mut duration = Vec::new();
     field_varint(&mut duration, 1, wait.as_secs());
     field_varint(&mut duration, 2, wait.subsec_nanos().into());
@@ -152,6 +153,9 @@ fn retry_info(wait: Duration) -> Vec<u8> {
     field_bytes(&mut info, 1, &duration);
     info
 }
+
+/// About 10,000 years, the longest `google.protobuf.Duration`.
+const MAX_WAIT: Duration = Duration::from_secs(315_576_000_000);
 
 /// One violation of a `google.rpc.QuotaFailure`: the policy, and what it allows. Not the key.
 fn violation(policy: &PolicyDecision) -> Vec<u8> {
@@ -252,6 +256,7 @@ mod tests {
         );
     }
 
+    // GR-10, GR-11 and GR-13.
     #[test]
     fn a_message_cannot_carry_a_header() {
         assert_eq!(percent_encoded("rate limit exceeded"), "rate limit exceeded");
@@ -261,12 +266,14 @@ mod tests {
         assert!(percent_encoded(&"é".repeat(10_000)).len() <= MAX_MESSAGE);
     }
 
+    // GR-18.
     #[test]
     fn pushback_is_rounded_up_to_milliseconds() {
         assert_eq!(pushback(Duration::from_nanos(1_234_500_000)), "1235");
         assert_eq!(pushback(Duration::MAX), "2147483647");
     }
 
+    // GR-04 and GR-06.
     #[test]
     fn grpc_is_known_by_its_content_type_alone() {
         for (asked, answered) in [

@@ -596,3 +596,35 @@ async fn a_layer_fits_in_a_signature_and_its_clones_share_one_count() {
     assert_eq!(statuses(&a, "/hello/sayHi", 2).await, [200, 200]);
     assert_eq!(statuses(&b, "/hello/sayHi", 1).await, [429]);
 }
+
+#[tokio::test]
+async fn a_handler_takes_the_decision() {
+    let remaining = async |decision: Decision| format!("{} of {}", decision.remaining(), decision.limit());
+    let app = Router::new().route("/", get(remaining).layer(limit(say_hi())));
+    assert_eq!(send(&app, support::get("/")).await.body, "1 of 2");
+}
+
+#[tokio::test]
+async fn a_handler_may_do_without_the_decision() {
+    let remaining = async |decision: Option<Decision>| format!("{:?}", decision.map(|decision| decision.remaining()));
+    let app = |layer: RateLimitLayer| Router::new().route("/", get(remaining).layer(layer));
+    assert_eq!(send(&app(limit(say_hi())), support::get("/")).await.body, "Some(1)");
+
+    let away = RateLimitLayer::new(support::Broken::default(), say_hi());
+    assert_eq!(send(&app(away), support::get("/")).await.body, "None");
+    let unlimited = Router::new().route("/", get(remaining));
+    assert_eq!(send(&unlimited, support::get("/")).await.body, "None");
+}
+
+#[tokio::test]
+async fn a_handler_without_its_decision_says_how_to_get_one() {
+    let log = Log::capture();
+    let app = Router::new().route("/", get(async |_: Decision| "hi"));
+    let failed = send(&app, support::get("/")).await;
+
+    assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+    for text in [String::from_utf8_lossy(&failed.body).into_owned(), log.text()] {
+        assert!(text.contains("put a `RateLimitLayer` around the handler"), "{text}");
+        assert!(text.contains("`Option<Decision>`"), "{text}");
+    }
+}

@@ -9,6 +9,7 @@ mod conformance;
 mod differential;
 mod figures;
 mod fuzz;
+mod http_fields;
 mod hyper;
 mod keys;
 mod limiter;

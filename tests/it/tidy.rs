@@ -100,6 +100,29 @@ fn every_file_of_this_suite_is_part_of_it() {
     }
 }
 
+/// `BLESS=1` writes it anew.
+#[test]
+fn the_generated_module_of_the_examples_is_what_tonic_makes_of_the_proto() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let descriptors = protox::compile(["examples/hello.proto"], [root]).expect("the proto is good");
+    tonic_prost_build::configure()
+        .out_dir(folder.path())
+        .compile_fds(descriptors)
+        .expect("tonic takes it");
+    let fresh = fs::read_to_string(folder.path().join("hello.rs")).expect("what it made");
+
+    let checked_in = root.join("examples/generated/hello.rs");
+    if std::env::var_os("BLESS").is_some() {
+        fs::write(&checked_in, &fresh).expect("a file");
+    }
+    assert!(
+        fs::read_to_string(&checked_in).is_ok_and(|old| old == fresh),
+        "examples/generated/hello.rs is not what tonic makes of examples/hello.proto; \
+         run this test with BLESS=1, and check in what it writes"
+    );
+}
+
 /// `1.88.0` as (1, 88).
 fn rust_version(package: &Value) -> Option<(u32, u32)> {
     let mut numbers = package["rust_version"].as_str()?.split('.');

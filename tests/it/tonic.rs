@@ -11,7 +11,11 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Response, uri::PathAndQuery};
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, STANDARD_NO_PAD},
+};
+use http::{Request, Response, StatusCode, uri::PathAndQuery};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 use tonic::{
@@ -23,10 +27,16 @@ use tonic::{
     transport::{Channel, Endpoint, Server, server::TcpIncoming},
 };
 use tonic_prost::ProstCodec;
-use tower::{Layer, Service, service_fn};
-use tower_quota::{Decision, Policy, RateLimitLayer, SlidingLog, key};
+use tonic_types::{ErrorDetails, StatusExt};
+use tonic_web::GrpcWebLayer;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_quota::{
+    Decision, FailureMode, Key, KeyExtractor, Policy, RateLimitLayer, SlidingLog,
+    key::{self, KeyError},
+    response::{Grpc, Negotiated},
+};
 
-use crate::support::Clock;
+use crate::support::{self, Broken, Browser, Clock, Received, Says, frames};
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Text {
@@ -164,9 +174,9 @@ async fn two_clients_share_the_count_of_their_address(echo: Echo, endpoint: Endp
 
     for caller in [&mut one, &mut other] {
         let denied = caller.once("hi").await.expect_err("denied");
-        assert_ne!(denied.code(), Code::Ok);
+        assert_eq!(denied.code(), Code::ResourceExhausted);
         let denied = caller.twice("hi").await.expect_err("denied");
-        assert_ne!(denied.code(), Code::Ok);
+        assert_eq!(denied.code(), Code::ResourceExhausted);
     }
     assert_eq!(echo.calls(), 2, "a denied call does not reach the service");
 }
@@ -252,23 +262,417 @@ async fn the_other_services_of_the_server_are_not_limited() {
     }
 }
 
-#[tokio::test]
-async fn a_denied_call_is_answered_by_http_for_now() {
+/// A server with this layer on all its services, and its authority.
+async fn serve(layer: RateLimitLayer, echo: Echo) -> (Endpoint, String) {
     let (incoming, endpoint) = listen().await;
-    let url = endpoint.uri().to_string();
-    let policy = Policy::new("one", SlidingLog::new(1, Duration::from_secs(60))).key(key::ip());
-    let layer = RateLimitLayer::new(Clock::new().memory_store(), policy);
-    tokio::spawn(
-        Server::builder()
-            .layer(layer)
-            .add_service(Echo::default())
-            .serve_with_incoming(incoming),
+    let authority = endpoint.uri().authority().expect("an authority").to_string();
+    let server = Server::builder().layer(layer).add_service(echo);
+    tokio::spawn(server.serve_with_incoming(incoming));
+    (endpoint, authority)
+}
+
+/// The policy of the vectors: 100 a minute for each address.
+fn default() -> Policy {
+    Policy::new("default", SlidingLog::per_minute(100)).key(key::ip())
+}
+
+fn denied(wait: Duration) -> RateLimitLayer {
+    RateLimitLayer::new(Says::denied(wait), default())
+}
+
+fn admitted() -> RateLimitLayer {
+    RateLimitLayer::new(Says::admitted(60, 58_200), default())
+}
+
+/// What a tonic client makes of the answer.
+async fn status_from(layer: RateLimitLayer) -> Status {
+    let echo = Echo::default();
+    let (endpoint, _) = serve(layer, echo.clone()).await;
+    let status = Caller::new(&endpoint).await.once("hi").await.expect_err("denied");
+    assert_eq!(echo.calls(), 0, "a denied call does not reach the service");
+    status
+}
+
+/// The field of a status, which has one line.
+fn field<'a>(status: &'a Status, name: &str) -> Option<&'a str> {
+    let mut lines = status.metadata().get_all(name).iter();
+    let value = lines.next()?.to_str().expect("fields are text");
+    assert!(lines.next().is_none(), "one line of {name}");
+    Some(value)
+}
+
+#[tokio::test]
+async fn gr_20_a_client_reads_the_wait_and_the_policy() {
+    for wait in [
+        Duration::from_secs(30),
+        Duration::from_millis(1_500),
+        Duration::from_micros(1),
+    ] {
+        let status = status_from(denied(wait)).await;
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert_eq!(status.message(), "rate limit exceeded", "GR-10");
+        assert_eq!(
+            status.get_details_retry_info().expect("RetryInfo").retry_delay,
+            Some(wait)
+        );
+
+        let failure = status.get_details_quota_failure().expect("QuotaFailure");
+        let violations: Vec<_> = failure
+            .violations
+            .iter()
+            .map(|violation| (violation.subject.as_str(), violation.description.as_str()))
+            .collect();
+        assert_eq!(violations, [("policy:default", "100 requests per 60s")]);
+    }
+}
+
+#[tokio::test]
+async fn the_code_and_the_message_of_the_details_are_those_of_the_fields() {
+    let status = status_from(denied(Duration::from_secs(30))).await;
+    let details: tonic_types::pb::Status = prost::Message::decode(status.details()).expect("a google.rpc.Status");
+    assert_eq!((details.code, &*details.message), (8, status.message()));
+}
+
+/// The rows were encoded by hand.
+#[test]
+fn gr_14_gr_15_and_gr_17_are_what_tonic_types_makes_of_them() {
+    let retry_info = |wait| ErrorDetails::with_retry_info(Some(wait));
+    let mut both = retry_info(Duration::from_secs(30));
+    both.add_quota_failure_violation("policy:default", "100 requests per 60s");
+    for (id, details) in [
+        ("GR-14", retry_info(Duration::from_secs(30))),
+        ("GR-15", retry_info(Duration::from_millis(1_500))),
+        ("GR-17", both),
+    ] {
+        let status = Status::with_error_details(Code::ResourceExhausted, "rate limit exceeded", details);
+        let encoded = STANDARD_NO_PAD.encode(status.details());
+        let row = include_str!("../vectors/grpc.md")
+            .lines()
+            .find(|line| line.contains(id))
+            .expect("a row");
+        assert!(row.contains(&format!("{encoded}`")), "{id}: {encoded}");
+    }
+}
+
+#[tokio::test]
+async fn gr_17_is_what_the_layer_sends() {
+    let status = status_from(denied(Duration::from_secs(30))).await;
+    let row = include_str!("../vectors/grpc.md")
+        .lines()
+        .find(|line| line.contains("GR-17"))
+        .expect("a row");
+    assert!(row.contains(&format!("{}`", STANDARD_NO_PAD.encode(status.details()))));
+}
+
+#[tokio::test]
+async fn gr_18_pushback_is_by_choice() {
+    let wait = Duration::from_micros(1_234_500);
+    let status = status_from(denied(wait)).await;
+    assert_eq!(field(&status, "grpc-retry-pushback-ms"), None);
+
+    let layer = denied(wait).format(Negotiated::default().grpc(Grpc::new().pushback()));
+    let status = status_from(layer).await;
+    assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("1235"));
+    assert_eq!(
+        status.get_details_retry_info().expect("RetryInfo").retry_delay,
+        Some(wait)
     );
 
-    let browser = crate::support::Browser::http2();
-    browser.get(&url).await;
-    let denied = browser.get(&url).await;
-    assert_eq!(denied.status, http::StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(denied.field("retry-after"), Some("60"));
-    assert_eq!(denied.json()["violated-policies"], serde_json::json!(["one"]));
+    let closed = RateLimitLayer::new(Broken::default(), default())
+        .failure_mode(FailureMode::Closed)
+        .format(Grpc::new().pushback());
+    assert_eq!(field(&status_from(closed).await, "grpc-retry-pushback-ms"), None);
+}
+
+#[tokio::test]
+async fn a_cost_above_the_limit_promises_no_wait() {
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), default().cost(101));
+    let status = status_from(layer.format(Grpc::new().pushback())).await;
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.get_details_retry_info().is_none());
+    assert!(status.get_details_quota_failure().is_some());
+    assert_eq!(field(&status, "grpc-retry-pushback-ms"), None);
+}
+
+#[tokio::test]
+async fn a_store_that_fails_closed_is_unavailable() {
+    let status = status_from(RateLimitLayer::new(Broken::default(), default()).failure_mode(FailureMode::Closed)).await;
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.details().is_empty());
+    assert_eq!(field(&status, "ratelimit"), None);
+    assert_eq!(field(&status, "retry-after"), None, "HTTP succeeded");
+}
+
+#[tokio::test]
+async fn a_call_without_a_key_is_refused_in_grpc() {
+    struct User;
+
+    let by = |key: Arc<dyn KeyExtractor>| {
+        let policy = Policy::new("default", SlidingLog::per_minute(100)).key(key);
+        RateLimitLayer::new(Clock::new().memory_store(), policy)
+    };
+    let status = status_from(by(Arc::new(key::header("x-user-id")))).await;
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let status = status_from(by(Arc::new(key::extension::<User>(|_| String::new())))).await;
+    assert_eq!((status.code(), status.message()), (Code::Internal, "internal error"));
+}
+
+#[tokio::test]
+async fn gr_11_and_gr_13_a_message_arrives_as_it_was_written() {
+    for message in ["50% used", "a\r\nx-evil: 1", "schön"] {
+        let key = key::from_fn(move |_: &http::request::Parts| Err::<Key, _>(KeyError::malformed(message)));
+        let policy = Policy::new("default", SlidingLog::per_minute(100)).key(key);
+        let status = status_from(RateLimitLayer::new(Clock::new().memory_store(), policy)).await;
+        assert_eq!((status.code(), status.message()), (Code::InvalidArgument, message));
+        assert_eq!(field(&status, "x-evil"), None);
+    }
+}
+
+#[tokio::test]
+async fn gr_01_and_gr_03_the_answer_is_a_header_section_and_no_body() {
+    for (id, content_type) in [
+        ("GR-01", "application/grpc"),
+        ("GR-04", "application/grpc+proto"),
+        ("GR-04", "application/grpc+json"),
+        ("GR-04", "application/grpc;charset=utf-8"),
+        ("GR-04", "APPLICATION/GRPC"),
+    ] {
+        let unreached =
+            service_fn(async |_: Request<Body>| -> Result<Response<Body>, Infallible> { unreachable!("it is denied") });
+        let request = support::get("/any.Service/Method")
+            .method("POST")
+            .header("content-type", content_type);
+        let request = request.body(Body::empty()).expect("a good request");
+        let Ok(response) = denied(Duration::from_secs(30)).layer(unreached).oneshot(request).await;
+        assert!(http_body::Body::is_end_stream(response.body()), "GR-03, {id}");
+        assert_eq!(
+            http_body::Body::size_hint(response.body()).exact(),
+            Some(0),
+            "GR-03, {id}"
+        );
+
+        let received = Received::read(response).await;
+        assert_eq!(received.status, StatusCode::OK, "{id}");
+        assert_eq!(received.field("content-type"), Some("application/grpc"), "{id}");
+        assert_eq!(received.field("grpc-status"), Some("8"), "{id}");
+        assert!(
+            received
+                .field("grpc-status-details-bin")
+                .expect("details")
+                .find('=')
+                .is_none(),
+            "{id}"
+        );
+        assert_eq!(received.field("retry-after"), None, "{id}: HTTP succeeded");
+        assert_eq!(received.field("ratelimit"), Some("\"default\";r=0;t=30"), "{id}");
+    }
+}
+
+/// A message of gRPC: `text: "hi"`.
+const HI: &[u8] = b"\0\0\0\0\x04\x0A\x02hi";
+
+#[tokio::test]
+async fn gr_02_a_denial_is_one_headers_frame_that_ends_the_stream() {
+    let closed = RateLimitLayer::new(Broken::default(), default()).failure_mode(FailureMode::Closed);
+    for layer in [denied(Duration::from_secs(30)), closed] {
+        let (_, authority) = serve(layer, Echo::default()).await;
+        for path in [Echo::ONCE, Echo::TWICE] {
+            assert_eq!(frames(&authority, path, HI).await, ["HEADERS END_STREAM"]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn gr_22_what_the_service_answers_passes_frame_by_frame() {
+    let (endpoint, authority) = serve(admitted(), Echo::default()).await;
+    // A method that does not exist is an error without a body.
+    assert_eq!(frames(&authority, "/test.Echo/None", HI).await, ["HEADERS END_STREAM"]);
+    let normal = frames(&authority, Echo::TWICE, HI).await;
+    assert_eq!(normal.first().map(String::as_str), Some("HEADERS"));
+    assert_eq!(
+        normal.last().map(String::as_str),
+        Some("HEADERS END_STREAM"),
+        "trailers"
+    );
+    assert!(
+        normal[1..normal.len() - 1].iter().all(|frame| frame == "DATA"),
+        "{normal:?}"
+    );
+
+    let (texts, status) = Caller::new(&endpoint).await.twice("hi").await.expect("admitted");
+    assert_eq!((texts.len(), status.as_deref()), (2, Some("0")));
+
+    let mut grpc = client::Grpc::new(endpoint.connect().await.expect("the server listens"));
+    grpc.ready().await.expect("the connection lives");
+    let none = PathAndQuery::from_static("/test.Echo/None");
+    let request = tonic::Request::new(Text { text: "hi".into() });
+    let error = grpc
+        .unary(request, none, ProstCodec::<Text, Text>::default())
+        .await
+        .expect_err("no such method");
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::Unimplemented, "/test.Echo/None")
+    );
+}
+
+#[tokio::test]
+async fn gr_06_what_is_no_grpc_by_its_content_type_is_answered_by_http() {
+    let (endpoint, _) = serve(denied(Duration::from_secs(30)), Echo::default()).await;
+    let url = format!("{}a.B/C", endpoint.uri());
+
+    // Over HTTP/2, with `te: trailers`.
+    let received = Browser::http2().post(&url, "application/json", "{}").await;
+    assert_eq!(received.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(received.field("retry-after"), Some("30"));
+    assert_eq!(received.field("grpc-status"), None);
+    assert_eq!(received.json()["violated-policies"], serde_json::json!(["default"]));
+}
+
+/// Posts a gRPC-Web call over HTTP/1.1, as browsers do.
+async fn web_call(endpoint: &Endpoint, content_type: &str) -> Received {
+    let url = format!("{}test.Echo/Once", endpoint.uri());
+    let body = match content_type.contains("text") {
+        true => STANDARD.encode(HI).into_bytes(),
+        false => HI.to_vec(),
+    };
+    Browser::http1().post(&url, content_type, body).await
+}
+
+#[tokio::test]
+async fn gr_07_a_web_call_is_answered_in_its_own_family_when_the_layer_is_outside() {
+    let (incoming, endpoint) = listen().await;
+    let mut server = Server::builder()
+        .accept_http1(true)
+        .layer(limit())
+        .layer(GrpcWebLayer::new());
+    tokio::spawn(server.add_service(Echo::default()).serve_with_incoming(incoming));
+
+    for content_type in ["application/grpc-web+proto", "application/grpc-web-text+proto"] {
+        let admitted = web_call(&endpoint, content_type).await;
+        assert_eq!(admitted.status, StatusCode::OK);
+        assert_eq!(admitted.field("grpc-status"), None, "it is in the body");
+        assert!(!admitted.body.is_empty());
+    }
+    for content_type in [
+        "application/grpc-web+proto",
+        "application/grpc-web-text+proto",
+        "application/grpc-web",
+        "application/grpc-web-text",
+    ] {
+        let denied = web_call(&endpoint, content_type).await;
+        assert_eq!(denied.status, StatusCode::OK);
+        assert_eq!(denied.field("content-type"), Some(content_type));
+        assert_eq!(denied.field("grpc-status"), Some("8"));
+        assert!(denied.body.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn gr_09_a_web_call_is_answered_in_its_own_family_when_the_layer_is_inside() {
+    let (incoming, endpoint) = listen().await;
+    let mut server = Server::builder()
+        .accept_http1(true)
+        .layer(GrpcWebLayer::new())
+        .layer(limit());
+    tokio::spawn(server.add_service(Echo::default()).serve_with_incoming(incoming));
+
+    for content_type in ["application/grpc-web+proto", "application/grpc-web-text+proto"] {
+        let admitted = web_call(&endpoint, content_type).await;
+        assert_eq!(admitted.status, StatusCode::OK);
+        assert_eq!(admitted.field("grpc-status"), None, "it is in the body");
+        assert!(!admitted.body.is_empty());
+    }
+    for content_type in ["application/grpc-web+proto", "application/grpc-web-text+proto"] {
+        let denied = web_call(&endpoint, content_type).await;
+        assert_eq!(denied.status, StatusCode::OK);
+        assert_eq!(denied.field("content-type"), Some(content_type));
+        assert_eq!(denied.field("grpc-status"), Some("8"));
+    }
+}
+
+#[tokio::test]
+async fn a_route_and_a_method_share_one_budget() {
+    let store = Clock::new().memory_store();
+    let layer = || {
+        let policy = Policy::new("everybody", SlidingLog::per_minute(3)).key(key::constant("all"));
+        RateLimitLayer::new(store.clone(), policy)
+    };
+    let app = axum::Router::new()
+        .route("/", axum::routing::get(async || "hi"))
+        .layer(layer());
+    let (endpoint, _) = serve(layer(), Echo::default()).await;
+    let mut caller = Caller::new(&endpoint).await;
+
+    assert_eq!(support::send(&app, support::get("/")).await.status, StatusCode::OK);
+    assert_eq!(caller.once("hi").await.expect("admitted"), "hi, Some(1) left");
+    let third = support::send(&app, support::get("/")).await;
+    assert_eq!(third.field("ratelimit"), Some("\"everybody\";r=0;t=60"));
+
+    assert_eq!(
+        caller.once("hi").await.expect_err("denied").code(),
+        Code::ResourceExhausted
+    );
+    assert_eq!(
+        support::send(&app, support::get("/")).await.status,
+        StatusCode::TOO_MANY_REQUESTS
+    );
+    assert_eq!(store.len(), 1);
+}
+
+#[tokio::test]
+async fn a_policy_is_for_one_method_only() {
+    let policy = Policy::new("twice", SlidingLog::per_minute(1))
+        .key(key::ip())
+        .only(|parts| parts.uri.path() == Echo::TWICE);
+    let (endpoint, _) = serve(
+        RateLimitLayer::new(Clock::new().memory_store(), policy),
+        Echo::default(),
+    )
+    .await;
+    let mut caller = Caller::new(&endpoint).await;
+
+    for _ in 0..3 {
+        assert_eq!(caller.once("hi").await.expect("not limited"), "hi, None left");
+    }
+    assert!(caller.twice("hi").await.is_ok());
+    assert_eq!(
+        caller.twice("hi").await.expect_err("denied").code(),
+        Code::ResourceExhausted
+    );
+    assert_eq!(caller.once("hi").await.expect("not limited"), "hi, None left");
+}
+
+#[cfg(feature = "tonic-tls")]
+#[tokio::test]
+async fn the_peer_is_found_behind_tls() {
+    use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let certificate = certified.cert.pem();
+    let identity = Identity::from_pem(&certificate, certified.signing_key.serialize_pem());
+
+    let (incoming, endpoint) = listen().await;
+    let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity));
+    let server = server
+        .expect("a good certificate")
+        .layer(limit())
+        .add_service(Echo::default());
+    tokio::spawn(server.serve_with_incoming(incoming));
+
+    let authority = endpoint.uri().authority().expect("an authority");
+    let tls = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&certificate))
+        .domain_name("localhost");
+    let endpoint = Endpoint::try_from(format!("https://{authority}")).expect("a good address");
+    let endpoint = endpoint.tls_config(tls).expect("a good certificate");
+
+    // Two connections, one address.
+    let (mut one, mut other) = (Caller::new(&endpoint).await, Caller::new(&endpoint).await);
+    assert_eq!(one.once("hi").await.expect("admitted"), "hi, Some(1) left");
+    assert_eq!(other.once("hi").await.expect("admitted"), "hi, Some(0) left");
+    assert_eq!(
+        one.once("hi").await.expect_err("denied").code(),
+        Code::ResourceExhausted
+    );
 }

@@ -108,8 +108,20 @@ impl Browser {
         self.send(Request::head(url.as_ref())).await
     }
 
+    /// Posts a body of this content type, and asks for an answer in the same.
+    pub(crate) async fn post(&self, url: &str, content_type: &str, body: impl Into<Body>) -> Received {
+        let request = Request::post(url)
+            .header("content-type", content_type)
+            .header("accept", content_type)
+            .header("te", "trailers");
+        self.request(request.body(body.into()).expect("a good request")).await
+    }
+
     async fn send(&self, request: Builder) -> Received {
-        let request = request.body(Body::empty()).expect("a good request");
+        self.request(request.body(Body::empty()).expect("a good request")).await
+    }
+
+    async fn request(&self, request: Request<Body>) -> Received {
         Received::read(self.0.request(request).await.expect("the server answers")).await
     }
 }

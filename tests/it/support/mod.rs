@@ -3,6 +3,7 @@
 mod algorithms;
 mod bench;
 mod clock;
+mod frames;
 mod http;
 mod log;
 mod redis;
@@ -17,10 +18,11 @@ pub(crate) use self::{
     algorithms::{Algorithm, berlin},
     bench::Bench,
     clock::Clock,
+    frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
     redis::Redis,
-    stores::{Broken, Counted, Gated, Later},
+    stores::{Broken, Counted, Gated, Later, Says},
     traffic::{Tally, Traffic},
     usage::{Usage, limits},
     worker::{Worker, work},

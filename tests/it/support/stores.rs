@@ -1,10 +1,13 @@
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use tokio::sync::Semaphore;
-use tower_quota::store::{ErrorKind, Reply, Request, Store, StoreError};
+use tower_quota::store::{Answer, ErrorKind, Outcome, Reply, Request, Store, StoreError, Verdict};
 
 /// A store whose answers are never ready at once.
 pub(crate) struct Later<S>(pub(crate) S);
@@ -94,5 +97,28 @@ impl Store for Broken {
     fn decide(&self, _: &[Request<'_>]) -> Reply {
         self.asked.fetch_add(1, Ordering::Relaxed);
         Reply::Ready(Err(StoreError::new(ErrorKind::Unreachable, "the store is away")))
+    }
+}
+
+/// A store that always says the same: one verdict for each charge. It is 2027-01-15 08:00:00 UTC.
+pub(crate) struct Says(pub(crate) Vec<Verdict>);
+
+impl Says {
+    /// So much left, and all of it after so many milliseconds.
+    pub(crate) fn admitted(remaining: u64, reset_after: u64) -> Self {
+        Self(vec![Verdict::new(remaining, None, Duration::from_millis(reset_after))])
+    }
+
+    /// Come back after this.
+    pub(crate) fn denied(wait: Duration) -> Self {
+        Self(vec![Verdict::new(0, Some(wait), wait)])
+    }
+}
+
+impl Store for Says {
+    fn decide(&self, _: &[Request<'_>]) -> Reply {
+        let allowed = self.0.iter().all(|verdict| verdict.retry_after.is_none());
+        let outcome = Outcome::new(allowed, self.0.iter().copied());
+        Reply::Ready(Ok(Answer::new(Duration::from_secs(1_800_000_000), [outcome])))
     }
 }

@@ -1,0 +1,746 @@
+//! What callers over HTTP are told, through the layer: the rows of `tests/vectors/http.md` by their ids.
+
+use std::{
+    collections::BTreeSet,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use axum::{Router, routing::get};
+use http::{HeaderName, Method, Response, StatusCode, header};
+use tower::ServiceExt;
+use tower_http::cors::{Any, CorsLayer};
+use tower_quota::{
+    Decision, FailureMode, FixedWindow, Headers, Limit, MemoryStore, Policy, RateLimitLayer, Reset, SlidingLog,
+    TokenBucket, key,
+    limit::Calendar,
+    response::{self, Empty, Grpc, Negotiated, Plain, Problem, Rejection},
+    store::Verdict,
+};
+
+use crate::support::{self, Broken, Browser, Clock, Received, Says, get_from, send, serve};
+
+/// 100 a minute for each address, as in the vectors.
+fn default() -> Policy {
+    Policy::new("default", SlidingLog::per_minute(100)).key(key::ip())
+}
+
+/// State S1 of the vectors: 60 left, and all of it in 58.2 s.
+fn s1() -> Says {
+    Says::admitted(60, 58_200)
+}
+
+/// State S2: denied, wait 41.2 s.
+fn s2() -> Says {
+    Says::denied(Duration::from_millis(41_200))
+}
+
+fn hello(layer: RateLimitLayer) -> Router {
+    Router::new().route("/", get(async || "hi")).layer(layer)
+}
+
+async fn call(layer: RateLimitLayer) -> Received {
+    send(&hello(layer), support::get("/")).await
+}
+
+/// A call of a service whose own answer has this status and these fields.
+async fn call_behind(layer: RateLimitLayer, status: u16, fields: &'static [(&str, &str)]) -> Received {
+    let answer = async move || {
+        let mut response = Response::builder().status(status);
+        for (name, value) in fields {
+            response = response.header(*name, *value);
+        }
+        response.body(axum::body::Body::from("hi")).expect("a good response")
+    };
+    send(&Router::new().route("/", get(answer)).layer(layer), support::get("/")).await
+}
+
+/// All that a response says of limits.
+fn lines(received: &Received) -> Vec<String> {
+    let ours = Headers::names();
+    let mut lines: Vec<_> = received
+        .headers
+        .iter()
+        .filter(|(name, _)| ours.contains(name))
+        .map(|(name, value)| format!("{name}: {}", value.to_str().expect("fields are text")))
+        .collect();
+    lines.sort();
+    lines
+}
+
+#[tokio::test]
+async fn each_style_has_its_fields() {
+    for (id, style, expected) in [
+        ("HD-01", Headers::None, &[][..]),
+        (
+            "HD-02",
+            Headers::Legacy { reset: Reset::Epoch },
+            &[
+                "x-ratelimit-limit: 100",
+                "x-ratelimit-remaining: 60",
+                "x-ratelimit-reset: 1800000059",
+            ],
+        ),
+        (
+            "HD-03",
+            Headers::Legacy { reset: Reset::Delta },
+            &[
+                "x-ratelimit-limit: 100",
+                "x-ratelimit-remaining: 60",
+                "x-ratelimit-reset: 59",
+            ],
+        ),
+        (
+            "draft -06",
+            Headers::Draft06,
+            &[
+                "ratelimit-limit: 100",
+                "ratelimit-policy: 100;w=60",
+                "ratelimit-remaining: 60",
+                "ratelimit-reset: 59",
+            ],
+        ),
+        (
+            "HD-06",
+            Headers::Draft07,
+            &[
+                "ratelimit-policy: 100;w=60",
+                "ratelimit: limit=100, remaining=60, reset=59",
+            ],
+        ),
+        (
+            "HD-07",
+            Headers::Draft08,
+            &[
+                "ratelimit-policy: \"default\";q=100;w=60",
+                "ratelimit: \"default\";r=60;t=59",
+            ],
+        ),
+    ] {
+        let admitted = call(RateLimitLayer::new(s1(), default()).headers(style)).await;
+        assert_eq!(admitted.status, StatusCode::OK, "{id}");
+        assert_eq!(lines(&admitted), expected, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_denial_says_when_to_come_back_in_each_style() {
+    for (id, style, expected) in [
+        ("HD-01, denied", Headers::None, &["retry-after: 42"][..]),
+        (
+            "HD-02, denied",
+            Headers::Legacy { reset: Reset::Epoch },
+            &[
+                "retry-after: 42",
+                "x-ratelimit-limit: 100",
+                "x-ratelimit-remaining: 0",
+                "x-ratelimit-reset: 1800000042",
+            ],
+        ),
+        (
+            "HD-06, denied",
+            Headers::Draft07,
+            &[
+                "ratelimit-policy: 100;w=60",
+                "ratelimit: limit=100, remaining=0, reset=42",
+                "retry-after: 42",
+            ],
+        ),
+        (
+            "HD-08",
+            Headers::Draft08,
+            &[
+                "ratelimit-policy: \"default\";q=100;w=60",
+                "ratelimit: \"default\";r=0;t=42",
+                "retry-after: 42",
+            ],
+        ),
+    ] {
+        let denied = call(RateLimitLayer::new(s2(), default()).headers(style)).await;
+        assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS, "{id}");
+        assert_eq!(lines(&denied), expected, "{id}");
+        assert_eq!(denied.field("cache-control"), Some("no-store"), "{id}");
+    }
+}
+
+#[tokio::test]
+async fn the_wait_is_whole_seconds_of_at_least_one() {
+    for (id, wait, retry_after, t) in [
+        ("HD-10", Duration::from_secs(1), "1", "1"),
+        ("HD-12", Duration::ZERO, "1", "1"),
+        (
+            "HD-13",
+            Duration::from_secs(1_000_000_000_000),
+            "2147483647",
+            "1000000000000",
+        ),
+        // What no integer of a structured field can say (RFC 9651 §3.3.1).
+        ("the longest", Duration::MAX, "2147483647", "999999999999999"),
+    ] {
+        let denied = call(RateLimitLayer::new(Says::denied(wait), default())).await;
+        assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS, "{id}");
+        assert_eq!(denied.field("retry-after"), Some(retry_after), "{id}");
+        assert_eq!(
+            denied.field("ratelimit"),
+            Some(&*format!("\"default\";r=0;t={t}")),
+            "{id}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn numbers_of_any_store_fit_in_the_fields() {
+    let most = || Says(vec![Verdict::new(u64::MAX, None, Duration::MAX)]);
+    let admitted = call(RateLimitLayer::new(most(), default())).await;
+    assert_eq!(
+        admitted.field("ratelimit"),
+        Some("\"default\";r=999999999999999;t=999999999999999")
+    );
+    for reset in [Reset::Epoch, Reset::Delta] {
+        let admitted = call(RateLimitLayer::new(most(), default()).headers(Headers::Legacy { reset })).await;
+        assert_eq!(admitted.status, StatusCode::OK);
+    }
+}
+
+fn burst_and_daily() -> [Policy; 2] {
+    [
+        Policy::new("burst", SlidingLog::per_second(10)).key(key::ip()),
+        Policy::new("daily", SlidingLog::per_day(1_000)).key(key::ip()),
+    ]
+}
+
+#[tokio::test]
+async fn hd_14_two_policies_are_one_list_in_their_order() {
+    let store = Says(vec![
+        Verdict::new(9, None, Duration::from_secs(1)),
+        Verdict::new(999, None, Duration::from_secs(86_400)),
+    ]);
+    let admitted = call(RateLimitLayer::new(store, burst_and_daily())).await;
+    assert_eq!(
+        lines(&admitted),
+        [
+            "ratelimit-policy: \"burst\";q=10;w=1, \"daily\";q=1000;w=86400",
+            "ratelimit: \"burst\";r=9;t=1, \"daily\";r=999;t=86400",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn hd_16_those_that_deny_are_named_and_the_longest_wait_counts() {
+    let wait = |seconds| Some(Duration::from_secs(seconds));
+    for (waits, violated, retry_after) in [
+        ([wait(1), wait(3_600)], &["burst", "daily"][..], "3600"),
+        ([wait(1), None], &["burst"], "1"),
+        ([None, wait(3_600)], &["daily"], "3600"),
+    ] {
+        let verdicts = waits.map(|wait| Verdict::new(3, wait, Duration::from_secs(3_600)));
+        let layer = RateLimitLayer::new(Says(verdicts.to_vec()), burst_and_daily());
+        let denied = call(layer).await;
+        assert_eq!(denied.json()["violated-policies"], serde_json::json!(violated));
+        assert_eq!(denied.field("retry-after"), Some(retry_after));
+
+        // A denier prints 0, though 3 are left and too few.
+        let shown = waits.map(|wait| wait.map_or(3, |_| 0));
+        let fields = denied.field("ratelimit").expect("fields");
+        assert!(fields.starts_with(&format!("\"burst\";r={};t=", shown[0])), "{fields}");
+        assert!(fields.contains(&format!(", \"daily\";r={};t=", shown[1])), "{fields}");
+        assert_eq!(denied.extensions.get::<Decision>().expect("a decision").remaining(), 3);
+    }
+}
+
+#[tokio::test]
+async fn of_several_policies_single_values_tell_of_the_one_that_matters_most() {
+    for (verdicts, expected) in [
+        // 5 of 10 is less of its limit than 900 of 1000.
+        (
+            [(5, None), (900, None)],
+            ["x-ratelimit-limit: 10", "x-ratelimit-remaining: 5"],
+        ),
+        (
+            [(9, None), (10, None)],
+            ["x-ratelimit-limit: 1000", "x-ratelimit-remaining: 10"],
+        ),
+        // The longest wait of those that deny.
+        (
+            [(0, Some(9)), (0, Some(5))],
+            ["x-ratelimit-limit: 10", "x-ratelimit-remaining: 0"],
+        ),
+        (
+            [(0, None), (1, Some(5))],
+            ["x-ratelimit-limit: 1000", "x-ratelimit-remaining: 0"],
+        ),
+    ] {
+        let store = Says(
+            verdicts
+                .map(|(left, wait)| Verdict::new(left, wait.map(Duration::from_secs), Duration::from_secs(9)))
+                .to_vec(),
+        );
+        let layer = RateLimitLayer::new(store, burst_and_daily()).headers(Headers::Legacy { reset: Reset::Delta });
+        let lines = lines(&call(layer).await);
+        assert!(
+            expected.iter().all(|line| lines.contains(&(*line).to_owned())),
+            "{lines:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn hd_18_a_window_is_whole_seconds_of_at_least_one() {
+    let half_a_second = SlidingLog::new(5, Duration::from_millis(500));
+    for (style, line) in [
+        (Headers::Draft08, "\"default\";q=5;w=1"),
+        (Headers::Draft07, "5;w=1"),
+        (Headers::Draft06, "5;w=1"),
+    ] {
+        let policy = Policy::new("default", half_a_second).key(key::ip());
+        let admitted = call(RateLimitLayer::new(Says::admitted(4, 500), policy).headers(style)).await;
+        assert_eq!(admitted.field("ratelimit-policy"), Some(line), "{style:?}");
+    }
+}
+
+#[tokio::test]
+async fn each_limit_describes_itself() {
+    let month = FixedWindow::calendar(3, Calendar::Month, jiff::tz::TimeZone::UTC);
+    for (limit, described) in [
+        // Months have no one length.
+        (Limit::from(month), "\"default\";q=3"),
+        // A burst of 25 at 10 a second is whole again after 2.5 s.
+        (TokenBucket::per_second(10).burst(25).into(), "\"default\";q=25;w=3"),
+        (TokenBucket::per_minute(1).burst(2).into(), "\"default\";q=2;w=120"),
+        (FixedWindow::per_hour(7).into(), "\"default\";q=7;w=3600"),
+    ] {
+        let policy = Policy::new("default", limit).key(key::ip());
+        let admitted = call(RateLimitLayer::new(Clock::new().memory_store(), policy)).await;
+        assert_eq!(admitted.field("ratelimit-policy"), Some(described));
+    }
+}
+
+#[test]
+fn hd_20_a_name_that_is_no_word_cannot_be_built() {
+    let error = Policy::try_new("naïve", SlidingLog::per_minute(100)).expect_err("not a word");
+    assert!(error.to_string().contains("naïve"), "{error}");
+}
+
+#[tokio::test]
+async fn hd_22_of_single_values_the_lower_remaining_wins_whole() {
+    let theirs = &[
+        ("x-ratelimit-limit", "70"),
+        ("x-ratelimit-remaining", "5"),
+        ("x-ratelimit-reset", "7"),
+    ];
+    let ours = |remaining| {
+        RateLimitLayer::new(Says::admitted(remaining, 58_200), default())
+            .headers(Headers::Legacy { reset: Reset::Delta })
+    };
+    assert_eq!(
+        lines(&call_behind(ours(60), 200, theirs).await),
+        [
+            "x-ratelimit-limit: 70",
+            "x-ratelimit-remaining: 5",
+            "x-ratelimit-reset: 7"
+        ],
+    );
+    assert_eq!(
+        lines(&call_behind(ours(4), 200, theirs).await),
+        [
+            "x-ratelimit-limit: 100",
+            "x-ratelimit-remaining: 4",
+            "x-ratelimit-reset: 59"
+        ],
+    );
+
+    let theirs = &[
+        ("ratelimit", "limit=70, remaining=5, reset=7"),
+        ("ratelimit-policy", "70;w=9"),
+    ];
+    let admitted = call_behind(
+        RateLimitLayer::new(s1(), default()).headers(Headers::Draft07),
+        200,
+        theirs,
+    )
+    .await;
+    assert_eq!(
+        lines(&admitted),
+        [
+            "ratelimit-policy: 70;w=9, 100;w=60",
+            "ratelimit: limit=70, remaining=5, reset=7"
+        ],
+    );
+
+    let theirs = &[
+        ("ratelimit-limit", "70"),
+        ("ratelimit-remaining", "61"),
+        ("ratelimit-reset", "7"),
+    ];
+    let admitted = call_behind(
+        RateLimitLayer::new(s1(), default()).headers(Headers::Draft06),
+        200,
+        theirs,
+    )
+    .await;
+    assert_eq!(
+        lines(&admitted),
+        [
+            "ratelimit-limit: 100",
+            "ratelimit-policy: 100;w=60",
+            "ratelimit-remaining: 60",
+            "ratelimit-reset: 59",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn lists_of_the_service_and_of_inner_layers_are_continued_on_one_line() {
+    let theirs = &[
+        ("ratelimit", "\"a\";r=1;t=1"),
+        ("ratelimit", "\"b\";r=2;t=2"),
+        ("ratelimit-policy", "\"a\";q=1;w=1, \"b\";q=2;w=2"),
+    ];
+    assert_eq!(
+        lines(&call_behind(RateLimitLayer::new(s1(), default()), 200, theirs).await),
+        [
+            "ratelimit-policy: \"a\";q=1;w=1, \"b\";q=2;w=2, \"default\";q=100;w=60",
+            "ratelimit: \"a\";r=1;t=1, \"b\";r=2;t=2, \"default\";r=60;t=59",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn of_nested_layers_with_single_values_the_closest_to_exhaustion_is_shown() {
+    let style = Headers::Legacy { reset: Reset::Delta };
+    for (inner, outer, shown) in [(3, 4, ["100", "3"]), (4, 3, ["50", "3"]), (0, 4, ["100", "0"])] {
+        let inner = RateLimitLayer::new(Says::admitted(inner, 1_000), default()).headers(style);
+        let everyone = Policy::new("everyone", SlidingLog::per_minute(50)).key(key::constant("all"));
+        let outer = RateLimitLayer::new(Says::admitted(outer, 1_000), everyone).headers(style);
+        let admitted = send(&hello(inner).layer(outer), support::get("/")).await;
+        let fields = ["x-ratelimit-limit", "x-ratelimit-remaining"].map(|name| admitted.field(name).expect("a field"));
+        assert_eq!(fields, shown);
+    }
+}
+
+#[tokio::test]
+async fn hd_24_a_redirect_has_no_fields_in_any_style() {
+    for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
+        let layer = RateLimitLayer::new(s1(), default())
+            .headers(style)
+            .legacy_headers(Reset::Epoch);
+        for status in [301, 304, 308] {
+            let redirect = call_behind(layer.clone(), status, &[]).await;
+            assert_eq!(redirect.status, status);
+            assert!(lines(&redirect).is_empty(), "{style:?} {status}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn hd_25_an_error_of_the_service_has_fields() {
+    for status in [500, 404, 201] {
+        let failed = call_behind(RateLimitLayer::new(s1(), default()), status, &[]).await;
+        assert_eq!(failed.status, status);
+        assert_eq!(failed.field("ratelimit"), Some("\"default\";r=60;t=59"), "{status}");
+        assert_eq!(failed.field("cache-control"), None, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn the_legacy_fields_go_beside_a_draft() {
+    let layer = |store| RateLimitLayer::new(store, default()).legacy_headers(Reset::Epoch);
+    assert_eq!(
+        lines(&call(layer(s1())).await),
+        [
+            "ratelimit-policy: \"default\";q=100;w=60",
+            "ratelimit: \"default\";r=60;t=59",
+            "x-ratelimit-limit: 100",
+            "x-ratelimit-remaining: 60",
+            "x-ratelimit-reset: 1800000059",
+        ],
+    );
+    assert_eq!(call(layer(s2())).await.field("x-ratelimit-reset"), Some("1800000042"));
+}
+
+#[tokio::test]
+async fn a_cost_above_the_limit_promises_nothing_in_any_style() {
+    for style in [
+        Headers::Draft08,
+        Headers::Draft07,
+        Headers::Draft06,
+        Headers::Legacy { reset: Reset::Epoch },
+    ] {
+        let denied = call(
+            RateLimitLayer::new(Clock::new().memory_store(), default().cost(101))
+                .headers(style)
+                .retry_jitter(Duration::from_secs(9)),
+        )
+        .await;
+        assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(denied.json()["violated-policies"], serde_json::json!(["default"]));
+        for line in lines(&denied) {
+            for promise in ["retry-after", "reset", ";t="] {
+                assert!(!line.contains(promise), "{style:?}: {line}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn jitter_goes_upward_within_its_bound() {
+    let (wait, jitter) = (10, 5);
+    let layer = RateLimitLayer::new(Says::denied(Duration::from_secs(wait)), default())
+        .retry_jitter(Duration::from_secs(jitter));
+    let app = hello(layer);
+
+    let mut seen = BTreeSet::new();
+    for _ in 0..200 {
+        let denied = send(&app, support::get("/")).await;
+        let advice: u64 = denied.field("retry-after").expect("advice").parse().expect("a number");
+        assert!((wait..=wait + jitter).contains(&advice), "{advice}");
+        seen.insert(advice);
+
+        let decision = denied.extensions.get::<Decision>().expect("a decision");
+        let told = decision.retry_after().expect("a wait");
+        assert_eq!(told.as_nanos().div_ceil(1_000_000_000), advice.into());
+        assert_eq!(
+            denied.field("ratelimit"),
+            Some("\"default\";r=0;t=10"),
+            "the state is what it is"
+        );
+    }
+    assert!(seen.len() > 2, "{seen:?}");
+
+    let denied = call(RateLimitLayer::new(Says::denied(Duration::from_secs(wait)), default())).await;
+    assert_eq!(denied.field("retry-after"), Some("10"), "off by default");
+}
+
+#[tokio::test]
+async fn a_partition_key_is_a_digest_and_only_on_demand() {
+    assert!(
+        lines(&call(RateLimitLayer::new(s1(), default())).await)
+            .iter()
+            .all(|line| !line.contains("pk="))
+    );
+
+    let app = |secret: &str| hello(RateLimitLayer::new(s1(), default()).partition_key(secret));
+    let pk_of = async |app: Router, address: &str| {
+        let admitted = send(&app, get_from(address, "/")).await;
+        let of = |name| {
+            let (_, pk) = admitted
+                .field(name)
+                .expect("a field")
+                .split_once(";pk=:")
+                .expect("a partition key");
+            pk.strip_suffix(':').expect("a byte sequence").to_owned()
+        };
+        assert_eq!(of("ratelimit"), of("ratelimit-policy"));
+        assert!(!lines(&admitted).concat().contains(address));
+        of("ratelimit")
+    };
+    let one = pk_of(app("secret"), "203.0.113.7").await;
+    assert_eq!(one.len(), 24, "128 bits in base64");
+    assert_eq!(one, pk_of(app("secret"), "203.0.113.7").await);
+    assert_ne!(one, pk_of(app("secret"), "203.0.113.8").await);
+    assert_ne!(one, pk_of(app("another"), "203.0.113.7").await);
+}
+
+#[tokio::test]
+async fn hd_27_the_problem_names_the_policy_and_nobody() {
+    let policy =
+        Policy::new("default", SlidingLog::per_minute(100)).key((key::ip(), key::header("x-user-id"), key::path()));
+    let layer = RateLimitLayer::new(s2(), policy);
+    let app = Router::new().fallback(async || "hi").layer(layer);
+    let denied = send(&app, support::get("/secret/path").header("x-user-id", "ada")).await;
+
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("content-type"), Some("application/problem+json"));
+    assert_eq!(denied.json()["status"], 429);
+    assert_eq!(
+        denied.json()["type"],
+        "https://iana.org/assignments/http-problem-types#quota-exceeded"
+    );
+    assert!(denied.json()["title"].is_string());
+    assert_eq!(denied.json()["violated-policies"], serde_json::json!(["default"]));
+    let text = String::from_utf8_lossy(&denied.body);
+    for told in ["203.0.113", "ada", "x-user-id", "secret", "ip="] {
+        assert!(!text.contains(told), "{told} in {text}");
+    }
+}
+
+fn fails(mode: FailureMode) -> RateLimitLayer {
+    let policy = default().failure_mode(mode);
+    RateLimitLayer::new(Broken::default(), policy).legacy_headers(Reset::Delta)
+}
+
+#[tokio::test]
+async fn hd_28_a_store_that_fails_closed_is_503_without_fields() {
+    let failed = call(fails(FailureMode::Closed)).await;
+    assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(lines(&failed), ["retry-after: 1"]);
+    assert_eq!(failed.field("cache-control"), Some("no-store"));
+    assert_eq!(failed.json()["status"], 503);
+    assert_eq!(
+        failed.json()["type"],
+        "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+    );
+}
+
+#[tokio::test]
+async fn hd_29_a_store_that_fails_open_leaves_the_response_as_it_is() {
+    let theirs = &[("ratelimit", "\"theirs\";r=1;t=1"), ("cache-control", "public")];
+    let passed = call_behind(fails(FailureMode::Open), 200, theirs).await;
+    assert_eq!(passed.status, StatusCode::OK);
+    assert_eq!(passed.body, "hi");
+    assert_eq!(lines(&passed), ["ratelimit: \"theirs\";r=1;t=1"]);
+    assert_eq!(passed.field("cache-control"), Some("public"));
+}
+
+#[tokio::test]
+async fn only_limited_and_failed_answers_are_not_to_be_stored() {
+    assert_eq!(
+        call(RateLimitLayer::new(s1(), default())).await.field("cache-control"),
+        None
+    );
+    assert_eq!(
+        call(RateLimitLayer::new(s2(), default())).await.field("cache-control"),
+        Some("no-store")
+    );
+    assert_eq!(
+        call(fails(FailureMode::Closed)).await.field("cache-control"),
+        Some("no-store")
+    );
+
+    let refused = send(&hello(RateLimitLayer::new(s1(), default())), http::Request::get("/")).await;
+    assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(refused.field("cache-control"), None);
+}
+
+#[tokio::test]
+async fn a_format_says_as_much_as_it_likes() {
+    let denied = call(RateLimitLayer::new(s2(), default()).format(Plain)).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("content-type"), Some("text/plain; charset=utf-8"));
+    assert_eq!(denied.body, "Too many requests.\n");
+    assert_eq!(denied.field("retry-after"), Some("42"));
+
+    let failed = call(fails(FailureMode::Closed).format(Plain)).await;
+    assert_eq!(
+        (failed.status.as_u16(), &failed.body[..]),
+        (503, &b"Temporarily unavailable.\n"[..])
+    );
+
+    let denied = call(RateLimitLayer::new(s2(), default()).format(Empty)).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("content-type"), None);
+    assert_eq!(denied.field("ratelimit"), Some("\"default\";r=0;t=42"));
+    assert!(denied.body.is_empty());
+
+    let own = response::from_fn(|rejection, parts| {
+        let wait = match rejection {
+            Rejection::Limited(decision) => decision.retry_after().expect("a wait"),
+            _ => Duration::ZERO,
+        };
+        let response = Response::builder()
+            .status(rejection.status())
+            .header(header::RETRY_AFTER, "7")
+            .header(header::CACHE_CONTROL, "private");
+        response
+            .body(format!("{} in {wait:?}", parts.uri).into())
+            .expect("a good response")
+    });
+    let denied = call(RateLimitLayer::new(s2(), default()).format(own)).await;
+    assert_eq!(denied.body, "/ in 41.2s");
+    assert_eq!(denied.field("retry-after"), Some("7"), "what it says stays");
+    assert_eq!(denied.field("cache-control"), Some("private"));
+}
+
+#[tokio::test]
+async fn head_gets_the_fields_of_get_without_a_body_in_every_format() {
+    let formats = [
+        RateLimitLayer::new(s2(), default()),
+        RateLimitLayer::new(s2(), default()).format(Problem),
+        RateLimitLayer::new(s2(), default()).format(Plain),
+        RateLimitLayer::new(s2(), default()).format(Empty),
+        RateLimitLayer::new(s2(), default()).format(Negotiated::new(Plain).grpc(Grpc::new().pushback())),
+    ];
+    for layer in formats {
+        let app = hello(layer);
+        let to_get = send(&app, support::get("/")).await;
+        let to_head = send(&app, support::get("/").method(Method::HEAD)).await;
+        assert_eq!(to_head.status, StatusCode::TOO_MANY_REQUESTS);
+        assert!(to_head.body.is_empty());
+        assert_eq!(lines(&to_head), lines(&to_get));
+        assert_eq!(to_head.field("content-type"), to_get.field("content-type"));
+        assert_eq!(to_head.field("content-length"), Some(&*to_get.body.len().to_string()));
+    }
+}
+
+#[tokio::test]
+async fn an_empty_answer_is_over_with_its_header_section() {
+    let response = hello(RateLimitLayer::new(s2(), default()).format(Empty))
+        .oneshot(
+            support::get("/")
+                .body(axum::body::Body::empty())
+                .expect("a good request"),
+        )
+        .await;
+    let Ok(response) = response;
+    assert!(http_body::Body::is_end_stream(response.body()));
+}
+
+#[tokio::test]
+async fn a_cors_layer_outside_shows_the_fields_to_browsers_on_denials_too() {
+    let cors = CorsLayer::new().allow_origin(Any).expose_headers(Headers::names());
+    let policy = Policy::new("one", SlidingLog::per_minute(1)).key(key::ip());
+    let app = hello(RateLimitLayer::new(Clock::new().memory_store(), policy).legacy_headers(Reset::Delta)).layer(cors);
+    let url = serve(app).await;
+    let browser = Browser::http1();
+
+    for status in [200, 429] {
+        let received = browser.get(&url).await;
+        assert_eq!(received.status, status);
+        assert_eq!(received.field("access-control-allow-origin"), Some("*"));
+        let exposed: Vec<HeaderName> = received
+            .field("access-control-expose-headers")
+            .expect("the list")
+            .split(',')
+            .map(|name| name.trim().parse().expect("a name"))
+            .collect();
+        for name in ["ratelimit", "ratelimit-policy", "x-ratelimit-remaining", "retry-after"] {
+            assert!(
+                exposed.contains(&HeaderName::from_static(name)),
+                "{name} in {exposed:?}"
+            );
+        }
+        // No field of ours is hidden.
+        for line in lines(&received) {
+            let (name, _) = line.split_once(':').expect("a field");
+            assert!(exposed.iter().any(|exposed| exposed == name), "{name}");
+        }
+    }
+}
+
+/// Left alone, curl would wait for one second; it is told to wait for two.
+#[tokio::test]
+async fn curl_waits_as_told_and_then_passes() {
+    let policy = Policy::new("one", SlidingLog::new(1, Duration::from_secs(2))).key(key::ip());
+    let url = serve(hello(RateLimitLayer::new(MemoryStore::new(), policy))).await;
+    assert_eq!(Browser::http1().get(&url).await.status, StatusCode::OK);
+
+    let body = tempfile::NamedTempFile::new().expect("a file");
+    let started = Instant::now();
+    let output = tokio::process::Command::new("curl")
+        .args(["--retry", "1", "-sS", "-w", "%{http_code}", &url, "-o"])
+        .arg(body.path())
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .expect("curl runs; this test needs it on the PATH");
+    let waited = started.elapsed();
+
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "200", "{errors}");
+    assert_eq!(std::fs::read_to_string(body.path()).expect("a body"), "hi");
+    assert!(
+        waited >= Duration::from_millis(1_900),
+        "curl came back after {waited:?}"
+    );
+}
