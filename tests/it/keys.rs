@@ -115,10 +115,12 @@ fn user_and_path() -> impl KeyExtractor {
     (key::header("x-user"), key::path())
 }
 
+type UserAndPath = (&'static [u8], &'static str);
+
 #[tokio::test]
 async fn ky_02_ky_04_ky_06_ky_09_ky_17_two_lists_of_components_are_two_keys() {
     let server = Server::telling(user_and_path()).await;
-    let rows: [(&str, (&[u8], &str), (&[u8], &str)); 8] = [
+    let rows: [(&str, UserAndPath, UserAndPath); 8] = [
         ("KY-02", (b"a:/x", "/y"), (b"a", "/x:/y")),
         ("KY-04", (b"a:b", "/c"), (b"a", "/:b/c")),
         (
@@ -303,7 +305,7 @@ async fn ky_20_ky_30_a_route_is_its_template() {
 }
 
 /// Routers that answer `/api/users/{id}`, with the layer within what is nested or around everything.
-fn nested(extractor: impl KeyExtractor + Clone) -> [(&'static str, Router); 9] {
+fn nested(extractor: &(impl KeyExtractor + Clone)) -> [(&'static str, Router); 9] {
     let inner = || Router::new().route(USERS, get(async || "hi"));
     let with_fallback = || inner().fallback(async || "none");
     let around = |router| telling(router, extractor.clone());
@@ -360,7 +362,7 @@ fn nested(extractor: impl KeyExtractor + Clone) -> [(&'static str, Router); 9] {
 
 #[tokio::test]
 async fn ky_20_ky_30_in_every_nest_a_route_is_the_whole_template() {
-    for (what, app) in nested(key::route()) {
+    for (what, app) in nested(&key::route()) {
         let server = Server::on("127.0.0.1:0", app).await.expect("a free port");
         for path in ["/api/users/1", "/api/users/2", "/api/users/%31"] {
             assert_eq!(
@@ -387,7 +389,7 @@ async fn what_axum_calls_the_inside_of_a_nested_service_is_in_no_key() {
 
 #[tokio::test]
 async fn ky_21_in_every_nest_a_path_is_the_whole_path() {
-    for (what, app) in nested(key::path()) {
+    for (what, app) in nested(&key::path()) {
         let server = Server::on("127.0.0.1:0", app).await.expect("a free port");
         for (path, key) in [
             ("/api/users/%31?x=1", "path=/api/users/1"),
