@@ -71,7 +71,7 @@ use crate::{
 ///
 /// # Costs
 ///
-/// A request costs 1, or what its policy says: [`Policy::cost`] for all of them alike, [`Policy::cost_fn`] by the request.
+/// A request costs 1, or what its policy says: [`Policy::cost`](crate::Policy::cost) for all of them alike, [`Policy::cost_fn`](crate::Policy::cost_fn) by the request.
 /// A request passes if its whole cost fits. One that costs more than the limit can never pass: it is denied without asking
 /// the store, without `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). With a computed
 /// cost of 0 the policy does not apply.

@@ -2,16 +2,17 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use http::{HeaderMap, HeaderName, header::FORWARDED, request::Parts};
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::Ipv6Net;
 
 use super::{
     Key, KeyError, KeyExtractor,
     forwarded::{self, Hop},
+    network::{Grouping, Trust, network},
 };
 use crate::ConfigError;
 
@@ -366,7 +367,7 @@ pub struct PeerAddr(pub SocketAddr);
 pub struct UnixPeer;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Peer {
+pub(super) enum Peer {
     Address(IpAddr),
     Unix,
 }
@@ -420,103 +421,6 @@ impl Peer {
     }
 }
 
-/// Whose headers are read.
-#[derive(Clone, Debug, Default)]
-struct Trust {
-    networks: Vec<IpNet>,
-    any_peer: bool,
-    unix: bool,
-}
-
-impl Trust {
-    fn peer(&self, peer: Peer) -> bool {
-        self.any_peer || self.hop(peer)
-    }
-
-    fn hop(&self, hop: Peer) -> bool {
-        match hop {
-            Peer::Address(address) => self.networks.iter().any(|network| network.contains(&address)),
-            Peer::Unix => self.unix,
-        }
-    }
-}
-
-/// A network to trust, in canonical form.
-fn network(text: &str) -> Result<IpNet, ConfigError> {
-    let parsed = text
-        .parse::<IpNet>()
-        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-    let network = parsed.map_err(|_| {
-        ConfigError::new(format!(
-            "`{text}` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`"
-        ))
-    })?;
-    let all_of_ipv4 = matches!(network, IpNet::V6(v6) if v6.prefix_len() == 96 && v6.addr().to_ipv4_mapped().is_some());
-    if network.prefix_len() == 0 || all_of_ipv4 {
-        return Err(ConfigError::new(format!(
-            "`{text}` is everybody; for a server that only its proxy can reach, say `trust_any_peer()`"
-        )));
-    }
-
-    // Addresses are compared in canonical form, and so is the network.
-    Ok(match network {
-        IpNet::V6(v6) if v6.prefix_len() > 96 => match (v6.addr().to_ipv4_mapped(), v6.prefix_len() - 96) {
-            (Some(v4), length) => Ipv4Net::new(v4, length).map_or(network, IpNet::V4),
-            _ => network,
-        },
-        _ => network,
-    })
-}
-
-/// Which addresses count as one.
-#[derive(Clone, Debug)]
-struct Grouping {
-    ipv4: u8,
-    ipv6: u8,
-    nat64: Vec<Ipv6Net>,
-}
-
-impl Default for Grouping {
-    fn default() -> Self {
-        Self {
-            ipv4: 32,
-            ipv6: 64,
-            nat64: vec![NAT64],
-        }
-    }
-}
-
-/// The well-known prefix of RFC 6052 §2.1.
-const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
-
-impl Grouping {
-    /// The IPv4 address that an IPv6 address stands for, if it does.
-    fn canonical(&self, address: IpAddr) -> IpAddr {
-        match address.to_canonical() {
-            IpAddr::V6(v6) if self.nat64.iter().any(|prefix| prefix.contains(&v6)) => {
-                let [.., a, b, c, d] = v6.octets();
-                IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-            }
-            canonical => canonical,
-        }
-    }
-
-    fn key(&self, address: IpAddr) -> Key {
-        match address {
-            IpAddr::V4(v4) if self.ipv4 == 32 => Key::plain("ip", v4),
-            IpAddr::V6(v6) if self.ipv6 == 128 => Key::plain("ip", v6),
-            IpAddr::V4(v4) => {
-                let network = v4.to_bits() & (u32::MAX << (32 - self.ipv4));
-                Key::plain("ip", format_args!("{}/{}", Ipv4Addr::from_bits(network), self.ipv4))
-            }
-            IpAddr::V6(v6) => {
-                let network = v6.to_bits() & (u128::MAX << (128 - self.ipv6));
-                Key::plain("ip", format_args!("{}/{}", Ipv6Addr::from_bits(network), self.ipv6))
-            }
-        }
-    }
-}
-
 impl Key {
     /// The key that [`ip`] makes of a request from this address.
     pub fn ip(address: IpAddr) -> Self {
@@ -551,24 +455,5 @@ mod tests {
     fn an_ipv6_address_that_only_looks_like_ipv4_stays_what_it_is() {
         assert_eq!(key_of("::1"), "ip=::/64");
         assert_eq!(key_of("2001:db8::192.0.2.1"), "ip=2001:db8::/64");
-    }
-
-    #[test]
-    fn everybody_is_not_a_network_to_trust() {
-        for text in ["0.0.0.0/0", "::/0", "::ffff:0:0/96", "10.0.0.0/33", "ten", ""] {
-            let error = client_ip(ClientIpSource::Forwarded)
-                .try_trusted([text])
-                .unwrap_err()
-                .to_string();
-            assert!(
-                error.contains("trust_any_peer") || error.contains("`10.0.0.0/8`"),
-                "{text}: {error}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_mapped_network_is_the_ipv4_network() {
-        assert_eq!(network("::ffff:10.0.0.0/104").unwrap().to_string(), "10.0.0.0/8");
     }
 }

@@ -1,0 +1,325 @@
+use std::fmt;
+
+use smallvec::SmallVec;
+
+#[cfg(feature = "fred")]
+use super::Secret;
+use super::{header, request};
+
+/// Whom a request counts against: one component or several, such as an address and a path.
+///
+/// Keys are equal if and only if their lists of components are: each component names its type, and what could be taken
+/// for a delimiter is escaped (`^7C` for `|`).
+///
+/// ```
+/// use tower_quota::Key;
+///
+/// let key = Key::header("x-user-id", "42").and(Key::path("/login"));
+/// assert_eq!(key.to_string(), "header:x-user-id=42|path=/login");
+///
+/// // A bare string is a type of its own.
+/// assert_eq!(Key::from("42").to_string(), "key=42");
+/// ```
+///
+/// [`Debug`](fmt::Debug) does not show what a key holds, so that it cannot get into a log by accident.
+#[derive(Clone, PartialEq, Eq, Hash)]
+#[must_use]
+pub struct Key {
+    // Printable ASCII.
+    text: SmallVec<[u8; 64]>,
+}
+
+/// Constructors.
+impl Key {
+    /// The key that [`header`](fn@super::header) makes of a request.
+    pub fn header(name: &str, value: impl AsRef<[u8]>) -> Self {
+        Self::component(
+            "header:",
+            name.to_ascii_lowercase().as_bytes(),
+            header::trim(value.as_ref()),
+        )
+    }
+
+    /// The key that [`path`](super::path()) makes of a request.
+    pub fn path(path: &str) -> Self {
+        Self::component("path", b"", &request::canonical_path(path))
+    }
+
+    /// The key that [`constant`](super::constant) makes of a request.
+    pub fn constant(value: &str) -> Self {
+        Self::component("const", b"", value.as_bytes())
+    }
+
+    /// The key that [`extension`](super::extension) makes of a request.
+    pub fn extension<T>(value: &str) -> Self {
+        Self::component("ext:", std::any::type_name::<T>().as_bytes(), value.as_bytes())
+    }
+
+    /// Both.
+    pub fn and(mut self, other: impl Into<Self>) -> Self {
+        self.push(&other.into());
+        self
+    }
+
+    pub(crate) fn empty() -> Self {
+        Self { text: SmallVec::new() }
+    }
+
+    /// `kind`, which holds no delimiter, then a label within it, then a value: `header:x-user-id=42`.
+    pub(crate) fn component(kind: &'static str, label: &[u8], value: &[u8]) -> Self {
+        let mut key = Self::empty();
+        key.text.extend_from_slice(kind.as_bytes());
+        key.escape(label, Some(b'='));
+        key.text.push(b'=');
+        key.escape(value, None);
+        key
+    }
+
+    /// A component of ASCII text that holds no delimiter.
+    pub(crate) fn plain(kind: &'static str, value: impl fmt::Display) -> Self {
+        use std::io::Write;
+
+        let mut key = Self::empty();
+        let _ = write!(key.text, "{kind}={value}"); // writing to memory does not fail
+        key
+    }
+
+    pub(super) fn push(&mut self, other: &Self) {
+        if !self.text.is_empty() && !other.text.is_empty() {
+            self.text.push(b'|');
+        }
+        self.text.extend_from_slice(&other.text);
+    }
+
+    fn escape(&mut self, bytes: &[u8], delimiter: Option<u8>) {
+        const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+        for &byte in bytes {
+            if byte.is_ascii_graphic() && !matches!(byte, b'^' | b'|' | b'{' | b'}') && Some(byte) != delimiter {
+                self.text.push(byte);
+            } else {
+                self.text
+                    .extend_from_slice(&[b'^', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+            }
+        }
+    }
+}
+
+/// Questions.
+impl Key {
+    /// The components as text. A store keeps a hash of them if they are longer than 128 bytes.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        // Always is: see `text`.
+        std::str::from_utf8(&self.text).unwrap_or_default()
+    }
+
+    /// The same key, short enough for a store.
+    pub(crate) fn bounded(self) -> Self {
+        if self.text.len() <= MAX_SUBJECT {
+            return self;
+        }
+
+        // 128 bits of a cryptographic hash: nobody finds two subjects that share a count.
+        let hash = blake3::hash(&self.text).to_hex();
+        Self::plain("hash", &hash.as_str()[..32])
+    }
+
+    /// A key that tells nothing of this one without the secret.
+    #[cfg(feature = "fred")]
+    pub(crate) fn hashed(&self, secret: &Secret) -> Self {
+        let digest = u128::from_be_bytes(secret.digest(&self.text));
+        Self::plain("keyed", format_args!("{digest:032x}"))
+    }
+}
+
+const MAX_SUBJECT: usize = 128;
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Self::component("key", b"", text.as_bytes())
+    }
+}
+
+impl From<&String> for Key {
+    fn from(text: &String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl From<u64> for Key {
+    fn from(number: u64) -> Self {
+        Self::plain("key", number)
+    }
+}
+
+impl From<String> for Key {
+    fn from(text: String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key(<{} bytes>)", self.text.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{marker::PhantomData, net::IpAddr};
+
+    use proptest::{
+        collection::vec,
+        prelude::{ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_assert_ne, proptest},
+        prop_oneof, sample,
+    };
+
+    use super::*;
+
+    /// A component: its kind, its label, its value.
+    type Component = (&'static str, Vec<u8>, Vec<u8>);
+
+    /// Bytes that mean something in the text of a key more often than by chance.
+    fn bytes() -> impl Strategy<Value = Vec<u8>> {
+        let pieces: Vec<&[u8]> = vec![
+            b"|",
+            b"=",
+            b"^",
+            b"{",
+            b"}",
+            b":",
+            b"/",
+            b" ",
+            b"a",
+            b"7C",
+            b"^7C",
+            b"%7C",
+            b"\xff",
+            b"\0",
+            b"\r\n",
+            b"header:x",
+            b"path",
+            b"key=",
+            b"|path=/",
+            b"|path=",
+            b"hash=",
+            b"ip=::/64",
+            b"const",
+        ];
+        let pieces = vec(sample::select(pieces), 0..5).prop_map(|pieces| pieces.concat());
+        prop_oneof![4 => pieces, 1 => vec(any::<u8>(), 0..8)]
+    }
+
+    fn components() -> impl Strategy<Value = Vec<Component>> {
+        let labelled = (sample::select(vec!["header:", "ext:"]), bytes(), bytes());
+        let kinds = sample::select(vec!["path", "const", "key", "route", "method"]);
+        let ip = any::<IpAddr>().prop_map(|ip| ("ip", Vec::new(), ip.to_string().into_bytes()));
+        let unlabelled = (kinds, bytes()).prop_map(|(kind, value)| (kind, Vec::new(), value));
+        vec(prop_oneof![3 => labelled, 3 => unlabelled, 1 => ip], 1..5)
+    }
+
+    fn key_of(components: &[Component]) -> Key {
+        components.iter().fold(Key::empty(), |key, (kind, label, value)| {
+            key.and(Key::component(kind, label, value))
+        })
+    }
+
+    /// The components that these would be taken for if nothing were escaped.
+    fn cut_anew(components: &[Component]) -> Vec<Component> {
+        let text = components
+            .iter()
+            .map(|(kind, label, value)| [kind.as_bytes(), label, b"=", value].concat());
+        let text = text.collect::<Vec<_>>().join(&b'|');
+        let cut = |component: &[u8]| {
+            let equals = component.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = (&component[..equals], &component[equals + 1..]);
+            let kinds = ["header:", "ext:", "path", "const", "key", "route", "method", "ip"];
+            let kind = kinds.into_iter().find(|kind| match kind.ends_with(':') {
+                true => name.starts_with(kind.as_bytes()),
+                false => name == kind.as_bytes(),
+            })?;
+            Some((kind, name[kind.len()..].to_vec(), value.to_vec()))
+        };
+        let cut: Option<Vec<_>> = text.split(|byte| *byte == b'|').map(cut).collect();
+        cut.unwrap_or_else(|| components.to_vec())
+    }
+
+    /// The components that a key was made of, read back from its text.
+    fn read_back(key: &Key) -> Vec<(String, Vec<u8>, Vec<u8>)> {
+        let unescaped = |text: &str| {
+            let mut pieces = text.split('^');
+            let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
+            for piece in pieces {
+                bytes.push(u8::from_str_radix(&piece[..2], 16).unwrap());
+                bytes.extend_from_slice(&piece.as_bytes()[2..]);
+            }
+            bytes
+        };
+        let components = key.as_str().split('|').map(|component| {
+            let (name, value) = component.split_once('=').unwrap();
+            let (kind, label) = name.find(':').map_or((name, ""), |colon| name.split_at(colon + 1));
+            (kind.to_owned(), unescaped(label), unescaped(value))
+        });
+        components.collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        #[test]
+        fn the_components_can_be_read_back(components in components()) {
+            let key = key_of(&components);
+            let components: Vec<_> = components.into_iter().map(|(kind, a, b)| (kind.to_owned(), a, b)).collect();
+            prop_assert_eq!(read_back(&key), components);
+            let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
+            prop_assert!(key.as_str().bytes().all(plain), "{}", key);
+        }
+
+        #[test]
+        fn two_lists_of_components_are_two_keys(a in components(), b in components()) {
+            for b in [b, cut_anew(&a)] {
+                prop_assert_eq!(key_of(&a).bounded() == key_of(&b).bounded(), a == b, "{:?} and {:?}", a, b);
+            }
+        }
+
+        /// Bytes move from one component to the next one.
+        #[test]
+        fn a_boundary_that_moves_is_another_key(a in bytes(), b in bytes(), c in bytes(), glue in bytes()) {
+            let two = |a: Vec<u8>, b: Vec<u8>| key_of(&[("key", vec![], a), ("path", vec![], b)]);
+            let joined = [a.clone(), glue.clone(), b.clone()].concat();
+            if !glue.is_empty() {
+                prop_assert_ne!(two([a.clone(), glue.clone()].concat(), b.clone()), two(a.clone(), [glue.clone(), b].concat()));
+                let label = |label: &[&[u8]], value: &[&[u8]]| key_of(&[("header:", label.concat(), value.concat())]);
+                prop_assert_ne!(label(&[&a, &glue], &[&c]), label(&[&a], &[&glue, &c]));
+            }
+            prop_assert_ne!(two(joined.clone(), c.clone()), key_of(&[("key", vec![], [joined, c].concat())]));
+        }
+
+        #[test]
+        fn a_key_is_no_longer_than_its_bound(value in vec(any::<u8>(), 0..300)) {
+            let key = key_of(&[("key", vec![], value)]);
+            let bounded = key.clone().bounded();
+            prop_assert!(bounded.as_str().len() <= MAX_SUBJECT);
+            prop_assert_eq!(key == bounded, key.as_str().len() <= MAX_SUBJECT);
+            prop_assert_eq!(bounded.clone().bounded(), bounded);
+        }
+    }
+
+    #[test]
+    fn an_extractor_and_its_constructor_make_one_key() {
+        struct Odd<T>(PhantomData<T>);
+        type User = Odd<Box<dyn Iterator<Item = [u8; 3]> + Send>>;
+
+        let key = Key::extension::<User>("{x}|");
+        assert_eq!(key.as_str().matches('=').count(), 1, "{key}");
+        assert!(!key.as_str().contains([' ', '{', '|']), "{key}");
+        assert_ne!(key, Key::extension::<Odd<()>>("{x}|"));
+    }
+}
