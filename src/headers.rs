@@ -184,6 +184,7 @@ fn single_policy(policy: &PolicyDecision) -> String {
 
 /// `limit=2, remaining=1, reset=30`, unless the one that is there has less left.
 fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
+    keep_one_line(headers, &RATELIMIT);
     let theirs = headers
         .get(RATELIMIT)
         .and_then(|value| value.to_str().ok())
@@ -212,6 +213,9 @@ fn write_three(
     counted_in: Reset,
     headers: &mut HeaderMap,
 ) {
+    for name in [&limit_name, &remaining_name, &reset_name] {
+        keep_one_line(headers, name);
+    }
     let theirs = headers
         .get(&remaining_name)
         .and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
@@ -229,6 +233,15 @@ fn write_three(
             Reset::Epoch => ceil_secs(policy.decided_at.saturating_add(reset)),
         };
         headers.insert(reset_name, seconds.into());
+    }
+}
+
+/// A field with a single value has one line (RFC 9110 §5.3).
+fn keep_one_line(headers: &mut HeaderMap, name: &HeaderName) {
+    if headers.get_all(name).iter().nth(1).is_some()
+        && let Some(first) = headers.get(name).cloned()
+    {
+        headers.insert(name, first);
     }
 }
 
@@ -422,6 +435,13 @@ mod tests {
                 "x-ratelimit-remaining: 60",
                 "x-ratelimit-reset: 59"
             ],
+        );
+
+        let mut doubled = theirs(5);
+        doubled.append(X_RATELIMIT_REMAINING, 99.into());
+        assert_eq!(
+            written(&legacy, vec![state("a", None)], doubled),
+            ["x-ratelimit-limit: 70", "x-ratelimit-remaining: 5"],
         );
 
         let mut inner = HeaderMap::new();
