@@ -53,7 +53,7 @@ async fn ratio(store: &impl Store, limit: &Limit) -> f64 {
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
         for (times, cost) in times.iter_mut().zip(COSTS) {
-            let key = Key::from(format!("{cost}-{}", round / 8));
+            let key = Key::from(format!("{limit} {cost} {}", round / 8));
             let charges = [Charge::new("bench", limit, &key, cost)];
             let start = Instant::now();
             let answer = store
