@@ -234,9 +234,9 @@ impl Policy {
         &*self.key.0
     }
 
-    /// What a request costs; 0 if the policy is not for it.
+    /// What a request costs; 0 if the policy is not for it, and then its key does not matter.
     pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
-        if self.only.as_ref().is_some_and(|selects| !selects(parts)) {
+        if self.quota.limit == Limit::Unlimited || self.only.as_ref().is_some_and(|selects| !selects(parts)) {
             return 0;
         }
         match &self.cost {

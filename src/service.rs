@@ -52,8 +52,7 @@ where
                 let future = ResponseFuture::decided(verdict, &mut self.inner, request, self.enforcer.clone());
                 if rejected {
                     // Ready and not called, it would keep its permit from the other clones.
-                    let fresh = self.inner.clone();
-                    self.inner = fresh;
+                    self.inner = self.inner.clone();
                 }
                 future
             }

@@ -3,7 +3,7 @@
 use http::{Request, StatusCode};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{Limit, MemoryStore, Policies, RateLimitLayer, SlidingLog};
+use tower_quota::{Decision, Limit, MemoryStore, Policies, RateLimitLayer, SlidingLog};
 
 const FILE: &str = r#"
 [policies.say-hi]
@@ -47,6 +47,21 @@ async fn the_switch_turns_all_of_it_off() {
         let policies = Policies::from_toml(&file).unwrap();
         assert_eq!(statuses(&policies, &["a", "a", "a"]).await, [OK, OK, OK], "{file}");
     }
+}
+
+#[tokio::test]
+async fn a_policy_that_is_off_asks_for_no_key() {
+    let file = "enabled = false\n[policies.say-hi]\nlimit = \"sliding-log 2/30s\"\nkey = \"header:x-user-id\"\n";
+    let policy = Policies::from_toml(file).unwrap().get("say-hi").unwrap();
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy);
+    let service = layer.layer(service_fn(async |request: Request<Empty<bytes::Bytes>>| {
+        // Nothing was checked, so nothing is said.
+        assert!(request.extensions().get::<Decision>().is_none());
+        Ok::<_, std::convert::Infallible>(http::Response::new(Empty::<bytes::Bytes>::new()))
+    }));
+
+    let response = service.oneshot(Request::new(Empty::new())).await.unwrap();
+    assert_eq!(response.status(), OK);
 }
 
 #[test]
