@@ -139,8 +139,15 @@ impl TokenBucket {
         MAX_EXACT / 2 / rate.max(period / rate + 1)
     }
 
+    /// Whether each token takes a whole number of microseconds to come.
+    #[cfg(feature = "fred")]
+    pub(crate) fn is_even(&self) -> bool {
+        let (rate, _) = self.reduced();
+        rate == 1
+    }
+
     /// How long it takes until this many tokens have come, rounded up.
-    fn time(&self, tokens: u64) -> u64 {
+    pub(crate) fn time(&self, tokens: u64) -> u64 {
         let (rate, period) = self.reduced();
         let time = (u128::from(tokens) * u128::from(period)).div_ceil(u128::from(rate));
         u64::try_from(time).unwrap_or(u64::MAX)

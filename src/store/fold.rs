@@ -11,6 +11,7 @@ pub(super) struct Folded<'a> {
 }
 
 /// Which of the folded charges each charge became part of.
+#[derive(Clone, Debug)]
 pub(super) struct Folds(SmallVec<[usize; 2]>);
 
 /// Adds up the charges that a request has on one key.
@@ -33,12 +34,6 @@ pub(super) fn fold<'a>(request: &Request<'a>) -> Folded<'a> {
 }
 
 impl Folds {
-    /// How many keys there are.
-    #[cfg(feature = "fred")]
-    pub(super) fn keys(&self) -> usize {
-        self.0.iter().max().map_or(0, |last| last + 1)
-    }
-
     /// A verdict for each charge, from those for each key.
     pub(super) fn unfold(&self, verdicts: &[Verdict]) -> impl Iterator<Item = Verdict> {
         self.0.iter().filter_map(|place| verdicts.get(*place).copied())
