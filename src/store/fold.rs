@@ -34,7 +34,7 @@ pub(super) fn fold<'a>(request: &Request<'a>) -> Folded<'a> {
 
 impl Folds {
     /// How many keys there are.
-    #[cfg(feature = "fred")]
+    #[cfg(any(feature = "fred", feature = "redis-rs"))]
     pub(super) fn keys(&self) -> usize {
         self.0.iter().max().map_or(0, |last| last + 1)
     }

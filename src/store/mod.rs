@@ -5,7 +5,7 @@
 
 mod fold;
 mod memory;
-#[cfg(feature = "fred")]
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
 pub(crate) mod redis;
 
 use std::{
