@@ -18,7 +18,7 @@ impl ConfigError {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "serde"))]
+    #[cfg(any(feature = "fred", feature = "redis-rs", feature = "serde"))]
     pub(crate) fn because(message: impl Into<Cow<'static, str>>, source: impl Error + Send + Sync + 'static) -> Self {
         Self {
             message: message.into(),

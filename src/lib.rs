@@ -61,6 +61,8 @@
 //! | `fred` | yes | [`RedisStore`] through the client fred: one server, or Sentinel |
 //! | `fred-rustls` | | TLS for it: `rediss://` |
 //! | `fred-unix-sockets` | | Redis on a Unix socket: `redis+unix:///run/redis.sock` |
+//! | `redis-rs` | | [`RedisStore`] through the client redis-rs: a cluster, and by choice all that fred does |
+//! | `redis-rs-rustls` | | TLS for it: `rediss://` |
 //! | `axum` | | [`key::route`](fn@key::route), the peer that axum saw for [`key::ip`](fn@key::ip), and [`Decision`] as an extractor |
 //! | `tonic` | | the peer that tonic saw, and [`RateLimit`] around a single tonic service |
 //! | `tonic-tls` | | the peer behind the TLS of tonic's own server |
@@ -94,8 +96,8 @@ pub mod store;
 pub use self::axum::MissingDecision;
 #[cfg(feature = "serde")]
 pub use self::policies::Policies;
-#[cfg(feature = "fred")]
-pub use self::store::redis::{RedisStore, RedisStoreBuilder};
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
+pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
     decision::{Decision, Denial, PolicyDecision, Receipt},

@@ -284,7 +284,7 @@ impl Claim {
             quota: self.quota,
             key: self.key,
             cost: self.cost,
-            decided_at: server_time,
+            decided_at: verdict.decided_at.unwrap_or(server_time),
             denial: verdict.retry_after.map(|_| Denial::QuotaExceeded),
             remaining: verdict.remaining,
             retry_after: verdict.retry_after,

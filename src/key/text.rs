@@ -2,7 +2,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-#[cfg(feature = "fred")]
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
 use super::Secret;
 use super::{header, request};
 
@@ -126,7 +126,7 @@ impl Key {
     }
 
     /// A key that tells nothing of this one without the secret.
-    #[cfg(feature = "fred")]
+    #[cfg(any(feature = "fred", feature = "redis-rs"))]
     pub(crate) fn hashed(&self, secret: &Secret) -> Self {
         let digest = u128::from_be_bytes(secret.digest(&self.text));
         Self::plain("keyed", format_args!("{digest:032x}"))

@@ -279,24 +279,6 @@ macro_rules! dispatch {
 }
 
 impl Limit {
-    /// Whether one answer tells exactly what each of several equal requests would be told.
-    #[cfg(feature = "fred")]
-    pub(crate) fn merges(&self) -> bool {
-        match self {
-            Self::TokenBucket(bucket) => bucket.is_even(),
-            _ => true,
-        }
-    }
-
-    /// How much later all is restored by weight that is added to what counts already.
-    #[cfg(feature = "fred")]
-    pub(crate) fn delay(&self, weight: u64) -> Duration {
-        match self {
-            Self::TokenBucket(bucket) => Duration::from_micros(bucket.time(weight)),
-            _ => Duration::ZERO,
-        }
-    }
-
     pub(crate) fn settle(&self, state: &mut State, now: u64) {
         dispatch!(self, state, rule, inner => rule.settle(inner, now), else ());
     }

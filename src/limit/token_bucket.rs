@@ -139,13 +139,6 @@ impl TokenBucket {
         MAX_EXACT / 2 / rate.max(period / rate + 1)
     }
 
-    /// Whether each token takes a whole number of microseconds to come.
-    #[cfg(feature = "fred")]
-    pub(crate) fn is_even(&self) -> bool {
-        let (rate, _) = self.reduced();
-        rate == 1
-    }
-
     /// How long it takes until this many tokens have come, rounded up.
     pub(crate) fn time(&self, tokens: u64) -> u64 {
         let (rate, period) = self.reduced();

@@ -34,6 +34,12 @@ pub(super) fn fold<'a>(request: &Request<'a>) -> Folded<'a> {
 }
 
 impl Folds {
+    /// Where no two charges are on one key.
+    #[cfg(any(feature = "fred", feature = "redis-rs"))]
+    pub(super) fn none(charges: usize) -> Self {
+        Self((0..charges).collect())
+    }
+
     /// A verdict for each charge, from those for each key.
     pub(super) fn unfold(&self, verdicts: &[Verdict]) -> impl Iterator<Item = Verdict> {
         self.0.iter().filter_map(|place| verdicts.get(*place).copied())

@@ -5,7 +5,7 @@
 
 mod fold;
 mod memory;
-#[cfg(feature = "fred")]
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
 pub(crate) mod redis;
 
 use std::{
@@ -235,6 +235,8 @@ pub struct Verdict {
     pub retry_after: Option<Duration>,
     /// How long until nothing counts anymore.
     pub reset_after: Duration,
+    /// When it was decided, if not at the time of the answer: nodes of a cluster have clocks of their own.
+    pub decided_at: Option<Duration>,
 }
 
 impl Answer {
@@ -265,7 +267,15 @@ impl Verdict {
             remaining,
             retry_after,
             reset_after,
+            decided_at: None,
         }
+    }
+
+    /// The same verdict, decided at this time of the clock of the store.
+    #[must_use]
+    pub fn at(mut self, decided_at: Duration) -> Self {
+        self.decided_at = Some(decided_at);
+        self
     }
 }
 

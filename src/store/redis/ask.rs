@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use super::Call;
@@ -48,12 +50,43 @@ impl Ask {
         }
     }
 
+    /// The same operation, or another one, on some of the debits.
+    pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> Self {
+        Self {
+            operation,
+            debits: positions
+                .iter()
+                .map(|position| self.debits[*position].clone())
+                .collect(),
+            folds: Folds::none(positions.len()),
+        }
+    }
+
     /// Whether asking this after `other` is asking the same twice, and one answer tells what each of many is told.
     pub(super) fn merges_with(&self, other: &Self) -> bool {
         self.operation == Operation::Check
             && other.operation == Operation::Check
             && self.debits == other.debits
-            && self.debits.iter().all(|debit| debit.limit.merges())
+            && self.debits.iter().all(Debit::merges)
+    }
+}
+
+impl Debit {
+    /// Whether what is said of the last of several equal requests tells what each of them would be told alone.
+    fn merges(&self) -> bool {
+        match &self.limit {
+            // Each token takes a whole number of microseconds to come.
+            Limit::TokenBucket(bucket) => bucket.reduced().0 == 1,
+            _ => true,
+        }
+    }
+
+    /// How much later all is restored by this weight, where something counts already.
+    pub(super) fn delay(&self, weight: u64) -> Duration {
+        match &self.limit {
+            Limit::TokenBucket(bucket) => Duration::from_micros(bucket.time(weight)),
+            _ => Duration::ZERO,
+        }
     }
 }
 

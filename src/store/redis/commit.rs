@@ -71,13 +71,13 @@ pub(super) struct Ticket {
 
 impl Ticket {
     pub(super) fn new(
-        asks: impl IntoIterator<Item = Ask>,
+        asks: SmallVec<[Ask; 1]>,
         asked_at: Instant,
         stamp: Option<u64>,
     ) -> (Self, oneshot::Receiver<Result<Answer, StoreError>>) {
         let (sender, receiver) = oneshot::channel();
         let ticket = Self {
-            asks: asks.into_iter().collect(),
+            asks,
             asked_at,
             stamp,
             answer: Some(sender),
@@ -310,6 +310,8 @@ fn guess() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use smallvec::smallvec;
+
     use super::*;
     use crate::{
         Key, Limit, SlidingLog, TokenBucket,
@@ -325,7 +327,7 @@ mod tests {
         let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
         let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
         let ask = Ask::new(&names, &Request::new(operation, &charges));
-        Ticket::new([ask], Instant::now(), None).0
+        Ticket::new(smallvec![ask], Instant::now(), None).0
     }
 
     /// For each request its question, and how often each question is asked.

@@ -118,7 +118,14 @@ impl DenyCache {
     }
 
     /// Remembers a denial. The request was asked at that time, and with that stamp.
-    fn remember(&self, ask: &Ask, asked_at: Instant, stamp: u64, server_time: Duration, verdicts: &[Verdict]) {
+    pub(super) fn remember(
+        &self,
+        ask: &Ask,
+        asked_at: Instant,
+        stamp: u64,
+        server_time: Duration,
+        verdicts: &[Verdict],
+    ) {
         let Some(wait) = verdicts.iter().filter_map(|verdict| verdict.retry_after).max() else {
             return;
         };

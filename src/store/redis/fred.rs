@@ -1,8 +1,14 @@
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use fred::{
     bytes_utils::Str,
-    clients::{Client, Pool},
+    clients::Client,
     error::{Error, ErrorKind},
     interfaces::ClientLike,
     types::{
@@ -11,41 +17,45 @@ use fred::{
     },
 };
 use tokio::{
-    task::JoinHandle,
+    task::AbortHandle,
     time::{Instant, sleep, timeout},
 };
 
 use super::{
-    Failure,
+    AbortOnDrop, Failure,
     script::{Argument, Call, Item, Program, Script},
-    url,
+    url::FRED_IN_A_CLUSTER,
 };
 use crate::ConfigError;
 
 /// Talks to Redis through fred.
 pub(super) struct Fred {
-    source: Source,
-    /// Keeps our own client connected.
-    _connection: Option<Connection>,
-}
-
-enum Source {
-    One(Client),
-    Many(Pool),
+    lines: Vec<Line>,
+    next: AtomicUsize,
 }
 
 /// How long to wait for Redis when a store is made.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a client on which a request timed out may stay silent.
+const SILENCE: Duration = Duration::from_millis(500);
 
 impl Fred {
-    pub(super) async fn connect(url: &str) -> Result<Self, ConfigError> {
-        url::validate(url)?;
-        let config =
-            Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
-        let client = build(config).map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
+    pub(super) async fn connect(url: &str, connections: usize) -> Result<Self, ConfigError> {
+        let lines = (0..connections).map(|_| {
+            let config =
+                Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
+            let client = build(config).map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
+            Ok(Line::open(client))
+        });
+        let lines = lines.collect::<Result<Vec<_>, ConfigError>>()?;
 
-        let connection = Connection::open(client.clone());
-        match timeout(PATIENCE, client.wait_for_connect()).await {
+        let connected = async {
+            for line in &lines {
+                line.client.wait_for_connect().await?;
+            }
+            Ok(())
+        };
+        match timeout(PATIENCE, connected).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) if is_final(&error) => {
                 return Err(ConfigError::because(
@@ -59,26 +69,31 @@ impl Fred {
                 let _ = absent;
             }
         }
-        Ok(Self {
-            source: Source::One(client),
-            _connection: Some(connection),
-        })
+        Ok(Self::new(lines))
     }
 
-    pub(super) fn from_client(client: Client) -> Result<Self, ConfigError> {
-        audit(&client)?;
-        Ok(Self {
-            source: Source::One(client),
-            _connection: None,
-        })
+    pub(super) fn from_clients(clients: &[Client]) -> Result<Self, ConfigError> {
+        for client in clients {
+            audit(client)?;
+        }
+        Ok(Self::new(
+            clients.iter().cloned().map(Line::of_the_application).collect(),
+        ))
     }
 
-    pub(super) fn from_pool(pool: Pool) -> Result<Self, ConfigError> {
-        audit(pool.next())?;
-        Ok(Self {
-            source: Source::Many(pool),
-            _connection: None,
-        })
+    fn new(lines: Vec<Line>) -> Self {
+        Self {
+            lines,
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// The next line that is connected.
+    fn line(&self) -> Option<&Line> {
+        let count = self.lines.len();
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut lines = (0..count).map(|offset| &self.lines[first.wrapping_add(offset) % count]);
+        lines.clone().find(|line| line.client.is_connected()).or(lines.next())
     }
 
     pub(super) async fn run(
@@ -92,17 +107,8 @@ impl Fred {
         if left.is_zero() {
             return Err(Failure::Timeout);
         }
-        let options = Options {
-            // At most once: nothing is written again after a reconnect.
-            max_attempts: Some(1),
-            fail_fast: true,
-            timeout: Some(left),
-            ..Options::default()
-        };
-        let client = match &self.source {
-            Source::One(client) => client,
-            // Not a method of the pool itself, which would skip clients.
-            Source::Many(pool) => pool.next_connected(),
+        let Some(line) = self.line() else {
+            return Err(Failure::Unreachable("the pool is empty".into()));
         };
 
         let (name, text) = match program {
@@ -120,10 +126,32 @@ impl Fred {
         }));
 
         let command = CustomCommand::new_static(name, ClusterHash::Random, false);
-        match client.with_options(&options).custom_raw(command, arguments).await {
+        let answer = match line
+            .client
+            .with_options(&once(left))
+            .custom_raw(command, arguments)
+            .await
+        {
             Ok(frame) => read(frame),
             Err(error) => Err(failure(error)),
+        };
+        match &answer {
+            Err(Failure::Timeout) => line.doubt(),
+            // It became a replica and kept the connection.
+            Err(Failure::Refused(error)) if error.starts_with("READONLY") => line.renew(),
+            _ => {}
         }
+        answer
+    }
+}
+
+/// A command is written once, and only where there is a connection.
+fn once(timeout: Duration) -> Options {
+    Options {
+        max_attempts: Some(1),
+        fail_fast: true,
+        timeout: Some(timeout),
+        ..Options::default()
     }
 }
 
@@ -201,10 +229,10 @@ fn audit(client: &Client) -> Result<(), ConfigError> {
     let connection = client.connection_config();
 
     if client.is_clustered() {
-        return Err(ConfigError::new(
-            "this fred client is clustered, and while slots move fred 10 may hand one caller's reply to another; a \
-             cluster needs the feature `redis-rs`, which is to come",
-        ));
+        return Err(ConfigError::new(format!(
+            "this fred client is clustered, and {FRED_IN_A_CLUSTER}; give the URL `redis-cluster://..`, with the \
+             feature `redis-rs`"
+        )));
     }
     if client.client_reconnect_policy().is_none() {
         return Err(ConfigError::new(
@@ -232,35 +260,112 @@ fn audit(client: &Client) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Keeps a client connected until it is dropped.
-struct Connection(JoinHandle<()>);
+/// A client that is connected anew when it falls silent.
+///
+/// fred's own check looks at the time of the last write, so it sees nothing while requests keep coming, and while its
+/// routing task waits to write, nothing that it is told.
+struct Line {
+    client: Client,
+    router: Option<Router>,
+    doubted: Arc<AtomicBool>,
+}
 
-impl Connection {
+/// The task that keeps our own client connected; aborted, it begins again.
+struct Router {
+    running: Arc<Mutex<Option<AbortHandle>>>,
+    _keeper: AbortOnDrop<()>,
+}
+
+impl Line {
     fn open(client: Client) -> Self {
-        Self(tokio::spawn(async move {
-            loop {
-                // fred's own task ends on some errors although its policy is to go on, and does not tell.
-                let mut router = AbortOnDrop(client.connect());
-                match (&mut router.0).await {
-                    Ok(Ok(())) => return,
-                    Ok(Err(error)) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) => return,
-                    _ => sleep(Duration::from_millis(200)).await,
+        let running = Arc::<Mutex<Option<AbortHandle>>>::default();
+        let keeper = AbortOnDrop(tokio::spawn(keep(client.clone(), running.clone())));
+        Self {
+            router: Some(Router {
+                running,
+                _keeper: keeper,
+            }),
+            ..Self::of_the_application(client)
+        }
+    }
+
+    /// A client that the application keeps connected.
+    fn of_the_application(client: Client) -> Self {
+        Self {
+            client,
+            router: None,
+            doubted: Arc::default(),
+        }
+    }
+
+    /// A request had no answer: asks for a sign of life, and connects anew if there is none.
+    fn doubt(&self) {
+        self.at_once(|client, renewal| async move {
+            let ping = CustomCommand::new_static("PING", ClusterHash::Random, false);
+            // Any answer is a sign of life, even that this user may not ask.
+            let patient = client.with_options(&once(SILENCE));
+            let pong = patient.custom_raw(ping, Vec::<Value>::new()).await;
+            if pong.is_err_and(|error| *error.kind() == ErrorKind::Timeout) {
+                renewal.run(&client).await;
+            }
+        });
+    }
+
+    fn renew(&self) {
+        self.at_once(|client, renewal| async move { renewal.run(&client).await });
+    }
+
+    /// Runs one task at a time.
+    fn at_once<F: Future<Output = ()> + Send>(&self, task: impl FnOnce(Client, Renewal) -> F + Send + 'static) {
+        if self.doubted.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (client, doubted) = (self.client.clone(), self.doubted.clone());
+        let renewal = Renewal(self.router.as_ref().map(|router| router.running.clone()));
+        tokio::spawn(async move {
+            task(client, renewal).await;
+            sleep(PAUSE).await;
+            doubted.store(false, Ordering::Release);
+        });
+    }
+}
+
+/// How a client is connected anew: its routing task ends, or is told to if the application has it.
+struct Renewal(Option<Arc<Mutex<Option<AbortHandle>>>>);
+
+impl Renewal {
+    async fn run(self, client: &Client) {
+        match self.0 {
+            Some(running) => {
+                if let Some(running) = &*lock(&running) {
+                    running.abort();
                 }
             }
-        }))
+            None => {
+                let _ = timeout(SILENCE, client.force_reconnection()).await;
+            }
+        }
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.0.abort();
+/// How long a client is left alone before it is connected anew.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Keeps a client connected until it is dropped.
+async fn keep(client: Client, running: Arc<Mutex<Option<AbortHandle>>>) {
+    loop {
+        // fred's own task ends on some errors although its policy is to go on, and does not tell.
+        let mut router = AbortOnDrop(client.connect());
+        *lock(&running) = Some(router.0.abort_handle());
+        match (&mut router.0).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) => return,
+            Err(aborted) if aborted.is_cancelled() => {}
+            _ => sleep(PAUSE).await,
+        }
     }
 }
 
-struct AbortOnDrop<T>(JoinHandle<T>);
-
-impl<T> Drop for AbortOnDrop<T> {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

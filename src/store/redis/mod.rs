@@ -1,24 +1,34 @@
+mod across;
 mod ask;
 mod breaker;
 mod commit;
 mod deny_cache;
 #[cfg(feature = "fred")]
 mod fred;
+mod lanes;
+#[cfg(feature = "redis-rs")]
+mod redis_rs;
 mod script;
 mod server;
+mod slot;
 mod url;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
 
 use self::{
     ask::{Ask, Names},
-    commit::{Group, Lane, Ticket},
+    commit::Group,
     deny_cache::DenyCache,
+    lanes::Lanes,
     script::{Call, Item, Program, SCRIPT, Script},
     server::Server,
+    url::Url,
 };
 use super::{ErrorKind, Reply, Request, Store, StoreError};
 use crate::{ConfigError, key::Secret};
@@ -56,15 +66,22 @@ use crate::{ConfigError, key::Secret};
 #[must_use]
 pub struct RedisStore {
     server: Arc<Server>,
-    lane: Arc<Lane>,
 }
 
 /// Constructors.
 impl RedisStore {
     /// A store in the Redis of this URL, with the default settings.
     ///
-    /// `redis://:password@127.0.0.1:6379/0`, or `redis-sentinel://host:26379?sentinelServiceName=name`; with `rediss` for
-    /// TLS (feature `fred-rustls`).
+    /// | | |
+    /// | --- | --- |
+    /// | one server | `redis://user:password@127.0.0.1:6379/0` |
+    /// | a Unix socket | `redis+unix:///run/redis.sock` |
+    /// | Sentinel | `redis-sentinel://user:password@host:26379/0?sentinelServiceName=name&node=host:26379`; if the sentinels want credentials too, `&sentinelUsername=user&sentinelPassword=password` |
+    /// | a cluster | `redis-cluster://user:password@host:6379?node=host:6379`, any of its nodes (feature `redis-rs`) |
+    ///
+    /// With `rediss` in place of `redis` it is TLS (feature `fred-rustls` or `redis-rs-rustls`), and the certificate of
+    /// Redis must be signed by an authority that the system knows, or one in the file that the environment variable
+    /// `SSL_CERT_FILE` names.
     ///
     /// Redis need not be there yet: after a second at most the store is returned and keeps on connecting, and until then
     /// its checks fail at once. The connection is closed when the last clone of the store is dropped.
@@ -76,7 +93,6 @@ impl RedisStore {
     /// # Errors
     ///
     /// If the URL is not one of Redis, needs a feature that is off, or has credentials that Redis turns down.
-    #[cfg(feature = "fred")]
     pub async fn connect(url: &str) -> Result<Self, ConfigError> {
         Self::builder().connect(url).await
     }
@@ -89,6 +105,8 @@ impl RedisStore {
                 secret: None,
             },
             deadline: Duration::from_millis(100),
+            library: None,
+            connections: 1,
             script: &SCRIPT,
             group_commit: true,
             deny_cache: true,
@@ -129,6 +147,7 @@ impl RedisStore {
 }
 
 const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
+const MAX_CONNECTIONS: usize = 64;
 
 impl Store for RedisStore {
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
@@ -149,17 +168,11 @@ impl Store for RedisStore {
             }
             cache.forget(&asks);
         }
-        if self.lane.breaker.is_open() {
-            return Reply::Ready(Err(server::resting()));
+        match server.lanes.of(&asks) {
+            Some(lane) if lane.breaker.is_open() => Reply::Ready(Err(server::resting())),
+            Some(lane) => Reply::Pending(Box::pin(server.clone().ask(lane, asks, now, stamp))),
+            None => Reply::Pending(Box::pin(across::ask(server.clone(), asks, now))),
         }
-
-        let (server, lane) = (server.clone(), self.lane.clone());
-        Reply::Pending(Box::pin(async move {
-            let (ticket, answer) = Ticket::new(asks, now, stamp);
-            lane.submit(&server, ticket);
-            drop(server);
-            answer.await.unwrap_or_else(|_| Err(server::abandoned()))
-        }))
     }
 }
 
@@ -192,6 +205,8 @@ impl fmt::Debug for RedisStore {
 pub struct RedisStoreBuilder {
     names: Names,
     deadline: Duration,
+    library: Option<ClientLibrary>,
+    connections: usize,
     script: &'static Script,
     group_commit: bool,
     deny_cache: bool,
@@ -240,6 +255,24 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// The client through which to talk to Redis.
+    ///
+    /// The default is fred, and redis-rs for a cluster or where the feature `fred` is off.
+    pub fn client_library(mut self, library: ClientLibrary) -> Self {
+        self.library = Some(library);
+        self
+    }
+
+    /// How many connections to open to Redis, in a cluster to each node; checks take turns. From 1 to 64.
+    ///
+    /// One carries many checks at a time. More help where a single one is the bottleneck, such as with TLS.
+    ///
+    /// The default is 1.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
     /// For this crate's own tests: the time is what this key of Redis holds, in microseconds.
     ///
     /// Denials are not remembered, since the clock that they would be remembered by is another one.
@@ -255,11 +288,16 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// Those of [`RedisStore::connect`], and if a setting cannot work.
-    #[cfg(feature = "fred")]
     pub async fn connect(self, url: &str) -> Result<RedisStore, ConfigError> {
         self.validate()?;
-        let link = fred::Fred::connect(url).await?;
-        Ok(self.build(Link::Fred(link)))
+        let parsed = Url::parse(url, self.library)?;
+        let link = match parsed.library {
+            #[cfg(feature = "fred")]
+            ClientLibrary::Fred => Link::Fred(fred::Fred::connect(url, self.connections).await?),
+            #[cfg(feature = "redis-rs")]
+            ClientLibrary::RedisRs => Link::RedisRs(redis_rs::RedisRs::connect(&parsed, self.connections).await?),
+        };
+        Ok(self.build(link))
     }
 
     /// A store on a client that the application already has.
@@ -273,7 +311,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "fred")]
     pub fn client(self, client: ::fred::clients::Client) -> Result<RedisStore, ConfigError> {
         self.validate()?;
-        Ok(self.build(Link::Fred(fred::Fred::from_client(client)?)))
+        Ok(self.build(Link::Fred(fred::Fred::from_clients(&[client])?)))
     }
 
     /// A store on a pool of clients that the application already has; checks take turns.
@@ -282,9 +320,49 @@ impl RedisStoreBuilder {
     ///
     /// Those of [`client`](Self::client).
     #[cfg(feature = "fred")]
+    #[expect(clippy::needless_pass_by_value, reason = "the store shares its clients")]
     pub fn pool(self, pool: ::fred::clients::Pool) -> Result<RedisStore, ConfigError> {
         self.validate()?;
-        Ok(self.build(Link::Fred(fred::Fred::from_pool(pool)?)))
+        Ok(self.build(Link::Fred(fred::Fred::from_clients(pool.clients())?)))
+    }
+
+    /// A store on [connections](Self::connections) of its own, made as this client of redis-rs would make them.
+    ///
+    /// It is for what a URL cannot say, such as certificates.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// If a setting cannot work, or Redis turns the credentials down.
+    #[cfg(feature = "redis-rs")]
+    pub async fn redis_rs_client(self, client: &::redis::Client) -> Result<RedisStore, ConfigError> {
+        self.validate()?;
+        let link = redis_rs::RedisRs::from_client(client, self.connections).await?;
+        Ok(self.build(Link::RedisRs(link)))
+    }
+
+    /// A store in the cluster that these nodes belong to, as [`redis_rs_client`](Self::redis_rs_client) is for one server.
+    ///
+    /// A few nodes are enough to find the others, which are connected to as the first one is. The cluster connection of
+    /// redis-rs itself will not do: it sends a command again after a connection was lost, which would count a request
+    /// twice.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`redis_rs_client`](Self::redis_rs_client), and if there is no node.
+    #[cfg(feature = "redis-rs")]
+    pub async fn redis_rs_cluster(self, nodes: &[::redis::Client]) -> Result<RedisStore, ConfigError> {
+        self.validate()?;
+        let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();
+        let link = redis_rs::RedisRs::cluster(&nodes, self.connections).await?;
+        Ok(self.build(Link::RedisRs(link)))
     }
 
     fn validate(&self) -> Result<(), ConfigError> {
@@ -300,11 +378,17 @@ impl RedisStoreBuilder {
                 "the deadline of a check is longer than zero and at most an hour, such as 100 ms",
             ));
         }
+        if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
+            return Err(ConfigError::new(format!(
+                "a store has 1 to {MAX_CONNECTIONS} connections"
+            )));
+        }
         Ok(())
     }
 
     fn build(self, link: Link) -> RedisStore {
         let server = Server {
+            lanes: Lanes::new(link.is_clustered()),
             link,
             script: self.script,
             names: self.names,
@@ -317,7 +401,6 @@ impl RedisStoreBuilder {
         };
         RedisStore {
             server: Arc::new(server),
-            lane: Arc::default(),
         }
     }
 }
@@ -333,10 +416,40 @@ impl fmt::Debug for RedisStoreBuilder {
     }
 }
 
+/// A client of Redis that the store can use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ClientLibrary {
+    /// [fred](https://crates.io/crates/fred), for one server or Sentinel.
+    #[cfg(feature = "fred")]
+    Fred,
+    /// [redis-rs](https://crates.io/crates/redis), for one server, Sentinel or a cluster.
+    #[cfg(feature = "redis-rs")]
+    RedisRs,
+}
+
+impl ClientLibrary {
+    #[cfg(feature = "fred")]
+    const DEFAULT: Self = Self::Fred;
+    #[cfg(not(feature = "fred"))]
+    const DEFAULT: Self = Self::RedisRs;
+}
+
+/// A task that ends with its owner.
+struct AbortOnDrop<T>(JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// The seam to a client of Redis: it runs a script on the node that owns the keys. Nothing else knows a client.
 enum Link {
     #[cfg(feature = "fred")]
     Fred(fred::Fred),
+    #[cfg(feature = "redis-rs")]
+    RedisRs(redis_rs::RedisRs),
 }
 
 /// Why a script did not run, or not to its end.
@@ -371,6 +484,18 @@ impl Link {
         match self {
             #[cfg(feature = "fred")]
             Self::Fred(link) => link.run(script, program, call, deadline).await,
+            #[cfg(feature = "redis-rs")]
+            Self::RedisRs(link) => link.run(script, program, call, deadline).await,
+        }
+    }
+
+    /// Whether all keys of a call must lie in one slot.
+    fn is_clustered(&self) -> bool {
+        match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(_) => false,
+            #[cfg(feature = "redis-rs")]
+            Self::RedisRs(link) => link.is_clustered(),
         }
     }
 }

@@ -245,7 +245,7 @@ impl Tally {
             Verdict::new(
                 verdict.remaining.saturating_add(weight),
                 None,
-                verdict.reset_after.saturating_sub(debit.limit.delay(weight)),
+                verdict.reset_after.saturating_sub(debit.delay(weight)),
             )
         });
         let verdicts: SmallVec<[Verdict; 1]> = verdicts.collect();

@@ -9,14 +9,17 @@ use tokio::{
     time::{Instant, sleep},
 };
 
+use smallvec::SmallVec;
+
 use super::{
     Failure, Link,
-    ask::Names,
+    ask::{Ask, Names},
     commit::{Group, Lane, Ticket},
     deny_cache::DenyCache,
+    lanes::Lanes,
     script::{Call, Said, Script},
 };
-use crate::store::{ErrorKind, StoreError};
+use crate::store::{Answer, ErrorKind, StoreError};
 
 /// What the clones of a store share: Redis, and how to ask it.
 pub(super) struct Server {
@@ -26,12 +29,27 @@ pub(super) struct Server {
     pub(super) deadline: Duration,
     pub(super) group: Group,
     pub(super) deny_cache: Option<DenyCache>,
+    pub(super) lanes: Lanes,
 }
 
 /// How often a Redis that does not answer is probed.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Server {
+    /// Asks all of these in one call.
+    pub(super) async fn ask(
+        self: Arc<Self>,
+        lane: Arc<Lane>,
+        asks: SmallVec<[Ask; 1]>,
+        asked_at: Instant,
+        stamp: Option<u64>,
+    ) -> Result<Answer, StoreError> {
+        let (ticket, answer) = Ticket::new(asks, asked_at, stamp);
+        lane.submit(&self, ticket);
+        drop(self); // who waits keeps no connection open
+        answer.await.unwrap_or_else(|_| Err(abandoned()))
+    }
+
     /// When a ticket must have its answer.
     pub(super) fn due(&self, ticket: &Ticket) -> Instant {
         ticket.asked_at + self.deadline
@@ -89,7 +107,7 @@ pub(super) fn resting() -> StoreError {
 }
 
 /// What is told to those whose call went away with its runtime.
-pub(super) fn abandoned() -> StoreError {
+fn abandoned() -> StoreError {
     StoreError::new(
         ErrorKind::Unreachable,
         "the runtime in which Redis was asked has shut down",

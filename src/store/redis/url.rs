@@ -1,56 +1,220 @@
+use super::ClientLibrary;
 use crate::ConfigError;
 
-/// Refuses the URLs that a client would misread. No error shows the URL, since it may hold a password.
-pub(super) fn validate(url: &str) -> Result<(), ConfigError> {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return Err(not_redis());
-    };
+/// A URL that no client will misread. No error shows it, since it may hold a password.
+#[cfg_attr(
+    not(feature = "redis-rs"),
+    expect(dead_code, reason = "fred reads the URL by itself")
+)]
+pub(super) struct Url<'a> {
+    tls: bool,
+    kind: Kind,
+    credentials: Option<&'a str>,
+    host: &'a str,
+    /// The client that is to connect to it.
+    pub(super) library: ClientLibrary,
+    /// From the slash on.
+    path: &'a str,
+    query: &'a str,
+}
 
-    let (base, topology) = match scheme.split_once(['-', '+']) {
-        Some((base, topology)) => (base, Some(topology)),
-        None => (scheme, None),
-    };
-    let tls = match base {
-        "redis" | "valkey" => false,
-        "rediss" | "valkeys" => true,
-        _ => return Err(not_redis()),
-    };
-    match topology {
-        None | Some("sentinel") => {}
-        Some("unix") if cfg!(feature = "fred-unix-sockets") => {}
-        Some("unix") => return Err(ConfigError::new("a Unix socket needs the feature `fred-unix-sockets`")),
-        Some("cluster") => {
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Server,
+    UnixSocket,
+    Sentinel,
+    Cluster,
+}
+
+impl<'a> Url<'a> {
+    /// Reads a URL for this library, or for the one that suits it best.
+    pub(super) fn parse(url: &'a str, chosen: Option<ClientLibrary>) -> Result<Self, ConfigError> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(not_redis)?;
+        let (base, kind) = match scheme.split_once(['-', '+']) {
+            Some((base, "sentinel")) => (base, Kind::Sentinel),
+            Some((base, "cluster")) => (base, Kind::Cluster),
+            Some((base, "unix")) => (base, Kind::UnixSocket),
+            Some(_) => return Err(not_redis()),
+            None => (scheme, Kind::Server),
+        };
+        let tls = match base {
+            "redis" | "valkey" => false,
+            "rediss" | "valkeys" => true,
+            _ => return Err(not_redis()),
+        };
+
+        let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (credentials, host) = match authority.rsplit_once('@') {
+            Some((credentials, host)) => (Some(credentials), host),
+            None => (None, authority),
+        };
+        let url = Self {
+            tls,
+            kind,
+            library: library(kind, chosen)?,
+            credentials,
+            host,
+            path,
+            query,
+        };
+
+        if tls {
+            prepare_tls(scheme, url.library)?;
+        }
+        if credentials.is_some_and(|credentials| !credentials.contains(':')) {
             return Err(ConfigError::new(
-                "a cluster needs the feature `redis-rs`, which is to come; until then give one server or Sentinel",
+                "the URL has a user and no password; a password alone is written `redis://:password@host`",
             ));
         }
-        Some(_) => return Err(not_redis()),
+        if url.parameter("db").is_some() {
+            return Err(ConfigError::new(
+                "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`",
+            ));
+        }
+        if kind == Kind::Sentinel && url.parameter("sentinelServiceName").is_none() {
+            return Err(ConfigError::new(
+                "Sentinel needs the name of the primary: `redis-sentinel://host:26379?sentinelServiceName=name`",
+            ));
+        }
+        if fragment == "insecure" {
+            return Err(ConfigError::new(
+                "`#insecure` would trust any server; the certificate of Redis is always verified",
+            ));
+        }
+        Ok(url)
     }
 
+    fn parameters(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.query.split('&').filter_map(|pair| pair.split_once('='))
+    }
+
+    fn parameter(&self, name: &str) -> Option<&'a str> {
+        self.parameters()
+            .find_map(|(key, value)| (key == name).then_some(value))
+    }
+}
+
+fn library(kind: Kind, chosen: Option<ClientLibrary>) -> Result<ClientLibrary, ConfigError> {
+    match kind {
+        #[cfg(feature = "fred")]
+        Kind::Cluster if chosen == Some(ClientLibrary::Fred) => Err(ConfigError::new(format!(
+            "a cluster needs redis-rs: {FRED_IN_A_CLUSTER}",
+        ))),
+        #[cfg(not(feature = "redis-rs"))]
+        Kind::Cluster => Err(ConfigError::new(format!(
+            "a cluster needs the feature `redis-rs`: {FRED_IN_A_CLUSTER}",
+        ))),
+        #[cfg(feature = "redis-rs")]
+        Kind::Cluster => Ok(ClientLibrary::RedisRs),
+        #[cfg(all(feature = "fred", not(feature = "fred-unix-sockets")))]
+        Kind::UnixSocket if chosen.unwrap_or(ClientLibrary::DEFAULT) == ClientLibrary::Fred => {
+            Err(ConfigError::new("a Unix socket needs the feature `fred-unix-sockets`"))
+        }
+        _ => Ok(chosen.unwrap_or(ClientLibrary::DEFAULT)),
+    }
+}
+
+fn prepare_tls(scheme: &str, library: ClientLibrary) -> Result<(), ConfigError> {
+    let (built_in, feature) = match library {
+        #[cfg(feature = "fred")]
+        ClientLibrary::Fred => (cfg!(feature = "fred-rustls"), "fred-rustls"),
+        #[cfg(feature = "redis-rs")]
+        ClientLibrary::RedisRs => (cfg!(feature = "redis-rs-rustls"), "redis-rs-rustls"),
+    };
     // Without TLS built in, fred would connect in plain text.
-    if tls && !cfg!(feature = "fred-rustls") {
+    if !built_in {
         return Err(ConfigError::new(format!(
-            "`{scheme}://` asks for TLS: turn on the feature `fred-rustls`"
+            "`{scheme}://` asks for TLS: turn on the feature `{feature}`"
         )));
     }
-
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    if let Some((user, _)) = authority.rsplit_once('@')
-        && !user.contains(':')
-    {
-        return Err(ConfigError::new(
-            "the URL has a user and no password; a password alone is written `redis://:password@host`",
-        ));
-    }
-    if rest
-        .split_once('?')
-        .is_some_and(|(_, query)| query.split('&').any(|pair| pair.starts_with("db=")))
-    {
-        return Err(ConfigError::new(
-            "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`",
-        ));
+    // Where the application has two providers compiled in and has chosen none, rustls would panic.
+    #[cfg(any(feature = "fred-rustls", feature = "redis-rs-rustls"))]
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // An error means that somebody else was faster.
+        let _ = rustls::crypto::ring::default_provider().install_default();
     }
     Ok(())
+}
+
+/// Why fred does not serve a cluster.
+#[cfg(feature = "fred")]
+pub(super) const FRED_IN_A_CLUSTER: &str =
+    "while slots move, fred 10 may hand one caller's reply to another, and while one primary is down it serves none";
+
+#[cfg(feature = "redis-rs")]
+pub(super) enum Topology {
+    Server,
+    /// The primary of this name; those who know it are asked with these credentials.
+    Sentinel {
+        service: String,
+        credentials: Option<String>,
+    },
+    Cluster,
+}
+
+/// In plain URLs of single servers, for a client that knows no others.
+#[cfg(feature = "redis-rs")]
+impl<'a> Url<'a> {
+    pub(super) fn topology(&self) -> Topology {
+        match self.kind {
+            Kind::Server | Kind::UnixSocket => Topology::Server,
+            Kind::Cluster => Topology::Cluster,
+            Kind::Sentinel => Topology::Sentinel {
+                service: self.parameter("sentinelServiceName").unwrap_or_default().to_owned(),
+                credentials: self.parameter("sentinelPassword").map(|password| {
+                    let user = self.parameter("sentinelUsername").unwrap_or_default();
+                    // In a query, `+` is a space.
+                    format!("{user}:{password}").replace('+', "%20")
+                }),
+            },
+        }
+    }
+
+    /// The server, or for Sentinel and a cluster all that is not an address.
+    pub(super) fn plain(&self) -> String {
+        match self.kind {
+            Kind::UnixSocket => {
+                let (user, password) = self
+                    .credentials
+                    .and_then(|credentials| credentials.split_once(':'))
+                    .unwrap_or_default();
+                let mut url = format!("unix://{}", self.path);
+                for (separator, name, value) in [("?", "pass", password), ("&", "user", user)] {
+                    if !value.is_empty() {
+                        url.extend([separator, name, "=", &value.replace('+', "%2B").replace('&', "%26")]);
+                    }
+                }
+                url
+            }
+            _ => self.at(self.host, self.credentials, self.path),
+        }
+    }
+
+    /// All nodes that the URL names.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = String> {
+        let (credentials, path) = match self.topology() {
+            // Sentinels have credentials of their own, and no databases.
+            Topology::Sentinel { credentials, .. } => (credentials, ""),
+            _ => (self.credentials.map(str::to_owned), self.path),
+        };
+        let more = self.parameters().filter(|(name, _)| *name == "node");
+        std::iter::once(self.host)
+            .chain(more.map(|(_, node)| node))
+            .map(move |node| self.at(node, credentials.as_deref(), path))
+    }
+
+    fn at(&self, host: &str, credentials: Option<&str>, path: &str) -> String {
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        let (credentials, at) = credentials.map_or(("", ""), |credentials| (credentials, "@"));
+        let has_port = host.rfind(':') > host.rfind(']');
+        let port = match self.kind {
+            Kind::Sentinel if !has_port => ":26379",
+            _ => "",
+        };
+        format!("{scheme}://{credentials}{at}{host}{port}{path}")
+    }
 }
 
 fn not_redis() -> ConfigError {
@@ -61,6 +225,10 @@ fn not_redis() -> ConfigError {
 mod tests {
     use super::*;
 
+    fn parse(url: &str) -> Result<Url<'_>, ConfigError> {
+        Url::parse(url, None)
+    }
+
     #[test]
     fn a_url_that_a_client_would_misread_is_refused_with_the_fix() {
         for (url, fix) in [
@@ -70,9 +238,10 @@ mod tests {
             ("redis-ring://127.0.0.1", "redis://"),
             ("redis://secret@127.0.0.1", "`redis://:password@host`"),
             ("redis://127.0.0.1/?db=3", "redis://host:6379/3"),
-            ("redis-cluster://127.0.0.1", "feature `redis-rs`"),
+            ("redis-sentinel://127.0.0.1", "?sentinelServiceName=name"),
+            ("redis://:secret@127.0.0.1#insecure", "always verified"),
         ] {
-            let error = validate(url).unwrap_err().to_string();
+            let error = parse(url).err().expect(url).to_string();
             assert!(error.contains(fix), "{url}: {error}");
             assert!(!error.contains("secret"), "{error}");
         }
@@ -83,11 +252,17 @@ mod tests {
         for url in [
             "rediss://127.0.0.1",
             "valkeys://127.0.0.1",
-            "rediss-sentinel://127.0.0.1",
+            "rediss-sentinel://127.0.0.1?sentinelServiceName=main",
         ] {
-            let refused = validate(url).err().map(|error| error.to_string());
-            assert_eq!(refused.is_none(), cfg!(feature = "fred-rustls"), "{url}");
-            assert!(refused.is_none_or(|error| error.contains("feature `fred-rustls`")));
+            let refused = parse(url).err().map(|error| error.to_string());
+            let (built_in, feature) = match ClientLibrary::DEFAULT {
+                #[cfg(feature = "fred")]
+                ClientLibrary::Fred => (cfg!(feature = "fred-rustls"), "feature `fred-rustls`"),
+                #[cfg(feature = "redis-rs")]
+                ClientLibrary::RedisRs => (cfg!(feature = "redis-rs-rustls"), "feature `redis-rs-rustls`"),
+            };
+            assert_eq!(refused.is_none(), built_in, "{url}");
+            assert!(refused.is_none_or(|error| error.contains(feature)));
         }
     }
 
@@ -99,7 +274,59 @@ mod tests {
             "valkey://:secret@redis.internal",
             "redis-sentinel://10.0.0.1:26379?sentinelServiceName=main&node=10.0.0.2:26379",
         ] {
-            assert!(validate(url).is_ok(), "{url}");
+            assert!(parse(url).is_ok(), "{url}");
         }
+    }
+
+    #[test]
+    #[cfg(not(feature = "redis-rs"))]
+    fn a_cluster_without_redis_rs_is_refused_with_the_fix() {
+        let error = parse("redis-cluster://:secret@127.0.0.1")
+            .err()
+            .expect("an error")
+            .to_string();
+        assert!(error.contains("feature `redis-rs`"), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    #[cfg(all(feature = "fred", feature = "redis-rs"))]
+    fn a_cluster_is_served_by_redis_rs_alone() {
+        let url = "redis-cluster://127.0.0.1";
+        assert_eq!(
+            Url::parse(url, None).expect("a good URL").library,
+            ClientLibrary::RedisRs
+        );
+        let error = Url::parse(url, Some(ClientLibrary::Fred))
+            .err()
+            .expect("an error")
+            .to_string();
+        assert!(error.contains("a cluster needs redis-rs"), "{error}");
+    }
+
+    #[cfg(feature = "redis-rs")]
+    fn in_plain(url: &str) -> (String, Vec<String>) {
+        let url = parse(url).expect("a good URL");
+        (url.plain(), url.nodes().collect())
+    }
+
+    #[test]
+    #[cfg(feature = "redis-rs")]
+    fn sentinels_have_credentials_of_their_own_and_no_database() {
+        let url = "redis-sentinel://u:p@a:1/3?sentinelServiceName=s&node=[::1]&sentinelPassword=x+y";
+        assert_eq!(
+            in_plain(url),
+            (
+                "redis://u:p@a:1/3".into(),
+                vec!["redis://:x%20y@a:1".into(), "redis://:x%20y@[::1]:26379".into()]
+            )
+        );
+    }
+
+    #[test]
+    #[cfg(feature = "redis-rs")]
+    fn nodes_of_a_cluster_share_their_credentials() {
+        let (_, nodes) = in_plain("valkey-cluster://u:p@a:1?node=b:2");
+        assert_eq!(nodes, ["redis://u:p@a:1", "redis://u:p@b:2"]);
     }
 }

@@ -1,0 +1,201 @@
+mod cluster;
+mod node;
+mod sentinel;
+
+use std::time::Duration;
+
+use redis::{Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, Value};
+use tokio::time::{Instant, timeout};
+
+use self::{
+    cluster::Cluster,
+    node::{Dial, Node},
+    sentinel::Sentinels,
+};
+use super::{
+    Failure,
+    script::{Argument, Call, Item, Program, Script},
+    url::{Topology, Url},
+};
+use crate::ConfigError;
+
+/// Talks to Redis through redis-rs.
+pub(super) struct RedisRs {
+    server: Server,
+}
+
+enum Server {
+    One(Node),
+    Cluster(Cluster),
+}
+
+/// How long to wait for Redis when a store is made.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl RedisRs {
+    pub(super) async fn connect(url: &Url<'_>, connections: usize) -> Result<Self, ConfigError> {
+        let dial = match url.topology() {
+            Topology::Server => Dial::Server(prepared(&parsed(url.plain())?)),
+            Topology::Sentinel { service, .. } => {
+                let sentinels: Vec<_> = url.nodes().map(parsed).collect::<Result<_, _>>()?;
+                let template = prepared(&parsed(url.plain())?);
+                Dial::Primary(Sentinels::new(
+                    sentinels.iter().map(without_name).collect(),
+                    service,
+                    template,
+                ))
+            }
+            Topology::Cluster => {
+                let nodes = url.nodes().map(parsed).collect::<Result<Vec<_>, _>>()?;
+                return Self::cluster(&nodes, connections).await;
+            }
+        };
+        let server = Server::One(Node::new(dial, connections));
+        Self { server }.settled().await
+    }
+
+    pub(super) async fn from_client(client: &redis::Client, connections: usize) -> Result<Self, ConfigError> {
+        let server = prepared(client.get_connection_info());
+        let server = Server::One(Node::new(Dial::Server(server), connections));
+        Self { server }.settled().await
+    }
+
+    /// A cluster, of which these nodes are known.
+    pub(super) async fn cluster(nodes: &[ConnectionInfo], connections: usize) -> Result<Self, ConfigError> {
+        let seeds = nodes.iter().map(|node| match node.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Ok((host.clone(), *port)),
+            _ => Err(ConfigError::new("a cluster cannot be reached through a Unix socket")),
+        });
+        let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
+        let Some(template) = nodes.first() else {
+            return Err(ConfigError::new("a cluster needs at least one node to begin with"));
+        };
+        let server = Server::Cluster(Cluster::new(seeds, prepared(template), connections));
+        Self { server }.settled().await
+    }
+
+    /// Waits a little for Redis; it may come later.
+    async fn settled(self) -> Result<Self, ConfigError> {
+        let settled = async {
+            match &self.server {
+                Server::One(node) => node.settled().await,
+                Server::Cluster(cluster) => cluster.settled().await,
+            }
+        };
+        match timeout(PATIENCE, settled).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                return Err(ConfigError::because(
+                    format!("Redis turned the credentials or the database down: {error}"),
+                    error,
+                ));
+            }
+            Err(_) => {
+                #[cfg(feature = "tracing")]
+                tracing::warn!("Redis is not there yet; the store keeps on connecting");
+            }
+        }
+        Ok(self)
+    }
+
+    pub(super) async fn run(
+        &self,
+        script: &'static Script,
+        program: Program,
+        call: &Call,
+        deadline: Instant,
+    ) -> Result<Vec<Item>, Failure> {
+        if deadline <= Instant::now() {
+            return Err(Failure::Timeout);
+        }
+        let command = command(script, program, call);
+        let answer = match &self.server {
+            Server::One(node) => node.send(&command, false, deadline).await?,
+            Server::Cluster(cluster) => {
+                let key = call.keys.first().map_or(&b""[..], |key| key);
+                cluster.send(key, &command, deadline).await?
+            }
+        };
+        read(answer)
+    }
+
+    pub(super) fn is_clustered(&self) -> bool {
+        matches!(self.server, Server::Cluster(_))
+    }
+}
+
+fn command(script: &'static Script, program: Program, call: &Call) -> Cmd {
+    let (name, text) = match program {
+        Program::Known => ("EVALSHA", script.sha1.as_str()),
+        Program::Taught => ("EVAL", script.source),
+    };
+    let bytes = call.keys.iter().map(bytes::Bytes::len).sum::<usize>();
+    let mut command = Cmd::with_capacity(3 + call.keys.len() + call.arguments.len(), text.len() + bytes + 128);
+    command.arg(name).arg(text).arg(call.keys.len());
+    for key in &call.keys {
+        command.arg(&key[..]);
+    }
+    for argument in &call.arguments {
+        match argument {
+            Argument::Word(word) => command.arg(word),
+            Argument::Number(number) => command.arg(number),
+        };
+    }
+    command
+}
+
+fn read(answer: Value) -> Result<Vec<Item>, Failure> {
+    match answer {
+        Value::Array(items) => items
+            .into_iter()
+            .map(|item| match item {
+                Value::Int(number) => Ok(Item::Number(number)),
+                Value::BulkString(text) => Ok(Item::Text(String::from_utf8_lossy(&text).into_owned())),
+                Value::SimpleString(text) => Ok(Item::Text(text)),
+                _ => Err(Failure::Protocol(
+                    "the reply of Redis holds something that is neither a number nor a text",
+                )),
+            })
+            .collect(),
+        Value::ServerError(error) => Err(Failure::Refused(match error.details() {
+            Some(details) => format!("{} {details}", error.code()),
+            None => error.code().to_owned(),
+        })),
+        _ => Err(Failure::Protocol("the reply of Redis is no list")),
+    }
+}
+
+fn parsed(url: String) -> Result<ConnectionInfo, ConfigError> {
+    url.into_connection_info()
+        .map_err(|error| ConfigError::because("this Redis URL cannot be used", error))
+}
+
+/// The same server, with small writes at once, and in the protocol that tells of a lost connection.
+fn prepared(server: &ConnectionInfo) -> ConnectionInfo {
+    let server = without_name(server);
+    let settings = server.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    let tcp = server.tcp_settings().clone().set_nodelay(true);
+    server.set_redis_settings(settings).set_tcp_settings(tcp)
+}
+
+/// The same server, which is not told what it is talking to: the user may not be allowed to say it.
+fn without_name(server: &ConnectionInfo) -> ConnectionInfo {
+    let settings = server.redis_settings().clone().set_skip_set_lib_name();
+    server.clone().set_redis_settings(settings)
+}
+
+/// The server at this address, in all else like the template.
+fn at(template: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
+    let address = match template.addr() {
+        ConnectionAddr::TcpTls {
+            insecure, tls_params, ..
+        } => ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    template.clone().set_addr(address)
+}
