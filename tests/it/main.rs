@@ -7,6 +7,7 @@ mod bad_input;
 mod client_ip;
 mod conformance;
 mod differential;
+mod fallback;
 mod figures;
 mod fuzz;
 mod http_fields;
