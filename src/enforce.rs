@@ -6,7 +6,7 @@ use std::{
     mem,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -21,6 +21,7 @@ use http::{
 use crate::{
     Decision, FailureMode, Policy,
     headers::{Fields, retry_after},
+    health::{Health, OnFailure},
     key::KeyError,
     limiter::{Asked, Claim, Claims, Pending, ask},
     response::{Rejection, ResponseFormat},
@@ -36,21 +37,17 @@ pub(crate) struct Enforcer {
     pub(crate) format: Arc<dyn ResponseFormat>,
     pub(crate) failure_mode: FailureMode,
     pub(crate) jitter: Duration,
-    pub(crate) health: Arc<Health>,
+    pub(crate) on_failure: OnFailure,
+    pub(crate) warned: Arc<Warned>,
 }
 
-/// Whether the store answered last time, to warn once per change.
+/// What there were warnings of.
 #[derive(Debug, Default)]
-pub(crate) struct Health {
-    failing: AtomicBool,
-    /// How many answers in a row there were since it failed.
-    answers: AtomicU32,
-    warned_of_key: AtomicBool,
-    warned_of_repetition: AtomicBool,
+pub(crate) struct Warned {
+    store: Health,
+    key: AtomicBool,
+    repetition: AtomicBool,
 }
-
-/// How many answers in a row make a store that has failed a good one.
-const STEADY: u32 = 20;
 
 /// How far a request got.
 pub(crate) enum Progress {
@@ -163,6 +160,7 @@ impl Enforcer {
 
     fn fail(&self, error: &StoreError, parts: &Parts) -> Verdict {
         self.warn_of_failure(error);
+        self.on_failure.tell(error);
         if self.failure_mode == FailureMode::Open {
             return Verdict::Pass(None);
         }
@@ -213,8 +211,7 @@ fn advise(response: &mut Response<Bytes>, wait: Duration) {
 /// Warnings, each once per change of state.
 impl Enforcer {
     fn warn_of_failure(&self, error: &StoreError) {
-        self.health.answers.store(0, Ordering::Relaxed);
-        if !self.health.failing.swap(true, Ordering::Relaxed) {
+        if self.warned.store.fails() {
             #[cfg(feature = "tracing")]
             tracing::warn!(%error, source = error.source(), mode = ?self.failure_mode, "the store of the limits fails");
         }
@@ -222,18 +219,14 @@ impl Enforcer {
     }
 
     fn recover(&self) {
-        // Reading first keeps the line shared between cores while all is well. A store that fails now and then is failing.
-        if self.health.failing.load(Ordering::Relaxed)
-            && self.health.answers.fetch_add(1, Ordering::Relaxed) >= STEADY
-            && self.health.failing.swap(false, Ordering::Relaxed)
-        {
+        if self.warned.store.answers() {
             #[cfg(feature = "tracing")]
             tracing::warn!("the store of the limits answers again");
         }
     }
 
     fn warn_of_key(&self, error: &KeyError) {
-        if !self.health.warned_of_key.swap(true, Ordering::Relaxed) {
+        if !self.warned.key.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
             tracing::error!(%error, "requests are refused: they have no key");
         }
@@ -241,7 +234,7 @@ impl Enforcer {
     }
 
     fn warn_of_repetition(&self, policy: &Policy) {
-        if !self.health.warned_of_repetition.swap(true, Ordering::Relaxed) {
+        if !self.warned.repetition.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
             tracing::warn!(
                 policy = policy.name(),

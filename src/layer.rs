@@ -6,10 +6,11 @@ use crate::{
     ConfigError, FailureMode, Headers, IntoPolicies, RateLimit,
     enforce::Enforcer,
     headers::{Fields, Reset},
+    health::OnFailure,
     key::Secret,
     policy::validate_names,
     response::{Negotiated, ResponseFormat},
-    store::Store,
+    store::{Store, StoreError},
 };
 
 /// Limits how often a caller may use the services it is applied to.
@@ -153,7 +154,8 @@ impl RateLimitLayer {
                 false => FailureMode::Open,
             },
             policies: policies.into(),
-            health: Arc::default(),
+            on_failure: OnFailure::default(),
+            warned: Arc::default(),
         };
         Ok(Self {
             enforcer: Arc::new(enforcer),
@@ -211,6 +213,29 @@ impl RateLimitLayer {
     /// The default is [`FailureMode::Closed`] if a policy is, else [`FailureMode::Open`].
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
         Arc::make_mut(&mut self.enforcer).failure_mode = failure_mode;
+        self
+    }
+
+    /// Tells of each request for which the store did not answer, whatever the failure mode.
+    ///
+    /// It only observes: what the caller is told is up to the [`format`](Self::format). It runs on the path of the request,
+    /// so it must be quick, and a panic in it is one of the service. The default is to tell nobody.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// static FAILURES: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// let policy = Policy::new("everybody", SlidingLog::per_second(100)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).on_failure(|error| {
+    ///     eprintln!("uncounted: {:?}: {error}", error.kind());
+    ///     FAILURES.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// # let _ = layer;
+    /// ```
+    pub fn on_failure(mut self, observe: impl Fn(&StoreError) + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.enforcer).on_failure = OnFailure::new(observe);
         self
     }
 }

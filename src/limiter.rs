@@ -379,12 +379,13 @@ impl Future for Pending {
 }
 
 fn conclude(answer: Result<Answer, StoreError>, question: Question) -> Result<Decision, StoreError> {
-    let answer = answer?;
+    let mut answer = answer?;
     let Question {
         store,
         operation,
         claims,
     } = question;
+    let store = answer.take_origin().unwrap_or(store);
     let outcome = match answer.outcomes.into_iter().next() {
         Some(outcome) if outcome.verdicts.len() == claims.len() => outcome,
         _ => {

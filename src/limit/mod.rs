@@ -182,6 +182,18 @@ impl Limit {
         }
     }
 
+    /// The same limit, for who has a share of it.
+    pub(crate) fn scaled(&self, share: Share) -> Self {
+        match self {
+            Self::SlidingLog(log) => log.scaled(share).into(),
+            Self::SlidingCounter(counter) => counter.scaled(share).into(),
+            Self::FixedWindow(fixed) => fixed.clone().scaled(share).into(),
+            Self::TokenBucket(bucket) => bucket.scaled(share).into(),
+            Self::Unlimited => Self::Unlimited,
+            Self::DenyAll => Self::DenyAll,
+        }
+    }
+
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         match self {
             Self::SlidingLog(log) => log.validate(),
@@ -301,6 +313,23 @@ impl Limit {
 
     pub(crate) fn refund(&self, state: &mut State, now: u64, at: u64, weight: u64) -> bool {
         dispatch!(self, state, rule, inner => rule.refund(inner, now, at, weight), else false)
+    }
+}
+
+/// A part of a limit: so many of so many parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) parts: u32,
+    pub(crate) of: u32,
+}
+
+impl Share {
+    pub(crate) const WHOLE: Self = Self { parts: 1, of: 1 };
+
+    /// The share of this quota, rounded down, and at least 1.
+    pub(crate) fn part_of(self, quota: u64) -> u64 {
+        let part = u128::from(quota) * u128::from(self.parts) / u128::from(self.of);
+        u64::try_from(part).unwrap_or(quota).max(1)
     }
 }
 

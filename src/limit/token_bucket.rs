@@ -1,6 +1,6 @@
 use std::{fmt, time::Duration};
 
-use super::{MAX_EXACT, MAX_QUOTA, Rule, SLACK, Span, constructors};
+use super::{MAX_EXACT, MAX_QUOTA, Rule, SLACK, Share, Span, constructors};
 use crate::ConfigError;
 
 /// Token bucket: so many on average, and up to `burst` at once.
@@ -124,6 +124,22 @@ impl TokenBucket {
             )));
         }
         Ok(())
+    }
+
+    /// A share of the burst, and of the rate where that can be reckoned exactly.
+    pub(crate) fn scaled(self, share: Share) -> Self {
+        let burst = share.part_of(self.burst);
+        let exact = || {
+            let period = self.period.checked_mul(share.of)?;
+            let scaled = Self {
+                rate: self.rate.checked_mul(share.parts.into())?,
+                period,
+                burst,
+            };
+            let exact = period.as_micros() < MAX_EXACT.into() && scaled.validate().is_ok();
+            exact.then_some(scaled)
+        };
+        exact().unwrap_or(Self { burst, ..self })
     }
 
     /// The rate in its lowest terms: so many tokens in so many microseconds.

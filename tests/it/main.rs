@@ -1,13 +1,17 @@
 //! The tests that need more than one module: against real Redis servers, routers and connections.
 
 mod admission;
+mod attack;
 mod auto_traits;
 mod axum;
 mod bad_input;
 mod client_ip;
+mod clock_steps;
 mod conformance;
 mod deny_cache;
 mod differential;
+mod failure;
+mod fallback;
 mod figures;
 mod fuzz;
 mod group_commit;

@@ -3,6 +3,7 @@
 mod algorithms;
 mod bench;
 mod clock;
+mod faketime;
 mod frames;
 mod http;
 mod log;
@@ -18,6 +19,7 @@ pub(crate) use self::{
     algorithms::{Algorithm, berlin},
     bench::Bench,
     clock::Clock,
+    faketime::Faketime,
     frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,

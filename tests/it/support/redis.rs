@@ -12,6 +12,8 @@ use fred::{
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
+use super::Faketime;
+
 /// A Redis server of the test's own, which ends with it.
 pub(crate) struct Redis {
     port: u16,
@@ -39,6 +41,14 @@ impl Redis {
             }
         }
         panic!("redis-server does not start on any port");
+    }
+
+    /// Starts a server whose clock this sets.
+    pub(crate) fn start_under(clock: &Faketime) -> Self {
+        let mut redis = Self::not_started();
+        redis.server = launch(clock.command("redis-server"), redis.port, &[], &redis.folder);
+        assert!(redis.server.is_some(), "redis-server does not start under faketime");
+        redis
     }
 
     /// A port with nobody behind it until [`restart`](Self::restart).
@@ -156,7 +166,11 @@ fn free_port() -> u16 {
 
 /// A server that accepts connections; `None` if it ends before, since the port is taken.
 fn spawn(port: u16, settings: &[&str], folder: &TempDir) -> Option<Child> {
-    let mut server = Command::new("redis-server")
+    launch(Command::new("redis-server"), port, settings, folder)
+}
+
+fn launch(mut command: Command, port: u16, settings: &[&str], folder: &TempDir) -> Option<Child> {
+    let mut server = command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
         .args(settings)
