@@ -19,11 +19,12 @@ use http::{
 };
 
 use crate::{
-    Decision, FailureMode, Policy,
+    Decision, FailureMode, Policy, PolicyDecision,
+    decision::PolicyDecisions,
     headers::{Fields, retry_after},
     health::{Health, OnFailure},
     key::KeyError,
-    limiter::{Asked, Claim, Claims, Pending, ask},
+    limiter::{Asked, Pending, ask},
     response::{Rejection, ResponseFormat},
     store::{Operation, Store, StoreError},
 };
@@ -67,22 +68,22 @@ pub(crate) enum Verdict {
 pub(crate) struct Counted {
     /// What this layer decided: its part of the fields.
     own: Decision,
-    /// What it and the layers around it decided.
-    all: Decision,
+    /// What it and the layers around it decided, if there are any.
+    joined: Option<Decision>,
 }
 
 impl Enforcer {
     /// Finds the keys and asks the store.
     pub(crate) fn begin(&self, parts: &mut Parts) -> Progress {
-        let claims = match self.claims(parts) {
-            Ok(claims) => claims,
+        let undecided = match self.undecided(parts) {
+            Ok(undecided) => undecided,
             Err(error) => return Progress::Done(self.refuse(&error, parts)),
         };
-        if claims.is_empty() {
+        if undecided.is_empty() {
             return Progress::Done(Verdict::Pass(None));
         }
 
-        match ask(&self.store, Operation::Check, claims) {
+        match ask(&self.store, Operation::Check, undecided) {
             Asked::Decided(decision) => Progress::Done(self.conclude(decision, parts)),
             Asked::Pending(decision) => Progress::Asking(decision),
         }
@@ -101,12 +102,10 @@ impl Enforcer {
         if !decision.is_allowed() {
             return self.limit(decision, parts);
         }
-        let all = match parts.extensions.get::<Decision>() {
-            Some(earlier) => earlier.followed_by(&decision),
-            None => decision.clone(),
-        };
-        parts.extensions.insert(all.clone());
-        Verdict::Pass(Some(Counted { own: decision, all }))
+        let earlier = parts.extensions.get::<Decision>();
+        let joined = earlier.map(|earlier| earlier.followed_by(&decision));
+        parts.extensions.insert(joined.as_ref().unwrap_or(&decision).clone());
+        Verdict::Pass(Some(Counted { own: decision, joined }))
     }
 
     /// Adds to the response of the service behind what the caller should know.
@@ -114,14 +113,15 @@ impl Enforcer {
         self.fields
             .write(&counted.own, response.status(), response.headers_mut());
         // The decision of an inner layer tells of this one's policies too.
-        if response.extensions().get::<Decision>().is_none() {
-            response.extensions_mut().insert(counted.all);
-        }
+        response
+            .extensions_mut()
+            .get_or_insert_with(|| counted.joined.unwrap_or(counted.own));
     }
 
-    fn claims(&self, parts: &Parts) -> Result<Claims, KeyError> {
+    /// The policies that apply, and whom the request counts against.
+    fn undecided(&self, parts: &Parts) -> Result<PolicyDecisions, KeyError> {
         let decided = parts.extensions.get::<Decision>();
-        let mut claims = Claims::new();
+        let mut undecided = PolicyDecisions::new();
         for policy in &*self.policies {
             let cost = policy.cost_of(parts);
             if cost == 0 {
@@ -130,14 +130,14 @@ impl Enforcer {
             let Some(key) = policy.extractor().extract(parts)? else {
                 continue;
             };
-            let claim = Claim::new(policy, key, cost);
-            if decided.is_some_and(|decided| claim.is_in(decided)) {
+            let asked = PolicyDecision::undecided(policy, key, cost);
+            if decided.is_some_and(|decided| asked.is_in(decided)) {
                 self.warn_of_repetition(policy);
                 continue;
             }
-            claims.push(claim);
+            undecided.push(asked);
         }
-        Ok(claims)
+        Ok(undecided)
     }
 
     fn limit(&self, decision: Decision, parts: &Parts) -> Verdict {

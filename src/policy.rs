@@ -1,8 +1,8 @@
 use std::{borrow::Cow, fmt, sync::Arc};
 
-use http::request::Parts;
+use http::{HeaderValue, request::Parts};
 
-use crate::{ConfigError, KeyExtractor, Limit};
+use crate::{ConfigError, KeyExtractor, Limit, headers::announced};
 
 /// Who may do how much.
 ///
@@ -65,6 +65,15 @@ pub struct Unkeyed;
 pub(crate) struct Quota {
     pub(crate) name: Cow<'static, str>,
     pub(crate) limit: Limit,
+    /// The policy as `RateLimit-Policy` announces it.
+    pub(crate) announced: HeaderValue,
+}
+
+impl Quota {
+    pub(crate) fn new(name: Cow<'static, str>, limit: Limit) -> Self {
+        let announced = announced(&name, &limit);
+        Self { name, limit, announced }
+    }
 }
 
 /// Constructors.
@@ -97,7 +106,7 @@ impl Policy<Unkeyed> {
         limit.validate()?;
 
         Ok(Self {
-            quota: Arc::new(Quota { name, limit }),
+            quota: Arc::new(Quota::new(name, limit)),
             cost: Cost::Always(1),
             failure_mode: FailureMode::Open,
             only: None,

@@ -297,6 +297,7 @@ fn answer(ticket: &Ticket, places: &[Place], said: &Said) -> Result<Answer, Stor
     Ok(Answer {
         server_time: said.server_time,
         outcomes: outcomes.collect::<Result<_, StoreError>>()?,
+        origin: None,
     })
 }
 

@@ -37,7 +37,7 @@ impl Faketime {
     }
 
     /// A program that goes by this clock.
-    pub(super) fn command(&self, program: &str) -> Command {
+    pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command
             // The allocator of Redis, jemalloc, asks for the time while it starts, when faketime needs an allocator.
