@@ -27,47 +27,47 @@ function fixed.limit(take)
   return { quota = quota, window = window, anchored = anchored, opens = opens, closes = closes }
 end
 
-function fixed.open(key, limit)
-  local start, used = numbers_of(key, '^(%d+) (%d+)$')
-  if not start then
-    return { key = key, start = limit.opens, finish = limit.closes, used = 0 }
+function fixed.open(state, limit)
+  local start, used = fetch(state.key)
+  local opens, closes = limit.opens, limit.closes
+  state.start, state.finish, state.used = opens, closes, 0
+  if not start or used == 0 or start > now + min(SLACK, closes - opens) then
+    return
   end
 
-  start, used = tonumber(start), tonumber(used)
-  local finish = limit.closes
+  local finish = closes
   if limit.anchored then
     finish = start + limit.window
   elseif start > now then
     -- The clock was set back over a boundary.
-    finish = start + limit.closes - limit.opens
+    finish = start + closes - opens
   end
 
-  local open = start >= limit.opens
+  local open = start >= opens
   if limit.anchored then
     open = now < finish
   end
-  if used > 0 and open and start <= now + math.min(SLACK, limit.closes - limit.opens) then
-    return { key = key, start = start, finish = finish, used = used }
+  if open then
+    state.start, state.finish, state.used = start, finish, used
   end
-  return { key = key, start = limit.opens, finish = limit.closes, used = 0 }
 end
 
-local function save(state)
-  call('SET', state.key, text(state.start) .. ' ' .. text(state.used), 'PX', ttl(state.finish - now))
+local function write(state)
+  store(state.key, state.finish - now, state.start, state.used, 0)
 end
 
 function fixed.room(state, limit)
-  return math.max(0, limit.quota - state.used)
+  return max(0, limit.quota - state.used)
 end
 
 function fixed.add(state, _, weight)
-  state.used = math.min(state.used + weight, MAX_TOTAL)
-  save(state)
+  state.used = min(state.used + weight, MAX_TOTAL)
+  write(state)
 end
 
 function fixed.wait(state)
   keep(state.key, state.finish - now)
-  return math.max(1, state.finish - now)
+  return max(1, state.finish - now)
 end
 
 function fixed.reset(state)
@@ -76,7 +76,7 @@ end
 
 function fixed.refund(state, _, at, weight)
   if state.used > 0 and state.start <= at and at < state.finish then
-    state.used = math.max(0, state.used - weight)
-    save(state)
+    state.used = max(0, state.used - weight)
+    write(state)
   end
 end

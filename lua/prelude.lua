@@ -7,6 +7,7 @@
 --       and for each charge: the limit's position, the cost; for a refund, last, when it was admitted
 -- reply the time in microseconds, then for each request: how many of its callers are admitted,
 --       and for each charge: remaining, the wait of the next caller (0: this charge fits), the time to a full reset;
+--       for a request that failed, and added nothing, only the text of its error, code first (`WRONGTYPE Operation ...`);
 --       the time alone where the boundaries of a calendar window do not enclose it, and then nothing was done
 --
 -- Times are microseconds and, like all numbers here, integers below 2^53.
@@ -16,11 +17,14 @@ if redis.replicate_commands then
 end
 
 local call = redis.call
+local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 
 -- How many entries one charge may read or remove.
 local BOUND = 1000
 -- How far ahead of the clock an entry may be and still belong to it; and how long a key outlives its use.
 local SLACK = 1000000
+-- Numbers are exact below this.
+local EXACT = 9007199254740992
 -- The most that is counted on one key.
 local MAX_TOTAL = 4503599627370496
 
@@ -36,7 +40,7 @@ end
 
 -- PEXPIRE's argument for a key that matters for `us` more microseconds.
 local function ttl(us)
-  return text(math.ceil((us + SLACK) / 1000))
+  return text(ceil((us + SLACK) / 1000))
 end
 
 local now = clock()
@@ -44,12 +48,28 @@ local now_text = text(now)
 local algorithms = {}
 local outside_calendar = false
 
--- The numbers that a key holds as text, or nothing.
-local function numbers_of(key, pattern)
+-- What a key holds is three little-endian doubles: text would cost more than the decision.
+local pack, unpack = struct.pack, struct.unpack
+
+local function number(value)
+  return value >= 0 and value < EXACT
+end
+
+-- The numbers that a key holds, or nothing where they are not ours.
+local function fetch(key)
   local value = call('GET', key)
-  if value then
-    return string.match(value, pattern)
+  if value and #value == 24 then
+    local a, b, c = unpack('<ddd', value)
+    if number(a) and number(b) and number(c) then
+      -- Integers where Lua has them.
+      return floor(a), floor(b), floor(c)
+    end
   end
+end
+
+-- Writes numbers to a key that matters for `us` more microseconds.
+local function store(key, us, a, b, c)
+  call('SET', key, pack('<ddd', a, b, c), 'PX', ttl(us))
 end
 
 -- Gives a key that has no expiry one, for `us` more microseconds.
