@@ -30,7 +30,11 @@ const LIMITS: [(&str, Limit); 6] = [
     ("fixed", |quota, window| format!("fixed {quota} {window} 1 0")),
     ("fixed, aligned", |quota, window| format!("fixed {quota} {window} 0 0")),
     ("bucket", |quota, window| {
-        format!("bucket {quota} 1 {} {}", window / quota, (1_u64 << 52) / (window / quota + 1))
+        format!(
+            "bucket {quota} 1 {} {}",
+            window / quota,
+            (1_u64 << 52) / (window / quota + 1)
+        )
     }),
 ];
 
@@ -119,10 +123,7 @@ const SHAPES: [Shape; 6] = [
 impl Shape {
     fn arguments(&self, limit: Limit) -> Vec<String> {
         let Self { checks, callers, .. } = self;
-        let words = format!(
-            "1 {} check {checks} {callers} 1 1 1",
-            limit(self.quota, self.window)
-        );
+        let words = format!("1 {} check {checks} {callers} 1 1 1", limit(self.quota, self.window));
         words.split(' ').map(str::to_owned).collect()
     }
 
@@ -145,9 +146,13 @@ impl Shape {
         self.run(redis, sha1, limit, self.warm..self.warm + self.calls).await;
 
         let statistics: String = redis.command("INFO", ["commandstats"]).await;
-        let evalsha = statistics.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
+        let evalsha = statistics
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
         let spent = evalsha.and_then(|figures| figures.split(',').find_map(|figure| figure.strip_prefix("usec=")));
-        let spent: f64 = spent.and_then(|spent| spent.parse().ok()).expect("the statistics of EVALSHA");
+        let spent: f64 = spent
+            .and_then(|spent| spent.parse().ok())
+            .expect("the statistics of EVALSHA");
         spent / (self.calls * self.checks) as f64
     }
 }
@@ -170,7 +175,14 @@ async fn main() {
     }
     let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
 
-    println!("microseconds of Redis for one check{}", if known.len() > 1 { ", and of the other script" } else { "" });
+    println!(
+        "microseconds of Redis for one check{}",
+        if known.len() > 1 {
+            ", and of the other script"
+        } else {
+            ""
+        }
+    );
     println!();
     println!("| limit | {} |", SHAPES.map(|shape| shape.name).join(" | "));
     println!("| --- |{}", " ---: |".repeat(SHAPES.len()));

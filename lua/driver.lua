@@ -12,9 +12,17 @@ local function take()
   return tonumber(word())
 end
 
+-- Only the algorithms at hand are made: a call of one check spends as much on that as on the check.
+local made = {}
+
+local function make(name)
+  made[name] = made[name] or algorithms[name]()
+  return made[name]
+end
+
 local limits = {}
 for i = 1, take() do
-  local algorithm = algorithms[word()]
+  local algorithm = make(word())
   limits[i] = algorithm.limit(take)
   limits[i].algorithm = algorithm
 end
