@@ -1,5 +1,6 @@
 -- The driver: reads the limits, then decides request by request. A request is admitted when all of its charges fit, and
--- only then is anything added. All of its keys are read before the first is written, so one that fails has added nothing.
+-- only then is anything added. All of its keys are read before anything is added to one, so a request that fails has
+-- added nothing, and those after it are decided as if it had not been there.
 
 local position = 0
 
@@ -43,10 +44,10 @@ local function verdict(remaining, wait, reset)
   length = length + 3
 end
 
--- What stands in the reply for a request that failed. Redis 7 raises a table, and before it the text came after the line.
+-- The text of an error, from its code on. Since Redis 7 it comes in a table; before, it may follow the script's line.
 local function explain(fault)
   local message = type(fault) == 'table' and fault.err or fault
-  return string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
+  return match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
 end
 
 local function reset(charges, times)
@@ -77,7 +78,9 @@ local function decide(charges, times, operation)
     local algorithm, state, limit = charge.algorithm, charge.state, charge.limit
     algorithm.open(state, limit)
     charge.room = algorithm.room(state, limit)
-    admitted = min(admitted, floor(charge.room / charge.cost))
+    if charge.room < admitted * charge.cost then
+      admitted = floor(charge.room / charge.cost)
+    end
   end
 
   local added = admitted
@@ -115,6 +118,7 @@ while position < #ARGV do
     charges[i] = { limit = limit, algorithm = limit.algorithm, cost = take(), state = {} }
   end
   local at = operation == 'refund' and take()
+  local run = operations[operation]
 
   for _ = 1, requests do
     for i = 1, size do
@@ -122,7 +126,7 @@ while position < #ARGV do
       next_key = next_key + 1
     end
     local before = length
-    local fine, fault = pcall(operations[operation], charges, times, operation, at)
+    local fine, fault = pcall(run, charges, times, operation, at)
     if not fine then
       while length > before do
         reply[length] = nil

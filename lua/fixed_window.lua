@@ -3,8 +3,8 @@
 function algorithms.fixed()
   local fixed = {}
 
-  -- Anchored windows begin with the first request, aligned ones at multiples of their length, and those of a calendar at
-  -- boundaries that come with the call, some around the time that the caller guessed.
+  -- Anchored windows begin with the first request, aligned ones at multiples of their length, and those of a calendar
+  -- at boundaries that come with the call, some around the time that the caller guessed.
   function fixed.limit(take)
     local quota, window, anchored, boundaries = take(), take(), take() == 1, take()
 

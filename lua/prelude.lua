@@ -7,7 +7,7 @@
 --       and for each charge: the limit's position, the cost; for a refund, last, when it was admitted
 -- reply the time in microseconds, then for each request: how many of its callers are admitted,
 --       and for each charge: remaining, the wait of the next caller (0: this charge fits), the time to a full reset;
---       for a request that failed, and added nothing, only the text of its error, code first (`WRONGTYPE Operation ...`);
+--       for a request that failed, which has added nothing, only the text of its error (`WRONGTYPE Operation ...`);
 --       the time alone where the boundaries of a calendar window do not enclose it, and then nothing was done
 --
 -- Times are microseconds and, like all numbers here, integers below 2^53.
@@ -18,6 +18,8 @@ end
 
 local call = redis.call
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
+local format, match = string.format, string.match
+local pack, unpack = struct.pack, struct.unpack
 
 -- How many entries one charge may read or remove.
 local BOUND = 1000
@@ -30,7 +32,7 @@ local MAX_TOTAL = 4503599627370496
 
 -- Lua's own conversion keeps 14 digits, and a time has 16.
 local function text(number)
-  return string.format('%.0f', number)
+  return format('%.0f', number)
 end
 
 local function clock()
@@ -48,26 +50,22 @@ local now_text = text(now)
 local algorithms = {}
 local outside_calendar = false
 
--- What a key holds is three little-endian doubles: text would cost more than the decision.
-local pack, unpack = struct.pack, struct.unpack
-
-local function number(value)
-  return value >= 0 and value < EXACT
-end
-
--- The numbers that a key holds, or nothing where they are not ours.
+-- The three numbers that a key holds, or nothing where it holds anything else. They are little-endian doubles: to read
+-- and write them as text costs more than the decision.
 local function fetch(key)
   local value = call('GET', key)
-  if value and #value == 24 then
-    local a, b, c = unpack('<ddd', value)
-    if number(a) and number(b) and number(c) then
-      -- Integers where Lua has them.
-      return floor(a), floor(b), floor(c)
-    end
+  if not value or #value ~= 24 then
+    return
+  end
+
+  local a, b, c = unpack('<ddd', value)
+  if a >= 0 and b >= 0 and c >= 0 and a < EXACT and b < EXACT and c < EXACT then
+    -- Integers in a Lua that tells them from floats.
+    return floor(a), floor(b), floor(c)
   end
 end
 
--- Writes numbers to a key that matters for `us` more microseconds.
+-- Writes three numbers to a key that matters for `us` more microseconds.
 local function store(key, us, a, b, c)
   call('SET', key, pack('<ddd', a, b, c), 'PX', ttl(us))
 end

@@ -25,11 +25,11 @@ function algorithms.log()
 
   -- Names are read instead of scores, which Redis would have to print.
   local function time_of(member)
-    return tonumber(string.match(member, '^%d+'))
+    return tonumber(match(member, '^%d+'))
   end
 
   local function weight_of(member)
-    return tonumber(string.match(member, ':(%d+)$') or 1)
+    return tonumber(match(member, ':(%d+)$') or 1)
   end
 
   local function drop(state, first, last)
@@ -47,8 +47,8 @@ function algorithms.log()
     state.budget = state.budget - (last - first + 1)
   end
 
-  -- Drops what has expired and what a clock that is gone has left, oldest and newest first, within the budget. There are
-  -- so many members `before` the window, `#` among them, and `ahead` of the clock.
+  -- Drops what has expired and what a clock that is gone has left, oldest and newest first, within the budget. So many
+  -- members lie `before` the window, `#` among them, and `ahead` of the clock.
   local function settle(state, limit, before, ahead)
     local total = before > 0 and call('ZSCORE', state.key, '#')
     if total then
@@ -108,8 +108,8 @@ function algorithms.log()
     local suffix = weight > 1 and ':' .. text(weight) or ''
     local total = state.weighted and text(-state.total)
 
-    -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and there
-    -- are no more than `stored` to meet.
+    -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and
+    -- there are no more than `stored` to meet.
     local member, attempt = score .. suffix, state.stored
     while true do
       local added

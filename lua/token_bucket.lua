@@ -12,7 +12,8 @@ function algorithms.bucket()
   function bucket.limit(take)
     local quota, rate, period, cap = take(), take(), take(), take()
 
-    local limit = { quota = quota, rate = rate, period = period, cap = cap, whole = floor(period / rate), rest = period % rate }
+    local limit = { quota = quota, rate = rate, period = period, cap = cap }
+    limit.whole, limit.rest = floor(period / rate), period % rate
     limit.slack = min(SLACK, time(limit, quota))
     return limit
   end
