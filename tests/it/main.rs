@@ -26,6 +26,7 @@ mod policies;
 mod properties;
 mod redis_store;
 mod reference;
+mod script;
 mod support;
 mod tidy;
 mod tonic;

@@ -144,6 +144,24 @@ impl RedisStore {
             }
         }
     }
+
+    /// The texts of the scripts that the store runs.
+    ///
+    /// A store teaches them to Redis by itself, with `EVAL`. Where its user may not, load them into every node, replicas
+    /// included, each time that one starts: `SCRIPT LOAD` gives the hash by which the store calls them.
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// for script in RedisStore::scripts() {
+    ///     // redis-cli SCRIPT LOAD "$script"
+    ///     assert!(script.starts_with("-- Decides a batch of requests"));
+    /// }
+    /// ```
+    #[must_use]
+    pub fn scripts() -> [&'static str; 1] {
+        [SCRIPT.source]
+    }
 }
 
 const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
