@@ -5,6 +5,7 @@ mod auto_traits;
 mod axum;
 mod bad_input;
 mod client_ip;
+mod cluster;
 mod conformance;
 mod differential;
 mod figures;

@@ -3,10 +3,13 @@
 mod algorithms;
 mod bench;
 mod clock;
+mod cluster;
 mod frames;
 mod http;
 mod log;
+mod proxy;
 mod redis;
+mod sentinel;
 mod stores;
 mod traffic;
 mod usage;
@@ -14,14 +17,39 @@ mod worker;
 
 use std::time::{Duration, Instant};
 
+/// A test of a store, through each client of Redis.
+macro_rules! each_client {
+    ($($(#[$attribute:meta])* $test:ident)*) => {
+        mod fred {$(
+            #[tokio::test]
+            $(#[$attribute])*
+            async fn $test() {
+                super::$test(tower_quota::ClientLibrary::Fred).await;
+            }
+        )*}
+
+        mod redis_rs {$(
+            #[tokio::test]
+            $(#[$attribute])*
+            async fn $test() {
+                super::$test(tower_quota::ClientLibrary::RedisRs).await;
+            }
+        )*}
+    };
+}
+pub(crate) use each_client;
+
 pub(crate) use self::{
     algorithms::{Algorithm, berlin},
     bench::Bench,
     clock::Clock,
+    cluster::Cluster,
     frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
-    redis::Redis,
+    proxy::Proxy,
+    redis::{Redis, free_port},
+    sentinel::Sentinel,
     stores::{Broken, Counted, Gated, Later, Says},
     traffic::{Tally, Traffic},
     usage::{Usage, limits},

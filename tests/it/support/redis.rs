@@ -1,6 +1,7 @@
 use std::{
     io::{BufRead, BufReader},
     net::TcpListener,
+    path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
@@ -16,7 +17,7 @@ use tokio::sync::OnceCell;
 pub(crate) struct Redis {
     port: u16,
     server: Option<Child>,
-    settings: &'static [&'static str],
+    settings: Vec<String>,
     folder: TempDir,
     client: OnceCell<Client>,
 }
@@ -28,12 +29,12 @@ impl Redis {
     }
 
     /// Starts a server with these settings, such as `--requirepass`, `secret`.
-    pub(crate) fn start_with(settings: &'static [&'static str]) -> Self {
+    pub(crate) fn start_with(settings: &[&str]) -> Self {
         // Somebody else may have taken the port that was free a moment ago.
         for _ in 0..5 {
             let mut redis = Self::not_started();
-            redis.settings = settings;
-            redis.server = spawn(redis.port, settings, &redis.folder);
+            redis.settings = settings.iter().map(|&setting| setting.to_owned()).collect();
+            redis.server = spawn(redis.port, &redis.settings, &redis.folder);
             if redis.server.is_some() {
                 return redis;
             }
@@ -46,7 +47,7 @@ impl Redis {
         Self {
             port: free_port(),
             server: None,
-            settings: &[],
+            settings: Vec::new(),
             folder: tempfile::tempdir().expect("a folder for the server"),
             client: OnceCell::new(),
         }
@@ -70,7 +71,7 @@ impl Redis {
 
     /// Starts the server again after [`kill`](Self::kill), empty, on the same port.
     pub(crate) fn restart(&mut self) {
-        self.server = spawn(self.port, self.settings, &self.folder);
+        self.server = spawn(self.port, &self.settings, &self.folder);
         assert!(
             self.server.is_some(),
             "redis-server does not start on port {}",
@@ -83,6 +84,11 @@ impl Redis {
         let server = self.server.as_ref().expect("the server runs");
         signal("STOP", server);
         Frozen(server)
+    }
+
+    /// A file of this name in the server's folder.
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
+        self.folder.path().join(file)
     }
 
     /// Runs a command and panics if Redis does not answer it.
@@ -149,13 +155,18 @@ fn signal(name: &str, server: &Child) {
     assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("a bound port").port()
+/// A port that is free, and of a cluster's node the port for its bus, which is 10,000 higher; neither is one that the
+/// system gives to outgoing connections.
+pub(crate) fn free_port() -> u16 {
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(|| fastrand::u16(10_000..22_000))
+        .take(1_000)
+        .find(|port| free(port) && free(&(port + 10_000)))
+        .expect("a free port")
 }
 
 /// A server that accepts connections; `None` if it ends before, since the port is taken.
-fn spawn(port: u16, settings: &[&str], folder: &TempDir) -> Option<Child> {
+fn spawn(port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {
     let mut server = Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
