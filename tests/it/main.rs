@@ -1,6 +1,8 @@
 //! The tests that need more than one module: against real Redis servers, routers and connections.
 
+mod acl;
 mod admission;
+mod at_most_once;
 mod auto_traits;
 mod axum;
 mod bad_input;
@@ -24,4 +26,5 @@ mod reference;
 mod support;
 mod tidy;
 mod tonic;
+mod topologies;
 mod tower_contract;

@@ -95,6 +95,18 @@ impl Cluster {
         )
     }
 
+    /// The URL of the replicas, for when a primary is gone.
+    pub(crate) fn replicas_url(&self) -> String {
+        let [first, second, ..] = &self.replicas[..] else {
+            unreachable!("there are three")
+        };
+        format!(
+            "redis-cluster://127.0.0.1:{}?node=127.0.0.1:{}",
+            first.port(),
+            second.port()
+        )
+    }
+
     /// The position of the primary that this slot was given to when the cluster was made.
     pub(crate) fn owner(slot: u16) -> usize {
         (0..PRIMARIES)

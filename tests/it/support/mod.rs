@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// A test of a store, through each client of Redis.
 macro_rules! each_client {
     ($($(#[$attribute:meta])* $test:ident)*) => {
-        mod fred {$(
+        mod on_fred {$(
             #[tokio::test]
             $(#[$attribute])*
             async fn $test() {
@@ -28,7 +28,7 @@ macro_rules! each_client {
             }
         )*}
 
-        mod redis_rs {$(
+        mod on_redis_rs {$(
             #[tokio::test]
             $(#[$attribute])*
             async fn $test() {

@@ -53,6 +53,11 @@ impl Redis {
         }
     }
 
+    /// Gives a server that is not started these settings too.
+    pub(crate) fn set(&mut self, settings: &[&str]) {
+        self.settings.extend(settings.iter().map(|&setting| setting.to_owned()));
+    }
+
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
@@ -119,7 +124,14 @@ impl Redis {
 
     /// A fred client as an application would build it for the limiter.
     pub(crate) fn builder(&self) -> Builder {
-        let mut builder = Builder::from_config(Config::from_url(&self.url()).expect("the URL is good"));
+        let mut config = Config::from_url(&self.url()).expect("the URL is good");
+        let password = self
+            .settings
+            .iter()
+            .skip_while(|setting| *setting != "--requirepass")
+            .nth(1);
+        config.password = password.cloned();
+        let mut builder = Builder::from_config(config);
         builder
             .set_policy(ReconnectPolicy::new_constant(0, 50))
             .with_connection_config(|connection| {
