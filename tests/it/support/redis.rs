@@ -111,6 +111,11 @@ impl Redis {
             .unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
+    /// Runs a command on a connection of its own, and gives back what is printed, such as an error.
+    pub(crate) fn cli(&self, command: &[&str]) -> String {
+        cli(self.port, None, command)
+    }
+
     /// A client for the tests' own commands.
     pub(crate) async fn client(&self) -> &Client {
         self.client
@@ -175,6 +180,17 @@ pub(crate) fn free_port() -> u16 {
         .take(1_000)
         .find(|port| free(port) && free(&(port + 10_000)))
         .expect("a free port")
+}
+
+/// Runs a command on a server, with this password.
+pub(crate) fn cli(port: u16, password: Option<&str>, command: &[&str]) -> String {
+    let output = Command::new("redis-cli")
+        .args(["-p", &port.to_string()])
+        .args(command)
+        .env("REDISCLI_AUTH", password.unwrap_or_default())
+        .output()
+        .expect("redis-cli starts; `.ci/test` installs it");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// A server that accepts connections; `None` if it ends before, since the port is taken.

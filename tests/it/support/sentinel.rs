@@ -5,7 +5,10 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{Redis, eventually, redis::free_port};
+use super::{
+    Redis, eventually,
+    redis::{cli, free_port},
+};
 
 /// A primary with two replicas, and three sentinels who watch them.
 pub(crate) struct Sentinel {
@@ -23,11 +26,16 @@ struct Watcher {
 impl Sentinel {
     /// Starts all of them and waits until the sentinels know each other and the replicas.
     pub(crate) async fn start() -> Self {
-        Self::start_with(&[], "").await
+        Self::start_with(&[], None).await
     }
 
-    /// Starts all of them, where the servers have these settings, and the sentinels this one.
-    pub(crate) async fn start_with(settings: &[&str], watching: &str) -> Self {
+    /// Starts all of them, where the servers have the first of these passwords, and the sentinels the other one.
+    pub(crate) async fn start_with_passwords(of_redis: &str, of_sentinels: &str) -> Self {
+        let settings = ["--requirepass", of_redis, "--masterauth", of_redis];
+        Self::start_with(&settings, Some((of_redis, of_sentinels))).await
+    }
+
+    async fn start_with(settings: &[&str], passwords: Option<(&str, &str)>) -> Self {
         let all = [
             &["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"],
             settings,
@@ -37,7 +45,7 @@ impl Sentinel {
         let port = primary.port().to_string();
         let replica = [&all[..], &["--replicaof", "127.0.0.1", &port]].concat();
         let replicas: Vec<_> = (0..2).map(|_| Redis::start_with(&replica)).collect();
-        let watchers = (0..3).map(|_| Watcher::start(primary.port(), watching)).collect();
+        let watchers = (0..3).map(|_| Watcher::start(primary.port(), passwords)).collect();
 
         let sentinel = Self {
             primary,
@@ -46,7 +54,8 @@ impl Sentinel {
         };
         for watcher in &sentinel.watchers {
             eventually("the sentinel knows all the others", async || {
-                let primary = watcher.ask(&["SENTINEL", "master", "main"]);
+                let password = passwords.map(|(_, of_sentinels)| of_sentinels);
+                let primary = cli(watcher.port, password, &["SENTINEL", "master", "main"]);
                 let says = |name: &str, value: &str| primary.contains(&format!("{name}\n{value}\n"));
                 says("num-slaves", "2") && says("num-other-sentinels", "2")
             })
@@ -82,7 +91,8 @@ impl Sentinel {
         let mut promoted = None;
         eventually("a replica is the primary", async || {
             for replica in &self.replicas {
-                let replication: String = replica.command("INFO", ["replication"]).await;
+                // The connections that there were are closed with its new role.
+                let replication = replica.cli(&["INFO", "replication"]);
                 if replication.contains("role:master") {
                     promoted = Some(replica);
                 }
@@ -95,13 +105,18 @@ impl Sentinel {
 }
 
 impl Watcher {
-    fn start(primary: u16, watching: &str) -> Self {
+    fn start(primary: u16, passwords: Option<(&str, &str)>) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the sentinel");
         let file = folder.path().join("sentinel.conf");
         let port = free_port();
+        let passwords = passwords.map_or(String::new(), |(of_redis, of_sentinels)| {
+            format!(
+                "sentinel auth-pass main {of_redis}\nrequirepass {of_sentinels}\nsentinel sentinel-pass {of_sentinels}"
+            )
+        });
         let settings = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor main 127.0.0.1 {primary} 2\n\
-             sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n{watching}\n",
+             sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n{passwords}\n",
             folder.path().display()
         );
         fs::write(&file, settings).expect("the sentinel's settings");
@@ -117,15 +132,6 @@ impl Watcher {
             process,
             _folder: folder,
         }
-    }
-
-    fn ask(&self, command: &[&str]) -> String {
-        let output = Command::new("redis-cli")
-            .args(["-p", &self.port.to_string()])
-            .args(command)
-            .output()
-            .expect("redis-cli starts; `.ci/test` installs it");
-        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 }
 
