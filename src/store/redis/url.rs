@@ -293,7 +293,7 @@ mod tests {
     #[cfg(all(feature = "fred", feature = "redis-rs"))]
     fn a_cluster_is_served_by_redis_rs_alone() {
         let url = "redis-cluster://127.0.0.1";
-        assert_eq!(parse(url).ok().expect("a good URL").library, ClientLibrary::RedisRs);
+        assert_eq!(parse(url).expect("a good URL").library, ClientLibrary::RedisRs);
         let error = Url::parse(url, Some(ClientLibrary::Fred))
             .err()
             .expect("an error")
@@ -303,7 +303,7 @@ mod tests {
 
     #[cfg(feature = "redis-rs")]
     fn in_plain(url: &str) -> (String, Vec<String>) {
-        let url = parse(url).ok().expect("a good URL");
+        let url = parse(url).expect("a good URL");
         (url.plain(), url.nodes().collect())
     }
 

@@ -145,6 +145,13 @@ impl Cluster {
         }
     }
 
+    /// Moves one key.
+    pub(crate) async fn move_key(&self, key: &str, from: usize, to: usize) {
+        let port = self.primaries[to].port().to_string();
+        let migrate = ["127.0.0.1", &port, key, "0", "5000"];
+        self.primaries[from].command::<()>("MIGRATE", migrate).await;
+    }
+
     /// Gives the slot to its new owner.
     pub(crate) async fn end_moving(&self, slot: u16, to: usize) {
         let (slot, id) = (slot.to_string(), self.id(to).await);
