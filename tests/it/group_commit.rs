@@ -206,3 +206,32 @@ async fn who_waits_behind_a_redis_that_hangs_is_told_by_its_deadline() {
     })
     .await;
 }
+#[tokio::test]
+async fn an_error_in_one_request_is_no_error_of_its_neighbors() {
+    let redis = Redis::start();
+    let store = store(&redis).await;
+    redis
+        .command::<()>("SET", ["quota:1:log:test:{key=bad}", "no log"])
+        .await;
+    let limit = Limit::from(SlidingLog::per_hour(5));
+
+    let mut checks = JoinSet::new();
+    for number in 0..100 {
+        let (store, limit) = (store.clone(), limit.clone());
+        checks.spawn(async move {
+            let key = if number == 50 { "bad".into() } else { number.to_string() };
+            let outcome = try_decide(&store, Operation::Check, &limit, &key, 1).await;
+            (number, outcome.map_err(|error| (error.kind(), error.to_string())))
+        });
+    }
+    for (number, outcome) in checks.join_all().await {
+        match (number, outcome) {
+            (50, outcome) => {
+                let (kind, text) = outcome.expect_err("the key is of another type");
+                assert_eq!(kind, ErrorKind::Refused);
+                assert!(text.contains("WRONGTYPE"), "{text}");
+            }
+            (_, outcome) => assert!(outcome.expect("this key is good").allowed),
+        }
+    }
+}

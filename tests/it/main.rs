@@ -1,12 +1,15 @@
 //! The tests that need more than one module: against real Redis servers, routers and connections.
 
+mod acl;
 mod admission;
+mod at_most_once;
 mod attack;
 mod auto_traits;
 mod axum;
 mod bad_input;
 mod client_ip;
 mod clock_steps;
+mod cluster;
 mod conformance;
 mod deny_cache;
 mod differential;
@@ -30,4 +33,5 @@ mod script;
 mod support;
 mod tidy;
 mod tonic;
+mod topologies;
 mod tower_contract;

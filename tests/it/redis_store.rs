@@ -15,11 +15,25 @@ use fred::{
 };
 use tokio::{net::TcpListener, time::timeout};
 use tower_quota::{
-    ConfigError, Limit, RedisStore, SlidingLog,
+    ClientLibrary, ConfigError, Limit, RedisStore, SlidingLog,
     store::{ErrorKind, Operation},
 };
 
-use crate::support::{Redis, decide, eventually, try_decide};
+use crate::support::{Redis, decide, each_client, eventually, try_decide};
+
+each_client! {
+    a_store_starts_before_its_redis
+    the_connection_ends_with_the_last_clone_of_the_store
+    a_store_that_is_dropped_before_its_redis_comes_stops_trying
+    a_wrong_password_is_an_error_that_does_not_show_it
+    a_missing_password_is_an_error
+    a_database_that_does_not_exist_is_an_error
+    a_check_ends_by_its_deadline_when_redis_hangs
+}
+
+async fn connect(library: ClientLibrary, url: &str) -> Result<RedisStore, ConfigError> {
+    RedisStore::builder().client_library(library).connect(url).await
+}
 
 fn limit() -> Limit {
     SlidingLog::per_minute(100).into()
@@ -29,11 +43,10 @@ async fn answers(store: &RedisStore) -> bool {
     try_decide(store, Operation::Peek, &limit(), "k", 1).await.is_ok()
 }
 
-#[tokio::test]
-async fn a_store_starts_before_its_redis() {
+async fn a_store_starts_before_its_redis(library: ClientLibrary) {
     let mut redis = Redis::not_started();
     let started = Instant::now();
-    let store = RedisStore::connect(&redis.url()).await.expect("Redis may come later");
+    let store = connect(library, &redis.url()).await.expect("Redis may come later");
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 
     let started = Instant::now();
@@ -55,8 +68,7 @@ async fn a_store_starts_before_its_redis() {
     assert_eq!(outcome.verdicts[0].remaining, 99);
 }
 
-#[tokio::test]
-async fn the_connection_ends_with_the_last_clone_of_the_store() {
+async fn the_connection_ends_with_the_last_clone_of_the_store(library: ClientLibrary) {
     let redis = Redis::start();
     let connections = async || {
         let list: String = redis.command("CLIENT", ["LIST"]).await;
@@ -64,7 +76,7 @@ async fn the_connection_ends_with_the_last_clone_of_the_store() {
     };
     let before = connections().await;
 
-    let store = RedisStore::connect(&redis.url()).await.expect("the URL is good");
+    let store = connect(library, &redis.url()).await.expect("the URL is good");
     let clone = store.clone();
     drop(store);
     assert!(answers(&clone).await);
@@ -74,10 +86,9 @@ async fn the_connection_ends_with_the_last_clone_of_the_store() {
     eventually("the connection is closed", async || connections().await == before).await;
 }
 
-#[tokio::test]
-async fn a_store_that_is_dropped_before_its_redis_comes_stops_trying() {
+async fn a_store_that_is_dropped_before_its_redis_comes_stops_trying(library: ClientLibrary) {
     let redis = Redis::not_started();
-    let store = RedisStore::connect(&redis.url()).await.expect("Redis may come later");
+    let store = connect(library, &redis.url()).await.expect("Redis may come later");
     let listener = TcpListener::bind(("127.0.0.1", redis.port()))
         .await
         .expect("the port is free");
@@ -97,32 +108,29 @@ fn in_full(error: &ConfigError) -> String {
     format!("{}; {error:?}", causes.join(": "))
 }
 
-#[tokio::test]
-async fn a_wrong_password_is_an_error_that_does_not_show_it() {
+async fn a_wrong_password_is_an_error_that_does_not_show_it(library: ClientLibrary) {
     let redis = Redis::start_with(&["--requirepass", "right-one"]);
     let url = |password| format!("redis://:{password}@127.0.0.1:{}", redis.port());
 
-    let error = RedisStore::connect(&url("wrong-one")).await.unwrap_err();
+    let error = connect(library, &url("wrong-one")).await.unwrap_err();
     assert!(error.to_string().contains("credentials"), "{error}");
     assert!(!in_full(&error).contains("wrong-one"), "{}", in_full(&error));
 
-    let store = RedisStore::connect(&url("right-one"))
+    let store = connect(library, &url("right-one"))
         .await
         .expect("the password is right");
     assert!(answers(&store).await);
 }
 
-#[tokio::test]
-async fn a_missing_password_is_an_error() {
+async fn a_missing_password_is_an_error(library: ClientLibrary) {
     let redis = Redis::start_with(&["--requirepass", "right-one"]);
-    let error = RedisStore::connect(&redis.url()).await.unwrap_err();
+    let error = connect(library, &redis.url()).await.unwrap_err();
     assert!(error.to_string().contains("credentials"), "{error}");
 }
 
-#[tokio::test]
-async fn a_database_that_does_not_exist_is_an_error() {
+async fn a_database_that_does_not_exist_is_an_error(library: ClientLibrary) {
     let redis = Redis::start();
-    let error = RedisStore::connect(&format!("{}/200", redis.url())).await.unwrap_err();
+    let error = connect(library, &format!("{}/200", redis.url())).await.unwrap_err();
     assert!(
         in_full(&error).contains("DB index is out of range"),
         "{}",
@@ -183,12 +191,11 @@ async fn median_time(mut what: impl AsyncFnMut()) -> Duration {
     times[times.len() / 2]
 }
 
-#[tokio::test]
-async fn a_check_ends_by_its_deadline_when_redis_hangs() {
+async fn a_check_ends_by_its_deadline_when_redis_hangs(library: ClientLibrary) {
     const DEADLINE: Duration = Duration::from_millis(100);
     const SLACK: Duration = Duration::from_millis(100);
     let redis = Redis::start();
-    let store = RedisStore::connect(&redis.url()).await.expect("the URL is good");
+    let store = connect(library, &redis.url()).await.expect("the URL is good");
     assert!(answers(&store).await);
 
     let frozen = redis.freeze();

@@ -88,12 +88,13 @@ impl Fred {
         }
     }
 
-    /// The next line that is connected.
+    /// The next line that is connected, and answers as far as is known: fred notices late that a connection is lost.
     fn line(&self) -> Option<&Line> {
         let count = self.lines.len();
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut lines = (0..count).map(|offset| &self.lines[first.wrapping_add(offset) % count]);
-        lines.clone().find(|line| line.client.is_connected()).or(lines.next())
+        let good = |line: &&Line| line.client.is_connected() && !line.doubted.load(Ordering::Acquire);
+        lines.clone().find(good).or(lines.next())
     }
 
     pub(super) async fn run(

@@ -293,10 +293,7 @@ mod tests {
     #[cfg(all(feature = "fred", feature = "redis-rs"))]
     fn a_cluster_is_served_by_redis_rs_alone() {
         let url = "redis-cluster://127.0.0.1";
-        assert_eq!(
-            Url::parse(url, None).expect("a good URL").library,
-            ClientLibrary::RedisRs
-        );
+        assert_eq!(parse(url).expect("a good URL").library, ClientLibrary::RedisRs);
         let error = Url::parse(url, Some(ClientLibrary::Fred))
             .err()
             .expect("an error")

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_quota::{MemoryStore, RedisStore};
+use tower_quota::{ClientLibrary, MemoryStore, RedisStore, RedisStoreBuilder};
 
 use super::Redis;
 
@@ -42,12 +42,21 @@ impl Clock {
 
     /// A store in this Redis; it goes by the clock after [`tell`](Self::tell).
     pub(crate) async fn redis_store(&self, redis: &Redis) -> RedisStore {
-        let builder = RedisStore::builder()
-            .clock_in(Self::KEY)
-            .deadline(Duration::from_secs(10));
         // On the client that the test has already: a store of its own takes its time to connect.
         let client = redis.client().await.clone();
-        builder.client(client).expect("the client will do")
+        Self::builder().client(client).expect("the client will do")
+    }
+
+    /// The same through redis-rs.
+    pub(crate) async fn redis_store_on_redis_rs(&self, redis: &Redis) -> RedisStore {
+        let builder = Self::builder().client_library(ClientLibrary::RedisRs);
+        builder.connect(&redis.url()).await.expect("the URL is good")
+    }
+
+    fn builder() -> RedisStoreBuilder {
+        RedisStore::builder()
+            .clock_in(Self::KEY)
+            .deadline(Duration::from_secs(10))
     }
 
     /// Tells the time to the scripts in this Redis.

@@ -3,7 +3,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tracing::subscriber::DefaultGuard;
+use tracing::{Level, subscriber::DefaultGuard};
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// What this thread logs while it exists.
@@ -14,10 +14,20 @@ pub(crate) struct Log {
 
 impl Log {
     pub(crate) fn capture() -> Self {
+        Self::capture_from(Level::INFO)
+    }
+
+    /// Down to the least important.
+    pub(crate) fn capture_everything() -> Self {
+        Self::capture_from(Level::TRACE)
+    }
+
+    fn capture_from(level: Level) -> Self {
         let sink = Sink::default();
         let writer = sink.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
+            .with_max_level(level)
             .with_writer(move || writer.clone());
         Self {
             sink,

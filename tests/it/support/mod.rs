@@ -3,11 +3,14 @@
 mod algorithms;
 mod bench;
 mod clock;
+mod cluster;
 mod faketime;
 mod frames;
 mod http;
 mod log;
+mod proxy;
 mod redis;
+mod sentinel;
 mod stores;
 mod traffic;
 mod usage;
@@ -15,15 +18,40 @@ mod worker;
 
 use std::time::{Duration, Instant};
 
+/// A test of a store, through each client of Redis.
+macro_rules! each_client {
+    ($($(#[$attribute:meta])* $test:ident)*) => {
+        mod on_fred {$(
+            #[tokio::test]
+            $(#[$attribute])*
+            async fn $test() {
+                super::$test(tower_quota::ClientLibrary::Fred).await;
+            }
+        )*}
+
+        mod on_redis_rs {$(
+            #[tokio::test]
+            $(#[$attribute])*
+            async fn $test() {
+                super::$test(tower_quota::ClientLibrary::RedisRs).await;
+            }
+        )*}
+    };
+}
+pub(crate) use each_client;
+
 pub(crate) use self::{
     algorithms::{Algorithm, berlin},
     bench::Bench,
     clock::Clock,
+    cluster::Cluster,
     faketime::Faketime,
     frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
-    redis::Redis,
+    proxy::Proxy,
+    redis::{Redis, free_port},
+    sentinel::Sentinel,
     stores::{Broken, Counted, Gated, Later, Says},
     traffic::{Tally, Traffic},
     usage::{Usage, limits},

@@ -1,6 +1,7 @@
 use std::{
     io::{BufRead, BufReader},
     net::TcpListener,
+    path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
@@ -16,7 +17,7 @@ use tokio::sync::OnceCell;
 pub(crate) struct Redis {
     port: u16,
     server: Option<Child>,
-    settings: &'static [&'static str],
+    settings: Vec<String>,
     folder: TempDir,
     client: OnceCell<Client>,
 }
@@ -28,12 +29,12 @@ impl Redis {
     }
 
     /// Starts a server with these settings, such as `--requirepass`, `secret`.
-    pub(crate) fn start_with(settings: &'static [&'static str]) -> Self {
+    pub(crate) fn start_with(settings: &[&str]) -> Self {
         // Somebody else may have taken the port that was free a moment ago.
         for _ in 0..5 {
             let mut redis = Self::not_started();
-            redis.settings = settings;
-            redis.server = spawn(redis.port, settings, &redis.folder);
+            redis.settings = settings.iter().map(|&setting| setting.to_owned()).collect();
+            redis.server = spawn(redis.port, &redis.settings, &redis.folder);
             if redis.server.is_some() {
                 return redis;
             }
@@ -54,10 +55,15 @@ impl Redis {
         Self {
             port: free_port(),
             server: None,
-            settings: &[],
+            settings: Vec::new(),
             folder: tempfile::tempdir().expect("a folder for the server"),
             client: OnceCell::new(),
         }
+    }
+
+    /// Gives a server that is not started these settings too.
+    pub(crate) fn set(&mut self, settings: &[&str]) {
+        self.settings.extend(settings.iter().map(|&setting| setting.to_owned()));
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -78,7 +84,7 @@ impl Redis {
 
     /// Starts the server again after [`kill`](Self::kill), empty, on the same port.
     pub(crate) fn restart(&mut self) {
-        self.server = spawn(self.port, self.settings, &self.folder);
+        self.server = spawn(self.port, &self.settings, &self.folder);
         assert!(
             self.server.is_some(),
             "redis-server does not start on port {}",
@@ -91,6 +97,11 @@ impl Redis {
         let server = self.server.as_ref().expect("the server runs");
         signal("STOP", server);
         Frozen(server)
+    }
+
+    /// A file of this name in the server's folder.
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
+        self.folder.path().join(file)
     }
 
     /// Runs a command and panics if Redis does not answer it.
@@ -108,6 +119,11 @@ impl Redis {
             .unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
+    /// Runs a command on a connection of its own, and gives back what is printed, such as an error.
+    pub(crate) fn cli(&self, command: &[&str]) -> String {
+        cli(self.port, None, command)
+    }
+
     /// A client for the tests' own commands.
     pub(crate) async fn client(&self) -> &Client {
         self.client
@@ -121,7 +137,14 @@ impl Redis {
 
     /// A fred client as an application would build it for the limiter.
     pub(crate) fn builder(&self) -> Builder {
-        let mut builder = Builder::from_config(Config::from_url(&self.url()).expect("the URL is good"));
+        let mut config = Config::from_url(&self.url()).expect("the URL is good");
+        let password = self
+            .settings
+            .iter()
+            .skip_while(|setting| *setting != "--requirepass")
+            .nth(1);
+        config.password = password.cloned();
+        let mut builder = Builder::from_config(config);
         builder
             .set_policy(ReconnectPolicy::new_constant(0, 50))
             .with_connection_config(|connection| {
@@ -157,17 +180,33 @@ fn signal(name: &str, server: &Child) {
     assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("a bound port").port()
+/// A port that is free, and of a cluster's node the port for its bus, which is 10,000 higher; neither is one that the
+/// system gives to outgoing connections.
+pub(crate) fn free_port() -> u16 {
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(|| fastrand::u16(10_000..22_000))
+        .take(1_000)
+        .find(|port| free(port) && free(&(port + 10_000)))
+        .expect("a free port")
+}
+
+/// Runs a command on a server, with this password.
+pub(crate) fn cli(port: u16, password: Option<&str>, command: &[&str]) -> String {
+    let output = Command::new("redis-cli")
+        .args(["-p", &port.to_string()])
+        .args(command)
+        .env("REDISCLI_AUTH", password.unwrap_or_default())
+        .output()
+        .expect("redis-cli starts; `.ci/test` installs it");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// A server that accepts connections; `None` if it ends before, since the port is taken.
-fn spawn(port: u16, settings: &[&str], folder: &TempDir) -> Option<Child> {
+fn spawn(port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {
     launch(Command::new("redis-server"), port, settings, folder)
 }
 
-fn launch(mut command: Command, port: u16, settings: &[&str], folder: &TempDir) -> Option<Child> {
+fn launch(mut command: Command, port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {
     let mut server = command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])

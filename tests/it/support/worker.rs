@@ -1,12 +1,13 @@
 use std::{
     env,
     io::{BufRead, BufReader, Lines, Write, stdin},
+    path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     time::{Duration, SystemTime},
 };
 
 use tokio::task::JoinSet;
-use tower_quota::{Limiter, Policy, RedisStore, SlidingLog};
+use tower_quota::{ClientLibrary, Limiter, Policy, RedisStore, SlidingLog};
 
 use super::Redis;
 
@@ -22,6 +23,8 @@ pub(crate) struct Worker {
 
 /// The Redis that a worker is to count in.
 const URL: &str = "TOWER_QUOTA_WORKER_REDIS";
+/// Set if it is to use redis-rs.
+const REDIS_RS: &str = "TOWER_QUOTA_WORKER_REDIS_RS";
 /// What its reports begin with, since the test harness prints too.
 const REPORT: &str = "worker: ";
 /// The test that calls [`work`].
@@ -30,7 +33,17 @@ const TEST: &str = "admission::a_worker_does_as_it_is_told";
 impl Worker {
     pub(crate) fn start(redis: &Redis) -> Self {
         let program = env::current_exe().expect("this binary");
-        Self::spawn(Command::new(program), redis)
+        Self::spawn(Command::new(program), &redis.url())
+    }
+
+    /// Starts one on a host that trusts nothing but this certificate.
+    pub(crate) fn start_trusting(url: &str, library: ClientLibrary, certificate: &Path) -> Self {
+        let mut command = Command::new(env::current_exe().expect("this binary"));
+        command.env("SSL_CERT_FILE", certificate);
+        if library == ClientLibrary::RedisRs {
+            command.env(REDIS_RS, "1");
+        }
+        Self::spawn(command, url)
     }
 
     /// Starts one on a host whose clock is an hour fast.
@@ -40,13 +53,13 @@ impl Worker {
             .args(["-f", "+1h"])
             .arg(env::current_exe().expect("this binary"))
             .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        Self::spawn(faketime, redis)
+        Self::spawn(faketime, &redis.url())
     }
 
-    fn spawn(mut command: Command, redis: &Redis) -> Self {
+    fn spawn(mut command: Command, url: &str) -> Self {
         let mut process = command
             .args(["--exact", TEST, "--nocapture"])
-            .env(URL, redis.url())
+            .env(URL, url)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -105,7 +118,10 @@ pub(crate) async fn work() {
     let Ok(url) = env::var(URL) else {
         return;
     };
-    let builder = RedisStore::builder().deadline(Duration::from_secs(30));
+    let mut builder = RedisStore::builder().deadline(Duration::from_secs(30));
+    if env::var(REDIS_RS).is_ok() {
+        builder = builder.client_library(ClientLibrary::RedisRs);
+    }
     let store = builder.connect(&url).await.expect("the URL is good");
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     println!("{REPORT}{}", now.expect("a time after 1970").as_secs());

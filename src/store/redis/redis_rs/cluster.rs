@@ -7,7 +7,7 @@ use std::{
 use redis::{Cmd, ConnectionInfo, RedisError, Value};
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
@@ -41,9 +41,16 @@ type Address = (String, u16);
 /// Which node has which slots.
 #[derive(Default)]
 struct Map {
-    nodes: HashMap<Address, Arc<Node>>,
+    nodes: HashMap<Address, Arc<Member>>,
     /// By the first slot of each range: the last one, and the primary.
-    ranges: BTreeMap<u16, (u16, Arc<Node>)>,
+    ranges: BTreeMap<u16, (u16, Arc<Member>)>,
+    /// Who can be asked for the map when nobody else is left.
+    replicas: Vec<Address>,
+}
+
+struct Member {
+    host: String,
+    node: Node,
 }
 
 /// The map is looked up this far apart at least.
@@ -64,7 +71,7 @@ impl Cluster {
             mapped: Notify::new(),
         });
         for seed in &shared.seeds {
-            shared.node_at(seed.clone());
+            shared.member_at(seed.clone());
         }
         Self {
             shared: shared.clone(),
@@ -76,10 +83,10 @@ impl Cluster {
     pub(super) async fn settled(&self) -> Result<(), RedisError> {
         loop {
             let mapped = self.shared.mapped.notified();
-            let nodes: Vec<_> = self.shared.map().nodes.values().cloned().collect();
+            let members: Vec<_> = self.shared.map().nodes.values().cloned().collect();
             let complete = !self.shared.map().ranges.is_empty();
-            for node in nodes {
-                node.settled().await?;
+            for member in members {
+                member.node.settled().await?;
             }
             if complete {
                 return Ok(());
@@ -90,13 +97,13 @@ impl Cluster {
 
     /// Sends a command to the node that has the slot of this key. It follows redirections, which prove that nothing ran.
     pub(super) async fn send(&self, key: &[u8], command: &Cmd, deadline: Instant) -> Result<Value, Failure> {
-        let Some(mut node) = self.shared.map().node_of(slot_of(key)) else {
+        let Some(mut member) = self.shared.map().member_of(slot_of(key)) else {
             self.shared.outdated.notify_one();
             return Err(Failure::Unreachable("no node of the cluster has this slot".into()));
         };
         let mut asking = false;
         for _ in 0..REDIRECTIONS {
-            let answer = node.send(command, asking, deadline).await;
+            let answer = member.node.send(command, asking, deadline).await;
             if answer.is_err() {
                 self.shared.outdated.notify_one();
             }
@@ -107,11 +114,10 @@ impl Cluster {
             if redirection.moved {
                 self.shared.outdated.notify_one();
             }
-            let (host, port) = redirection.address;
-            node = self.shared.node_at((host.to_owned(), port));
             asking = !redirection.moved;
+            member = self.shared.member_at(redirection.address(&member.host));
             // A node that nobody has named before is connected now.
-            let _ = tokio::time::timeout_at(deadline, node.settled()).await;
+            let _ = timeout_at(deadline, member.node.settled()).await;
         }
         Err(Failure::Refused("redirected without end".into()))
     }
@@ -119,7 +125,8 @@ impl Cluster {
 
 struct Redirection<'a> {
     moved: bool,
-    address: (&'a str, u16),
+    host: &'a str,
+    port: u16,
 }
 
 impl<'a> Redirection<'a> {
@@ -134,8 +141,14 @@ impl<'a> Redirection<'a> {
         let (_, address) = error.details()?.split_once(' ')?;
         let (host, port) = address.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        let address = (host, port.parse().ok()?);
-        Some(Self { moved, address })
+        let port = port.parse().ok()?;
+        Some(Self { moved, host, port })
+    }
+
+    /// Where to; without a host it is that of the node that says so.
+    fn address(&self, by: &str) -> Address {
+        let host = if self.host.is_empty() { by } else { self.host };
+        (host.to_owned(), self.port)
     }
 }
 
@@ -144,37 +157,44 @@ impl Shared {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn node_at(&self, address: Address) -> Arc<Node> {
-        self.map()
-            .nodes
+    fn member_at(&self, address: Address) -> Arc<Member> {
+        let mut map = self.map();
+        map.nodes
             .entry(address)
-            .or_insert_with_key(|(host, port)| self.node(host, *port))
+            .or_insert_with_key(|address| self.member(address))
             .clone()
     }
 
-    fn node(&self, host: &str, port: u16) -> Arc<Node> {
-        let server = at(&self.template, host.to_owned(), port);
-        Arc::new(Node::new(Dial::Server(server), self.connections))
+    fn member(&self, (host, port): &Address) -> Arc<Member> {
+        let server = at(&self.template, host.clone(), *port);
+        Arc::new(Member {
+            host: host.clone(),
+            node: Node::new(Dial::Server(server), self.connections),
+        })
     }
 
     /// Asks one node after the other where the slots are, until one knows: first those that are connected.
     async fn map_anew(&self) {
         let mut known: Vec<_> = self.map().nodes.keys().cloned().collect();
         fastrand::shuffle(&mut known);
-        let strangers = self.seeds.iter().filter(|seed| !known.contains(seed));
-        let all: Vec<_> = known.iter().chain(strangers).cloned().collect();
+        let mut all = known.clone();
+        for stranger in self.seeds.iter().chain(&self.map().replicas) {
+            if !all.contains(stranger) {
+                all.push(stranger.clone());
+            }
+        }
 
         for (addresses, patience) in [(&known, Duration::ZERO), (&all, CONNECT)] {
             for address in addresses {
                 if let Some(ranges) = self.ranges_by(address, patience).await {
-                    return self.adopt(&ranges);
+                    return self.adopt(ranges);
                 }
             }
         }
     }
 
     async fn ranges_by(&self, address: &Address, patience: Duration) -> Option<Vec<Range>> {
-        let node = self.node_at(address.clone());
+        let node = &self.member_at(address.clone()).node;
         let _ = timeout(patience, node.settled()).await;
         let mut command = redis::cmd("CLUSTER");
         command.arg("SLOTS");
@@ -182,18 +202,16 @@ impl Shared {
         ranges(&answer, &address.0).filter(|ranges| !ranges.is_empty())
     }
 
-    /// Goes by this map from now on, and lets go of the nodes that it does not have.
-    fn adopt(&self, ranges: &[Range]) {
+    /// Goes by this map from now on, and lets go of the nodes that have no slots in it.
+    fn adopt(&self, ranges: Vec<Range>) {
         let mut map = self.map();
         let mut adopted = Map::default();
         for range in ranges {
-            let (host, port) = &range.primary;
-            let node = match map.nodes.get(&range.primary).or(adopted.nodes.get(&range.primary)) {
-                Some(node) => node.clone(),
-                None => self.node(host, *port),
-            };
-            adopted.nodes.insert(range.primary.clone(), node.clone());
-            adopted.ranges.insert(range.first, (range.last, node));
+            let known = map.nodes.get(&range.primary).or(adopted.nodes.get(&range.primary));
+            let member = known.cloned().unwrap_or_else(|| self.member(&range.primary));
+            adopted.nodes.insert(range.primary, member.clone());
+            adopted.ranges.insert(range.first, (range.last, member));
+            adopted.replicas.extend(range.replicas);
         }
         *map = adopted;
         self.mapped.notify_waiters();
@@ -201,9 +219,9 @@ impl Shared {
 }
 
 impl Map {
-    fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
-        let (_, (last, node)) = self.ranges.range(..=slot).next_back()?;
-        (slot <= *last).then(|| node.clone())
+    fn member_of(&self, slot: u16) -> Option<Arc<Member>> {
+        let (_, (last, member)) = self.ranges.range(..=slot).next_back()?;
+        (slot <= *last).then(|| member.clone())
     }
 }
 
@@ -222,34 +240,107 @@ struct Range {
     first: u16,
     last: u16,
     primary: Address,
+    replicas: Vec<Address>,
 }
 
 /// Reads the answer to `CLUSTER SLOTS`: for each range its ends, the primary, then the replicas.
-///
-/// A node that does not know its own address leaves it out, and is where it was asked.
 fn ranges(answer: &Value, asked: &str) -> Option<Vec<Range>> {
     let Value::Array(ranges) = answer else { return None };
     let range = |range: &Value| {
         let Value::Array(range) = range else { return None };
-        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &range[..] else {
+        let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = &range[..] else {
             return None;
-        };
-        let [host, Value::Int(port), ..] = &primary[..] else {
-            return None;
-        };
-        let host = match host {
-            Value::Nil => asked.to_owned(),
-            Value::BulkString(host) if host.is_empty() => asked.to_owned(),
-            // https://redis.io/docs/latest/commands/cluster-slots/: "?" is an endpoint that is not known.
-            Value::BulkString(host) if host == b"?" => return None,
-            Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
-            _ => return None,
         };
         Some(Range {
             first: u16::try_from(*first).ok()?,
             last: u16::try_from(*last).ok()?,
-            primary: (host, u16::try_from(*port).ok()?),
+            primary: address(primary, asked)?,
+            replicas: replicas.iter().filter_map(|replica| address(replica, asked)).collect(),
         })
     };
     Some(ranges.iter().filter_map(range).collect())
+}
+
+/// Reads where a node is. One that does not know its own host leaves it out, and has that of the node that was asked.
+///
+/// <https://redis.io/docs/latest/commands/cluster-slots/>
+fn address(node: &Value, asked: &str) -> Option<Address> {
+    let Value::Array(node) = node else { return None };
+    let [host, Value::Int(port), ..] = &node[..] else {
+        return None;
+    };
+    let host = match host {
+        Value::Nil => asked.to_owned(),
+        Value::BulkString(host) if host.is_empty() => asked.to_owned(),
+        Value::BulkString(host) if host == b"?" => return None,
+        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
+        _ => return None,
+    };
+    Some((host, u16::try_from(*port).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(host: Value, port: i64) -> Value {
+        Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".to_vec())])
+    }
+
+    fn named(host: &str) -> Value {
+        Value::BulkString(host.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn a_node_without_a_host_is_where_it_was_asked() {
+        for nameless in [Value::Nil, named("")] {
+            assert_eq!(address(&node(nameless, 1), "asked"), Some(("asked".into(), 1)));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_out() {
+        let good = Value::Array(vec![
+            Value::Int(0),
+            Value::Int(9),
+            node(named("a"), 1),
+            node(named("?"), 2),
+            node(named("b"), 3),
+        ]);
+        let negative = Value::Array(vec![Value::Int(-1), Value::Int(9), node(named("a"), 1)]);
+        let unknown = Value::Array(vec![Value::Int(10), Value::Int(19), node(named("?"), 1)]);
+        let high = Value::Array(vec![Value::Int(20), Value::Int(29), node(named("a"), 70_000)]);
+        let answer = Value::Array(vec![negative, Value::Nil, good, unknown, high, Value::Array(vec![])]);
+        assert_eq!(
+            ranges(&answer, "asked"),
+            Some(vec![Range {
+                first: 0,
+                last: 9,
+                primary: ("a".into(), 1),
+                replicas: vec![("b".into(), 3)],
+            }])
+        );
+        assert_eq!(ranges(&Value::Okay, "asked"), None);
+    }
+
+    fn redirected(words: &str) -> Option<(bool, Address)> {
+        let answer = redis::parse_redis_value(format!("-{words}\r\n").as_bytes()).expect("an answer");
+        Redirection::of(&answer).map(|redirection| (redirection.moved, redirection.address("same")))
+    }
+
+    #[test]
+    fn redirections_name_a_host_of_any_kind() {
+        for (words, moved, host, port) in [
+            ("MOVED 3999 127.0.0.1:6381", true, "127.0.0.1", 6_381),
+            ("ASK 3999 redis.internal:6381", false, "redis.internal", 6_381),
+            ("MOVED 3999 ::1:6381", true, "::1", 6_381),
+            ("MOVED 3999 [::1]:6381", true, "::1", 6_381),
+            ("MOVED 3999 :6381", true, "same", 6_381),
+        ] {
+            assert_eq!(redirected(words), Some((moved, (host.into(), port))), "{words}");
+        }
+        for words in ["MOVED", "MOVED 1", "MOVED 1 a", "MOVED 1 a:70000", "TRYAGAIN", "ERR no"] {
+            assert_eq!(redirected(words), None, "{words}");
+        }
+    }
 }

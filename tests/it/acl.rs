@@ -1,0 +1,165 @@
+//! The users that the README proposes can do what a limiter needs, and nothing else.
+
+use std::{collections::HashMap, fs, time::Duration};
+
+use fred::{
+    interfaces::ClientLike,
+    types::{Builder, ClusterHash, CustomCommand, config::Config},
+};
+use tower_quota::{
+    ClientLibrary, RedisStore,
+    store::{ErrorKind, Operation},
+};
+
+use crate::support::{Algorithm, Cluster, Redis, Sentinel, decide, each_client, eventually, try_decide};
+
+each_client! {
+    the_plain_user_can_do_all_that_a_limiter_needs
+    the_strict_user_can_once_the_script_is_there
+    the_strict_user_fails_without_the_script
+    the_user_of_a_sentinel_can_find_its_primary
+}
+
+const OPERATIONS: [Operation; 4] = [Operation::Check, Operation::Charge, Operation::Peek, Operation::Reset];
+
+/// The lines of the README that begin with this.
+fn line(begin: &str) -> Vec<String> {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    let readme = fs::read_to_string(readme).expect("the README");
+    let line = readme.lines().find(|line| line.starts_with(begin));
+    let line = line.unwrap_or_else(|| panic!("the README has no line that begins with `{begin}`"));
+    line.split(' ').skip(1).map(str::to_owned).collect()
+}
+
+async fn allow(redis: &Redis, begin: &str) {
+    redis.command::<()>("ACL", line(begin)).await;
+}
+
+const PLAIN: &str = "ACL SETUSER limiter reset";
+const STRICT: &str = "ACL SETUSER strict-limiter reset";
+
+fn url(redis: &Redis, user: &str) -> String {
+    redis.url().replace("://", &format!("://{user}:password@"))
+}
+
+async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
+    let builder = RedisStore::builder().client_library(library);
+    builder.connect(url).await.expect("the user may connect")
+}
+
+/// Every algorithm and operation, the waits of what is denied, and a refund.
+async fn do_all(store: &RedisStore) {
+    for (number, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+        let key = format!("k{number}");
+        for operation in OPERATIONS {
+            decide(store, operation, &algorithm.limit(3), &key, 1).await;
+        }
+        while decide(store, Operation::Check, &algorithm.limit(3), &key, 1)
+            .await
+            .allowed
+        {}
+        decide(store, Operation::Check, &algorithm.limit(2), &key, 2).await;
+        let admitted_at = Duration::ZERO;
+        decide(store, Operation::Refund { admitted_at }, &algorithm.limit(3), &key, 1).await;
+    }
+}
+
+/// What this user was refused, but for the questions of fred about the server, which it does without.
+async fn refused(redis: &Redis) -> Vec<String> {
+    let log: Vec<HashMap<String, String>> = redis.command("ACL", ["LOG"]).await;
+    let objects = log.into_iter().filter_map(|mut entry| entry.remove("object"));
+    objects
+        .filter(|object| !["info", "client|id"].contains(&object.as_str()))
+        .collect()
+}
+
+async fn the_plain_user_can_do_all_that_a_limiter_needs(library: ClientLibrary) {
+    let redis = Redis::start();
+    allow(&redis, PLAIN).await;
+    let store = connect(library, &url(&redis, "limiter")).await;
+    do_all(&store).await;
+    assert_eq!(refused(&redis).await, [""; 0]);
+    no_other_command_runs(&redis, "limiter", &["KEYS *", "FLUSHALL", "GET other", "CONFIG GET *"]).await;
+}
+
+async fn the_strict_user_can_once_the_script_is_there(library: ClientLibrary) {
+    let redis = Redis::start();
+    allow(&redis, PLAIN).await;
+    allow(&redis, STRICT).await;
+    // Somebody who may has loaded the script.
+    let plain = connect(library, &url(&redis, "limiter")).await;
+    decide(&plain, Operation::Peek, &Algorithm::SLIDING_LOG.limit(3), "k", 1).await;
+
+    let store = connect(library, &url(&redis, "strict-limiter")).await;
+    do_all(&store).await;
+    assert_eq!(refused(&redis).await, [""; 0]);
+    let forbidden = [
+        "EVAL redis.call('TIME') 0",
+        "SCRIPT FLUSH",
+        "KEYS *",
+        "FLUSHALL",
+        "GET other",
+        "CONFIG GET *",
+    ];
+    no_other_command_runs(&redis, "strict-limiter", &forbidden).await;
+}
+
+async fn the_strict_user_fails_without_the_script(library: ClientLibrary) {
+    let redis = Redis::start();
+    allow(&redis, STRICT).await;
+    let store = connect(library, &url(&redis, "strict-limiter")).await;
+    let error = try_decide(&store, Operation::Check, &Algorithm::SLIDING_LOG.limit(3), "k", 1).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.to_string().contains("NOPERM"), "{error}");
+}
+
+/// Each of these is answered with `NOPERM`.
+async fn no_other_command_runs(redis: &Redis, user: &str, commands: &[&str]) {
+    let config = Config::from_url(&url(redis, user)).expect("a good URL");
+    let client = Builder::from_config(config).build().expect("a client");
+    client.init().await.expect("the user may connect");
+    for command in commands {
+        let (name, arguments) = command.split_once(' ').unwrap_or((command, ""));
+        let arguments: Vec<_> = arguments.split_terminator(' ').collect();
+        let custom = CustomCommand::new(name, ClusterHash::Random, false);
+        let error = client.custom::<(), _>(custom, arguments).await.unwrap_err();
+        assert!(error.details().starts_with("NOPERM"), "{command}: {error}");
+    }
+    client.quit().await.expect("it is connected");
+}
+
+async fn the_user_of_a_sentinel_can_find_its_primary(library: ClientLibrary) {
+    let sentinel = Sentinel::start().await;
+    allow(&sentinel.primary, PLAIN).await;
+    sentinel
+        .primary
+        .command::<()>("ACL", ["SETUSER", "limiter", "+role"])
+        .await;
+    let store = connect(library, &sentinel.url_with("limiter:password@")).await;
+    do_all(&store).await;
+    assert_eq!(refused(&sentinel.primary).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn the_user_of_a_cluster_can_find_its_slots() {
+    let cluster = Cluster::start().await;
+    for primary in &cluster.primaries {
+        allow(primary, PLAIN).await;
+        primary
+            .command::<()>("ACL", ["SETUSER", "limiter", "+cluster|slots"])
+            .await;
+    }
+    let url = cluster.url().replace("://", "://limiter:password@");
+    let store = connect(ClientLibrary::RedisRs, &url).await;
+    eventually("the store is answered", async || {
+        try_decide(&store, Operation::Peek, &Algorithm::SLIDING_LOG.limit(3), "k", 1)
+            .await
+            .is_ok()
+    })
+    .await;
+    do_all(&store).await;
+    for primary in &cluster.primaries {
+        assert_eq!(refused(primary).await, [""; 0]);
+    }
+}

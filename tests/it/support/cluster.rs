@@ -1,0 +1,168 @@
+use tokio::task::JoinSet;
+
+use super::{Redis, eventually};
+
+/// Three primaries with a third of the slots each, and a replica of each primary.
+pub(crate) struct Cluster {
+    pub(crate) primaries: Vec<Redis>,
+    pub(crate) replicas: Vec<Redis>,
+}
+
+const SLOTS: usize = 16_384;
+const PRIMARIES: usize = 3;
+
+impl Cluster {
+    /// Starts a cluster and waits until it serves every slot and has replicas.
+    pub(crate) async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// Starts a cluster whose nodes have these settings too.
+    pub(crate) async fn start_with(settings: &'static [&'static str]) -> Self {
+        let mut starting = JoinSet::new();
+        for _ in 0..2 * PRIMARIES {
+            starting.spawn_blocking(move || {
+                let mut all = vec!["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+                // The slots of a dead primary are no reason to stop serving the others.
+                all.extend(["--cluster-require-full-coverage", "no"]);
+                all.extend(["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]);
+                all.extend(settings);
+                Redis::start_with(&all)
+            });
+        }
+        let mut primaries = starting.join_all().await;
+        let replicas = primaries.split_off(PRIMARIES);
+        let cluster = Self { primaries, replicas };
+
+        for (position, primary) in cluster.primaries.iter().enumerate() {
+            let epoch = (position + 1).to_string();
+            primary.command::<()>("CLUSTER", ["SET-CONFIG-EPOCH", &epoch]).await;
+            let slots = position * SLOTS / PRIMARIES..(position + 1) * SLOTS / PRIMARIES;
+            let slots = slots.map(|slot| slot.to_string());
+            let addslots = std::iter::once("ADDSLOTS".to_owned()).chain(slots);
+            primary.command::<()>("CLUSTER", addslots).await;
+        }
+        for node in cluster.nodes() {
+            for other in cluster.nodes() {
+                let port = other.port().to_string();
+                node.command::<()>("CLUSTER", ["MEET", "127.0.0.1", &port]).await;
+            }
+        }
+        cluster
+            .eventually_everywhere("it is whole", "cluster_known_nodes:6")
+            .await;
+
+        for (primary, replica) in cluster.primaries.iter().zip(&cluster.replicas) {
+            let id: String = primary.command("CLUSTER", ["MYID"]).await;
+            replica.command::<()>("CLUSTER", ["REPLICATE", &id]).await;
+        }
+        for replica in &cluster.replicas {
+            eventually("the replica has its primary's data", async || {
+                let replication: String = replica.command("INFO", ["replication"]).await;
+                replication.contains("master_link_status:up")
+            })
+            .await;
+        }
+        cluster
+            .eventually_everywhere("every slot is served", "cluster_state:ok")
+            .await;
+        cluster
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &Redis> {
+        self.primaries.iter().chain(&self.replicas)
+    }
+
+    async fn eventually_everywhere(&self, what: &str, line: &str) {
+        for node in self.nodes() {
+            eventually(what, async || {
+                let info: String = node.command("CLUSTER", ["INFO"]).await;
+                info.contains(line)
+            })
+            .await;
+        }
+    }
+
+    /// The URL of the second node, which names the first one too.
+    pub(crate) fn url(&self) -> String {
+        let [first, second, ..] = &self.primaries[..] else {
+            unreachable!("there are three")
+        };
+        format!(
+            "redis-cluster://127.0.0.1:{}?node=127.0.0.1:{}",
+            second.port(),
+            first.port()
+        )
+    }
+
+    /// The URL of the replicas, for when a primary is gone.
+    pub(crate) fn replicas_url(&self) -> String {
+        let [first, second, ..] = &self.replicas[..] else {
+            unreachable!("there are three")
+        };
+        format!(
+            "redis-cluster://127.0.0.1:{}?node=127.0.0.1:{}",
+            first.port(),
+            second.port()
+        )
+    }
+
+    /// The position of the primary that this slot was given to when the cluster was made.
+    pub(crate) fn owner(slot: u16) -> usize {
+        (0..PRIMARIES)
+            .find(|position| usize::from(slot) < (position + 1) * SLOTS / PRIMARIES)
+            .expect("a slot")
+    }
+
+    /// The slot of a key.
+    pub(crate) async fn slot(&self, key: &str) -> u16 {
+        self.primaries[0].command("CLUSTER", ["KEYSLOT", key]).await
+    }
+
+    /// Begins to move a slot from one primary to another.
+    pub(crate) async fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        let (source, target) = (&self.primaries[from], &self.primaries[to]);
+        let ids = [self.id(from).await, self.id(to).await];
+        let importing = ["SETSLOT", &slot, "IMPORTING", &ids[0]];
+        target.command::<()>("CLUSTER", importing).await;
+        let migrating = ["SETSLOT", &slot, "MIGRATING", &ids[1]];
+        source.command::<()>("CLUSTER", migrating).await;
+    }
+
+    /// Moves the keys that are there now.
+    pub(crate) async fn move_keys(&self, slot: u16, from: usize, to: usize) {
+        let (source, port) = (&self.primaries[from], self.primaries[to].port().to_string());
+        let slot = slot.to_string();
+        loop {
+            let keys: Vec<String> = source.command("CLUSTER", ["GETKEYSINSLOT", &slot, "100"]).await;
+            if keys.is_empty() {
+                return;
+            }
+            let mut migrate: Vec<_> = ["127.0.0.1", &port, "", "0", "5000", "KEYS"].map(str::to_owned).into();
+            migrate.extend(keys);
+            source.command::<()>("MIGRATE", migrate).await;
+        }
+    }
+
+    /// Moves one key.
+    pub(crate) async fn move_key(&self, key: &str, from: usize, to: usize) {
+        let port = self.primaries[to].port().to_string();
+        let migrate = ["127.0.0.1", &port, key, "0", "5000"];
+        self.primaries[from].command::<()>("MIGRATE", migrate).await;
+    }
+
+    /// Gives the slot to its new owner.
+    pub(crate) async fn end_moving(&self, slot: u16, to: usize) {
+        let (slot, id) = (slot.to_string(), self.id(to).await);
+        let setslot = ["SETSLOT", &slot, "NODE", &id];
+        self.primaries[to].command::<()>("CLUSTER", setslot).await;
+        for primary in &self.primaries {
+            primary.command::<()>("CLUSTER", setslot).await;
+        }
+    }
+
+    async fn id(&self, primary: usize) -> String {
+        self.primaries[primary].command("CLUSTER", ["MYID"]).await
+    }
+}

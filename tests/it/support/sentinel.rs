@@ -1,0 +1,143 @@
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+};
+
+use tempfile::TempDir;
+
+use super::{
+    Redis, eventually,
+    redis::{cli, free_port},
+};
+
+/// A primary with two replicas, and three sentinels who watch them.
+pub(crate) struct Sentinel {
+    pub(crate) primary: Redis,
+    pub(crate) replicas: Vec<Redis>,
+    watchers: Vec<Watcher>,
+}
+
+struct Watcher {
+    port: u16,
+    process: Child,
+    _folder: TempDir,
+}
+
+impl Sentinel {
+    /// Starts all of them and waits until the sentinels know each other and the replicas.
+    pub(crate) async fn start() -> Self {
+        Self::start_with(&[], None).await
+    }
+
+    /// Starts all of them, where the servers have the first of these passwords, and the sentinels the other one.
+    pub(crate) async fn start_with_passwords(of_redis: &str, of_sentinels: &str) -> Self {
+        let settings = ["--requirepass", of_redis, "--masterauth", of_redis];
+        Self::start_with(&settings, Some((of_redis, of_sentinels))).await
+    }
+
+    async fn start_with(settings: &[&str], passwords: Option<(&str, &str)>) -> Self {
+        let all = [
+            &["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"],
+            settings,
+        ]
+        .concat();
+        let primary = Redis::start_with(&all);
+        let port = primary.port().to_string();
+        let replica = [&all[..], &["--replicaof", "127.0.0.1", &port]].concat();
+        let replicas: Vec<_> = (0..2).map(|_| Redis::start_with(&replica)).collect();
+        let watchers = (0..3).map(|_| Watcher::start(primary.port(), passwords)).collect();
+
+        let sentinel = Self {
+            primary,
+            replicas,
+            watchers,
+        };
+        for watcher in &sentinel.watchers {
+            eventually("the sentinel knows all the others", async || {
+                let password = passwords.map(|(_, of_sentinels)| of_sentinels);
+                let primary = cli(watcher.port, password, &["SENTINEL", "master", "main"]);
+                let says = |name: &str, value: &str| primary.contains(&format!("{name}\n{value}\n"));
+                says("num-slaves", "2") && says("num-other-sentinels", "2")
+            })
+            .await;
+        }
+        sentinel
+    }
+
+    /// Where the sentinels are, and the name of the primary.
+    pub(crate) fn url(&self) -> String {
+        self.url_with("")
+    }
+
+    /// The same with credentials for Redis, such as `user:password@`.
+    pub(crate) fn url_with(&self, credentials: &str) -> String {
+        let [first, second, third] = &self.watchers[..] else {
+            unreachable!("there are three")
+        };
+        format!(
+            "redis-sentinel://{credentials}127.0.0.1:{}?sentinelServiceName=main&node=127.0.0.1:{}&node=127.0.0.1:{}",
+            first.port, second.port, third.port
+        )
+    }
+
+    /// Ends the sentinel that the URL names first.
+    pub(crate) fn kill_the_first_watcher(&mut self) {
+        let _ = self.watchers[0].process.kill();
+        let _ = self.watchers[0].process.wait();
+    }
+
+    /// The replica that has become the primary, as soon as there is one.
+    pub(crate) async fn promoted(&self) -> &Redis {
+        let mut promoted = None;
+        eventually("a replica is the primary", async || {
+            for replica in &self.replicas {
+                // The connections that there were are closed with its new role.
+                let replication = replica.cli(&["INFO", "replication"]);
+                if replication.contains("role:master") {
+                    promoted = Some(replica);
+                }
+            }
+            promoted.is_some()
+        })
+        .await;
+        promoted.expect("it was found")
+    }
+}
+
+impl Watcher {
+    fn start(primary: u16, passwords: Option<(&str, &str)>) -> Self {
+        let folder = tempfile::tempdir().expect("a folder for the sentinel");
+        let file = folder.path().join("sentinel.conf");
+        let port = free_port();
+        let passwords = passwords.map_or(String::new(), |(of_redis, of_sentinels)| {
+            format!(
+                "sentinel auth-pass main {of_redis}\nrequirepass {of_sentinels}\nsentinel sentinel-pass {of_sentinels}"
+            )
+        });
+        let settings = format!(
+            "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor main 127.0.0.1 {primary} 2\n\
+             sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n{passwords}\n",
+            folder.path().display()
+        );
+        fs::write(&file, settings).expect("the sentinel's settings");
+        let process = Command::new("redis-server")
+            .arg(&file)
+            .arg("--sentinel")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("redis-server starts; `.ci/test` installs it");
+        Self {
+            port,
+            process,
+            _folder: folder,
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

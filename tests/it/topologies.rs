@@ -1,0 +1,372 @@
+//! The ways to a Redis, through each client: TLS, sockets, credentials, pools, Sentinel, and connections that fall silent.
+
+use std::{
+    error::Error,
+    fs, iter,
+    time::{Duration, Instant},
+};
+
+use tokio::{task::JoinSet, time::timeout};
+use tower_quota::{
+    ClientLibrary, ConfigError, Key, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
+    store::{Charge, Operation, Request, Store},
+};
+
+use crate::support::{Log, Proxy, Redis, Sentinel, Worker, decide, each_client, eventually, try_decide};
+
+each_client! {
+    a_unix_socket_serves
+    a_user_and_a_password_with_all_sorts_of_characters_serve
+    a_database_of_its_own_serves
+    a_pool_has_as_many_connections_as_it_is_told
+    a_pool_goes_on_when_one_of_its_connections_is_lost
+    a_connection_of_tls_serves
+    a_certificate_that_nobody_has_signed_is_not_trusted
+    sentinel_leads_to_the_new_primary
+    sentinel_and_redis_have_credentials_of_their_own
+    a_sentinel_that_is_gone_is_passed_over
+    a_connection_that_falls_silent_under_traffic_is_replaced
+    a_connection_that_is_full_is_replaced
+    a_redis_that_hangs_under_traffic_is_served_again_when_it_goes_on
+    a_partition_ends
+    an_answer_that_takes_longer_than_the_deadline_is_not_waited_for
+    a_password_is_nowhere_to_be_read
+    a_pool_of_no_connections_is_an_error
+}
+
+fn limit() -> Limit {
+    SlidingLog::per_hour(1_000_000).into()
+}
+
+fn builder(library: ClientLibrary) -> RedisStoreBuilder {
+    RedisStore::builder().client_library(library)
+}
+
+async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
+    builder(library).connect(url).await.expect("the URL is good")
+}
+
+async fn answers(store: &impl Store) -> bool {
+    try_decide(store, Operation::Peek, &limit(), "k", 1).await.is_ok()
+}
+
+async fn serves(store: &RedisStore) {
+    eventually("the store is answered", async || answers(store).await).await;
+    assert!(decide(store, Operation::Check, &limit(), "k", 1).await.allowed);
+}
+
+async fn connections(redis: &Redis) -> usize {
+    let list: String = redis.command("CLIENT", ["LIST"]).await;
+    list.lines().count()
+}
+
+async fn a_unix_socket_serves(library: ClientLibrary) {
+    let redis = Redis::start_with(&["--unixsocket", "redis.sock", "--requirepass", "p@ss+w&rd"]);
+    let socket = redis.path("redis.sock");
+    let url = format!("redis+unix://:p%40ss+w&rd@localhost{}", socket.display());
+    serves(&connect(library, &url).await).await;
+}
+
+async fn a_user_and_a_password_with_all_sorts_of_characters_serve(library: ClientLibrary) {
+    let redis = Redis::start_with(&["--user", "lim:iter", "on", ">p@ss/w?rd#1+&", "~*", "+@all"]);
+    let address = redis.url().replace("redis://", "");
+    let url = format!("redis://lim%3Aiter:p%40ss%2Fw%3Frd%231+&@{address}");
+    serves(&connect(library, &url).await).await;
+}
+
+async fn a_database_of_its_own_serves(library: ClientLibrary) {
+    let redis = Redis::start();
+    serves(&connect(library, &format!("{}/3", redis.url())).await).await;
+    let keyspace: String = redis.command("INFO", ["keyspace"]).await;
+    assert!(
+        keyspace.contains("db3:keys=1") && !keyspace.contains("db0"),
+        "{keyspace}"
+    );
+}
+
+async fn a_pool_has_as_many_connections_as_it_is_told(library: ClientLibrary) {
+    let redis = Redis::start();
+    let before = connections(&redis).await;
+    let store = builder(library)
+        .connections(3)
+        .connect(&redis.url())
+        .await
+        .expect("the URL is good");
+    eventually("all are connected", async || connections(&redis).await == before + 3).await;
+    for remaining in (999_990..1_000_000).rev() {
+        let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
+        assert_eq!(outcome.verdicts[0].remaining, remaining);
+    }
+    let list: String = redis.command("CLIENT", ["LIST"]).await;
+    let asked = list.lines().filter(|client| client.contains("cmd=evalsha")).count();
+    assert_eq!(asked, 3, "{list}");
+
+    drop(store);
+    eventually("all are closed", async || connections(&redis).await == before).await;
+}
+
+async fn a_pool_goes_on_when_one_of_its_connections_is_lost(library: ClientLibrary) {
+    let redis = Redis::start();
+    let before = connections(&redis).await;
+    let store = builder(library)
+        .connections(2)
+        .connect(&redis.url())
+        .await
+        .expect("the URL is good");
+    eventually("both are connected", async || connections(&redis).await == before + 2).await;
+    serves(&store).await;
+
+    let list: String = redis.command("CLIENT", ["LIST"]).await;
+    let victim = list
+        .lines()
+        .find(|client| client.contains("cmd=evalsha"))
+        .expect("one has asked");
+    let id = victim
+        .split(' ')
+        .find_map(|field| field.strip_prefix("id="))
+        .expect("it has a number");
+    redis.command::<()>("CLIENT", ["KILL", "ID", id]).await;
+    // From the first request that it loses on, the other one is asked until this one is back.
+    let mut lost = 0;
+    for _ in 0..20 {
+        lost += usize::from(!answers(&store).await);
+    }
+    assert!(lost <= 1, "{lost} of 20 lost");
+    eventually("it is back", async || connections(&redis).await == before + 2).await;
+}
+
+/// A server that speaks TLS alone, and its certificate.
+fn tls() -> (Redis, u16) {
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let redis = Redis::not_started();
+    fs::write(redis.path("certificate.pem"), certified.cert.pem()).expect("the certificate");
+    fs::write(redis.path("key.pem"), certified.signing_key.serialize_pem()).expect("the key");
+    let port = crate::support::free_port();
+    let mut redis = redis;
+    redis.set(&["--tls-port", &port.to_string(), "--tls-auth-clients", "no"]);
+    redis.set(&["--tls-cert-file", "certificate.pem", "--tls-key-file", "key.pem"]);
+    redis.set(&["--tls-ca-cert-file", "certificate.pem"]);
+    redis.restart();
+    (redis, port)
+}
+
+async fn a_connection_of_tls_serves(library: ClientLibrary) {
+    let (redis, port) = tls();
+    let url = format!("rediss://localhost:{port}");
+    let mut worker = Worker::start_trusting(&url, library, &redis.path("certificate.pem"));
+    worker.tell("k", 3, 5);
+    assert_eq!(worker.outcome().0, 3);
+}
+
+async fn a_certificate_that_nobody_has_signed_is_not_trusted(library: ClientLibrary) {
+    let (_redis, port) = tls();
+    let store = connect(library, &format!("rediss://localhost:{port}")).await;
+    assert!(!answers(&store).await);
+}
+
+async fn sentinel_leads_to_the_new_primary(library: ClientLibrary) {
+    let mut sentinel = Sentinel::start().await;
+    let store = connect(library, &sentinel.url()).await;
+    serves(&store).await;
+
+    sentinel.primary.kill();
+    let promoted = sentinel.promoted().await;
+    serves(&store).await;
+    assert_eq!(promoted.cli(&["KEYS", "quota:*"]).lines().count(), 1);
+}
+
+async fn sentinel_and_redis_have_credentials_of_their_own(library: ClientLibrary) {
+    let sentinel = Sentinel::start_with_passwords("of-redis", "of+sentinels").await;
+    let url = sentinel.url_with(":of-redis@") + "&sentinelPassword=of%2Bsentinels";
+    serves(&connect(library, &url).await).await;
+}
+
+async fn a_sentinel_that_is_gone_is_passed_over(library: ClientLibrary) {
+    let mut sentinel = Sentinel::start().await;
+    sentinel.kill_the_first_watcher();
+    serves(&connect(library, &sentinel.url()).await).await;
+}
+
+/// Checks without pause until one is answered, and says how long that took.
+async fn until_served(store: &RedisStore) -> Duration {
+    let started = Instant::now();
+    let served = async {
+        while !answers(store).await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), served)
+        .await
+        .expect("it is served again");
+    started.elapsed()
+}
+
+async fn a_connection_that_falls_silent_under_traffic_is_replaced(library: ClientLibrary) {
+    let (old, new) = (Redis::start(), Redis::start());
+    let proxy = Proxy::start(old.port()).await;
+    let store = connect(library, &proxy.url()).await;
+    serves(&store).await;
+
+    proxy.blackhole_and_go_to(new.port());
+    let silence = until_served(&store).await;
+    assert!(silence < Duration::from_secs(3), "{silence:?}");
+}
+
+async fn a_connection_that_is_full_is_replaced(library: ClientLibrary) {
+    let (old, new) = (Redis::start(), Redis::start());
+    let proxy = Proxy::start(old.port()).await;
+    let store = connect(library, &proxy.url()).await;
+    serves(&store).await;
+
+    proxy.blackhole_and_go_to(new.port());
+    // More than the system keeps for a reader who does not read, so that the client waits to write.
+    let limit = limit();
+    let keys: Vec<_> = (0..5_000)
+        .map(|number| Key::path(&format!("/{number:0>100}")))
+        .collect();
+    let charges: Vec<_> = keys.iter().map(|key| [Charge::new("test", &limit, key, 1)]).collect();
+    let requests: Vec<_> = charges
+        .iter()
+        .map(|charge| Request::new(Operation::Peek, charge))
+        .collect();
+    let mut calls = JoinSet::new();
+    for _ in 0..20 {
+        calls.spawn(store.decide(&requests));
+    }
+    while let Some(answer) = calls.join_next().await {
+        answer.expect("no call panics").unwrap_err();
+    }
+
+    let silence = until_served(&store).await;
+    assert!(silence < Duration::from_secs(3), "{silence:?}");
+}
+
+async fn a_redis_that_hangs_under_traffic_is_served_again_when_it_goes_on(library: ClientLibrary) {
+    let redis = Redis::start();
+    let store = connect(library, &redis.url()).await;
+    serves(&store).await;
+
+    let frozen = redis.freeze();
+    for _ in 0..20 {
+        assert!(!answers(&store).await);
+    }
+    drop(frozen);
+    let silence = until_served(&store).await;
+    assert!(silence < Duration::from_secs(3), "{silence:?}");
+}
+
+async fn a_partition_ends(library: ClientLibrary) {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let store = connect(library, &proxy.url()).await;
+    serves(&store).await;
+
+    proxy.partition();
+    for _ in 0..20 {
+        assert!(!answers(&store).await);
+    }
+    proxy.heal();
+    let silence = until_served(&store).await;
+    assert!(silence < Duration::from_secs(3), "{silence:?}");
+}
+
+async fn an_answer_that_takes_longer_than_the_deadline_is_not_waited_for(library: ClientLibrary) {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let store = connect(library, &proxy.url()).await;
+    serves(&store).await;
+
+    proxy.delay(Duration::from_millis(200));
+    let started = Instant::now();
+    assert!(!answers(&store).await);
+    assert!(
+        started.elapsed() < Duration::from_millis(200),
+        "{:?}",
+        started.elapsed()
+    );
+
+    proxy.delay(Duration::ZERO);
+    eventually("the store is answered", async || answers(&store).await).await;
+    assert_eq!(proxy.opened(), 1, "a slow connection is not a silent one");
+}
+
+/// The error with its causes, as an application would log it.
+fn in_full(error: &(dyn Error + 'static)) -> String {
+    let causes = iter::successors(Some(error), |&error| error.source());
+    let causes: Vec<_> = causes.map(|error| format!("{error} {error:?}")).collect();
+    causes.join(": ")
+}
+
+async fn a_password_is_nowhere_to_be_read(library: ClientLibrary) {
+    const SECRET: &str = "hunter2secret";
+    let log = Log::capture_everything();
+    let mut redis = Redis::start_with(&["--requirepass", SECRET]);
+    let address = redis.url().replace("redis://", "");
+    let mut seen = String::new();
+
+    let wrong = format!("no-{SECRET}");
+    for url in [
+        format!("redis://:{wrong}@{address}"),
+        format!("redis://{SECRET}@{address}"),
+        format!("redis://user:{SECRET}@{address}"),
+        format!("redis://:{SECRET}@{address}/200"),
+        format!("redis://:{SECRET}@{address}/x"),
+        format!("redis://:{SECRET}@127.0.0.1:notaport"),
+        format!("redis://:{SECRET}@"),
+        format!("redis://:{SECRET}@{address}?db=1"),
+        format!("redis-ring://:{SECRET}@{address}"),
+        format!("redis-sentinel://:{SECRET}@{address}"),
+        format!("redis-sentinel://:{SECRET}@127.0.0.1:1?sentinelServiceName=main&sentinelPassword={SECRET}"),
+        format!("redis-cluster://:{SECRET}@127.0.0.1:1"),
+        format!("http://:{SECRET}@{address}"),
+        format!(":{SECRET}@{address}"),
+    ] {
+        let connected: Result<RedisStore, ConfigError> = builder(library).connect(&url).await;
+        match connected {
+            Ok(store) => {
+                let error = try_decide(&store, Operation::Check, &limit(), "k", 1)
+                    .await
+                    .unwrap_err();
+                seen += &format!("{store:?} {}", in_full(&error));
+            }
+            Err(error) => seen += &in_full(&error),
+        }
+    }
+
+    let builder = builder(library);
+    seen += &format!("{builder:?}");
+    let store = connect(library, &format!("redis://:{SECRET}@{address}")).await;
+    serves(&store).await;
+    redis.kill();
+    for _ in 0..50 {
+        if let Err(error) = try_decide(&store, Operation::Check, &limit(), "k", 1).await {
+            seen += &in_full(&error);
+        }
+    }
+    seen += &format!("{store:?}");
+    seen += &log.text();
+    assert!(!seen.contains(SECRET), "{seen}");
+}
+
+async fn a_pool_of_no_connections_is_an_error(library: ClientLibrary) {
+    for connections in [0, 65] {
+        let builder = builder(library).connections(connections);
+        let error = builder.connect("redis://127.0.0.1:1").await.unwrap_err();
+        assert!(error.to_string().contains("1 to 64"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_of_redis_rs_says_how_to_connect() {
+    let (redis, port) = tls();
+    let certificate = fs::read(redis.path("certificate.pem")).expect("the certificate");
+    let certificates = redis::TlsCertificates {
+        client_tls: None,
+        root_cert: Some(certificate),
+    };
+    let client = redis::Client::build_with_tls(format!("rediss://localhost:{port}"), certificates);
+    let store = RedisStore::builder()
+        .redis_rs_client(&client.expect("a good certificate"))
+        .await;
+    serves(&store.expect("the client will do")).await;
+}
