@@ -34,7 +34,9 @@ impl Health {
 
 /// Who is told of failures.
 #[derive(Clone, Default)]
-pub(crate) struct OnFailure(Option<Arc<dyn Fn(&StoreError) + Send + Sync>>);
+pub(crate) struct OnFailure(Option<Arc<Observer>>);
+
+type Observer = dyn Fn(&StoreError) + Send + Sync;
 
 impl OnFailure {
     pub(crate) fn new(observe: impl Fn(&StoreError) + Send + Sync + 'static) -> Self {

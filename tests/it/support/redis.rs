@@ -12,8 +12,6 @@ use fred::{
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-use super::Faketime;
-
 /// A Redis server of the test's own, which ends with it.
 pub(crate) struct Redis {
     port: u16,
@@ -43,11 +41,11 @@ impl Redis {
         panic!("redis-server does not start on any port");
     }
 
-    /// Starts a server whose clock this sets.
-    pub(crate) fn start_under(clock: &Faketime) -> Self {
+    /// Starts a server by this command, which is `redis-server` in some environment.
+    pub(crate) fn start_by(command: Command) -> Self {
         let mut redis = Self::not_started();
-        redis.server = launch(clock.command("redis-server"), redis.port, &[], &redis.folder);
-        assert!(redis.server.is_some(), "redis-server does not start under faketime");
+        redis.server = launch(command, redis.port, &[], &redis.folder);
+        assert!(redis.server.is_some(), "redis-server does not start");
         redis
     }
 
