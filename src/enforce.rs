@@ -36,7 +36,8 @@ pub(crate) struct Enforcer {
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) fields: Fields,
     pub(crate) format: Arc<dyn ResponseFormat>,
-    pub(crate) failure_mode: FailureMode,
+    /// For all requests, whatever the policies say.
+    pub(crate) failure_mode: Option<FailureMode>,
     pub(crate) jitter: Duration,
     pub(crate) on_failure: OnFailure,
     pub(crate) warned: Arc<Warned>,
@@ -159,15 +160,30 @@ impl Enforcer {
     }
 
     fn fail(&self, error: &StoreError, parts: &Parts) -> Verdict {
-        self.warn_of_failure(error);
+        let mode = self.failure_mode(parts);
+        self.warn_of_failure(error, mode);
         self.on_failure.tell(error);
-        if self.failure_mode == FailureMode::Open {
+        if mode == FailureMode::Open {
             return Verdict::Pass(None);
         }
 
         let mut response = self.respond(Rejection::Failed(error), parts);
         advise(&mut response, Duration::ZERO);
         Verdict::Reject(response)
+    }
+
+    /// What happens to a request that the store does not answer for.
+    fn failure_mode(&self, parts: &Parts) -> FailureMode {
+        let closes = |policy: &Policy| {
+            policy.on_failure() == FailureMode::Closed
+                && policy.cost_of(parts) > 0
+                && matches!(policy.extractor().extract(parts), Ok(Some(_)))
+        };
+        self.failure_mode
+            .unwrap_or_else(|| match self.policies.iter().any(closes) {
+                true => FailureMode::Closed,
+                false => FailureMode::Open,
+            })
     }
 
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
@@ -210,12 +226,12 @@ fn advise(response: &mut Response<Bytes>, wait: Duration) {
 
 /// Warnings, each once per change of state.
 impl Enforcer {
-    fn warn_of_failure(&self, error: &StoreError) {
+    fn warn_of_failure(&self, error: &StoreError, mode: FailureMode) {
         if self.warned.store.fails() {
             #[cfg(feature = "tracing")]
-            tracing::warn!(%error, source = error.source(), mode = ?self.failure_mode, "the store of the limits fails");
+            tracing::warn!(%error, source = error.source(), ?mode, "the store of the limits fails");
         }
-        let _ = error;
+        let _ = (error, mode);
     }
 
     fn recover(&self) {

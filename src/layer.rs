@@ -70,6 +70,13 @@ use crate::{
 /// client: there, policies about the same subject are decided together, and those about different subjects one after the
 /// other, where an earlier charge is refunded when a later policy denies.
 ///
+/// # When the store fails
+///
+/// A request that the store does not answer for passes, uncounted, or is answered with `503 Service Unavailable`, in gRPC
+/// with `UNAVAILABLE`: see [`FailureMode`]. It is never taken for one that its limit denied, and the error type of the
+/// service stays what it is. A [`format`](Self::format) sees [why](crate::response::Rejection) and may answer with something
+/// less instead; [`on_failure`](Self::on_failure) observes; and a [`Fallback`](crate::Fallback) counts elsewhere meanwhile.
+///
 /// # Costs
 ///
 /// A request costs 1, or what its policy says: [`Policy::cost`](crate::Policy::cost) for all of them alike, [`Policy::cost_fn`](crate::Policy::cost_fn) by the request.
@@ -149,10 +156,7 @@ impl RateLimitLayer {
             fields: Fields::default(),
             jitter: Duration::ZERO,
             format: Arc::new(Negotiated::default()),
-            failure_mode: match policies.iter().any(|policy| policy.on_failure() == FailureMode::Closed) {
-                true => FailureMode::Closed,
-                false => FailureMode::Open,
-            },
+            failure_mode: None,
             policies: policies.into(),
             on_failure: OnFailure::default(),
             warned: Arc::default(),
@@ -210,9 +214,10 @@ impl RateLimitLayer {
 
     /// What happens to requests when the store does not answer, whatever the policies say.
     ///
-    /// The default is [`FailureMode::Closed`] if a policy is, else [`FailureMode::Open`].
+    /// The default is what the policies say: [`FailureMode::Closed`] if one of those that a request counts against is, else
+    /// [`FailureMode::Open`].
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        Arc::make_mut(&mut self.enforcer).failure_mode = failure_mode;
+        Arc::make_mut(&mut self.enforcer).failure_mode = Some(failure_mode);
         self
     }
 

@@ -188,8 +188,8 @@ impl<K> Policy<K> {
 
     /// What happens to a request when the store does not answer.
     ///
-    /// Of several policies in a layer, one that is [`Closed`](FailureMode::Closed) closes all. The default is
-    /// [`FailureMode::Open`].
+    /// Of several policies that a request counts against, one that is [`Closed`](FailureMode::Closed) closes all. The
+    /// default is [`FailureMode::Open`].
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
         self.failure_mode = failure_mode;
         self
@@ -283,14 +283,16 @@ impl fmt::Debug for Keyed {
 
 /// What happens to a request when the store does not answer.
 ///
-/// Either way it is never taken for a request that was denied by its limit.
+/// Either way it is never taken for a request that was denied by its limit. A [`Fallback`](crate::Fallback) goes on counting
+/// instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureMode {
     /// The request passes, uncounted, and its response says nothing of limits.
     #[default]
     Open,
-    /// The request is answered with `503 Service Unavailable`.
+    /// The request is answered with `503 Service Unavailable`, or as the layer's
+    /// [`format`](crate::RateLimitLayer::format) likes.
     Closed,
 }
 

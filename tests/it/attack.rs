@@ -293,22 +293,20 @@ async fn fields_of_100_000_bytes_make_short_keys_or_none() {
 
 #[test]
 fn the_time_for_a_long_field_grows_no_faster_than_the_field() {
-    let median = |extractor: &dyn KeyExtractor, parts: &Parts| {
-        let mut times: Vec<_> = (0..9)
-            .map(|_| {
-                let started = Instant::now();
-                let _ = extractor.extract(parts);
-                started.elapsed()
-            })
-            .collect();
-        times.sort_unstable();
-        times[times.len() / 2]
+    // The least of a few times: whatever else the machine does adds to the others.
+    let least = |extractor: &dyn KeyExtractor, parts: &Parts| {
+        let times = (0..9).map(|_| {
+            let started = Instant::now();
+            let _ = extractor.extract(parts);
+            started.elapsed()
+        });
+        times.min().unwrap_or_default()
     };
     let (short, long) = (fields(10_000), fields(100_000));
     for ((name, short), (_, long)) in short.iter().zip(&long) {
         let (short, long) = (request_with(short), request_with(long));
         for (extractor, key) in extractors() {
-            let (short, long) = (median(&*key, &short), median(&*key, &long));
+            let (short, long) = (least(&*key, &short), least(&*key, &long));
             // Ten times as long, and a hundred times if it were the square.
             let most = 30 * short.max(Duration::from_micros(20));
             assert!(

@@ -77,7 +77,7 @@ impl Caller {
 /// nobody is kept out for more than a window and a second, and that every key has its expiry.
 async fn a_step_is_over_within_a_window(step_ms: i64) {
     let clock = Faketime::new();
-    let redis = Redis::start_by(clock.command("redis-server"));
+    let redis = clock.start_redis();
     let store = store_in(&redis).await;
     let mut callers = LIMITS.map(|(limit, ..)| Caller {
         limit: limit.parse().expect("a limit"),
@@ -139,7 +139,7 @@ async fn half_a_second_back() {
 #[tokio::test]
 async fn windows_of_a_calendar_follow_the_clock_of_redis() {
     let clock = Faketime::new();
-    let redis = Redis::start_by(clock.command("redis-server"));
+    let redis = clock.start_redis();
     let store = store_in(&redis).await;
     let limit: Limit = "fixed-window 5/day Europe/Berlin".parse().expect("a limit");
     for days in [0, 40, -40, 0] {

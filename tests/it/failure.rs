@@ -154,6 +154,34 @@ async fn a_mode_is_that_of_its_layer() {
     assert_eq!(send(&app, get("/login")).await.status, 503);
 }
 
+#[tokio::test]
+async fn a_policy_that_is_closed_closes_nothing_that_does_not_count_against_it() {
+    let open = || Policy::new("everybody", SlidingLog::per_hour(9)).key(key::constant("all"));
+    let closed = || policy().failure_mode(FailureMode::Closed);
+    let unkeyed = Policy::new("p", SlidingLog::per_hour(1));
+    let by_user = |parts: &Parts| Some(parts.headers.get("user")?.to_str().ok()?.to_owned());
+    for (what, closed) in [
+        ("another path", closed().only(|parts| parts.uri.path() == "/login")),
+        (
+            "no cost",
+            closed().cost_fn(|parts| (parts.uri.path() == "/login").into()),
+        ),
+        (
+            "no key",
+            unkeyed.key(key::from_fn(by_user)).failure_mode(FailureMode::Closed),
+        ),
+    ] {
+        let layer = RateLimitLayer::new(Later(Broken::default()), [open(), closed]);
+        let app = Router::new().fallback(route(async || "served")).layer(layer);
+        assert_eq!(send(&app, get("/")).await.status, 200, "{what}");
+        assert_eq!(
+            send(&app, get("/login").header("user", "42")).await.status,
+            503,
+            "{what}"
+        );
+    }
+}
+
 // What Redis may answer instead of a decision.
 
 async fn store_in(redis: &Redis) -> RedisStore {

@@ -431,15 +431,18 @@ async fn a_fallback_of_a_fallback_has_a_share_of_a_share() {
                 Fallback::new(inner, last.clone()).share(1, 6)
             }
         };
-        let limiter = limiter(store, hourly(12));
+        let limit: Limit = "fixed-window 12/h".parse().expect("a limit");
+        let limiter = limiter(store, limit.clone());
         let heavy = limiter.check_n("k", 7).await.expect("a store answers");
         assert!(!check(&limiter, 1).await);
 
+        let _ = limiter.charge("k", 3).await.expect("a store answers");
         limiter
             .refund(heavy.receipt().expect("it was charged"))
             .await
             .expect("a store answers");
-        assert_eq!(remaining(&last, &hourly(2)).await, 2);
+        assert_eq!(remaining(&last, &limit).await, 12 - 3);
+        limiter.reset("k").await.expect_err("the first one fails");
     }
 }
 

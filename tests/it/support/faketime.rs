@@ -2,6 +2,8 @@ use std::{fs, process::Command};
 
 use tempfile::TempDir;
 
+use super::Redis;
+
 /// A clock of other processes, which a test sets while they run.
 pub(crate) struct Faketime {
     folder: TempDir,
@@ -36,15 +38,15 @@ impl Faketime {
         fs::rename(fresh, read).expect("the same folder");
     }
 
-    /// A program that goes by this clock.
-    pub(crate) fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
-        command
+    /// A Redis that goes by this clock.
+    pub(crate) fn start_redis(&self) -> Redis {
+        let mut redis = Command::new("redis-server");
+        redis
             // The allocator of Redis, jemalloc, asks for the time while it starts, when faketime needs an allocator.
             .env("LD_PRELOAD", format!("{}:libc.so.6", self.library))
             .env("FAKETIME_TIMESTAMP_FILE", self.folder.path().join("offset"))
             .env("FAKETIME_NO_CACHE", "1")
             .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        command
+        Redis::start_by(redis)
     }
 }

@@ -42,11 +42,11 @@ impl Redis {
         panic!("redis-server does not start on any port");
     }
 
-    /// Starts a server by this command, such as one that is given another clock.
+    /// Starts a server by this command, which is `redis-server` in some environment.
     pub(crate) fn start_by(command: Command) -> Self {
         let mut redis = Self::not_started();
         redis.server = launch(command, redis.port, &[], &redis.folder);
-        assert!(redis.server.is_some(), "redis-server does not start by another command");
+        assert!(redis.server.is_some(), "redis-server does not start");
         redis
     }
 
