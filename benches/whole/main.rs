@@ -153,7 +153,7 @@ async fn throughput(entries: &mut [Entry], options: &Options) {
             for entry in &mut *entries {
                 let load = entry.admitting.closed_loop(&traffic, options.time, options.time).await;
                 assert_eq!(load.denied, 0, "{} admits all of {}", entry.row.title(), traffic.name);
-                entry.row.note(traffic.name, load.per_second());
+                entry.row.note_load(traffic.name, load);
             }
         }
     }
@@ -164,7 +164,7 @@ async fn throughput(entries: &mut [Entry], options: &Options) {
             if let Some(subject) = &entry.denying {
                 let load = subject.closed_loop(&traffic, options.time, options.time).await;
                 assert!(load.admitted <= 1_000, "{} denies all but the first", entry.row.title());
-                entry.row.note(DENIED, load.denied as f64 / load.time.as_secs_f64());
+                entry.row.note_load(DENIED, load);
             }
         }
     }
@@ -357,4 +357,7 @@ fn report(entries: &[Entry], options: &Options, server: &Server) {
     );
     println!("{table}");
     println!("{targets}");
+    for failures in entries.iter().filter_map(|entry| entry.row.failures()) {
+        println!("{failures}");
+    }
 }

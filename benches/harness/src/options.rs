@@ -63,6 +63,10 @@ impl Options {
                 "--quick" => (options.quick, options.rounds, options.time) = (true, 1, Duration::from_millis(5)),
                 "--json" => options.json = true,
                 "--bench" => {} // from cargo
+                "--help" => {
+                    println!("{USAGE}");
+                    std::process::exit(0);
+                }
                 _ => return Err(format!("{argument} is no option")),
             }
         }

@@ -2,7 +2,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::figures::{median, ratio};
+use crate::{
+    figures::{median, ratio},
+    subject::Load,
+};
 
 /// What is measured, and its figures: for each cell one of every round.
 pub struct Row {
@@ -10,6 +13,7 @@ pub struct Row {
     algorithm: &'static str,
     client: String,
     cells: BTreeMap<&'static str, Vec<f64>>,
+    failed: u64,
 }
 
 impl Row {
@@ -20,6 +24,7 @@ impl Row {
             algorithm,
             client: client.into(),
             cells: BTreeMap::new(),
+            failed: 0,
         }
     }
 
@@ -36,6 +41,18 @@ impl Row {
     /// Adds the figure of a round.
     pub fn note(&mut self, cell: &'static str, figure: f64) {
         self.cells.entry(cell).or_default().push(figure);
+    }
+
+    /// Adds what was decided per second in a round, and what was not decided.
+    pub fn note_load(&mut self, cell: &'static str, load: Load) {
+        self.note(cell, load.per_second());
+        self.failed += load.failed;
+    }
+
+    /// Says how many checks failed, if any did.
+    pub fn failures(&self) -> Option<String> {
+        let (title, failed) = (self.title(), self.failed);
+        (failed > 0).then(|| format!("{title}: {failed} checks failed"))
     }
 
     /// The figures of all rounds.
@@ -60,6 +77,7 @@ impl Row {
             "name": self.name,
             "algorithm": self.algorithm,
             "client": self.client,
+            "failed": self.failed,
             "medians": medians,
             "rounds": self.cells,
         })

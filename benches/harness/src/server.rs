@@ -6,6 +6,7 @@ use crate::redis::Redis;
 pub struct Server {
     redis: Redis,
     version: String,
+    cores: usize,
     pinned: bool,
 }
 
@@ -30,6 +31,7 @@ impl Server {
         let (server, own) = (field("process_id"), std::process::id().to_string());
 
         Self {
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
             pinned: pin(&own, "0") && pin(&server, "1"),
             version: field("redis_version"),
             redis,
@@ -43,7 +45,6 @@ impl Server {
 
     /// One line on the machine.
     pub fn machine(&self) -> String {
-        let cores = std::thread::available_parallelism().map_or(0, usize::from);
         let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpu
             .lines()
@@ -53,8 +54,9 @@ impl Server {
             false => "Redis and the client not pinned to cores",
         };
         format!(
-            "Redis {} over loopback, {placement}; {cores} cores allowed, {}",
+            "Redis {} over loopback, {placement}; {} cores, {}",
             self.version,
+            self.cores,
             cpu.unwrap_or("unknown processor").trim()
         )
     }

@@ -97,7 +97,7 @@ async fn throughput(peers: &mut [Peer], options: &Options) {
             for peer in &mut *peers {
                 let load = peer.admitting.closed_loop(&traffic, options.time, options.time).await;
                 assert_eq!(load.denied, 0, "{} admits all of {}", peer.row.title(), traffic.name);
-                peer.row.note(traffic.name, load.per_second());
+                peer.row.note_load(traffic.name, load);
             }
         }
     }
@@ -107,7 +107,7 @@ async fn throughput(peers: &mut [Peer], options: &Options) {
         for peer in &mut *peers {
             let load = peer.denying.closed_loop(&traffic, options.time, options.time).await;
             assert!(load.admitted <= 1_000, "{} denies all but the first", peer.row.title());
-            peer.row.note(DENIED, load.denied as f64 / load.time.as_secs_f64());
+            peer.row.note_load(DENIED, load);
         }
     }
 }
@@ -170,16 +170,17 @@ async fn allocations_of(subject: &dyn Subject, traffic: &Traffic) -> f64 {
 
 fn report(distributed: &[Row], in_process: &[Row], options: &Options, server: &Server) {
     let fastest = fastest_peer(distributed);
-    let find = |rows: &'_ [Row], title: &str| rows.iter().position(|row| row.title().contains(title));
+    let us = format!("tower-quota {}", peer::version("tower-quota"));
+    let governor = format!("tower_governor {}", peer::version("tower_governor"));
     let ours = |algorithm: &str, cell: &str| {
-        let row = find(distributed, &format!("{}, {algorithm}", tower_quota_name()));
-        row.map_or(f64::NAN, |row| distributed[row].ratio(cell, &fastest))
+        let title = format!("{us}, {algorithm}, fred");
+        let row = distributed.iter().find(|row| row.title().starts_with(&title));
+        row.map_or(f64::NAN, |row| row.ratio(cell, &fastest))
     };
     let here = |algorithm: &str, reference: &str, cell: &str| {
-        let row = find(in_process, &format!("{}, {algorithm}", tower_quota_name()));
-        let reference = in_process.iter().find(|row| row.title().ends_with(reference));
-        row.zip(reference)
-            .map_or(f64::NAN, |(row, reference)| in_process[row].ratio(cell, reference))
+        let find = |title: String| in_process.iter().find(|row| row.title() == title);
+        let rows = find(format!("{us}, {algorithm}")).zip(find(format!("{governor}, {reference}")));
+        rows.map_or(f64::NAN, |(row, reference)| row.ratio(cell, reference))
     };
     let (targets, target_values) = targets(&[
         (
@@ -265,10 +266,9 @@ fn report(distributed: &[Row], in_process: &[Row], options: &Options, server: &S
     }
     println!("{table}");
     println!("{targets}");
-}
-
-fn tower_quota_name() -> String {
-    format!("tower-quota {}", peer::version("tower-quota"))
+    for failures in distributed.iter().filter_map(Row::failures) {
+        println!("{failures}");
+    }
 }
 
 /// The best figures of all others in each round.

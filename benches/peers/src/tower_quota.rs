@@ -19,30 +19,26 @@ pub(crate) async fn distributed(server: &Server) -> Vec<Peer> {
     let over_fred = patient.connect(&server.url()).await.expect("a store");
     let window = Duration::from_secs(1);
 
-    // The same rules as the other limiters have, and the log.
     let clients: [(_, Arc<dyn Store>); 1] = [("fred", Arc::new(over_fred))];
     let peers = clients.iter().flat_map(|(client, store)| {
-        let algorithms: [(_, fn(u64, Duration) -> Limit); 4] = [
-            ("sliding log", |quota, window| SlidingLog::new(quota, window).into()),
-            ("sliding counter", |quota, window| {
-                SlidingCounter::new(quota, window).into()
-            }),
-            ("fixed window", |quota, window| FixedWindow::new(quota, window).into()),
-            ("token bucket", |quota, window| TokenBucket::new(quota, window).into()),
-        ];
-        algorithms.map(|(algorithm, limit)| {
-            let admitting = layer(store, "admitting", limit(AMPLE, window), Headers::default());
-            let denying = layer(store, "denying", limit(1, HOUR), Headers::default());
-            Peer::new(
-                "tower-quota",
-                algorithm,
-                format!("{client} {}", version(client)),
-                &admitting,
-                &denying,
-            )
+        let limits = limits(AMPLE, window).into_iter().zip(limits(1, HOUR));
+        limits.map(move |((algorithm, ample), (_, scarce))| {
+            let admitting = layer(store, "admitting", ample, Headers::default());
+            let denying = layer(store, "denying", scarce, Headers::default());
+            let client = format!("{client} {}", version(client));
+            Peer::new("tower-quota", algorithm, client, &admitting, &denying)
         })
     });
     peers.collect()
+}
+
+fn limits(quota: u64, window: Duration) -> [(&'static str, Limit); 4] {
+    [
+        ("sliding log", SlidingLog::new(quota, window).into()),
+        ("sliding counter", SlidingCounter::new(quota, window).into()),
+        ("fixed window", FixedWindow::new(quota, window).into()),
+        ("token bucket", TokenBucket::new(quota, window).into()),
+    ]
 }
 
 pub(crate) fn in_process() -> Vec<Peer> {

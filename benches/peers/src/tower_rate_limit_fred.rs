@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use axum::{body::Body, extract::ConnectInfo};
 use bench_harness::Server;
@@ -9,7 +9,6 @@ use fred::{
     types::{Builder, config::Config},
 };
 use http::{Request, Response};
-use std::net::SocketAddr;
 use tower_rate_limit_fred::{Key, KeyResolver, RateLimitLayer};
 
 use crate::{
@@ -17,26 +16,33 @@ use crate::{
     peer::{Peer, version},
 };
 
-/// As its example has it, with a pool of 12 and fred's own settings; and on a single connection without Nagle's
-/// algorithm, as the other limiters are.
+/// As its example has it, with a pool of 12 and fred's own settings; on a single connection; and on a single connection
+/// without Nagle's algorithm, as the other limiters have it.
 pub(crate) async fn peers(server: &Server) -> Vec<Peer> {
     let mut builder = Builder::from_config(Config::from_url(&server.url()).expect("the URL is good"));
     builder.with_performance_config(|config| config.default_command_timeout = Duration::from_secs(10));
     let pool = builder.build_pool(12).expect("a pool");
     pool.init().await.expect("the server answers");
 
+    let nagle = connect(&builder).await;
     builder.with_connection_config(|config| config.tcp.nodelay = Some(true));
-    let client: Client = builder.build().expect("a client");
-    client.init().await.expect("the server answers");
+    let nodelay = connect(&builder).await;
 
     let fred = format!("fred {}", version("fred"));
     vec![
-        peer(format!("{fred}, a pool of 12"), pool),
-        peer(format!("{fred}, nodelay"), client),
+        peer(format!("{fred}, a pool of 12"), &pool),
+        peer(fred.clone(), &nagle),
+        peer(format!("{fred}, nodelay"), &nodelay),
     ]
 }
 
-fn peer<C>(client: String, connection: C) -> Peer
+async fn connect(builder: &Builder) -> Client {
+    let client = builder.build().expect("a client");
+    client.init().await.expect("the server answers");
+    client
+}
+
+fn peer<C>(client: String, connection: &C) -> Peer
 where
     C: LuaInterface + Clone + Send + Sync + 'static,
 {
