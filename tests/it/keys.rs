@@ -23,6 +23,15 @@ use tower_quota::{
 use crate::support::{self, Redis, get_from, send};
 
 /// A router whose every response has the key of the request in the field `x-key`.
+/// A store that waits for Redis as long as a busy machine may need.
+fn patient() -> tower_quota::RedisStoreBuilder {
+    RedisStore::builder().deadline(std::time::Duration::from_secs(10))
+}
+
+async fn patient_store(redis: &Redis) -> RedisStore {
+    patient().connect(&redis.url()).await.expect("a store")
+}
+
 fn telling(router: Router, extractor: impl KeyExtractor) -> Router {
     let extractor = Arc::new(extractor);
     router.layer(from_fn(move |request: Request<Body>, next: Next| {
@@ -442,7 +451,7 @@ fn tag(redis_key: &str) -> &str {
 #[tokio::test]
 async fn ky_06_ky_07_ky_09_nobody_chooses_a_slot() {
     let redis = Redis::start();
-    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+    let store = patient_store(&redis).await;
 
     let app = under(store.clone(), key::header("x-user"));
     let users: [&[u8]; 8] = [b"{x}", b"{x}y", b"{", b"}", b"}{", b"a}{b}", b"a\xff", b"a\xfe"];
@@ -462,7 +471,7 @@ async fn ky_06_ky_07_ky_09_nobody_chooses_a_slot() {
 #[tokio::test]
 async fn ky_31_ten_thousand_random_paths_are_one_redis_key() {
     let redis = Redis::start();
-    let store = RedisStore::builder().deadline(std::time::Duration::from_secs(5));
+    let store = patient();
     let store = store.connect(&redis.url()).await.expect("a store");
     let app = under(store, key::route());
     let _: () = redis.command("FLUSHALL", [""; 0]).await;
@@ -497,7 +506,7 @@ async fn ky_31_ten_thousand_random_paths_are_one_redis_key() {
 #[tokio::test]
 async fn ky_33_policies_count_apart() {
     let redis = Redis::start();
-    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+    let store = patient_store(&redis).await;
     let policy = |name: &'static str| Policy::new(name, SlidingLog::per_minute(5)).key(key::ip());
     let layer = RateLimitLayer::new(store, [policy("burst"), policy("daily")]);
     let app = Router::new().fallback(async || "hi").layer(layer);
@@ -518,7 +527,7 @@ async fn hashed_keys_tell_nothing_without_the_secret() {
     let extractor = || (key::ip(), key::header("x-user"), key::path());
     let requests = || ["/account/1", "/account/2"].map(|path| support::get(path).header("x-user", "alice@example.org"));
     let keys_under = async |secret: &'static str| {
-        let store = RedisStore::builder().hash_keys(secret).connect(&redis.url()).await;
+        let store = patient().hash_keys(secret).connect(&redis.url()).await;
         left_by(&under(store.expect("a store"), extractor()), &redis, requests()).await
     };
 
@@ -539,7 +548,7 @@ async fn hashed_keys_tell_nothing_without_the_secret() {
         "another secret, other keys"
     );
 
-    let plain = under(RedisStore::connect(&redis.url()).await.expect("a store"), extractor());
+    let plain = under(patient_store(&redis).await, extractor());
     let plain = left_by(&plain, &redis, requests()).await;
     assert!(
         plain
@@ -552,8 +561,8 @@ async fn hashed_keys_tell_nothing_without_the_secret() {
 #[tokio::test]
 async fn long_subjects_are_bounded_and_count_as_themselves() {
     let redis = Redis::start();
-    let secretive = RedisStore::builder().hash_keys("secret").connect(&redis.url()).await;
-    let open = RedisStore::connect(&redis.url()).await.expect("a store");
+    let secretive = patient().hash_keys("secret").connect(&redis.url()).await;
+    let open = patient_store(&redis).await;
     for store in [open, secretive.expect("a store")] {
         let app = under(store, (key::header("x-user"), key::path()));
         let call = |user: &str, path: &str| Request::get(path).header("x-user", user);
@@ -585,7 +594,7 @@ async fn long_subjects_are_bounded_and_count_as_themselves() {
 #[tokio::test]
 async fn a_path_of_any_length_is_bounded_for_a_limiter_too() {
     let redis = Redis::start();
-    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+    let store = patient_store(&redis).await;
     let limiter = Limiter::new(store, Policy::new("default", SlidingLog::per_minute(5)));
     let path = format!("/{}", "p".repeat(100_000));
 
@@ -604,7 +613,7 @@ async fn a_path_of_any_length_is_bounded_for_a_limiter_too() {
 #[tokio::test]
 async fn what_fits_in_128_bytes_stays_readable() {
     let redis = Redis::start();
-    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+    let store = patient_store(&redis).await;
     let app = under(store, key::path());
     let fits = format!("/{}", "p".repeat(128 - "path=/".len()));
     let keys = left_by(&app, &redis, [Request::get(&fits)]).await;
