@@ -16,8 +16,8 @@ use bench_harness::{
 use serde_json::json;
 use tower_layer::Layer;
 use tower_quota::{
-    FailureMode, FixedWindow, Limit, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingCounter, SlidingLog,
-    TokenBucket, key, store::Store,
+    ClientLibrary, FailureMode, FixedWindow, Limit, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingCounter,
+    SlidingLog, TokenBucket, key, store::Store,
 };
 
 use self::evalsha::Evalsha;
@@ -65,11 +65,21 @@ fn main() {
 
 /// The stores by name and client.
 async fn stores(server: &Server) -> Vec<(Kind, &'static str, &'static str, Arc<dyn Store>)> {
-    let patient = RedisStore::builder().deadline(Duration::from_secs(10));
-    let over_fred = patient.connect(&server.url()).await.expect("a store");
+    let over = async |library| {
+        let patient = RedisStore::builder()
+            .deadline(Duration::from_secs(10))
+            .client_library(library);
+        Arc::new(patient.connect(&server.url()).await.expect("a store"))
+    };
     vec![
         (Kind::InMemory, "MemoryStore", "", Arc::new(MemoryStore::new())),
-        (Kind::InRedis, "RedisStore", "fred", Arc::new(over_fred)),
+        (Kind::InRedis, "RedisStore", "fred", over(ClientLibrary::Fred).await),
+        (
+            Kind::InRedis,
+            "RedisStore",
+            "redis-rs",
+            over(ClientLibrary::RedisRs).await,
+        ),
     ]
 }
 

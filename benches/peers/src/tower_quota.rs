@@ -2,8 +2,8 @@ use std::{sync::Arc, time::Duration};
 
 use bench_harness::Server;
 use tower_quota::{
-    FailureMode, FixedWindow, Headers, Limit, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingCounter,
-    SlidingLog, TokenBucket, key, store::Store,
+    ClientLibrary, FailureMode, FixedWindow, Headers, Limit, MemoryStore, Policy, RateLimitLayer, RedisStore,
+    SlidingCounter, SlidingLog, TokenBucket, key, store::Store,
 };
 
 use crate::{
@@ -15,11 +15,18 @@ use crate::{
 const AMPLE: u64 = 100_000;
 
 pub(crate) async fn distributed(server: &Server) -> Vec<Peer> {
-    let patient = RedisStore::builder().deadline(Duration::from_secs(10));
-    let over_fred = patient.connect(&server.url()).await.expect("a store");
+    let over = async |library| {
+        let patient = RedisStore::builder()
+            .deadline(Duration::from_secs(10))
+            .client_library(library);
+        Arc::new(patient.connect(&server.url()).await.expect("a store")) as Arc<dyn Store>
+    };
     let window = Duration::from_secs(1);
 
-    let clients: [(_, Arc<dyn Store>); 1] = [("fred", Arc::new(over_fred))];
+    let clients = [
+        ("fred", over(ClientLibrary::Fred).await),
+        ("redis", over(ClientLibrary::RedisRs).await),
+    ];
     let peers = clients.iter().flat_map(|(client, store)| {
         let limits = limits(AMPLE, window).into_iter().zip(limits(1, HOUR));
         limits.map(move |((algorithm, ample), (_, scarce))| {
