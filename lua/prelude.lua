@@ -7,6 +7,7 @@
 --       and for each charge: the limit's position, the cost; for a refund, last, when it was admitted
 -- reply the time in microseconds, then for each request: how many of its callers are admitted,
 --       and for each charge: remaining, the wait of the next caller (0: this charge fits), the time to a full reset;
+--       for a request that failed, which has added nothing, only the text of its error (`WRONGTYPE Operation ...`);
 --       the time alone where the boundaries of a calendar window do not enclose it, and then nothing was done
 --
 -- Times are microseconds and, like all numbers here, integers below 2^53.
@@ -16,17 +17,22 @@ if redis.replicate_commands then
 end
 
 local call = redis.call
+local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
+local format, match = string.format, string.match
+local pack, unpack = struct.pack, struct.unpack
 
 -- How many entries one charge may read or remove.
 local BOUND = 1000
 -- How far ahead of the clock an entry may be and still belong to it; and how long a key outlives its use.
 local SLACK = 1000000
+-- Numbers are exact below this.
+local EXACT = 9007199254740992
 -- The most that is counted on one key.
 local MAX_TOTAL = 4503599627370496
 
 -- Lua's own conversion keeps 14 digits, and a time has 16.
 local function text(number)
-  return string.format('%.0f', number)
+  return format('%.0f', number)
 end
 
 local function clock()
@@ -36,7 +42,7 @@ end
 
 -- PEXPIRE's argument for a key that matters for `us` more microseconds.
 local function ttl(us)
-  return text(math.ceil((us + SLACK) / 1000))
+  return text(ceil((us + SLACK) / 1000))
 end
 
 local now = clock()
@@ -44,12 +50,24 @@ local now_text = text(now)
 local algorithms = {}
 local outside_calendar = false
 
--- The numbers that a key holds as text, or nothing.
-local function numbers_of(key, pattern)
+-- The three numbers that a key holds, or nothing where it holds anything else. They are little-endian doubles: to read
+-- and write them as text costs more than the decision.
+local function fetch(key)
   local value = call('GET', key)
-  if value then
-    return string.match(value, pattern)
+  if not value or #value ~= 24 then
+    return
   end
+
+  local a, b, c = unpack('<ddd', value)
+  if a >= 0 and b >= 0 and c >= 0 and a < EXACT and b < EXACT and c < EXACT then
+    -- Integers in a Lua that tells them from floats.
+    return floor(a), floor(b), floor(c)
+  end
+end
+
+-- Writes three numbers to a key that matters for `us` more microseconds.
+local function store(key, us, a, b, c)
+  call('SET', key, pack('<ddd', a, b, c), 'PX', ttl(us))
 end
 
 -- Gives a key that has no expiry one, for `us` more microseconds.

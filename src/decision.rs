@@ -24,7 +24,7 @@ pub struct Decision(Arc<Inner>);
 struct Inner {
     allowed: bool,
     server_time: Duration,
-    policies: SmallVec<[PolicyDecision; 1]>,
+    policies: PolicyDecisions,
     /// Whether there is nothing to give back, or somebody has the receipt.
     receipt_taken: AtomicBool,
     /// The decisions of an outer and an inner layer, if this one joins them.
@@ -90,7 +90,7 @@ impl Decision {
     #[must_use]
     pub fn receipt(&self) -> Option<Receipt> {
         if let Some(layers) = &self.0.joined {
-            let charged: SmallVec<_> = layers
+            let charged: PolicyDecisions = layers
                 .iter()
                 .filter_map(Self::receipt)
                 .flat_map(|receipt| receipt.charged)
@@ -131,29 +131,20 @@ impl Decision {
 
 impl Decision {
     /// A decision by which nothing was charged.
-    pub(crate) fn new(
-        allowed: bool,
-        server_time: Duration,
-        policies: impl IntoIterator<Item = PolicyDecision>,
-    ) -> Self {
+    pub(crate) fn new(allowed: bool, server_time: Duration, policies: PolicyDecisions) -> Self {
         Self::build(allowed, server_time, policies, true)
     }
 
     /// A decision by which a request was charged.
-    pub(crate) fn charged(server_time: Duration, policies: impl IntoIterator<Item = PolicyDecision>) -> Self {
+    pub(crate) fn charged(server_time: Duration, policies: PolicyDecisions) -> Self {
         Self::build(true, server_time, policies, false)
     }
 
-    fn build(
-        allowed: bool,
-        server_time: Duration,
-        policies: impl IntoIterator<Item = PolicyDecision>,
-        receipt_taken: bool,
-    ) -> Self {
+    fn build(allowed: bool, server_time: Duration, policies: PolicyDecisions, receipt_taken: bool) -> Self {
         Self(Arc::new(Inner {
             allowed,
             server_time,
-            policies: policies.into_iter().collect(),
+            policies,
             receipt_taken: AtomicBool::new(receipt_taken),
             joined: None,
             delay: Duration::ZERO,
@@ -197,6 +188,9 @@ impl fmt::Debug for Decision {
             .finish()
     }
 }
+
+/// What each policy of a request said, or is asked. Most requests have one.
+pub(crate) type PolicyDecisions = SmallVec<[PolicyDecision; 1]>;
 
 /// What one policy said.
 #[derive(Clone)]
@@ -295,7 +289,7 @@ pub enum Denial {
 /// [`refund`](crate::Limiter::refund) says.
 #[must_use]
 pub struct Receipt {
-    pub(crate) charged: SmallVec<[PolicyDecision; 1]>,
+    pub(crate) charged: PolicyDecisions,
 }
 
 impl fmt::Debug for Receipt {

@@ -6,7 +6,7 @@ use std::{
     mem,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -19,10 +19,12 @@ use http::{
 };
 
 use crate::{
-    Decision, FailureMode, Policy,
+    Decision, FailureMode, Policy, PolicyDecision,
+    decision::PolicyDecisions,
     headers::{Fields, retry_after},
+    health::{Health, OnFailure},
     key::KeyError,
-    limiter::{Asked, Claim, Claims, Pending, ask},
+    limiter::{Asked, Pending, ask},
     response::{Rejection, ResponseFormat},
     store::{Operation, Store, StoreError},
 };
@@ -34,23 +36,20 @@ pub(crate) struct Enforcer {
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) fields: Fields,
     pub(crate) format: Arc<dyn ResponseFormat>,
-    pub(crate) failure_mode: FailureMode,
+    /// For all requests, whatever the policies say.
+    pub(crate) failure_mode: Option<FailureMode>,
     pub(crate) jitter: Duration,
-    pub(crate) health: Arc<Health>,
+    pub(crate) on_failure: OnFailure,
+    pub(crate) warned: Arc<Warned>,
 }
 
-/// Whether the store answered last time, to warn once per change.
+/// What there were warnings of.
 #[derive(Debug, Default)]
-pub(crate) struct Health {
-    failing: AtomicBool,
-    /// How many answers in a row there were since it failed.
-    answers: AtomicU32,
-    warned_of_key: AtomicBool,
-    warned_of_repetition: AtomicBool,
+pub(crate) struct Warned {
+    store: Health,
+    key: AtomicBool,
+    repetition: AtomicBool,
 }
-
-/// How many answers in a row make a store that has failed a good one.
-const STEADY: u32 = 20;
 
 /// How far a request got.
 pub(crate) enum Progress {
@@ -70,22 +69,22 @@ pub(crate) enum Verdict {
 pub(crate) struct Counted {
     /// What this layer decided: its part of the fields.
     own: Decision,
-    /// What it and the layers around it decided.
-    all: Decision,
+    /// What it and the layers around it decided, if there are any.
+    joined: Option<Decision>,
 }
 
 impl Enforcer {
     /// Finds the keys and asks the store.
     pub(crate) fn begin(&self, parts: &mut Parts) -> Progress {
-        let claims = match self.claims(parts) {
-            Ok(claims) => claims,
+        let undecided = match self.undecided(parts) {
+            Ok(undecided) => undecided,
             Err(error) => return Progress::Done(self.refuse(&error, parts)),
         };
-        if claims.is_empty() {
+        if undecided.is_empty() {
             return Progress::Done(Verdict::Pass(None));
         }
 
-        match ask(&self.store, Operation::Check, claims) {
+        match ask(&self.store, Operation::Check, undecided) {
             Asked::Decided(decision) => Progress::Done(self.conclude(decision, parts)),
             Asked::Pending(decision) => Progress::Asking(decision),
         }
@@ -104,12 +103,10 @@ impl Enforcer {
         if !decision.is_allowed() {
             return self.limit(decision, parts);
         }
-        let all = match parts.extensions.get::<Decision>() {
-            Some(earlier) => earlier.followed_by(&decision),
-            None => decision.clone(),
-        };
-        parts.extensions.insert(all.clone());
-        Verdict::Pass(Some(Counted { own: decision, all }))
+        let earlier = parts.extensions.get::<Decision>();
+        let joined = earlier.map(|earlier| earlier.followed_by(&decision));
+        parts.extensions.insert(joined.as_ref().unwrap_or(&decision).clone());
+        Verdict::Pass(Some(Counted { own: decision, joined }))
     }
 
     /// Adds to the response of the service behind what the caller should know.
@@ -117,14 +114,15 @@ impl Enforcer {
         self.fields
             .write(&counted.own, response.status(), response.headers_mut());
         // The decision of an inner layer tells of this one's policies too.
-        if response.extensions().get::<Decision>().is_none() {
-            response.extensions_mut().insert(counted.all);
-        }
+        response
+            .extensions_mut()
+            .get_or_insert_with(|| counted.joined.unwrap_or(counted.own));
     }
 
-    fn claims(&self, parts: &Parts) -> Result<Claims, KeyError> {
+    /// The policies that apply, and whom the request counts against.
+    fn undecided(&self, parts: &Parts) -> Result<PolicyDecisions, KeyError> {
         let decided = parts.extensions.get::<Decision>();
-        let mut claims = Claims::new();
+        let mut undecided = PolicyDecisions::new();
         for policy in &*self.policies {
             let cost = policy.cost_of(parts);
             if cost == 0 {
@@ -133,14 +131,14 @@ impl Enforcer {
             let Some(key) = policy.extractor().extract(parts)? else {
                 continue;
             };
-            let claim = Claim::new(policy, key, cost);
-            if decided.is_some_and(|decided| claim.is_in(decided)) {
+            let asked = PolicyDecision::undecided(policy, key, cost);
+            if decided.is_some_and(|decided| asked.is_in(decided)) {
                 self.warn_of_repetition(policy);
                 continue;
             }
-            claims.push(claim);
+            undecided.push(asked);
         }
-        Ok(claims)
+        Ok(undecided)
     }
 
     fn limit(&self, decision: Decision, parts: &Parts) -> Verdict {
@@ -162,14 +160,30 @@ impl Enforcer {
     }
 
     fn fail(&self, error: &StoreError, parts: &Parts) -> Verdict {
-        self.warn_of_failure(error);
-        if self.failure_mode == FailureMode::Open {
+        let mode = self.failure_mode(parts);
+        self.warn_of_failure(error, mode);
+        self.on_failure.tell(error);
+        if mode == FailureMode::Open {
             return Verdict::Pass(None);
         }
 
         let mut response = self.respond(Rejection::Failed(error), parts);
         advise(&mut response, Duration::ZERO);
         Verdict::Reject(response)
+    }
+
+    /// What happens to a request that the store does not answer for.
+    fn failure_mode(&self, parts: &Parts) -> FailureMode {
+        let closes = |policy: &Policy| {
+            policy.on_failure() == FailureMode::Closed
+                && policy.cost_of(parts) > 0
+                && matches!(policy.extractor().extract(parts), Ok(Some(_)))
+        };
+        self.failure_mode
+            .unwrap_or_else(|| match self.policies.iter().any(closes) {
+                true => FailureMode::Closed,
+                false => FailureMode::Open,
+            })
     }
 
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
@@ -212,28 +226,23 @@ fn advise(response: &mut Response<Bytes>, wait: Duration) {
 
 /// Warnings, each once per change of state.
 impl Enforcer {
-    fn warn_of_failure(&self, error: &StoreError) {
-        self.health.answers.store(0, Ordering::Relaxed);
-        if !self.health.failing.swap(true, Ordering::Relaxed) {
+    fn warn_of_failure(&self, error: &StoreError, mode: FailureMode) {
+        if self.warned.store.fails() {
             #[cfg(feature = "tracing")]
-            tracing::warn!(%error, source = error.source(), mode = ?self.failure_mode, "the store of the limits fails");
+            tracing::warn!(%error, source = error.source(), ?mode, "the store of the limits fails");
         }
-        let _ = error;
+        let _ = (error, mode);
     }
 
     fn recover(&self) {
-        // Reading first keeps the line shared between cores while all is well. A store that fails now and then is failing.
-        if self.health.failing.load(Ordering::Relaxed)
-            && self.health.answers.fetch_add(1, Ordering::Relaxed) >= STEADY
-            && self.health.failing.swap(false, Ordering::Relaxed)
-        {
+        if self.warned.store.answers() {
             #[cfg(feature = "tracing")]
             tracing::warn!("the store of the limits answers again");
         }
     }
 
     fn warn_of_key(&self, error: &KeyError) {
-        if !self.health.warned_of_key.swap(true, Ordering::Relaxed) {
+        if !self.warned.key.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
             tracing::error!(%error, "requests are refused: they have no key");
         }
@@ -241,7 +250,7 @@ impl Enforcer {
     }
 
     fn warn_of_repetition(&self, policy: &Policy) {
-        if !self.health.warned_of_repetition.swap(true, Ordering::Relaxed) {
+        if !self.warned.repetition.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
             tracing::warn!(
                 policy = policy.name(),

@@ -1,9 +1,13 @@
-use std::{fmt::Write, time::Duration};
+use std::time::Duration;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{Entry, RETRY_AFTER},
+};
+use smallvec::SmallVec;
 
-use crate::{Decision, decision::PolicyDecision, key::Secret};
+use crate::{Decision, Limit, decision::PolicyDecision, key::Secret};
 
 /// Which header fields tell callers how they stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,16 +100,8 @@ impl Fields {
 
         match self.style {
             Headers::Draft08 => {
-                append(
-                    headers,
-                    RATELIMIT_POLICY,
-                    list(decision, |policy, value| self.write_policy(policy, value)),
-                );
-                append(
-                    headers,
-                    RATELIMIT,
-                    list(decision, |policy, value| self.write_state(policy, value)),
-                );
+                append(headers, RATELIMIT_POLICY, self.policies(decision));
+                append(headers, RATELIMIT, self.states(decision));
             }
             Headers::Draft07 => {
                 append(headers, RATELIMIT_POLICY, single_policy(foremost));
@@ -124,32 +120,98 @@ impl Fields {
         }
     }
 
-    /// `"say-hi";q=2;w=30`. Policy names need no escaping as strings of RFC 9651 §3.3.3.
-    fn write_policy(&self, policy: &PolicyDecision, value: &mut String) {
-        let _ = write!(value, "\"{}\";q={}", policy.name(), policy.limit());
-        // Months and days have no one length.
-        if let Some(window) = policy.window() {
-            let _ = write!(value, ";w={}", ceil_secs(window).max(1));
+    /// `"burst";q=2;w=1, "daily";q=100;w=86400`
+    fn policies(&self, decision: &Decision) -> HeaderValue {
+        let mut policies = decision.policies();
+        if let (Some(only), None, None) = (policies.next(), policies.next(), &self.partition_key) {
+            return only.quota.announced.clone();
         }
-        self.write_partition_key(policy, value);
+
+        let mut list = Text::default();
+        for policy in decision.policies() {
+            list.delimit().bytes(policy.quota.announced.as_bytes());
+            self.write_partition_key(policy, &mut list);
+        }
+        list.into()
     }
 
-    /// `"say-hi";r=1;t=30`
-    fn write_state(&self, policy: &PolicyDecision, value: &mut String) {
-        let (remaining, reset) = standing(policy);
-        let _ = write!(value, "\"{}\";r={remaining}", policy.name());
-        if let Some(reset) = reset {
-            let _ = write!(value, ";t={}", ceil_secs(reset));
+    /// `"burst";r=1;t=1, "daily";r=99;t=86400`
+    fn states(&self, decision: &Decision) -> HeaderValue {
+        let mut list = Text::default();
+        for policy in decision.policies() {
+            let (remaining, reset) = standing(policy);
+            list.delimit()
+                .text("\"")
+                .text(policy.name())
+                .text("\";r=")
+                .number(remaining);
+            if let Some(reset) = reset {
+                list.text(";t=").number(ceil_secs(reset));
+            }
+            self.write_partition_key(policy, &mut list);
         }
-        self.write_partition_key(policy, value);
+        list.into()
     }
 
     /// A byte sequence of RFC 9651 §3.3.5: 128 bits of a keyed digest, from which nobody learns an address.
-    fn write_partition_key(&self, policy: &PolicyDecision, value: &mut String) {
+    fn write_partition_key(&self, policy: &PolicyDecision, list: &mut Text) {
         if let Some(secret) = &self.partition_key {
-            let digest = secret.digest(policy.key.as_str().as_bytes());
-            let _ = write!(value, ";pk=:{}:", STANDARD.encode(digest));
+            let digest = secret.digest(policy.key.as_bytes());
+            list.text(";pk=:").text(&STANDARD.encode(digest)).text(":");
         }
+    }
+}
+
+/// `"say-hi";q=2;w=30`. Policy names need no escaping as strings of RFC 9651 §3.3.3.
+pub(crate) fn announced(name: &str, limit: &Limit) -> HeaderValue {
+    let mut policy = Text::default();
+    policy.text("\"").text(name).text("\";q=").number(limit.quota());
+    // Months and days have no one length.
+    if let Some(window) = limit.window() {
+        policy.text(";w=").number(ceil_secs(window).max(1));
+    }
+    policy.into()
+}
+
+/// The value of a field while it is written.
+#[derive(Default)]
+struct Text(SmallVec<[u8; 128]>);
+
+impl Text {
+    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn text(&mut self, text: &str) -> &mut Self {
+        self.bytes(text.as_bytes())
+    }
+
+    fn number(&mut self, number: u64) -> &mut Self {
+        self.text(itoa::Buffer::new().format(number))
+    }
+
+    /// Begins a member of a list.
+    fn delimit(&mut self) -> &mut Self {
+        match self.0.is_empty() {
+            true => self,
+            false => self.text(", "),
+        }
+    }
+}
+
+impl From<Text> for HeaderValue {
+    fn from(text: Text) -> Self {
+        // Always is a value: names, numbers, and what was one before.
+        Self::from_bytes(&text.0).unwrap_or(const { Self::from_static("") })
+    }
+}
+
+impl From<u64> for Text {
+    fn from(number: u64) -> Self {
+        let mut text = Self::default();
+        text.number(number);
+        text
     }
 }
 
@@ -163,23 +225,13 @@ fn standing(policy: &PolicyDecision) -> (u64, Option<Duration>) {
     }
 }
 
-fn list(decision: &Decision, write: impl Fn(&PolicyDecision, &mut String)) -> String {
-    let mut value = String::with_capacity(48);
-    for policy in decision.policies() {
-        if !value.is_empty() {
-            value.push_str(", ");
-        }
-        write(policy, &mut value);
-    }
-    value
-}
-
 /// `2;w=30`
-fn single_policy(policy: &PolicyDecision) -> String {
-    match policy.window() {
-        Some(window) => format!("{};w={}", policy.limit(), ceil_secs(window).max(1)),
-        None => policy.limit().to_string(),
+fn single_policy(policy: &PolicyDecision) -> HeaderValue {
+    let mut value = Text::from(policy.limit());
+    if let Some(window) = policy.window() {
+        value.text(";w=").number(ceil_secs(window).max(1));
     }
+    value.into()
 }
 
 /// `limit=2, remaining=1, reset=30`, unless the one that is there has less left.
@@ -199,11 +251,13 @@ fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
         return;
     }
 
-    let mut value = format!("limit={}, remaining={remaining}", policy.limit());
+    let mut value = Text::default();
+    value.text("limit=").number(policy.limit());
+    value.text(", remaining=").number(remaining);
     if let Some(reset) = reset {
-        let _ = write!(value, ", reset={}", ceil_secs(reset));
+        value.text(", reset=").number(ceil_secs(reset));
     }
-    insert(headers, RATELIMIT, value);
+    headers.insert(RATELIMIT, value.into());
 }
 
 /// Three single values, unless those that are there have less left.
@@ -224,15 +278,15 @@ fn write_three(
         return;
     }
 
-    headers.insert(limit_name, policy.limit().into());
-    headers.insert(remaining_name, remaining.into());
+    headers.insert(limit_name, Text::from(policy.limit()).into());
+    headers.insert(remaining_name, Text::from(remaining).into());
     headers.remove(&reset_name);
     if let Some(reset) = reset {
         let seconds = match counted_in {
             Reset::Delta => ceil_secs(reset),
             Reset::Epoch => ceil_secs(policy.decided_at.saturating_add(reset)),
         };
-        headers.insert(reset_name, seconds.into());
+        headers.insert(reset_name, Text::from(seconds).into());
     }
 }
 
@@ -246,24 +300,28 @@ fn keep_one_line(headers: &mut HeaderMap, name: &HeaderName) {
 }
 
 /// Adds to a list. One line of it, since many clients read only the first.
-fn append(headers: &mut HeaderMap, name: HeaderName, ours: String) {
-    let theirs = headers.get_all(&name).iter().map(|line| line.to_str());
-    match theirs.collect::<Result<Vec<_>, _>>() {
-        Ok(lines) if lines.is_empty() => insert(headers, name, ours),
-        Ok(lines) => insert(headers, name, lines.join(", ") + ", " + &ours),
-        Err(_) => {} // whoever wrote that speaks another language
-    }
-}
-
-fn insert(headers: &mut HeaderMap, name: HeaderName, value: String) {
-    if let Ok(value) = HeaderValue::try_from(value) {
-        headers.insert(name, value);
+fn append(headers: &mut HeaderMap, name: HeaderName, ours: HeaderValue) {
+    match headers.entry(name) {
+        Entry::Vacant(vacant) => {
+            vacant.insert(ours);
+        }
+        Entry::Occupied(mut theirs) => {
+            let mut all = Text::default();
+            for line in theirs.iter() {
+                if line.to_str().is_err() {
+                    return; // whoever wrote that speaks another language
+                }
+                all.delimit().bytes(line.as_bytes());
+            }
+            all.delimit().bytes(ours.as_bytes());
+            theirs.insert(all.into());
+        }
     }
 }
 
 /// RFC 9110 §10.2.3: delay-seconds is a non-negative integer, so round up; and at least 1, since 0 invites a loop.
 pub(crate) fn retry_after(wait: Duration) -> HeaderValue {
-    HeaderValue::from(ceil_secs(wait).clamp(1, MAX_DELAY))
+    Text::from(ceil_secs(wait).clamp(1, MAX_DELAY)).into()
 }
 
 /// What a 32-bit recipient can hold (RFC 9111 §1.2.2).
@@ -284,17 +342,14 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Denial, Key, Limit, SlidingLog, policy::Quota};
+    use crate::{Denial, Key, SlidingLog, policy::Quota};
 
     /// 100 a minute, 60 left, 58.2 s until all is restored; or denied for 41.2 s. It is 1,800,000,000.
     fn state(name: &'static str, wait: Option<Duration>) -> PolicyDecision {
         let limit = Limit::from(SlidingLog::per_minute(100));
         PolicyDecision {
             store: None,
-            quota: Arc::new(Quota {
-                name: name.into(),
-                limit,
-            }),
+            quota: Arc::new(Quota::new(name.into(), limit)),
             key: Key::from("k"),
             cost: 1,
             decided_at: Duration::from_secs(1_800_000_000),
@@ -307,7 +362,7 @@ mod tests {
 
     fn written(fields: &Fields, policies: Vec<PolicyDecision>, mut headers: HeaderMap) -> Vec<String> {
         let allowed = !policies.iter().any(PolicyDecision::denies);
-        let decision = Decision::new(allowed, Duration::from_secs(1_800_000_000), policies);
+        let decision = Decision::new(allowed, Duration::from_secs(1_800_000_000), policies.into());
         fields.write(&decision, StatusCode::OK, &mut headers);
         let mut lines: Vec<_> = headers
             .iter()

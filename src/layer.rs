@@ -6,10 +6,11 @@ use crate::{
     ConfigError, FailureMode, Headers, IntoPolicies, RateLimit,
     enforce::Enforcer,
     headers::{Fields, Reset},
+    health::OnFailure,
     key::Secret,
     policy::validate_names,
     response::{Negotiated, ResponseFormat},
-    store::Store,
+    store::{Store, StoreError},
 };
 
 /// Limits how often a caller may use the services it is applied to.
@@ -68,6 +69,13 @@ use crate::{
 /// All of this holds on one Redis server, and with [`MemoryStore`](crate::MemoryStore). A cluster is to come with its
 /// client: there, policies about the same subject are decided together, and those about different subjects one after the
 /// other, where an earlier charge is refunded when a later policy denies.
+///
+/// # When the store fails
+///
+/// A request that the store does not answer for passes, uncounted, or is answered with `503 Service Unavailable`, in gRPC
+/// with `UNAVAILABLE`: see [`FailureMode`]. It is never taken for one that its limit denied, and the error type of the
+/// service stays what it is. A [`format`](Self::format) sees [why](crate::response::Rejection) and may answer with something
+/// less instead; [`on_failure`](Self::on_failure) observes; and a [`Fallback`](crate::Fallback) counts elsewhere meanwhile.
 ///
 /// # Costs
 ///
@@ -148,12 +156,10 @@ impl RateLimitLayer {
             fields: Fields::default(),
             jitter: Duration::ZERO,
             format: Arc::new(Negotiated::default()),
-            failure_mode: match policies.iter().any(|policy| policy.on_failure() == FailureMode::Closed) {
-                true => FailureMode::Closed,
-                false => FailureMode::Open,
-            },
+            failure_mode: None,
             policies: policies.into(),
-            health: Arc::default(),
+            on_failure: OnFailure::default(),
+            warned: Arc::default(),
         };
         Ok(Self {
             enforcer: Arc::new(enforcer),
@@ -208,9 +214,33 @@ impl RateLimitLayer {
 
     /// What happens to requests when the store does not answer, whatever the policies say.
     ///
-    /// The default is [`FailureMode::Closed`] if a policy is, else [`FailureMode::Open`].
+    /// The default is what the policies say: [`FailureMode::Closed`] if one of those that a request counts against is, else
+    /// [`FailureMode::Open`].
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        Arc::make_mut(&mut self.enforcer).failure_mode = failure_mode;
+        Arc::make_mut(&mut self.enforcer).failure_mode = Some(failure_mode);
+        self
+    }
+
+    /// Tells of each request for which the store did not answer, whatever the failure mode.
+    ///
+    /// It only observes: what the caller is told is up to the [`format`](Self::format). It runs on the path of the request,
+    /// so it must be quick, and a panic in it is one of the service. The default is to tell nobody.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// static FAILURES: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// let policy = Policy::new("everybody", SlidingLog::per_second(100)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).on_failure(|error| {
+    ///     eprintln!("uncounted: {:?}: {error}", error.kind());
+    ///     FAILURES.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// # let _ = layer;
+    /// ```
+    pub fn on_failure(mut self, observe: impl Fn(&StoreError) + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.enforcer).on_failure = OnFailure::new(observe);
         self
     }
 }

@@ -47,7 +47,8 @@
 //! * A [`Limit`] is an algorithm with its numbers; [`SlidingLog`] is the one to reach for first, and the module [`limit`]
 //!   helps to choose.
 //! * A [`Key`] is whom a request counts against, found by a [`KeyExtractor`].
-//! * A [`Store`](store::Store) is where counts live: [`RedisStore`] or [`MemoryStore`].
+//! * A [`Store`](store::Store) is where counts live: [`RedisStore`] or [`MemoryStore`]; a [`Fallback`] is one with another
+//!   one behind it.
 //! * A [`Decision`] is what came of it. Handlers find it in the extensions of the request.
 //! * A [`Rejection`](response::Rejection) is written out by a [`ResponseFormat`](response::ResponseFormat).
 //! * A [`RateLimitLayer`] takes one policy or [several](RateLimitLayer#several-policies-one-decision), which may
@@ -81,6 +82,7 @@ mod enforce;
 mod error;
 mod future;
 mod headers;
+mod health;
 pub mod key;
 mod layer;
 pub mod limit;
@@ -110,7 +112,7 @@ pub use self::{
     limiter::Limiter,
     policy::{FailureMode, IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
-    store::MemoryStore,
+    store::{Fallback, MemoryStore},
 };
 
 /// The example of the README.

@@ -1,5 +1,5 @@
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 
 use crate::{
     ConfigError, Decision, Denial, IntoPolicies, Key, Limit, PolicyDecision, Receipt,
-    policy::{Policy, Quota, Unkeyed, validate_names},
+    decision::PolicyDecisions,
+    policy::{Policy, Unkeyed, validate_names},
     store::{Answer, Charge, ErrorKind, Operation, Reply, Request, Store, StoreError, Verdict},
 };
 
@@ -212,12 +213,12 @@ impl Limiter {
 
     async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
         let key = key.bounded();
-        let claims = self.policies.iter().map(|policy| {
+        let undecided = self.policies.iter().map(|policy| {
             let cost = cost.or(policy.price()).unwrap_or(1);
-            Claim::new(policy, key.clone(), cost)
+            PolicyDecision::undecided(policy, key.clone(), cost)
         });
 
-        match ask(&self.store, operation, claims.collect()) {
+        match ask(&self.store, operation, undecided.collect()) {
             Asked::Decided(decision) => decision,
             Asked::Pending(decision) => decision.await,
         }
@@ -232,19 +233,20 @@ impl fmt::Debug for Limiter {
     }
 }
 
-/// What one policy is asked for one key.
-pub(crate) struct Claim {
-    quota: Arc<Quota>,
-    key: Key,
-    cost: u64,
-}
-
-impl Claim {
-    pub(crate) fn new<K>(policy: &Policy<K>, key: Key, cost: u64) -> Self {
+/// What one policy is asked for one key, and then what it said.
+impl PolicyDecision {
+    /// Not asked yet.
+    pub(crate) fn undecided<K>(policy: &Policy<K>, key: Key, cost: u64) -> Self {
         Self {
+            store: None,
             quota: policy.quota().clone(),
             key: key.bounded(),
             cost,
+            decided_at: Duration::ZERO,
+            denial: None,
+            remaining: 0,
+            retry_after: None,
+            reset_after: Duration::ZERO,
         }
     }
 
@@ -278,43 +280,15 @@ impl Claim {
         }
     }
 
-    fn decided(self, verdict: Verdict, server_time: Duration, store: &Arc<dyn Store>) -> PolicyDecision {
-        PolicyDecision {
-            store: Some(store.clone()),
-            quota: self.quota,
-            key: self.key,
-            cost: self.cost,
-            decided_at: server_time,
-            denial: verdict.retry_after.map(|_| Denial::QuotaExceeded),
-            remaining: verdict.remaining,
-            retry_after: verdict.retry_after,
-            reset_after: verdict.reset_after,
-        }
-    }
-
-    /// Denied without asking the store, so the rest is not known.
-    fn denied(self, denial: Denial) -> PolicyDecision {
-        PolicyDecision {
-            store: None,
-            quota: self.quota,
-            key: self.key,
-            cost: self.cost,
-            decided_at: Duration::ZERO,
-            denial: Some(denial),
-            remaining: 0,
-            retry_after: None,
-            reset_after: Duration::ZERO,
-        }
+    fn decide(&mut self, verdict: &Verdict, server_time: Duration, store: &Arc<dyn Store>) {
+        self.store = Some(store.clone());
+        self.decided_at = verdict.decided_at.unwrap_or(server_time);
+        self.denial = verdict.retry_after.map(|_| Denial::QuotaExceeded);
+        self.remaining = verdict.remaining;
+        self.retry_after = verdict.retry_after;
+        self.reset_after = verdict.reset_after;
     }
 }
-
-impl PolicyDecision {
-    fn charge(&self) -> Charge<'_> {
-        Charge::new(&self.quota.name, &self.quota.limit, &self.key, self.cost)
-    }
-}
-
-pub(crate) type Claims = SmallVec<[Claim; 1]>;
 
 /// What became of a question to the store.
 pub(crate) enum Asked {
@@ -322,50 +296,47 @@ pub(crate) enum Asked {
     Pending(Pending),
 }
 
-/// Asks the store about all claims at once.
-pub(crate) fn ask(store: &Arc<dyn Store>, operation: Operation, mut claims: Claims) -> Asked {
+/// Asks the store about all policies at once.
+pub(crate) fn ask(store: &Arc<dyn Store>, operation: Operation, mut policies: PolicyDecisions) -> Asked {
     let asks = matches!(operation, Operation::Check | Operation::Peek);
-    claims.retain(|claim| claim.applies() && (asks || claim.counts()));
-    if claims.is_empty() {
-        return Asked::Decided(Ok(Decision::new(true, Duration::ZERO, [])));
+    policies.retain(|policy| policy.applies() && (asks || policy.counts()));
+    if policies.is_empty() {
+        return Asked::Decided(Ok(Decision::new(true, Duration::ZERO, policies)));
     }
 
-    if asks && claims.iter().any(|claim| claim.hopeless().is_some()) {
-        let denied = claims
-            .into_iter()
-            .filter_map(|claim| claim.hopeless().map(|denial| claim.denied(denial)));
-        return Asked::Decided(Ok(Decision::new(false, Duration::ZERO, denied)));
+    if asks && policies.iter().any(|policy| policy.hopeless().is_some()) {
+        // The store is not asked, so what the others would say is not known.
+        policies.retain(|policy| {
+            policy.denial = policy.hopeless();
+            policy.denies()
+        });
+        return Asked::Decided(Ok(Decision::new(false, Duration::ZERO, policies)));
     }
 
-    let reply = {
-        let charges: SmallVec<[Charge<'_>; 4]> = claims.iter().map(Claim::charge).collect();
-        store.decide(&[Request::new(operation, &charges)])
-    };
-    let question = Question {
-        store: store.clone(),
-        operation,
-        claims,
+    let reply = match &policies[..] {
+        [policy] => store.decide(&[Request::new(operation, &[policy.charge()])]),
+        several => {
+            let charges: SmallVec<[Charge<'_>; 4]> = several.iter().map(PolicyDecision::charge).collect();
+            store.decide(&[Request::new(operation, &charges)])
+        }
     };
     match reply {
-        Reply::Ready(answer) => Asked::Decided(conclude(answer, question)),
+        Reply::Ready(answer) => Asked::Decided(conclude(answer, operation, policies, store)),
         Reply::Pending(answer) => Asked::Pending(Pending {
             answer,
-            question: Some(question),
+            store: store.clone(),
+            operation,
+            policies,
         }),
     }
-}
-
-/// What a store was asked.
-struct Question {
-    store: Arc<dyn Store>,
-    operation: Operation,
-    claims: Claims,
 }
 
 /// A decision on its way.
 pub(crate) struct Pending {
     answer: Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>,
-    question: Option<Question>,
+    store: Arc<dyn Store>,
+    operation: Operation,
+    policies: PolicyDecisions,
 }
 
 impl Future for Pending {
@@ -373,20 +344,22 @@ impl Future for Pending {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = ready!(self.answer.as_mut().poll(cx));
-        let question = self.question.take().expect("polled after it was ready");
-        Poll::Ready(conclude(answer, question))
+        let policies = mem::take(&mut self.policies);
+        Poll::Ready(conclude(answer, self.operation, policies, &self.store))
     }
 }
 
-fn conclude(answer: Result<Answer, StoreError>, question: Question) -> Result<Decision, StoreError> {
-    let answer = answer?;
-    let Question {
-        store,
-        operation,
-        claims,
-    } = question;
-    let outcome = match answer.outcomes.into_iter().next() {
-        Some(outcome) if outcome.verdicts.len() == claims.len() => outcome,
+fn conclude(
+    answer: Result<Answer, StoreError>,
+    operation: Operation,
+    mut policies: PolicyDecisions,
+    store: &Arc<dyn Store>,
+) -> Result<Decision, StoreError> {
+    let mut answer = answer?;
+    let origin = answer.take_origin();
+    let (store, server_time) = (origin.as_ref().unwrap_or(store), answer.server_time);
+    let outcome = match answer.outcomes.first() {
+        Some(outcome) if outcome.verdicts.len() == policies.len() => outcome,
         _ => {
             return Err(StoreError::new(
                 ErrorKind::Protocol,
@@ -395,10 +368,11 @@ fn conclude(answer: Result<Answer, StoreError>, question: Question) -> Result<De
         }
     };
 
-    let policies = claims.into_iter().zip(outcome.verdicts);
-    let policies = policies.map(|(claim, verdict)| claim.decided(verdict, answer.server_time, &store));
+    for (policy, verdict) in policies.iter_mut().zip(&outcome.verdicts) {
+        policy.decide(verdict, server_time, store);
+    }
     Ok(match operation {
-        Operation::Check | Operation::Charge if outcome.allowed => Decision::charged(answer.server_time, policies),
-        _ => Decision::new(outcome.allowed, answer.server_time, policies),
+        Operation::Check | Operation::Charge if outcome.allowed => Decision::charged(server_time, policies),
+        _ => Decision::new(outcome.allowed, server_time, policies),
     })
 }

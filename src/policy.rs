@@ -1,8 +1,8 @@
 use std::{borrow::Cow, fmt, sync::Arc};
 
-use http::request::Parts;
+use http::{HeaderValue, request::Parts};
 
-use crate::{ConfigError, KeyExtractor, Limit};
+use crate::{ConfigError, KeyExtractor, Limit, headers::announced};
 
 /// Who may do how much.
 ///
@@ -65,6 +65,15 @@ pub struct Unkeyed;
 pub(crate) struct Quota {
     pub(crate) name: Cow<'static, str>,
     pub(crate) limit: Limit,
+    /// The policy as `RateLimit-Policy` announces it.
+    pub(crate) announced: HeaderValue,
+}
+
+impl Quota {
+    pub(crate) fn new(name: Cow<'static, str>, limit: Limit) -> Self {
+        let announced = announced(&name, &limit);
+        Self { name, limit, announced }
+    }
 }
 
 /// Constructors.
@@ -97,7 +106,7 @@ impl Policy<Unkeyed> {
         limit.validate()?;
 
         Ok(Self {
-            quota: Arc::new(Quota { name, limit }),
+            quota: Arc::new(Quota::new(name, limit)),
             cost: Cost::Always(1),
             failure_mode: FailureMode::Open,
             only: None,
@@ -179,8 +188,8 @@ impl<K> Policy<K> {
 
     /// What happens to a request when the store does not answer.
     ///
-    /// Of several policies in a layer, one that is [`Closed`](FailureMode::Closed) closes all. The default is
-    /// [`FailureMode::Open`].
+    /// Of several policies that a request counts against, one that is [`Closed`](FailureMode::Closed) closes all. The
+    /// default is [`FailureMode::Open`].
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
         self.failure_mode = failure_mode;
         self
@@ -274,14 +283,16 @@ impl fmt::Debug for Keyed {
 
 /// What happens to a request when the store does not answer.
 ///
-/// Either way it is never taken for a request that was denied by its limit.
+/// Either way it is never taken for a request that was denied by its limit. A [`Fallback`](crate::Fallback) goes on counting
+/// instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureMode {
     /// The request passes, uncounted, and its response says nothing of limits.
     #[default]
     Open,
-    /// The request is answered with `503 Service Unavailable`.
+    /// The request is answered with `503 Service Unavailable`, or as the layer's
+    /// [`format`](crate::RateLimitLayer::format) likes.
     Closed,
 }
 

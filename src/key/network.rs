@@ -97,7 +97,7 @@ impl Grouping {
 
     pub(super) fn key(&self, address: IpAddr) -> Key {
         match address {
-            IpAddr::V4(v4) if self.ipv4 == 32 => Key::plain("ip", v4),
+            IpAddr::V4(v4) if self.ipv4 == 32 => Key::ipv4(v4),
             IpAddr::V6(v6) if self.ipv6 == 128 => Key::plain("ip", v6),
             IpAddr::V4(v4) => {
                 let network = v4.to_bits() & (u32::MAX << (32 - self.ipv4));

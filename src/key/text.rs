@@ -1,4 +1,4 @@
-use std::fmt;
+use std::{fmt, net::Ipv4Addr};
 
 use smallvec::SmallVec;
 
@@ -84,6 +84,25 @@ impl Key {
         key
     }
 
+    /// The component of an IPv4 address, which most requests have.
+    pub(super) fn ipv4(address: Ipv4Addr) -> Self {
+        let mut text = *b"ip=255.255.255.255..............................................";
+        let mut end = 3;
+        for octet in address.octets() {
+            for (divisor, least) in [(100, 100), (10, 10), (1, 0)] {
+                if octet >= least {
+                    text[end] = b'0' + octet / divisor % 10;
+                    end += 1;
+                }
+            }
+            text[end] = b'.';
+            end += 1;
+        }
+        Self {
+            text: SmallVec::from_buf_and_len(text, end - 1),
+        }
+    }
+
     pub(super) fn push(&mut self, other: &Self) {
         if !self.text.is_empty() && !other.text.is_empty() {
             self.text.push(b'|');
@@ -91,17 +110,20 @@ impl Key {
         self.text.extend_from_slice(&other.text);
     }
 
-    fn escape(&mut self, bytes: &[u8], delimiter: Option<u8>) {
+    fn escape(&mut self, mut bytes: &[u8], delimiter: Option<u8>) {
         const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-        for &byte in bytes {
-            if byte.is_ascii_graphic() && !matches!(byte, b'^' | b'|' | b'{' | b'}') && Some(byte) != delimiter {
-                self.text.push(byte);
-            } else {
-                self.text
-                    .extend_from_slice(&[b'^', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
-            }
+        let plain = |byte: &u8| {
+            byte.is_ascii_graphic() && !matches!(byte, b'^' | b'|' | b'{' | b'}') && Some(*byte) != delimiter
+        };
+        while let Some(next) = bytes.iter().position(|byte| !plain(byte)) {
+            let byte = bytes[next];
+            self.text.extend_from_slice(&bytes[..next]);
+            self.text
+                .extend_from_slice(&[b'^', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+            bytes = &bytes[next + 1..];
         }
+        self.text.extend_from_slice(bytes);
     }
 }
 
@@ -114,7 +136,12 @@ impl Key {
         std::str::from_utf8(&self.text).unwrap_or_default()
     }
 
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.text
+    }
+
     /// The same key, short enough for a store.
+    #[inline]
     pub(crate) fn bounded(self) -> Self {
         if self.text.len() <= MAX_SUBJECT {
             return self;

@@ -5,7 +5,7 @@ use jiff::tz::TimeZone;
 
 #[cfg(feature = "calendar")]
 use super::Calendar;
-use super::{MAX_TOTAL, Rule, SLACK, Span, constructors};
+use super::{MAX_TOTAL, Rule, SLACK, Share, Span, constructors};
 
 /// Fixed window: so many in each window, and the windows follow one another.
 ///
@@ -124,6 +124,13 @@ impl FixedWindow {
             Kind::Anchored(window) | Kind::Aligned(window) => Some(window),
             #[cfg(feature = "calendar")]
             Kind::Calendar(..) => None,
+        }
+    }
+
+    pub(crate) fn scaled(self, share: Share) -> Self {
+        Self {
+            quota: share.part_of(self.quota),
+            ..self
         }
     }
 

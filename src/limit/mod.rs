@@ -38,14 +38,14 @@
 //!
 //! | limit | bytes, 1 admitted | 100 admitted | full | commands, admitted | after expiry | denied |
 //! | --- | ---: | ---: | ---: | ---: | ---: | ---: |
-//! | `sliding-log 100/min` | 120 | 2,136 | 2,136 | 5 | 10 | 6 |
-//! | `sliding-log 10000/min` | 120 | 2,136 | 1,290,688 | 5 | 10 | 6 |
-//! | `sliding-log 1000000/10s precision 1000` | 136 | 472 | 118,320 | 8 | 13 | 7 |
-//! | `sliding-log 1000000/10s precision 100` | 136 | 136 | 3,672 | 8 | 13 | 7 |
+//! | `sliding-log 100/min` | 120 | 2,136 | 2,136 | 6 | 8 | 7 |
+//! | `sliding-log 10000/min` | 120 | 2,136 | 1,290,688 | 6 | 8 | 7 |
+//! | `sliding-log 1000000/10s precision 1000` | 136 | 472 | 118,320 | 9 | 11 | 8 |
+//! | `sliding-log 1000000/10s precision 100` | 136 | 136 | 3,672 | 9 | 11 | 8 |
 //! | `sliding-counter 100/min` | 120 | 120 | 120 | 3 | 3 | 3 |
 //! | `fixed-window 100/min` | 120 | 120 | 120 | 3 | 3 | 3 |
 //! | `fixed-window 100/min aligned` | 120 | 120 | 120 | 3 | 3 | 3 |
-//! | `token-bucket 100/min` | 136 | 136 | 136 | 3 | 3 | 3 |
+//! | `token-bucket 100/min` | 120 | 120 | 120 | 3 | 3 | 3 |
 //!
 //! A log takes about 20 bytes for an entry up to 128 entries, and 130 above, where Redis changes its encoding. *After
 //! expiry* is an admission that also removes what has left the window. `cargo bench --bench figures --all-features`
@@ -182,6 +182,18 @@ impl Limit {
         }
     }
 
+    /// The same limit, for who has a share of it.
+    pub(crate) fn scaled(&self, share: Share) -> Self {
+        match self {
+            Self::SlidingLog(log) => log.scaled(share).into(),
+            Self::SlidingCounter(counter) => counter.scaled(share).into(),
+            Self::FixedWindow(fixed) => fixed.clone().scaled(share).into(),
+            Self::TokenBucket(bucket) => bucket.scaled(share).into(),
+            Self::Unlimited => Self::Unlimited,
+            Self::DenyAll => Self::DenyAll,
+        }
+    }
+
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         match self {
             Self::SlidingLog(log) => log.validate(),
@@ -301,6 +313,23 @@ impl Limit {
 
     pub(crate) fn refund(&self, state: &mut State, now: u64, at: u64, weight: u64) -> bool {
         dispatch!(self, state, rule, inner => rule.refund(inner, now, at, weight), else false)
+    }
+}
+
+/// A part of a limit: so many of so many parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) parts: u32,
+    pub(crate) of: u32,
+}
+
+impl Share {
+    pub(crate) const WHOLE: Self = Self { parts: 1, of: 1 };
+
+    /// The share of this quota, rounded down, and at least 1.
+    pub(crate) fn part_of(self, quota: u64) -> u64 {
+        let part = u128::from(quota) * u128::from(self.parts) / u128::from(self.of);
+        u64::try_from(part).unwrap_or(quota).max(1)
     }
 }
 

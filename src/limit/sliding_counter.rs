@@ -1,6 +1,6 @@
 use std::{fmt, time::Duration};
 
-use super::{MAX_EXACT, Rule, SLACK, Span, constructors};
+use super::{MAX_EXACT, Rule, SLACK, Share, Span, constructors};
 
 /// Sliding window counter: so many in any window of a length, nearly, with two counters.
 ///
@@ -92,6 +92,13 @@ impl SlidingCounter {
     #[must_use]
     pub const fn window(&self) -> Duration {
         self.window
+    }
+
+    pub(crate) fn scaled(self, share: Share) -> Self {
+        Self {
+            quota: share.part_of(self.quota),
+            ..self
+        }
     }
 
     pub(crate) fn window_us(&self) -> u64 {

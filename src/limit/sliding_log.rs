@@ -1,6 +1,6 @@
 use std::{collections::VecDeque, fmt, time::Duration};
 
-use super::{BOUND, MAX_TOTAL, Rule, SLACK, Span, constructors};
+use super::{BOUND, MAX_TOTAL, Rule, SLACK, Share, Span, constructors};
 use crate::ConfigError;
 
 /// Sliding window log: never more than so many in any window of a length.
@@ -134,6 +134,13 @@ impl SlidingLog {
             )));
         }
         Ok(())
+    }
+
+    pub(crate) fn scaled(self, share: Share) -> Self {
+        Self {
+            quota: share.part_of(self.quota),
+            ..self
+        }
     }
 
     pub(crate) fn window_us(&self) -> u64 {

@@ -1,6 +1,6 @@
 use std::{fmt, time::Duration};
 
-use super::{MAX_EXACT, MAX_QUOTA, Rule, SLACK, Span, constructors};
+use super::{MAX_EXACT, MAX_QUOTA, Rule, SLACK, Share, Span, constructors};
 use crate::ConfigError;
 
 /// Token bucket: so many on average, and up to `burst` at once.
@@ -61,12 +61,15 @@ pub struct TokenBucket {
     /// in this time.
     period: Duration,
     burst: u64,
+    /// The rate in its lowest terms: so many tokens in so many microseconds.
+    reduced: (u64, u64),
 }
 
 constructors!(TokenBucket, |quota, window| Self {
     rate: quota,
     period: window,
-    burst: quota
+    burst: quota,
+    reduced: reduced(quota, window)
 });
 
 /// Settings.
@@ -126,11 +129,26 @@ impl TokenBucket {
         Ok(())
     }
 
-    /// The rate in its lowest terms: so many tokens in so many microseconds.
+    /// A share of the burst, and of the rate where that can be reckoned exactly.
+    pub(crate) fn scaled(self, share: Share) -> Self {
+        let burst = share.part_of(self.burst);
+        let exact = || {
+            let period = self.period.checked_mul(share.of)?;
+            let rate = self.rate.checked_mul(share.parts.into())?;
+            let scaled = Self {
+                rate,
+                period,
+                burst,
+                reduced: reduced(rate, period),
+            };
+            let exact = period.as_micros() < MAX_EXACT.into() && scaled.validate().is_ok();
+            exact.then_some(scaled)
+        };
+        exact().unwrap_or(Self { burst, ..self })
+    }
+
     pub(crate) fn reduced(&self) -> (u64, u64) {
-        let period = self.period.as_micros() as u64;
-        let divisor = gcd(self.rate, period);
-        (self.rate / divisor, period / divisor)
+        self.reduced
     }
 
     /// The most tokens that are reckoned with: below it all products are exact in Lua.
@@ -140,8 +158,11 @@ impl TokenBucket {
     }
 
     /// How long it takes until this many tokens have come, rounded up.
-    fn time(&self, tokens: u64) -> u64 {
+    pub(crate) fn time(&self, tokens: u64) -> u64 {
         let (rate, period) = self.reduced();
+        if let Some(product) = tokens.checked_mul(period) {
+            return product.div_ceil(rate);
+        }
         let time = (u128::from(tokens) * u128::from(period)).div_ceil(u128::from(rate));
         u64::try_from(time).unwrap_or(u64::MAX)
     }
@@ -149,9 +170,18 @@ impl TokenBucket {
     /// How many tokens come in this time.
     fn tokens(&self, time: u64) -> u64 {
         let (rate, period) = self.reduced();
+        if let Some(product) = time.checked_mul(rate) {
+            return product / period;
+        }
         let tokens = u128::from(time) * u128::from(rate) / u128::from(period);
         u64::try_from(tokens).unwrap_or(u64::MAX)
     }
+}
+
+const fn reduced(rate: u64, period: Duration) -> (u64, u64) {
+    let period = period.as_micros() as u64;
+    let divisor = gcd(rate, period);
+    (rate / divisor, period / divisor)
 }
 
 const fn gcd(mut a: u64, mut b: u64) -> u64 {

@@ -89,7 +89,9 @@ impl ResponseFormat for Grpc {
 
 /// The content type to answer a gRPC call in; none for any other request.
 fn content_type(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asked = headers.get(CONTENT_TYPE)?.to_str().ok()?.trim().to_ascii_lowercase();
+    let asked = headers.get(CONTENT_TYPE)?.to_str().ok()?.trim();
+    let begins_alike = asked.get(..16)?.eq_ignore_ascii_case("application/grpc");
+    let asked = begins_alike.then(|| asked.to_ascii_lowercase())?;
     let essence = asked.split(';').next().unwrap_or_default().trim_end();
     let (family, _) = essence.split_once('+').unwrap_or((essence, ""));
 
@@ -214,10 +216,7 @@ mod tests {
     fn denied(wait: Duration) -> Decision {
         let policy = PolicyDecision {
             store: None,
-            quota: Arc::new(Quota {
-                name: "default".into(),
-                limit: SlidingLog::per_minute(100).into(),
-            }),
+            quota: Arc::new(Quota::new("default".into(), SlidingLog::per_minute(100).into())),
             key: Key::from("k"),
             cost: 1,
             decided_at: Duration::ZERO,
@@ -226,7 +225,7 @@ mod tests {
             retry_after: Some(wait),
             reset_after: wait,
         };
-        Decision::new(false, Duration::ZERO, [policy])
+        Decision::new(false, Duration::ZERO, [policy].into())
     }
 
     /// Without the policies, which come last.

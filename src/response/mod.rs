@@ -24,7 +24,8 @@ pub enum Rejection<'a> {
     Limited(&'a Decision),
     /// It has no key.
     Refused(&'a KeyError),
-    /// The store did not answer, and the failure mode is [`Closed`](crate::FailureMode::Closed).
+    /// The store did not answer, for this [reason](StoreError::kind), and the failure mode is
+    /// [`Closed`](crate::FailureMode::Closed).
     Failed(&'a StoreError),
 }
 
@@ -64,6 +65,37 @@ impl Rejection<'_> {
 ///         response
 ///     }
 /// }
+/// ```
+///
+/// An answer need not be a refusal. This one serves something less to who asks too often, and while the store is away:
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::{Request, Response};
+/// use http_body_util::{BodyExt, Empty};
+/// use tower::{Layer, ServiceExt, service_fn};
+/// use tower_quota::{key, response::{self, Rejection, ResponseFormat}, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let search = Policy::new("search", SlidingLog::per_minute(1)).key(key::constant("all"));
+/// let layer = RateLimitLayer::new(MemoryStore::new(), search).format(response::from_fn(|rejection, parts| {
+///     match rejection {
+///         Rejection::Limited(_) | Rejection::Failed(_) => Response::new("popular results".into()),
+///         refused => response::Problem.respond(refused, parts),
+///     }
+/// }));
+/// let service = layer.layer(service_fn(async |_: Request<Empty<Bytes>>| {
+///     Ok::<_, std::convert::Infallible>(Response::new(http_body_util::Full::from("your results")))
+/// }));
+///
+/// for body in ["your results", "popular results"] {
+///     let response = service.clone().oneshot(Request::new(Empty::new())).await?;
+///     assert!(response.status().is_success());
+///     assert_eq!(response.into_body().collect().await?.to_bytes(), body);
+/// }
+/// # Ok(())
+/// # }
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not write answers",

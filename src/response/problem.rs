@@ -3,6 +3,7 @@ use http::{HeaderValue, Response, header::CONTENT_TYPE, request::Parts};
 use serde_json::json;
 
 use super::{Rejection, ResponseFormat};
+use crate::Decision;
 
 /// Answers with `application/problem+json` (RFC 9457), as the IETF draft on rate limit fields has it.
 ///
@@ -17,49 +18,49 @@ use super::{Rejection, ResponseFormat};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Problem;
 
-const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
-const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+const LIMITED: &str = concat!(
+    r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
+    r#""title":"Request cannot be satisfied as assigned quota has been exceeded","#,
+    r#""status":429,"violated-policies":["#,
+);
+const FAILED: &str = concat!(
+    r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","#,
+    r#""title":"Request cannot be satisfied due to temporary server capacity constraints","status":503}"#,
+);
+const MISCONFIGURED: &str = r#"{"type":"about:blank","title":"Internal Server Error","status":500}"#;
+const REFUSED: &str = r#"{"type":"about:blank","title":"Bad Request","status":400,"detail":"#;
 
 impl ResponseFormat for Problem {
     fn respond(&self, rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
-        let status = rejection.status();
         let problem = match rejection {
-            Rejection::Limited(decision) => {
-                let violated = decision
-                    .policies()
-                    .filter(|policy| policy.denies())
-                    .map(|policy| policy.name());
-                json!({
-                    "type": QUOTA_EXCEEDED,
-                    "title": "Request cannot be satisfied as assigned quota has been exceeded",
-                    "status": status.as_u16(),
-                    "violated-policies": violated.collect::<Vec<_>>(),
-                })
-            }
+            Rejection::Limited(decision) => limited(decision),
             // What is wrong with the server is for its log.
-            Rejection::Refused(error) if error.is_misconfigured() => json!({
-                "type": "about:blank",
-                "title": "Internal Server Error",
-                "status": status.as_u16(),
-            }),
-            Rejection::Refused(error) => json!({
-                "type": "about:blank",
-                "title": "Bad Request",
-                "status": status.as_u16(),
-                "detail": error.to_string(),
-            }),
-            Rejection::Failed(_) => json!({
-                "type": REDUCED_CAPACITY,
-                "title": "Request cannot be satisfied due to temporary server capacity constraints",
-                "status": status.as_u16(),
-            }),
+            Rejection::Refused(error) if error.is_misconfigured() => Bytes::from_static(MISCONFIGURED.as_bytes()),
+            Rejection::Refused(error) => format!("{REFUSED}{}}}", json!(error.to_string())).into(),
+            Rejection::Failed(_) => Bytes::from_static(FAILED.as_bytes()),
         };
 
-        let mut response = Response::new(Bytes::from(problem.to_string()));
-        *response.status_mut() = status;
+        let mut response = Response::new(problem);
+        *response.status_mut() = rejection.status();
         response
             .headers_mut()
             .insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         response
     }
+}
+
+fn limited(decision: &Decision) -> Bytes {
+    let violated = || decision.policies().filter(|policy| policy.denies());
+    let names: usize = violated().map(|policy| policy.name().len() + 3).sum();
+    let mut problem = String::with_capacity(LIMITED.len() + names + 1);
+
+    problem.push_str(LIMITED);
+    for (position, policy) in violated().enumerate() {
+        // A name needs no escaping in JSON (RFC 8259 §7).
+        problem.push_str(if position > 0 { ",\"" } else { "\"" });
+        problem.push_str(policy.name());
+        problem.push('"');
+    }
+    problem.push_str("]}");
+    problem.into()
 }

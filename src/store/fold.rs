@@ -11,6 +11,7 @@ pub(super) struct Folded<'a> {
 }
 
 /// Which of the folded charges each charge became part of.
+#[derive(Clone, Debug)]
 pub(super) struct Folds(SmallVec<[usize; 2]>);
 
 /// Adds up the charges that a request has on one key.
@@ -33,10 +34,10 @@ pub(super) fn fold<'a>(request: &Request<'a>) -> Folded<'a> {
 }
 
 impl Folds {
-    /// How many keys there are.
+    /// Where no two charges are on one key.
     #[cfg(any(feature = "fred", feature = "redis-rs"))]
-    pub(super) fn keys(&self) -> usize {
-        self.0.iter().max().map_or(0, |last| last + 1)
+    pub(super) fn none(charges: usize) -> Self {
+        Self((0..charges).collect())
     }
 
     /// A verdict for each charge, from those for each key.

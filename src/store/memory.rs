@@ -62,7 +62,10 @@ pub struct MemoryStore {
 }
 
 struct Shared {
+    /// As many as a power of two.
     shards: Box<[Mutex<Shard>]>,
+    /// When the first key of each shard expires, or earlier: where to look when there is no room.
+    soonest: Box<[AtomicU64]>,
     capacity: usize,
     keys: AtomicUsize,
     evictions: AtomicU64,
@@ -103,8 +106,10 @@ impl MemoryStore {
     }
 
     fn build(capacity: usize, clock: Clock) -> Self {
+        let shards = shards_for(capacity);
         let shared = Shared {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            soonest: (0..shards).map(|_| AtomicU64::new(u64::MAX)).collect(),
             capacity,
             keys: AtomicUsize::new(0),
             evictions: AtomicU64::new(0),
@@ -163,14 +168,27 @@ impl fmt::Debug for MemoryStore {
 impl Store for MemoryStore {
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
         let now = self.shared.clock.now();
-        let outcomes = requests.iter().map(|request| self.shared.decide(request, now));
-        Reply::Ready(Ok(Answer::new(Duration::from_micros(now), outcomes)))
+        let outcomes = match requests {
+            [request] => [self.shared.decide(request, now)].into(),
+            several => several.iter().map(|request| self.shared.decide(request, now)).collect(),
+        };
+        Reply::Ready(Ok(Answer {
+            server_time: Duration::from_micros(now),
+            outcomes,
+            origin: None,
+        }))
     }
 }
 
 const DEFAULT_CAPACITY: usize = 100_000;
-const SHARDS: usize = 64;
 const MAX_NOW: u64 = 1 << 52;
+
+/// How many keys a shard is for: few enough that its table grows in microseconds.
+const SHARD: usize = 1_024;
+
+fn shards_for(capacity: usize) -> usize {
+    (capacity / SHARD).clamp(64, 4_096).next_power_of_two()
+}
 
 impl Clock {
     fn monotonic() -> Self {
@@ -195,156 +213,244 @@ impl Clock {
 
 impl Shared {
     fn decide(&self, request: &Request<'_>, now: u64) -> Outcome {
+        match (request.operation(), request.charges()) {
+            (Operation::Reset, charges) => self.reset(charges),
+            (operation, [charge]) => self.decide_one(operation, charge, now),
+            _ => self.decide_several(request, now),
+        }
+    }
+
+    fn reset(&self, charges: &[Charge<'_>]) -> Outcome {
+        let (ids, mut shards) = self.lock_all(charges);
+        let forgotten = ids.iter().filter(|id| shards.of(id.hash).remove(id)).count();
+        self.keys.fetch_sub(forgotten, Ordering::Relaxed);
+
+        let untouched = |charge: &Charge<'_>| Verdict::new(charge.limit().quota(), None, Duration::ZERO);
+        Outcome::new(true, charges.iter().map(untouched))
+    }
+
+    /// The plain case: the count is changed where it lies.
+    fn decide_one(&self, operation: Operation, charge: &Charge<'_>, now: u64) -> Outcome {
+        let id = Id::new(charge, &self.hasher);
+        let place = self.place(id.hash);
+        let mut shard = self.lock(place);
+        let decide = |state: &mut State| {
+            let step = Step::settle(charge, state, now);
+            let allowed = allows(operation, step.fits());
+            (allowed, step.finish(operation, allowed))
+        };
+
+        let (allowed, decided) = if let Some(count) = shard.find(&id) {
+            let (allowed, decided) = decide(&mut count.state);
+            count.expires_at = decided.expires_at.unwrap_or(count.expires_at);
+            (allowed, decided)
+        } else {
+            let mut state = State::fresh(charge.limit());
+            let (allowed, decided) = decide(&mut state);
+            if let Some(expires_at) = decided.expires_at {
+                let newcomer = shard.insert(&id, state, expires_at);
+                self.welcome(&[newcomer], Locked(self, [(place, shard)].into()), now);
+            }
+            (allowed, decided)
+        };
+        Outcome {
+            allowed,
+            verdicts: [decided.verdict].into(),
+        }
+    }
+
+    fn decide_several(&self, request: &Request<'_>, now: u64) -> Outcome {
         let Folded {
             operation,
             charges,
             folds,
         } = fold(request);
-        let ids: SmallVec<[Id<'_>; 1]> = charges.iter().map(|charge| Id::new(charge, &self.hasher)).collect();
-        let mut places: SmallVec<[usize; 4]> = ids.iter().map(place).collect();
-        places.sort_unstable(); // always in the same order, so that no two requests wait for each other
-        places.dedup();
-        let mut shards: SmallVec<[MutexGuard<'_, Shard>; 1]> = places.iter().map(|place| self.lock(*place)).collect();
-        let shard_of = |id: &Id<'_>| places.partition_point(|other| *other < place(id));
+        let (ids, mut shards) = self.lock_all(&charges);
 
-        if operation == Operation::Reset {
-            let forgotten = ids.iter().filter(|id| shards[shard_of(id)].remove(id)).count();
-            self.keys.fetch_sub(forgotten, Ordering::Relaxed);
-            let verdicts = request.charges().iter().map(|charge| untouched(charge));
-            return Outcome::new(true, verdicts);
-        }
-
-        let taken: SmallVec<[Option<State>; 1]> = ids.iter().map(|id| shards[shard_of(id)].take(id)).collect();
-        let known: SmallVec<[bool; 4]> = taken.iter().map(Option::is_some).collect();
-        let states = taken.into_iter().zip(&charges);
-        let mut states: SmallVec<[State; 1]> = states
+        let counted: SmallVec<[Option<State>; 4]> = ids.iter().map(|id| shards.of(id.hash).take(id)).collect();
+        let known: SmallVec<[bool; 4]> = counted.iter().map(Option::is_some).collect();
+        let mut states: SmallVec<[State; 4]> = counted
+            .into_iter()
+            .zip(&charges)
             .map(|(state, charge)| state.unwrap_or_else(|| State::fresh(charge.limit())))
             .collect();
 
-        let decided = decide(operation, &charges, &mut states, now);
+        let steps = charges.iter().zip(&mut states);
+        let steps: SmallVec<[Step<'_>; 4]> = steps.map(|(charge, state)| Step::settle(charge, state, now)).collect();
+        let allowed = allows(operation, steps.iter().all(Step::fits));
+        let steps = steps.into_iter().map(|step| step.finish(operation, allowed));
+        let decided: SmallVec<[Decided; 4]> = steps.collect();
 
-        let mut newcomers: SmallVec<[(usize, Expiry); 1]> = SmallVec::new();
-        for (position, (id, state)) in ids.iter().zip(states).enumerate() {
-            let (known, changed) = (known[position], decided.changed[position]);
-            if known || changed {
-                let reset_after = decided.verdicts[position].reset_after.as_micros() as u64;
-                let newcomer = shards[shard_of(id)].put(id, state, changed.then_some(now + reset_after));
-                newcomers.extend(newcomer.map(|expiry| (shard_of(id), expiry)));
+        let mut newcomers: SmallVec<[Expiry; 4]> = SmallVec::new();
+        let counts = ids.iter().zip(states).zip(known).zip(&decided);
+        for (((id, state), known), Decided { expires_at, .. }) in counts {
+            match (known, *expires_at) {
+                (true, expires_at) => shards.of(id.hash).put_back(id, state, expires_at),
+                (false, Some(expires_at)) => newcomers.push(shards.of(id.hash).insert(id, state, expires_at)),
+                (false, None) => {}
             }
         }
         if !newcomers.is_empty() {
-            self.welcome(&newcomers, shards, &places, now);
+            self.welcome(&newcomers, shards, now);
         }
-        Outcome::new(decided.allowed, folds.unfold(&decided.verdicts))
+        let verdicts: SmallVec<[Verdict; 4]> = decided.iter().map(|decided| decided.verdict).collect();
+        Outcome::new(allowed, folds.unfold(&verdicts))
     }
+}
 
+/// Room.
+impl Shared {
     /// Keeps the number of keys within the capacity, at the cost of those that were there before.
-    fn welcome(
-        &self,
-        newcomers: &[(usize, Expiry)],
-        mut shards: SmallVec<[MutexGuard<'_, Shard>; 1]>,
-        places: &[usize],
-        now: u64,
-    ) {
+    fn welcome(&self, newcomers: &[Expiry], mut shards: Locked<'_>, now: u64) {
         let expired: usize = shards.iter_mut().map(|shard| shard.expire(now)).sum();
         let before = self.keys.fetch_add(newcomers.len(), Ordering::Relaxed);
         self.keys.fetch_sub(expired, Ordering::Relaxed);
 
         let excess = (before + newcomers.len()).saturating_sub(expired + self.capacity);
         if excess == 0 {
-            for (shard, expiry) in newcomers {
-                shards[*shard].enlist(*expiry);
+            for newcomer in newcomers {
+                shards.of(newcomer.hash()).enlist(*newcomer);
             }
             return;
         }
 
         drop(shards); // others are locked one by one
         for _ in 0..excess {
-            let soonest = (0..SHARDS)
-                .min_by_key(|place| self.lock(*place).soonest())
-                .unwrap_or_default();
-            if let Some(expires_at) = self.lock(soonest).evict() {
-                self.keys.fetch_sub(1, Ordering::Relaxed);
-                self.evictions.fetch_add((expires_at > now).into(), Ordering::Relaxed);
-            }
+            self.evict(now);
         }
-        for (shard, expiry) in newcomers {
-            self.lock(places[*shard]).enlist(*expiry);
+        for newcomer in newcomers {
+            self.lock_one(newcomer.hash()).of(newcomer.hash()).enlist(*newcomer);
         }
+    }
+
+    /// Forgets the key that expires first.
+    fn evict(&self, now: u64) {
+        let soonest = self.soonest.iter().map(|soonest| soonest.load(Ordering::Relaxed));
+        let Some((place, _)) = soonest.enumerate().min_by_key(|(_, soonest)| *soonest) else {
+            return;
+        };
+        let mut shard = Locked(self, [(place, self.lock(place))].into());
+        if let Some(expires_at) = shard.iter_mut().find_map(Shard::evict) {
+            self.keys.fetch_sub(1, Ordering::Relaxed);
+            self.evictions.fetch_add((expires_at > now).into(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Locks.
+impl Shared {
+    fn place(&self, hash: u64) -> usize {
+        // The table within the shard uses the bits at both ends.
+        (hash >> 32) as usize & (self.shards.len() - 1)
     }
 
     fn lock(&self, place: usize) -> MutexGuard<'_, Shard> {
         // Nothing panics while one is locked; and if it did, limits would be better than none.
         self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn lock_one(&self, hash: u64) -> Locked<'_> {
+        let place = self.place(hash);
+        Locked(self, [(place, self.lock(place))].into())
+    }
+
+    fn lock_all<'a>(&self, charges: &'a [Charge<'a>]) -> (SmallVec<[Id<'a>; 4]>, Locked<'_>) {
+        let ids: SmallVec<[Id<'a>; 4]> = charges.iter().map(|charge| Id::new(charge, &self.hasher)).collect();
+        let mut places: SmallVec<[usize; 4]> = ids.iter().map(|id| self.place(id.hash)).collect();
+        places.sort_unstable(); // always in the same order, so that no two requests wait for each other
+        places.dedup();
+        let shards = places.into_iter().map(|place| (place, self.lock(place)));
+        (ids, Locked(self, shards.collect()))
+    }
 }
 
-fn place(id: &Id<'_>) -> usize {
-    // The table within the shard uses the bits at both ends.
-    (id.hash >> 32) as usize % SHARDS
+/// The shards that a request needs, in order of their places, while its keys come and go.
+struct Locked<'a>(&'a Shared, SmallVec<[(usize, MutexGuard<'a, Shard>); 1]>);
+
+impl Locked<'_> {
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Shard> {
+        self.1.iter_mut().map(|(_, shard)| &mut **shard)
+    }
+
+    fn of(&mut self, hash: u64) -> &mut Shard {
+        let place = self.0.place(hash);
+        let position = self.1.partition_point(|(other, _)| *other < place);
+        &mut self.1[position].1
+    }
 }
 
-fn untouched(charge: &Charge<'_>) -> Verdict {
-    Verdict::new(charge.limit().quota(), None, Duration::ZERO)
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        for (place, shard) in &self.1 {
+            self.0.soonest[*place].store(shard.soonest(), Ordering::Relaxed);
+        }
+    }
 }
 
+/// Whether a request passes, all of whose charges fit or not.
+fn allows(operation: Operation, fit: bool) -> bool {
+    fit || !matches!(operation, Operation::Check | Operation::Peek)
+}
+
+/// A charge on its way through the driver, which does as `lua/driver.lua` does.
+struct Step<'a> {
+    charge: &'a Charge<'a>,
+    state: &'a mut State,
+    unsettled: Option<State>,
+    now: u64,
+}
+
+/// What was decided about a charge.
 struct Decided {
-    allowed: bool,
-    /// For each charge, whether anything was added or taken back.
-    changed: SmallVec<[bool; 4]>,
-    verdicts: SmallVec<[Verdict; 1]>,
+    verdict: Verdict,
+    /// When the count expires, if anything was added or taken back.
+    expires_at: Option<u64>,
 }
 
-/// The driver, as in `lua/driver.lua`.
-fn decide(operation: Operation, charges: &[Charge<'_>], states: &mut [State], now: u64) -> Decided {
-    let unsettled: SmallVec<[Option<State>; 1]> = states.iter().map(State::unsettled).collect();
-    let mut fits = true;
-    for (charge, state) in charges.iter().zip(&mut *states) {
+impl<'a> Step<'a> {
+    fn settle(charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
+        let unsettled = state.unsettled();
         charge.limit().settle(state, now);
-        fits &= charge.limit().room(state, now) >= charge.cost();
-    }
-
-    let (allowed, counted) = match operation {
-        Operation::Check => (fits, fits),
-        Operation::Charge => (true, true),
-        Operation::Peek => (fits, false),
-        Operation::Reset | Operation::Refund { .. } => (true, false),
-    };
-    let mut changed: SmallVec<[bool; 4]> = SmallVec::new();
-    for (charge, state) in charges.iter().zip(&mut *states) {
-        changed.push(match operation {
-            Operation::Refund { admitted_at } => {
-                charge
-                    .limit()
-                    .refund(state, now, admitted_at.as_micros() as u64, charge.cost())
-            }
-            _ => counted,
-        });
-        if counted {
-            charge.limit().add(state, now, charge.cost());
+        Self {
+            charge,
+            state,
+            unsettled,
+            now,
         }
     }
 
-    let verdicts = charges.iter().zip(&*states).map(|(charge, state)| {
-        let room = charge.limit().room(state, now);
-        let denies = !allowed && room < charge.cost();
-        let retry_after = denies.then(|| Duration::from_micros(charge.limit().wait(state, now, charge.cost())));
-        Verdict::new(
-            room,
-            retry_after,
-            Duration::from_micros(charge.limit().reset(state, now)),
-        )
-    });
-    let verdicts = verdicts.collect();
-    for ((state, unsettled), changed) in states.iter_mut().zip(unsettled).zip(&changed) {
-        match unsettled {
-            Some(unsettled) if !changed => *state = unsettled,
-            _ => {}
-        }
+    fn fits(&self) -> bool {
+        self.charge.limit().room(self.state, self.now) >= self.charge.cost()
     }
-    Decided {
-        allowed,
-        changed,
-        verdicts,
+
+    fn finish(self, operation: Operation, allowed: bool) -> Decided {
+        let Self {
+            charge,
+            state,
+            unsettled,
+            now,
+        } = self;
+        let (limit, cost) = (charge.limit(), charge.cost());
+
+        let changed = match operation {
+            Operation::Refund { admitted_at } => limit.refund(state, now, admitted_at.as_micros() as u64, cost),
+            Operation::Check | Operation::Charge => allowed,
+            Operation::Peek | Operation::Reset => false,
+        };
+        if changed && !matches!(operation, Operation::Refund { .. }) {
+            limit.add(state, now, cost);
+        }
+
+        let room = limit.room(state, now);
+        let denies = !allowed && room < cost;
+        let retry_after = denies.then(|| Duration::from_micros(limit.wait(state, now, cost)));
+        let reset = limit.reset(state, now);
+        if let (false, Some(unsettled)) = (changed, unsettled) {
+            *state = unsettled;
+        }
+        Decided {
+            verdict: Verdict::new(room, retry_after, Duration::from_micros(reset)),
+            expires_at: changed.then_some(now + reset),
+        }
     }
 }

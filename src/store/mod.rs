@@ -1,8 +1,9 @@
 //! Where counts live.
 //!
 //! [`RedisStore`](crate::RedisStore) shares them between all replicas of a service; [`MemoryStore`] keeps them in one
-//! process, and decides exactly alike. Both are a [`Store`], and so is what wraps one.
+//! process, and decides exactly alike. Both are a [`Store`], and so is what wraps one, such as [`Fallback`].
 
+mod fallback;
 mod fold;
 mod memory;
 #[cfg(any(feature = "fred", feature = "redis-rs"))]
@@ -20,7 +21,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub use self::memory::MemoryStore;
+pub use self::{fallback::Fallback, memory::MemoryStore};
 
 use crate::{Key, Limit, limit::MAX_QUOTA};
 
@@ -213,7 +214,26 @@ pub struct Answer {
     pub server_time: Duration,
     /// One for each request, in their order.
     pub outcomes: SmallVec<[Outcome; 1]>,
+    origin: Option<Origin>,
 }
+
+/// Where a request was counted, if not in the store that was asked.
+#[derive(Clone)]
+struct Origin(Arc<dyn Store>);
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Origin(..)")
+    }
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Origin {}
 
 /// What a store decided about one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -235,6 +255,8 @@ pub struct Verdict {
     pub retry_after: Option<Duration>,
     /// How long until nothing counts anymore.
     pub reset_after: Duration,
+    /// When it was decided, if not at the time of the answer: nodes of a cluster have clocks of their own.
+    pub decided_at: Option<Duration>,
 }
 
 impl Answer {
@@ -243,7 +265,13 @@ impl Answer {
         Self {
             server_time,
             outcomes: outcomes.into_iter().collect(),
+            origin: None,
         }
+    }
+
+    /// The store to ask for a refund, if it is not the one that was asked.
+    pub(crate) fn take_origin(&mut self) -> Option<Arc<dyn Store>> {
+        self.origin.take().map(|origin| origin.0)
     }
 }
 
@@ -265,7 +293,15 @@ impl Verdict {
             remaining,
             retry_after,
             reset_after,
+            decided_at: None,
         }
+    }
+
+    /// The same verdict, decided at this time of the clock of the store.
+    #[must_use]
+    pub fn at(mut self, decided_at: Duration) -> Self {
+        self.decided_at = Some(decided_at);
+        self
     }
 }
 

@@ -3,9 +3,9 @@
 use std::{fmt::Debug, sync::Arc};
 
 use tower_quota::{
-    ConfigError, Decision, FailureMode, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy,
-    PolicyDecision, RateLimit, RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog,
-    Unkeyed,
+    ConfigError, Decision, FailureMode, Fallback, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore,
+    Policy, PolicyDecision, RateLimit, RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture,
+    SlidingLog, Unkeyed,
     key::{self, KeyError, PeerAddr},
     response::{Problem, ResponseFormat},
     store::{Answer, Charge, ErrorKind, Operation, Outcome, Reply, Request, Store, StoreError, Verdict},
@@ -21,6 +21,7 @@ fn sent<T: Send>() {}
 fn public_types_are_shared_and_cloned() {
     shared::<Decision>();
     shared::<FailureMode>();
+    shared::<Fallback>();
     shared::<Headers>();
     shared::<Key>();
     shared::<Limit>();

@@ -1,11 +1,11 @@
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
-    hash::{BuildHasher, RandomState},
+    hash::{BuildHasher, Hasher, RandomState},
     mem,
 };
 
-use hashbrown::{HashTable, hash_table::Entry};
+use hashbrown::HashTable;
 
 use crate::{Key, limit::State, store::Charge};
 
@@ -17,22 +17,30 @@ pub(super) struct Id<'a> {
 
 impl<'a> Id<'a> {
     pub(super) fn new(charge: &'a Charge<'a>, hasher: &RandomState) -> Self {
-        let hash = hasher.hash_one((charge.limit().algorithm(), charge.policy(), charge.key()));
-        Self { hash, charge }
+        // Algorithms are few, so that they need no part in it.
+        let mut hasher = hasher.build_hasher();
+        hasher.write(charge.policy().as_bytes());
+        hasher.write(charge.key().as_bytes());
+        Self {
+            hash: hasher.finish(),
+            charge,
+        }
     }
 
-    fn is_of(&self, count: &Count) -> bool {
-        count.hash == self.hash
+    fn is_of(&self, entry: &Entry) -> bool {
+        let count = &entry.count;
+        entry.hash == self.hash
             && count.key == *self.charge.key()
             && *count.policy == *self.charge.policy()
             && count.algorithm == self.charge.limit().algorithm()
     }
 }
 
-/// A part of the keys.
+/// A part of the keys. Two do not share a cache line.
 #[derive(Default)]
+#[repr(align(64))]
 pub(super) struct Shard {
-    counts: HashTable<Count>,
+    counts: HashTable<Entry>,
     expiries: BinaryHeap<Reverse<Expiry>>,
     serial: u64,
 }
@@ -41,15 +49,26 @@ pub(super) struct Shard {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Expiry(u64, u64, u64);
 
+impl Expiry {
+    pub(super) fn hash(&self) -> u64 {
+        self.2
+    }
+}
+
+/// Small, since a table that grows moves all of its entries at once.
+struct Entry {
+    hash: u64,
+    count: Box<Count>,
+}
+
 /// What is counted for one key.
-struct Count {
+pub(super) struct Count {
     algorithm: &'static str,
     policy: Box<str>,
     key: Key,
-    hash: u64,
     serial: u64,
-    state: State,
-    expires_at: u64,
+    pub(super) state: State,
+    pub(super) expires_at: u64,
 }
 
 /// So few keys are not worth the trouble of forgetting them when they expire.
@@ -59,36 +78,42 @@ const FEW: usize = 16;
 const CORRECTIONS: usize = 32;
 
 impl Shard {
-    /// Takes out what is counted; [`put`](Self::put) brings it back.
+    pub(super) fn find(&mut self, id: &Id<'_>) -> Option<&mut Count> {
+        let entry = self.counts.find_mut(id.hash, |entry| id.is_of(entry))?;
+        Some(&mut entry.count)
+    }
+
+    /// Takes out what is counted; [`put_back`](Self::put_back) brings it back.
     pub(super) fn take(&mut self, id: &Id<'_>) -> Option<State> {
-        let count = self.counts.find_mut(id.hash, |count| id.is_of(count))?;
+        let count = self.find(id)?;
         Some(mem::replace(&mut count.state, State::fresh(id.charge.limit())))
     }
 
-    /// Keeps what is counted, until `expires_at` if that has changed. A new key is to be [enlisted](Self::enlist).
-    pub(super) fn put(&mut self, id: &Id<'_>, state: State, expires_at: Option<u64>) -> Option<Expiry> {
-        match self.counts.entry(id.hash, |count| id.is_of(count), |count| count.hash) {
-            Entry::Occupied(mut count) => {
-                let count = count.get_mut();
-                count.state = state;
-                count.expires_at = expires_at.unwrap_or(count.expires_at);
-                None
-            }
-            Entry::Vacant(vacant) => {
-                let expires_at = expires_at.unwrap_or_default();
-                self.serial += 1;
-                vacant.insert(Count {
-                    algorithm: id.charge.limit().algorithm(),
-                    policy: id.charge.policy().into(),
-                    key: id.charge.key().clone(),
-                    hash: id.hash,
-                    serial: self.serial,
-                    state,
-                    expires_at,
-                });
-                Some(Expiry(expires_at, self.serial, id.hash))
-            }
+    /// Keeps what is counted, until `expires_at` if that has changed.
+    pub(super) fn put_back(&mut self, id: &Id<'_>, state: State, expires_at: Option<u64>) {
+        if let Some(count) = self.find(id) {
+            count.state = state;
+            count.expires_at = expires_at.unwrap_or(count.expires_at);
         }
+    }
+
+    /// Keeps what is counted for a new key, which is to be [enlisted](Self::enlist).
+    pub(super) fn insert(&mut self, id: &Id<'_>, state: State, expires_at: u64) -> Expiry {
+        self.serial += 1;
+        let count = Count {
+            algorithm: id.charge.limit().algorithm(),
+            policy: id.charge.policy().into(),
+            key: id.charge.key().clone(),
+            serial: self.serial,
+            state,
+            expires_at,
+        };
+        let entry = Entry {
+            hash: id.hash,
+            count: Box::new(count),
+        };
+        self.counts.insert_unique(id.hash, entry, |entry| entry.hash);
+        Expiry(expires_at, self.serial, id.hash)
     }
 
     /// Lets a key expire, and be evicted.
@@ -98,17 +123,17 @@ impl Shard {
 
     /// Forgets a key, and whether there was one.
     pub(super) fn remove(&mut self, id: &Id<'_>) -> bool {
-        let Ok(count) = self.counts.find_entry(id.hash, |count| id.is_of(count)) else {
+        let Ok(entry) = self.counts.find_entry(id.hash, |entry| id.is_of(entry)) else {
             return false;
         };
-        count.remove();
+        entry.remove();
 
         // What is left in `expiries` must not pile up where keys come and go.
         if self.expiries.len() > 2 * self.counts.len() + 64 {
             self.expiries = self
                 .counts
                 .iter()
-                .map(|count| Reverse(Expiry(count.expires_at, count.serial, count.hash)))
+                .map(|entry| Reverse(Expiry(entry.count.expires_at, entry.count.serial, entry.hash)))
                 .collect();
         }
         true
@@ -147,14 +172,17 @@ impl Shard {
     /// Forgets the key whose turn it is if it expires by `now`, and says when it would have; else corrects its time.
     fn pop(&mut self, now: u64) -> Option<u64> {
         let Reverse(Expiry(_, serial, hash)) = self.expiries.pop()?;
-        let count = self.counts.find_entry(hash, |count| count.serial == serial).ok()?; // else it was removed
+        let entry = self
+            .counts
+            .find_entry(hash, |entry| entry.count.serial == serial)
+            .ok()?; // else it was removed
 
-        let expires_at = count.get().expires_at;
+        let expires_at = entry.get().count.expires_at;
         if expires_at > now {
             self.expiries.push(Reverse(Expiry(expires_at, serial, hash)));
             return None;
         }
-        count.remove();
+        entry.remove();
         Some(expires_at)
     }
 }

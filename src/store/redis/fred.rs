@@ -171,8 +171,12 @@ fn read(frame: Resp3Frame) -> Result<Vec<Item>, Failure> {
             .into_iter()
             .map(|element| match element {
                 Resp3Frame::Number { data, .. } => Ok(Item::Number(data)),
+                Resp3Frame::BlobString { data, .. } | Resp3Frame::SimpleString { data, .. } => {
+                    Ok(Item::Text(String::from_utf8_lossy(&data).into_owned()))
+                }
+                Resp3Frame::SimpleError { data, .. } => Ok(Item::Text(data.to_string())),
                 _ => Err(Failure::Protocol(
-                    "the reply of Redis holds something that is no number",
+                    "the reply of Redis holds something that is neither a number nor a text",
                 )),
             })
             .collect(),

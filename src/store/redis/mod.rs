@@ -1,22 +1,33 @@
+mod across;
+mod ask;
+mod breaker;
+mod commit;
+mod deny_cache;
 #[cfg(feature = "fred")]
 mod fred;
+mod lanes;
 #[cfg(feature = "redis-rs")]
 mod redis_rs;
 mod script;
-#[cfg(feature = "redis-rs")]
+mod server;
 mod slot;
 mod url;
 
-use std::{
-    fmt,
-    sync::Arc,
-    time::{Duration, SystemTime},
+use std::{fmt, sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
 };
 
-use tokio::{task::JoinHandle, time::Instant};
-
 use self::{
-    script::{Call, Item, Names, Program, SCRIPT, Script},
+    ask::{Ask, Names},
+    commit::Group,
+    deny_cache::DenyCache,
+    lanes::Lanes,
+    script::{Call, Item, Program, SCRIPT, Script},
+    server::Server,
     url::Url,
 };
 use super::{ErrorKind, Reply, Request, Store, StoreError};
@@ -54,14 +65,7 @@ use crate::{ConfigError, key::Secret};
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStore {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    link: Link,
-    script: &'static Script,
-    names: Names,
-    deadline: Duration,
+    server: Arc<Server>,
 }
 
 /// Constructors.
@@ -104,7 +108,59 @@ impl RedisStore {
             library: None,
             connections: 1,
             script: &SCRIPT,
+            group_commit: true,
+            deny_cache: true,
         }
+    }
+}
+
+/// Operations.
+impl RedisStore {
+    /// Waits until Redis answers, for those who do not want to serve before; it does not end by itself.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tokio::time::timeout;
+    /// use tower_quota::RedisStore;
+    ///
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+    /// timeout(Duration::from_secs(30), store.ready()).await??;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If Redis answers, but turns the script down, for want of a permission for example.
+    pub async fn ready(&self) -> Result<(), StoreError> {
+        const PAUSE: Duration = Duration::from_millis(50);
+
+        loop {
+            match self.server.hail(None).await {
+                Ok(()) => return Ok(()),
+                Err(failure) if failure.is_final() => return Err(failure.into()),
+                Err(_) => sleep(PAUSE).await,
+            }
+        }
+    }
+
+    /// The texts of the scripts that the store runs.
+    ///
+    /// A store teaches them to Redis by itself, with `EVAL`. Where its user may not, load them into every node, replicas
+    /// included, each time that one starts: `SCRIPT LOAD` gives the hash by which the store calls them.
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// for script in RedisStore::scripts() {
+    ///     // redis-cli SCRIPT LOAD "$script"
+    ///     assert!(script.starts_with("-- Decides a batch of requests"));
+    /// }
+    /// ```
+    #[must_use]
+    pub fn scripts() -> [&'static str; 1] {
+        [SCRIPT.source]
     }
 }
 
@@ -113,35 +169,36 @@ const MAX_CONNECTIONS: usize = 64;
 
 impl Store for RedisStore {
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
-        let mut call = Call::new(&self.shared.names, requests, guess());
-        let shared = self.shared.clone();
+        let server = &self.server;
+        let asks: SmallVec<[Ask; 1]> = requests
+            .iter()
+            .map(|request| Ask::new(&server.names, request))
+            .collect();
+        let now = Instant::now();
 
-        Reply::Pending(Box::pin(async move {
-            let deadline = Instant::now() + shared.deadline;
-            let mut items = shared.link.run(shared.script, &call, deadline).await?;
-            if let Some(now) = call.missed(&items) {
-                // Nothing was decided, so this is not a second attempt.
-                call.guess(now);
-                items = shared.link.run(shared.script, &call, deadline).await?;
+        let mut stamp = None;
+        if let Some(cache) = &server.deny_cache {
+            if let [ask] = &*asks {
+                if let Some(answer) = cache.answer(ask, now) {
+                    return Reply::Ready(Ok(answer));
+                }
+                stamp = Some(cache.stamp(ask));
             }
-            call.decode(&items)
-        }))
+            cache.forget(&asks);
+        }
+        match server.lanes.of(&asks) {
+            Some(lane) if lane.breaker.is_open() => Reply::Ready(Err(server::resting())),
+            Some(lane) => Reply::Pending(Box::pin(server.clone().ask(lane, asks, now, stamp))),
+            None => Reply::Pending(Box::pin(across::ask(server.clone(), asks, now))),
+        }
     }
-}
-
-/// About the time that Redis has, in microseconds, to find the calendar windows around it.
-fn guess() -> u64 {
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_micros() as u64
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("prefix", &self.shared.names.prefix)
-            .field("deadline", &self.shared.deadline)
+            .field("prefix", &self.server.names.prefix)
+            .field("deadline", &self.server.deadline)
             .finish_non_exhaustive()
     }
 }
@@ -169,6 +226,8 @@ pub struct RedisStoreBuilder {
     library: Option<ClientLibrary>,
     connections: usize,
     script: &'static Script,
+    group_commit: bool,
+    deny_cache: bool,
 }
 
 impl RedisStoreBuilder {
@@ -197,6 +256,23 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// Whether checks that come while others are on their way to Redis gather and leave together, as one call of the
+    /// script; see [group commit](RedisStore#group-commit).
+    ///
+    /// The default is that they do.
+    pub fn group_commit(mut self, on: bool) -> Self {
+        self.group_commit = on;
+        self
+    }
+
+    /// Whether denials are remembered, for a second at most; see [the deny cache](RedisStore#the-deny-cache).
+    ///
+    /// The default is that they are.
+    pub fn deny_cache(mut self, on: bool) -> Self {
+        self.deny_cache = on;
+        self
+    }
+
     /// The client through which to talk to Redis.
     ///
     /// The default is fred, and redis-rs for a cluster or where the feature `fred` is off.
@@ -216,9 +292,12 @@ impl RedisStoreBuilder {
     }
 
     /// For this crate's own tests: the time is what this key of Redis holds, in microseconds.
+    ///
+    /// Denials are not remembered, since the clock that they would be remembered by is another one.
     #[doc(hidden)]
     pub fn clock_in(mut self, key: &str) -> Self {
         self.script = Script::with_clock_in(key);
+        self.deny_cache = false;
         self
     }
 
@@ -326,13 +405,20 @@ impl RedisStoreBuilder {
     }
 
     fn build(self, link: Link) -> RedisStore {
+        let server = Server {
+            lanes: Lanes::new(link.is_clustered()),
+            link,
+            script: self.script,
+            names: self.names,
+            deadline: self.deadline,
+            group: match self.group_commit {
+                true => Group::COMMIT,
+                false => Group::NONE,
+            },
+            deny_cache: self.deny_cache.then(DenyCache::new),
+        };
         RedisStore {
-            shared: Arc::new(Shared {
-                link,
-                script: self.script,
-                names: self.names,
-                deadline: self.deadline,
-            }),
+            server: Arc::new(server),
         }
     }
 }
@@ -342,6 +428,8 @@ impl fmt::Debug for RedisStoreBuilder {
         f.debug_struct("RedisStoreBuilder")
             .field("prefix", &self.names.prefix)
             .field("deadline", &self.deadline)
+            .field("group_commit", &self.group_commit)
+            .field("deny_cache", &self.deny_cache)
             .finish_non_exhaustive()
     }
 }
@@ -394,14 +482,13 @@ enum Failure {
 
 impl Link {
     /// Runs the script, which is taught first where it is not known.
-    async fn run(&self, script: &'static Script, call: &Call, deadline: Instant) -> Result<Vec<Item>, StoreError> {
+    async fn run(&self, script: &'static Script, call: &Call, deadline: Instant) -> Result<Vec<Item>, Failure> {
         match self.run_as(script, Program::Known, call, deadline).await {
             // Proves that nothing ran, so this is not a second attempt.
-            Err(Failure::Refused(error)) if error.starts_with("NOSCRIPT") => self
-                .run_as(script, Program::Taught, call, deadline)
-                .await
-                .map_err(StoreError::from),
-            answered => answered.map_err(StoreError::from),
+            Err(Failure::Refused(error)) if error.starts_with("NOSCRIPT") => {
+                self.run_as(script, Program::Taught, call, deadline).await
+            }
+            answered => answered,
         }
     }
 
@@ -421,7 +508,6 @@ impl Link {
     }
 
     /// Whether all keys of a call must lie in one slot.
-    #[expect(dead_code)]
     fn is_clustered(&self) -> bool {
         match self {
             #[cfg(feature = "fred")]
@@ -429,6 +515,19 @@ impl Link {
             #[cfg(feature = "redis-rs")]
             Self::RedisRs(link) => link.is_clustered(),
         }
+    }
+}
+
+impl Failure {
+    /// Whether Redis did not answer, as opposed to an answer that is an error.
+    fn is_silence(&self) -> bool {
+        matches!(self, Self::Timeout | Self::Unreachable(_))
+    }
+
+    /// Whether Redis would say the same until somebody changes its settings or ours.
+    fn is_final(&self) -> bool {
+        const FINAL: [&str; 3] = ["NOAUTH", "NOPERM", "WRONGPASS"];
+        matches!(self, Self::Refused(error) if FINAL.iter().any(|code| error.starts_with(code)))
     }
 }
 
@@ -442,7 +541,7 @@ impl From<Failure> for StoreError {
             Failure::Unreachable(source) => {
                 Self::new(ErrorKind::Unreachable, "there is no connection to Redis").with_source(source)
             }
-            Failure::Refused(error) => Self::new(ErrorKind::Refused, format!("Redis answered: {error}")),
+            Failure::Refused(error) => script::refused(&error),
             Failure::Protocol(fault) => Self::new(ErrorKind::Protocol, fault),
         }
     }

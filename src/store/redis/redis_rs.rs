@@ -150,8 +150,10 @@ fn read(answer: Value) -> Result<Vec<Item>, Failure> {
             .into_iter()
             .map(|item| match item {
                 Value::Int(number) => Ok(Item::Number(number)),
+                Value::BulkString(text) => Ok(Item::Text(String::from_utf8_lossy(&text).into_owned())),
+                Value::SimpleString(text) => Ok(Item::Text(text)),
                 _ => Err(Failure::Protocol(
-                    "the reply of Redis holds something that is no number",
+                    "the reply of Redis holds something that is neither a number nor a text",
                 )),
             })
             .collect(),

@@ -1,15 +1,12 @@
-use std::{fmt::Write, sync::LazyLock, time::Duration};
+use std::{sync::LazyLock, time::Duration};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+use super::ask::{Ask, Debit};
 use crate::{
     FixedWindow, Limit,
-    key::Secret,
-    store::{
-        Answer, Charge, ErrorKind, Operation, Outcome, Request, StoreError, Verdict,
-        fold::{Folded, Folds, fold},
-    },
+    store::{ErrorKind, Operation, Outcome, StoreError, Verdict},
 };
 
 /// A script, and what Redis knows it by.
@@ -48,9 +45,6 @@ impl Script {
     }
 }
 
-/// The version of what lies in Redis, part of every key.
-const LAYOUT: u32 = 1;
-
 /// How the script is named to Redis.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Program {
@@ -60,12 +54,20 @@ pub(super) enum Program {
     Taught,
 }
 
+/// What equal requests ask together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question<'a> {
+    pub(super) ask: &'a Ask,
+    /// How many there are.
+    pub(super) times: u64,
+}
+
 /// A call of the script: what it is given, and what its reply will look like.
 pub(super) struct Call {
     pub(super) keys: SmallVec<[Bytes; 1]>,
     pub(super) arguments: SmallVec<[Argument; 16]>,
-    /// For each request, which of its keys each charge is on.
-    shape: SmallVec<[Folds; 1]>,
+    /// For each question, how often it is asked and how many keys it has.
+    shape: SmallVec<[(u64, usize); 1]>,
     /// Where the boundaries of calendar windows stand among the arguments.
     calendars: Vec<(usize, FixedWindow)>,
 }
@@ -80,22 +82,30 @@ pub(super) enum Argument {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Item {
     Number(i64),
+    Text(String),
 }
 
 impl Call {
-    /// A call for these requests, where `guess` is about the time that Redis has.
-    pub(super) fn new(names: &Names, requests: &[Request<'_>], guess: u64) -> Self {
+    /// The version of what lies in Redis, part of every key.
+    pub(super) const LAYOUT: &str = "1";
+
+    /// A call that asks these questions, where `guess` is about the time that Redis has.
+    pub(super) fn new(questions: &[Question<'_>], guess: u64) -> Self {
+        let debits = || questions.iter().flat_map(|question| &question.ask.debits);
         let mut call = Self {
-            keys: SmallVec::new(),
+            keys: debits().map(|debit| Bytes::copy_from_slice(&debit.key)).collect(),
             arguments: SmallVec::new(),
-            shape: SmallVec::new(),
+            shape: questions
+                .iter()
+                .map(|question| (question.times, question.ask.debits.len()))
+                .collect(),
             calendars: Vec::new(),
         };
 
         let mut limits: SmallVec<[&Limit; 4]> = SmallVec::new();
-        for charge in requests.iter().flat_map(|request| request.charges()) {
-            if !limits.contains(&charge.limit()) {
-                limits.push(charge.limit());
+        for debit in debits() {
+            if !limits.contains(&&debit.limit) {
+                limits.push(&debit.limit);
             }
         }
         call.number(limits.len() as u64);
@@ -103,32 +113,29 @@ impl Call {
             call.limit(limit, guess);
         }
 
-        let folded: SmallVec<[Folded<'_>; 1]> = requests.iter().map(fold).collect();
-        // Requests that differ in nothing but their keys are described once.
-        for run in folded.chunk_by(same_shape) {
+        // Questions that differ in nothing but their keys are described once.
+        for run in questions.chunk_by(same_shape) {
             let Some(first) = run.first() else { continue };
-            call.word(operation_name(first.operation));
+            call.word(operation_name(first.ask.operation));
             call.number(run.len() as u64);
-            call.number(1);
-            call.number(first.charges.len() as u64);
-            for charge in &first.charges {
-                let position = limits
-                    .iter()
-                    .position(|limit| *limit == charge.limit())
-                    .unwrap_or_default();
-                call.number(position as u64 + 1);
-                call.number(charge.cost());
+            call.number(first.times);
+            call.number(first.ask.debits.len() as u64);
+            for debit in &first.ask.debits {
+                let position = limits.iter().position(|limit| **limit == debit.limit);
+                call.number(position.unwrap_or_default() as u64 + 1);
+                call.number(debit.cost);
             }
-            if let Operation::Refund { admitted_at } = first.operation {
+            if let Operation::Refund { admitted_at } = first.ask.operation {
                 call.number(admitted_at.as_micros() as u64);
             }
-            call.keys.extend(
-                run.iter()
-                    .flat_map(|request| &request.charges)
-                    .map(|charge| names.redis_key(charge)),
-            );
         }
-        call.shape.extend(folded.into_iter().map(|request| request.folds));
+        call
+    }
+
+    /// A call that asks nothing, of the place where this key lies.
+    pub(super) fn probe(key: Option<Bytes>) -> Self {
+        let mut call = Self::new(&[], 0);
+        call.keys.extend(key);
         call
     }
 
@@ -198,70 +205,104 @@ fn operation_name(operation: Operation) -> &'static str {
     }
 }
 
-fn same_shape(a: &Folded<'_>, b: &Folded<'_>) -> bool {
-    let alike = |(a, b): (&Charge<'_>, &Charge<'_>)| a.cost() == b.cost() && a.limit() == b.limit();
-    a.operation == b.operation && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(alike)
+fn same_shape(a: &Question<'_>, b: &Question<'_>) -> bool {
+    let alike = |(a, b): (&Debit, &Debit)| a.cost == b.cost && a.limit == b.limit;
+    let (a_debits, b_debits) = (&a.ask.debits, &b.ask.debits);
+    a.times == b.times
+        && a.ask.operation == b.ask.operation
+        && a_debits.len() == b_debits.len()
+        && a_debits.iter().zip(b_debits).all(alike)
 }
 
-/// How the keys of a store are named.
-#[derive(Clone)]
-pub(super) struct Names {
-    pub(super) prefix: Box<str>,
-    pub(super) secret: Option<Secret>,
+/// What the script says.
+#[derive(Debug)]
+pub(super) struct Said {
+    pub(super) server_time: Duration,
+    /// For each question, what it says or why it could not.
+    pub(super) tallies: SmallVec<[Result<Tally, StoreError>; 1]>,
 }
 
-impl Names {
-    /// `quota:1:log:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`
-    ///
-    /// The braces are the hash tag of Redis Cluster: all policies of one subject lie in one slot. Nothing within them, nor
-    /// before them, can hold a brace.
-    fn redis_key(&self, charge: &Charge<'_>) -> Bytes {
-        let (prefix, algorithm, policy) = (&self.prefix, charge.limit().algorithm(), charge.policy());
-        let hashed = self.secret.as_ref().map(|secret| charge.key().hashed(secret));
-        let subject = hashed.as_ref().unwrap_or(charge.key()).as_str();
+/// What the script says to one question.
+#[derive(Debug)]
+pub(super) struct Tally {
+    /// How many of those who ask are admitted: the first ones.
+    pub(super) admitted: u64,
+    /// How each key stands after the last of them.
+    pub(super) verdicts: SmallVec<[Verdict; 1]>,
+}
 
-        let mut key = String::with_capacity(prefix.len() + algorithm.len() + policy.len() + subject.len() + 8);
-        let _ = write!(key, "{prefix}:{LAYOUT}:{algorithm}:{policy}:{{{subject}}}");
-        key.into()
+impl Tally {
+    /// What the nth of those who ask is told, from 0.
+    pub(super) fn outcome(&self, ask: &Ask, nth: u64) -> Outcome {
+        let allowed = nth < self.admitted;
+        if !allowed {
+            return Outcome::new(false, ask.folds.unfold(&self.verdicts));
+        }
+
+        let later = self.admitted - 1 - nth;
+        let verdicts = self.verdicts.iter().zip(&ask.debits).map(|(verdict, debit)| {
+            let weight = later.saturating_mul(debit.cost);
+            Verdict::new(
+                verdict.remaining.saturating_add(weight),
+                None,
+                verdict.reset_after.saturating_sub(debit.delay(weight)),
+            )
+        });
+        let verdicts: SmallVec<[Verdict; 1]> = verdicts.collect();
+        Outcome::new(true, ask.folds.unfold(&verdicts))
     }
 }
 
 impl Call {
-    /// Reads a reply: the time, then for each request how many are admitted, and for each key three numbers.
-    pub(super) fn decode(&self, items: &[Item]) -> Result<Answer, StoreError> {
+    /// Reads a reply: the time, then for each question how many are admitted, and for each key three numbers; or in their
+    /// place, why it could not be decided.
+    pub(super) fn decode(&self, items: &[Item]) -> Result<Said, StoreError> {
         let mut items = items.iter();
-        let mut number = || match items.next() {
-            Some(Item::Number(number)) => u64::try_from(*number).map_err(|_| malformed()),
-            None => Err(malformed()),
-        };
-
-        let server_time = Duration::from_micros(number()?);
-        let mut outcomes = SmallVec::<[Outcome; 1]>::with_capacity(self.shape.len());
-        for folds in &self.shape {
-            let allowed = number()? > 0;
-            let mut verdicts = SmallVec::<[Verdict; 1]>::new();
-            for _ in 0..folds.keys() {
-                let remaining = number()?;
-                let wait = number()?;
-                let reset_after = Duration::from_micros(number()?);
+        let server_time = Duration::from_micros(number(items.next())?);
+        let mut tallies = SmallVec::with_capacity(self.shape.len());
+        for (times, keys) in &self.shape {
+            let admitted = match items.next() {
+                Some(Item::Text(error)) => {
+                    tallies.push(Err(refused(error)));
+                    continue;
+                }
+                admitted => number(admitted)?,
+            };
+            let mut verdicts = SmallVec::<[Verdict; 1]>::with_capacity(*keys);
+            for _ in 0..*keys {
+                let remaining = number(items.next())?;
+                let wait = number(items.next())?;
+                let reset_after = Duration::from_micros(number(items.next())?);
                 verdicts.push(Verdict::new(
                     remaining,
                     (wait > 0).then(|| Duration::from_micros(wait)),
                     reset_after,
                 ));
             }
-            // Whoever is denied is told why, and nobody else.
-            if allowed == verdicts.iter().any(|verdict| verdict.retry_after.is_some()) {
+            // Where somebody is denied it is said why, and nowhere else.
+            let denies = verdicts.iter().any(|verdict| verdict.retry_after.is_some());
+            if admitted > *times || denies != (admitted < *times) {
                 return Err(malformed());
             }
-            outcomes.push(Outcome::new(allowed, folds.unfold(&verdicts)));
+            tallies.push(Ok(Tally { admitted, verdicts }));
         }
 
         match items.next() {
-            None => Ok(Answer::new(server_time, outcomes)),
+            None => Ok(Said { server_time, tallies }),
             Some(_) => Err(malformed()),
         }
     }
+}
+
+fn number(item: Option<&Item>) -> Result<u64, StoreError> {
+    match item {
+        Some(Item::Number(number)) => u64::try_from(*number).map_err(|_| malformed()),
+        _ => Err(malformed()),
+    }
+}
+
+pub(super) fn refused(error: &str) -> StoreError {
+    StoreError::new(ErrorKind::Refused, format!("Redis answered: {error}"))
 }
 
 fn malformed() -> StoreError {
@@ -276,13 +317,26 @@ mod tests {
     };
 
     use super::*;
-    use crate::{FixedWindow, Key, Policy, SlidingLog};
+    use crate::{
+        FixedWindow, Key, Policy, SlidingLog, TokenBucket,
+        key::Secret,
+        store::{Charge, Request, redis::ask::Names},
+    };
 
     fn names() -> Names {
         Names {
             prefix: "quota".into(),
             secret: None,
         }
+    }
+
+    fn ask(charges: &[Charge<'_>]) -> Ask {
+        Ask::new(&names(), &Request::new(Operation::Check, charges))
+    }
+
+    fn call(asks: &[Ask]) -> Call {
+        let questions: Vec<_> = asks.iter().map(|ask| Question { ask, times: 1 }).collect();
+        Call::new(&questions, 0)
     }
 
     #[test]
@@ -294,9 +348,8 @@ mod tests {
             [Charge::new("p", &limit, &b, 1)],
             [Charge::new("p", &limit, &b, 3)],
         );
-        let requests = [&on_a, &on_b, &dear].map(|charges: &[Charge<'_>; 1]| Request::new(Operation::Check, charges));
 
-        let call = Call::new(&names(), &requests, 0);
+        let call = call(&[ask(&on_a), ask(&on_b), ask(&dear)]);
 
         let keys: Vec<_> = call.keys.iter().map(|key| std::str::from_utf8(key).unwrap()).collect();
         assert_eq!(
@@ -331,34 +384,72 @@ mod tests {
             Charge::new("p", &limit, &a, 2),
         ];
 
-        let call = Call::new(&names(), &[Request::new(Operation::Check, &charges)], 0);
+        let asks = [ask(&charges)];
+        let call = call(&asks);
         assert_eq!(call.keys.len(), 2);
 
-        let answer = call.decode(&[9, 1, 2, 0, 60, 4, 0, 70].map(Item::Number)).unwrap();
-        let remaining: Vec<_> = answer.outcomes[0]
-            .verdicts
-            .iter()
-            .map(|verdict| verdict.remaining)
-            .collect();
+        let said = call.decode(&[9, 1, 2, 0, 60, 4, 0, 70].map(Item::Number)).unwrap();
+        let outcome = said.tallies[0].as_ref().unwrap().outcome(&asks[0], 0);
+        let remaining: Vec<_> = outcome.verdicts.iter().map(|verdict| verdict.remaining).collect();
         assert_eq!(remaining, [2, 4, 2]);
+    }
+
+    #[test]
+    fn of_those_who_ask_alike_the_first_are_admitted_and_each_is_told_what_it_would_be_alone() {
+        // A token comes every second.
+        let limit = Limit::from(TokenBucket::per_minute(60));
+        let key = Key::from("a");
+        let ask = ask(&[Charge::new("p", &limit, &key, 2)]);
+        let call = Call::new(&[Question { ask: &ask, times: 4 }], 0);
+
+        // 5 were there: after the second one of cost 2, 1 is left, and in 59 seconds all.
+        let said = call
+            .decode(&[9, 2, 1, 1_000_000, 59_000_000].map(Item::Number))
+            .unwrap();
+        let tally = said.tallies[0].as_ref().unwrap();
+        let told: Vec<_> = (0..4)
+            .map(|nth| {
+                let outcome = tally.outcome(&ask, nth);
+                let verdict = outcome.verdicts[0];
+                (outcome.allowed, verdict.remaining, verdict.reset_after.as_secs())
+            })
+            .collect();
+        assert_eq!(told, [(true, 3, 57), (true, 1, 59), (false, 1, 59), (false, 1, 59)]);
+    }
+
+    #[test]
+    fn a_request_that_cannot_be_decided_leaves_its_neighbors_alone() {
+        let limit = Limit::from(SlidingLog::per_minute(5));
+        let (a, b) = (Key::from("a"), Key::from("b"));
+        let call = call(&[
+            ask(&[Charge::new("p", &limit, &a, 1)]),
+            ask(&[Charge::new("p", &limit, &b, 1)]),
+        ]);
+
+        let [time, admitted, remaining, wait, reset] = [9, 1, 4, 0, 60].map(Item::Number);
+        let error = Item::Text("WRONGTYPE Operation against a key".into());
+        let said = call.decode(&[time, error, admitted, remaining, wait, reset]).unwrap();
+        assert_eq!(said.tallies[0].as_ref().unwrap_err().kind(), ErrorKind::Refused);
+        assert!(said.tallies[1].is_ok());
     }
 
     #[test]
     fn a_reply_of_another_shape_is_an_error() {
         let limit = Limit::from(SlidingLog::per_minute(5));
         let key = Key::from("a");
-        let call = Call::new(
-            &names(),
-            &[Request::new(Operation::Check, &[Charge::new("p", &limit, &key, 1)])],
-            0,
-        );
+        let call = call(&[ask(&[Charge::new("p", &limit, &key, 1)])]);
 
-        let good = [1_000_000, 1, 4, 0, 60_000_000].map(Item::Number);
-        assert!(call.decode(&good).is_ok());
-        let negative = [1, 1, -4, 0, 0].map(Item::Number);
-        let long = [1, 1, 4, 0, 0, 0].map(Item::Number);
-        for bad in [&good[..4], &good[..1], &[], &negative, &long] {
-            assert_eq!(call.decode(bad).unwrap_err().kind(), ErrorKind::Protocol);
+        let good = [1_000_000, 1, 4, 0, 60_000_000];
+        assert!(call.decode(&good.map(Item::Number)).is_ok());
+        let [negative, long, many, silent] = [
+            &[1, 1, -4, 0, 0][..],
+            &[1, 1, 4, 0, 0, 0],
+            &[1, 2, 4, 0, 0],
+            &[1, 0, 4, 0, 0],
+        ];
+        for bad in [&good[..4], &good[..1], &[], negative, long, many, silent] {
+            let items: Vec<_> = bad.iter().copied().map(Item::Number).collect();
+            assert_eq!(call.decode(&items).unwrap_err().kind(), ErrorKind::Protocol);
         }
     }
 
@@ -367,7 +458,7 @@ mod tests {
         let (name, subject) = redis_key.strip_suffix('}')?.split_once(":{")?;
         let mut parts = name.rsplitn(4, ':').map(str::to_owned);
         let (policy, algorithm, layout, prefix) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        (layout == LAYOUT.to_string()).then_some((prefix, algorithm, policy, subject.to_owned()))
+        (layout == Call::LAYOUT).then_some((prefix, algorithm, policy, subject.to_owned()))
     }
 
     proptest! {

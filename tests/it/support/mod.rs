@@ -4,6 +4,7 @@ mod algorithms;
 mod bench;
 mod clock;
 mod cluster;
+mod faketime;
 mod frames;
 mod http;
 mod log;
@@ -44,6 +45,7 @@ pub(crate) use self::{
     bench::Bench,
     clock::Clock,
     cluster::Cluster,
+    faketime::Faketime,
     frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,

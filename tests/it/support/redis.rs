@@ -42,6 +42,14 @@ impl Redis {
         panic!("redis-server does not start on any port");
     }
 
+    /// Starts a server by this command, which is `redis-server` in some environment.
+    pub(crate) fn start_by(command: Command) -> Self {
+        let mut redis = Self::not_started();
+        redis.server = launch(command, redis.port, &[], &redis.folder);
+        assert!(redis.server.is_some(), "redis-server does not start");
+        redis
+    }
+
     /// A port with nobody behind it until [`restart`](Self::restart).
     pub(crate) fn not_started() -> Self {
         Self {
@@ -195,7 +203,11 @@ pub(crate) fn cli(port: u16, password: Option<&str>, command: &[&str]) -> String
 
 /// A server that accepts connections; `None` if it ends before, since the port is taken.
 fn spawn(port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {
-    let mut server = Command::new("redis-server")
+    launch(Command::new("redis-server"), port, settings, folder)
+}
+
+fn launch(mut command: Command, port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {
+    let mut server = command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
         .args(settings)

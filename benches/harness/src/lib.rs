@@ -1,0 +1,37 @@
+//! What the benchmarks share: traffic, the ways to send it, a Redis server of their own, an allocator that counts, and
+//! tables.
+
+pub mod allocations;
+mod figures;
+mod options;
+#[path = "../../../tests/it/support/redis.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod redis;
+mod row;
+mod server;
+mod subject;
+mod table;
+mod traffic;
+
+pub use self::{
+    figures::{Latencies, median, ratio},
+    options::Options,
+    row::Row,
+    server::{Commands, Server},
+    subject::{Bare, Load, Subject},
+    table::{Table, count, decimal, targets, times},
+    traffic::Traffic,
+};
+
+/// Runs a benchmark on one core, beside a Redis server that has the other one.
+///
+/// # Panics
+///
+/// If there is no `redis-server`.
+pub fn run(benchmark: impl AsyncFnOnce(&Server)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let server = Server::start().await;
+        benchmark(&server).await;
+    });
+}

@@ -1,0 +1,112 @@
+use std::process::{Command, Stdio};
+
+use crate::redis::Redis;
+
+/// A Redis server of the benchmark's own, which ends with it.
+pub struct Server {
+    redis: Redis,
+    version: String,
+    cores: usize,
+    pinned: bool,
+}
+
+/// What Redis was asked to do since the last time.
+#[derive(Clone, Copy, Debug)]
+pub struct Commands {
+    /// Calls of scripts.
+    pub scripts: u64,
+    /// Commands outside of scripts and within.
+    pub others: u64,
+}
+
+impl Server {
+    /// Starts it on a core of its own, as far as there is `taskset` and a second core.
+    pub(crate) async fn start() -> Self {
+        let redis = Redis::start();
+        let info: String = redis.command("INFO", ["server"]).await;
+        let field = |name: &str| {
+            let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.unwrap_or_default().to_owned()
+        };
+        let (server, own) = (field("process_id"), std::process::id().to_string());
+
+        Self {
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            pinned: pin(&own, "0") && pin(&server, "1"),
+            version: field("redis_version"),
+            redis,
+        }
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> String {
+        self.redis.url()
+    }
+
+    /// One line on the machine.
+    pub fn machine(&self) -> String {
+        let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let cpu = cpu
+            .lines()
+            .find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+        let placement = match self.pinned {
+            true => "Redis on one core, the client on another",
+            false => "Redis and the client not pinned to cores",
+        };
+        format!(
+            "Redis {} over loopback, {placement}; {} cores, {}",
+            self.version,
+            self.cores,
+            cpu.unwrap_or("unknown processor").trim()
+        )
+    }
+
+    /// Forgets all keys.
+    pub async fn flush(&self) {
+        self.redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+    }
+
+    /// What it was asked to do since this was last called, by itself not counted.
+    pub async fn commands(&self) -> Commands {
+        let statistics: String = self.redis.command("INFO", ["commandstats"]).await;
+        self.redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
+
+        let mut commands = Commands { scripts: 0, others: 0 };
+        for line in statistics.lines().filter_map(|line| line.strip_prefix("cmdstat_")) {
+            let Some((name, figures)) = line.split_once(":calls=") else {
+                continue;
+            };
+            let calls: u64 = figures
+                .split(',')
+                .next()
+                .and_then(|calls| calls.parse().ok())
+                .unwrap_or(0);
+            match name {
+                "evalsha" | "eval" => commands.scripts += calls,
+                "info" | "config|resetstat" => {}
+                _ => commands.others += calls,
+            }
+        }
+        commands
+    }
+
+    /// What its keys take, by the mean.
+    pub async fn bytes_per_key(&self) -> f64 {
+        let keys: Vec<String> = self.redis.command("KEYS", ["*"]).await;
+        let mut bytes = 0_u64;
+        for key in &keys {
+            let usage: u64 = self.redis.command("MEMORY", ["USAGE", key, "SAMPLES", "0"]).await;
+            bytes += usage;
+        }
+        bytes as f64 / keys.len() as f64
+    }
+}
+
+fn pin(process: &str, core: &str) -> bool {
+    let status = Command::new("taskset")
+        .args(["--all-tasks", "--cpu-list", "--pid", core, process])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    status.is_ok_and(|status| status.success())
+}

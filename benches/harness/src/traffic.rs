@@ -1,0 +1,97 @@
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+/// Who asks: an address for each request, in an order that is the same on every run.
+pub struct Traffic {
+    /// What it is called in tables.
+    pub name: &'static str,
+    addresses: Vec<SocketAddr>,
+    /// How many requests one after the other come from the same address.
+    hold: u64,
+    asked: AtomicU64,
+}
+
+const KEYS: u32 = 10_000;
+const DRAWS: usize = 1 << 17;
+
+impl Traffic {
+    /// 10,000 callers who ask equally often.
+    pub fn many() -> Self {
+        let mut random = Random(1);
+        let draws = (0..DRAWS).map(|_| (random.next() % u64::from(KEYS)) as u32);
+        Self::new("10,000 keys", 0, draws, 1)
+    }
+
+    /// One caller. So that no limit is ever reached, another one takes over after 50,000 requests.
+    pub fn hot() -> Self {
+        Self::new("one hot key", 1, 0..60_000, 50_000)
+    }
+
+    /// 10,000 callers, of whom the nth asks 1/n as often as the first.
+    pub fn zipf() -> Self {
+        let mut shares = Vec::new();
+        let mut total = 0.0;
+        for rank in 1..=KEYS {
+            total += 1.0 / f64::from(rank);
+            shares.push(total);
+        }
+        let mut random = Random(2);
+        let draws = (0..DRAWS).map(|_| shares.partition_point(|share| *share < random.share() * total) as u32);
+        Self::new("Zipf", 2, draws, 1)
+    }
+
+    /// 1,000 callers who ask equally often, to be denied.
+    pub fn denied() -> Self {
+        let mut random = Random(3);
+        let draws = (0..DRAWS).map(|_| (random.next() % 1_000) as u32);
+        Self::new("denied", 3, draws, 1)
+    }
+
+    /// One caller, and always the same.
+    pub fn single() -> Self {
+        Self::new("one key", 4, 0..1, 1)
+    }
+
+    fn new(name: &'static str, network: u32, callers: impl Iterator<Item = u32>, hold: u64) -> Self {
+        let first = u32::from(Ipv4Addr::new(10, 0, 0, 0)) + (network << 16);
+        Self {
+            name,
+            addresses: callers
+                .map(|caller| SocketAddr::from((Ipv4Addr::from(first + caller), 4711)))
+                .collect(),
+            hold,
+            asked: AtomicU64::new(0),
+        }
+    }
+
+    /// How many requests there were.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Relaxed)
+    }
+
+    /// The address of the next request.
+    pub fn next_address(&self) -> SocketAddr {
+        let turn = self.asked.fetch_add(1, Relaxed) / self.hold;
+        self.addresses[turn as usize % self.addresses.len()]
+    }
+}
+
+/// SplitMix64: the same numbers everywhere.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Above 0 and at most 1.
+    pub(crate) fn share(&mut self) -> f64 {
+        ((self.next() >> 11) as f64 + 1.0) / (1_u64 << 53) as f64
+    }
+}

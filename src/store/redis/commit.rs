@@ -1,0 +1,391 @@
+use std::{
+    collections::{HashMap, VecDeque},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
+};
+
+use smallvec::SmallVec;
+use tokio::{
+    sync::oneshot,
+    task,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    Failure, Server,
+    ask::Ask,
+    breaker::Breaker,
+    script::{Call, Question, Said},
+};
+use crate::store::{Answer, StoreError};
+
+/// Requests on their way to one place of Redis: a server, or a slot of a cluster.
+///
+/// They leave together (group commit): while a call of the script is on its way, those who ask gather, and the next call
+/// carries them all. Who is alone does not wait.
+#[derive(Default)]
+pub(super) struct Lane {
+    queue: Mutex<Queue>,
+    pub(super) breaker: Breaker,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Ticket>,
+    /// How many calls are on their way or about to leave.
+    calls: usize,
+    /// Whether one of them is about to leave.
+    gathering: bool,
+}
+
+/// How requests leave together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    /// How many requests one call carries at most.
+    pub(super) requests: usize,
+    /// How many calls are on their way at once.
+    pub(super) calls: usize,
+}
+
+impl Group {
+    pub(super) const COMMIT: Self = Self {
+        requests: 256,
+        calls: 4,
+    };
+    pub(super) const NONE: Self = Self {
+        requests: 1,
+        calls: usize::MAX,
+    };
+}
+
+/// Requests of one caller, who waits for their answer. They are never split.
+pub(super) struct Ticket {
+    pub(super) asks: SmallVec<[Ask; 1]>,
+    pub(super) asked_at: Instant,
+    /// What the deny cache said of a lone check before it was asked.
+    pub(super) stamp: Option<u64>,
+    /// The caller, until it was told.
+    answer: Option<oneshot::Sender<Result<Answer, StoreError>>>,
+}
+
+impl Ticket {
+    pub(super) fn new(
+        asks: SmallVec<[Ask; 1]>,
+        asked_at: Instant,
+        stamp: Option<u64>,
+    ) -> (Self, oneshot::Receiver<Result<Answer, StoreError>>) {
+        let (sender, receiver) = oneshot::channel();
+        let ticket = Self {
+            asks,
+            asked_at,
+            stamp,
+            answer: Some(sender),
+        };
+        (ticket, receiver)
+    }
+
+    /// Whether nobody waits for it anymore.
+    fn is_given_up(&self) -> bool {
+        self.answer.as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    fn reply(&mut self, answer: Result<Answer, StoreError>) {
+        if let Some(caller) = self.answer.take() {
+            let _ = caller.send(answer); // who is gone needs none
+        }
+    }
+}
+
+impl Lane {
+    /// Queues a ticket, and sends a call for it if none is about to leave.
+    pub(super) fn submit(self: &Arc<Self>, server: &Arc<Server>, ticket: Ticket) {
+        let mut queue = self.queue();
+        queue.waiting.push_back(ticket);
+        let departs = queue.sends_another(server.group);
+        drop(queue);
+
+        if departs {
+            self.send(server);
+        }
+    }
+
+    fn send(self: &Arc<Self>, server: &Arc<Server>) {
+        task::spawn(depart(server.clone(), self.clone()));
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // Nothing panics while it is locked.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    /// Whether another call is to leave, which then counts.
+    fn sends_another(&mut self, group: Group) -> bool {
+        let sends = !self.gathering && self.calls < group.calls && !self.waiting.is_empty();
+        if sends {
+            self.gathering = true;
+            self.calls += 1;
+        }
+        sends
+    }
+
+    /// Those who leave now: first come, first served.
+    fn take(&mut self, group: Group) -> Vec<Ticket> {
+        let mut requests = 0;
+        let fits = self.waiting.iter().take_while(|ticket| {
+            requests += ticket.asks.len();
+            requests <= group.requests
+        });
+        // A ticket that is too large leaves alone.
+        let count = fits.count().max(1).min(self.waiting.len());
+        self.waiting.drain(..count).collect()
+    }
+}
+
+/// A call that counts in a lane until it is over, also when its task is aborted.
+struct Departure {
+    lane: Arc<Lane>,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Gathering,
+    Away,
+    Over,
+}
+
+impl Departure {
+    /// Takes those who leave with it, and says whether another call is to leave for the rest.
+    fn take(&mut self, group: Group) -> (Vec<Ticket>, bool) {
+        let mut queue = self.lane.queue();
+        self.phase = Phase::Away;
+        queue.gathering = false;
+        (queue.take(group), queue.sends_another(group))
+    }
+
+    /// Whether it leaves once more, since others came meanwhile.
+    fn returns(&mut self) -> bool {
+        let mut queue = self.lane.queue();
+        let returns = !queue.gathering && !queue.waiting.is_empty();
+        if returns {
+            queue.gathering = true;
+            self.phase = Phase::Gathering;
+        } else {
+            queue.calls -= 1;
+            self.phase = Phase::Over;
+        }
+        returns
+    }
+}
+
+impl Drop for Departure {
+    fn drop(&mut self) {
+        if self.phase != Phase::Over {
+            let mut queue = self.lane.queue();
+            queue.calls -= 1;
+            queue.gathering &= self.phase != Phase::Gathering;
+        }
+    }
+}
+
+/// Carries those who wait to Redis, as long as there are any.
+async fn depart(server: Arc<Server>, lane: Arc<Lane>) {
+    let mut departure = Departure {
+        lane: lane.clone(),
+        phase: Phase::Gathering,
+    };
+    loop {
+        // Whoever is about to ask joins in.
+        task::yield_now().await;
+        let (tickets, another) = departure.take(server.group);
+        if another {
+            lane.send(&server);
+        }
+        carry(&server, &lane, tickets).await;
+        if !departure.returns() {
+            return;
+        }
+    }
+}
+
+/// Asks Redis what these ask, and tells each its answer.
+async fn carry(server: &Arc<Server>, lane: &Arc<Lane>, mut tickets: Vec<Ticket>) {
+    tickets.retain_mut(|ticket| match server.admits(lane, ticket) {
+        Ok(()) => !ticket.is_given_up(),
+        Err(error) => {
+            ticket.reply(Err(error));
+            false
+        }
+    });
+    let Some(last) = tickets.last().map(|ticket| server.due(ticket)) else {
+        return;
+    };
+    let (mut call, places) = {
+        let (questions, places) = arrange(&tickets);
+        (Call::new(&questions, guess()), places)
+    };
+
+    let said = {
+        let mut said = pin!(server.run(lane, &mut call, last));
+        let mut earlier = tickets.iter_mut().take_while(|ticket| server.due(ticket) < last);
+        loop {
+            let Some(ticket) = earlier.next() else { break said.await };
+            match timeout_at(server.due(ticket), &mut said).await {
+                Ok(said) => break said,
+                Err(_) => ticket.reply(Err(Failure::Timeout.into())),
+            }
+        }
+    };
+
+    let mut places = places.into_iter();
+    for ticket in &mut tickets {
+        let places: SmallVec<[Place; 1]> = places.by_ref().take(ticket.asks.len()).collect();
+        if let Some(cache) = &server.deny_cache {
+            cache.learn(ticket, &places, &said);
+        }
+        ticket.reply(
+            said.as_ref()
+                .map_err(Clone::clone)
+                .and_then(|said| answer(ticket, &places, said)),
+        );
+    }
+}
+
+/// Which question a request became part of, and how many ask it before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) question: usize,
+    pub(super) nth: u64,
+}
+
+/// Puts equal requests together where that changes nothing: where no other between them touches their keys.
+fn arrange(tickets: &[Ticket]) -> (Vec<Question<'_>>, Vec<Place>) {
+    let mut questions = Vec::<Question<'_>>::with_capacity(tickets.len());
+    let mut places = Vec::with_capacity(tickets.len());
+    // The last question about each key.
+    let mut latest = HashMap::<&[u8], usize>::with_capacity(tickets.len());
+
+    for ask in tickets.iter().flat_map(|ticket| &ticket.asks) {
+        let mut before = ask.debits.iter().map(|debit| latest.get(&*debit.key).copied());
+        let same = before.next().flatten().filter(|question| {
+            before.all(|before| before == Some(*question)) && ask.merges_with(questions[*question].ask)
+        });
+        let question = same.unwrap_or_else(|| {
+            questions.push(Question { ask, times: 0 });
+            questions.len() - 1
+        });
+        for debit in &ask.debits {
+            latest.insert(&debit.key, question);
+        }
+
+        let nth = questions[question].times;
+        places.push(Place { question, nth });
+        questions[question].times += 1;
+    }
+    (questions, places)
+}
+
+/// What the reply says to a ticket.
+fn answer(ticket: &Ticket, places: &[Place], said: &Said) -> Result<Answer, StoreError> {
+    let outcomes = ticket.asks.iter().zip(places).map(|(ask, place)| {
+        let tally = said.tallies[place.question].as_ref().map_err(Clone::clone)?;
+        Ok(tally.outcome(ask, place.nth))
+    });
+    Ok(Answer {
+        server_time: said.server_time,
+        outcomes: outcomes.collect::<Result<_, StoreError>>()?,
+        origin: None,
+    })
+}
+
+/// About the time that Redis has, in microseconds, to find the calendar windows around it.
+fn guess() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_micros() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::{
+        Key, Limit, SlidingLog, TokenBucket,
+        store::{Charge, Operation, Request, redis::ask::Names},
+    };
+
+    /// A ticket that asks for these keys of one policy.
+    fn ticket(operation: Operation, limit: &Limit, keys: &[&str]) -> Ticket {
+        let names = Names {
+            prefix: "quota".into(),
+            secret: None,
+        };
+        let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
+        let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
+        let ask = Ask::new(&names, &Request::new(operation, &charges));
+        Ticket::new(smallvec![ask], Instant::now(), None).0
+    }
+
+    /// For each request its question, and how often each question is asked.
+    fn arranged(tickets: &[Ticket]) -> (Vec<usize>, Vec<u64>) {
+        let (questions, places) = arrange(tickets);
+        (
+            places.iter().map(|place| place.question).collect(),
+            questions.iter().map(|question| question.times).collect(),
+        )
+    }
+
+    #[test]
+    fn equal_checks_are_one_question() {
+        let limit = SlidingLog::per_minute(5).into();
+        let [a, b] = ["a", "b"].map(|key| move |limit: &Limit| ticket(Operation::Check, limit, &[key]));
+        let tickets = [a(&limit), b(&limit), a(&limit), a(&limit), b(&limit)];
+        assert_eq!(arranged(&tickets), (vec![0, 1, 0, 0, 1], vec![3, 2]));
+        assert_eq!(arrange(&tickets).1[3], Place { question: 0, nth: 2 },);
+    }
+
+    #[test]
+    fn checks_with_another_request_on_their_key_between_them_are_not() {
+        let limit = SlidingLog::per_minute(5).into();
+        let check = |keys| ticket(Operation::Check, &limit, keys);
+        for between in [
+            ticket(Operation::Reset, &limit, &["a"]),
+            check(&["a", "b"]),
+            check(&["b", "a"]),
+            ticket(Operation::Check, &SlidingLog::per_minute(6).into(), &["a"]),
+        ] {
+            let tickets = [check(&["a"]), between, check(&["a"])];
+            assert_eq!(arranged(&tickets), (vec![0, 1, 2], vec![1, 1, 1]));
+        }
+
+        let pairs = [check(&["a", "b"]), check(&["b"]), check(&["a", "b"])];
+        assert_eq!(arranged(&pairs), (vec![0, 1, 2], vec![1, 1, 1]));
+        let pairs = [check(&["a", "b"]), check(&["c"]), check(&["a", "b"])];
+        assert_eq!(arranged(&pairs), (vec![0, 1, 0], vec![2, 1]));
+    }
+
+    #[test]
+    fn only_checks_merge() {
+        let limit = SlidingLog::per_minute(5).into();
+        let refund = Operation::Refund {
+            admitted_at: std::time::Duration::ZERO,
+        };
+        for operation in [Operation::Charge, Operation::Peek, Operation::Reset, refund] {
+            let tickets = [0; 2].map(|_| ticket(operation, &limit, &["a"]));
+            assert_eq!(arranged(&tickets), (vec![0, 1], vec![1, 1]), "{operation:?}");
+        }
+    }
+
+    #[test]
+    fn a_bucket_whose_tokens_take_fractions_of_microseconds_does_not_merge() {
+        for (limit, questions) in [(TokenBucket::per_second(7), 2), (TokenBucket::per_second(8), 1)] {
+            let tickets = [0; 2].map(|_| ticket(Operation::Check, &limit.into(), &["a"]));
+            assert_eq!(arrange(&tickets).0.len(), questions, "{limit}");
+        }
+    }
+}

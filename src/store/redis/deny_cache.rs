@@ -1,0 +1,351 @@
+use std::{
+    collections::VecDeque,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use hashbrown::{HashTable, hash_table::Entry};
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::{
+    ask::{Ask, Debit},
+    commit::{Place as Asked, Ticket},
+    script::Said,
+};
+use crate::store::{Answer, Operation, Outcome, StoreError, Verdict};
+
+/// Remembers denials, so that those who are denied again and again do not ask Redis each time.
+///
+/// Until the wait is over, and for a second at most, a denied request is denied again: the same policies with the same
+/// numbers for the same keys, at the same cost or a higher one. Nothing but a reset or a refund makes room earlier. Those
+/// of this process are seen at once; others, and a clock that is set forward, when the second is over.
+pub(super) struct DenyCache {
+    tables: Box<[Mutex<Table>]>,
+    /// One changes whenever what counts on a key is taken back; keys share them.
+    stamps: Box<[AtomicU64]>,
+    hasher: RandomState,
+}
+
+#[derive(Default)]
+struct Table {
+    denials: HashTable<Denial>,
+    /// The hashes and serials of the denials, oldest first, and of some that were replaced.
+    order: VecDeque<(u64, u64)>,
+    serial: u64,
+}
+
+struct Denial {
+    hash: u64,
+    serial: u64,
+    debits: SmallVec<[Debit; 1]>,
+    stamp: u64,
+    verdicts: SmallVec<[Verdict; 1]>,
+    server_time: Duration,
+    answered_at: Instant,
+    /// Reckoned from before Redis was asked.
+    expires_at: Instant,
+}
+
+const CAPACITY: usize = 10_000;
+const LONGEST: Duration = Duration::from_secs(1);
+const TABLES: usize = 16;
+const STAMPS: usize = 1_024;
+
+impl DenyCache {
+    pub(super) fn new() -> Self {
+        Self {
+            tables: (0..TABLES).map(|_| Mutex::default()).collect(),
+            stamps: (0..STAMPS).map(|_| AtomicU64::new(0)).collect(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Denies what was denied a moment ago.
+    pub(super) fn answer(&self, ask: &Ask, now: Instant) -> Option<Answer> {
+        if ask.operation != Operation::Check {
+            return None;
+        }
+        let Place { hash, stamp } = self.place(ask);
+        let table = self.table(hash);
+        let denial = table
+            .denials
+            .find(hash, |denial| same_keys(&denial.debits, &ask.debits))?;
+        let dearer = |(denied, asked): (&Debit, &Debit)| denied.cost <= asked.cost;
+        let holds =
+            denial.expires_at > now && denial.stamp == stamp && denial.debits.iter().zip(&ask.debits).all(dearer);
+        if !holds {
+            return None;
+        }
+
+        let passed = now.saturating_duration_since(denial.answered_at);
+        let verdicts: SmallVec<[Verdict; 1]> = denial.verdicts.iter().map(|verdict| later(verdict, passed)).collect();
+        let outcome = Outcome::new(false, ask.folds.unfold(&verdicts));
+        Some(Answer::new(denial.server_time + passed, [outcome]))
+    }
+
+    /// What tells, later, whether anything was taken back since.
+    pub(super) fn stamp(&self, ask: &Ask) -> u64 {
+        self.place(ask).stamp
+    }
+
+    /// Forgets the denials of what these requests take back.
+    pub(super) fn forget(&self, asks: &[Ask]) {
+        let takers = asks
+            .iter()
+            .filter(|ask| matches!(ask.operation, Operation::Reset | Operation::Refund { .. }));
+        for debit in takers.flat_map(|ask| &ask.debits) {
+            let hash = self.hasher.hash_one(&debit.key);
+            self.stamp_of(hash).fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Learns from an answer: from a denial, and from what was taken back.
+    pub(super) fn learn(&self, ticket: &Ticket, places: &[Asked], said: &Result<Said, StoreError>) {
+        // Also if it failed: it may have been done.
+        self.forget(&ticket.asks);
+
+        if let (Some(stamp), [ask], [place], Ok(said)) = (ticket.stamp, &*ticket.asks, places, said)
+            && let Ok(tally) = &said.tallies[place.question]
+            && place.nth == tally.admitted
+        {
+            self.remember(ask, ticket.asked_at, stamp, said.server_time, &tally.verdicts);
+        }
+    }
+
+    /// Remembers a denial. The request was asked at that time, and with that stamp.
+    pub(super) fn remember(
+        &self,
+        ask: &Ask,
+        asked_at: Instant,
+        stamp: u64,
+        server_time: Duration,
+        verdicts: &[Verdict],
+    ) {
+        let Some(wait) = verdicts.iter().filter_map(|verdict| verdict.retry_after).max() else {
+            return;
+        };
+        let answered_at = Instant::now();
+        let expires_at = asked_at + wait.min(LONGEST);
+        if ask.operation != Operation::Check || expires_at <= answered_at {
+            return;
+        }
+
+        let hash = self.place(ask).hash;
+        self.table(hash).insert(Denial {
+            hash,
+            serial: 0,
+            debits: ask.debits.clone(),
+            stamp,
+            verdicts: verdicts.into(),
+            server_time,
+            answered_at,
+            expires_at,
+        });
+    }
+
+    fn place(&self, ask: &Ask) -> Place {
+        let mut place = Place { hash: 0, stamp: 0 };
+        for debit in &ask.debits {
+            let hash = self.hasher.hash_one(&debit.key);
+            place.hash = place.hash.rotate_left(1) ^ hash;
+            // Each only grows, so the sum is the same only if they are.
+            place.stamp += self.stamp_of(hash).load(Ordering::Acquire);
+        }
+        place
+    }
+
+    fn stamp_of(&self, hash: u64) -> &AtomicU64 {
+        &self.stamps[hash as usize % STAMPS]
+    }
+
+    fn table(&self, hash: u64) -> MutexGuard<'_, Table> {
+        // Within the table, the bits at both ends are used. Nothing panics while it is locked.
+        self.tables[(hash >> 32) as usize % TABLES]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where a denial is, and how fresh.
+struct Place {
+    hash: u64,
+    stamp: u64,
+}
+
+impl Table {
+    /// Adds a denial, at the cost of the oldest one.
+    fn insert(&mut self, mut denial: Denial) {
+        self.serial += 1;
+        denial.serial = self.serial;
+        self.order.push_back((denial.hash, denial.serial));
+
+        let same = |other: &Denial| same_keys(&other.debits, &denial.debits);
+        match self.denials.entry(denial.hash, same, |denial| denial.hash) {
+            Entry::Occupied(mut earlier) => *earlier.get_mut() = denial,
+            Entry::Vacant(vacant) => {
+                vacant.insert(denial);
+            }
+        }
+
+        if self.order.len() > CAPACITY / TABLES
+            && let Some((hash, serial)) = self.order.pop_front()
+            && let Ok(oldest) = self.denials.find_entry(hash, |denial| denial.serial == serial)
+        {
+            oldest.remove();
+        }
+    }
+}
+
+fn same_keys(a: &[Debit], b: &[Debit]) -> bool {
+    let same = |(a, b): (&Debit, &Debit)| a.key == b.key && a.limit == b.limit;
+    a.len() == b.len() && a.iter().zip(b).all(same)
+}
+
+/// The same verdict, when so much time has passed.
+fn later(verdict: &Verdict, passed: Duration) -> Verdict {
+    let left = |span: Duration| span.saturating_sub(passed);
+    Verdict::new(
+        verdict.remaining,
+        verdict.retry_after.map(left).filter(|wait| !wait.is_zero()),
+        left(verdict.reset_after),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Key, Limit, SlidingLog,
+        store::{Charge, Request, redis::ask::Names},
+    };
+
+    fn ask(key: &str, limit: u64, cost: u64) -> Ask {
+        let names = Names {
+            prefix: "quota".into(),
+            secret: None,
+        };
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(limit)), Key::from(key));
+        Ask::new(
+            &names,
+            &Request::new(Operation::Check, &[Charge::new("p", &limit, &key, cost)]),
+        )
+    }
+
+    fn reset(ask: &Ask) -> Ask {
+        Ask {
+            operation: Operation::Reset,
+            ..ask.clone()
+        }
+    }
+
+    const WAIT: Duration = Duration::from_millis(400);
+
+    fn deny(cache: &DenyCache, ask: &Ask, asked_at: Instant) {
+        let verdict = Verdict::new(1, Some(WAIT), Duration::from_secs(5));
+        cache.remember(ask, asked_at, cache.stamp(ask), Duration::from_secs(9), &[verdict]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_denial_holds_until_the_wait_is_over_and_its_wait_runs_down() {
+        let (cache, ask, start) = (DenyCache::new(), ask("a", 5, 1), Instant::now());
+        deny(&cache, &ask, start);
+
+        tokio::time::advance(Duration::from_millis(300)).await;
+        let answer = cache.answer(&ask, Instant::now()).expect("it is denied still");
+        assert_eq!(answer.server_time, Duration::from_millis(9_300));
+        let verdict = answer.outcomes[0].verdicts[0];
+        assert_eq!(verdict.remaining, 1);
+        assert_eq!(verdict.retry_after, Some(Duration::from_millis(100)));
+        assert_eq!(verdict.reset_after, Duration::from_millis(4_700));
+
+        assert!(cache.answer(&ask, start + WAIT - Duration::from_micros(1)).is_some());
+        assert_eq!(cache.answer(&ask, start + WAIT), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_denial_holds_from_before_redis_was_asked() {
+        let (cache, ask, start) = (DenyCache::new(), ask("a", 5, 1), Instant::now());
+        tokio::time::advance(Duration::from_millis(150)).await;
+        deny(&cache, &ask, start);
+
+        assert_eq!(cache.answer(&ask, start + WAIT), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_wait_is_remembered_for_a_second() {
+        let (cache, ask, start) = (DenyCache::new(), ask("a", 5, 1), Instant::now());
+        let hour = Duration::from_secs(3_600);
+        cache.remember(
+            &ask,
+            start,
+            cache.stamp(&ask),
+            hour,
+            &[Verdict::new(0, Some(hour), hour)],
+        );
+
+        assert!(cache.answer(&ask, start + LONGEST - Duration::from_micros(1)).is_some());
+        assert_eq!(cache.answer(&ask, start + LONGEST), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_same_numbers_for_the_same_key_at_no_lower_cost_are_denied() {
+        let (cache, now) = (DenyCache::new(), Instant::now());
+        deny(&cache, &ask("a", 5, 2), now);
+
+        assert!(cache.answer(&ask("a", 5, 2), now).is_some());
+        assert!(cache.answer(&ask("a", 5, 3), now).is_some());
+        assert_eq!(cache.answer(&ask("a", 5, 1), now), None);
+        assert_eq!(cache.answer(&ask("a", 6, 2), now), None);
+        assert_eq!(cache.answer(&ask("b", 5, 2), now), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_taken_back_is_seen_at_once() {
+        let (cache, ask, now) = (DenyCache::new(), ask("a", 5, 1), Instant::now());
+        deny(&cache, &ask, now);
+        cache.forget(&[reset(&ask)]);
+        assert_eq!(cache.answer(&ask, now), None);
+
+        // Denied by Redis before it was taken back, heard of afterwards.
+        let stamp = cache.stamp(&ask);
+        cache.forget(&[reset(&ask)]);
+        cache.remember(&ask, now, stamp, WAIT, &[Verdict::new(0, Some(WAIT), WAIT)]);
+        assert_eq!(cache.answer(&ask, now), None);
+
+        deny(&cache, &ask, now);
+        assert!(cache.answer(&ask, now).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_bounded_and_the_oldest_leave_first() {
+        let (cache, now) = (DenyCache::new(), Instant::now());
+        for number in 0..50_000 {
+            deny(&cache, &ask(&number.to_string(), 5, 1), now);
+        }
+
+        let held = |cache: &DenyCache| -> (usize, usize) {
+            let tables = cache.tables.iter().map(|table| table.lock().unwrap());
+            tables.fold((0, 0), |(denials, order), table| {
+                (denials + table.denials.len(), order + table.order.len())
+            })
+        };
+        assert!(
+            held(&cache).0 <= CAPACITY && held(&cache).1 <= CAPACITY,
+            "{:?}",
+            held(&cache)
+        );
+        assert!(held(&cache).0 > CAPACITY / 2);
+        assert!(cache.answer(&ask("49999", 5, 1), now).is_some());
+        assert_eq!(cache.answer(&ask("0", 5, 1), now), None);
+
+        for _ in 0..50_000 {
+            deny(&cache, &ask("0", 5, 1), now);
+        }
+        assert!(held(&cache).1 <= CAPACITY, "{:?}", held(&cache));
+    }
+}

@@ -1,0 +1,128 @@
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{
+    task,
+    time::{Instant, sleep},
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    Failure, Link,
+    ask::{Ask, Names},
+    commit::{Group, Lane, Ticket},
+    deny_cache::DenyCache,
+    lanes::Lanes,
+    script::{Call, Said, Script},
+};
+use crate::store::{Answer, ErrorKind, StoreError};
+
+/// What the clones of a store share: Redis, and how to ask it.
+pub(super) struct Server {
+    pub(super) link: Link,
+    pub(super) script: &'static Script,
+    pub(super) names: Names,
+    pub(super) deadline: Duration,
+    pub(super) group: Group,
+    pub(super) deny_cache: Option<DenyCache>,
+    pub(super) lanes: Lanes,
+}
+
+/// How often a Redis that does not answer is probed.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Server {
+    /// Asks all of these in one call.
+    pub(super) async fn ask(
+        self: Arc<Self>,
+        lane: Arc<Lane>,
+        asks: SmallVec<[Ask; 1]>,
+        asked_at: Instant,
+        stamp: Option<u64>,
+    ) -> Result<Answer, StoreError> {
+        let (ticket, answer) = Ticket::new(asks, asked_at, stamp);
+        lane.submit(&self, ticket);
+        drop(self); // who waits keeps no connection open
+        answer.await.unwrap_or_else(|_| Err(abandoned()))
+    }
+
+    /// When a ticket must have its answer.
+    pub(super) fn due(&self, ticket: &Ticket) -> Instant {
+        ticket.asked_at + self.deadline
+    }
+
+    /// Whether there is any use in asking now.
+    pub(super) fn admits(&self, lane: &Lane, ticket: &Ticket) -> Result<(), StoreError> {
+        if lane.breaker.is_open() {
+            return Err(resting());
+        }
+        if self.due(ticket) <= Instant::now() {
+            return Err(Failure::Timeout.into());
+        }
+        Ok(())
+    }
+
+    /// Runs the script, once or, if it did nothing for want of the right calendar windows, twice.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        lane: &Arc<Lane>,
+        call: &mut Call,
+        deadline: Instant,
+    ) -> Result<Said, StoreError> {
+        let mut items = self.link.run(self.script, call, deadline).await;
+        if let Some(now) = items.as_ref().ok().and_then(|items| call.missed(items)) {
+            call.guess(now);
+            items = self.link.run(self.script, call, deadline).await;
+        }
+
+        match &items {
+            Err(failure) if failure.is_silence() => {
+                if lane.breaker.failed() {
+                    let key = call.keys.first().cloned();
+                    task::spawn(probe(Arc::downgrade(self), lane.clone(), key));
+                }
+            }
+            _ => lane.breaker.answered(),
+        }
+        call.decode(&items?)
+    }
+
+    /// Asks nothing, to hear whether Redis answers.
+    pub(super) async fn hail(&self, key: Option<Bytes>) -> Result<(), Failure> {
+        let deadline = Instant::now() + self.deadline;
+        self.link.run(self.script, &Call::probe(key), deadline).await.map(drop)
+    }
+}
+
+/// What is told to those who come while the breaker is open.
+pub(super) fn resting() -> StoreError {
+    StoreError::new(
+        ErrorKind::Unreachable,
+        "Redis did not answer lately, and is not asked until it does",
+    )
+}
+
+/// What is told to those whose call went away with its runtime.
+fn abandoned() -> StoreError {
+    StoreError::new(
+        ErrorKind::Unreachable,
+        "the runtime in which Redis was asked has shut down",
+    )
+}
+
+/// Waits until Redis answers again, or the store is gone.
+async fn probe(server: Weak<Server>, lane: Arc<Lane>, key: Option<Bytes>) {
+    while lane.breaker.is_open() {
+        sleep(PAUSE).await;
+        let Some(server) = server.upgrade() else { break };
+        match server.hail(key.clone()).await {
+            Err(failure) if failure.is_silence() => {}
+            _ => lane.breaker.answered(),
+        }
+    }
+    lane.breaker.probing_ends();
+}

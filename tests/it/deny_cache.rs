@@ -1,0 +1,116 @@
+//! Denials that are remembered.
+
+use std::time::Duration;
+
+use tower_quota::{Decision, Limiter, Policy, RedisStore, SlidingLog, TokenBucket};
+
+use crate::support::Redis;
+
+async fn store(redis: &Redis, deny_cache: bool) -> RedisStore {
+    let builder = RedisStore::builder()
+        .deadline(Duration::from_secs(60))
+        .deny_cache(deny_cache);
+    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    store.ready().await.expect("Redis answers");
+    store
+}
+
+/// How many commands Redis has run, those of scripts included.
+async fn commands(redis: &Redis) -> u64 {
+    let stats: String = redis.command("INFO", ["commandstats"]).await;
+    let counts = stats.lines().filter_map(|line| {
+        let (name, counts) = line.split_once(":calls=")?;
+        let counts: u64 = counts.split(',').next()?.parse().ok()?;
+        (!name.ends_with("info")).then_some(counts)
+    });
+    counts.sum()
+}
+
+async fn check(limiter: &Limiter) -> Decision {
+    limiter.check("k").await.expect("Redis answers")
+}
+
+#[tokio::test]
+async fn who_was_denied_is_denied_without_redis_and_its_wait_runs_down() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(store(&redis, true).await, Policy::new("test", SlidingLog::per_hour(1)));
+    assert!(check(&limiter).await.is_allowed());
+    let mut denied = check(&limiter).await;
+    assert!(!denied.is_allowed());
+
+    let before = commands(&redis).await;
+    for _ in 0..1_000 {
+        let again = check(&limiter).await;
+        assert!(!again.is_allowed());
+        assert!(again.server_time() > denied.server_time());
+        assert!(again.retry_after() < denied.retry_after());
+        denied = again;
+    }
+    // At most one a second would be asked again, should this take longer than that.
+    let commands = commands(&redis).await - before;
+    assert!(commands <= 6, "{commands} commands");
+}
+
+#[tokio::test]
+async fn without_it_each_check_asks_redis() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(store(&redis, false).await, Policy::new("test", SlidingLog::per_hour(1)));
+    assert!(check(&limiter).await.is_allowed());
+
+    let before = commands(&redis).await;
+    for _ in 0..20 {
+        assert!(!check(&limiter).await.is_allowed());
+    }
+    assert!(commands(&redis).await - before >= 20);
+}
+
+#[tokio::test]
+async fn who_waits_as_long_as_it_is_told_is_admitted() {
+    let redis = Redis::start();
+    let policy = Policy::new("test", TokenBucket::per_second(20).burst(1));
+    let limiter = Limiter::new(store(&redis, true).await, policy);
+    assert!(check(&limiter).await.is_allowed());
+    for _ in 0..20 {
+        let wait = check(&limiter).await.retry_after().unwrap_or_default();
+        // Those who ask too early find out for themselves only.
+        let _ = check(&limiter).await;
+        tokio::time::sleep(wait).await;
+        assert!(check(&limiter).await.is_allowed());
+    }
+}
+
+#[tokio::test]
+async fn a_reset_is_seen_at_once() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(store(&redis, true).await, Policy::new("test", SlidingLog::per_hour(1)));
+    for _ in 0..20 {
+        assert!(check(&limiter).await.is_allowed());
+        assert!(!check(&limiter).await.is_allowed());
+        limiter.reset("k").await.expect("Redis answers");
+    }
+}
+
+#[tokio::test]
+async fn a_refund_is_seen_at_once_also_by_another_policy_list() {
+    let redis = Redis::start();
+    let store = store(&redis, true).await;
+    let alone = Limiter::new(store.clone(), Policy::new("test", SlidingLog::per_hour(1)));
+    let pair = [
+        Policy::new("test", SlidingLog::per_hour(1)),
+        Policy::new("other", SlidingLog::per_hour(100)),
+    ];
+    let both = Limiter::new(store, pair.to_vec());
+    for _ in 0..20 {
+        let decision = check(&alone).await;
+        assert!(decision.is_allowed());
+        assert!(!check(&both).await.is_allowed());
+        assert!(!check(&both).await.is_allowed());
+        let receipt = decision.receipt().expect("it was charged");
+        alone.refund(receipt).await.expect("Redis answers");
+
+        let decision = check(&both).await;
+        assert!(decision.is_allowed());
+        let receipt = decision.receipt().expect("it was charged");
+        both.refund(receipt).await.expect("Redis answers");
+    }
+}

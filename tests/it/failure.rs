@@ -1,0 +1,399 @@
+//! What callers are told when the store fails, and that no failure of Redis is taken for a denial.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{Router, routing::get as route};
+use bytes::Bytes;
+use fred::{
+    interfaces::ClientLike,
+    types::{Builder, ClusterHash, CustomCommand, config::Config},
+};
+use http::{Response, request::Parts};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tower_quota::{
+    FailureMode, Fallback, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+    response::{self, Rejection},
+    store::{ErrorKind, Store},
+};
+
+use crate::support::{Broken, Later, Received, Redis, eventually, get, send};
+
+/// One in an hour for everybody.
+fn policy() -> Policy {
+    Policy::new("p", SlidingLog::per_hour(1)).key(key::constant("all"))
+}
+
+/// Where [`policy`] counts.
+const KEY: &str = "quota:1:log:p:{const=all}";
+
+/// The errors that a layer told of, each with its text.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<(ErrorKind, String)>>>);
+
+impl Told {
+    fn by(&self, layer: RateLimitLayer) -> RateLimitLayer {
+        let told = self.clone();
+        layer.on_failure(move |error| {
+            told.0
+                .lock()
+                .expect("nobody panics")
+                .push((error.kind(), error.to_string()))
+        })
+    }
+
+    fn take(&self) -> Vec<(ErrorKind, String)> {
+        std::mem::take(&mut self.0.lock().expect("nobody panics"))
+    }
+}
+
+async fn ask(layer: RateLimitLayer) -> Received {
+    send(
+        &Router::new().route("/", route(async || "served").layer(layer)),
+        get("/"),
+    )
+    .await
+}
+
+/// Answers every request that may not pass, and says why.
+fn degraded(rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
+    Response::new(
+        match rejection {
+            Rejection::Limited(decision) => format!("yesterday's page; {}", decision.limit()),
+            Rejection::Refused(error) => format!("who are you? {error}"),
+            Rejection::Failed(error) => format!("an empty page; {:?}", error.kind()),
+            _ => "something new".into(),
+        }
+        .into(),
+    )
+}
+
+// The failure modes.
+
+#[tokio::test]
+async fn a_format_sees_why_and_answers_in_its_own_way() {
+    let closed = policy().failure_mode(FailureMode::Closed);
+    let store = MemoryStore::new();
+    let layer =
+        |policy: Policy, store: Arc<dyn Store>| RateLimitLayer::new(store, policy).format(response::from_fn(degraded));
+    ask(layer(policy(), Arc::new(store.clone()))).await;
+
+    let by_user = Policy::new("q", SlidingLog::per_hour(1)).key(key::header("user"));
+    for (layer, body) in [
+        (layer(policy(), Arc::new(store)), "yesterday's page; 1"),
+        (
+            layer(by_user, Arc::new(MemoryStore::new())),
+            "who are you? the request has no header `user`",
+        ),
+        (
+            layer(closed, Arc::new(Later(Broken::default()))),
+            "an empty page; Unreachable",
+        ),
+    ] {
+        let answered = ask(layer).await;
+        assert_eq!((answered.status.as_u16(), &answered.body[..]), (200, body.as_bytes()));
+        assert_eq!(
+            (answered.field("retry-after"), answered.field("cache-control")),
+            (None, None)
+        );
+    }
+}
+
+#[tokio::test]
+async fn each_failure_is_told_in_either_mode_and_no_denial_is() {
+    for mode in [FailureMode::Open, FailureMode::Closed] {
+        let told = Told::default();
+        let fails = told.by(RateLimitLayer::new(
+            Later(Broken::default()),
+            policy().failure_mode(mode),
+        ));
+        for _ in 0..3 {
+            ask(fails.clone()).await;
+        }
+        let errors = told.take();
+        assert_eq!(
+            errors,
+            vec![(ErrorKind::Unreachable, "the store is away".into()); 3],
+            "{mode:?}"
+        );
+
+        let counts = told.by(RateLimitLayer::new(MemoryStore::new(), policy().failure_mode(mode)));
+        assert_eq!(ask(counts.clone()).await.status, 200);
+        assert_eq!(ask(counts).await.status, 429);
+        assert_eq!(told.take(), []);
+    }
+}
+
+#[tokio::test]
+async fn a_hook_changes_nothing() {
+    for mode in [FailureMode::Open, FailureMode::Closed] {
+        let plain = RateLimitLayer::new(Broken::default(), policy().failure_mode(mode));
+        let told = ask(Told::default().by(plain.clone())).await;
+        let plain = ask(plain).await;
+        assert_eq!(
+            (told.status, &told.headers, &told.body),
+            (plain.status, &plain.headers, &plain.body)
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_mode_is_that_of_its_layer() {
+    let open = RateLimitLayer::new(Broken::default(), policy());
+    let closed = RateLimitLayer::new(Broken::default(), policy()).failure_mode(FailureMode::Closed);
+    let app = Router::new()
+        .route("/", route(async || "served").layer(open))
+        .route("/login", route(async || "served").layer(closed));
+    assert_eq!(send(&app, get("/")).await.status, 200);
+    assert_eq!(send(&app, get("/login")).await.status, 503);
+}
+
+#[tokio::test]
+async fn a_policy_that_is_closed_closes_nothing_that_does_not_count_against_it() {
+    let open = || Policy::new("everybody", SlidingLog::per_hour(9)).key(key::constant("all"));
+    let closed = || policy().failure_mode(FailureMode::Closed);
+    let unkeyed = Policy::new("p", SlidingLog::per_hour(1));
+    let by_user = |parts: &Parts| Some(parts.headers.get("user")?.to_str().ok()?.to_owned());
+    for (what, closed) in [
+        ("another path", closed().only(|parts| parts.uri.path() == "/login")),
+        (
+            "no cost",
+            closed().cost_fn(|parts| (parts.uri.path() == "/login").into()),
+        ),
+        (
+            "no key",
+            unkeyed.key(key::from_fn(by_user)).failure_mode(FailureMode::Closed),
+        ),
+    ] {
+        let layer = RateLimitLayer::new(Later(Broken::default()), [open(), closed]);
+        let app = Router::new().fallback(route(async || "served")).layer(layer);
+        assert_eq!(send(&app, get("/")).await.status, 200, "{what}");
+        assert_eq!(
+            send(&app, get("/login").header("user", "42")).await.status,
+            503,
+            "{what}"
+        );
+    }
+}
+
+// What Redis may answer instead of a decision.
+
+async fn store_in(redis: &Redis) -> RedisStore {
+    let builder = RedisStore::builder().deadline(Duration::from_secs(2));
+    builder.connect(&redis.url()).await.expect("the URL is good")
+}
+
+/// Asserts that a store which fails makes requests pass or be answered with 503, as the mode has it, and that everybody is
+/// told why: `says` is part of the first error.
+async fn assert_follows_the_failure_mode(store: RedisStore, kinds: &[ErrorKind], says: &str) {
+    let told = Told::default();
+    let layer = |mode| told.by(RateLimitLayer::new(store.clone(), policy().failure_mode(mode)));
+
+    let passed = ask(layer(FailureMode::Open)).await;
+    assert_eq!((passed.status.as_u16(), &passed.body[..]), (200, &b"served"[..]));
+    passed.assert_silent();
+    let errors = told.take();
+    assert!(
+        matches!(&errors[..], [(kind, error)] if kinds.contains(kind) && error.contains(says)),
+        "{errors:?}"
+    );
+
+    let failed = ask(layer(FailureMode::Closed)).await;
+    assert_eq!((failed.status.as_u16(), failed.field("retry-after")), (503, Some("1")));
+    assert_eq!(
+        (failed.field("ratelimit"), failed.field("ratelimit-policy")),
+        (None, None)
+    );
+
+    let app = Router::new().route("/", route(async || "served").layer(layer(FailureMode::Closed)));
+    let call = send(&app, get("/").header("content-type", "application/grpc")).await;
+    assert_eq!((call.status.as_u16(), call.field("grpc-status")), (200, Some("14")));
+
+    let answered = ask(layer(FailureMode::Closed).format(response::from_fn(degraded))).await;
+    assert_eq!(answered.status, 200);
+    assert!(answered.body.starts_with(b"an empty page; "), "{:?}", answered.body);
+    assert_eq!(told.take().len(), 3);
+
+    let replaced = RateLimitLayer::new(Fallback::new(store, MemoryStore::new()), policy());
+    assert_eq!(ask(replaced.clone()).await.status, 200);
+    assert_eq!(ask(replaced).await.status, 429, "denied by the second store");
+}
+
+/// Asserts it for an error that Redis answers with.
+async fn assert_is_a_failure(store: RedisStore, code: &str) {
+    assert_follows_the_failure_mode(store, &[ErrorKind::Refused], code).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_hangs() {
+    let redis = Redis::start();
+    let builder = RedisStore::builder().deadline(Duration::from_millis(100));
+    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    let _frozen = redis.freeze();
+    assert_follows_the_failure_mode(store, &[ErrorKind::Timeout, ErrorKind::Unreachable], "Redis").await;
+}
+
+#[tokio::test]
+async fn a_redis_that_was_killed() {
+    let mut redis = Redis::start();
+    let store = store_in(&redis).await;
+    redis.kill();
+    assert_follows_the_failure_mode(store, &[ErrorKind::Unreachable, ErrorKind::Timeout], "Redis").await;
+}
+
+#[tokio::test]
+async fn out_of_memory() {
+    let redis = Redis::start_with(&["--maxmemory-policy", "noeviction"]);
+    let store = store_in(&redis).await;
+    redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
+    assert_is_a_failure(store, "OOM").await;
+}
+
+#[tokio::test]
+async fn busy_with_a_script() {
+    let redis = Redis::start_with(&["--lua-time-limit", "1"]);
+    let store = store_in(&redis).await;
+    redis.client().await; // while it can connect
+    let other = redis.builder().build().expect("a client");
+    other.init().await.expect("the server answers");
+    let endless = CustomCommand::new_static("EVAL", ClusterHash::Random, false);
+    tokio::spawn(async move { other.custom::<(), _>(endless, vec!["while true do end", "0"]).await });
+
+    assert_is_answered_with(&redis, "BUSY").await;
+    assert_is_a_failure(store, "BUSY").await;
+}
+
+/// Waits until Redis answers a ping with this error.
+async fn assert_is_answered_with(redis: &Redis, code: &str) {
+    let client = redis.client().await;
+    eventually(code, async || {
+        let pong = client.ping::<()>(None).await;
+        pong.is_err_and(|error| error.details().starts_with(code))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn loading_its_data() {
+    let primary = Redis::start_with(&["--repl-diskless-sync-delay", "0", "--rdbcompression", "no"]);
+    for key in 0..200 {
+        primary.command::<()>("SET", [key.to_string(), "x".repeat(1_000)]).await;
+    }
+
+    let redis = Redis::start_with(&[
+        "--key-load-delay",
+        "20000",
+        "--loading-process-events-interval-bytes",
+        "1024",
+    ]);
+    let store = store_in(&redis).await;
+    redis.client().await; // while it can connect
+    redis
+        .command::<()>("REPLICAOF", ["127.0.0.1", &primary.port().to_string()])
+        .await;
+    assert_is_answered_with(&redis, "LOADING").await;
+    assert_is_a_failure(store, "LOADING").await;
+}
+
+#[tokio::test]
+async fn a_replica() {
+    let redis = Redis::start();
+    let store = store_in(&redis).await;
+    redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
+    assert_is_a_failure(store, "READONLY").await;
+}
+
+#[tokio::test]
+async fn a_replica_without_its_primary() {
+    let redis = Redis::start_with(&["--replica-serve-stale-data", "no"]);
+    let store = store_in(&redis).await;
+    redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
+    assert_is_a_failure(store, "MASTERDOWN").await;
+}
+
+#[tokio::test]
+async fn a_user_who_may_not() {
+    let redis = Redis::start();
+    let store = store_in(&redis).await;
+    redis.command::<()>("ACL", ["SETUSER", "default", "-@scripting"]).await;
+    assert_is_a_failure(store, "NOPERM").await;
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_use_this_key() {
+    let redis = Redis::start();
+    let store = store_in(&redis).await;
+    redis
+        .command::<()>("ACL", ["SETUSER", "default", "resetkeys", "~another:*"])
+        .await;
+    assert_is_a_failure(store, "NOPERM").await;
+}
+
+#[tokio::test]
+async fn a_connection_without_a_password() {
+    let redis = Redis::start();
+    let client = redis.client().await.clone();
+    let builder = RedisStore::builder().deadline(Duration::from_secs(2));
+    let store = builder.client(client).expect("a good client");
+    redis.command::<()>("CONFIG", ["SET", "requirepass", "secret"]).await;
+    redis.command::<String>("RESET", [""; 0]).await;
+    // `NOAUTH`, or for a call of more than ten words that such a length is not for the unauthenticated.
+    assert_is_a_failure(store, "uthenticat").await;
+}
+
+#[tokio::test]
+async fn a_key_of_another_type() {
+    let redis = Redis::start();
+    let store = store_in(&redis).await;
+    redis.command::<()>("SET", [KEY, "text"]).await;
+    assert_is_a_failure(store, "WRONGTYPE").await;
+}
+
+#[tokio::test]
+async fn a_script_that_is_unknown_twice() {
+    let redis = Redis::start();
+    let address = without_eval(redis.port()).await;
+    let config = Config::from_url(&format!("redis://{address}")).expect("the URL is good");
+    let mut builder: Builder = redis.builder();
+    builder.set_config(config);
+    let client = builder.build().expect("a client");
+    client.init().await.expect("the server answers");
+
+    let builder = RedisStore::builder().deadline(Duration::from_secs(2));
+    let store = builder.client(client).expect("a good client");
+    assert_is_a_failure(store, "NOSCRIPT").await;
+}
+
+/// Stands before a Redis and turns every `EVAL` into an `EVALSHA`, so that no script is ever taught.
+async fn without_eval(port: u16) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("a bound port");
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let redis = TcpStream::connect(("127.0.0.1", port)).await.expect("the server runs");
+            let (from_client, to_client) = client.into_split();
+            let (from_redis, to_redis) = redis.into_split();
+            tokio::spawn(pass(from_redis, to_client, |bytes| bytes));
+            tokio::spawn(pass(from_client, to_redis, |bytes| {
+                let text = String::from_utf8(bytes).expect("commands are text");
+                text.replace("$4\r\nEVAL\r\n", "$7\r\nEVALSHA\r\n").into_bytes()
+            }));
+        }
+    });
+    address
+}
+
+async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, edit: impl Fn(Vec<u8>) -> Vec<u8>) {
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(length @ 1..) = from.read(&mut bytes).await {
+        if to.write_all(&edit(bytes[..length].to_vec())).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Checks that leave for Redis together.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tower_quota::{
+    FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket,
+    store::{Charge, ErrorKind, Operation, Reply, Request, Store},
+};
+
+use crate::support::{Redis, decide, eventually, try_decide};
+
+async fn store(redis: &Redis) -> RedisStore {
+    let builder = RedisStore::builder()
+        .deadline(Duration::from_secs(60))
+        .deny_cache(false);
+    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    store.ready().await.expect("Redis answers");
+    store
+}
+
+/// How often a script was run.
+async fn calls(redis: &Redis) -> u64 {
+    let stats: String = redis.command("INFO", ["commandstats"]).await;
+    let calls = |name: &str| -> u64 {
+        let line = stats.lines().find_map(|line| line.strip_prefix(name));
+        let calls = line.and_then(|line| line.strip_prefix(":calls=")?.split(',').next()?.parse().ok());
+        calls.unwrap_or_default()
+    };
+    calls("cmdstat_evalsha") + calls("cmdstat_eval")
+}
+
+/// Asks for one use of each key at once, and says who was admitted and how much was left.
+async fn check_at_once(store: &RedisStore, limit: &Limit, keys: impl IntoIterator<Item = String>) -> Vec<(bool, u64)> {
+    let mut checks = JoinSet::new();
+    for key in keys {
+        let (store, limit) = (store.clone(), limit.clone());
+        checks.spawn(async move {
+            let outcome = decide(&store, Operation::Check, &limit, &key, 1).await;
+            (outcome.allowed, outcome.verdicts[0].remaining)
+        });
+    }
+    checks.join_all().await
+}
+
+#[tokio::test]
+async fn a_thousand_checks_at_once_are_a_few_calls() {
+    let redis = Redis::start();
+    let store = store(&redis).await;
+    let limit = SlidingLog::per_hour(5).into();
+    let before = calls(&redis).await;
+
+    let outcomes = check_at_once(&store, &limit, (0..1_000).map(|number| number.to_string())).await;
+
+    assert!(outcomes.iter().all(|outcome| *outcome == (true, 4)));
+    let calls = calls(&redis).await - before;
+    assert!(calls <= 50, "{calls} calls");
+}
+
+#[tokio::test]
+async fn without_it_each_check_is_a_call() {
+    let redis = Redis::start();
+    let builder = RedisStore::builder()
+        .deadline(Duration::from_secs(60))
+        .group_commit(false);
+    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    store.ready().await.expect("Redis answers");
+    let before = calls(&redis).await;
+
+    let limit = SlidingLog::per_hour(500).into();
+    let mut outcomes = check_at_once(&store, &limit, (0..500).map(|_| "k".to_owned())).await;
+
+    outcomes.sort_unstable();
+    assert!(outcomes.into_iter().eq((0..500).map(|remaining| (true, remaining))));
+    assert_eq!(calls(&redis).await - before, 500);
+}
+
+#[tokio::test]
+async fn of_those_who_ask_for_one_key_at_once_the_limit_is_admitted_and_each_is_told_its_remaining() {
+    let redis = Redis::start();
+    let store = store(&redis).await;
+    for limit in [
+        SlidingLog::per_hour(300).into(),
+        SlidingLog::per_hour(300).precision(10).into(),
+        FixedWindow::per_hour(300).into(),
+        TokenBucket::per_day(300).into(),
+        TokenBucket::new(300, Duration::from_secs(86_399)).into(), // these are asked one by one
+    ] {
+        let key = Limit::to_string(&limit);
+        let outcomes = check_at_once(&store, &limit, (0..1_000).map(|_| key.clone())).await;
+
+        let mut admitted: Vec<_> = outcomes
+            .iter()
+            .filter(|(allowed, _)| *allowed)
+            .map(|(_, left)| *left)
+            .collect();
+        admitted.sort_unstable();
+        assert!(admitted.into_iter().eq(0..300), "{limit}");
+        assert!(outcomes.iter().all(|(allowed, left)| *allowed || *left == 0), "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn first_come_is_first_served() {
+    let redis = Redis::start();
+    let store = store(&redis).await;
+    let limit = Limit::from(SlidingLog::per_hour(100));
+    let key = Key::from("k");
+    let charges = [Charge::new("test", &limit, &key, 1)];
+
+    let mut replies: Vec<Reply> = (0..200)
+        .map(|_| store.decide(&[Request::new(Operation::Check, &charges)]))
+        .collect();
+    let mut answers = Vec::new();
+    // All are asked before the first one is answered, in this order.
+    futures_in_order(&mut replies, &mut answers).await;
+    assert!(answers.iter().take(100).all(|allowed| *allowed));
+    assert!(!answers.iter().skip(100).any(|allowed| *allowed));
+}
+
+/// Polls all, in turn, until all are ready.
+async fn futures_in_order(replies: &mut [Reply], answers: &mut Vec<bool>) {
+    use std::{future::poll_fn, pin::Pin, task::Poll};
+
+    let mut done: Vec<Option<bool>> = vec![None; replies.len()];
+    poll_fn(|cx| {
+        for (reply, done) in replies.iter_mut().zip(&mut done) {
+            if done.is_none()
+                && let Poll::Ready(answer) = Pin::new(reply).poll(cx)
+            {
+                *done = Some(answer.expect("Redis answers").outcomes[0].allowed);
+            }
+        }
+        match done.iter().all(Option::is_some) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+    answers.extend(done.into_iter().flatten());
+}
+
+#[tokio::test]
+async fn who_goes_away_before_it_is_sent_is_not_charged_and_disturbs_nobody() {
+    let redis = Redis::start();
+    let store = store(&redis).await;
+    let limiter = Limiter::new(store, Policy::new("test", SlidingLog::per_hour(1_000)));
+
+    let mut checks = JoinSet::new();
+    let mut leaving = Vec::new();
+    for number in 0..600 {
+        let limiter = limiter.clone();
+        let check = async move { limiter.check("k").await.expect("Redis answers").is_allowed() };
+        match number % 2 {
+            0 => drop(checks.spawn(check)),
+            _ => {
+                // Asked, and dropped before the call leaves.
+                let mut check = Box::pin(check);
+                std::future::poll_fn(|cx| {
+                    assert!(check.as_mut().poll(cx).is_pending());
+                    std::task::Poll::Ready(())
+                })
+                .await;
+                leaving.push(check);
+            }
+        }
+    }
+    drop(leaving);
+
+    let admitted = checks.join_all().await;
+    assert!(admitted.iter().all(|admitted| *admitted));
+    let peeked = limiter.peek("k").await.expect("Redis answers");
+    assert_eq!(peeked.remaining(), 700);
+}
+
+#[tokio::test]
+async fn who_waits_behind_a_redis_that_hangs_is_told_by_its_deadline() {
+    let redis = Redis::start();
+    let builder = RedisStore::builder().deadline(Duration::from_millis(100));
+    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    store.ready().await.expect("Redis answers");
+    let limit = SlidingLog::per_hour(5).into();
+
+    let frozen = redis.freeze();
+    // Those of the second half come while the calls of the first are on their way.
+    let mut checks = JoinSet::new();
+    for half in 0..2 {
+        for number in 0..500 {
+            let (store, limit) = (store.clone(), Limit::clone(&limit));
+            checks.spawn(async move {
+                let asked = tokio::time::Instant::now();
+                let key = format!("{half} {number}");
+                let error = try_decide(&store, Operation::Check, &limit, &key, 1).await.unwrap_err();
+                (error.kind(), asked.elapsed())
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for (kind, waited) in checks.join_all().await {
+        assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unreachable), "{kind:?}");
+        assert!(waited < Duration::from_secs(1), "{waited:?}");
+    }
+    drop(frozen);
+    eventually("the store is answered", async || {
+        try_decide(&store, Operation::Peek, &limit, "k", 1).await.is_ok()
+    })
+    .await;
+}
+#[tokio::test]
+async fn an_error_in_one_request_is_no_error_of_its_neighbors() {
+    let redis = Redis::start();
+    let store = store(&redis).await;
+    redis
+        .command::<()>("SET", ["quota:1:log:test:{key=bad}", "no log"])
+        .await;
+    let limit = Limit::from(SlidingLog::per_hour(5));
+
+    let mut checks = JoinSet::new();
+    for number in 0..100 {
+        let (store, limit) = (store.clone(), limit.clone());
+        checks.spawn(async move {
+            let key = if number == 50 { "bad".into() } else { number.to_string() };
+            let outcome = try_decide(&store, Operation::Check, &limit, &key, 1).await;
+            (number, outcome.map_err(|error| (error.kind(), error.to_string())))
+        });
+    }
+    for (number, outcome) in checks.join_all().await {
+        match (number, outcome) {
+            (50, outcome) => {
+                let (kind, text) = outcome.expect_err("the key is of another type");
+                assert_eq!(kind, ErrorKind::Refused);
+                assert!(text.contains("WRONGTYPE"), "{text}");
+            }
+            (_, outcome) => assert!(outcome.expect("this key is good").allowed),
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The script itself, called as it is: what stands in its reply, and for whom.
+
+use fred::types::Value;
+use tower_quota::{Limit, RedisStore, SlidingLog, store::Operation};
+
+use crate::support::{Redis, decide};
+
+/// Each algorithm as the script reads it, for a limit of 5 in 60 seconds.
+const LIMITS: [&str; 6] = [
+    "log 5 60000000 0",
+    "log 5 60000000 600000",
+    "counter 5 60000000 1 75059993",
+    "fixed 5 60000000 1 0",
+    "fixed 5 60000000 0 0",
+    "bucket 5 1 12000000 375299936",
+];
+
+/// What the script says of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Said {
+    /// How many callers are admitted; and remaining, wait and reset of each charge.
+    Answer(i64, Vec<[i64; 3]>),
+    Error(String),
+}
+
+impl Said {
+    fn admitted(&self) -> i64 {
+        match self {
+            Self::Answer(admitted, _) => *admitted,
+            Self::Error(error) => panic!("{error}"),
+        }
+    }
+
+    fn verdict(&self) -> [i64; 3] {
+        match self {
+            Self::Answer(_, verdicts) => verdicts[0],
+            Self::Error(error) => panic!("{error}"),
+        }
+    }
+
+    fn error(&self) -> &str {
+        match self {
+            Self::Answer(..) => panic!("{self:?}"),
+            Self::Error(error) => error,
+        }
+    }
+}
+
+/// Calls the script: runs are of one charge each, unless the keys of a request say otherwise with a space.
+async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Said> {
+    let requests = || runs.iter().flat_map(|(_, requests)| *requests);
+    let keys: Vec<&str> = requests().flat_map(|request| request.split(' ')).collect();
+    let mut words = vec![RedisStore::scripts()[0].to_owned(), keys.len().to_string()];
+    words.extend(keys.iter().map(|key| (*key).to_owned()));
+    let mut arguments = format!("1 {limit}");
+    for (run, requests) in runs {
+        // `check 3 2` for three callers and a cost of 2, `refund 1 2 9` for what was admitted at 9.
+        let [operation, times, cost, admitted_at @ ..] = &run.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{run}")
+        };
+        let charges = requests[0].split(' ').count();
+        arguments += &format!(" {operation} {} {times} {charges}", requests.len());
+        arguments += &format!(" 1 {cost}").repeat(charges);
+        arguments.extend(admitted_at.iter().map(|at| format!(" {at}")));
+    }
+    words.extend(arguments.split(' ').map(str::to_owned));
+
+    let reply: Vec<Value> = redis.command("EVAL", words).await;
+    let mut reply = reply.into_iter().skip(1);
+    let said = requests().map(|request| match reply.next().expect("an element for each request") {
+        Value::Integer(admitted) => {
+            let mut number = || reply.next().and_then(|value| value.as_i64()).expect("a number");
+            let verdicts = request.split(' ').map(|_| [number(), number(), number()]);
+            Said::Answer(admitted, verdicts.collect())
+        }
+        error => Said::Error(error.as_string().expect("the text of an error")),
+    });
+    let said = said.collect();
+    assert_eq!(reply.next(), None, "nothing follows");
+    said
+}
+
+#[tokio::test]
+async fn callers_that_are_merged_are_answered_and_counted_as_if_each_had_asked() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        for operation in ["check", "charge"] {
+            for cost in [1, 2, 5] {
+                for (before, callers) in [(0, 1), (0, 2), (0, 5), (0, 9), (3, 1), (3, 4), (5, 3)] {
+                    redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+                    let (filled, one) = (format!("charge 1 {before}"), format!("{operation} 1 {cost}"));
+                    let merged = format!("{operation} {callers} {cost}");
+                    let mut runs: Vec<(&str, &[&str])> = vec![(&filled, &["apart", "merged"])];
+                    if before == 0 {
+                        runs.clear();
+                    }
+                    let apart = vec!["apart"; callers];
+                    runs.extend([
+                        (&*one, &*apart),
+                        (&*merged, &["merged"]),
+                        ("peek 1 1", &["apart", "merged"]),
+                    ]);
+
+                    let said = call(&redis, limit, &runs).await;
+
+                    let mut said = said.iter().skip(if before == 0 { 0 } else { 2 });
+                    let apart: Vec<_> = said.by_ref().take(callers).collect();
+                    let merged = said.next().expect("an answer");
+                    let case = format!("`{limit}`, {before} before, {callers} times {operation} at {cost}");
+                    let admitted: i64 = apart.iter().map(|said| said.admitted()).sum();
+                    assert_eq!(merged.admitted(), admitted, "{case}");
+                    assert_eq!(merged.verdict(), apart[callers - 1].verdict(), "{case}");
+                    assert_eq!(said.next(), said.next(), "afterwards: {case}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_callers_that_are_merged_as_many_are_admitted_as_there_is_room_for() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        let runs: [(&str, &[&str]); 2] = [("check 9 1", &["a"]), ("check 9 2", &["b"])];
+        let said = call(&redis, limit, &runs).await;
+        assert_eq!([said[0].admitted(), said[1].admitted()], [5, 2], "{limit}");
+        assert_eq!([said[0].verdict()[0], said[1].verdict()[0]], [0, 1], "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn callers_that_are_merged_look_without_counting() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        let said = call(
+            &redis,
+            limit,
+            &[("peek 9 2", &["a"]), ("check 1 5", &["a"]), ("peek 9 1", &["a"])],
+        )
+        .await;
+        assert_eq!(
+            said.iter().map(Said::admitted).collect::<Vec<_>>(),
+            [9, 1, 0],
+            "{limit}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_fails_its_own_request_and_no_other() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        redis.command::<()>("HSET", ["bad", "field", "value"]).await;
+
+        for operation in ["check 1 1", "charge 1 1", "peek 1 1"] {
+            let said = call(&redis, limit, &[(operation, &["a", "bad", "b"]), ("check 1 1", &["c"])]).await;
+            assert!(said[1].error().starts_with("WRONGTYPE Operation "), "{limit}: {said:?}");
+            for good in [0, 2, 3] {
+                assert_eq!(said[good].admitted(), 1, "{limit}, {operation}: {said:?}");
+            }
+        }
+        // One check and one charge.
+        let said = call(&redis, limit, &[("peek 1 1", &["a", "b"])]).await;
+        assert_eq!([said[0].verdict()[0], said[1].verdict()[0]], [3, 3], "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_fails_has_added_nothing() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        redis.command::<()>("HSET", ["bad", "field", "value"]).await;
+
+        let said = call(&redis, limit, &[("check 1 1", &["a bad b"]), ("peek 1 1", &["a", "b"])]).await;
+
+        assert!(said[0].error().starts_with("WRONGTYPE "), "{limit}: {said:?}");
+        assert_eq!([said[1].verdict()[0], said[2].verdict()[0]], [5, 5], "{limit}");
+        assert_eq!(redis.command::<u32>("EXISTS", ["a", "b"]).await, 0, "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_refund_that_fails_disturbs_no_other() {
+    let redis = Redis::start();
+    redis.command::<()>("HSET", ["bad", "field", "value"]).await;
+    for limit in LIMITS {
+        let said = call(&redis, limit, &[("refund 1 1 9", &["bad", "good"])]).await;
+        assert!(said[0].error().starts_with("WRONGTYPE "), "{limit}: {said:?}");
+        assert_eq!(said[1], Said::Answer(1, vec![[5, 0, 0]]), "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_is_not_ours_counts_for_nothing() {
+    let redis = Redis::start();
+    let values = [
+        "",
+        "garbage",
+        "1800000000000000 5 1800000000000000",
+        "not a number, 24 bytes..",
+        "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}",
+    ];
+    for limit in LIMITS.iter().filter(|limit| !limit.starts_with("log")) {
+        for value in values {
+            redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+            redis.command::<()>("SET", ["bad", value]).await;
+
+            let said = call(&redis, limit, &[("check 1 1", &["a", "bad", "b"])]).await;
+
+            let left: Vec<_> = said.iter().map(|said| said.verdict()[0]).collect();
+            assert_eq!(left, [4, 4, 4], "{limit}: {value:?}");
+            let expires: i64 = redis.command("PTTL", ["bad"]).await;
+            assert!(expires > 0, "{limit}: {value:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn members_that_are_not_ours_fail_no_other_request() {
+    let redis = Redis::start();
+    let log = LIMITS[0];
+    for (score, member) in [
+        ("-inf", "#"),
+        ("7", "#"),
+        ("+inf", "x"),
+        ("-5", "x"),
+        ("1800000000000000", "x:y"),
+    ] {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        redis.command::<()>("ZADD", ["bad", score, member]).await;
+
+        let said = call(&redis, log, &[("check 1 1", &["a", "bad", "b"])]).await;
+
+        assert_eq!([said[0].admitted(), said[2].admitted()], [1, 1], "{score} {member}");
+        if let Said::Answer(_, verdicts) = &said[1] {
+            assert!(
+                verdicts[0].iter().all(|number| *number >= 0),
+                "{score} {member}: {said:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_memory_each_request_that_would_add_fails_and_the_others_are_answered() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        call(&redis, limit, &[("check 1 5", &["full"])]).await;
+        redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
+
+        let runs: [(&str, &[&str]); 2] = [("check 1 1", &["a", "full", "b"]), ("peek 1 1", &["a"])];
+        let said = call(&redis, limit, &runs).await;
+        redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
+
+        for failed in [0, 2] {
+            let error = said[failed].error();
+            assert!(error.starts_with("OOM command not allowed"), "{limit}: {error}");
+            assert!(!error.contains(['\r', '\n']), "{limit}: {error}");
+        }
+        assert_eq!(said[1].admitted(), 0, "{limit}");
+        assert_eq!(said[3].verdict()[0], 5, "{limit}");
+        assert_eq!(redis.command::<u32>("EXISTS", ["a", "b"]).await, 0, "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_whose_scripts_were_loaded_teaches_none() {
+    let redis = Redis::start();
+    for script in RedisStore::scripts() {
+        redis.command::<()>("SCRIPT", ["LOAD", script]).await;
+    }
+    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+    redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
+
+    let limit = Limit::from(SlidingLog::per_minute(5));
+    assert!(decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
+
+    let statistics: String = redis.command("INFO", ["commandstats"]).await;
+    assert!(!statistics.contains("cmdstat_eval:"), "{statistics}");
+}
