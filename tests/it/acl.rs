@@ -1,6 +1,10 @@
 //! The users that the README proposes can do what a limiter needs, and nothing else.
 
-use std::{collections::HashMap, fs, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+    time::Duration,
+};
 
 use fred::{
     interfaces::ClientLike,
@@ -84,11 +88,10 @@ async fn the_plain_user_can_do_all_that_a_limiter_needs(library: ClientLibrary) 
 
 async fn the_strict_user_can_once_the_script_is_there(library: ClientLibrary) {
     let redis = Redis::start();
-    allow(&redis, PLAIN).await;
     allow(&redis, STRICT).await;
-    // Somebody who may has loaded the script.
-    let plain = connect(library, &url(&redis, "limiter")).await;
-    decide(&plain, Operation::Peek, &Algorithm::SLIDING_LOG.limit(3), "k", 1).await;
+    for script in RedisStore::scripts() {
+        redis.command::<()>("SCRIPT", ["LOAD", script]).await;
+    }
 
     let store = connect(library, &url(&redis, "strict-limiter")).await;
     do_all(&store).await;
@@ -139,6 +142,25 @@ async fn the_user_of_a_sentinel_can_find_its_primary(library: ClientLibrary) {
     let store = connect(library, &sentinel.url_with("limiter:password@")).await;
     do_all(&store).await;
     assert_eq!(refused(&sentinel.primary).await, [""; 0]);
+}
+
+#[test]
+fn the_users_may_run_what_the_script_calls_and_no_more() {
+    let scripts = RedisStore::scripts().concat();
+    let calls = scripts.split("call('").skip(1).filter_map(|rest| rest.split_once('\''));
+    let called: BTreeSet<_> = calls.map(|(command, _)| command.to_lowercase()).collect();
+    for (user, itself) in [
+        (PLAIN, &["ping", "eval", "evalsha"][..]),
+        (STRICT, &["ping", "evalsha"]),
+    ] {
+        let words = line(user);
+        let granted = words.iter().filter_map(|word| word.strip_prefix('+'));
+        let granted: BTreeSet<_> = granted
+            .filter(|command| !itself.contains(command))
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(granted, called);
+    }
 }
 
 #[tokio::test]
