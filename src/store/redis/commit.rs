@@ -198,8 +198,6 @@ async fn depart(server: Arc<Server>, lane: Arc<Lane>) {
         phase: Phase::Gathering,
     };
     loop {
-        // Whoever is about to ask joins in.
-        task::yield_now().await;
         let (tickets, another) = departure.take(server.group);
         if another {
             lane.send(&server);
