@@ -453,3 +453,36 @@ impl<'a> Step<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Key, Limit, SlidingLog};
+
+    #[test]
+    fn a_million_similar_keys_are_spread_evenly() {
+        let store = MemoryStore::with_capacity(1_000_000);
+        let limit = Limit::from(SlidingLog::per_minute(1));
+        let mut held = vec![0_u32; store.shared.shards.len()];
+        for n in 0..1_000_000_u64 {
+            let key = Key::from(n);
+            let id = Charge::new("login", &limit, &key, 1);
+            held[store.shared.place(Id::new(&id, &store.shared.hasher).hash)] += 1;
+        }
+
+        // Six standard deviations of what chance does.
+        let mean = 1_000_000 / held.len() as u32;
+        let (least, most) = (held.iter().min().unwrap(), held.iter().max().unwrap());
+        assert!(
+            mean - least < 6 * mean.isqrt() && most - mean < 6 * mean.isqrt(),
+            "{least} to {most}"
+        );
+    }
+
+    #[test]
+    fn a_shard_holds_few_keys_whatever_the_capacity() {
+        for capacity in [1, 100_000, 1_000_000] {
+            assert!(capacity / shards_for(capacity) <= SHARD, "{capacity}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! The tests that need more than one module: against real Redis servers, routers and connections.
 
 mod admission;
+mod allocations;
 mod auto_traits;
 mod axum;
 mod bad_input;
