@@ -219,6 +219,7 @@ impl Shared {
         }
     }
 
+    #[inline(never)]
     fn reset(&self, charges: &[Charge<'_>]) -> Outcome {
         let (ids, mut shards) = self.lock_all(charges);
         let forgotten = ids.iter().filter(|id| shards.of(id.hash).remove(id)).count();
@@ -258,6 +259,7 @@ impl Shared {
         }
     }
 
+    #[inline(never)] // it would make the frame of the plain case large
     fn decide_several(&self, request: &Request<'_>, now: u64) -> Outcome {
         let Folded {
             operation,
@@ -300,6 +302,7 @@ impl Shared {
 /// Room.
 impl Shared {
     /// Keeps the number of keys within the capacity, at the cost of those that were there before.
+    #[inline(never)]
     fn welcome(&self, newcomers: &[Expiry], mut shards: Locked<'_>, now: u64) {
         let expired: usize = shards.iter_mut().map(|shard| shard.expire(now)).sum();
         let before = self.keys.fetch_add(newcomers.len(), Ordering::Relaxed);
