@@ -111,6 +111,10 @@ impl Decision {
     }
 
     pub(crate) fn foremost(&self) -> Option<&PolicyDecision> {
+        if let [only] = &self.0.policies[..] {
+            return Some(only);
+        }
+
         let denier = self
             .policies()
             .filter(|policy| policy.denies())

@@ -5,7 +5,6 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{Entry, RETRY_AFTER},
 };
-use smallvec::SmallVec;
 
 use crate::{Decision, Limit, decision::PolicyDecision, key::Secret};
 
@@ -140,11 +139,8 @@ impl Fields {
         let mut list = Text::default();
         for policy in decision.policies() {
             let (remaining, reset) = standing(policy);
-            list.delimit()
-                .text("\"")
-                .text(policy.name())
-                .text("\";r=")
-                .number(remaining);
+            let quoted = &policy.quota.announced.as_bytes()[..policy.name().len() + 2];
+            list.delimit().bytes(quoted).text(";r=").number(remaining);
             if let Some(reset) = reset {
                 list.text(";t=").number(ceil_secs(reset));
             }
@@ -173,14 +169,46 @@ pub(crate) fn announced(name: &str, limit: &Limit) -> HeaderValue {
     policy.into()
 }
 
-/// The value of a field while it is written.
-#[derive(Default)]
-struct Text(SmallVec<[u8; 128]>);
+/// The value of a field while it is written: most fit in an array.
+struct Text {
+    short: [u8; 128],
+    len: usize,
+    long: Vec<u8>,
+}
+
+impl Default for Text {
+    fn default() -> Self {
+        Self {
+            short: [0; 128],
+            len: 0,
+            long: Vec::new(),
+        }
+    }
+}
 
 impl Text {
     fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0.extend_from_slice(bytes);
+        let end = self.len + bytes.len();
+        match self.short.get_mut(self.len..end) {
+            Some(room) if self.long.is_empty() => {
+                room.copy_from_slice(bytes);
+                self.len = end;
+            }
+            _ => {
+                if self.long.is_empty() {
+                    self.long.extend_from_slice(&self.short[..self.len]);
+                }
+                self.long.extend_from_slice(bytes);
+            }
+        }
         self
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        match self.long.is_empty() {
+            true => &self.short[..self.len],
+            false => &self.long,
+        }
     }
 
     fn text(&mut self, text: &str) -> &mut Self {
@@ -193,7 +221,7 @@ impl Text {
 
     /// Begins a member of a list.
     fn delimit(&mut self) -> &mut Self {
-        match self.0.is_empty() {
+        match self.as_bytes().is_empty() {
             true => self,
             false => self.text(", "),
         }
@@ -203,7 +231,7 @@ impl Text {
 impl From<Text> for HeaderValue {
     fn from(text: Text) -> Self {
         // Always is a value: names, numbers, and what was one before.
-        Self::from_bytes(&text.0).unwrap_or(const { Self::from_static("") })
+        Self::from_bytes(text.as_bytes()).unwrap_or(const { Self::from_static("") })
     }
 }
 

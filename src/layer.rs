@@ -84,6 +84,13 @@ use crate::{
 /// the store, without `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). With a computed
 /// cost of 0 the policy does not apply.
 ///
+/// # What it costs
+///
+/// Beside what the service behind does, a request that is admitted by a [`MemoryStore`](crate::MemoryStore) allocates 8
+/// times: 5 for the decision, in the extensions of the request and of the response, and 3 for the header fields, of which 2
+/// are for the table of a response that has no fields yet. With [`Headers::None`] it allocates 5 times, and a denied one 9
+/// times. A store that does not answer at once adds its future.
+///
 /// # Refunds
 ///
 /// The service behind finds the [`Decision`](crate::Decision) in the extensions of the request, and in it a

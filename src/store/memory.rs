@@ -220,6 +220,7 @@ impl Shared {
         }
     }
 
+    #[inline(never)]
     fn reset(&self, charges: &[Charge<'_>]) -> Outcome {
         let (ids, mut shards) = self.lock_all(charges);
         let forgotten = ids.iter().filter(|id| shards.of(id.hash).remove(id)).count();
@@ -259,6 +260,7 @@ impl Shared {
         }
     }
 
+    #[inline(never)] // it would make the frame of the plain case large
     fn decide_several(&self, request: &Request<'_>, now: u64) -> Outcome {
         let Folded {
             operation,
@@ -301,6 +303,7 @@ impl Shared {
 /// Room.
 impl Shared {
     /// Keeps the number of keys within the capacity, at the cost of those that were there before.
+    #[inline(never)]
     fn welcome(&self, newcomers: &[Expiry], mut shards: Locked<'_>, now: u64) {
         let expired: usize = shards.iter_mut().map(|shard| shard.expire(now)).sum();
         let before = self.keys.fetch_add(newcomers.len(), Ordering::Relaxed);
@@ -451,6 +454,39 @@ impl<'a> Step<'a> {
         Decided {
             verdict: Verdict::new(room, retry_after, Duration::from_micros(reset)),
             expires_at: changed.then_some(now + reset),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Key, Limit, SlidingLog};
+
+    #[test]
+    fn a_million_similar_keys_are_spread_evenly() {
+        let store = MemoryStore::with_capacity(1_000_000);
+        let limit = Limit::from(SlidingLog::per_minute(1));
+        let mut held = vec![0_u32; store.shared.shards.len()];
+        for n in 0..1_000_000_u64 {
+            let key = Key::from(n);
+            let id = Charge::new("login", &limit, &key, 1);
+            held[store.shared.place(Id::new(&id, &store.shared.hasher).hash)] += 1;
+        }
+
+        // Six standard deviations of what chance does.
+        let mean = 1_000_000 / held.len() as u32;
+        let (least, most) = (held.iter().min().unwrap(), held.iter().max().unwrap());
+        assert!(
+            mean - least < 6 * mean.isqrt() && most - mean < 6 * mean.isqrt(),
+            "{least} to {most}"
+        );
+    }
+
+    #[test]
+    fn a_shard_holds_few_keys_whatever_the_capacity() {
+        for capacity in [1, 100_000, 1_000_000] {
+            assert!(capacity / shards_for(capacity) <= SHARD, "{capacity}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod acl;
 mod admission;
+mod allocations;
 mod at_most_once;
 mod attack;
 mod auto_traits;

@@ -1,0 +1,50 @@
+//! How many instructions a request through the layer takes, which is the same on every run. It sends as many requests as
+//! it is told, so what one takes is the difference of two runs divided by the difference of their numbers:
+//!
+//! ```sh
+//! cargo bench --bench instructions --no-run # prints where the program is
+//! for n in 10000 20000; do
+//!     valgrind --tool=callgrind --callgrind-out-file=/dev/null <program> admitted $n
+//! done
+//! ```
+//!
+//! The paths are `bare`, the service alone, `admitted`, `silent` (admitted without header fields) and `denied`.
+
+#[path = "support/bare.rs"]
+mod bare;
+
+use std::env;
+
+use http::StatusCode;
+use tower::Layer;
+use tower_quota::Headers;
+
+use self::bare::{Bare, admitting, denying, limited, request, send};
+
+fn main() {
+    let mut arguments = env::args().skip(1).filter(|argument| argument != "--bench");
+    let path = arguments.next().unwrap_or_else(|| "admitted".to_owned());
+    let requests = arguments
+        .next()
+        .map_or(10_000, |n| n.parse().expect("a number of requests"));
+
+    let headers = if path == "silent" {
+        Headers::None
+    } else {
+        Headers::Draft08
+    };
+    let (limit, answer) = match path.as_str() {
+        "denied" => (denying(), StatusCode::TOO_MANY_REQUESTS),
+        _ => (admitting(), StatusCode::OK),
+    };
+    let mut service = limited(limit).headers(headers).layer(Bare);
+    send(&mut service, request(1));
+    for _ in 0..requests {
+        let status = match path.as_str() {
+            "bare" => send(&mut Bare, request(1)),
+            _ => send(&mut service, request(1)),
+        };
+        assert_eq!(status, answer);
+    }
+    println!("{requests} requests, {path}");
+}
