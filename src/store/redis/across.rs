@@ -6,7 +6,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{Server, ask::Ask, slot::slot_of};
+use super::{ask::Ask, server::Server, slot::slot_of};
 use crate::store::{Answer, ErrorKind, Operation, Outcome, StoreError, Verdict};
 
 /// Asks a cluster for what lies in several slots, which no one call can decide: slot after slot. When one denies, what
@@ -47,9 +47,7 @@ async fn ask_one(
             operation => operation,
         };
         let part = ask.part(operation, &positions);
-        let answer = server
-            .clone()
-            .ask(server.lanes.at(slot), smallvec![part], asked_at, None);
+        let answer = server.ask(server.lanes.at(slot), smallvec![part], asked_at, None);
         let answer = answer.await?;
         allowed &= note(&mut verdicts, &positions, &answer)?;
         if operation == Operation::Check && allowed {
@@ -62,7 +60,7 @@ async fn ask_one(
             let refund = ask.part(Operation::Refund { admitted_at }, &positions);
             // It goes on when the caller does not wait any longer.
             let lane = server.lanes.at(slot);
-            let refunded = task::spawn(server.clone().ask(lane, smallvec![refund], Instant::now(), None));
+            let refunded = task::spawn(server.ask(lane, smallvec![refund], Instant::now(), None));
             if let Ok(Ok(Ok(answer))) = timeout_at(asked_at + server.deadline, refunded).await {
                 note(&mut verdicts, &positions, &answer)?;
             }

@@ -1,8 +1,11 @@
-use std::time::Duration;
+use std::{
+    fmt,
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 
-use super::Call;
 use crate::{
     Limit,
     key::Secret,
@@ -25,6 +28,8 @@ pub(super) struct Ask {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Debit {
     pub(super) key: RedisKey,
+    /// Of the key, by the hasher of the store.
+    pub(super) hash: u64,
     pub(super) limit: Limit,
     pub(super) cost: u64,
 }
@@ -38,10 +43,14 @@ impl Ask {
             charges,
             folds,
         } = fold(request);
-        let debits = charges.iter().map(|charge| Debit {
-            key: names.redis_key(charge),
-            limit: charge.limit().clone(),
-            cost: charge.cost(),
+        let debits = charges.iter().map(|charge| {
+            let key = names.redis_key(charge);
+            Debit {
+                hash: names.hasher.hash_one(&key),
+                key,
+                limit: charge.limit().clone(),
+                cost: charge.cost(),
+            }
         });
         Self {
             operation,
@@ -90,14 +99,27 @@ impl Debit {
     }
 }
 
-/// How the keys of a store are named.
+/// How the keys of a store are named, and found again in its own tables.
 #[derive(Clone)]
 pub(super) struct Names {
-    pub(super) prefix: Box<str>,
-    pub(super) secret: Option<Secret>,
+    /// What all keys begin with: the prefix, and the version of what lies in Redis.
+    head: Box<str>,
+    secret: Option<Secret>,
+    hasher: RandomState,
 }
 
+/// The version of what lies in Redis.
+const LAYOUT: u32 = 1;
+
 impl Names {
+    pub(super) fn new(prefix: &str, secret: Option<Secret>) -> Self {
+        Self {
+            head: format!("{prefix}:{LAYOUT}:").into(),
+            secret,
+            hasher: RandomState::new(),
+        }
+    }
+
     /// `quota:1:log:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`
     ///
     /// The braces are the hash tag of Redis Cluster: all policies of one subject lie in one slot. Nothing within them, nor
@@ -107,20 +129,17 @@ impl Names {
         let subject = hashed.as_ref().unwrap_or(charge.key());
 
         let mut key = RedisKey::new();
-        for part in [
-            &self.prefix,
-            ":",
-            Call::LAYOUT,
-            ":",
-            charge.limit().algorithm(),
-            ":",
-            charge.policy(),
-            ":{",
-            subject.as_str(),
-            "}",
-        ] {
+        let algorithm = charge.limit().algorithm();
+        for part in [&self.head, algorithm, ":", charge.policy(), ":{", subject.as_str(), "}"] {
             key.extend_from_slice(part.as_bytes());
         }
         key
+    }
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let subject = if self.secret.is_some() { "<hash>" } else { "<key>" };
+        write!(f, "{}<algorithm>:<policy>:{{{subject}}}", self.head)
     }
 }

@@ -1,10 +1,11 @@
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
 
+use hashbrown::HashTable;
 use smallvec::SmallVec;
 use tokio::{
     sync::oneshot,
@@ -13,10 +14,11 @@ use tokio::{
 };
 
 use super::{
-    Failure, Server,
-    ask::Ask,
+    ask::{Ask, Debit},
     breaker::Breaker,
+    link::Failure,
     script::{Call, Question, Said},
+    server::Server,
 };
 use crate::store::{Answer, StoreError};
 
@@ -61,7 +63,8 @@ impl Group {
 
 /// Requests of one caller, who waits for their answer. They are never split.
 pub(super) struct Ticket {
-    pub(super) asks: SmallVec<[Ask; 1]>,
+    /// Boxed, since tickets are passed on.
+    pub(super) asks: Box<SmallVec<[Ask; 1]>>,
     pub(super) asked_at: Instant,
     /// What the deny cache said of a lone check before it was asked.
     pub(super) stamp: Option<u64>,
@@ -77,7 +80,7 @@ impl Ticket {
     ) -> (Self, oneshot::Receiver<Result<Answer, StoreError>>) {
         let (sender, receiver) = oneshot::channel();
         let ticket = Self {
-            asks,
+            asks: Box::new(asks),
             asked_at,
             stamp,
             answer: Some(sender),
@@ -211,7 +214,8 @@ async fn depart(server: Arc<Server>, lane: Arc<Lane>) {
 
 /// Asks Redis what these ask, and tells each its answer.
 async fn carry(server: &Arc<Server>, lane: &Arc<Lane>, mut tickets: Vec<Ticket>) {
-    tickets.retain_mut(|ticket| match server.admits(lane, ticket) {
+    let now = Instant::now();
+    tickets.retain_mut(|ticket| match server.admits(lane, ticket, now) {
         Ok(()) => !ticket.is_given_up(),
         Err(error) => {
             ticket.reply(Err(error));
@@ -264,20 +268,25 @@ fn arrange(tickets: &[Ticket]) -> (Vec<Question<'_>>, Vec<Place>) {
     let mut questions = Vec::<Question<'_>>::with_capacity(tickets.len());
     let mut places = Vec::with_capacity(tickets.len());
     // The last question about each key.
-    let mut latest = HashMap::<&[u8], usize>::with_capacity(tickets.len());
+    let mut latest = HashTable::<(&Debit, usize)>::with_capacity(tickets.len());
 
-    for ask in tickets.iter().flat_map(|ticket| &ticket.asks) {
-        let mut before = ask.debits.iter().map(|debit| latest.get(&*debit.key).copied());
+    for ask in tickets.iter().flat_map(|ticket| &*ticket.asks) {
+        let mut before = ask.debits.iter().map(|debit| {
+            let same = latest.find(debit.hash, |(other, _)| other.key == debit.key);
+            same.map(|(_, question)| *question)
+        });
         let same = before.next().flatten().filter(|question| {
             before.all(|before| before == Some(*question)) && ask.merges_with(questions[*question].ask)
         });
         let question = same.unwrap_or_else(|| {
+            for debit in &ask.debits {
+                let same = |(other, _): &(&Debit, usize)| other.key == debit.key;
+                let entry = latest.entry(debit.hash, same, |(other, _)| other.hash);
+                entry.insert((debit, questions.len()));
+            }
             questions.push(Question { ask, times: 0 });
             questions.len() - 1
         });
-        for debit in &ask.debits {
-            latest.insert(&debit.key, question);
-        }
 
         let nth = questions[question].times;
         places.push(Place { question, nth });
@@ -309,6 +318,8 @@ fn guess() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use smallvec::smallvec;
 
     use super::*;
@@ -317,15 +328,13 @@ mod tests {
         store::{Charge, Operation, Request, redis::ask::Names},
     };
 
+    static NAMES: LazyLock<Names> = LazyLock::new(|| Names::new("quota", None));
+
     /// A ticket that asks for these keys of one policy.
     fn ticket(operation: Operation, limit: &Limit, keys: &[&str]) -> Ticket {
-        let names = Names {
-            prefix: "quota".into(),
-            secret: None,
-        };
         let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
         let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
-        let ask = Ask::new(&names, &Request::new(operation, &charges));
+        let ask = Ask::new(&NAMES, &Request::new(operation, &charges));
         Ticket::new(smallvec![ask], Instant::now(), None).0
     }
 

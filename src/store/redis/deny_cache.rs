@@ -1,6 +1,5 @@
 use std::{
     collections::VecDeque,
-    hash::{BuildHasher, RandomState},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -28,7 +27,6 @@ pub(super) struct DenyCache {
     tables: Box<[Mutex<Table>]>,
     /// One changes whenever what counts on a key is taken back; keys share them.
     stamps: Box<[AtomicU64]>,
-    hasher: RandomState,
 }
 
 #[derive(Default)]
@@ -61,16 +59,15 @@ impl DenyCache {
         Self {
             tables: (0..TABLES).map(|_| Mutex::default()).collect(),
             stamps: (0..STAMPS).map(|_| AtomicU64::new(0)).collect(),
-            hasher: RandomState::new(),
         }
     }
 
-    /// Denies what was denied a moment ago.
-    pub(super) fn answer(&self, ask: &Ask, now: Instant) -> Option<Answer> {
+    /// Denies what was denied a moment ago, if nothing was taken back since: the stamp is that of now.
+    pub(super) fn answer(&self, ask: &Ask, stamp: u64, now: Instant) -> Option<Answer> {
         if ask.operation != Operation::Check {
             return None;
         }
-        let Place { hash, stamp } = self.place(ask);
+        let hash = hash(&ask.debits);
         let table = self.table(hash);
         let denial = table
             .denials
@@ -90,7 +87,9 @@ impl DenyCache {
 
     /// What tells, later, whether anything was taken back since.
     pub(super) fn stamp(&self, ask: &Ask) -> u64 {
-        self.place(ask).stamp
+        // Each only grows, so the sum is the same only if they are.
+        let stamps = ask.debits.iter().map(|debit| self.stamp_of(debit));
+        stamps.map(|stamp| stamp.load(Ordering::Acquire)).sum()
     }
 
     /// Forgets the denials of what these requests take back.
@@ -99,8 +98,7 @@ impl DenyCache {
             .iter()
             .filter(|ask| matches!(ask.operation, Operation::Reset | Operation::Refund { .. }));
         for debit in takers.flat_map(|ask| &ask.debits) {
-            let hash = self.hasher.hash_one(&debit.key);
-            self.stamp_of(hash).fetch_add(1, Ordering::Release);
+            self.stamp_of(debit).fetch_add(1, Ordering::Release);
         }
     }
 
@@ -135,7 +133,7 @@ impl DenyCache {
             return;
         }
 
-        let hash = self.place(ask).hash;
+        let hash = hash(&ask.debits);
         self.table(hash).insert(Denial {
             hash,
             serial: 0,
@@ -148,19 +146,8 @@ impl DenyCache {
         });
     }
 
-    fn place(&self, ask: &Ask) -> Place {
-        let mut place = Place { hash: 0, stamp: 0 };
-        for debit in &ask.debits {
-            let hash = self.hasher.hash_one(&debit.key);
-            place.hash = place.hash.rotate_left(1) ^ hash;
-            // Each only grows, so the sum is the same only if they are.
-            place.stamp += self.stamp_of(hash).load(Ordering::Acquire);
-        }
-        place
-    }
-
-    fn stamp_of(&self, hash: u64) -> &AtomicU64 {
-        &self.stamps[hash as usize % STAMPS]
+    fn stamp_of(&self, debit: &Debit) -> &AtomicU64 {
+        &self.stamps[debit.hash as usize % STAMPS]
     }
 
     fn table(&self, hash: u64) -> MutexGuard<'_, Table> {
@@ -171,10 +158,8 @@ impl DenyCache {
     }
 }
 
-/// Where a denial is, and how fresh.
-struct Place {
-    hash: u64,
-    stamp: u64,
+fn hash(debits: &[Debit]) -> u64 {
+    debits.iter().fold(0, |hash, debit| hash.rotate_left(1) ^ debit.hash)
 }
 
 impl Table {
@@ -218,20 +203,20 @@ fn later(verdict: &Verdict, passed: Duration) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::{
         Key, Limit, SlidingLog,
         store::{Charge, Request, redis::ask::Names},
     };
 
+    static NAMES: LazyLock<Names> = LazyLock::new(|| Names::new("quota", None));
+
     fn ask(key: &str, limit: u64, cost: u64) -> Ask {
-        let names = Names {
-            prefix: "quota".into(),
-            secret: None,
-        };
         let (limit, key) = (Limit::from(SlidingLog::per_minute(limit)), Key::from(key));
         Ask::new(
-            &names,
+            &NAMES,
             &Request::new(Operation::Check, &[Charge::new("p", &limit, &key, cost)]),
         )
     }
@@ -241,6 +226,10 @@ mod tests {
             operation: Operation::Reset,
             ..ask.clone()
         }
+    }
+
+    fn cached(cache: &DenyCache, ask: &Ask, now: Instant) -> Option<Answer> {
+        cache.answer(ask, cache.stamp(ask), now)
     }
 
     const WAIT: Duration = Duration::from_millis(400);
@@ -256,15 +245,15 @@ mod tests {
         deny(&cache, &ask, start);
 
         tokio::time::advance(Duration::from_millis(300)).await;
-        let answer = cache.answer(&ask, Instant::now()).expect("it is denied still");
+        let answer = cached(&cache, &ask, Instant::now()).expect("it is denied still");
         assert_eq!(answer.server_time, Duration::from_millis(9_300));
         let verdict = answer.outcomes[0].verdicts[0];
         assert_eq!(verdict.remaining, 1);
         assert_eq!(verdict.retry_after, Some(Duration::from_millis(100)));
         assert_eq!(verdict.reset_after, Duration::from_millis(4_700));
 
-        assert!(cache.answer(&ask, start + WAIT - Duration::from_micros(1)).is_some());
-        assert_eq!(cache.answer(&ask, start + WAIT), None);
+        assert!(cached(&cache, &ask, start + WAIT - Duration::from_micros(1)).is_some());
+        assert_eq!(cached(&cache, &ask, start + WAIT), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -273,7 +262,7 @@ mod tests {
         tokio::time::advance(Duration::from_millis(150)).await;
         deny(&cache, &ask, start);
 
-        assert_eq!(cache.answer(&ask, start + WAIT), None);
+        assert_eq!(cached(&cache, &ask, start + WAIT), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -288,8 +277,8 @@ mod tests {
             &[Verdict::new(0, Some(hour), hour)],
         );
 
-        assert!(cache.answer(&ask, start + LONGEST - Duration::from_micros(1)).is_some());
-        assert_eq!(cache.answer(&ask, start + LONGEST), None);
+        assert!(cached(&cache, &ask, start + LONGEST - Duration::from_micros(1)).is_some());
+        assert_eq!(cached(&cache, &ask, start + LONGEST), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -297,11 +286,11 @@ mod tests {
         let (cache, now) = (DenyCache::new(), Instant::now());
         deny(&cache, &ask("a", 5, 2), now);
 
-        assert!(cache.answer(&ask("a", 5, 2), now).is_some());
-        assert!(cache.answer(&ask("a", 5, 3), now).is_some());
-        assert_eq!(cache.answer(&ask("a", 5, 1), now), None);
-        assert_eq!(cache.answer(&ask("a", 6, 2), now), None);
-        assert_eq!(cache.answer(&ask("b", 5, 2), now), None);
+        assert!(cached(&cache, &ask("a", 5, 2), now).is_some());
+        assert!(cached(&cache, &ask("a", 5, 3), now).is_some());
+        assert_eq!(cached(&cache, &ask("a", 5, 1), now), None);
+        assert_eq!(cached(&cache, &ask("a", 6, 2), now), None);
+        assert_eq!(cached(&cache, &ask("b", 5, 2), now), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -309,16 +298,16 @@ mod tests {
         let (cache, ask, now) = (DenyCache::new(), ask("a", 5, 1), Instant::now());
         deny(&cache, &ask, now);
         cache.forget(&[reset(&ask)]);
-        assert_eq!(cache.answer(&ask, now), None);
+        assert_eq!(cached(&cache, &ask, now), None);
 
         // Denied by Redis before it was taken back, heard of afterwards.
         let stamp = cache.stamp(&ask);
         cache.forget(&[reset(&ask)]);
         cache.remember(&ask, now, stamp, WAIT, &[Verdict::new(0, Some(WAIT), WAIT)]);
-        assert_eq!(cache.answer(&ask, now), None);
+        assert_eq!(cached(&cache, &ask, now), None);
 
         deny(&cache, &ask, now);
-        assert!(cache.answer(&ask, now).is_some());
+        assert!(cached(&cache, &ask, now).is_some());
     }
 
     #[tokio::test(start_paused = true)]
@@ -340,8 +329,8 @@ mod tests {
             held(&cache)
         );
         assert!(held(&cache).0 > CAPACITY / 2);
-        assert!(cache.answer(&ask("49999", 5, 1), now).is_some());
-        assert_eq!(cache.answer(&ask("0", 5, 1), now), None);
+        assert!(cached(&cache, &ask("49999", 5, 1), now).is_some());
+        assert_eq!(cached(&cache, &ask("0", 5, 1), now), None);
 
         for _ in 0..50_000 {
             deny(&cache, &ask("0", 5, 1), now);

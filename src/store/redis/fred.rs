@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use super::{
-    AbortOnDrop, Failure,
+    link::{AbortOnDrop, Failure},
     script::{Argument, Call, Item, Program, Script},
     url::FRED_IN_A_CLUSTER,
 };

@@ -1,11 +1,13 @@
 mod across;
 mod ask;
 mod breaker;
+mod builder;
 mod commit;
 mod deny_cache;
 #[cfg(feature = "fred")]
 mod fred;
 mod lanes;
+mod link;
 #[cfg(feature = "redis-rs")]
 mod redis_rs;
 mod script;
@@ -16,22 +18,13 @@ mod url;
 use std::{fmt, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
-use self::{
-    ask::{Ask, Names},
-    commit::Group,
-    deny_cache::DenyCache,
-    lanes::Lanes,
-    script::{Call, Item, Program, SCRIPT, Script},
-    server::Server,
-    url::Url,
-};
-use super::{ErrorKind, Reply, Request, Store, StoreError};
-use crate::{ConfigError, key::Secret};
+pub use self::{builder::RedisStoreBuilder, link::ClientLibrary};
+
+use self::{ask::Ask, script::SCRIPT, server::Server};
+use super::{Reply, Request, Store, StoreError};
+use crate::ConfigError;
 
 /// Keeps counts in Redis, shared by all replicas of a service.
 ///
@@ -55,6 +48,37 @@ use crate::{ConfigError, key::Secret};
 /// A check takes at most its [deadline](RedisStoreBuilder::deadline), 100 ms; after that the policy's
 /// [`FailureMode`](crate::FailureMode) decides. A request that was given up, by the deadline or because the caller went
 /// away, may have been counted.
+///
+/// # When Redis does not answer
+///
+/// After three calls in a row without an answer, a breaker keeps checks from Redis: they fail at once, and what becomes of
+/// the requests is up to their [`FailureMode`](crate::FailureMode), or to a [`Fallback`](crate::Fallback). Ten times a
+/// second somebody probes, and with the first answer checks go on. In a cluster each slot has a breaker of its own.
+///
+/// # Group commit
+///
+/// While calls of the script are on their way, checks gather, and the next call carries them all, up to 256. Four calls at
+/// most are on their way at once, in a cluster to each slot. A check that finds none on its way leaves at once: nothing
+/// waits for a timer. Decisions are those that the checks would get one by one, first come, first served. Checks that are
+/// equal are one question in the call, however many they are, so that a hot key costs Redis hardly more than a cold one.
+///
+/// A check whose caller has gone, or whose deadline has passed, before the call leaves is not counted; after that, it is.
+/// An error that one request meets, such as a key of another type, is no error of its neighbors.
+///
+/// # The deny cache
+///
+/// Who was denied is denied again without asking Redis, until the wait is over and for a second at most: by the same
+/// policies with the same numbers, for the same key, at the same cost or a higher one (for which the wait is a lower
+/// bound). The wait runs down meanwhile. A [reset](crate::Limiter::reset) or [refund](crate::Limiter::refund) by this
+/// process is seen at once; one by another process, a key that was deleted in Redis, or a clock that was set, after a
+/// second at most. 10,000 denials are remembered; when more come, the oldest are forgotten.
+///
+/// # In a cluster
+///
+/// The policies of one caller lie in one slot and are decided together. Those about different callers, such as an address
+/// and a user, lie in several, and no call reaches two: they are asked one after the other, and when one denies, what the
+/// earlier ones were charged is refunded. Meanwhile, or if the refund is lost, others may be denied for it: by that cost at
+/// most, and until it expires. If a later slot does not answer, the earlier ones stay charged.
 ///
 /// # What lies in Redis
 ///
@@ -99,18 +123,7 @@ impl RedisStore {
 
     /// A store with other settings.
     pub fn builder() -> RedisStoreBuilder {
-        RedisStoreBuilder {
-            names: Names {
-                prefix: "quota".into(),
-                secret: None,
-            },
-            deadline: Duration::from_millis(100),
-            library: None,
-            connections: 1,
-            script: &SCRIPT,
-            group_commit: true,
-            deny_cache: true,
-        }
+        RedisStoreBuilder::new()
     }
 }
 
@@ -164,9 +177,6 @@ impl RedisStore {
     }
 }
 
-const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
-const MAX_CONNECTIONS: usize = 64;
-
 impl Store for RedisStore {
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
         let server = &self.server;
@@ -179,16 +189,17 @@ impl Store for RedisStore {
         let mut stamp = None;
         if let Some(cache) = &server.deny_cache {
             if let [ask] = &*asks {
-                if let Some(answer) = cache.answer(ask, now) {
+                let fresh = cache.stamp(ask);
+                if let Some(answer) = cache.answer(ask, fresh, now) {
                     return Reply::Ready(Ok(answer));
                 }
-                stamp = Some(cache.stamp(ask));
+                stamp = Some(fresh);
             }
             cache.forget(&asks);
         }
         match server.lanes.of(&asks) {
             Some(lane) if lane.breaker.is_open() => Reply::Ready(Err(server::resting())),
-            Some(lane) => Reply::Pending(Box::pin(server.clone().ask(lane, asks, now, stamp))),
+            Some(lane) => Reply::Pending(Box::pin(server.ask(lane, asks, now, stamp))),
             None => Reply::Pending(Box::pin(across::ask(server.clone(), asks, now))),
         }
     }
@@ -197,352 +208,8 @@ impl Store for RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("prefix", &self.server.names.prefix)
+            .field("keys", &self.server.names)
             .field("deadline", &self.server.deadline)
             .finish_non_exhaustive()
-    }
-}
-
-/// Settings of a [`RedisStore`].
-///
-/// ```no_run
-/// use std::time::Duration;
-/// use tower_quota::RedisStore;
-///
-/// # async fn f() -> Result<(), tower_quota::ConfigError> {
-/// let store = RedisStore::builder()
-///     .prefix("shop:quota")
-///     .deadline(Duration::from_millis(20))
-///     .connect("redis://127.0.0.1:6379")
-///     .await?;
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone)]
-#[must_use]
-pub struct RedisStoreBuilder {
-    names: Names,
-    deadline: Duration,
-    library: Option<ClientLibrary>,
-    connections: usize,
-    script: &'static Script,
-    group_commit: bool,
-    deny_cache: bool,
-}
-
-impl RedisStoreBuilder {
-    /// What the store's keys begin with: letters, digits, `.`, `_`, `:` and `-`.
-    ///
-    /// The default is `quota`.
-    pub fn prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
-        self.names.prefix = prefix.into();
-        self
-    }
-
-    /// Hashes what the store's keys say of callers, for deployments that must not store addresses or users.
-    ///
-    /// It is a keyed hash of 128 bits: who does not have the secret cannot find out whose key it is by trying addresses.
-    /// The default is to store readable keys.
-    pub fn hash_keys(mut self, secret: impl AsRef<[u8]>) -> Self {
-        self.names.secret = Some(Secret::new(secret));
-        self
-    }
-
-    /// How long a check may take.
-    ///
-    /// The default is 100 ms.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// Whether checks that come while others are on their way to Redis gather and leave together, as one call of the
-    /// script; see [group commit](RedisStore#group-commit).
-    ///
-    /// The default is that they do.
-    pub fn group_commit(mut self, on: bool) -> Self {
-        self.group_commit = on;
-        self
-    }
-
-    /// Whether denials are remembered, for a second at most; see [the deny cache](RedisStore#the-deny-cache).
-    ///
-    /// The default is that they are.
-    pub fn deny_cache(mut self, on: bool) -> Self {
-        self.deny_cache = on;
-        self
-    }
-
-    /// The client through which to talk to Redis.
-    ///
-    /// The default is fred, and redis-rs for a cluster or where the feature `fred` is off.
-    pub fn client_library(mut self, library: ClientLibrary) -> Self {
-        self.library = Some(library);
-        self
-    }
-
-    /// How many connections to open to Redis, in a cluster to each node; checks take turns. From 1 to 64.
-    ///
-    /// One carries many checks at a time. More help where a single one is the bottleneck, such as with TLS.
-    ///
-    /// The default is 1.
-    pub fn connections(mut self, connections: usize) -> Self {
-        self.connections = connections;
-        self
-    }
-
-    /// For this crate's own tests: the time is what this key of Redis holds, in microseconds.
-    ///
-    /// Denials are not remembered, since the clock that they would be remembered by is another one.
-    #[doc(hidden)]
-    pub fn clock_in(mut self, key: &str) -> Self {
-        self.script = Script::with_clock_in(key);
-        self.deny_cache = false;
-        self
-    }
-
-    /// A store in the Redis of this URL; see [`RedisStore::connect`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`RedisStore::connect`], and if a setting cannot work.
-    pub async fn connect(self, url: &str) -> Result<RedisStore, ConfigError> {
-        self.validate()?;
-        let parsed = Url::parse(url, self.library)?;
-        let link = match parsed.library {
-            #[cfg(feature = "fred")]
-            ClientLibrary::Fred => Link::Fred(fred::Fred::connect(url, self.connections).await?),
-            #[cfg(feature = "redis-rs")]
-            ClientLibrary::RedisRs => Link::RedisRs(redis_rs::RedisRs::connect(&parsed, self.connections).await?),
-        };
-        Ok(self.build(link))
-    }
-
-    /// A store on a client that the application already has.
-    ///
-    /// The application connects it and, in the end, quits it.
-    ///
-    /// # Errors
-    ///
-    /// If a setting cannot work, or the client is configured so that it would not come back after a disconnect, or is
-    /// clustered.
-    #[cfg(feature = "fred")]
-    pub fn client(self, client: ::fred::clients::Client) -> Result<RedisStore, ConfigError> {
-        self.validate()?;
-        Ok(self.build(Link::Fred(fred::Fred::from_clients(&[client])?)))
-    }
-
-    /// A store on a pool of clients that the application already has; checks take turns.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`client`](Self::client).
-    #[cfg(feature = "fred")]
-    #[expect(clippy::needless_pass_by_value, reason = "the store shares its clients")]
-    pub fn pool(self, pool: ::fred::clients::Pool) -> Result<RedisStore, ConfigError> {
-        self.validate()?;
-        Ok(self.build(Link::Fred(fred::Fred::from_clients(pool.clients())?)))
-    }
-
-    /// A store on [connections](Self::connections) of its own, made as this client of redis-rs would make them.
-    ///
-    /// It is for what a URL cannot say, such as certificates.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// If a setting cannot work, or Redis turns the credentials down.
-    #[cfg(feature = "redis-rs")]
-    pub async fn redis_rs_client(self, client: &::redis::Client) -> Result<RedisStore, ConfigError> {
-        self.validate()?;
-        let link = redis_rs::RedisRs::from_client(client, self.connections).await?;
-        Ok(self.build(Link::RedisRs(link)))
-    }
-
-    /// A store in the cluster that these nodes belong to, as [`redis_rs_client`](Self::redis_rs_client) is for one server.
-    ///
-    /// A few nodes are enough to find the others, which are connected to as the first one is. The cluster connection of
-    /// redis-rs itself will not do: it sends a command again after a connection was lost, which would count a request
-    /// twice.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`redis_rs_client`](Self::redis_rs_client), and if there is no node.
-    #[cfg(feature = "redis-rs")]
-    pub async fn redis_rs_cluster(self, nodes: &[::redis::Client]) -> Result<RedisStore, ConfigError> {
-        self.validate()?;
-        let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();
-        let link = redis_rs::RedisRs::cluster(&nodes, self.connections).await?;
-        Ok(self.build(Link::RedisRs(link)))
-    }
-
-    fn validate(&self) -> Result<(), ConfigError> {
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        if self.names.prefix.is_empty() || !self.names.prefix.bytes().all(allowed) {
-            return Err(ConfigError::new(format!(
-                "{:?} is not a prefix; one is made of letters, digits, `.`, `_`, `:` and `-`, such as `shop:quota`",
-                self.names.prefix,
-            )));
-        }
-        if self.deadline.is_zero() || self.deadline > MAX_DEADLINE {
-            return Err(ConfigError::new(
-                "the deadline of a check is longer than zero and at most an hour, such as 100 ms",
-            ));
-        }
-        if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
-            return Err(ConfigError::new(format!(
-                "a store has 1 to {MAX_CONNECTIONS} connections"
-            )));
-        }
-        Ok(())
-    }
-
-    fn build(self, link: Link) -> RedisStore {
-        let server = Server {
-            lanes: Lanes::new(link.is_clustered()),
-            link,
-            script: self.script,
-            names: self.names,
-            deadline: self.deadline,
-            group: match self.group_commit {
-                true => Group::COMMIT,
-                false => Group::NONE,
-            },
-            deny_cache: self.deny_cache.then(DenyCache::new),
-        };
-        RedisStore {
-            server: Arc::new(server),
-        }
-    }
-}
-
-impl fmt::Debug for RedisStoreBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStoreBuilder")
-            .field("prefix", &self.names.prefix)
-            .field("deadline", &self.deadline)
-            .field("group_commit", &self.group_commit)
-            .field("deny_cache", &self.deny_cache)
-            .finish_non_exhaustive()
-    }
-}
-
-/// A client of Redis that the store can use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ClientLibrary {
-    /// [fred](https://crates.io/crates/fred), for one server or Sentinel.
-    #[cfg(feature = "fred")]
-    Fred,
-    /// [redis-rs](https://crates.io/crates/redis), for one server, Sentinel or a cluster.
-    #[cfg(feature = "redis-rs")]
-    RedisRs,
-}
-
-impl ClientLibrary {
-    #[cfg(feature = "fred")]
-    const DEFAULT: Self = Self::Fred;
-    #[cfg(not(feature = "fred"))]
-    const DEFAULT: Self = Self::RedisRs;
-}
-
-/// A task that ends with its owner.
-struct AbortOnDrop<T>(JoinHandle<T>);
-
-impl<T> Drop for AbortOnDrop<T> {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// The seam to a client of Redis: it runs a script on the node that owns the keys. Nothing else knows a client.
-enum Link {
-    #[cfg(feature = "fred")]
-    Fred(fred::Fred),
-    #[cfg(feature = "redis-rs")]
-    RedisRs(redis_rs::RedisRs),
-}
-
-/// Why a script did not run, or not to its end.
-#[derive(Debug)]
-enum Failure {
-    Timeout,
-    Unreachable(Box<dyn std::error::Error + Send + Sync>),
-    /// The server's own words.
-    Refused(String),
-    Protocol(&'static str),
-}
-
-impl Link {
-    /// Runs the script, which is taught first where it is not known.
-    async fn run(&self, script: &'static Script, call: &Call, deadline: Instant) -> Result<Vec<Item>, Failure> {
-        match self.run_as(script, Program::Known, call, deadline).await {
-            // Proves that nothing ran, so this is not a second attempt.
-            Err(Failure::Refused(error)) if error.starts_with("NOSCRIPT") => {
-                self.run_as(script, Program::Taught, call, deadline).await
-            }
-            answered => answered,
-        }
-    }
-
-    async fn run_as(
-        &self,
-        script: &'static Script,
-        program: Program,
-        call: &Call,
-        deadline: Instant,
-    ) -> Result<Vec<Item>, Failure> {
-        match self {
-            #[cfg(feature = "fred")]
-            Self::Fred(link) => link.run(script, program, call, deadline).await,
-            #[cfg(feature = "redis-rs")]
-            Self::RedisRs(link) => link.run(script, program, call, deadline).await,
-        }
-    }
-
-    /// Whether all keys of a call must lie in one slot.
-    fn is_clustered(&self) -> bool {
-        match self {
-            #[cfg(feature = "fred")]
-            Self::Fred(_) => false,
-            #[cfg(feature = "redis-rs")]
-            Self::RedisRs(link) => link.is_clustered(),
-        }
-    }
-}
-
-impl Failure {
-    /// Whether Redis did not answer, as opposed to an answer that is an error.
-    fn is_silence(&self) -> bool {
-        matches!(self, Self::Timeout | Self::Unreachable(_))
-    }
-
-    /// Whether Redis would say the same until somebody changes its settings or ours.
-    fn is_final(&self) -> bool {
-        const FINAL: [&str; 3] = ["NOAUTH", "NOPERM", "WRONGPASS"];
-        matches!(self, Self::Refused(error) if FINAL.iter().any(|code| error.starts_with(code)))
-    }
-}
-
-impl From<Failure> for StoreError {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Timeout => Self::new(
-                ErrorKind::Timeout,
-                "Redis did not answer within the deadline of the check",
-            ),
-            Failure::Unreachable(source) => {
-                Self::new(ErrorKind::Unreachable, "there is no connection to Redis").with_source(source)
-            }
-            Failure::Refused(error) => script::refused(&error),
-            Failure::Protocol(fault) => Self::new(ErrorKind::Protocol, fault),
-        }
     }
 }

@@ -13,7 +13,7 @@ use self::{
     sentinel::Sentinels,
 };
 use super::{
-    Failure,
+    link::Failure,
     script::{Argument, Call, Item, Program, Script},
     url::{Topology, Url},
 };

@@ -86,9 +86,6 @@ pub(super) enum Item {
 }
 
 impl Call {
-    /// The version of what lies in Redis, part of every key.
-    pub(super) const LAYOUT: &str = "1";
-
     /// A call that asks these questions, where `guess` is about the time that Redis has.
     pub(super) fn new(questions: &[Question<'_>], guess: u64) -> Self {
         let debits = || questions.iter().flat_map(|question| &question.ask.debits);
@@ -324,10 +321,7 @@ mod tests {
     };
 
     fn names() -> Names {
-        Names {
-            prefix: "quota".into(),
-            secret: None,
-        }
+        Names::new("quota", None)
     }
 
     fn ask(charges: &[Charge<'_>]) -> Ask {
@@ -458,7 +452,7 @@ mod tests {
         let (name, subject) = redis_key.strip_suffix('}')?.split_once(":{")?;
         let mut parts = name.rsplitn(4, ':').map(str::to_owned);
         let (policy, algorithm, layout, prefix) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        (layout == Call::LAYOUT).then_some((prefix, algorithm, policy, subject.to_owned()))
+        (layout == "1").then_some((prefix, algorithm, policy, subject.to_owned()))
     }
 
     proptest! {
@@ -475,7 +469,8 @@ mod tests {
             secret in proptest::option::of(any::<[u8; 4]>()),
         ) {
             assert!(Policy::try_new(policy.clone(), limit.clone()).is_ok());
-            let names = Names { prefix: prefix.clone().into(), secret: secret.map(Secret::new) };
+            let secret = secret.map(Secret::new);
+            let names = Names::new(&prefix, secret.clone());
             let key = Key::header(&name, value).and(Key::path(&path)).bounded();
 
             let redis_key = names.redis_key(&Charge::new(&policy, &limit, &key, 1));
@@ -483,7 +478,7 @@ mod tests {
 
             prop_assert_eq!(redis_key.matches('{').count(), 1);
             prop_assert_eq!(redis_key.matches('}').count(), 1);
-            let subject = names.secret.as_ref().map_or(key.clone(), |secret| key.hashed(secret)).to_string();
+            let subject = secret.as_ref().map_or(key.clone(), |secret| key.hashed(secret)).to_string();
             let parts = (prefix, limit.algorithm().to_owned(), policy, subject);
             prop_assert_eq!(read_back(redis_key), Some(parts));
         }

@@ -12,11 +12,11 @@ use tokio::{
 use smallvec::SmallVec;
 
 use super::{
-    Failure, Link,
     ask::{Ask, Names},
     commit::{Group, Lane, Ticket},
     deny_cache::DenyCache,
     lanes::Lanes,
+    link::{Failure, Link},
     script::{Call, Said, Script},
 };
 use crate::store::{Answer, ErrorKind, StoreError};
@@ -36,18 +36,21 @@ pub(super) struct Server {
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Server {
-    /// Asks all of these in one call.
-    pub(super) async fn ask(
-        self: Arc<Self>,
+    /// Asks all of these in one call, once it is polled.
+    pub(super) fn ask(
+        self: &Arc<Self>,
         lane: Arc<Lane>,
         asks: SmallVec<[Ask; 1]>,
         asked_at: Instant,
         stamp: Option<u64>,
-    ) -> Result<Answer, StoreError> {
+    ) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
+        let server = self.clone();
         let (ticket, answer) = Ticket::new(asks, asked_at, stamp);
-        lane.submit(&self, ticket);
-        drop(self); // who waits keeps no connection open
-        answer.await.unwrap_or_else(|_| Err(abandoned()))
+        async move {
+            lane.submit(&server, ticket);
+            drop(server); // who waits keeps no connection open
+            answer.await.unwrap_or_else(|_| Err(abandoned()))
+        }
     }
 
     /// When a ticket must have its answer.
@@ -56,11 +59,11 @@ impl Server {
     }
 
     /// Whether there is any use in asking now.
-    pub(super) fn admits(&self, lane: &Lane, ticket: &Ticket) -> Result<(), StoreError> {
+    pub(super) fn admits(&self, lane: &Lane, ticket: &Ticket, now: Instant) -> Result<(), StoreError> {
         if lane.breaker.is_open() {
             return Err(resting());
         }
-        if self.due(ticket) <= Instant::now() {
+        if self.due(ticket) <= now {
             return Err(Failure::Timeout.into());
         }
         Ok(())

@@ -11,7 +11,10 @@ use tokio::{
 };
 
 use super::{
-    super::{AbortOnDrop, Failure, slot::slot_of},
+    super::{
+        link::{AbortOnDrop, Failure},
+        slot::slot_of,
+    },
     at,
     node::{CONNECT, Dial, Node},
 };

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    super::{AbortOnDrop, Failure},
+    super::link::{AbortOnDrop, Failure},
     sentinel::Sentinels,
 };
 

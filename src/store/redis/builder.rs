@@ -1,0 +1,266 @@
+use std::{fmt, sync::Arc, time::Duration};
+
+#[cfg(feature = "fred")]
+use super::fred;
+#[cfg(feature = "redis-rs")]
+use super::redis_rs;
+use super::{
+    ClientLibrary, RedisStore,
+    ask::Names,
+    commit::Group,
+    deny_cache::DenyCache,
+    lanes::Lanes,
+    link::Link,
+    script::{SCRIPT, Script},
+    server::Server,
+    url::Url,
+};
+use crate::{ConfigError, key::Secret};
+
+/// Settings of a [`RedisStore`].
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tower_quota::RedisStore;
+///
+/// # async fn f() -> Result<(), tower_quota::ConfigError> {
+/// let store = RedisStore::builder()
+///     .prefix("shop:quota")
+///     .deadline(Duration::from_millis(20))
+///     .connect("redis://127.0.0.1:6379")
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct RedisStoreBuilder {
+    prefix: Box<str>,
+    secret: Option<Secret>,
+    deadline: Duration,
+    library: Option<ClientLibrary>,
+    connections: usize,
+    script: &'static Script,
+    group_commit: bool,
+    deny_cache: bool,
+}
+
+impl RedisStoreBuilder {
+    pub(super) fn new() -> Self {
+        Self {
+            prefix: "quota".into(),
+            secret: None,
+            deadline: Duration::from_millis(100),
+            library: None,
+            connections: 1,
+            script: &SCRIPT,
+            group_commit: true,
+            deny_cache: true,
+        }
+    }
+
+    /// What the store's keys begin with: letters, digits, `.`, `_`, `:` and `-`.
+    ///
+    /// The default is `quota`.
+    pub fn prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// Hashes what the store's keys say of callers, for deployments that must not store addresses or users.
+    ///
+    /// It is a keyed hash of 128 bits: who does not have the secret cannot find out whose key it is by trying addresses.
+    /// The default is to store readable keys.
+    pub fn hash_keys(mut self, secret: impl AsRef<[u8]>) -> Self {
+        self.secret = Some(Secret::new(secret));
+        self
+    }
+
+    /// How long a check may take.
+    ///
+    /// The default is 100 ms.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Whether checks that come while others are on their way to Redis gather and leave together, as one call of the
+    /// script; see [group commit](RedisStore#group-commit).
+    ///
+    /// The default is that they do.
+    pub fn group_commit(mut self, on: bool) -> Self {
+        self.group_commit = on;
+        self
+    }
+
+    /// Whether denials are remembered, for a second at most; see [the deny cache](RedisStore#the-deny-cache).
+    ///
+    /// The default is that they are.
+    pub fn deny_cache(mut self, on: bool) -> Self {
+        self.deny_cache = on;
+        self
+    }
+
+    /// The client through which to talk to Redis.
+    ///
+    /// The default is fred, and redis-rs for a cluster or where the feature `fred` is off.
+    pub fn client_library(mut self, library: ClientLibrary) -> Self {
+        self.library = Some(library);
+        self
+    }
+
+    /// How many connections to open to Redis, in a cluster to each node; checks take turns. From 1 to 64.
+    ///
+    /// One carries many checks at a time. More help where a single one is the bottleneck, such as with TLS.
+    ///
+    /// The default is 1.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// For this crate's own tests: the time is what this key of Redis holds, in microseconds.
+    ///
+    /// Denials are not remembered, since the clock that they would be remembered by is another one.
+    #[doc(hidden)]
+    pub fn clock_in(mut self, key: &str) -> Self {
+        self.script = Script::with_clock_in(key);
+        self.deny_cache = false;
+        self
+    }
+
+    /// A store in the Redis of this URL; see [`RedisStore::connect`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RedisStore::connect`], and if a setting cannot work.
+    pub async fn connect(self, url: &str) -> Result<RedisStore, ConfigError> {
+        self.validate()?;
+        let parsed = Url::parse(url, self.library)?;
+        let link = match parsed.library {
+            #[cfg(feature = "fred")]
+            ClientLibrary::Fred => Link::Fred(fred::Fred::connect(url, self.connections).await?),
+            #[cfg(feature = "redis-rs")]
+            ClientLibrary::RedisRs => Link::RedisRs(redis_rs::RedisRs::connect(&parsed, self.connections).await?),
+        };
+        Ok(self.build(link))
+    }
+
+    /// A store on a client that the application already has.
+    ///
+    /// The application connects it and, in the end, quits it.
+    ///
+    /// # Errors
+    ///
+    /// If a setting cannot work, or the client is configured so that it would not come back after a disconnect, or is
+    /// clustered.
+    #[cfg(feature = "fred")]
+    pub fn client(self, client: ::fred::clients::Client) -> Result<RedisStore, ConfigError> {
+        self.validate()?;
+        Ok(self.build(Link::Fred(fred::Fred::from_clients(&[client])?)))
+    }
+
+    /// A store on a pool of clients that the application already has; checks take turns.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`client`](Self::client).
+    #[cfg(feature = "fred")]
+    #[expect(clippy::needless_pass_by_value, reason = "the store shares its clients")]
+    pub fn pool(self, pool: ::fred::clients::Pool) -> Result<RedisStore, ConfigError> {
+        self.validate()?;
+        Ok(self.build(Link::Fred(fred::Fred::from_clients(pool.clients())?)))
+    }
+
+    /// A store on [connections](Self::connections) of its own, made as this client of redis-rs would make them.
+    ///
+    /// It is for what a URL cannot say, such as certificates.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// If a setting cannot work, or Redis turns the credentials down.
+    #[cfg(feature = "redis-rs")]
+    pub async fn redis_rs_client(self, client: &::redis::Client) -> Result<RedisStore, ConfigError> {
+        self.validate()?;
+        let link = redis_rs::RedisRs::from_client(client, self.connections).await?;
+        Ok(self.build(Link::RedisRs(link)))
+    }
+
+    /// A store in the cluster that these nodes belong to, as [`redis_rs_client`](Self::redis_rs_client) is for one server.
+    ///
+    /// A few nodes are enough to find the others, which are connected to as the first one is. The cluster connection of
+    /// redis-rs itself will not do: it sends a command again after a connection was lost, which would count a request
+    /// twice.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`redis_rs_client`](Self::redis_rs_client), and if there is no node.
+    #[cfg(feature = "redis-rs")]
+    pub async fn redis_rs_cluster(self, nodes: &[::redis::Client]) -> Result<RedisStore, ConfigError> {
+        self.validate()?;
+        let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();
+        let link = redis_rs::RedisRs::cluster(&nodes, self.connections).await?;
+        Ok(self.build(Link::RedisRs(link)))
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
+        if self.prefix.is_empty() || !self.prefix.bytes().all(allowed) {
+            return Err(ConfigError::new(format!(
+                "{:?} is not a prefix; one is made of letters, digits, `.`, `_`, `:` and `-`, such as `shop:quota`",
+                self.prefix,
+            )));
+        }
+        if self.deadline.is_zero() || self.deadline > MAX_DEADLINE {
+            return Err(ConfigError::new(
+                "the deadline of a check is longer than zero and at most an hour, such as 100 ms",
+            ));
+        }
+        if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
+            return Err(ConfigError::new(format!(
+                "a store has 1 to {MAX_CONNECTIONS} connections"
+            )));
+        }
+        Ok(())
+    }
+
+    fn build(self, link: Link) -> RedisStore {
+        let server = Server {
+            lanes: Lanes::new(link.is_clustered()),
+            link,
+            script: self.script,
+            names: Names::new(&self.prefix, self.secret),
+            deadline: self.deadline,
+            group: match self.group_commit {
+                true => Group::COMMIT,
+                false => Group::NONE,
+            },
+            deny_cache: self.deny_cache.then(DenyCache::new),
+        };
+        RedisStore {
+            server: Arc::new(server),
+        }
+    }
+}
+
+impl fmt::Debug for RedisStoreBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStoreBuilder")
+            .field("prefix", &self.prefix)
+            .field("deadline", &self.deadline)
+            .field("group_commit", &self.group_commit)
+            .field("deny_cache", &self.deny_cache)
+            .finish_non_exhaustive()
+    }
+}
+
+const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
+const MAX_CONNECTIONS: usize = 64;
