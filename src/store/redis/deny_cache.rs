@@ -107,7 +107,7 @@ impl DenyCache {
         // Also if it failed: it may have been done.
         self.forget(&ticket.asks);
 
-        if let (Some(stamp), [ask], [place], Ok(said)) = (ticket.stamp, &*ticket.asks, places, said)
+        if let (Some(stamp), [ask], [place], Ok(said)) = (ticket.stamp, &ticket.asks[..], places, said)
             && let Ok(tally) = &said.tallies[place.question]
             && place.nth == tally.admitted
         {
