@@ -37,6 +37,8 @@ struct Queue {
     waiting: VecDeque<Ticket>,
     /// How many calls are on their way or about to leave.
     calls: usize,
+    /// How many requests they carry.
+    carried: usize,
     /// Whether one of them is about to leave.
     gathering: bool,
 }
@@ -46,18 +48,23 @@ struct Queue {
 pub(super) struct Group {
     /// How many requests one call carries at most.
     pub(super) requests: usize,
-    /// How many calls are on their way at once.
+    /// How many calls are on their way at once, while they carry few requests.
     pub(super) calls: usize,
+    /// How many are few. When they carry more, it is two calls: one that Redis works on, and the one that comes next.
+    /// Others would only make each carry less.
+    pub(super) few: usize,
 }
 
 impl Group {
     pub(super) const COMMIT: Self = Self {
         requests: 256,
-        calls: 4,
+        calls: 8,
+        few: 16,
     };
     pub(super) const NONE: Self = Self {
         requests: 1,
         calls: usize::MAX,
+        few: usize::MAX,
     };
 }
 
@@ -126,7 +133,8 @@ impl Lane {
 impl Queue {
     /// Whether another call is to leave, which then counts.
     fn sends_another(&mut self, group: Group) -> bool {
-        let sends = !self.gathering && self.calls < group.calls && !self.waiting.is_empty();
+        let room = self.calls < 2 || self.calls < group.calls && self.carried < group.few;
+        let sends = room && !self.gathering && !self.waiting.is_empty();
         if sends {
             self.gathering = true;
             self.calls += 1;
@@ -150,65 +158,50 @@ impl Queue {
 /// A call that counts in a lane until it is over, also when its task is aborted.
 struct Departure {
     lane: Arc<Lane>,
-    phase: Phase,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Gathering,
-    Away,
-    Over,
+    gathering: bool,
+    carried: usize,
 }
 
 impl Departure {
     /// Takes those who leave with it, and says whether another call is to leave for the rest.
     fn take(&mut self, group: Group) -> (Vec<Ticket>, bool) {
         let mut queue = self.lane.queue();
-        self.phase = Phase::Away;
+        let tickets = queue.take(group);
+        self.carried = tickets.iter().map(|ticket| ticket.asks.len()).sum();
+        queue.carried += self.carried;
+        self.gathering = false;
         queue.gathering = false;
-        (queue.take(group), queue.sends_another(group))
-    }
-
-    /// Whether it leaves once more, since others came meanwhile.
-    fn returns(&mut self) -> bool {
-        let mut queue = self.lane.queue();
-        let returns = !queue.gathering && !queue.waiting.is_empty();
-        if returns {
-            queue.gathering = true;
-            self.phase = Phase::Gathering;
-        } else {
-            queue.calls -= 1;
-            self.phase = Phase::Over;
-        }
-        returns
+        (tickets, queue.sends_another(group))
     }
 }
 
 impl Drop for Departure {
     fn drop(&mut self) {
-        if self.phase != Phase::Over {
-            let mut queue = self.lane.queue();
-            queue.calls -= 1;
-            queue.gathering &= self.phase != Phase::Gathering;
-        }
+        let mut queue = self.lane.queue();
+        queue.calls -= 1;
+        queue.carried -= self.carried;
+        queue.gathering &= !self.gathering;
     }
 }
 
-/// Carries those who wait to Redis, as long as there are any.
+/// Carries those who wait to Redis.
 async fn depart(server: Arc<Server>, lane: Arc<Lane>) {
     let mut departure = Departure {
         lane: lane.clone(),
-        phase: Phase::Gathering,
+        gathering: true,
+        carried: 0,
     };
-    loop {
-        let (tickets, another) = departure.take(server.group);
-        if another {
-            lane.send(&server);
-        }
-        carry(&server, &lane, tickets).await;
-        if !departure.returns() {
-            return;
-        }
+    let (tickets, another) = departure.take(server.group);
+    if another {
+        lane.send(&server);
+    }
+    carry(&server, &lane, tickets).await;
+    drop(departure);
+
+    // Those who were told may ask again before it leaves.
+    let another = lane.queue().sends_another(server.group);
+    if another {
+        lane.send(&server);
     }
 }
 
