@@ -10,9 +10,10 @@ use std::{
 };
 
 use tokio::task::JoinSet;
+use tower::{Layer, ServiceExt};
 use tower_quota::{
-    Key, Limit, RedisStore, SlidingLog, TokenBucket,
-    store::{Charge, ErrorKind, Operation, Request, Store},
+    Decision, Key, Limit, Limiter, Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket, key,
+    store::{Answer, Charge, ErrorKind, Operation, Request, Store},
 };
 
 use crate::support::{Cluster, decide, eventually, try_decide};
@@ -135,6 +136,104 @@ async fn a_request_whose_keys_are_torn_apart_fails_uncharged() {
         .map(|verdict| verdict.remaining)
         .collect();
     assert_eq!(remaining, [8, 8]);
+}
+
+#[tokio::test]
+async fn requests_that_left_together_are_served_when_their_keys_are_torn_apart() {
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let (log, key) = (limit(10), Key::from("k"));
+    let [a, b] = ["a", "b"].map(|policy| [Charge::new(policy, &log, &key, 1)]);
+    let check = |charges| store.decide(&[Request::new(Operation::Check, charges)]);
+    let (first, second) = tokio::join!(check(&a), check(&b));
+    assert!(first.is_ok() && second.is_ok());
+
+    let slot = cluster.slot(&redis_key("k")).await;
+    let from = Cluster::owner(slot);
+    let to = (from + 1) % 3;
+    cluster.begin_to_move(slot, from, to).await;
+    cluster.move_key("quota:1:log:a:{key=k}", from, to).await;
+    let (first, second) = tokio::join!(check(&a), check(&b));
+    for answer in [first, second] {
+        let answer = answer.expect("each is in one place");
+        assert_eq!(answer.outcomes[0].verdicts[0].remaining, 8);
+    }
+}
+
+/// Policies about the callers of these names, which lie in different slots.
+async fn check_both(store: &RedisStore, limits: [&Limit; 2], callers: [&str; 2]) -> Answer {
+    let keys = callers.map(Key::from);
+    let charges = [
+        Charge::new("test", limits[0], &keys[0], 1),
+        Charge::new("test", limits[1], &keys[1], 1),
+    ];
+    let answer = store.decide(&[Request::new(Operation::Check, &charges)]).await;
+    answer.expect("the cluster answers")
+}
+
+#[tokio::test]
+async fn policies_about_different_callers_are_asked_in_turn_and_refunded_when_a_later_one_denies() {
+    let cluster = Cluster::start().await;
+    let builder = RedisStore::builder().deadline(Duration::from_secs(5)).deny_cache(false);
+    let store = builder.connect(&cluster.url()).await.expect("the URL is good");
+    let [one, two, _] = &keys(&cluster).await;
+    let (many, few) = (limit(10), limit(2));
+
+    for left in [1, 0] {
+        let answer = check_both(&store, [&many, &few], [one, two]).await;
+        assert!(answer.outcomes[0].allowed);
+        assert_eq!(answer.outcomes[0].verdicts[1].remaining, left);
+    }
+    for _ in 0..5 {
+        let answer = check_both(&store, [&many, &few], [one, two]).await;
+        let [first, second] = &answer.outcomes[0].verdicts[..] else {
+            panic!("two verdicts: {answer:?}")
+        };
+        assert!(!answer.outcomes[0].allowed);
+        assert_eq!(
+            (first.remaining, first.retry_after),
+            (8, None),
+            "it has its charge back"
+        );
+        assert!(second.retry_after.is_some());
+    }
+    assert_eq!(remaining(&store, &many, one).await, 8);
+
+    // The other way around the second one is not charged at all, and says how it stands.
+    let answer = check_both(&store, [&few, &many], [two, one]).await;
+    assert!(!answer.outcomes[0].allowed);
+    assert_eq!(answer.outcomes[0].verdicts[1].remaining, 8);
+}
+
+#[tokio::test]
+async fn a_receipt_for_several_slots_gives_each_its_own_back() {
+    let cluster = Cluster::start().await;
+    let builder = RedisStore::builder().deadline(Duration::from_secs(5));
+    let store = builder.connect(&cluster.url()).await.expect("the URL is good");
+    let [one, two, _] = &keys(&cluster).await;
+    let policies = [(one, "one"), (two, "two")].map(|(caller, name)| {
+        let policy = Policy::new(name, SlidingLog::per_hour(5));
+        policy.key(key::constant(caller))
+    });
+    let layer = RateLimitLayer::new(store.clone(), policies.to_vec());
+    let limiter = Limiter::new(store.clone(), Policy::new("refunds", SlidingLog::per_hour(5)));
+    let service = layer.layer(tower::service_fn(async |request: http::Request<()>| {
+        let decision = request.extensions().get::<Decision>().expect("it was counted");
+        limiter
+            .refund(decision.receipt().expect("it was charged"))
+            .await
+            .expect("the cluster answers");
+        Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+    }));
+
+    for _ in 0..20 {
+        let response = service
+            .clone()
+            .oneshot(http::Request::new(()))
+            .await
+            .expect("it never fails");
+        assert!(response.status().is_success(), "each gave its charge back");
+    }
 }
 
 /// Callers who check without pause, each against a key and a limit of its own.

@@ -235,17 +235,30 @@ async fn carry(server: &Arc<Server>, lane: &Arc<Lane>, mut tickets: Vec<Ticket>)
         }
     };
 
+    match said {
+        // Those whose keys are in one place can be served, if not together.
+        Err(failure) if failure.tears_apart() && tickets.len() > 1 => {
+            for ticket in tickets {
+                Box::pin(carry(server, lane, vec![ticket])).await;
+            }
+        }
+        said => tell(server, tickets, places, &said.map_err(StoreError::from)),
+    }
+}
+
+/// Tells each its answer.
+fn tell(server: &Server, tickets: Vec<Ticket>, places: Vec<Place>, said: &Result<Said, StoreError>) {
     let mut places = places.into_iter();
-    for ticket in &mut tickets {
+    for mut ticket in tickets {
         let places: SmallVec<[Place; 1]> = places.by_ref().take(ticket.asks.len()).collect();
         if let Some(cache) = &server.deny_cache {
-            cache.learn(ticket, &places, &said);
+            cache.learn(&ticket, &places, said);
         }
-        ticket.reply(
-            said.as_ref()
-                .map_err(Clone::clone)
-                .and_then(|said| answer(ticket, &places, said)),
-        );
+        let answer = said
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|said| answer(&ticket, &places, said));
+        ticket.reply(answer);
     }
 }
 

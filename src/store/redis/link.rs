@@ -102,6 +102,11 @@ impl Failure {
         matches!(self, Self::Timeout | Self::Unreachable(_))
     }
 
+    /// Whether a node of a cluster has but some of the keys, which are on their way to another; nothing ran.
+    pub(super) fn tears_apart(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.starts_with("TRYAGAIN"))
+    }
+
     /// Whether Redis would say the same until somebody changes its settings or ours.
     pub(super) fn is_final(&self) -> bool {
         const FINAL: [&str; 3] = ["NOAUTH", "NOPERM", "WRONGPASS"];

@@ -3,7 +3,10 @@ use std::{sync::LazyLock, time::Duration};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::ask::{Ask, Debit};
+use super::{
+    ask::{Ask, Debit},
+    link::Failure,
+};
 use crate::{
     FixedWindow, Limit,
     store::{ErrorKind, Operation, Outcome, StoreError, Verdict},
@@ -253,7 +256,7 @@ impl Tally {
 impl Call {
     /// Reads a reply: the time, then for each question how many are admitted, and for each key three numbers; or in their
     /// place, why it could not be decided.
-    pub(super) fn decode(&self, items: &[Item]) -> Result<Said, StoreError> {
+    pub(super) fn decode(&self, items: &[Item]) -> Result<Said, Failure> {
         let mut items = items.iter();
         let server_time = Duration::from_micros(number(items.next())?);
         let mut tallies = SmallVec::with_capacity(self.shape.len());
@@ -291,7 +294,7 @@ impl Call {
     }
 }
 
-fn number(item: Option<&Item>) -> Result<u64, StoreError> {
+fn number(item: Option<&Item>) -> Result<u64, Failure> {
     match item {
         Some(Item::Number(number)) => u64::try_from(*number).map_err(|_| malformed()),
         _ => Err(malformed()),
@@ -302,8 +305,8 @@ pub(super) fn refused(error: &str) -> StoreError {
     StoreError::new(ErrorKind::Refused, format!("Redis answered: {error}"))
 }
 
-fn malformed() -> StoreError {
-    StoreError::new(ErrorKind::Protocol, "the reply of Redis is not one of this script")
+fn malformed() -> Failure {
+    Failure::Protocol("the reply of Redis is not one of this script")
 }
 
 #[cfg(test)]
@@ -443,7 +446,7 @@ mod tests {
         ];
         for bad in [&good[..4], &good[..1], &[], negative, long, many, silent] {
             let items: Vec<_> = bad.iter().copied().map(Item::Number).collect();
-            assert_eq!(call.decode(&items).unwrap_err().kind(), ErrorKind::Protocol);
+            assert!(matches!(call.decode(&items), Err(Failure::Protocol(_))));
         }
     }
 

@@ -75,7 +75,7 @@ impl Server {
         lane: &Arc<Lane>,
         call: &mut Call,
         deadline: Instant,
-    ) -> Result<Said, StoreError> {
+    ) -> Result<Said, Failure> {
         let mut items = self.link.run(self.script, call, deadline).await;
         if let Some(now) = items.as_ref().ok().and_then(|items| call.missed(items)) {
             call.guess(now);
