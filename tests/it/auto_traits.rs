@@ -3,9 +3,9 @@
 use std::{fmt::Debug, sync::Arc};
 
 use tower_quota::{
-    ConfigError, Decision, FailureMode, Fallback, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore,
-    Policy, PolicyDecision, RateLimit, RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture,
-    SlidingLog, Unkeyed,
+    ClientLibrary, ConfigError, Decision, FailureMode, Fallback, Headers, Key, KeyExtractor, Keyed, Limit, Limiter,
+    MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody,
+    ResponseFuture, SlidingLog, Unkeyed,
     key::{self, KeyError, PeerAddr},
     response::{Problem, ResponseFormat},
     store::{Answer, Charge, ErrorKind, Operation, Outcome, Reply, Request, Store, StoreError, Verdict},
@@ -19,6 +19,7 @@ fn sent<T: Send>() {}
 
 #[test]
 fn public_types_are_shared_and_cloned() {
+    shared::<ClientLibrary>();
     shared::<Decision>();
     shared::<FailureMode>();
     shared::<Fallback>();

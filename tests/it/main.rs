@@ -8,6 +8,7 @@ mod attack;
 mod auto_traits;
 mod axum;
 mod bad_input;
+mod breaker;
 mod client_ip;
 mod clock_steps;
 mod cluster;

@@ -57,9 +57,9 @@ use crate::ConfigError;
 ///
 /// # Group commit
 ///
-/// While calls of the script are on their way, checks gather, and the next call carries them all, up to 256. Four calls at
-/// most are on their way at once, in a cluster to each slot. A check that finds none on its way leaves at once: nothing
-/// waits for a timer. Decisions are those that the checks would get one by one, first come, first served. Checks that are
+/// While calls of the script are on their way, checks gather, and the next call carries them all, up to 256. At most eight
+/// calls are on their way at once, and two when they carry many; in a cluster, to each slot. A check that finds none on its
+/// way leaves at once: nothing waits for a timer. Decisions are those that the checks would get one by one, first come, first served. Checks that are
 /// equal are one question in the call, however many they are, so that a hot key costs Redis hardly more than a cold one.
 ///
 /// A check whose caller has gone, or whose deadline has passed, before the call leaves is not counted; after that, it is.

@@ -1,0 +1,161 @@
+//! What keeps a Redis that does not answer from holding up those who ask.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{Request, Response};
+use tokio::{task::JoinSet, time::Instant};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_quota::{
+    ClientLibrary, FailureMode, Limit, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+    store::{ErrorKind, Operation},
+};
+
+use crate::support::{Redis, decide, each_client, eventually, try_decide};
+
+each_client! {
+    after_a_few_silent_calls_checks_fail_at_once_and_go_on_when_redis_answers
+    ten_thousand_checks_a_second_pile_up_nowhere
+}
+
+const DEADLINE: Duration = Duration::from_millis(100);
+
+fn limit() -> Limit {
+    SlidingLog::per_hour(50_000).into()
+}
+
+async fn store(redis: &Redis, library: ClientLibrary) -> RedisStore {
+    let builder = RedisStore::builder().deadline(DEADLINE).client_library(library);
+    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    store.ready().await.expect("Redis answers");
+    store
+}
+
+async fn fails(store: &RedisStore) -> (ErrorKind, Duration) {
+    let asked = Instant::now();
+    let error = try_decide(store, Operation::Check, &limit(), "k", 1).await.unwrap_err();
+    (error.kind(), asked.elapsed())
+}
+
+async fn after_a_few_silent_calls_checks_fail_at_once_and_go_on_when_redis_answers(library: ClientLibrary) {
+    let redis = Redis::start();
+    let store = store(&redis, library).await;
+
+    let frozen = redis.freeze();
+    let mut waits = Vec::new();
+    for _ in 0..100 {
+        waits.push(fails(&store).await.1);
+    }
+    let waited = waits.iter().filter(|wait| **wait >= DEADLINE / 2).count();
+    assert!((1..=6).contains(&waited), "{waited} waited for the deadline");
+    drop(frozen);
+
+    eventually("the store is answered", async || {
+        try_decide(&store, Operation::Peek, &limit(), "k", 1).await.is_ok()
+    })
+    .await;
+    // What was sent before it opened may have been counted, and no more.
+    let peeked = decide(&store, Operation::Peek, &limit(), "k", 1).await;
+    assert!(peeked.verdicts[0].remaining >= 50_000 - 6, "{peeked:?}");
+}
+
+/// The memory of this process, in bytes.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages: u64 = pages
+        .split(' ')
+        .nth(1)
+        .and_then(|pages| pages.parse().ok())
+        .expect("a number");
+    pages * 4_096
+}
+
+async fn ten_thousand_checks_a_second_pile_up_nowhere(library: ClientLibrary) {
+    let redis = Redis::start();
+    let store = store(&redis, library).await;
+    let frozen = redis.freeze();
+
+    let (mut checks, mut before) = (JoinSet::new(), 0);
+    let started = Instant::now();
+    for tick in 0..150 {
+        for _ in 0..100 {
+            let store = store.clone();
+            checks.spawn(async move { fails(&store).await });
+        }
+        while checks.try_join_next().is_some() {}
+        // The first second is for what is made once.
+        if tick == 100 {
+            before = resident();
+        }
+        tokio::time::sleep_until(started + Duration::from_millis(10) * (tick + 1)).await;
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 8 << 20, "{grown} bytes more");
+    for (kind, waited) in checks.join_all().await {
+        assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unreachable), "{kind:?}");
+        assert!(waited < DEADLINE * 10, "{waited:?}");
+    }
+
+    drop(frozen);
+    eventually("Redis has done what it was sent", async || {
+        let before: u64 = redis.command("ZCARD", ["quota:1:log:test:{key=k}"]).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        before == redis.command::<u64>("ZCARD", ["quota:1:log:test:{key=k}"]).await
+    })
+    .await;
+    let calls: String = redis.command("INFO", ["commandstats"]).await;
+    let calls = calls
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    let calls: u64 = calls
+        .filter_map(|line| line.split(',').next()?.parse::<u64>().ok())
+        .sum();
+    // Eight on their way when it froze, then ten probes a second.
+    assert!(calls <= 60, "{calls} calls for 15,000 checks");
+}
+
+#[tokio::test]
+async fn a_decision_takes_as_long_as_the_deadline_at_most_and_is_observed() {
+    const SHORT: Duration = Duration::from_millis(20);
+    let redis = Redis::start();
+    let client = redis.client().await.clone();
+    let frozen = redis.freeze();
+    let failures = Arc::new(AtomicUsize::new(0));
+
+    let (mut decisions, mut controls) = (Vec::new(), Vec::new());
+    for _ in 0..100 {
+        // A store of its own each time, whose breaker has seen nothing yet.
+        let store = RedisStore::builder().deadline(SHORT).client(client.clone());
+        let policy = Policy::new("test", SlidingLog::per_hour(5)).key(key::constant("k"));
+        let observed = failures.clone();
+        let layer = RateLimitLayer::new(store.expect("the client will do"), policy)
+            .failure_mode(FailureMode::Open)
+            .on_failure(move |_| {
+                observed.fetch_add(1, Ordering::Relaxed);
+            });
+        let service = layer.layer(service_fn(async |_: Request<()>| {
+            Ok::<_, std::convert::Infallible>(Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+        }));
+
+        let started = Instant::now();
+        tokio::time::sleep(SHORT).await;
+        controls.push(started.elapsed());
+        let started = Instant::now();
+        let response = service.oneshot(Request::new(())).await.expect("it never fails");
+        decisions.push(started.elapsed());
+        assert!(response.status().is_success());
+    }
+    drop(frozen);
+
+    assert_eq!(failures.load(Ordering::Relaxed), 100);
+    let [decision, control] = [decisions, controls].map(|mut times| {
+        times.sort_unstable();
+        times[times.len() / 2]
+    });
+    assert!(decision <= control * 2, "{decision:?}, and a sleep {control:?}");
+}
