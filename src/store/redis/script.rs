@@ -20,6 +20,8 @@ pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE
 
 const SOURCE: &str = concat!(
     include_str!("../../../lua/prelude.lua"),
+    include_str!("../../../lua/lone_check.lua"),
+    include_str!("../../../lua/common.lua"),
     include_str!("../../../lua/sliding_log.lua"),
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
