@@ -1,7 +1,7 @@
--- What the algorithms share, and the limits of the call.
+-- What the algorithms share, and which of them are asked for.
 
--- A number within a name: Lua's own conversion keeps 14 digits, and a time has 16. What Redis is given as a number keeps
--- all of them.
+-- A number within a name: Lua's own conversion keeps 14 digits, and a time has 16. A number that Redis is given as such
+-- keeps all of its digits.
 local function text(number)
   return string.format('%.0f', number)
 end

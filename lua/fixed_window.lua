@@ -22,7 +22,14 @@ if algorithms.fixed then
       closes = opens + window
     end
 
-    return { algorithm = algorithms.fixed, quota = quota, window = window, anchored = anchored, opens = opens, closes = closes }
+    return {
+      algorithm = algorithms.fixed,
+      quota = quota,
+      window = window,
+      anchored = anchored,
+      opens = opens,
+      closes = closes,
+    }
   end
 
   local function state()
