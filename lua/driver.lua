@@ -2,73 +2,33 @@
 -- only then is anything added. All of its keys are read before anything is added to one, so a request that fails has
 -- added nothing, and those after it are decided as if it had not been there.
 
-local position = 0
-
-local function word()
-  position = position + 1
-  return ARGV[position]
-end
-
-local function take()
-  return tonumber(word())
-end
-
--- Only the algorithms at hand are made: a call of one check spends as much on that as on the check.
-local made = {}
-
-local function make(name)
-  made[name] = made[name] or algorithms[name]()
-  return made[name]
-end
-
-local limits = {}
-for i = 1, take() do
-  local algorithm = make(word())
-  limits[i] = algorithm.limit(take)
-  limits[i].algorithm = algorithm
+for i = 1, #limits do
+  limits[i] = algorithms[limits[i]].limit()
 end
 
 if outside_calendar then
   return { now }
 end
 
-local reply, length = { now }, 1
-
-local function answer(value)
-  length = length + 1
-  reply[length] = value
-end
-
-local function verdict(remaining, wait, reset)
-  reply[length + 1], reply[length + 2], reply[length + 3] = remaining, wait, reset
-  length = length + 3
-end
-
--- The text of an error, from its code on. Since Redis 7 it comes in a table; before, it may follow the script's line.
-local function explain(fault)
-  local message = type(fault) == 'table' and fault.err or fault
-  return match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
-end
-
 local function reset(charges, times)
-  answer(times)
   for _, charge in ipairs(charges) do
     call('UNLINK', charge.state.key)
-    verdict(charge.limit.quota, 0, 0)
+    charge.remaining, charge.wait, charge.reset = charge.limit.quota, 0, 0
   end
+  return times
 end
 
-local function refund(charges, times, _, at)
+local function refund(charges, times, at)
   for _, charge in ipairs(charges) do
     charge.algorithm.open(charge.state, charge.limit)
   end
 
-  answer(times)
   for _, charge in ipairs(charges) do
     local algorithm, state, limit = charge.algorithm, charge.state, charge.limit
     algorithm.refund(state, limit, at, charge.cost)
-    verdict(algorithm.room(state, limit), 0, algorithm.reset(state, limit))
+    charge.remaining, charge.wait, charge.reset = algorithm.room(state, limit), 0, algorithm.reset(state, limit)
   end
+  return times
 end
 
 local function decide(charges, times, operation)
@@ -77,9 +37,9 @@ local function decide(charges, times, operation)
     local charge = charges[i]
     local algorithm, state, limit = charge.algorithm, charge.state, charge.limit
     algorithm.open(state, limit)
-    charge.room = algorithm.room(state, limit)
-    if charge.room < admitted * charge.cost then
-      admitted = floor(charge.room / charge.cost)
+    charge.remaining = algorithm.room(state, limit)
+    if charge.remaining < admitted * charge.cost then
+      admitted = floor(charge.remaining / charge.cost)
     end
   end
 
@@ -93,20 +53,21 @@ local function decide(charges, times, operation)
     for i = 1, #charges do
       local charge = charges[i]
       charge.algorithm.add(charge.state, charge.limit, added * charge.cost)
-      charge.room = max(0, charge.room - added * charge.cost)
+      charge.remaining = max(0, charge.remaining - added * charge.cost)
     end
   end
 
-  answer(admitted)
   for i = 1, #charges do
     local charge = charges[i]
-    local algorithm, state, limit, room = charge.algorithm, charge.state, charge.limit, charge.room
-    local wait = admitted < times and room < charge.cost and algorithm.wait(state, limit, charge.cost) or 0
-    verdict(room, wait, algorithm.reset(state, limit))
+    local algorithm, state, limit = charge.algorithm, charge.state, charge.limit
+    local short = admitted < times and charge.remaining < charge.cost
+    charge.wait = short and algorithm.wait(state, limit, charge.cost) or 0
+    charge.reset = algorithm.reset(state, limit)
   end
+  return admitted
 end
 
-local operations = { check = decide, charge = decide, peek = decide, refund = refund, reset = reset }
+local reply, length = { now, nil, nil, nil, nil }, 1
 local next_key = 1
 
 while position < #ARGV do
@@ -114,25 +75,43 @@ while position < #ARGV do
   -- One table for each charge serves all requests of the run.
   local charges = {}
   for i = 1, size do
-    local limit = limits[take()]
-    charges[i] = { limit = limit, algorithm = limit.algorithm, cost = take(), state = {} }
+    local limit, cost = limits[take()], take()
+    local algorithm = limit.algorithm
+    charges[i] = {
+      algorithm = algorithm,
+      limit = limit,
+      state = algorithm.state(),
+      cost = cost,
+      remaining = 0,
+      wait = 0,
+      reset = 0,
+    }
   end
-  local at = operation == 'refund' and take()
-  local run = operations[operation]
+  local run, detail = decide, operation
+  if operation == 'reset' then
+    run = reset
+  elseif operation == 'refund' then
+    run, detail = refund, take()
+  end
 
   for _ = 1, requests do
     for i = 1, size do
       charges[i].state.key = KEYS[next_key]
       next_key = next_key + 1
     end
-    local before = length
-    local fine, fault = pcall(run, charges, times, operation, at)
-    if not fine then
-      while length > before do
-        reply[length] = nil
-        length = length - 1
+    local fine, answer = pcall(run, charges, times, detail)
+    length = length + 1
+    if fine then
+      reply[length] = answer
+      for i = 1, size do
+        local charge = charges[i]
+        reply[length + 1], reply[length + 2], reply[length + 3] = charge.remaining, charge.wait, charge.reset
+        length = length + 3
       end
-      answer(explain(fault))
+    else
+      -- From its code on: since Redis 7 an error comes in a table; before, it may follow the script's line.
+      local message = type(answer) == 'table' and answer.err or answer
+      reply[length] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
     end
   end
 end

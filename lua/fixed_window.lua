@@ -1,11 +1,9 @@
 -- Fixed window: when the open window began, and what was used of it.
 
-function algorithms.fixed()
-  local fixed = {}
-
+if algorithms.fixed then
   -- Anchored windows begin with the first request, aligned ones at multiples of their length, and those of a calendar
   -- at boundaries that come with the call, some around the time that the caller guessed.
-  function fixed.limit(take)
+  local function limit()
     local quota, window, anchored, boundaries = take(), take(), take() == 1, take()
 
     local opens, closes
@@ -24,10 +22,21 @@ function algorithms.fixed()
       closes = opens + window
     end
 
-    return { quota = quota, window = window, anchored = anchored, opens = opens, closes = closes }
+    return {
+      algorithm = algorithms.fixed,
+      quota = quota,
+      window = window,
+      anchored = anchored,
+      opens = opens,
+      closes = closes,
+    }
   end
 
-  function fixed.open(state, limit)
+  local function state()
+    return { key = false, start = 0, finish = 0, used = 0 }
+  end
+
+  local function open(state, limit)
     local start, used = fetch(state.key)
     local opens, closes = limit.opens, limit.closes
     state.start, state.finish, state.used = opens, closes, 0
@@ -56,30 +65,39 @@ function algorithms.fixed()
     store(state.key, state.finish - now, state.start, state.used, 0)
   end
 
-  function fixed.room(state, limit)
+  local function room(state, limit)
     return max(0, limit.quota - state.used)
   end
 
-  function fixed.add(state, _, weight)
+  local function add(state, _, weight)
     state.used = min(state.used + weight, MAX_TOTAL)
     write(state)
   end
 
-  function fixed.wait(state)
+  local function wait(state)
     keep(state.key, state.finish - now)
     return max(1, state.finish - now)
   end
 
-  function fixed.reset(state)
+  local function reset(state)
     return state.used > 0 and state.finish - now or 0
   end
 
-  function fixed.refund(state, _, at, weight)
+  local function refund(state, _, at, weight)
     if state.used > 0 and state.start <= at and at < state.finish then
       state.used = max(0, state.used - weight)
       write(state)
     end
   end
 
-  return fixed
+  algorithms.fixed = {
+    limit = limit,
+    state = state,
+    open = open,
+    room = room,
+    add = add,
+    wait = wait,
+    reset = reset,
+    refund = refund,
+  }
 end

@@ -1,7 +1,7 @@
 -- Decides a batch of requests at one instant of the server's own clock.
 --
 -- KEYS  the keys of the charges, request after request
--- ARGV  the number of limits, then each limit (its algorithm, then what the algorithm reads);
+-- ARGV  the number of limits, the algorithm of each, then what each of these algorithms reads;
 --       then, until the end, runs of requests that look alike:
 --       operation, requests in the run, times (how many callers ask the same), charges,
 --       and for each charge: the limit's position, the cost; for a refund, last, when it was admitted
@@ -10,7 +10,8 @@
 --       for a request that failed, which has added nothing, only the text of its error (`WRONGTYPE Operation ...`);
 --       the time alone where the boundaries of a calendar window do not enclose it, and then nothing was done
 --
--- Times are microseconds and, like all numbers here, integers below 2^53.
+-- Times are microseconds and, like all numbers here, integers below 2^53. A call of one check spends more on what is
+-- made here than on the check, so nothing is made that is not asked for, and tables are made in their full size.
 
 if redis.replicate_commands then
   redis.replicate_commands()
@@ -18,8 +19,6 @@ end
 
 local call = redis.call
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
-local format, match = string.format, string.match
-local pack, unpack = struct.pack, struct.unpack
 
 -- How many entries one charge may read or remove.
 local BOUND = 1000
@@ -30,49 +29,11 @@ local EXACT = 9007199254740992
 -- The most that is counted on one key.
 local MAX_TOTAL = 4503599627370496
 
--- Lua's own conversion keeps 14 digits, and a time has 16.
-local function text(number)
-  return format('%.0f', number)
-end
-
-local function clock()
-  local time = call('TIME')
-  return tonumber(time[1]) * 1000000 + tonumber(time[2])
-end
-
 -- PEXPIRE's argument for a key that matters for `us` more microseconds.
 local function ttl(us)
-  return text(ceil((us + SLACK) / 1000))
+  return ceil((us + SLACK) / 1000)
 end
 
-local now = clock()
-local now_text = text(now)
-local algorithms = {}
-local outside_calendar = false
-
--- The three numbers that a key holds, or nothing where it holds anything else. They are little-endian doubles: to read
--- and write them as text costs more than the decision.
-local function fetch(key)
-  local value = call('GET', key)
-  if not value or #value ~= 24 then
-    return
-  end
-
-  local a, b, c = unpack('<ddd', value)
-  if a >= 0 and b >= 0 and c >= 0 and a < EXACT and b < EXACT and c < EXACT then
-    -- Integers in a Lua that tells them from floats.
-    return floor(a), floor(b), floor(c)
-  end
-end
-
--- Writes three numbers to a key that matters for `us` more microseconds.
-local function store(key, us, a, b, c)
-  call('SET', key, pack('<ddd', a, b, c), 'PX', ttl(us))
-end
-
--- Gives a key that has no expiry one, for `us` more microseconds.
-local function keep(key, us)
-  if call('PTTL', key) == -1 then
-    call('PEXPIRE', key, ttl(us))
-  end
-end
+local time = call('TIME')
+local now_text = time[1] .. string.rep('0', 6 - #time[2]) .. time[2]
+local now = tonumber(now_text)

@@ -1,13 +1,12 @@
 -- Sliding window counter: when the current window began, what it has counted, and what the previous one had. The
 -- previous window counts in proportion to how much of it the last window covers, in whole ticks, rounded up.
 
-function algorithms.counter()
-  local counter = {}
-
-  function counter.limit(take)
+if algorithms.counter then
+  local function limit()
     local quota, window, tick, cap = take(), take(), take(), take()
 
     return {
+      algorithm = algorithms.counter,
       quota = quota,
       window = window,
       tick = tick,
@@ -18,7 +17,11 @@ function algorithms.counter()
     }
   end
 
-  function counter.open(state, limit)
+  local function state()
+    return { key = false, start = 0, current = 0, previous = 0 }
+  end
+
+  local function open(state, limit)
     local start, current, previous = fetch(state.key)
     local opens = limit.opens
 
@@ -51,16 +54,16 @@ function algorithms.counter()
     store(state.key, state.start + 2 * limit.window - now, state.start, state.current, state.previous)
   end
 
-  function counter.room(state, limit)
+  local function room(state, limit)
     return max(0, limit.quota - state.current - share(state, limit))
   end
 
-  function counter.add(state, limit, weight)
+  local function add(state, limit, weight)
     state.current = min(state.current + weight, limit.cap)
     write(state, limit)
   end
 
-  function counter.wait(state, limit, cost)
+  local function wait(state, limit, cost)
     keep(state.key, state.start + 2 * limit.window - now)
 
     local room = limit.quota - state.current - cost
@@ -74,14 +77,14 @@ function algorithms.counter()
     return max(1, at - now)
   end
 
-  function counter.reset(state, limit)
+  local function reset(state, limit)
     if state.current > 0 then
       return state.start + 2 * limit.window - now
     end
     return state.previous > 0 and state.start + limit.window - now or 0
   end
 
-  function counter.refund(state, limit, at, weight)
+  local function refund(state, limit, at, weight)
     if state.current + state.previous == 0 then
       return
     end
@@ -94,5 +97,14 @@ function algorithms.counter()
     write(state, limit)
   end
 
-  return counter
+  algorithms.counter = {
+    limit = limit,
+    state = state,
+    open = open,
+    room = room,
+    add = add,
+    wait = wait,
+    reset = reset,
+    refund = refund,
+  }
 end

@@ -5,31 +5,49 @@
 -- then on a member `#`, kept at rank 0, has minus the total weight as its score. Where a grain is given, admissions of
 -- one grain of time are one member, scored with the last of them.
 
-function algorithms.log()
-  local log = {}
-
-  local after_now = '(' .. now_text
-
-  function log.limit(take)
+if algorithms.log then
+  local function limit()
     local quota, window, grain = take(), take(), take()
+    local expired = text(now - window)
 
     return {
+      algorithm = algorithms.log,
       quota = quota,
       window = window,
       grain = grain,
-      latest = now + min(SLACK, window),
-      expired = text(now - window),
-      ttl = ttl(window),
+      expired = expired,
+      live = '(' .. expired,
+      ttl = text(ttl(window)),
+    }
+  end
+
+  local function state()
+    return {
+      key = false,
+      -- Members, `#` not among them, and what they weigh.
+      stored = 0,
+      total = 0,
+      -- Of the members, how many have expired, and how many belong to a clock that is gone.
+      late = 0,
+      gone = 0,
+      -- How many members may still be read or removed.
+      budget = 0,
+      -- Whether the weights are counted, and whether `#` holds them.
+      weighted = false,
+      marked = false,
+      -- Whether a member lies ahead of the clock, and whether one was added.
+      ahead = false,
+      added = false,
     }
   end
 
   -- Names are read instead of scores, which Redis would have to print.
   local function time_of(member)
-    return tonumber(match(member, '^%d+'))
+    return tonumber(string.match(member, '^%d+'))
   end
 
   local function weight_of(member)
-    return tonumber(match(member, ':(%d+)$') or 1)
+    return tonumber(string.match(member, ':(%d+)$') or 1)
   end
 
   local function drop(state, first, last)
@@ -38,7 +56,7 @@ function algorithms.log()
       for _, member in ipairs(call('ZRANGE', state.key, first, last)) do
         dropped = dropped + weight_of(member)
       end
-      call('ZINCRBY', state.key, text(dropped), '#')
+      call('ZINCRBY', state.key, dropped, '#')
       state.total = state.total - dropped
     end
 
@@ -65,7 +83,7 @@ function algorithms.log()
     end
     state.late = before - dropped
 
-    local gone = ahead > 0 and call('ZCOUNT', state.key, '(' .. text(limit.latest), '+inf') or 0
+    local gone = ahead > 0 and call('ZCOUNT', state.key, '(' .. text(now + min(SLACK, limit.window)), '+inf') or 0
     state.ahead = ahead > gone
     dropped = min(gone, state.budget - 2)
     if dropped > 0 then
@@ -82,7 +100,7 @@ function algorithms.log()
     end
   end
 
-  function log.open(state, limit)
+  local function open(state, limit)
     local stored = call('ZCARD', state.key)
     state.stored, state.total, state.late, state.gone, state.budget = stored, stored, 0, 0, BOUND
     state.weighted, state.marked, state.ahead, state.added = false, false, false, false
@@ -91,14 +109,14 @@ function algorithms.log()
     end
 
     -- In the plain case every member weighs 1 and lies within the window.
-    local before = call('ZCOUNT', state.key, '-inf', limit.expired)
-    local ahead = call('ZCOUNT', state.key, after_now, '+inf')
-    if before > 0 or ahead > 0 then
-      settle(state, limit, before, ahead)
+    local live = call('ZCOUNT', state.key, limit.live, now_text)
+    if live < stored then
+      local before = call('ZCOUNT', state.key, '-inf', limit.expired)
+      settle(state, limit, before, stored - live - before)
     end
   end
 
-  function log.room(state, limit)
+  local function room(state, limit)
     return max(0, limit.quota - state.total)
   end
 
@@ -106,7 +124,7 @@ function algorithms.log()
   local function insert(state, at, weight)
     local score = at == now and now_text or text(at)
     local suffix = weight > 1 and ':' .. text(weight) or ''
-    local total = state.weighted and text(-state.total)
+    local total = state.weighted and -state.total
 
     -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and
     -- there are no more than `stored` to meet.
@@ -127,7 +145,7 @@ function algorithms.log()
     end
   end
 
-  function log.add(state, limit, weight)
+  local function add(state, limit, weight)
     -- Beyond the limit, which only charges go, all are one member: no flood of them makes the log longer.
     local beyond = state.stored > 0 and state.total >= limit.quota
     if (weight > 1 or limit.grain > 0 or beyond) and not state.weighted then
@@ -148,7 +166,7 @@ function algorithms.log()
     local at, merged = now, 0
     if first then
       local members =
-        call('ZREVRANGEBYSCORE', state.key, text(last), text(first), 'LIMIT', '0', text(state.budget - 1))
+        call('ZREVRANGEBYSCORE', state.key, last, first, 'LIMIT', '0', state.budget - 1)
       for _, member in ipairs(members) do
         at = max(at, time_of(member))
         merged = merged + weight_of(member)
@@ -166,7 +184,7 @@ function algorithms.log()
   -- The time of the member that frees so much weight, or, past the budget, of the last one looked at.
   local function frees(state, need)
     if not state.weighted then
-      local rank = text(state.late + need - 1)
+      local rank = state.late + need - 1
       return time_of(call('ZRANGE', state.key, rank, rank)[1])
     end
 
@@ -175,7 +193,7 @@ function algorithms.log()
     local first, size = 1, 8
     while first < state.budget do
       local last = min(first + size, state.budget) - 1
-      for _, member in ipairs(call('ZRANGE', state.key, text(first), text(last))) do
+      for _, member in ipairs(call('ZRANGE', state.key, first, last)) do
         at = time_of(member)
         need = need - weight_of(member)
         if need <= 0 then
@@ -190,7 +208,7 @@ function algorithms.log()
     return at or now
   end
 
-  function log.wait(state, limit, cost)
+  local function wait(state, limit, cost)
     local need = min(state.total + cost - limit.quota, state.total)
     if need <= 0 then
       return limit.window
@@ -200,7 +218,7 @@ function algorithms.log()
   end
 
   -- The wait until the newest entry leaves.
-  function log.reset(state, limit)
+  local function reset(state, limit)
     if state.added and not state.ahead then
       return limit.window
     end
@@ -208,19 +226,19 @@ function algorithms.log()
     if state.stored <= state.late + state.gone then
       return 0
     end
-    local rank = text(-1 - state.gone)
+    local rank = -1 - state.gone
     return time_of(call('ZRANGE', state.key, rank, rank)[1]) + limit.window - now
   end
 
   -- Takes weight back from what was added at that time, as far as it still counts.
-  function log.refund(state, limit, at, weight)
+  local function refund(state, limit, at, weight)
     local first, last = at, at
     if limit.grain > 0 then
       first = at - at % limit.grain
       last = first + limit.grain - 1
     end
     local low, left = max(first, now - limit.window + 1), weight
-    local members = call('ZRANGEBYSCORE', state.key, text(low), text(last), 'LIMIT', '0', text(state.budget - 1))
+    local members = call('ZRANGEBYSCORE', state.key, low, last, 'LIMIT', '0', state.budget - 1)
 
     for _, member in ipairs(members) do
       local held = weight_of(member)
@@ -236,7 +254,7 @@ function algorithms.log()
       else
         state.stored = state.stored - 1
         if state.weighted then
-          call('ZINCRBY', state.key, text(taken), '#')
+          call('ZINCRBY', state.key, taken, '#')
         end
       end
     end
@@ -246,5 +264,14 @@ function algorithms.log()
     end
   end
 
-  return log
+  algorithms.log = {
+    limit = limit,
+    state = state,
+    open = open,
+    room = room,
+    add = add,
+    wait = wait,
+    reset = reset,
+    refund = refund,
+  }
 end

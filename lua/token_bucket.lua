@@ -1,19 +1,25 @@
 -- Token bucket, as the generic cell rate algorithm reckons it: since when the bucket is not full, how many tokens were
 -- taken since then, and when the last was. `rate` tokens come in `period` microseconds, in lowest terms.
 
-function algorithms.bucket()
-  local bucket = {}
-
+if algorithms.bucket then
   -- How long it takes until this many tokens have come, rounded up. Split so that no product leaves 2^53.
   local function time(limit, tokens)
     return tokens * limit.whole + ceil(tokens * limit.rest / limit.rate)
   end
 
-  function bucket.limit(take)
+  local function limit()
     local quota, rate, period, cap = take(), take(), take(), take()
 
-    local limit = { quota = quota, rate = rate, period = period, cap = cap }
-    limit.whole, limit.rest = floor(period / rate), period % rate
+    local limit = {
+      algorithm = algorithms.bucket,
+      quota = quota,
+      rate = rate,
+      period = period,
+      cap = cap,
+      whole = floor(period / rate),
+      rest = period % rate,
+      slack = 0,
+    }
     limit.slack = min(SLACK, time(limit, quota))
     return limit
   end
@@ -48,13 +54,17 @@ function algorithms.bucket()
     end
   end
 
-  function bucket.open(state, limit)
+  local function state()
+    return { key = false, since = 0, spent = 0, at = 0, full = 0 }
+  end
+
+  local function open(state, limit)
     local since, spent, at = fetch(state.key)
     state.since, state.spent, state.at = since or now, min(spent or 0, limit.cap), at or now
     settle(state, limit)
   end
 
-  function bucket.room(state, limit)
+  local function room(state, limit)
     return max(0, limit.quota - state.spent + tokens(limit, passed(state)))
   end
 
@@ -62,7 +72,7 @@ function algorithms.bucket()
     store(state.key, max(0, state.full - now), state.since, state.spent, max(state.at, now))
   end
 
-  function bucket.add(state, limit, weight)
+  local function add(state, limit, weight)
     -- Whole periods are settled before the numbers grow too large.
     if state.spent + weight > limit.cap then
       local periods = floor(passed(state) / limit.period)
@@ -74,17 +84,17 @@ function algorithms.bucket()
     write(state)
   end
 
-  function bucket.wait(state, limit, cost)
-    keep(state.key, bucket.reset(state))
+  local function wait(state, limit, cost)
+    keep(state.key, max(0, state.full - now))
     local missing = max(0, state.spent + cost - limit.quota)
     return max(1, state.since + time(limit, missing) - now)
   end
 
-  function bucket.reset(state)
+  local function reset(state)
     return max(0, state.full - now)
   end
 
-  function bucket.refund(state, limit, at, weight)
+  local function refund(state, limit, at, weight)
     if state.spent > 0 and at >= state.since then
       state.spent = max(0, state.spent - weight)
       settle(state, limit)
@@ -92,5 +102,14 @@ function algorithms.bucket()
     end
   end
 
-  return bucket
+  algorithms.bucket = {
+    limit = limit,
+    state = state,
+    open = open,
+    room = room,
+    add = add,
+    wait = wait,
+    reset = reset,
+    refund = refund,
+  }
 end

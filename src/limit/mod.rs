@@ -38,7 +38,7 @@
 //!
 //! | limit | bytes, 1 admitted | 100 admitted | full | commands, admitted | after expiry | denied |
 //! | --- | ---: | ---: | ---: | ---: | ---: | ---: |
-//! | `sliding-log 100/min` | 120 | 2,136 | 2,136 | 6 | 8 | 7 |
+//! | `sliding-log 100/min` | 120 | 2,136 | 2,136 | 5 | 8 | 8 |
 //! | `sliding-log 10000/min` | 120 | 2,136 | 1,290,688 | 6 | 8 | 7 |
 //! | `sliding-log 1000000/10s precision 1000` | 136 | 472 | 118,320 | 9 | 11 | 8 |
 //! | `sliding-log 1000000/10s precision 100` | 136 | 136 | 3,672 | 9 | 11 | 8 |

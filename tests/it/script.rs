@@ -149,6 +149,63 @@ async fn callers_that_are_merged_look_without_counting() {
 }
 
 #[tokio::test]
+async fn a_check_alone_in_its_call_is_answered_as_in_company() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        for before in [
+            "charge 1 1",
+            "charge 4 1",
+            "charge 1 2",
+            "charge 5 1",
+            "charge 6 1",
+            "peek 1 1",
+        ] {
+            redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+            call(&redis, limit, &[(before, &["alone", "company"])]).await;
+
+            let alone = call(&redis, limit, &[("check 1 1", &["alone"])]).await;
+            let company = call(&redis, limit, &[("check 1 1", &["company", "other"])]).await;
+            let left = call(&redis, limit, &[("peek 1 1", &["alone", "company"])]).await;
+
+            assert_eq!(alone[0].admitted(), company[0].admitted(), "{limit}, {before}");
+            assert_eq!(alone[0].verdict()[0], company[0].verdict()[0], "{limit}, {before}");
+            assert_eq!(left[0].verdict()[0], left[1].verdict()[0], "{limit}, {before}");
+            let [wait, reset] = [1, 2].map(|n| alone[0].verdict()[n].abs_diff(company[0].verdict()[n]));
+            assert!(
+                wait < 5_000_000 && reset < 5_000_000,
+                "{limit}, {before}: {alone:?}, {company:?}"
+            );
+            let [alone, company] = ["alone", "company"].map(|key| redis.command::<i64>("PTTL", [key]));
+            let (alone, company) = (alone.await, company.await);
+            assert!(alone.abs_diff(company) < 5_000, "{limit}, {before}: {alone}, {company}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_check_alone_in_its_call_is_told_why_it_failed() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        redis.command::<()>("HSET", ["bad", "field", "value"]).await;
+        let wrong = call(&redis, limit, &[("check 1 1", &["bad"])]).await;
+        redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
+        let full = call(&redis, limit, &[("check 1 1", &["new"])]).await;
+        redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
+
+        assert!(
+            wrong[0].error().starts_with("WRONGTYPE Operation "),
+            "{limit}: {wrong:?}"
+        );
+        assert!(
+            full[0].error().starts_with("OOM command not allowed"),
+            "{limit}: {full:?}"
+        );
+        assert_eq!(redis.command::<u32>("EXISTS", ["new"]).await, 0, "{limit}");
+    }
+}
+
+#[tokio::test]
 async fn a_key_of_another_type_fails_its_own_request_and_no_other() {
     let redis = Redis::start();
     for limit in LIMITS {

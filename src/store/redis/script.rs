@@ -23,6 +23,8 @@ pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE
 
 const SOURCE: &str = concat!(
     include_str!("../../../lua/prelude.lua"),
+    include_str!("../../../lua/lone_check.lua"),
+    include_str!("../../../lua/common.lua"),
     include_str!("../../../lua/sliding_log.lua"),
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
@@ -42,7 +44,7 @@ impl Script {
     /// an hour longer than they matter, since the time in the test is not that of Redis.
     pub(super) fn with_clock_in(key: &str) -> &'static Self {
         let source = SOURCE
-            .replacen("call('TIME')", &format!("{{ '0', call('GET', '{key}') }}"), 1)
+            .replacen("call('TIME')", &format!("{{ '', call('GET', '{key}') }}"), 1)
             .replacen("(us + SLACK)", "(us + 3600000000)", 1);
         Box::leak(Box::new(Self::new(source.leak())))
     }
@@ -110,6 +112,9 @@ impl Call {
         }
         call.number(limits.len() as u64);
         for limit in &limits {
+            call.word(limit.algorithm());
+        }
+        for limit in &limits {
             call.limit(limit, guess);
         }
 
@@ -170,7 +175,6 @@ impl Call {
     }
 
     fn limit(&mut self, limit: &Limit, guess: u64) {
-        self.word(limit.algorithm());
         match limit {
             Limit::SlidingLog(log) => self.numbers([log.quota(), log.window_us(), log.grain()]),
             Limit::SlidingCounter(counter) => {
