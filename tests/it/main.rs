@@ -7,6 +7,7 @@ mod attack;
 mod auto_traits;
 mod axum;
 mod bad_input;
+mod chaos;
 mod client_ip;
 mod clock_steps;
 mod cluster;
