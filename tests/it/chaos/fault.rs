@@ -123,16 +123,18 @@ impl Fault {
                 redis.restart();
             }
             (Self::SentinelFailover, Place::Sentinel(sentinel)) => {
+                cut_off(&sentinel.primary, &sentinel.replicas).await;
                 sentinel.primary.kill();
                 sentinel.promoted().await;
             }
             (Self::ClusterFailover, Place::Cluster(cluster)) => {
+                cut_off(&cluster.primaries[1], &cluster.replicas[1..2]).await;
                 cluster.primaries[1].kill();
                 sleep(time).await;
             }
             (Self::Reshard, Place::Cluster(cluster)) => reshard(cluster, time, keys).await,
             (Self::ScriptFlush, Place::Server(redis)) => {
-                again_and_again(time, async || redis.command("SCRIPT", ["FLUSH"]).await).await;
+                again_and_again(time, OFTEN, async || redis.command("SCRIPT", ["FLUSH"]).await).await;
             }
             (Self::Partition, Place::Proxied(_, proxy)) => {
                 proxy.partition();
@@ -145,11 +147,11 @@ impl Fault {
                 proxy.delay(Duration::ZERO);
             }
             (Self::Cuts, Place::Proxied(_, proxy)) => {
-                again_and_again(time, async || proxy.cut_before_the_next_answer()).await;
+                again_and_again(time, SELDOM, async || proxy.cut_before_the_next_answer()).await;
             }
             (Self::ClientKill, Place::Server(redis)) => {
                 let kill = ["KILL", "TYPE", "normal", "SKIPME", "yes"];
-                again_and_again(time, async || redis.command("CLIENT", kill).await).await;
+                again_and_again(time, SELDOM, async || redis.command("CLIENT", kill).await).await;
             }
             (Self::HourForward, Place::Clocked(_, clock)) => {
                 clock.set(HOUR_MS);
@@ -187,14 +189,14 @@ impl fmt::Display for Fault {
             Self::KillUnsaved => "killed, with nothing saved",
             Self::Stop => "stopped (`SIGSTOP`)",
             Self::Restart => "restarted (`SHUTDOWN SAVE`)",
-            Self::SentinelFailover => "primary killed, failover by Sentinel",
-            Self::ClusterFailover => "primary killed, failover in a cluster",
+            Self::SentinelFailover => "primary killed 300 ms after its replicas were cut off, failover by Sentinel",
+            Self::ClusterFailover => "the same in a cluster",
             Self::Reshard => "slots move in a cluster",
             Self::ScriptFlush => "`SCRIPT FLUSH` every 50 ms",
             Self::Partition => "partition",
             Self::Latency => "answers 200 ms late",
-            Self::Cuts => "an answer and its connection lost every 50 ms",
-            Self::ClientKill => "`CLIENT KILL` of all every 50 ms",
+            Self::Cuts => "an answer and its connection lost every 300 ms",
+            Self::ClientKill => "`CLIENT KILL` of all every 300 ms",
             Self::HourForward => "clock of Redis an hour forward",
             Self::HourBack => "clock of Redis an hour back",
             Self::OutOfMemory => "out of memory (`noeviction`)",
@@ -203,12 +205,26 @@ impl fmt::Display for Fault {
     }
 }
 
-async fn again_and_again(time: Duration, mut fault: impl AsyncFnMut()) {
+const OFTEN: Duration = Duration::from_millis(50);
+/// Seldom enough for callers to be connected again in between.
+const SELDOM: Duration = Duration::from_millis(300);
+
+async fn again_and_again(time: Duration, pause: Duration, mut fault: impl AsyncFnMut()) {
     let started = Instant::now();
     while started.elapsed() < time {
         fault().await;
-        sleep(Duration::from_millis(50)).await;
+        sleep(pause).await;
     }
+}
+
+/// Keeps from the replicas what the primary counts from now on, and lets it count a little.
+async fn cut_off(primary: &Redis, replicas: &[Redis]) {
+    for replica in replicas {
+        // The primary has no password, and so turns down who names one.
+        replica.command::<()>("CONFIG", ["SET", "masterauth", "none"]).await;
+    }
+    primary.command::<()>("CLIENT", ["KILL", "TYPE", "replica"]).await;
+    sleep(Duration::from_millis(300)).await;
 }
 
 /// Moves the slots of these keys from primary to primary.
@@ -219,7 +235,7 @@ async fn reshard(cluster: &Cluster, time: Duration, keys: &[String]) {
         slots.push((slot, Cluster::owner(slot)));
     }
     let mut next = (0..slots.len()).cycle();
-    again_and_again(time, async || {
+    again_and_again(time, OFTEN, async || {
         let (slot, owner) = &mut slots[next.next().expect("there are keys")];
         let from = std::mem::replace(owner, (*owner + 1) % cluster.primaries.len());
         cluster.begin_to_move(*slot, from, *owner).await;

@@ -123,8 +123,8 @@ impl Row {
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |";
 
     /// Asserts what must hold, whatever went wrong.
-    pub(super) fn verify(&self, fault: Fault) {
-        let leaves = fault.leaves();
+    pub(super) fn verify(&self) {
+        let (fault, leaves) = (self.fault, self.fault.leaves());
         for (key, (verdict, quota)) in self.verdicts.iter().zip(&self.quotas).enumerate() {
             let limit = &quota.limit;
             let lost = match leaves {
