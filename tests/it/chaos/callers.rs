@@ -18,7 +18,7 @@ use tower_quota::{
 };
 
 use super::{
-    history::{Check, POLICY, Quota, Told, quotas},
+    history::{Check, KEYS, POLICY, Quota, Told, quotas},
     run::Setup,
 };
 
@@ -52,21 +52,21 @@ impl Callers {
     }
 
     /// Starts them, and waits until all are connected.
-    pub(super) fn start(url: &str, setup: Setup, hourly: u64) -> Self {
-        let orders = format!("{url} {:?} {} {hourly}", setup.library, setup.together);
+    pub(super) fn start(url: &str, setup: Setup, checks: u64) -> Self {
+        let orders = format!("{url} {:?} {} {checks}", setup.library, setup.together);
         let starting: Vec<_> = (0..CALLERS).map(|_| Caller::spawn(&orders)).collect();
         Self(starting.into_iter().map(Caller::listen).collect())
     }
 
     /// Whether each of them has heard from Redis of each key since then.
-    pub(super) fn are_answered_since(&self, since: u64, keys: usize) -> bool {
+    pub(super) fn are_answered_since(&self, since: u64) -> bool {
         self.0.iter().all(|caller| {
             let checks = caller.checks();
             let answered = |key| {
                 let mut latest = checks.iter().rev().take_while(|check| check.told_at() > since);
                 latest.any(|check| check.key == key && check.sent > since && check.told.is_by_redis())
             };
-            (0..keys).all(answered)
+            (0..KEYS).all(answered)
         })
     }
 
@@ -159,7 +159,7 @@ pub(super) async fn call() {
     let Ok(orders) = env::var(ORDERS) else {
         return;
     };
-    let [url, library, together, hourly] = orders.split(' ').collect::<Vec<_>>()[..] else {
+    let [url, library, together, checks] = orders.split(' ').collect::<Vec<_>>()[..] else {
         panic!("{orders:?} are no orders");
     };
     let library = match library {
@@ -177,10 +177,10 @@ pub(super) async fn call() {
     store.ready().await.expect("Redis answers");
     println!("{REPORT}ready");
 
-    let quotas: Arc<[Quota]> = quotas(hourly.parse().expect("a number")).into();
+    let quotas: Arc<[Quota]> = quotas(checks.parse().expect("a number")).into();
     let (mut ticks, mut checks) = (interval(PAUSE), JoinSet::new());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut pairs = (0..quotas.len()).cycle();
+    let mut pairs = (0..KEYS).cycle();
     let mut orders = tokio::io::BufReader::new(tokio::io::stdin()).lines();
     loop {
         tokio::select! {

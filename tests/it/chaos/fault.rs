@@ -125,7 +125,7 @@ impl Fault {
             (Self::SentinelFailover, Place::Sentinel(sentinel)) => {
                 cut_off(&sentinel.primary, &sentinel.replicas).await;
                 sentinel.primary.kill();
-                sentinel.promoted().await;
+                sleep(time).await;
             }
             (Self::ClusterFailover, Place::Cluster(cluster)) => {
                 cut_off(&cluster.primaries[1], &cluster.replicas[1..2]).await;

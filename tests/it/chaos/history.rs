@@ -42,29 +42,24 @@ pub(super) const POLICY: &str = "chaos";
 
 const N: u64 = 20;
 const WINDOW: Duration = Duration::from_secs(1);
-const HOURLY: usize = 8;
 
-/// One of each algorithm with a short window, which is full most of the time, and several logs of an hour, each of which
-/// is full after so many.
-pub(super) fn quotas(hourly: u64) -> Vec<Quota> {
+/// How many [`quotas`] there are.
+pub(super) const KEYS: usize = 13;
+
+/// One of each algorithm with a short window, which is full most of the time, and logs of an hour: of each three, one is
+/// full before the fault, one during or after it, and one never, if each key is checked so often in all.
+pub(super) fn quotas(checks: u64) -> Vec<Quota> {
     let short = [
         (SlidingLog::new(N, WINDOW).into(), N),
         (SlidingCounter::new(N, WINDOW).into(), 2 * N - 1),
         (FixedWindow::new(N, WINDOW).into(), 2 * N - 1),
         (TokenBucket::new(N, WINDOW).into(), 2 * N - 1),
     ];
-    let long = (0..HOURLY).map(|_| (SlidingLog::per_hour(hourly).into(), hourly));
-    let all = short.into_iter().chain(long).enumerate();
-    all.map(|(position, (limit, most))| Quota {
-        limit,
-        most,
-        keeps_all: position >= short_ones(),
-    })
-    .collect()
-}
-
-const fn short_ones() -> usize {
-    4
+    let long = [checks / 5, checks * 2 / 5, checks * 2].into_iter().cycle();
+    let long = long.map(|quota| (SlidingLog::per_hour(quota).into(), quota));
+    let quota = |keeps_all| move |(limit, most)| Quota { limit, most, keeps_all };
+    let all = short.into_iter().map(quota(false)).chain(long.map(quota(true)));
+    all.take(KEYS).collect()
 }
 
 impl Quota {
