@@ -4,7 +4,7 @@
 //! The tests give each fault a few seconds. To give it longer, and get a table:
 //!
 //! ```sh
-//! CHAOS_SECONDS=10 cargo test --all-features --test it -- --ignored --exact --nocapture chaos::the_tables_of_all_faults
+//! CHAOS_SECONDS=8 cargo test --all-features --test it -- --ignored --exact --nocapture chaos::the_tables_of_all_faults
 //! ```
 
 mod callers;
@@ -73,7 +73,7 @@ each_fault! {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes; `CHAOS_SECONDS` says how long each fault is given"]
 async fn the_tables_of_all_faults() {
-    let seconds = env::var("CHAOS_SECONDS").map_or(10, |seconds| seconds.parse().expect("a number of seconds"));
+    let seconds = env::var("CHAOS_SECONDS").map_or(8, |seconds| seconds.parse().expect("a number of seconds"));
     for (title, setup) in [
         ("With group commit and deny cache, through fred", ON_FRED),
         ("With both, through redis-rs", ON_REDIS_RS),
@@ -85,6 +85,14 @@ async fn the_tables_of_all_faults() {
             println!("{row}");
             row.verify();
         }
+    }
+}
+
+#[test]
+fn the_docs_have_every_fault() {
+    let docs = include_str!("../../../src/store/redis/faults.md");
+    for fault in Fault::ALL {
+        assert!(docs.contains(&format!("| {fault} |")), "{fault} is not in the table");
     }
 }
 
