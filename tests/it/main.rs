@@ -9,6 +9,7 @@ mod auto_traits;
 mod axum;
 mod bad_input;
 mod breaker;
+mod chaos;
 mod client_ip;
 mod clock_steps;
 mod cluster;

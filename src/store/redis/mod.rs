@@ -86,6 +86,8 @@ use crate::ConfigError;
 /// `quota:1:log:login:{ip=203.0.113.7|path=/login}`. Each expires by itself, at most a second after it stops to matter.
 /// Set Redis's `maxmemory-policy` to `noeviction`, or choose an instance of its own: a key that is evicted is a limit that
 /// is reset. A failover loses what the replica had not received yet, and as much may be admitted again.
+///
+#[doc = include_str!("faults.md")]
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStore {

@@ -82,7 +82,7 @@ impl Redis {
         }
     }
 
-    /// Starts the server again after [`kill`](Self::kill), empty, on the same port.
+    /// Starts the server again after [`kill`](Self::kill), on the same port, with nothing but what it has saved.
     pub(crate) fn restart(&mut self) {
         self.server = spawn(self.port, &self.settings, &self.folder);
         assert!(

@@ -1,0 +1,316 @@
+use std::{collections::BTreeMap, fmt, num::ParseIntError, str::FromStr, time::Duration};
+
+use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket};
+
+/// A check, as its caller saw it.
+#[derive(Clone, Debug)]
+pub(super) struct Check {
+    /// The position of its quota.
+    pub(super) key: usize,
+    /// In microseconds since the Unix epoch, by the clock of the callers.
+    pub(super) sent: u64,
+    pub(super) took: Duration,
+    pub(super) told: Told,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// At this time of Redis, in microseconds since the Unix epoch.
+    Admitted(u64),
+    Denied,
+    /// Without asking Redis.
+    DeniedFromMemory,
+    /// An error of Redis, which has counted nothing.
+    Refused,
+    /// That Redis is not asked for now.
+    NotAsked,
+    /// Neither, so it may be counted.
+    Nothing,
+}
+
+/// What each key may do.
+pub(super) struct Quota {
+    pub(super) limit: Limit,
+    /// How much is admitted in any window at most.
+    pub(super) most: u64,
+    /// Whether Redis keeps each admission for longer than the run.
+    pub(super) keeps_all: bool,
+}
+
+/// The name of the policy in Redis.
+pub(super) const POLICY: &str = "chaos";
+
+const N: u64 = 20;
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// How many [`quotas`] there are.
+pub(super) const KEYS: usize = 13;
+
+/// One of each algorithm with a short window, which is full most of the time, and logs of an hour: of each three, one is
+/// full before the fault, one during or after it, and one never, if each key is checked so often in all.
+pub(super) fn quotas(checks: u64) -> Vec<Quota> {
+    let short = [
+        (SlidingLog::new(N, WINDOW).into(), N),
+        (SlidingCounter::new(N, WINDOW).into(), 2 * N - 1),
+        (FixedWindow::new(N, WINDOW).into(), 2 * N - 1),
+        (TokenBucket::new(N, WINDOW).into(), 2 * N - 1),
+    ];
+    let long = [checks / 5, checks * 2 / 5, checks * 2].into_iter().cycle();
+    let long = long.map(|quota| (SlidingLog::per_hour(quota).into(), quota));
+    let quota = |keeps_all| move |(limit, most)| Quota { limit, most, keeps_all };
+    let all = short.into_iter().map(quota(false)).chain(long.map(quota(true)));
+    all.take(KEYS).collect()
+}
+
+impl Quota {
+    /// The key of the quota at this position.
+    pub(super) fn name(position: usize) -> String {
+        format!("caller-{position}")
+    }
+
+    /// Where a log of this position is in Redis.
+    pub(super) fn log(position: usize) -> String {
+        format!("quota:1:log:{POLICY}:{{key={}}}", Self::name(position))
+    }
+
+    fn window_us(&self) -> u64 {
+        let window = self.limit.window().expect("no window of a calendar");
+        window.as_micros() as u64
+    }
+}
+
+impl Told {
+    pub(super) fn is_by_redis(self) -> bool {
+        matches!(self, Self::Admitted(_) | Self::Denied)
+    }
+
+    /// Whether it is no decision.
+    pub(super) fn is_error(self) -> bool {
+        matches!(self, Self::Refused | Self::NotAsked | Self::Nothing)
+    }
+}
+
+impl Check {
+    pub(super) fn told_at(&self) -> u64 {
+        self.sent + self.took.as_micros() as u64
+    }
+}
+
+/// A line of a report, which [`FromStr`] reads.
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (told, at) = match self.told {
+            Told::Admitted(at) => (0, at),
+            Told::Denied => (1, 0),
+            Told::DeniedFromMemory => (2, 0),
+            Told::Refused => (3, 0),
+            Told::NotAsked => (4, 0),
+            Told::Nothing => (5, 0),
+        };
+        write!(f, "{} {} {} {told} {at}", self.key, self.sent, self.took.as_micros())
+    }
+}
+
+impl FromStr for Check {
+    type Err = ParseIntError;
+
+    fn from_str(line: &str) -> Result<Self, ParseIntError> {
+        let numbers = line.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+        let [key, sent, took, told, at] = numbers[..] else {
+            panic!("{line:?} is no check");
+        };
+        Ok(Self {
+            key: key as usize,
+            sent,
+            took: Duration::from_micros(took),
+            told: match told {
+                0 => Told::Admitted(at),
+                1 => Told::Denied,
+                2 => Told::DeniedFromMemory,
+                3 => Told::Refused,
+                4 => Told::NotAsked,
+                _ => Told::Nothing,
+            },
+        })
+    }
+}
+
+/// The weight that a log holds, by its time.
+pub(super) type Held = BTreeMap<u64, u64>;
+
+/// The members of a log, which are named `<time>`, `<time>-<number>`, or either with `:<weight>`.
+pub(super) fn held(members: &str) -> Held {
+    let mut held = Held::new();
+    for member in members.lines().filter(|member| member.starts_with(char::is_numeric)) {
+        let (name, weight) = member.split_once(':').unwrap_or((member, "1"));
+        let time = name.split('-').next().unwrap_or(name);
+        let (time, weight): (u64, u64) = (
+            time.parse().expect("a member begins with a time"),
+            weight.parse().expect("a weight"),
+        );
+        *held.entry(time).or_default() += weight;
+    }
+    held
+}
+
+/// How what callers were told of one key agrees with its limit, and with what Redis holds.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Verdict {
+    /// How many more than the limit were admitted in some window.
+    pub(super) over: u64,
+    /// How many admissions Redis does not hold.
+    pub(super) lost: u64,
+    /// How much Redis holds that nobody can have asked for.
+    pub(super) twice: u64,
+}
+
+impl Verdict {
+    /// Looks at all checks of a key; what Redis holds is given if it keeps all.
+    pub(super) fn of<'a>(checks: impl Iterator<Item = &'a Check>, quota: &Quota, held: Option<&Held>) -> Self {
+        let (mut by_redis, mut by_callers, mut unanswered) = (Vec::new(), Vec::new(), 0);
+        for check in checks {
+            match check.told {
+                Told::Admitted(at) => {
+                    by_redis.push((at, at));
+                    by_callers.push((check.sent, check.told_at()));
+                }
+                Told::Nothing => unanswered += 1,
+                _ => {}
+            }
+        }
+
+        let most = most_within(&mut by_redis, quota.window_us()).max(most_within(&mut by_callers, quota.window_us()));
+        let over = most.saturating_sub(quota.most);
+        let Some(held) = held else {
+            return Self {
+                over,
+                ..Self::default()
+            };
+        };
+
+        let mut told = Held::new();
+        for (at, _) in by_redis {
+            *told.entry(at).or_default() += 1;
+        }
+        let missing = |from: &Held, in_: &Held| -> u64 {
+            let missing = from
+                .iter()
+                .map(|(at, weight)| weight.saturating_sub(in_.get(at).copied().unwrap_or(0)));
+            missing.sum()
+        };
+        Self {
+            over,
+            lost: missing(&told, held),
+            // A charge that nobody was told of is that of a request without an answer.
+            twice: missing(held, &told).saturating_sub(unanswered),
+        }
+    }
+}
+
+/// The most of these that began and ended within some half-open window.
+fn most_within(spans: &mut [(u64, u64)], window: u64) -> u64 {
+    spans.sort_unstable();
+    let counts = spans.iter().enumerate().map(|(first, (start, _))| {
+        let begun = spans[first..].iter().take_while(|(from, _)| from - start < window);
+        begun.filter(|(_, upto)| upto - start < window).count() as u64
+    });
+    counts.max().unwrap_or_default()
+}
+
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn check(sent: u64, told: Told) -> Check {
+        Check {
+            key: 0,
+            sent,
+            took: Duration::from_millis(1),
+            told,
+        }
+    }
+
+    /// Two in any hour.
+    fn quota() -> Quota {
+        Quota {
+            limit: SlidingLog::per_hour(2).into(),
+            most: 2,
+            keeps_all: true,
+        }
+    }
+
+    fn verdict(checks: &[Check], members: &str) -> Verdict {
+        Verdict::of(checks.iter(), &quota(), Some(&held(members)))
+    }
+
+    fn admitted(at: u64) -> Check {
+        check(at, Told::Admitted(at))
+    }
+
+    #[test]
+    fn a_history_that_agrees_with_redis_has_no_fault() {
+        let checks = [
+            admitted(7),
+            admitted(7),
+            admitted(7 + 3_600 * SECOND),
+            check(8, Told::Denied),
+        ];
+        for members in ["7\n7-2\n3600000007", "#\n7:2\n3600000007"] {
+            assert_eq!(verdict(&checks, members), Verdict::default());
+        }
+    }
+
+    #[test]
+    fn one_more_than_the_limit_within_a_window_by_the_clock_of_redis_is_seen() {
+        let checks = [admitted(7), admitted(8), admitted(6 + 3_600 * SECOND)];
+        assert_eq!(verdict(&checks, "7\n8\n3600000006").over, 1);
+    }
+
+    #[test]
+    fn one_more_than_the_limit_within_a_window_by_the_clock_of_the_callers_is_seen() {
+        let hours = |number| check(number, Told::Admitted(number * 3_600 * SECOND));
+        let checks = [hours(1), hours(2), hours(3)];
+        assert_eq!(verdict(&checks, "3600000000\n7200000000\n10800000000").over, 1);
+    }
+
+    #[test]
+    fn a_charge_applied_twice_is_seen() {
+        assert_eq!(verdict(&[admitted(7)], "7\n9").twice, 1);
+        assert_eq!(verdict(&[admitted(7)], "7:2").twice, 1);
+        assert_eq!(verdict(&[admitted(7), check(8, Told::Refused)], "7\n9").twice, 1);
+        assert_eq!(verdict(&[admitted(7), check(8, Told::NotAsked)], "7\n9").twice, 1);
+    }
+
+    #[test]
+    fn a_request_without_an_answer_is_charged_once_or_not() {
+        let checks = [admitted(7), check(8, Told::Nothing)];
+        assert_eq!(verdict(&checks, "7"), Verdict::default());
+        assert_eq!(verdict(&checks, "7\n9"), Verdict::default());
+        assert_eq!(verdict(&checks, "7\n9:2").twice, 1);
+    }
+
+    #[test]
+    fn an_admission_that_redis_does_not_hold_is_seen() {
+        assert_eq!(verdict(&[admitted(7), admitted(8)], "8").lost, 1);
+        // What somebody else was charged makes no amends.
+        let checks = [admitted(7), admitted(8), check(8, Told::Nothing)];
+        assert_eq!(verdict(&checks, "8\n9").lost, 1);
+    }
+
+    #[test]
+    fn a_check_is_read_as_it_was_written() {
+        for told in [
+            Told::Admitted(9),
+            Told::Denied,
+            Told::DeniedFromMemory,
+            Told::Refused,
+            Told::NotAsked,
+            Told::Nothing,
+        ] {
+            let line = check(7, told).to_string();
+            let read: Check = line.parse().expect("a check");
+            assert_eq!((read.to_string(), read.told), (line, told));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Several processes check without pause while something goes wrong, and what they were told must agree with what Redis
+//! holds in the end.
+//!
+//! The tests give each fault a few seconds. To give it longer, and get a table:
+//!
+//! ```sh
+//! CHAOS_SECONDS=8 cargo test --all-features --test it -- --ignored --exact --nocapture chaos::the_tables_of_all_faults
+//! ```
+
+mod callers;
+mod fault;
+mod history;
+mod run;
+
+use std::{env, time::Duration};
+
+use tower_quota::ClientLibrary;
+
+use self::{
+    fault::Fault,
+    run::{Row, Setup, run},
+};
+
+const ALONE: Setup = Setup {
+    library: ClientLibrary::Fred,
+    together: false,
+};
+const ON_FRED: Setup = Setup {
+    library: ClientLibrary::Fred,
+    together: true,
+};
+const ON_REDIS_RS: Setup = Setup {
+    library: ClientLibrary::RedisRs,
+    together: true,
+};
+
+/// Runs one fault briefly, and asserts what must hold.
+async fn holds(fault: Fault, setup: Setup) {
+    let row = run(fault, setup, Duration::from_secs(4)).await;
+    println!("{row}");
+    row.verify();
+}
+
+macro_rules! each_fault {
+    ($($test:ident: $fault:ident, $setup:ident;)*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $test() {
+            holds(Fault::$fault, $setup).await;
+        }
+    )*};
+}
+
+each_fault! {
+    killed_with_all_in_its_file: Kill, ON_FRED;
+    killed_with_nothing_in_a_file: KillUnsaved, ON_REDIS_RS;
+    stopped: Stop, ON_FRED;
+    restarted: Restart, ON_REDIS_RS;
+    failed_over_by_sentinel: SentinelFailover, ON_FRED;
+    failed_over_in_a_cluster: ClusterFailover, ON_REDIS_RS;
+    resharded: Reshard, ON_REDIS_RS;
+    scripts_flushed: ScriptFlush, ON_FRED;
+    partitioned: Partition, ON_FRED;
+    slow: Latency, ON_FRED;
+    answers_lost: Cuts, ON_REDIS_RS;
+    answers_lost_without_group_commit: Cuts, ALONE;
+    connections_killed: ClientKill, ON_FRED;
+    an_hour_forward: HourForward, ON_FRED;
+    an_hour_back: HourBack, ON_FRED;
+    out_of_memory: OutOfMemory, ON_FRED;
+    busy_with_a_script: Busy, ON_FRED;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes; `CHAOS_SECONDS` says how long each fault is given"]
+async fn the_tables_of_all_faults() {
+    let seconds = env::var("CHAOS_SECONDS").map_or(8, |seconds| seconds.parse().expect("a number of seconds"));
+    for (title, setup) in [
+        ("With group commit and deny cache, through fred", ON_FRED),
+        ("With both, through redis-rs", ON_REDIS_RS),
+        ("Without either, through fred", ALONE),
+    ] {
+        println!("\n{title}:\n\n{}", Row::HEAD);
+        for fault in Fault::ALL.into_iter().filter(|fault| fault.runs_on(setup.library)) {
+            let row = run(fault, setup, Duration::from_secs(seconds)).await;
+            println!("{row}");
+            row.verify();
+        }
+    }
+}
+
+#[test]
+fn the_docs_have_every_fault() {
+    let docs = include_str!("../../../src/store/redis/faults.md");
+    for fault in Fault::ALL {
+        assert!(docs.contains(&format!("| {fault} |")), "{fault} is not in the table");
+    }
+}
+
+#[tokio::test]
+async fn a_caller_checks_until_it_is_told_to_stop() {
+    callers::call().await;
+}

@@ -1,0 +1,183 @@
+use std::{fmt, time::Duration};
+
+use tokio::time::{sleep, timeout};
+use tower_quota::ClientLibrary;
+
+use super::{
+    callers::{Callers, now},
+    fault::{Fault, Leaves, Place},
+    history::{Check, Held, KEYS, Quota, Verdict, held, quotas},
+};
+
+/// How callers ask.
+#[derive(Clone, Copy)]
+pub(super) struct Setup {
+    pub(super) library: ClientLibrary,
+    /// With group commit and deny cache.
+    pub(super) together: bool,
+}
+
+/// What became of a run.
+pub(super) struct Row {
+    fault: Fault,
+    requests: usize,
+    errors: usize,
+    /// The longest time in which one caller had no decision about one key.
+    silence: Duration,
+    p99: Duration,
+    quotas: Vec<Quota>,
+    verdicts: Vec<Verdict>,
+    immortal: usize,
+    /// The resident memory of a caller before the fault and after it, in KiB.
+    memory: [u64; 2],
+}
+
+/// Lets a fault strike while callers check, for half of this time.
+pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
+    let mut place = fault.place().await;
+    let checks = Callers::checks_in(time) / KEYS as u64;
+    let quotas = quotas(checks);
+    let logs: Vec<String> = (0..KEYS).map(Quota::log).collect();
+
+    let callers = Callers::start(&place.url(), setup, checks);
+    sleep(time / 4).await;
+    let before = callers.memory();
+    fault.strike(&mut place, time / 2, &logs).await;
+    let healed = now();
+    let answered = async {
+        while !callers.are_answered_since(healed) {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    // Sentinels that were held up by a busy machine do nothing for half a minute.
+    let answered = timeout(Duration::from_secs(60), answered).await;
+    answered.expect("each caller is answered again about each key");
+    sleep(time / 4).await;
+    let after = callers.memory();
+    let histories = callers.stop();
+
+    let verdicts = quotas.iter().enumerate().map(|(key, quota)| {
+        let checks = histories.iter().flatten().filter(|check| check.key == key);
+        let held = quota.keeps_all.then(|| held_of(&place, &logs[key]));
+        Verdict::of(checks, quota, held.as_ref())
+    });
+    let verdicts = verdicts.collect();
+    let mut took: Vec<_> = histories.iter().flatten().map(|check| check.took).collect();
+    took.sort_unstable();
+    Row {
+        fault,
+        requests: took.len(),
+        errors: histories.iter().flatten().filter(|check| check.told.is_error()).count(),
+        silence: longest_silence(&histories),
+        p99: took[took.len() * 99 / 100],
+        quotas,
+        verdicts,
+        immortal: immortal(&place),
+        memory: [before, after],
+    }
+}
+
+/// What the log of this name holds.
+fn held_of(place: &Place, log: &str) -> Held {
+    let primaries = place.primaries();
+    let members = primaries.iter().map(|redis| redis.cli(&["ZRANGE", log, "0", "-1"]));
+    // Of the nodes of a cluster, all but one say who has it.
+    members
+        .map(|members| held(&members))
+        .find(|held| !held.is_empty())
+        .unwrap_or_default()
+}
+
+/// How many keys have no expiry.
+fn immortal(place: &Place) -> usize {
+    let mut immortal = 0;
+    for redis in place.primaries() {
+        let keys = redis.cli(&["KEYS", "*"]);
+        immortal += keys
+            .lines()
+            .filter(|key| redis.cli(&["PTTL", key]).trim() == "-1")
+            .count();
+    }
+    immortal
+}
+
+fn longest_silence(histories: &[Vec<Check>]) -> Duration {
+    let mut longest = 0;
+    for history in histories {
+        for key in 0..KEYS {
+            let checks = history.iter().filter(|check| check.key == key);
+            let mut since = None;
+            for check in checks {
+                let start = *since.get_or_insert(check.sent);
+                longest = longest.max(check.told_at().saturating_sub(start));
+                if !check.told.is_error() {
+                    since = Some(check.told_at().max(start));
+                }
+            }
+        }
+    }
+    Duration::from_micros(longest)
+}
+
+impl Row {
+    pub(super) const HEAD: &str = "\
+| Redis is | requests | errors | longest without a decision | p99 of a check | admitted above the limit | admissions lost | charged twice | keys without TTL | memory of a process |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |";
+
+    /// Asserts what must hold, whatever went wrong.
+    pub(super) fn verify(&self) {
+        let (fault, leaves) = (self.fault, self.fault.leaves());
+        for (key, (verdict, quota)) in self.verdicts.iter().zip(&self.quotas).enumerate() {
+            let limit = &quota.limit;
+            let lost = match leaves {
+                Leaves::Everything => 0,
+                Leaves::Part if quota.keeps_all => verdict.lost,
+                Leaves::Part | Leaves::AnotherTime => limit.quota(),
+            };
+            assert!(verdict.over <= lost, "{fault}: {key}, {limit}: {verdict:?}");
+            assert_eq!(verdict.twice, 0, "{fault}: {key}, {limit}: {verdict:?}");
+            if leaves == Leaves::Everything {
+                assert_eq!(verdict.lost, 0, "{fault}: {key}, {limit}: {verdict:?}");
+            }
+        }
+        assert_eq!(self.immortal, 0, "{fault}: keys live forever");
+        // What a busy machine may need.
+        assert!(self.p99 < Duration::from_secs(2), "{fault}: {:?}", self.p99);
+        let [before, after] = self.memory;
+        assert!(after < before + 32 * 1_024, "{fault}: {before} KiB grew to {after} KiB");
+    }
+
+    fn sum(&self, of: impl Fn(&Verdict) -> u64) -> u64 {
+        self.verdicts.iter().map(of).sum()
+    }
+}
+
+/// A row of the table.
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            fault,
+            requests,
+            errors,
+            silence,
+            p99,
+            immortal,
+            memory,
+            ..
+        } = self;
+        let [before, after] = memory.map(|kib| kib as f64 / 1_024.0);
+        let (silence, p99) = (silence.as_secs_f64(), p99.as_secs_f64() * 1_000.0);
+        let over = self
+            .verdicts
+            .iter()
+            .map(|verdict| verdict.over)
+            .max()
+            .unwrap_or_default();
+        let (lost, twice) = (self.sum(|verdict| verdict.lost), self.sum(|verdict| verdict.twice));
+        write!(
+            f,
+            "| {fault} | {requests} | {errors} | {silence:.2} s | {p99:.1} ms | {over} | {lost} | {twice} "
+        )?;
+        write!(f, "| {immortal} | {before:.1} to {after:.1} MiB |")
+    }
+}
