@@ -180,6 +180,7 @@ pub(super) async fn call() {
     let quotas: Arc<[Quota]> = quotas(checks.parse().expect("a number")).into();
     let (mut ticks, mut checks) = (interval(PAUSE), JoinSet::new());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let begun = Instant::now();
     let mut pairs = (0..KEYS).cycle();
     let mut orders = tokio::io::BufReader::new(tokio::io::stdin()).lines();
     loop {
@@ -189,7 +190,7 @@ pub(super) async fn call() {
             _ = ticks.tick() => for key in pairs.by_ref().take(CHECKS / 2) {
                 for _ in 0..2 {
                     let (store, quotas) = (store.clone(), quotas.clone());
-                    checks.spawn(async move { println!("{REPORT}{}", check(&store, &quotas, key).await) });
+                    checks.spawn(async move { println!("{REPORT}{}", check(&store, &quotas, key, begun).await) });
                 }
             },
         }
@@ -197,7 +198,7 @@ pub(super) async fn call() {
     checks.join_all().await;
 }
 
-async fn check(store: &RedisStore, quotas: &[Quota], key: usize) -> Check {
+async fn check(store: &RedisStore, quotas: &[Quota], key: usize, begun: Instant) -> Check {
     let (sent, started) = (now(), Instant::now());
     let name = Key::from(Quota::name(key));
     let charges = [Charge::new(POLICY, &quotas[key].limit, &name, 1)];
@@ -217,6 +218,7 @@ async fn check(store: &RedisStore, quotas: &[Quota], key: usize) -> Check {
     Check {
         key,
         sent,
+        after: started - begun,
         took: started.elapsed(),
         told,
     }

@@ -9,6 +9,8 @@ pub(super) struct Check {
     pub(super) key: usize,
     /// In microseconds since the Unix epoch, by the clock of the callers.
     pub(super) sent: u64,
+    /// Since the caller was started, whatever its clock is set to.
+    pub(super) after: Duration,
     pub(super) took: Duration,
     pub(super) told: Told,
 }
@@ -107,7 +109,8 @@ impl fmt::Display for Check {
             Told::NotAsked => (4, 0),
             Told::Nothing => (5, 0),
         };
-        write!(f, "{} {} {} {told} {at}", self.key, self.sent, self.took.as_micros())
+        let (after, took) = (self.after.as_micros(), self.took.as_micros());
+        write!(f, "{} {} {after} {took} {told} {at}", self.key, self.sent)
     }
 }
 
@@ -116,12 +119,13 @@ impl FromStr for Check {
 
     fn from_str(line: &str) -> Result<Self, ParseIntError> {
         let numbers = line.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
-        let [key, sent, took, told, at] = numbers[..] else {
+        let [key, sent, after, took, told, at] = numbers[..] else {
             panic!("{line:?} is no check");
         };
         Ok(Self {
             key: key as usize,
             sent,
+            after: Duration::from_micros(after),
             took: Duration::from_micros(took),
             told: match told {
                 0 => Told::Admitted(at),
@@ -226,6 +230,7 @@ mod tests {
         Check {
             key: 0,
             sent,
+            after: Duration::ZERO,
             took: Duration::from_millis(1),
             told,
         }

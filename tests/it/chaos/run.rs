@@ -102,21 +102,20 @@ fn immortal(place: &Place) -> usize {
 }
 
 fn longest_silence(histories: &[Vec<Check>]) -> Duration {
-    let mut longest = 0;
+    let mut longest = Duration::ZERO;
     for history in histories {
         for key in 0..KEYS {
-            let checks = history.iter().filter(|check| check.key == key);
             let mut since = None;
-            for check in checks {
-                let start = *since.get_or_insert(check.sent);
-                longest = longest.max(check.told_at().saturating_sub(start));
+            for check in history.iter().filter(|check| check.key == key) {
+                let (start, end) = (*since.get_or_insert(check.after), check.after + check.took);
+                longest = longest.max(end.saturating_sub(start));
                 if !check.told.is_error() {
-                    since = Some(check.told_at().max(start));
+                    since = Some(end.max(start));
                 }
             }
         }
     }
-    Duration::from_micros(longest)
+    longest
 }
 
 impl Row {
