@@ -88,6 +88,8 @@ use crate::ConfigError;
 /// is reset. A failover loses what the replica had not received yet, and as much may be admitted again.
 ///
 #[doc = include_str!("faults.md")]
+///
+#[doc = include_str!("speed.md")]
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStore {
