@@ -33,6 +33,7 @@ mod properties;
 mod redis_store;
 mod reference;
 mod script;
+mod shutdown;
 mod support;
 mod tidy;
 mod tonic;
