@@ -95,13 +95,13 @@ async fn ten_thousand_denials_add_no_member_and_no_time_to_live() {
     for _ in 0..3 {
         let _ = check(&limiter).await;
     }
-    let expires_at: u64 = redis.command("PEXPIRETIME", [LOG]).await;
+    let expires_at = redis.expires_at(LOG).await;
 
     let decisions = check_at_once(&limiter, 10_000).await;
 
     assert_eq!(admitted(&decisions), 0);
     assert_eq!(members(&redis).await, 3);
-    assert_eq!(redis.command::<u64>("PEXPIRETIME", [LOG]).await, expires_at);
+    assert_eq!(redis.expires_at(LOG).await, expires_at);
 }
 
 // What four well-known limiters got wrong.

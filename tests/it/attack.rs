@@ -34,7 +34,7 @@ async fn everything(redis: &Redis) -> Vec<(String, Vec<u8>, i64)> {
     let mut everything = Vec::new();
     for key in keys {
         let content = redis.command("DUMP", [&key]).await;
-        let expires_at = redis.command("PEXPIRETIME", [&key]).await;
+        let expires_at = redis.expires_at(&key).await;
         everything.push((key, content, expires_at));
     }
     everything

@@ -164,7 +164,7 @@ async fn a_denied_request_leaves_every_key_as_it_was() {
         let key = keys.first().expect("it was counted").as_str();
         let before = (
             redis.command::<Vec<u8>>("DUMP", [key]).await,
-            redis.command::<i64>("PEXPIRETIME", [key]).await,
+            redis.expires_at(key).await,
         );
 
         for cost in [1, 3] {
@@ -180,7 +180,7 @@ async fn a_denied_request_leaves_every_key_as_it_was() {
             );
             let after = (
                 redis.command::<Vec<u8>>("DUMP", [key]).await,
-                redis.command::<i64>("PEXPIRETIME", [key]).await,
+                redis.expires_at(key).await,
             );
             assert_eq!(after, before, "{limit}");
         }

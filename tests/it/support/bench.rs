@@ -102,7 +102,7 @@ impl Bench {
     pub(crate) async fn expires_at(&self) -> Option<i64> {
         let redis = self.redis.as_ref()?;
         let keys: Vec<String> = redis.command("KEYS", [format!("*{{key={}}}", self.key)]).await;
-        Some(redis.command("PEXPIRETIME", [keys.first()?]).await)
+        Some(redis.expires_at(keys.first()?).await)
     }
 
     pub(crate) async fn check(&self, limit: &Limit, cost: u64) -> Outcome {

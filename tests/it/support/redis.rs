@@ -124,6 +124,26 @@ impl Redis {
         cli(self.port, None, command)
     }
 
+    /// When a key expires, in milliseconds since the Unix epoch; below 0 if it does not, or is not there.
+    ///
+    /// Redis 6.2 has no `PEXPIRETIME`.
+    pub(crate) async fn expires_at(&self, key: &str) -> i64 {
+        const WITHIN_ONE_MILLISECOND: &str = "
+            local function ms()
+                local time = redis.call('TIME')
+                return time[1] * 1000 + math.floor(time[2] / 1000)
+            end
+            while true do
+                local before, left, after = ms(), redis.call('PTTL', KEYS[1]), ms()
+                if left < 0 then
+                    return left
+                elseif before == after then
+                    return before + left
+                end
+            end";
+        self.command("EVAL", [WITHIN_ONE_MILLISECOND, "1", key]).await
+    }
+
     /// A client for the tests' own commands.
     pub(crate) async fn client(&self) -> &Client {
         self.client
