@@ -1,3 +1,5 @@
+mod text;
+
 use std::time::Duration;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -6,6 +8,7 @@ use http::{
     header::{Entry, RETRY_AFTER},
 };
 
+use self::text::Text;
 use crate::{Decision, Limit, decision::PolicyDecision, key::Secret};
 
 /// Which header fields tell callers how they stand.
@@ -167,80 +170,6 @@ pub(crate) fn announced(name: &str, limit: &Limit) -> HeaderValue {
         policy.text(";w=").number(ceil_secs(window).max(1));
     }
     policy.into()
-}
-
-/// The value of a field while it is written: most fit in an array.
-struct Text {
-    short: [u8; 128],
-    len: usize,
-    long: Vec<u8>,
-}
-
-impl Default for Text {
-    fn default() -> Self {
-        Self {
-            short: [0; 128],
-            len: 0,
-            long: Vec::new(),
-        }
-    }
-}
-
-impl Text {
-    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        let end = self.len + bytes.len();
-        match self.short.get_mut(self.len..end) {
-            Some(room) if self.long.is_empty() => {
-                room.copy_from_slice(bytes);
-                self.len = end;
-            }
-            _ => {
-                if self.long.is_empty() {
-                    self.long.extend_from_slice(&self.short[..self.len]);
-                }
-                self.long.extend_from_slice(bytes);
-            }
-        }
-        self
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        match self.long.is_empty() {
-            true => &self.short[..self.len],
-            false => &self.long,
-        }
-    }
-
-    fn text(&mut self, text: &str) -> &mut Self {
-        self.bytes(text.as_bytes())
-    }
-
-    fn number(&mut self, number: u64) -> &mut Self {
-        self.text(itoa::Buffer::new().format(number))
-    }
-
-    /// Begins a member of a list.
-    fn delimit(&mut self) -> &mut Self {
-        match self.as_bytes().is_empty() {
-            true => self,
-            false => self.text(", "),
-        }
-    }
-}
-
-impl From<Text> for HeaderValue {
-    fn from(text: Text) -> Self {
-        // Always is a value: names, numbers, and what was one before.
-        Self::from_bytes(text.as_bytes()).unwrap_or(const { Self::from_static("") })
-    }
-}
-
-impl From<u64> for Text {
-    fn from(number: u64) -> Self {
-        let mut text = Self::default();
-        text.number(number);
-        text
-    }
 }
 
 const X_RATELIMIT: [HeaderName; 3] = [X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET];
