@@ -1,119 +1,140 @@
--- The driver: reads the limits, then decides request by request. A request is admitted when all of its charges fit, and
--- only then is anything added. All of its keys are read before anything is added to one, so a request that fails has
--- added nothing, and those after it are decided as if it had not been there.
+-- The driver: decides run after run, request by request. A request is admitted when all of its charges fit, and only
+-- then is anything added. All of its keys are read before anything is added to one, so a request that fails has added
+-- nothing, and those after it are decided as if it had not been there.
 
-for i = 1, #limits do
-  limits[i] = algorithms[limits[i]].limit()
+local runs = {}
+do
+  -- Charges of one place among those of their request serve all runs.
+  local made = {}
+  local position = 1
+  while position <= #ARGV do
+    local operation, requests, times, size, admitted_at =
+      string.match(ARGV[position], '^(%a+) (%d+) (%d+) (%d+) ?(%d*)$')
+    local charges = {}
+    for i = 1, size do
+      local argument = ARGV[position + i]
+      made[i] = made[i] or {}
+      if not made[i][argument] then
+        local numbers = {}
+        for number in string.gmatch(argument, '%d+') do
+          numbers[#numbers + 1] = tonumber(number)
+        end
+        made[i][argument] = algorithms[string.match(argument, '%a+')](unpack(numbers))
+      end
+      charges[i] = made[i][argument]
+    end
+    runs[#runs + 1] = {
+      operation = operation,
+      left = requests - (position == 1 and passed or 0),
+      plain = operation == 'check' and times == '1' and size == '1' and plain(ARGV[position + 1]),
+      times = tonumber(times),
+      admitted_at = tonumber(admitted_at),
+      charges = charges,
+    }
+    position = position + 1 + size
+  end
 end
 
 if outside_calendar then
-  return { now }
+  return reply[1]
 end
 
-local function reset(charges, times)
-  for _, charge in ipairs(charges) do
-    call('UNLINK', charge.state.key)
-    charge.remaining, charge.wait, charge.reset = charge.limit.quota, 0, 0
-  end
-  return times
+local errors = {}
+
+local function tell(admitted, remaining, wait, reset)
+  length = length + 1
+  reply[length] = pack('<dddd', admitted, remaining, wait, reset)
 end
 
-local function refund(charges, times, at)
-  for _, charge in ipairs(charges) do
-    charge.algorithm.open(charge.state, charge.limit)
+local function reset(run)
+  for i, charge in ipairs(run.charges) do
+    call('UNLINK', KEYS[passed + i])
+    tell(run.times, charge.open(KEYS[passed + i]), 0, 0)
   end
-
-  for _, charge in ipairs(charges) do
-    local algorithm, state, limit = charge.algorithm, charge.state, charge.limit
-    algorithm.refund(state, limit, at, charge.cost)
-    charge.remaining, charge.wait, charge.reset = algorithm.room(state, limit), 0, algorithm.reset(state, limit)
-  end
-  return times
 end
 
-local function decide(charges, times, operation)
+local function refund(run)
+  for i, charge in ipairs(run.charges) do
+    charge.open(KEYS[passed + i])
+  end
+  for _, charge in ipairs(run.charges) do
+    local room = charge.refund(run.admitted_at, charge.cost)
+    tell(run.times, room, 0, charge.reset())
+  end
+end
+
+local function decide(run, charges, times)
   local admitted = times
   for i = 1, #charges do
     local charge = charges[i]
-    local algorithm, state, limit = charge.algorithm, charge.state, charge.limit
-    algorithm.open(state, limit)
-    charge.remaining = algorithm.room(state, limit)
-    if charge.remaining < admitted * charge.cost then
-      admitted = floor(charge.remaining / charge.cost)
+    local room = charge.open(KEYS[passed + i])
+    if room < times * charge.cost then
+      room = charge.reclaim and charge.reclaim() or room
+      admitted = min(admitted, floor(room / charge.cost))
     end
+    charge.room = room
   end
 
   local added = admitted
-  if operation == 'charge' then
+  if run.operation == 'charge' then
     admitted, added = times, times
-  elseif operation == 'peek' then
+  elseif run.operation == 'peek' then
     admitted, added = admitted > 0 and times or 0, 0
   end
-  if added > 0 then
-    for i = 1, #charges do
-      local charge = charges[i]
-      charge.algorithm.add(charge.state, charge.limit, added * charge.cost)
-      charge.remaining = max(0, charge.remaining - added * charge.cost)
-    end
-  end
-
   for i = 1, #charges do
     local charge = charges[i]
-    local algorithm, state, limit = charge.algorithm, charge.state, charge.limit
-    local short = admitted < times and charge.remaining < charge.cost
-    charge.wait = short and algorithm.wait(state, limit, charge.cost) or 0
-    charge.reset = algorithm.reset(state, limit)
+    local room, cost = charge.room, charge.cost
+    if added > 0 then
+      charge.add(added * cost)
+      room = max(0, room - added * cost)
+    end
+    local wait = admitted < times and room < cost and charge.wait() or 0
+    tell(admitted, room, wait, charge.reset())
   end
-  return admitted
 end
 
-local reply, length = { now, nil, nil, nil, nil }, 1
-local next_key = 1
-
-while position < #ARGV do
-  local operation, requests, times, size = word(), take(), take(), take()
-  -- One table for each charge serves all requests of the run.
-  local charges = {}
-  for i = 1, size do
-    local limit, cost = limits[take()], take()
-    local algorithm = limit.algorithm
-    charges[i] = {
-      algorithm = algorithm,
-      limit = limit,
-      state = algorithm.state(),
-      cost = cost,
-      remaining = 0,
-      wait = 0,
-      reset = 0,
-    }
+-- Those requests of a run that are left, unless one fails.
+local function go(run)
+  local operation, charges, times = decide, run.charges, run.times
+  if run.operation == 'reset' then
+    operation = reset
+  elseif run.operation == 'refund' then
+    operation = refund
   end
-  local run, detail = decide, operation
-  if operation == 'reset' then
-    run = reset
-  elseif operation == 'refund' then
-    run, detail = refund, take()
-  end
-
-  for _ = 1, requests do
-    for i = 1, size do
-      charges[i].state.key = KEYS[next_key]
-      next_key = next_key + 1
+  while run.left > 0 do
+    local remaining, reset
+    if run.plain then
+      remaining, reset = run.plain(KEYS[passed + 1])
     end
-    local fine, answer = pcall(run, charges, times, detail)
-    length = length + 1
-    if fine then
-      reply[length] = answer
-      for i = 1, size do
-        local charge = charges[i]
-        reply[length + 1], reply[length + 2], reply[length + 3] = charge.remaining, charge.wait, charge.reset
-        length = length + 3
-      end
+    if remaining then
+      tell(1, remaining, 0, reset)
     else
+      operation(run, charges, times)
+    end
+    passed = passed + #charges
+    run.left = run.left - 1
+  end
+end
+
+for _, run in ipairs(runs) do
+  while run.left > 0 do
+    local fine, answer = pcall(go, run)
+    if not fine then
       -- From its code on: since Redis 7 an error comes in a table; before, it may follow the script's line.
       local message = type(answer) == 'table' and answer.err or answer
-      reply[length] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
+      errors[#errors + 1] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
+      length = passed + 1
+      for _ in ipairs(run.charges) do
+        tell(-#errors, 0, 0, 0)
+      end
+      passed = passed + #run.charges
+      run.left = run.left - 1
     end
   end
 end
 
-return reply
+local packed = table.concat(reply, '', 1, length)
+if #errors > 0 then
+  return { packed, unpack(errors) }
+end
+return packed

@@ -5,139 +5,86 @@
 -- then on a member `#`, kept at rank 0, has minus the total weight as its score. Where a grain is given, admissions of
 -- one grain of time are one member, scored with the last of them.
 
-if algorithms.log then
-  local function limit()
-    local quota, window, grain = take(), take(), take()
-    local expired = text(now - window)
-
-    return {
-      algorithm = algorithms.log,
-      quota = quota,
-      window = window,
-      grain = grain,
-      expired = expired,
-      live = '(' .. expired,
-      ttl = text(ttl(window)),
-    }
-  end
-
-  local function state()
-    return {
-      key = false,
-      -- Members, `#` not among them, and what they weigh.
-      stored = 0,
-      total = 0,
-      -- Of the members, how many have expired, and how many belong to a clock that is gone.
-      late = 0,
-      gone = 0,
-      -- How many members may still be read or removed.
-      budget = 0,
-      -- Whether the weights are counted, and whether `#` holds them.
-      weighted = false,
-      marked = false,
-      -- Whether a member lies ahead of the clock, and whether one was added.
-      ahead = false,
-      added = false,
-    }
-  end
+function algorithms.log(cost, quota, window, grain)
+  local expired, expires = now - window, expiry(now + window)
+  -- Of the members, `#` not among them: how many there are, what they weigh, how many have expired, how many belong to a
+  -- clock that is gone, and how many may still be read or removed.
+  local key, stored, total, late, gone, budget
+  -- Whether the weights are counted, whether `#` holds them, and whether a member was added.
+  local weighted, marked, added
+  -- The oldest member's time, while it is known.
+  local first
 
   -- Names are read instead of scores, which Redis would have to print.
   local function time_of(member)
-    return tonumber(string.match(member, '^%d+'))
+    return tonumber(member) or tonumber(string.match(member, '^%d+'))
   end
 
   local function weight_of(member)
     return tonumber(string.match(member, ':(%d+)$') or 1)
   end
 
-  local function drop(state, first, last)
-    if state.weighted then
+  local function drop(from, upto)
+    if weighted then
       local dropped = 0
-      for _, member in ipairs(call('ZRANGE', state.key, first, last)) do
+      for _, member in ipairs(call('ZRANGE', key, from, upto)) do
         dropped = dropped + weight_of(member)
       end
-      call('ZINCRBY', state.key, dropped, '#')
-      state.total = state.total - dropped
+      call('ZINCRBY', key, dropped, '#')
+      total = total - dropped
     end
 
-    call('ZREMRANGEBYRANK', state.key, first, last)
-    state.stored = state.stored - (last - first + 1)
-    state.budget = state.budget - (last - first + 1)
+    call('ZREMRANGEBYRANK', key, from, upto)
+    stored = stored - (upto - from + 1)
+    budget = budget - (upto - from + 1)
   end
 
-  -- Drops what has expired and what a clock that is gone has left, oldest and newest first, within the budget. So many
-  -- members lie `before` the window, `#` among them, and `ahead` of the clock.
-  local function settle(state, limit, before, ahead)
-    local total = before > 0 and call('ZSCORE', state.key, '#')
-    if total then
-      state.weighted, state.marked = true, true
-      state.total = min(max(0, -tonumber(total)), MAX_TOTAL)
-      state.stored = state.stored - 1
-      before = before - 1
+  -- Once something was dropped: an empty log weighs nothing, and unless weights are counted, members are.
+  local function recount()
+    if weighted and stored == 0 then
+      call('DEL', key)
+      weighted, marked = false, false
     end
-    local base = state.weighted and 1 or 0
-
-    local dropped = min(before, state.budget - 2)
-    if dropped > 0 then
-      drop(state, base, base + dropped - 1)
-    end
-    state.late = before - dropped
-
-    local gone = ahead > 0 and call('ZCOUNT', state.key, '(' .. text(now + min(SLACK, limit.window)), '+inf') or 0
-    state.ahead = ahead > gone
-    dropped = min(gone, state.budget - 2)
-    if dropped > 0 then
-      drop(state, -dropped, -1)
-    end
-    state.gone = gone - dropped
-
-    if state.weighted and state.stored == 0 then
-      call('DEL', state.key)
-      state.weighted, state.marked = false, false
-    end
-    if not state.weighted then
-      state.total = state.stored - state.late - state.gone
+    if not weighted then
+      total = stored - late - gone
     end
   end
 
-  local function open(state, limit)
-    local stored = call('ZCARD', state.key)
-    state.stored, state.total, state.late, state.gone, state.budget = stored, stored, 0, 0, BOUND
-    state.weighted, state.marked, state.ahead, state.added = false, false, false, false
-    if stored == 0 then
+  -- Drops what has expired, oldest first, within the budget.
+  local function settle()
+    if not weighted and stored < budget - 1 then
+      local dropped = call('ZREMRANGEBYSCORE', key, '(0', text(expired))
+      stored, total, budget = stored - dropped, total - dropped, budget - dropped
       return
     end
 
-    -- In the plain case every member weighs 1 and lies within the window.
-    local live = call('ZCOUNT', state.key, limit.live, now_text)
-    if live < stored then
-      local before = call('ZCOUNT', state.key, '-inf', limit.expired)
-      settle(state, limit, before, stored - live - before)
+    local before = call('ZCOUNT', key, '(0', text(expired))
+    local dropped = min(before, budget - 2)
+    if dropped > 0 then
+      local base = weighted and 1 or 0
+      drop(base, base + dropped - 1)
     end
-  end
-
-  local function room(state, limit)
-    return max(0, limit.quota - state.total)
+    late = before - dropped
+    recount()
   end
 
   -- Adds a member at `at`, whatever else was added at that time, and writes the total down.
-  local function insert(state, at, weight)
+  local function insert(at, weight)
     local score = at == now and now_text or text(at)
     local suffix = weight > 1 and ':' .. text(weight) or ''
-    local total = state.weighted and -state.total
 
     -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and
     -- there are no more than `stored` to meet.
-    local member, attempt = score .. suffix, state.stored
+    local member, attempt = score .. suffix, stored
     while true do
-      local added
-      if total then
-        added = call('ZADD', state.key, score, member, total, '#') - (state.marked and 0 or 1)
-        state.marked = true
+      local fresh
+      if weighted then
+        fresh = call('ZADD', key, score, member, -total, '#') - (marked and 0 or 1)
+        marked = true
       else
-        added = call('ZADD', state.key, score, member)
+        fresh = call('ZADD', key, score, member)
       end
-      if added > 0 then
+      if fresh > 0 then
         return
       end
       attempt = attempt + 1
@@ -145,100 +92,135 @@ if algorithms.log then
     end
   end
 
-  local function add(state, limit, weight)
-    -- Beyond the limit, which only charges go, all are one member: no flood of them makes the log longer.
-    local beyond = state.stored > 0 and state.total >= limit.quota
-    if (weight > 1 or limit.grain > 0 or beyond) and not state.weighted then
-      state.weighted, state.total = true, state.stored
-    end
-    weight = max(1, min(weight, MAX_TOTAL - state.total))
-    state.total = state.total + weight
+  local charge = { cost = cost }
 
-    local first, last
-    if limit.grain > 0 then
-      first = now - now % limit.grain
-      last = first + limit.grain - 1
+  function charge.open(name)
+    key = name
+    stored = call('ZCARD', key)
+    total, late, gone, budget = stored, 0, 0, BOUND
+    weighted, marked, added, first = false, false, false, nil
+    if stored > 0 then
+      local oldest = call('ZRANGE', key, '0', '0')[1]
+      if oldest == '#' then
+        weighted, marked = true, true
+        total = min(max(0, -tonumber(call('ZSCORE', key, '#'))), MAX_TOTAL)
+        stored = stored - 1
+        settle()
+      else
+        first = time_of(oldest)
+        if first <= expired then
+          first = nil
+          settle()
+        end
+      end
+    end
+    return max(0, quota - total)
+  end
+
+  -- Drops what a clock that is gone has left, newest first: it lies too far ahead.
+  function charge.reclaim()
+    gone = call('ZCOUNT', key, '(' .. text(now + min(SLACK, window)), '+inf')
+    local dropped = min(gone, budget - 2)
+    if dropped > 0 then
+      drop(-dropped, -1)
+    end
+    gone = gone - dropped
+    recount()
+    return max(0, quota - total)
+  end
+
+  function charge.add(weight)
+    -- Beyond the limit, which only charges go, all are one member: no flood of them makes the log longer.
+    local beyond = total >= quota and stored > 0
+    if (weight > 1 or grain > 0 or beyond) and not weighted then
+      weighted, total = true, stored
+    end
+    weight = max(1, min(weight, MAX_TOTAL - total))
+    total = total + weight
+
+    local from, upto
+    if grain > 0 then
+      from = now - now % grain
+      upto = from + grain - 1
     elseif beyond then
-      first = time_of(call('ZRANGE', state.key, '-1', '-1')[1])
-      last = first
+      from = time_of(call('ZRANGE', key, '-1', '-1')[1])
+      upto = from
     end
 
     local at, merged = now, 0
-    if first then
-      local members =
-        call('ZREVRANGEBYSCORE', state.key, last, first, 'LIMIT', '0', state.budget - 1)
-      for _, member in ipairs(members) do
+    if from then
+      for _, member in ipairs(call('ZREVRANGEBYSCORE', key, upto, from, 'LIMIT', '0', budget - 1)) do
         at = max(at, time_of(member))
         merged = merged + weight_of(member)
-        call('ZREM', state.key, member)
-        state.stored = state.stored - 1
+        call('ZREM', key, member)
+        stored = stored - 1
       end
+      first = nil
     end
-    insert(state, at, merged + weight)
-    call('PEXPIRE', state.key, limit.ttl)
+    insert(at, merged + weight)
+    call('PEXPIREAT', key, expires)
 
-    state.stored = state.stored + 1
-    state.added = true
+    stored = stored + 1
+    added = true
   end
 
   -- The time of the member that frees so much weight, or, past the budget, of the last one looked at.
-  local function frees(state, need)
-    if not state.weighted then
-      local rank = state.late + need - 1
-      return time_of(call('ZRANGE', state.key, rank, rank)[1])
+  local function frees(need)
+    if not weighted then
+      local rank = late + need - 1
+      return rank == 0 and first or time_of(call('ZRANGE', key, rank, rank)[1])
     end
 
     -- Most waits are for one of the first.
     local at
-    local first, size = 1, 8
-    while first < state.budget do
-      local last = min(first + size, state.budget) - 1
-      for _, member in ipairs(call('ZRANGE', state.key, first, last)) do
+    local from, size = 1, 8
+    while from < budget do
+      local upto = min(from + size, budget) - 1
+      for _, member in ipairs(call('ZRANGE', key, from, upto)) do
         at = time_of(member)
         need = need - weight_of(member)
         if need <= 0 then
           return at
         end
       end
-      if last >= state.stored then
+      if upto >= stored then
         break
       end
-      first, size = last + 1, size * 8
+      from, size = upto + 1, size * 8
     end
     return at or now
   end
 
-  local function wait(state, limit, cost)
-    local need = min(state.total + cost - limit.quota, state.total)
+  function charge.wait()
+    local need = min(total + cost - quota, total)
     if need <= 0 then
-      return limit.window
+      return window
     end
-    keep(state.key, limit.window)
-    return max(1, frees(state, need) + limit.window - now)
+    keep(key, now + window)
+    return max(1, frees(need) + window - now)
   end
 
   -- The wait until the newest entry leaves.
-  local function reset(state, limit)
-    if state.added and not state.ahead then
-      return limit.window
+  function charge.reset()
+    if added then
+      return window
     end
-
-    if state.stored <= state.late + state.gone then
+    if stored <= late + gone then
       return 0
     end
-    local rank = -1 - state.gone
-    return time_of(call('ZRANGE', state.key, rank, rank)[1]) + limit.window - now
+    local rank = -1 - gone
+    return min(window, time_of(call('ZRANGE', key, rank, rank)[1]) + window - now)
   end
 
   -- Takes weight back from what was added at that time, as far as it still counts.
-  local function refund(state, limit, at, weight)
-    local first, last = at, at
-    if limit.grain > 0 then
-      first = at - at % limit.grain
-      last = first + limit.grain - 1
+  function charge.refund(admitted_at, weight)
+    local from, upto = admitted_at, admitted_at
+    if grain > 0 then
+      from = from - from % grain
+      upto = from + grain - 1
     end
-    local low, left = max(first, now - limit.window + 1), weight
-    local members = call('ZRANGEBYSCORE', state.key, low, last, 'LIMIT', '0', state.budget - 1)
+    local left = weight
+    local members = call('ZRANGEBYSCORE', key, max(from, expired + 1), upto, 'LIMIT', '0', budget - 1)
 
     for _, member in ipairs(members) do
       local held = weight_of(member)
@@ -246,32 +228,24 @@ if algorithms.log then
       if taken == 0 then
         break
       end
-      call('ZREM', state.key, member)
-      state.total = state.total - taken
+      call('ZREM', key, member)
+      total = total - taken
       left = left - taken
       if held > taken then
-        insert(state, time_of(member), held - taken)
+        insert(time_of(member), held - taken)
       else
-        state.stored = state.stored - 1
-        if state.weighted then
-          call('ZINCRBY', state.key, taken, '#')
+        stored = stored - 1
+        if weighted then
+          call('ZINCRBY', key, taken, '#')
         end
       end
     end
 
-    if state.weighted and state.stored == 0 then
-      call('DEL', state.key)
+    if weighted and stored == 0 then
+      call('DEL', key)
     end
+    return max(0, quota - total)
   end
 
-  algorithms.log = {
-    limit = limit,
-    state = state,
-    open = open,
-    room = room,
-    add = add,
-    wait = wait,
-    reset = reset,
-    refund = refund,
-  }
+  return charge
 end

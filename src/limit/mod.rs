@@ -225,8 +225,8 @@ pub(crate) trait Rule {
     /// What is stored for a key.
     type State: Default;
 
-    /// Forgets what no longer counts at `now`.
-    fn settle(&self, state: &mut Self::State, now: u64);
+    /// Forgets what no longer counts at `now`. What a clock that is gone has left may stay while it leaves room for `weight`.
+    fn settle(&self, state: &mut Self::State, now: u64, weight: u64);
 
     /// How much weight fits.
     fn room(&self, state: &Self::State, now: u64) -> u64;
@@ -291,8 +291,8 @@ macro_rules! dispatch {
 }
 
 impl Limit {
-    pub(crate) fn settle(&self, state: &mut State, now: u64) {
-        dispatch!(self, state, rule, inner => rule.settle(inner, now), else ());
+    pub(crate) fn settle(&self, state: &mut State, now: u64, weight: u64) {
+        dispatch!(self, state, rule, inner => rule.settle(inner, now, weight), else ());
     }
 
     pub(crate) fn room(&self, state: &State, now: u64) -> u64 {

@@ -188,6 +188,8 @@ pub(crate) struct Log {
     weighted: bool,
     /// How many entries at the front have expired and could not be removed yet.
     late: usize,
+    /// How many at the back were found to belong to a clock that is gone, and could not be removed yet.
+    gone: usize,
     /// How many entries may still be looked at in this call.
     budget: usize,
 }
@@ -205,6 +207,7 @@ impl Default for Log {
             total: 0,
             weighted: false,
             late: 0,
+            gone: 0,
             budget: BOUND,
         }
     }
@@ -221,14 +224,24 @@ impl Log {
         self.total = self.total.saturating_sub(weight);
         self.budget -= 1;
     }
+
+    /// Once entries were forgotten: an empty log weighs nothing, and unless weights are counted, entries are.
+    fn recount(&mut self) {
+        if self.entries.is_empty() {
+            self.weighted = false;
+        }
+        if !self.weighted {
+            self.total = (self.entries.len() - self.late - self.gone) as u64;
+        }
+    }
 }
 
 impl Rule for SlidingLog {
     type State = Log;
 
-    fn settle(&self, log: &mut Log, now: u64) {
-        let latest = now + self.slack();
+    fn settle(&self, log: &mut Log, now: u64, weight: u64) {
         log.budget = BOUND;
+        log.gone = 0;
 
         // Half-open windows: what was admitted one whole window ago no longer counts.
         log.late = now
@@ -239,20 +252,19 @@ impl Rule for SlidingLog {
             log.forget(oldest);
             log.late -= 1;
         }
+        log.recount();
 
-        let mut gone = log.entries.len() - log.until(latest);
-        for _ in 0..gone.min(log.budget - 2) {
+        // Who is admitted anyway need not look for what lies too far ahead.
+        if self.room(log, now) >= weight {
+            return;
+        }
+        log.gone = log.entries.len() - log.until(now + self.slack());
+        for _ in 0..log.gone.min(log.budget - 2) {
             let newest = log.entries.pop_back();
             log.forget(newest);
-            gone -= 1;
+            log.gone -= 1;
         }
-
-        if log.entries.is_empty() {
-            log.weighted = false;
-        }
-        if !log.weighted {
-            log.total = (log.entries.len() - log.late - gone) as u64;
-        }
+        log.recount();
     }
 
     fn room(&self, log: &Log, _: u64) -> u64 {
@@ -316,14 +328,14 @@ impl Rule for SlidingLog {
     }
 
     fn reset(&self, log: &Log, now: u64) -> u64 {
-        let counted = log.until(now + self.slack());
+        let counted = log.entries.len() - log.gone;
         if counted <= log.late {
             return 0;
         }
-        log.entries
-            .get(counted - 1)
-            .map_or(0, |newest| (newest.at + self.window_us()).saturating_sub(now))
+        let newest = log.entries.get(counted - 1).map_or(0, |entry| entry.at);
+        (newest + self.window_us()).saturating_sub(now).min(self.window_us())
     }
+
     fn refund(&self, log: &mut Log, now: u64, at: u64, weight: u64) -> bool {
         let expired = now.saturating_sub(self.window_us());
         let first = log

@@ -213,7 +213,7 @@ pub(crate) struct Bucket {
 impl Rule for TokenBucket {
     type State = Bucket;
 
-    fn settle(&self, bucket: &mut Bucket, now: u64) {
+    fn settle(&self, bucket: &mut Bucket, now: u64, _: u64) {
         bucket.spent = bucket.spent.min(self.cap());
         let gone = bucket.at > now + SLACK.min(self.time(self.burst));
         if gone || self.time(bucket.spent) <= now.saturating_sub(bucket.since) {
@@ -264,7 +264,7 @@ impl Rule for TokenBucket {
         if counts {
             bucket.spent = bucket.spent.saturating_sub(weight);
             bucket.at = bucket.at.max(now);
-            self.settle(bucket, now);
+            self.settle(bucket, now, 0);
         }
         counts
     }

@@ -236,7 +236,7 @@ impl Shared {
         let place = self.place(id.hash);
         let mut shard = self.lock(place);
         let decide = |state: &mut State| {
-            let step = Step::settle(charge, state, now);
+            let step = Step::settle(operation, charge, state, now);
             let allowed = allows(operation, step.fits());
             (allowed, step.finish(operation, allowed))
         };
@@ -278,7 +278,7 @@ impl Shared {
             .collect();
 
         let steps = charges.iter().zip(&mut states);
-        let steps: SmallVec<[Step<'_>; 4]> = steps.map(|(charge, state)| Step::settle(charge, state, now)).collect();
+        let steps: SmallVec<[Step<'_>; 4]> = steps.map(|(charge, state)| Step::settle(operation, charge, state, now)).collect();
         let allowed = allows(operation, steps.iter().all(Step::fits));
         let steps = steps.into_iter().map(|step| step.finish(operation, allowed));
         let decided: SmallVec<[Decided; 4]> = steps.collect();
@@ -411,9 +411,10 @@ struct Decided {
 }
 
 impl<'a> Step<'a> {
-    fn settle(charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
+    fn settle(operation: Operation, charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
         let unsettled = state.unsettled();
-        charge.limit().settle(state, now);
+        let refunds = matches!(operation, Operation::Refund { .. });
+        charge.limit().settle(state, now, if refunds { 0 } else { charge.cost() });
         Self {
             charge,
             state,

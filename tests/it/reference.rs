@@ -208,7 +208,7 @@ async fn the_time_of_redis_chooses_the_month_and_the_wrong_guess_is_not_charged(
         "the guess was far off:\n{stats}"
     );
     assert!(
-        count("cmdstat_set:").contains("calls=1,"),
+        count("cmdstat_set").contains("calls=1,"),
         "and charged nothing:\n{stats}"
     );
 }

@@ -5,13 +5,13 @@ use tower_quota::{Limit, RedisStore, SlidingLog, store::Operation};
 
 use crate::support::{Redis, decide};
 
-/// Each algorithm as the script reads it, for a limit of 5 in 60 seconds.
+/// Each algorithm as the script reads it after the cost, for a limit of 5 in 60 seconds.
 const LIMITS: [&str; 6] = [
     "log 5 60000000 0",
     "log 5 60000000 600000",
     "counter 5 60000000 1 75059993",
-    "fixed 5 60000000 1 0",
-    "fixed 5 60000000 0 0",
+    "fixed 5 60000000 1",
+    "fixed 5 60000000 0",
     "bucket 5 1 12000000 375299936",
 ];
 
@@ -52,31 +52,42 @@ async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Said>
     let keys: Vec<&str> = requests().flat_map(|request| request.split(' ')).collect();
     let mut words = vec![RedisStore::scripts()[0].to_owned(), keys.len().to_string()];
     words.extend(keys.iter().map(|key| (*key).to_owned()));
-    let mut arguments = format!("1 {limit}");
+    let (algorithm, numbers) = limit.split_once(' ').expect("an algorithm and its numbers");
     for (run, requests) in runs {
         // `check 3 2` for three callers and a cost of 2, `refund 1 2 9` for what was admitted at 9.
         let [operation, times, cost, admitted_at @ ..] = &run.split(' ').collect::<Vec<_>>()[..] else {
             panic!("{run}")
         };
         let charges = requests[0].split(' ').count();
-        arguments += &format!(" {operation} {} {times} {charges}", requests.len());
-        arguments += &format!(" 1 {cost}").repeat(charges);
-        arguments.extend(admitted_at.iter().map(|at| format!(" {at}")));
+        let mut header = format!("{operation} {} {times} {charges}", requests.len());
+        header.extend(admitted_at.iter().map(|at| format!(" {at}")));
+        words.push(header);
+        words.extend(vec![format!("{algorithm} {cost} {numbers}"); charges]);
     }
-    words.extend(arguments.split(' ').map(str::to_owned));
 
-    let reply: Vec<Value> = redis.command("EVAL", words).await;
-    let mut reply = reply.into_iter().skip(1);
-    let said = requests().map(|request| match reply.next().expect("an element for each request") {
-        Value::Integer(admitted) => {
-            let mut number = || reply.next().and_then(|value| value.as_i64()).expect("a number");
-            let verdicts = request.split(' ').map(|_| [number(), number(), number()]);
-            Said::Answer(admitted, verdicts.collect())
+    let reply: Value = redis.command("EVAL", words).await;
+    let mut texts = reply.into_array().into_iter();
+    let packed = texts.next().and_then(Value::into_bytes).expect("packed numbers");
+    let errors: Vec<String> = texts.map(|error| error.as_string().expect("the text of an error")).collect();
+    let mut numbers = packed
+        .chunks(8)
+        .skip(1)
+        .map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")) as i64);
+    let said = requests().map(|request| {
+        let mut admitted = 0;
+        let verdicts = request.split(' ').map(|_| {
+            let mut number = || numbers.next().expect("four numbers for each charge");
+            admitted = number();
+            [number(), number(), number()]
+        });
+        let verdicts = verdicts.collect();
+        match admitted {
+            0.. => Said::Answer(admitted, verdicts),
+            _ => Said::Error(errors[(-admitted - 1) as usize].clone()),
         }
-        error => Said::Error(error.as_string().expect("the text of an error")),
     });
     let said = said.collect();
-    assert_eq!(reply.next(), None, "nothing follows");
+    assert_eq!(numbers.next(), None, "nothing follows");
     said
 }
 
@@ -258,8 +269,8 @@ async fn a_value_that_is_not_ours_counts_for_nothing() {
         "",
         "garbage",
         "1800000000000000 5 1800000000000000",
-        "not a number, 24 bytes..",
-        "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}",
+        "not a number, 32 bytes..........",
+        "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}",
     ];
     for limit in LIMITS.iter().filter(|limit| !limit.starts_with("log")) {
         for value in values {

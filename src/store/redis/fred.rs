@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{
     link::{AbortOnDrop, Failure},
-    script::{Argument, Call, Item, Program, Script},
+    script::{Call, Program, Reply, Script},
     url::FRED_IN_A_CLUSTER,
 };
 use crate::ConfigError;
@@ -103,7 +103,7 @@ impl Fred {
         program: Program,
         call: &Call,
         deadline: Instant,
-    ) -> Result<Vec<Item>, Failure> {
+    ) -> Result<Reply, Failure> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Failure::Timeout);
@@ -119,12 +119,7 @@ impl Fred {
         let mut arguments = Vec::with_capacity(2 + call.keys.len() + call.arguments.len());
         arguments.push(Value::String(Str::from_static(text)));
         arguments.push(Value::Integer(call.keys.len() as i64));
-        arguments.extend(call.keys.iter().cloned().map(Value::Bytes));
-        arguments.extend(call.arguments.iter().map(|argument| match argument {
-            Argument::Word(word) => Value::from_static_str(word),
-            Argument::Number(number @ 0..EXACT_DIGITS) => Value::Integer(*number as i64),
-            Argument::Number(number) => Value::from(number.to_string()),
-        }));
+        arguments.extend(call.keys.iter().chain(&call.arguments).cloned().map(Value::Bytes));
 
         let command = CustomCommand::new_static(name, ClusterHash::Random, false);
         let answer = match line
@@ -156,33 +151,21 @@ fn once(timeout: Duration) -> Options {
     }
 }
 
-/// Below this fred counts the digits of a number right: it takes a logarithm, which is rounded, and a length that is one
-/// too long makes Redis hang up.
-const EXACT_DIGITS: u64 = 100_000_000_000_000;
-
 /// Whether Redis would say the same again, to a client that waits.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url) || error.details().starts_with("ERR ")
 }
 
-fn read(frame: Resp3Frame) -> Result<Vec<Item>, Failure> {
-    match frame {
-        Resp3Frame::Array { data, .. } => data
-            .into_iter()
-            .map(|element| match element {
-                Resp3Frame::Number { data, .. } => Ok(Item::Number(data)),
-                Resp3Frame::BlobString { data, .. } | Resp3Frame::SimpleString { data, .. } => {
-                    Ok(Item::Text(String::from_utf8_lossy(&data).into_owned()))
-                }
-                Resp3Frame::SimpleError { data, .. } => Ok(Item::Text(data.to_string())),
-                _ => Err(Failure::Protocol(
-                    "the reply of Redis holds something that is neither a number nor a text",
-                )),
-            })
-            .collect(),
+fn read(frame: Resp3Frame) -> Result<Reply, Failure> {
+    let text = |frame| match frame {
+        Resp3Frame::BlobString { data, .. } => Ok(data),
         Resp3Frame::SimpleError { data, .. } => Err(Failure::Refused(data.to_string())),
         Resp3Frame::BlobError { data, .. } => Err(Failure::Refused(String::from_utf8_lossy(&data).into_owned())),
-        _ => Err(Failure::Protocol("the reply of Redis is no list")),
+        _ => Err(Failure::Protocol("the reply of Redis holds something that is no text")),
+    };
+    match frame {
+        Resp3Frame::Array { data, .. } => Reply::from_texts(data.into_iter().map(text)),
+        frame => Reply::from_texts([text(frame)]),
     }
 }
 

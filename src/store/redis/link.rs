@@ -4,7 +4,7 @@ use tokio::{task::JoinHandle, time::Instant};
 use super::fred;
 #[cfg(feature = "redis-rs")]
 use super::redis_rs;
-use super::script::{self, Call, Item, Program, Script};
+use super::script::{self, Call, Program, Reply, Script};
 use crate::store::{ErrorKind, StoreError};
 
 /// A client of Redis that the store can use.
@@ -60,7 +60,7 @@ impl Link {
         script: &'static Script,
         call: &Call,
         deadline: Instant,
-    ) -> Result<Vec<Item>, Failure> {
+    ) -> Result<Reply, Failure> {
         match self.run_as(script, Program::Known, call, deadline).await {
             // Proves that nothing ran, so this is not a second attempt.
             Err(Failure::Refused(error)) if error.starts_with("NOSCRIPT") => {
@@ -76,7 +76,7 @@ impl Link {
         program: Program,
         call: &Call,
         deadline: Instant,
-    ) -> Result<Vec<Item>, Failure> {
+    ) -> Result<Reply, Failure> {
         match self {
             #[cfg(feature = "fred")]
             Self::Fred(link) => link.run(script, program, call, deadline).await,

@@ -14,7 +14,7 @@ use self::{
 };
 use super::{
     link::Failure,
-    script::{Argument, Call, Item, Program, Script},
+    script::{Call, Program, Reply, Script},
     url::{Topology, Url},
 };
 use crate::ConfigError;
@@ -104,7 +104,7 @@ impl RedisRs {
         program: Program,
         call: &Call,
         deadline: Instant,
-    ) -> Result<Vec<Item>, Failure> {
+    ) -> Result<Reply, Failure> {
         if deadline <= Instant::now() {
             return Err(Failure::Timeout);
         }
@@ -129,39 +129,28 @@ fn command(script: &'static Script, program: Program, call: &Call) -> Cmd {
         Program::Known => ("EVALSHA", script.sha1.as_str()),
         Program::Taught => ("EVAL", script.source),
     };
-    let bytes = call.keys.iter().map(bytes::Bytes::len).sum::<usize>();
-    let mut command = Cmd::with_capacity(3 + call.keys.len() + call.arguments.len(), text.len() + bytes + 128);
+    let texts = || call.keys.iter().chain(&call.arguments);
+    let bytes = texts().map(bytes::Bytes::len).sum::<usize>();
+    let mut command = Cmd::with_capacity(3 + texts().count(), text.len() + bytes + 8);
     command.arg(name).arg(text).arg(call.keys.len());
-    for key in &call.keys {
-        command.arg(&key[..]);
-    }
-    for argument in &call.arguments {
-        match argument {
-            Argument::Word(word) => command.arg(word),
-            Argument::Number(number) => command.arg(number),
-        };
+    for text in texts() {
+        command.arg(&text[..]);
     }
     command
 }
 
-fn read(answer: Value) -> Result<Vec<Item>, Failure> {
-    match answer {
-        Value::Array(items) => items
-            .into_iter()
-            .map(|item| match item {
-                Value::Int(number) => Ok(Item::Number(number)),
-                Value::BulkString(text) => Ok(Item::Text(String::from_utf8_lossy(&text).into_owned())),
-                Value::SimpleString(text) => Ok(Item::Text(text)),
-                _ => Err(Failure::Protocol(
-                    "the reply of Redis holds something that is neither a number nor a text",
-                )),
-            })
-            .collect(),
+fn read(answer: Value) -> Result<Reply, Failure> {
+    let text = |answer| match answer {
+        Value::BulkString(text) => Ok(text.into()),
         Value::ServerError(error) => Err(Failure::Refused(match error.details() {
             Some(details) => format!("{} {details}", error.code()),
             None => error.code().to_owned(),
         })),
-        _ => Err(Failure::Protocol("the reply of Redis is no list")),
+        _ => Err(Failure::Protocol("the reply of Redis holds something that is no text")),
+    };
+    match answer {
+        Value::Array(answers) => Reply::from_texts(answers.into_iter().map(text)),
+        answer => Reply::from_texts([text(answer)]),
     }
 }
 

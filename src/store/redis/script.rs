@@ -1,6 +1,6 @@
 use std::{sync::LazyLock, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use smallvec::SmallVec;
 
 use super::{
@@ -8,7 +8,7 @@ use super::{
     link::Failure,
 };
 use crate::{
-    FixedWindow, Limit,
+    Limit,
     store::{ErrorKind, Operation, Outcome, StoreError, Verdict},
 };
 
@@ -23,7 +23,7 @@ pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE
 
 const SOURCE: &str = concat!(
     include_str!("../../../lua/prelude.lua"),
-    include_str!("../../../lua/lone_check.lua"),
+    include_str!("../../../lua/short_way.lua"),
     include_str!("../../../lua/common.lua"),
     include_str!("../../../lua/sliding_log.lua"),
     include_str!("../../../lua/sliding_counter.lua"),
@@ -40,12 +40,12 @@ impl Script {
         }
     }
 
-    /// The script for tests that hand the clock in: it reads the microseconds that a Redis key holds, and its keys live
-    /// an hour longer than they matter, since the time in the test is not that of Redis.
+    /// The script for tests that hand the clock in: it reads the microseconds that a Redis key holds, and its keys do not
+    /// expire, since the time in the test is not that of Redis.
     pub(super) fn with_clock_in(key: &str) -> &'static Self {
         let source = SOURCE
             .replacen("call('TIME')", &format!("{{ '', call('GET', '{key}') }}"), 1)
-            .replacen("(us + SLACK)", "(us + 3600000000)", 1);
+            .replacen("(at + SLACK)", "(at + 4000000000000000)", 1);
         Box::leak(Box::new(Self::new(source.leak())))
     }
 }
@@ -70,32 +70,38 @@ pub(super) struct Question<'a> {
 /// A call of the script: what it is given, and what its reply will look like.
 pub(super) struct Call {
     pub(super) keys: SmallVec<[Bytes; 1]>,
-    pub(super) arguments: SmallVec<[Argument; 16]>,
+    pub(super) arguments: SmallVec<[Bytes; 2]>,
     /// For each question, how often it is asked and how many keys it has.
     shape: SmallVec<[(u64, usize); 1]>,
-    /// Where the boundaries of calendar windows stand among the arguments.
-    calendars: Vec<(usize, FixedWindow)>,
+    /// The debits with windows of a calendar, and where they stand among the arguments.
+    calendars: Vec<(usize, Debit)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Argument {
-    Word(&'static str),
-    Number(u64),
+/// What the script replies: little-endian doubles, and why requests failed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reply {
+    pub(super) numbers: Bytes,
+    pub(super) errors: Vec<String>,
 }
 
-/// An element of the script's reply.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Item {
-    Number(i64),
-    Text(String),
+impl Reply {
+    /// The numbers, then the errors.
+    pub(super) fn from_texts(texts: impl IntoIterator<Item = Result<Bytes, Failure>>) -> Result<Self, Failure> {
+        let mut texts = texts.into_iter();
+        let numbers = texts.next().ok_or_else(malformed)??;
+        let errors = texts.map(|text| Ok(String::from_utf8_lossy(&text?).into_owned()));
+        Ok(Self {
+            numbers,
+            errors: errors.collect::<Result<_, Failure>>()?,
+        })
+    }
 }
 
 impl Call {
     /// A call that asks these questions, where `guess` is about the time that Redis has.
     pub(super) fn new(questions: &[Question<'_>], guess: u64) -> Self {
-        let debits = || questions.iter().flat_map(|question| &question.ask.debits);
         let mut call = Self {
-            keys: debits().map(|debit| Bytes::copy_from_slice(&debit.key)).collect(),
+            keys: SmallVec::new(),
             arguments: SmallVec::new(),
             shape: questions
                 .iter()
@@ -104,34 +110,32 @@ impl Call {
             calendars: Vec::new(),
         };
 
-        let mut limits: SmallVec<[&Limit; 4]> = SmallVec::new();
-        for debit in debits() {
-            if !limits.contains(&&debit.limit) {
-                limits.push(&debit.limit);
-            }
-        }
-        call.number(limits.len() as u64);
-        for limit in &limits {
-            call.word(limit.algorithm());
-        }
-        for limit in &limits {
-            call.limit(limit, guess);
-        }
-
+        // All texts lie in one buffer.
+        let debits = || questions.iter().flat_map(|question| &question.ask.debits);
+        let length = debits().map(|debit| debit.key.len()).sum::<usize>();
+        let mut texts = BytesMut::with_capacity(length + 256);
+        call.keys.extend(debits().map(|debit| {
+            texts.extend_from_slice(&debit.key);
+            texts.split().freeze()
+        }));
         // Questions that differ in nothing but their keys are described once.
         for run in questions.chunk_by(same_shape) {
             let Some(first) = run.first() else { continue };
-            call.word(operation_name(first.ask.operation));
-            call.number(run.len() as u64);
-            call.number(first.times);
-            call.number(first.ask.debits.len() as u64);
-            for debit in &first.ask.debits {
-                let position = limits.iter().position(|limit| **limit == debit.limit);
-                call.number(position.unwrap_or_default() as u64 + 1);
-                call.number(debit.cost);
-            }
+            write_words(&mut texts, operation_name(first.ask.operation), [
+                run.len() as u64,
+                first.times,
+                first.ask.debits.len() as u64,
+            ]);
             if let Operation::Refund { admitted_at } = first.ask.operation {
-                call.number(admitted_at.as_micros() as u64);
+                write_words(&mut texts, "", [admitted_at.as_micros() as u64]);
+            }
+            call.arguments.push(texts.split().freeze());
+            for debit in &first.ask.debits {
+                if matches!(&debit.limit, Limit::FixedWindow(fixed) if fixed.length().is_none()) {
+                    call.calendars.push((call.arguments.len(), debit.clone()));
+                }
+                write_debit(&mut texts, debit, guess);
+                call.arguments.push(texts.split().freeze());
             }
         }
         call
@@ -145,57 +149,49 @@ impl Call {
     }
 
     /// The time of Redis, if the guess was so far off that nothing was decided.
-    pub(super) fn missed(&self, items: &[Item]) -> Option<u64> {
-        match items {
-            [Item::Number(now)] if !self.calendars.is_empty() => u64::try_from(*now).ok(),
+    pub(super) fn missed(&self, reply: &Reply) -> Option<u64> {
+        let mut numbers = numbers(&reply.numbers);
+        match (numbers.next(), numbers.next()) {
+            (Some(now), None) if !self.calendars.is_empty() => Some(now as u64),
             _ => None,
         }
     }
 
     /// Guesses again.
     pub(super) fn guess(&mut self, now: u64) {
-        for (position, window) in &self.calendars {
-            let boundaries = window.boundaries(now).into_iter().flatten();
-            for (argument, boundary) in self.arguments[*position..].iter_mut().zip(boundaries) {
-                *argument = Argument::Number(boundary);
-            }
+        for (position, debit) in &self.calendars {
+            let mut text = BytesMut::new();
+            write_debit(&mut text, debit, now);
+            self.arguments[*position] = text.freeze();
         }
     }
+}
 
-    fn word(&mut self, word: &'static str) {
-        self.arguments.push(Argument::Word(word));
-    }
-
-    fn number(&mut self, number: u64) {
-        self.arguments.push(Argument::Number(number));
-    }
-
-    fn numbers(&mut self, numbers: impl IntoIterator<Item = u64>) {
-        self.arguments.extend(numbers.into_iter().map(Argument::Number));
-    }
-
-    fn limit(&mut self, limit: &Limit, guess: u64) {
-        match limit {
-            Limit::SlidingLog(log) => self.numbers([log.quota(), log.window_us(), log.grain()]),
-            Limit::SlidingCounter(counter) => {
-                self.numbers([counter.quota(), counter.window_us(), counter.tick(), counter.cap()]);
-            }
-            Limit::FixedWindow(fixed) => {
-                let (window, aligned) = fixed.length().unwrap_or((0, true));
-                let boundaries = fixed.boundaries(guess);
-                let count = boundaries.map_or(0, |boundaries| boundaries.len() as u64);
-                self.numbers([fixed.quota(), window, u64::from(!aligned), count]);
-                if let Some(boundaries) = boundaries {
-                    self.calendars.push((self.arguments.len(), fixed.clone()));
-                    self.numbers(boundaries);
-                }
-            }
-            Limit::TokenBucket(bucket) => {
-                let (rate, period) = bucket.reduced();
-                self.numbers([bucket.quota(), rate, period, bucket.cap()]);
-            }
-            Limit::Unlimited | Limit::DenyAll => {}
+/// `log 1 5 60000000 0`: the algorithm, the cost, and what the algorithm reads.
+fn write_debit(text: &mut BytesMut, debit: &Debit, guess: u64) {
+    let (limit, cost) = (&debit.limit, debit.cost);
+    write_words(text, limit.algorithm(), [cost, limit.quota()]);
+    match limit {
+        Limit::SlidingLog(log) => write_words(text, "", [log.window_us(), log.grain()]),
+        Limit::SlidingCounter(counter) => write_words(text, "", [counter.window_us(), counter.tick(), counter.cap()]),
+        Limit::FixedWindow(fixed) => {
+            let (window, aligned) = fixed.length().unwrap_or((0, true));
+            write_words(text, "", [window, u64::from(!aligned)]);
+            write_words(text, "", fixed.boundaries(guess).into_iter().flatten());
         }
+        Limit::TokenBucket(bucket) => {
+            let (rate, period) = bucket.reduced();
+            write_words(text, "", [rate, period, bucket.cap()]);
+        }
+        Limit::Unlimited | Limit::DenyAll => {}
+    }
+}
+
+fn write_words(text: &mut BytesMut, word: &str, numbers: impl IntoIterator<Item = u64>) {
+    text.extend_from_slice(word.as_bytes());
+    for number in numbers {
+        text.extend_from_slice(b" ");
+        text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
     }
 }
 
@@ -258,31 +254,32 @@ impl Tally {
 }
 
 impl Call {
-    /// Reads a reply: the time, then for each question how many are admitted, and for each key three numbers; or in their
-    /// place, why it could not be decided.
-    pub(super) fn decode(&self, items: &[Item]) -> Result<Said, Failure> {
-        let mut items = items.iter();
-        let server_time = Duration::from_micros(number(items.next())?);
+    /// Reads a reply: the time, then for each key of each question how many are admitted and three numbers; or in their
+    /// place, which of the errors says why it could not be decided.
+    pub(super) fn decode(&self, reply: &Reply) -> Result<Said, Failure> {
+        let mut numbers = numbers(&reply.numbers);
+        let mut next = || numbers.next().ok_or_else(malformed);
+        let server_time = duration(next()?)?;
         let mut tallies = SmallVec::with_capacity(self.shape.len());
         for (times, keys) in &self.shape {
-            let admitted = match items.next() {
-                Some(Item::Text(error)) => {
-                    tallies.push(Err(refused(error)));
-                    continue;
-                }
-                admitted => number(admitted)?,
-            };
+            let mut admitted = None;
             let mut verdicts = SmallVec::<[Verdict; 1]>::with_capacity(*keys);
             for _ in 0..*keys {
-                let remaining = number(items.next())?;
-                let wait = number(items.next())?;
-                let reset_after = Duration::from_micros(number(items.next())?);
+                let (callers, remaining, wait, reset_after) = (next()?, count(next()?)?, duration(next()?)?, next()?);
+                admitted = Some(callers);
                 verdicts.push(Verdict::new(
                     remaining,
-                    (wait > 0).then(|| Duration::from_micros(wait)),
-                    reset_after,
+                    (!wait.is_zero()).then_some(wait),
+                    duration(reset_after)?,
                 ));
             }
+            let admitted = admitted.unwrap_or_default();
+            if admitted < 0.0 {
+                let error = reply.errors.get(count(-admitted - 1.0)? as usize);
+                tallies.push(Err(refused(error.ok_or_else(malformed)?)));
+                continue;
+            }
+            let admitted = count(admitted)?;
             // Where somebody is denied it is said why, and nowhere else.
             let denies = verdicts.iter().any(|verdict| verdict.retry_after.is_some());
             if admitted > *times || denies != (admitted < *times) {
@@ -291,18 +288,29 @@ impl Call {
             tallies.push(Ok(Tally { admitted, verdicts }));
         }
 
-        match items.next() {
-            None => Ok(Said { server_time, tallies }),
-            Some(_) => Err(malformed()),
+        match next() {
+            Err(_) if reply.numbers.len() % 8 == 0 => Ok(Said { server_time, tallies }),
+            _ => Err(malformed()),
         }
     }
 }
 
-fn number(item: Option<&Item>) -> Result<u64, Failure> {
-    match item {
-        Some(Item::Number(number)) => u64::try_from(*number).map_err(|_| malformed()),
-        _ => Err(malformed()),
+fn numbers(packed: &[u8]) -> impl Iterator<Item = f64> {
+    let (numbers, _) = packed.as_chunks::<8>();
+    numbers.iter().map(|number| f64::from_le_bytes(*number))
+}
+
+/// An integer of the script, which are exact below 2^53.
+fn count(number: f64) -> Result<u64, Failure> {
+    const EXACT: f64 = (1_u64 << 53) as f64;
+    match (0.0..EXACT).contains(&number) && number.fract() == 0.0 {
+        true => Ok(number as u64),
+        false => Err(malformed()),
     }
+}
+
+fn duration(number: f64) -> Result<Duration, Failure> {
+    count(number).map(Duration::from_micros)
 }
 
 pub(super) fn refused(error: &str) -> StoreError {
@@ -335,6 +343,13 @@ mod tests {
         Ask::new(&names(), &Request::new(Operation::Check, charges))
     }
 
+    fn reply(numbers: &[i64]) -> Reply {
+        Reply {
+            numbers: numbers.iter().flat_map(|number| (*number as f64).to_le_bytes()).collect(),
+            errors: Vec::new(),
+        }
+    }
+
     fn call(asks: &[Ask]) -> Call {
         let questions: Vec<_> = asks.iter().map(|ask| Question { ask, times: 1 }).collect();
         Call::new(&questions, 0)
@@ -361,17 +376,10 @@ mod tests {
                 "quota:1:log:p:{key=b}"
             ]
         );
-        let arguments: Vec<_> = call
-            .arguments
-            .iter()
-            .map(|argument| match argument {
-                Argument::Word(word) => (*word).to_owned(),
-                Argument::Number(number) => number.to_string(),
-            })
-            .collect();
+        let arguments: Vec<_> = call.arguments.iter().map(|text| std::str::from_utf8(text).unwrap()).collect();
         assert_eq!(
-            arguments.join(" "),
-            "1 log 5 60000000 0 check 2 1 1 1 1 check 1 1 1 1 3"
+            arguments,
+            ["check 2 1 1", "log 1 5 60000000 0", "check 1 1 1", "log 3 5 60000000 0"]
         );
     }
 
@@ -389,7 +397,7 @@ mod tests {
         let call = call(&asks);
         assert_eq!(call.keys.len(), 2);
 
-        let said = call.decode(&[9, 1, 2, 0, 60, 4, 0, 70].map(Item::Number)).unwrap();
+        let said = call.decode(&reply(&[9, 1, 2, 0, 60, 1, 4, 0, 70])).unwrap();
         let outcome = said.tallies[0].as_ref().unwrap().outcome(&asks[0], 0);
         let remaining: Vec<_> = outcome.verdicts.iter().map(|verdict| verdict.remaining).collect();
         assert_eq!(remaining, [2, 4, 2]);
@@ -405,7 +413,7 @@ mod tests {
 
         // 5 were there: after the second one of cost 2, 1 is left, and in 59 seconds all.
         let said = call
-            .decode(&[9, 2, 1, 1_000_000, 59_000_000].map(Item::Number))
+            .decode(&reply(&[9, 2, 1, 1_000_000, 59_000_000]))
             .unwrap();
         let tally = said.tallies[0].as_ref().unwrap();
         let told: Vec<_> = (0..4)
@@ -427,9 +435,11 @@ mod tests {
             ask(&[Charge::new("p", &limit, &b, 1)]),
         ]);
 
-        let [time, admitted, remaining, wait, reset] = [9, 1, 4, 0, 60].map(Item::Number);
-        let error = Item::Text("WRONGTYPE Operation against a key".into());
-        let said = call.decode(&[time, error, admitted, remaining, wait, reset]).unwrap();
+        let mut reply = reply(&[9, -1, 0, 0, 0, 1, 4, 0, 60]);
+        assert!(matches!(call.decode(&reply), Err(Failure::Protocol(_))), "without the text");
+
+        reply.errors = vec!["WRONGTYPE Operation against a key".into()];
+        let said = call.decode(&reply).unwrap();
         assert_eq!(said.tallies[0].as_ref().unwrap_err().kind(), ErrorKind::Refused);
         assert!(said.tallies[1].is_ok());
     }
@@ -441,16 +451,25 @@ mod tests {
         let call = call(&[ask(&[Charge::new("p", &limit, &key, 1)])]);
 
         let good = [1_000_000, 1, 4, 0, 60_000_000];
-        assert!(call.decode(&good.map(Item::Number)).is_ok());
-        let [negative, long, many, silent] = [
+        assert!(call.decode(&reply(&good)).is_ok());
+        let [negative, long, many, silent, large] = [
             &[1, 1, -4, 0, 0][..],
             &[1, 1, 4, 0, 0, 0],
             &[1, 2, 4, 0, 0],
             &[1, 0, 4, 0, 0],
+            &[1, 1, 1 << 53, 0, 0],
         ];
-        for bad in [&good[..4], &good[..1], &[], negative, long, many, silent] {
-            let items: Vec<_> = bad.iter().copied().map(Item::Number).collect();
-            assert!(matches!(call.decode(&items), Err(Failure::Protocol(_))));
+        for bad in [&good[..4], &good[..1], &[], negative, long, many, silent, large] {
+            assert!(matches!(call.decode(&reply(bad)), Err(Failure::Protocol(_))), "{bad:?}");
+        }
+        for number in [0.5, f64::NAN, f64::INFINITY] {
+            let mut numbers = [1.0, 1.0, 4.0, 0.0, 60.0];
+            numbers[2] = number;
+            let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
+            let mut reply = Reply { numbers: numbers.collect(), errors: Vec::new() };
+            assert!(matches!(call.decode(&reply), Err(Failure::Protocol(_))), "{number}");
+            reply.numbers.truncate(39);
+            assert!(matches!(call.decode(&reply), Err(Failure::Protocol(_))), "cut off");
         }
     }
 

@@ -76,13 +76,13 @@ impl Server {
         call: &mut Call,
         deadline: Instant,
     ) -> Result<Said, Failure> {
-        let mut items = self.link.run(self.script, call, deadline).await;
-        if let Some(now) = items.as_ref().ok().and_then(|items| call.missed(items)) {
+        let mut reply = self.link.run(self.script, call, deadline).await;
+        if let Some(now) = reply.as_ref().ok().and_then(|reply| call.missed(reply)) {
             call.guess(now);
-            items = self.link.run(self.script, call, deadline).await;
+            reply = self.link.run(self.script, call, deadline).await;
         }
 
-        match &items {
+        match &reply {
             Err(failure) if failure.is_silence() => {
                 if lane.breaker.failed() {
                     let key = call.keys.first().cloned();
@@ -91,7 +91,7 @@ impl Server {
             }
             _ => lane.breaker.answered(),
         }
-        call.decode(&items?)
+        call.decode(&reply?)
     }
 
     /// Asks nothing, to hear whether Redis answers.

@@ -1,0 +1,161 @@
+-- The short way. Most requests are checks of one charge that fits, asked by one caller, on a key that is as this script
+-- leaves it. They are decided here, just as the long way would, before a function is made for that. Where anything is not
+-- plain, nothing is added and the request goes the long way; errors are left to it too. A short way returns what remains
+-- and the time to a full reset, or nothing.
+
+-- A check of cost 1 of a log of exact times. All of its members weigh 1, unless there is a `#` at rank 0.
+local function log_check(key, quota, window, expires)
+  local stored = call('ZCARD', key)
+  if stored > 0 then
+    local first = tonumber(call('ZRANGE', key, '0', '0')[1])
+    if not first or stored >= BOUND - 1 then
+      return
+    end
+    if first <= now - window then
+      stored = stored - call('ZREMRANGEBYSCORE', key, '(0', text(now - window))
+    end
+  end
+  if stored < quota and call('ZADD', key, now_text, now_text) == 1 then
+    call('PEXPIREAT', key, expires)
+    return quota - stored - 1, window
+  end
+end
+
+-- The one that is asked most, alone in its call.
+if ARGV[1] == 'check 1 1 1' and #ARGV == 2 then
+  local quota, window = string.match(ARGV[2], '^log 1 (%d+) (%d+) 0$')
+  if quota then
+    local fine, remaining = pcall(log_check, KEYS[1], quota + 0, window + 0, expiry(now + window))
+    if fine and remaining then
+      return pack('<ddddd', now, 1, remaining, 0, window)
+    end
+  end
+end
+
+-- What a key of numbers holds: three, and until when it does; zeros if there is none, nothing if it holds anything else.
+-- They are little-endian doubles: to read and write them as text costs more than the decision.
+local function read(key)
+  local value = call('GET', key)
+  if not value then
+    return 0, 0, 0, 0
+  end
+  if #value == 32 then
+    return struct.unpack('<dddd', value)
+  end
+end
+
+-- Writes them to a key that matters `til` then. An expiry that will do is left alone: to set one costs as much as all
+-- else.
+local function write(key, a, b, c, expires, til)
+  if til <= expires and expires <= til + SLACK then
+    call('SETRANGE', key, '0', pack('<dddd', a, b, c, expires))
+  else
+    call('SET', key, pack('<dddd', a, b, c, til + SLACK), 'PXAT', expiry(til))
+  end
+end
+
+-- The short way for a charge, if it has one.
+local function plain(argument)
+  local algorithm, cost, quota, x, y, z = string.match(argument, '^(%a+) (%d+) (%d+) (%d+) (%d+) ?(%d*)$')
+  if not algorithm then
+    return
+  end
+  cost, quota, x, y = cost + 0, quota + 0, x + 0, y + 0
+
+  if algorithm == 'log' and cost == 1 and y == 0 then
+    local expires = expiry(now + x)
+    return function(key)
+      return log_check(key, quota, x, expires)
+    end
+  end
+
+  if algorithm == 'bucket' and x == 1 then
+    local period, most = y, z - cost
+    return function(key)
+      local since, spent, at, expires = read(key)
+      if not since or not (0 <= since and since <= now and 0 <= spent and spent <= most and at <= now) then
+        return
+      end
+      local full = since + spent * period
+      if full <= now then
+        since, spent, full = now, 0, now
+      end
+      local span = now - since
+      local room = quota - spent + (span - span % period) / period
+      if room >= cost then
+        full = full + cost * period
+        write(key, since, spent + cost, now, expires, full)
+        return room - cost, full - now
+      end
+    end
+  end
+
+  if algorithm == 'counter' then
+    local window, tick, most = x, y, z - cost
+    local ticks, opens = ceil(window / tick), now - now % window
+    local left, til = ticks - floor((now - opens) / tick), opens + 2 * window
+    return function(key)
+      local start, current, previous, expires = read(key)
+      if not start or not (start <= opens) then
+        return
+      elseif start < opens then
+        current, previous = 0, start + window >= opens and current or 0
+      end
+      if not (0 <= current and current <= most and 0 <= previous and previous < EXACT) then
+        return
+      end
+      local share = previous * left
+      local room = quota - current - (share + -share % ticks) / ticks
+      if room >= cost then
+        write(key, opens, current + cost, previous, expires, til)
+        return room - cost, til - now
+      end
+    end
+  end
+
+  if algorithm == 'fixed' then
+    local window, anchored, most = x, y == 1, MAX_TOTAL - cost
+    local opens = anchored and now or now - now % window
+    return function(key)
+      local start, used, _, expires = read(key)
+      if not start or not (0 <= start and start <= now and 0 <= used and used <= most) then
+        return
+      end
+      if used == 0 or start + window <= now or start < opens and not anchored then
+        start, used = opens, 0
+      end
+      local room, finish = quota - used, (anchored and start or opens) + window
+      if room >= cost then
+        write(key, start, used + cost, 0, expires, finish)
+        return room - cost, finish - now
+      end
+    end
+  end
+end
+
+local reply, length = { pack('<d', now) }, 1
+-- How many keys belong to requests that were decided.
+local passed = 0
+
+-- Goes the short way as far as it leads, and says whether that was all.
+local function hurry()
+  local requests = tonumber(string.match(ARGV[1] or '', '^check (%d+) 1 1$'))
+  local check = requests and plain(ARGV[2])
+  if not check then
+    return
+  end
+  while passed < requests do
+    local remaining, reset = check(KEYS[passed + 1])
+    if not remaining then
+      return
+    end
+    passed, length = passed + 1, length + 1
+    reply[length] = pack('<dddd', 1, remaining, 0, reset)
+  end
+  return #ARGV == 2
+end
+
+local fine, done = pcall(hurry)
+if fine and done then
+  return table.concat(reply)
+end
