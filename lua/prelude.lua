@@ -33,7 +33,7 @@ local now = tonumber(now_text)
 
 -- PEXPIREAT's argument for a key that matters until then: 13 digits, of which Lua prints 14.
 local function expiry(at)
-  return tostring(ceil((at + SLACK) / 1000))
+  return tostring(floor((at + SLACK) / 1000))
 end
 
 -- A time as text, of which Lua's own conversion would keep 14 digits: the last one is kept, since many are asked for again.

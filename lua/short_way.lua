@@ -50,7 +50,8 @@ local function write(key, a, b, c, expires, til)
   if til <= expires and expires <= til + SLACK then
     call('SETRANGE', key, '0', pack('<dddd', a, b, c, expires))
   else
-    call('SET', key, pack('<dddd', a, b, c, til + SLACK), 'PXAT', expiry(til))
+    expires = til + SLACK - (til + SLACK) % 1000
+    call('SET', key, pack('<dddd', a, b, c, expires), 'PXAT', expiry(til))
   end
 end
 
