@@ -40,6 +40,8 @@ if outside_calendar then
 end
 
 local errors = {}
+-- Where the short way has led to; it goes no further there.
+local short = passed
 
 local function tell(admitted, remaining, wait, reset)
   length = length + 1
@@ -103,7 +105,7 @@ local function go(run)
   end
   while run.left > 0 do
     local remaining, reset
-    if run.plain then
+    if run.plain and passed ~= short then
       remaining, reset = run.plain(KEYS[passed + 1])
     end
     if remaining then

@@ -12,8 +12,8 @@ function algorithms.log(cost, quota, window, grain)
   local key, stored, total, late, gone, budget
   -- Whether the weights are counted, whether `#` holds them, and whether a member was added.
   local weighted, marked, added
-  -- The oldest member's time, while it is known.
-  local first
+  -- The times of the oldest and of the newest member, while they are known.
+  local first, newest
 
   -- Names are read instead of scores, which Redis would have to print.
   local function time_of(member)
@@ -98,7 +98,7 @@ function algorithms.log(cost, quota, window, grain)
     key = name
     stored = call('ZCARD', key)
     total, late, gone, budget = stored, 0, 0, BOUND
-    weighted, marked, added, first = false, false, false, nil
+    weighted, marked, added, first, newest = false, false, false, nil, nil
     if stored > 0 then
       local oldest = call('ZRANGE', key, '0', '0')[1]
       if oldest == '#' then
@@ -119,13 +119,15 @@ function algorithms.log(cost, quota, window, grain)
 
   -- Drops what a clock that is gone has left, newest first: it lies too far ahead.
   function charge.reclaim()
-    gone = call('ZCOUNT', key, '(' .. text(now + min(SLACK, window)), '+inf')
-    local dropped = min(gone, budget - 2)
-    if dropped > 0 then
+    newest = stored > 0 and time_of(call('ZRANGE', key, '-1', '-1')[1])
+    if newest and newest > now + min(SLACK, window) then
+      newest = nil
+      gone = call('ZCOUNT', key, '(' .. text(now + min(SLACK, window)), '+inf')
+      local dropped = min(gone, budget - 2)
       drop(-dropped, -1)
+      gone = gone - dropped
+      recount()
     end
-    gone = gone - dropped
-    recount()
     return max(0, quota - total)
   end
 
@@ -143,7 +145,7 @@ function algorithms.log(cost, quota, window, grain)
       from = now - now % grain
       upto = from + grain - 1
     elseif beyond then
-      from = time_of(call('ZRANGE', key, '-1', '-1')[1])
+      from = newest or time_of(call('ZRANGE', key, '-1', '-1')[1])
       upto = from
     end
 
@@ -209,7 +211,8 @@ function algorithms.log(cost, quota, window, grain)
       return 0
     end
     local rank = -1 - gone
-    return min(window, time_of(call('ZRANGE', key, rank, rank)[1]) + window - now)
+    newest = newest or time_of(call('ZRANGE', key, rank, rank)[1])
+    return min(window, newest + window - now)
   end
 
   -- Takes weight back from what was added at that time, as far as it still counts.

@@ -278,7 +278,9 @@ impl Shared {
             .collect();
 
         let steps = charges.iter().zip(&mut states);
-        let steps: SmallVec<[Step<'_>; 4]> = steps.map(|(charge, state)| Step::settle(operation, charge, state, now)).collect();
+        let steps: SmallVec<[Step<'_>; 4]> = steps
+            .map(|(charge, state)| Step::settle(operation, charge, state, now))
+            .collect();
         let allowed = allows(operation, steps.iter().all(Step::fits));
         let steps = steps.into_iter().map(|step| step.finish(operation, allowed));
         let decided: SmallVec<[Decided; 4]> = steps.collect();
@@ -414,7 +416,9 @@ impl<'a> Step<'a> {
     fn settle(operation: Operation, charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
         let unsettled = state.unsettled();
         let refunds = matches!(operation, Operation::Refund { .. });
-        charge.limit().settle(state, now, if refunds { 0 } else { charge.cost() });
+        charge
+            .limit()
+            .settle(state, now, if refunds { 0 } else { charge.cost() });
         Self {
             charge,
             state,

@@ -68,7 +68,9 @@ async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Said>
     let reply: Value = redis.command("EVAL", words).await;
     let mut texts = reply.into_array().into_iter();
     let packed = texts.next().and_then(Value::into_bytes).expect("packed numbers");
-    let errors: Vec<String> = texts.map(|error| error.as_string().expect("the text of an error")).collect();
+    let errors: Vec<String> = texts
+        .map(|error| error.as_string().expect("the text of an error"))
+        .collect();
     let mut numbers = packed
         .chunks(8)
         .skip(1)

@@ -55,12 +55,7 @@ pub(super) enum Failure {
 
 impl Link {
     /// Runs the script, which is taught first where it is not known.
-    pub(super) async fn run(
-        &self,
-        script: &'static Script,
-        call: &Call,
-        deadline: Instant,
-    ) -> Result<Reply, Failure> {
+    pub(super) async fn run(&self, script: &'static Script, call: &Call, deadline: Instant) -> Result<Reply, Failure> {
         match self.run_as(script, Program::Known, call, deadline).await {
             // Proves that nothing ran, so this is not a second attempt.
             Err(Failure::Refused(error)) if error.starts_with("NOSCRIPT") => {

@@ -121,11 +121,11 @@ impl Call {
         // Questions that differ in nothing but their keys are described once.
         for run in questions.chunk_by(same_shape) {
             let Some(first) = run.first() else { continue };
-            write_words(&mut texts, operation_name(first.ask.operation), [
-                run.len() as u64,
-                first.times,
-                first.ask.debits.len() as u64,
-            ]);
+            write_words(
+                &mut texts,
+                operation_name(first.ask.operation),
+                [run.len() as u64, first.times, first.ask.debits.len() as u64],
+            );
             if let Operation::Refund { admitted_at } = first.ask.operation {
                 write_words(&mut texts, "", [admitted_at.as_micros() as u64]);
             }
@@ -345,7 +345,10 @@ mod tests {
 
     fn reply(numbers: &[i64]) -> Reply {
         Reply {
-            numbers: numbers.iter().flat_map(|number| (*number as f64).to_le_bytes()).collect(),
+            numbers: numbers
+                .iter()
+                .flat_map(|number| (*number as f64).to_le_bytes())
+                .collect(),
             errors: Vec::new(),
         }
     }
@@ -376,7 +379,11 @@ mod tests {
                 "quota:1:log:p:{key=b}"
             ]
         );
-        let arguments: Vec<_> = call.arguments.iter().map(|text| std::str::from_utf8(text).unwrap()).collect();
+        let arguments: Vec<_> = call
+            .arguments
+            .iter()
+            .map(|text| std::str::from_utf8(text).unwrap())
+            .collect();
         assert_eq!(
             arguments,
             ["check 2 1 1", "log 1 5 60000000 0", "check 1 1 1", "log 3 5 60000000 0"]
@@ -412,9 +419,7 @@ mod tests {
         let call = Call::new(&[Question { ask: &ask, times: 4 }], 0);
 
         // 5 were there: after the second one of cost 2, 1 is left, and in 59 seconds all.
-        let said = call
-            .decode(&reply(&[9, 2, 1, 1_000_000, 59_000_000]))
-            .unwrap();
+        let said = call.decode(&reply(&[9, 2, 1, 1_000_000, 59_000_000])).unwrap();
         let tally = said.tallies[0].as_ref().unwrap();
         let told: Vec<_> = (0..4)
             .map(|nth| {
@@ -436,7 +441,10 @@ mod tests {
         ]);
 
         let mut reply = reply(&[9, -1, 0, 0, 0, 1, 4, 0, 60]);
-        assert!(matches!(call.decode(&reply), Err(Failure::Protocol(_))), "without the text");
+        assert!(
+            matches!(call.decode(&reply), Err(Failure::Protocol(_))),
+            "without the text"
+        );
 
         reply.errors = vec!["WRONGTYPE Operation against a key".into()];
         let said = call.decode(&reply).unwrap();
@@ -466,7 +474,10 @@ mod tests {
             let mut numbers = [1.0, 1.0, 4.0, 0.0, 60.0];
             numbers[2] = number;
             let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
-            let mut reply = Reply { numbers: numbers.collect(), errors: Vec::new() };
+            let mut reply = Reply {
+                numbers: numbers.collect(),
+                errors: Vec::new(),
+            };
             assert!(matches!(call.decode(&reply), Err(Failure::Protocol(_))), "{number}");
             reply.numbers.truncate(39);
             assert!(matches!(call.decode(&reply), Err(Failure::Protocol(_))), "cut off");
