@@ -71,7 +71,7 @@ function algorithms.log(cost, quota, window, grain)
   -- Adds a member at `at`, whatever else was added at that time, and writes the total down.
   local function insert(at, weight)
     local score = at == now and now_text or text(at)
-    local suffix = weight > 1 and ':' .. text(weight) or ''
+    local suffix = weight > 1 and string.format(':%.0f', weight) or ''
 
     -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and
     -- there are no more than `stored` to meet.
@@ -88,7 +88,7 @@ function algorithms.log(cost, quota, window, grain)
         return
       end
       attempt = attempt + 1
-      member = score .. '-' .. text(attempt) .. suffix
+      member = score .. '-' .. attempt .. suffix
     end
   end
 

@@ -1,6 +1,6 @@
 use std::{
     collections::VecDeque,
-    pin::pin,
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
@@ -20,7 +20,7 @@ use super::{
     script::{Call, Question, Said},
     server::Server,
 };
-use crate::store::{Answer, StoreError};
+use crate::store::{Answer, Operation, StoreError};
 
 /// Requests on their way to one place of Redis: a server, or a slot of a cluster.
 ///
@@ -120,8 +120,56 @@ impl Lane {
         }
     }
 
+    /// Asks for one who finds nobody on the way, without a queue and a task of its own; nothing if somebody is.
+    pub(super) fn ask_alone<'a>(
+        self: &Arc<Self>,
+        server: &'a Arc<Server>,
+        ask: &'a Ask,
+        asked_at: Instant,
+        stamp: Option<u64>,
+    ) -> Option<Pin<Box<impl Future<Output = Result<Answer, StoreError>> + Send + use<'a>>>> {
+        let mut queue = self.queue();
+        if queue.calls > 0 || ask.operation != Operation::Check {
+            return None;
+        }
+        queue.calls = 1;
+        queue.carried += 1;
+        drop(queue);
+
+        let departure = Departure {
+            lane: self.clone(),
+            gathering: false,
+            carried: 1,
+        };
+        // Boxed: the future of a client takes kilobytes, which those who queue do without.
+        Some(Box::pin(async move {
+            let lane = departure.lane.clone();
+            server.admits(&lane, asked_at, Instant::now())?;
+            let mut call = Call::new(&[Question { ask, times: 1 }], guess());
+            let said = server.run(&lane, &mut call, server.due(asked_at)).await?;
+            drop(departure);
+            lane.send_another(server);
+
+            let tally = match said.tallies.into_iter().next() {
+                Some(tally) => tally?,
+                None => return Err(Failure::Protocol("the reply of Redis answers nobody").into()),
+            };
+            if let (Some(cache), Some(stamp), 0) = (&server.deny_cache, stamp, tally.admitted) {
+                cache.remember(ask, asked_at, stamp, said.server_time, &tally.verdicts);
+            }
+            Ok(Answer::new(said.server_time, [tally.outcome(ask, 0)]))
+        }))
+    }
+
     fn send(self: &Arc<Self>, server: &Arc<Server>) {
         task::spawn(depart(server.clone(), self.clone()));
+    }
+
+    /// Sends a call for those who gathered while another was on its way.
+    fn send_another(self: &Arc<Self>, server: &Arc<Server>) {
+        if self.queue().sends_another(server.group) {
+            self.send(server);
+        }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -199,23 +247,20 @@ async fn depart(server: Arc<Server>, lane: Arc<Lane>) {
     drop(departure);
 
     // Those who were told may ask again before it leaves.
-    let another = lane.queue().sends_another(server.group);
-    if another {
-        lane.send(&server);
-    }
+    lane.send_another(&server);
 }
 
 /// Asks Redis what these ask, and tells each its answer.
 async fn carry(server: &Arc<Server>, lane: &Arc<Lane>, mut tickets: Vec<Ticket>) {
     let now = Instant::now();
-    tickets.retain_mut(|ticket| match server.admits(lane, ticket, now) {
+    tickets.retain_mut(|ticket| match server.admits(lane, ticket.asked_at, now) {
         Ok(()) => !ticket.is_given_up(),
         Err(error) => {
             ticket.reply(Err(error));
             false
         }
     });
-    let Some(last) = tickets.last().map(|ticket| server.due(ticket)) else {
+    let Some(last) = tickets.last().map(|ticket| server.due(ticket.asked_at)) else {
         return;
     };
     let (mut call, places) = {
@@ -224,11 +269,14 @@ async fn carry(server: &Arc<Server>, lane: &Arc<Lane>, mut tickets: Vec<Ticket>)
     };
 
     let said = {
-        let mut said = pin!(server.run(lane, &mut call, last));
-        let mut earlier = tickets.iter_mut().take_while(|ticket| server.due(ticket) < last);
+        // Boxed: the future of a client takes kilobytes, and a task is moved a few times before it runs.
+        let mut said = Box::pin(server.run(lane, &mut call, last));
+        let mut earlier = tickets
+            .iter_mut()
+            .take_while(|ticket| server.due(ticket.asked_at) < last);
         loop {
             let Some(ticket) = earlier.next() else { break said.await };
-            match timeout_at(server.due(ticket), &mut said).await {
+            match timeout_at(server.due(ticket.asked_at), &mut said).await {
                 Ok(said) => break said,
                 Err(_) => ticket.reply(Err(Failure::Timeout.into())),
             }
@@ -331,7 +379,7 @@ mod tests {
     use super::*;
     use crate::{
         Key, Limit, SlidingLog, TokenBucket,
-        store::{Charge, Operation, Request, redis::ask::Names},
+        store::{Charge, Request, redis::ask::Names},
     };
 
     static NAMES: LazyLock<Names> = LazyLock::new(|| Names::new("quota", None));

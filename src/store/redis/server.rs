@@ -45,25 +45,30 @@ impl Server {
         stamp: Option<u64>,
     ) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
         let server = self.clone();
-        let (ticket, answer) = Ticket::new(asks, asked_at, stamp);
         async move {
+            if let [ask] = &*asks
+                && let Some(answer) = lane.ask_alone(&server, ask, asked_at, stamp)
+            {
+                return answer.await;
+            }
+            let (ticket, answer) = Ticket::new(asks, asked_at, stamp);
             lane.submit(&server, ticket);
             drop(server); // who waits keeps no connection open
             answer.await.unwrap_or_else(|_| Err(abandoned()))
         }
     }
 
-    /// When a ticket must have its answer.
-    pub(super) fn due(&self, ticket: &Ticket) -> Instant {
-        ticket.asked_at + self.deadline
+    /// When a request must have its answer.
+    pub(super) fn due(&self, asked_at: Instant) -> Instant {
+        asked_at + self.deadline
     }
 
     /// Whether there is any use in asking now.
-    pub(super) fn admits(&self, lane: &Lane, ticket: &Ticket, now: Instant) -> Result<(), StoreError> {
+    pub(super) fn admits(&self, lane: &Lane, asked_at: Instant, now: Instant) -> Result<(), StoreError> {
         if lane.breaker.is_open() {
             return Err(resting());
         }
-        if self.due(ticket) <= now {
+        if self.due(asked_at) <= now {
             return Err(Failure::Timeout.into());
         }
         Ok(())
