@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
@@ -31,7 +31,8 @@ pin_project! {
         Asking {
             pending: Pending,
             enforcer: Arc<Enforcer>,
-            waiting: Option<(S, Request<B>)>,
+            // In parts, as the keys were found in them.
+            waiting: Option<(S, Parts, B)>,
         },
         /// The service behind was called.
         Passed {
@@ -46,12 +47,12 @@ pin_project! {
 }
 
 impl<S, B, F> ResponseFuture<S, B, F> {
-    pub(crate) fn asking(pending: Pending, ready: S, request: Request<B>, enforcer: Arc<Enforcer>) -> Self {
+    pub(crate) fn asking(pending: Pending, ready: S, (parts, body): (Parts, B), enforcer: Arc<Enforcer>) -> Self {
         Self {
             state: State::Asking {
                 pending,
                 enforcer,
-                waiting: Some((ready, request)),
+                waiting: Some((ready, parts, body)),
             },
         }
     }
@@ -90,8 +91,7 @@ where
                     waiting,
                 } => {
                     let decision = ready!(Pin::new(pending).poll(cx));
-                    let (mut ready, request) = waiting.take().expect("polled after it was ready");
-                    let (mut parts, body) = request.into_parts();
+                    let (mut ready, mut parts, body) = waiting.take().expect("polled after it was ready");
                     match enforcer.conclude(decision, &mut parts) {
                         Verdict::Pass(counted) => State::Passed {
                             future: ready.call(Request::from_parts(parts, body)),

@@ -59,8 +59,7 @@ where
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
                 let fresh = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, fresh);
-                let request = Request::from_parts(parts, body);
-                ResponseFuture::asking(pending, ready, request, self.enforcer.clone())
+                ResponseFuture::asking(pending, ready, (parts, body), self.enforcer.clone())
             }
         }
     }
