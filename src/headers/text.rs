@@ -66,3 +66,28 @@ impl From<u64> for Text {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_stay_what_they_are_while_others_are_written() {
+        let values: Vec<HeaderValue> = (0..1_000).map(|number| Text::from(number).into()).collect();
+        for (number, value) in values.iter().enumerate() {
+            assert_eq!(value, &number.to_string());
+        }
+    }
+
+    #[test]
+    fn two_values_are_written_at_once_and_may_be_longer_than_a_block() {
+        let (mut short, mut long) = (Text::new(), Text::new());
+        for _ in 0..BLOCK {
+            long.delimit().number(42);
+        }
+        short.text("a");
+
+        assert_eq!(HeaderValue::from(long), ["42"; BLOCK].join(", "));
+        assert_eq!(HeaderValue::from(short), "a");
+    }
+}
