@@ -90,8 +90,8 @@ impl DenyCache {
         }
 
         let passed = now.saturating_duration_since(denial.answered_at);
-        let verdicts: SmallVec<[Verdict; 1]> = denial.verdicts.iter().map(|verdict| later(verdict, passed)).collect();
-        let outcome = Outcome::new(false, folds.unfold(&verdicts));
+        let verdicts = folds.unfold(&denial.verdicts).map(|verdict| later(&verdict, passed));
+        let outcome = Outcome::new(false, verdicts);
         Some(Answer::new(denial.server_time + passed, [outcome]))
     }
 
