@@ -8,16 +8,21 @@
 //! done
 //! ```
 //!
-//! The paths are `bare`, the service alone, `admitted`, `silent` (admitted without header fields) and `denied`.
+//! The paths are `bare`, the service alone, `admitted`, `silent` (admitted without header fields) and `denied`; and `cached`,
+//! denied by the deny cache of a `RedisStore`, for which it starts a server.
 
 #[path = "support/bare.rs"]
 mod bare;
 
-use std::env;
+use std::{
+    env,
+    future::poll_fn,
+    time::{Duration, Instant},
+};
 
 use http::StatusCode;
-use tower::Layer;
-use tower_quota::Headers;
+use tower::{Layer, Service};
+use tower_quota::{Headers, Policy, RateLimitLayer, RedisStore, key};
 
 use self::bare::{Bare, admitting, denying, limited, request, send};
 
@@ -27,6 +32,11 @@ fn main() {
     let requests = arguments
         .next()
         .map_or(10_000, |n| n.parse().expect("a number of requests"));
+
+    if path == "cached" {
+        bench_harness::run(async |server| cached(&server.url(), requests).await);
+        return;
+    }
 
     let headers = if path == "silent" {
         Headers::None
@@ -47,4 +57,20 @@ fn main() {
         assert_eq!(status, answer);
     }
     println!("{requests} requests, {path}");
+}
+
+/// A denial is remembered for a second, so that one in some thousand asks Redis.
+async fn cached(url: &str, requests: u32) {
+    let store = RedisStore::builder().deadline(Duration::from_secs(10));
+    let store = store.connect(url).await.expect("a store");
+    let policy = Policy::new("bench", denying()).key(key::ip());
+    let mut service = RateLimitLayer::new(store, policy).layer(Bare);
+
+    let start = Instant::now();
+    for n in 0..=requests {
+        let Ok(()) = poll_fn(|cx| service.poll_ready(cx)).await;
+        let Ok(response) = service.call(request(1)).await;
+        assert!(n == 0 || response.status() == StatusCode::TOO_MANY_REQUESTS);
+    }
+    println!("{requests} requests, cached, {:?} each", start.elapsed() / requests);
 }

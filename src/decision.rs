@@ -9,7 +9,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::{Key, policy::Quota, store::Store};
+use crate::{
+    Key,
+    policy::{Quota, Terms},
+    store::{Answer, Outcome, Store, Verdict},
+};
 
 /// What came of a check.
 ///
@@ -25,6 +29,8 @@ struct Inner {
     allowed: bool,
     server_time: Duration,
     policies: PolicyDecisions,
+    /// Where it was counted, if not in the store that was asked.
+    origin: Option<Arc<dyn Store>>,
     /// Whether there is nothing to give back, or somebody has the receipt.
     receipt_taken: AtomicBool,
     /// The decisions of an outer and an inner layer, if this one joins them.
@@ -90,26 +96,40 @@ impl Decision {
     #[must_use]
     pub fn receipt(&self) -> Option<Receipt> {
         if let Some(layers) = &self.0.joined {
-            let charged: PolicyDecisions = layers
-                .iter()
-                .filter_map(Self::receipt)
-                .flat_map(|receipt| receipt.charged)
-                .collect();
+            let receipts = layers.iter().filter_map(Self::receipt);
+            let charged: SmallVec<[Self; 1]> = receipts.flat_map(|receipt| receipt.charged).collect();
             return (!charged.is_empty()).then_some(Receipt { charged });
         }
         if self.0.receipt_taken.swap(true, Ordering::Relaxed) {
             return None;
         }
         Some(Receipt {
-            charged: self.0.policies.clone(),
+            charged: [self.clone()].into(),
         })
     }
 
     /// Whether a store was asked.
     pub(crate) fn is_of_store(&self) -> bool {
-        self.policies().any(|policy| policy.store.is_some())
+        self.policies()
+            .any(|policy| matches!(policy.denial, None | Some(Denial::QuotaExceeded)))
     }
 
+    /// The store that knows what a policy has counted.
+    pub(crate) fn store_of<'a>(&'a self, policy: &'a PolicyDecision) -> &'a Arc<dyn Store> {
+        self.0.origin.as_ref().unwrap_or(&policy.terms.store)
+    }
+
+    pub(crate) fn as_slice(&self) -> &[PolicyDecision] {
+        &self.0.policies
+    }
+
+    /// Whether an outer layer has counted this, by the same numbers.
+    pub(crate) fn has(&self, quota: &Quota, key: &Key) -> bool {
+        self.policies()
+            .any(|policy| policy.quota() == quota && policy.key == *key)
+    }
+
+    #[inline]
     pub(crate) fn foremost(&self) -> Option<&PolicyDecision> {
         if let [only] = &self.0.policies[..] {
             return Some(only);
@@ -134,25 +154,33 @@ impl Decision {
 }
 
 impl Decision {
-    /// A decision by which nothing was charged.
-    pub(crate) fn new(allowed: bool, server_time: Duration, policies: PolicyDecisions) -> Self {
-        Self::build(allowed, server_time, policies, true)
-    }
-
-    /// A decision by which a request was charged.
-    pub(crate) fn charged(server_time: Duration, policies: PolicyDecisions) -> Self {
-        Self::build(true, server_time, policies, false)
-    }
-
-    fn build(allowed: bool, server_time: Duration, policies: PolicyDecisions, receipt_taken: bool) -> Self {
+    /// A decision that no store has made, or has made yet.
+    #[inline]
+    pub(crate) fn new(allowed: bool, policies: PolicyDecisions) -> Self {
         Self(Arc::new(Inner {
             allowed,
-            server_time,
+            server_time: Duration::ZERO,
             policies,
-            receipt_taken: AtomicBool::new(receipt_taken),
+            origin: None,
+            receipt_taken: AtomicBool::new(true),
             joined: None,
             delay: Duration::ZERO,
         }))
+    }
+
+    /// Notes what the store said, where it lies, before there are clones.
+    #[inline]
+    pub(crate) fn settle(&mut self, answer: &Answer, outcome: &Outcome, charged: bool) {
+        let Some(inner) = Arc::get_mut(&mut self.0) else {
+            return;
+        };
+        inner.allowed = outcome.allowed;
+        inner.server_time = answer.server_time;
+        inner.origin = answer.origin().cloned();
+        *inner.receipt_taken.get_mut() = !charged;
+        for (policy, verdict) in inner.policies.iter_mut().zip(&outcome.verdicts) {
+            policy.settle(verdict, answer.server_time);
+        }
     }
 
     /// The same denial, with a longer wait for the caller.
@@ -164,6 +192,7 @@ impl Decision {
             allowed: self.0.allowed,
             server_time: self.0.server_time,
             policies: self.0.policies.clone(),
+            origin: None,
             receipt_taken: AtomicBool::new(true),
             joined: None,
             delay,
@@ -176,6 +205,7 @@ impl Decision {
             allowed: later.is_allowed(),
             server_time: later.server_time(),
             policies: self.policies().chain(later.policies()).cloned().collect(),
+            origin: None,
             receipt_taken: AtomicBool::new(true),
             joined: Some([self.clone(), later.clone()]),
             delay: Duration::ZERO,
@@ -199,8 +229,9 @@ pub(crate) type PolicyDecisions = SmallVec<[PolicyDecision; 1]>;
 /// What one policy said.
 #[derive(Clone)]
 pub struct PolicyDecision {
-    pub(crate) store: Option<Arc<dyn Store>>,
-    pub(crate) quota: Arc<Quota>,
+    pub(crate) terms: Arc<Terms>,
+    /// Which of the policies it is.
+    pub(crate) position: usize,
     pub(crate) key: Key,
     pub(crate) cost: u64,
     pub(crate) decided_at: Duration,
@@ -210,11 +241,12 @@ pub struct PolicyDecision {
     pub(crate) reset_after: Duration,
 }
 
+/// Questions.
 impl PolicyDecision {
     /// The name of the policy.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.quota.name
+        &self.quota().name
     }
 
     /// Whether this policy denied the request.
@@ -232,7 +264,7 @@ impl PolicyDecision {
     /// How many requests of cost 1 are admitted at once when nothing was used yet.
     #[must_use]
     pub fn limit(&self) -> u64 {
-        self.quota.limit.quota()
+        self.quota().limit.quota()
     }
 
     /// How many more requests of cost 1 would be admitted right now.
@@ -256,7 +288,38 @@ impl PolicyDecision {
     /// The length of the window that the limit is for; `None` for windows of a calendar.
     #[must_use]
     pub fn window(&self) -> Option<Duration> {
-        self.quota.limit.window()
+        self.quota().limit.window()
+    }
+
+    #[inline]
+    pub(crate) fn quota(&self) -> &Quota {
+        &self.terms.quotas[self.position]
+    }
+}
+
+impl PolicyDecision {
+    /// What a policy is asked.
+    #[inline]
+    pub(crate) fn undecided(terms: Arc<Terms>, position: usize, key: Key, cost: u64) -> Self {
+        Self {
+            terms,
+            position,
+            key,
+            cost,
+            decided_at: Duration::ZERO,
+            denial: None,
+            remaining: 0,
+            retry_after: None,
+            reset_after: Duration::ZERO,
+        }
+    }
+
+    fn settle(&mut self, verdict: &Verdict, server_time: Duration) {
+        self.decided_at = verdict.decided_at.unwrap_or(server_time);
+        self.denial = verdict.retry_after.map(|_| Denial::QuotaExceeded);
+        self.remaining = verdict.remaining;
+        self.retry_after = verdict.retry_after;
+        self.reset_after = verdict.reset_after;
     }
 }
 
@@ -264,7 +327,7 @@ impl fmt::Debug for PolicyDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not the key: it may hold an address or a user.
         f.debug_struct("PolicyDecision")
-            .field("name", &self.quota.name)
+            .field("name", &self.name())
             .field("denial", &self.denial)
             .field("limit", &self.limit())
             .field("remaining", &self.remaining)
@@ -293,7 +356,7 @@ pub enum Denial {
 /// [`refund`](crate::Limiter::refund) says.
 #[must_use]
 pub struct Receipt {
-    pub(crate) charged: PolicyDecisions,
+    pub(crate) charged: SmallVec<[Decision; 1]>,
 }
 
 impl fmt::Debug for Receipt {

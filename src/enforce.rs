@@ -21,20 +21,20 @@ use http::{
 use crate::{
     Decision, FailureMode, Policy, PolicyDecision,
     decision::PolicyDecisions,
-    headers::{Fields, retry_after},
+    headers::retry_after,
     health::{Health, OnFailure},
     key::KeyError,
     limiter::{Asked, Pending, ask},
+    policy::Terms,
     response::{Rejection, ResponseFormat},
-    store::{Operation, Store, StoreError},
+    store::{Operation, StoreError},
 };
 
 /// What a layer and its services share.
 #[derive(Clone)]
 pub(crate) struct Enforcer {
-    pub(crate) store: Arc<dyn Store>,
     pub(crate) policies: Arc<[Policy]>,
-    pub(crate) fields: Fields,
+    pub(crate) terms: Arc<Terms>,
     pub(crate) format: Arc<dyn ResponseFormat>,
     /// For all requests, whatever the policies say.
     pub(crate) failure_mode: Option<FailureMode>,
@@ -77,20 +77,18 @@ impl Enforcer {
     /// Finds the keys and asks the store.
     pub(crate) fn begin(&self, parts: &mut Parts) -> Progress {
         let undecided = match self.undecided(parts) {
-            Ok(undecided) => undecided,
+            Ok(Some(undecided)) => undecided,
+            Ok(None) => return Progress::Done(Verdict::Pass(None)),
             Err(error) => return Progress::Done(self.refuse(&error, parts)),
         };
-        if undecided.is_empty() {
-            return Progress::Done(Verdict::Pass(None));
-        }
-
-        match ask(&self.store, Operation::Check, undecided) {
+        match ask(Operation::Check, undecided) {
             Asked::Decided(decision) => Progress::Done(self.conclude(decision, parts)),
             Asked::Pending(decision) => Progress::Asking(decision),
         }
     }
 
     /// Decides what becomes of the request, now that the store has answered.
+    #[inline]
     pub(crate) fn conclude(&self, decision: Result<Decision, StoreError>, parts: &mut Parts) -> Verdict {
         let decision = match decision {
             Ok(decision) => decision,
@@ -103,42 +101,52 @@ impl Enforcer {
         if !decision.is_allowed() {
             return self.limit(decision, parts);
         }
-        let earlier = parts.extensions.get::<Decision>();
+        let earlier = parts.extensions.insert(decision.clone());
         let joined = earlier.map(|earlier| earlier.followed_by(&decision));
-        parts.extensions.insert(joined.as_ref().unwrap_or(&decision).clone());
+        if let Some(joined) = &joined {
+            parts.extensions.insert(joined.clone());
+        }
         Verdict::Pass(Some(Counted { own: decision, joined }))
     }
 
-    /// Adds to the response of the service behind what the caller should know.
-    pub(crate) fn report<B>(&self, counted: Counted, response: &mut Response<B>) {
-        self.fields
-            .write(&counted.own, response.status(), response.headers_mut());
-        // The decision of an inner layer tells of this one's policies too.
-        response
-            .extensions_mut()
-            .get_or_insert_with(|| counted.joined.unwrap_or(counted.own));
+    /// What is to be decided, if a policy applies.
+    #[inline(always)]
+    fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
+        // Most layers have one policy, and what is asked of it is written where it stays.
+        if let [policy] = &*self.policies {
+            let undecided = self.undecided_by(0, policy, parts)?;
+            return Ok(undecided.map(|policy| Decision::new(false, [policy].into())));
+        }
+
+        let policies = self.policies.iter().enumerate();
+        let undecided =
+            policies.filter_map(|(position, policy)| self.undecided_by(position, policy, parts).transpose());
+        let undecided: PolicyDecisions = undecided.collect::<Result<_, _>>()?;
+        Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
     }
 
-    /// The policies that apply, and whom the request counts against.
-    fn undecided(&self, parts: &Parts) -> Result<PolicyDecisions, KeyError> {
-        let decided = parts.extensions.get::<Decision>();
-        let mut undecided = PolicyDecisions::new();
-        for policy in &*self.policies {
-            let cost = policy.cost_of(parts);
-            if cost == 0 {
-                continue;
-            }
-            let Some(key) = policy.extractor().extract(parts)? else {
-                continue;
-            };
-            let asked = PolicyDecision::undecided(policy, key, cost);
-            if decided.is_some_and(|decided| asked.is_in(decided)) {
-                self.warn_of_repetition(policy);
-                continue;
-            }
-            undecided.push(asked);
+    /// Whom the request counts against by this policy, if it applies.
+    #[inline(always)]
+    fn undecided_by(
+        &self,
+        position: usize,
+        policy: &Policy,
+        parts: &Parts,
+    ) -> Result<Option<PolicyDecision>, KeyError> {
+        let cost = policy.cost_of(parts);
+        if cost == 0 {
+            return Ok(None);
         }
-        Ok(undecided)
+        let Some(key) = policy.extractor().extract(parts)? else {
+            return Ok(None);
+        };
+        let key = key.bounded();
+        let earlier = parts.extensions.get::<Decision>();
+        if earlier.is_some_and(|earlier| earlier.has(policy.quota(), &key)) {
+            self.warn_of_repetition(policy);
+            return Ok(None);
+        }
+        Ok(Some(PolicyDecision::undecided(self.terms.clone(), position, key, cost)))
     }
 
     fn limit(&self, decision: Decision, parts: &Parts) -> Verdict {
@@ -147,7 +155,8 @@ impl Enforcer {
         if let Some(wait) = decision.retry_after() {
             advise(&mut response, wait);
         }
-        self.fields.write(&decision, response.status(), response.headers_mut());
+        let fields = &self.terms.fields;
+        fields.write(&decision, response.status(), response.headers_mut());
         response.extensions_mut().insert(decision);
         Verdict::Reject(response)
     }
@@ -201,6 +210,20 @@ impl Enforcer {
                 .or_insert(HeaderValue::from_static("no-store"));
         }
         response
+    }
+}
+
+impl Counted {
+    /// Adds to the response of the service behind what the caller should know.
+    pub(crate) fn report<B>(self, response: &mut Response<B>) {
+        if let Some(policy) = self.own.as_slice().first() {
+            let fields = &policy.terms.fields;
+            fields.write(&self.own, response.status(), response.headers_mut());
+        }
+        // The decision of an inner layer tells of this one's policies too.
+        response
+            .extensions_mut()
+            .get_or_insert_with(|| self.joined.unwrap_or(self.own));
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
@@ -21,7 +21,6 @@ pin_project! {
     pub struct ResponseFuture<S, B, F> {
         #[pin]
         state: State<S, B, F>,
-        enforcer: Arc<Enforcer>,
     }
 }
 
@@ -31,7 +30,9 @@ pin_project! {
         /// The store is asked; the service and the request wait.
         Asking {
             pending: Pending,
-            waiting: Option<(S, Request<B>)>,
+            enforcer: Arc<Enforcer>,
+            // In parts, as the keys were found in them.
+            waiting: Option<(S, Parts, B)>,
         },
         /// The service behind was called.
         Passed {
@@ -46,40 +47,25 @@ pin_project! {
 }
 
 impl<S, B, F> ResponseFuture<S, B, F> {
-    pub(crate) fn asking(pending: Pending, ready: S, request: Request<B>, enforcer: Arc<Enforcer>) -> Self {
+    pub(crate) fn asking(pending: Pending, ready: S, (parts, body): (Parts, B), enforcer: Arc<Enforcer>) -> Self {
         Self {
             state: State::Asking {
                 pending,
-                waiting: Some((ready, request)),
+                enforcer,
+                waiting: Some((ready, parts, body)),
             },
-            enforcer,
         }
     }
-}
 
-impl<S, B> ResponseFuture<S, B, S::Future>
-where
-    S: Service<Request<B>>,
-{
-    pub(crate) fn decided(verdict: Verdict, ready: &mut S, request: Request<B>, enforcer: Arc<Enforcer>) -> Self {
+    pub(crate) fn passed(future: F, counted: Option<Counted>) -> Self {
         Self {
-            state: State::follow(verdict, ready, request),
-            enforcer,
+            state: State::Passed { future, counted },
         }
     }
-}
 
-impl<S, B> State<S, B, S::Future>
-where
-    S: Service<Request<B>>,
-{
-    fn follow(verdict: Verdict, ready: &mut S, request: Request<B>) -> Self {
-        match verdict {
-            Verdict::Pass(counted) => Self::Passed {
-                future: ready.call(request),
-                counted,
-            },
-            Verdict::Reject(response) => Self::Rejected {
+    pub(crate) fn rejected(response: Response<Bytes>) -> Self {
+        Self {
+            state: State::Rejected {
                 response: Some(response),
             },
         }
@@ -99,17 +85,27 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Asking { pending, waiting } => {
+                StateProj::Asking {
+                    pending,
+                    enforcer,
+                    waiting,
+                } => {
                     let decision = ready!(Pin::new(pending).poll(cx));
-                    let (mut ready, request) = waiting.take().expect("polled after it was ready");
-                    let (mut parts, body) = request.into_parts();
-                    let verdict = this.enforcer.conclude(decision, &mut parts);
-                    State::follow(verdict, &mut ready, Request::from_parts(parts, body))
+                    let (mut ready, mut parts, body) = waiting.take().expect("polled after it was ready");
+                    match enforcer.conclude(decision, &mut parts) {
+                        Verdict::Pass(counted) => State::Passed {
+                            future: ready.call(Request::from_parts(parts, body)),
+                            counted,
+                        },
+                        Verdict::Reject(response) => State::Rejected {
+                            response: Some(response),
+                        },
+                    }
                 }
                 StateProj::Passed { future, counted } => {
                     let mut response = ready!(future.poll(cx))?;
                     if let Some(counted) = counted.take() {
-                        this.enforcer.report(counted, &mut response);
+                        counted.report(&mut response);
                     }
                     return Poll::Ready(Ok(response.map(ResponseBody::passed)));
                 }

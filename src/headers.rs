@@ -3,10 +3,7 @@ mod text;
 use std::time::Duration;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
-    header::{Entry, RETRY_AFTER},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use self::text::Text;
 use crate::{Decision, Limit, decision::PolicyDecision, key::Secret};
@@ -102,15 +99,15 @@ impl Fields {
 
         match self.style {
             Headers::Draft08 => {
-                append(headers, RATELIMIT_POLICY, self.policies(decision));
-                append(headers, RATELIMIT, self.states(decision));
+                append(headers, &RATELIMIT_POLICY, self.policies(decision));
+                append(headers, &RATELIMIT, self.states(decision));
             }
             Headers::Draft07 => {
-                append(headers, RATELIMIT_POLICY, single_policy(foremost));
+                append(headers, &RATELIMIT_POLICY, single_policy(foremost));
                 write_dictionary(foremost, headers);
             }
             Headers::Draft06 => {
-                append(headers, RATELIMIT_POLICY, single_policy(foremost));
+                append(headers, &RATELIMIT_POLICY, single_policy(foremost));
                 let names = [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET];
                 write_three(foremost, names, Reset::Delta, headers);
             }
@@ -126,12 +123,12 @@ impl Fields {
     fn policies(&self, decision: &Decision) -> HeaderValue {
         let mut policies = decision.policies();
         if let (Some(only), None, None) = (policies.next(), policies.next(), &self.partition_key) {
-            return only.quota.announced.clone();
+            return only.quota().announced.clone();
         }
 
-        let mut list = Text::default();
+        let mut list = Text::new();
         for policy in decision.policies() {
-            list.delimit().bytes(policy.quota.announced.as_bytes());
+            list.delimit().bytes(policy.quota().announced.as_bytes());
             self.write_partition_key(policy, &mut list);
         }
         list.into()
@@ -139,10 +136,10 @@ impl Fields {
 
     /// `"burst";r=1;t=1, "daily";r=99;t=86400`
     fn states(&self, decision: &Decision) -> HeaderValue {
-        let mut list = Text::default();
+        let mut list = Text::new();
         for policy in decision.policies() {
             let (remaining, reset) = standing(policy);
-            let quoted = &policy.quota.announced.as_bytes()[..policy.name().len() + 2];
+            let quoted = &policy.quota().announced.as_bytes()[..policy.name().len() + 2];
             list.delimit().bytes(quoted).text(";r=").number(remaining);
             if let Some(reset) = reset {
                 list.text(";t=").number(ceil_secs(reset));
@@ -163,7 +160,7 @@ impl Fields {
 
 /// `"say-hi";q=2;w=30`. Policy names need no escaping as strings of RFC 9651 §3.3.3.
 pub(crate) fn announced(name: &str, limit: &Limit) -> HeaderValue {
-    let mut policy = Text::default();
+    let mut policy = Text::new();
     policy.text("\"").text(name).text("\";q=").number(limit.quota());
     // Months and days have no one length.
     if let Some(window) = limit.window() {
@@ -208,7 +205,7 @@ fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
         return;
     }
 
-    let mut value = Text::default();
+    let mut value = Text::new();
     value.text("limit=").number(policy.limit());
     value.text(", remaining=").number(remaining);
     if let Some(reset) = reset {
@@ -257,22 +254,30 @@ fn keep_one_line(headers: &mut HeaderMap, name: &HeaderName) {
 }
 
 /// Adds to a list. One line of it, since many clients read only the first.
-fn append(headers: &mut HeaderMap, name: HeaderName, ours: HeaderValue) {
-    match headers.entry(name) {
-        Entry::Vacant(vacant) => {
-            vacant.insert(ours);
+fn append(headers: &mut HeaderMap, name: &HeaderName, ours: HeaderValue) {
+    if headers.append(name, ours) {
+        join(headers, name);
+    }
+}
+
+/// Makes one line of those that are there, of which the last is ours.
+#[cold]
+fn join(headers: &mut HeaderMap, name: &HeaderName) {
+    let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().cloned().collect();
+    if lines.iter().all(|line| line.to_str().is_ok()) {
+        let mut all = Text::new();
+        for line in &lines {
+            all.delimit().bytes(line.as_bytes());
         }
-        Entry::Occupied(mut theirs) => {
-            let mut all = Text::default();
-            for line in theirs.iter() {
-                if line.to_str().is_err() {
-                    return; // whoever wrote that speaks another language
-                }
-                all.delimit().bytes(line.as_bytes());
-            }
-            all.delimit().bytes(ours.as_bytes());
-            theirs.insert(all.into());
-        }
+        headers.insert(name, all.into());
+        return;
+    }
+
+    // Whoever wrote that speaks another language.
+    lines.pop();
+    headers.remove(name);
+    for line in lines {
+        headers.append(name, line);
     }
 }
 
@@ -299,27 +304,25 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Denial, Key, SlidingLog, policy::Quota};
+    use crate::{Denial, Key, MemoryStore, Policy, SlidingLog, policy::Terms};
 
     /// 100 a minute, 60 left, 58.2 s until all is restored; or denied for 41.2 s. It is 1,800,000,000.
     fn state(name: &'static str, wait: Option<Duration>) -> PolicyDecision {
-        let limit = Limit::from(SlidingLog::per_minute(100));
+        let policy = Policy::new(name, SlidingLog::per_minute(100));
+        let terms = Arc::new(Terms::new(MemoryStore::new(), &[policy]));
         PolicyDecision {
-            store: None,
-            quota: Arc::new(Quota::new(name.into(), limit)),
-            key: Key::from("k"),
-            cost: 1,
             decided_at: Duration::from_secs(1_800_000_000),
             denial: wait.map(|_| Denial::QuotaExceeded),
             remaining: if wait.is_some() { 0 } else { 60 },
             retry_after: wait,
             reset_after: Duration::from_millis(58_200),
+            ..PolicyDecision::undecided(terms, 0, Key::from("k"), 1)
         }
     }
 
     fn written(fields: &Fields, policies: Vec<PolicyDecision>, mut headers: HeaderMap) -> Vec<String> {
         let allowed = !policies.iter().any(PolicyDecision::denies);
-        let decision = Decision::new(allowed, Duration::from_secs(1_800_000_000), policies.into());
+        let decision = Decision::new(allowed, policies.into());
         fields.write(&decision, StatusCode::OK, &mut headers);
         let mut lines: Vec<_> = headers
             .iter()

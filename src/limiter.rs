@@ -1,18 +1,16 @@
 use std::{
-    fmt, mem,
+    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use smallvec::SmallVec;
 
 use crate::{
     ConfigError, Decision, Denial, IntoPolicies, Key, Limit, PolicyDecision, Receipt,
-    decision::PolicyDecisions,
-    policy::{Policy, Unkeyed, validate_names},
-    store::{Answer, Charge, ErrorKind, Operation, Reply, Request, Store, StoreError, Verdict},
+    policy::{Policy, Terms, Unkeyed, validate_names},
+    store::{Answer, Charge, ErrorKind, Operation, Reply, Request, Store, StoreError},
 };
 
 /// Counts without HTTP: for a job, a mail sender or a GraphQL resolver.
@@ -37,8 +35,8 @@ use crate::{
 #[derive(Clone)]
 #[must_use]
 pub struct Limiter {
-    store: Arc<dyn Store>,
     policies: Arc<[Policy<Unkeyed>]>,
+    terms: Arc<Terms>,
 }
 
 /// Constructors.
@@ -72,8 +70,9 @@ impl Limiter {
                 policy.name(),
             )));
         }
+
         Ok(Self {
-            store: Arc::new(store),
+            terms: Arc::new(Terms::new(store, &policies)),
             policies: policies.into(),
         })
     }
@@ -196,29 +195,28 @@ impl Limiter {
     ///
     /// If the store does not answer; the charge may stay or not.
     pub async fn refund(&self, receipt: Receipt) -> Result<(), StoreError> {
-        for policy in receipt.charged {
-            let refund = Operation::Refund {
-                admitted_at: policy.decided_at,
-            };
-            // The receipt knows better than this limiter where the request was charged.
-            let reply = policy
-                .store
-                .as_ref()
-                .unwrap_or(&self.store)
-                .decide(&[Request::new(refund, &[policy.charge()])]);
-            reply.await?;
+        for decision in receipt.charged {
+            for policy in decision.policies() {
+                let refund = Operation::Refund {
+                    admitted_at: policy.decided_at,
+                };
+                // The receipt knows better than this limiter where the request was charged.
+                let store = decision.store_of(policy);
+                store.decide(&[Request::new(refund, &[policy.charge()])]).await?;
+            }
         }
         Ok(())
     }
 
     async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
         let key = key.bounded();
-        let undecided = self.policies.iter().map(|policy| {
+        let undecided = self.policies.iter().enumerate().map(|(position, policy)| {
             let cost = cost.or(policy.price()).unwrap_or(1);
-            PolicyDecision::undecided(policy, key.clone(), cost)
+            PolicyDecision::undecided(self.terms.clone(), position, key.clone(), cost)
         });
+        let undecided = undecided.filter(|policy| policy.applies() && (policy.counts() || asks(operation)));
 
-        match ask(&self.store, operation, undecided.collect()) {
+        match ask(operation, Decision::new(true, undecided.collect())) {
             Asked::Decided(decision) => decision,
             Asked::Pending(decision) => decision.await,
         }
@@ -233,60 +231,28 @@ impl fmt::Debug for Limiter {
     }
 }
 
-/// What one policy is asked for one key, and then what it said.
 impl PolicyDecision {
-    /// Not asked yet.
-    pub(crate) fn undecided<K>(policy: &Policy<K>, key: Key, cost: u64) -> Self {
-        Self {
-            store: None,
-            quota: policy.quota().clone(),
-            key: key.bounded(),
-            cost,
-            decided_at: Duration::ZERO,
-            denial: None,
-            remaining: 0,
-            retry_after: None,
-            reset_after: Duration::ZERO,
-        }
-    }
-
-    /// Whether an outer layer has counted it, by the same numbers.
-    pub(crate) fn is_in(&self, decision: &Decision) -> bool {
-        decision
-            .policies()
-            .any(|policy| policy.quota == self.quota && policy.key == self.key)
-    }
-
     fn charge(&self) -> Charge<'_> {
-        Charge::new(&self.quota.name, &self.quota.limit, &self.key, self.cost)
+        Charge::on(self.quota(), &self.key, self.cost)
     }
 
     /// Whether there is anything to decide.
     fn applies(&self) -> bool {
-        self.cost > 0 && self.quota.limit != Limit::Unlimited
+        self.cost > 0 && self.quota().limit != Limit::Unlimited
     }
 
     /// Whether a store holds anything for it.
     fn counts(&self) -> bool {
-        self.quota.limit != Limit::DenyAll
+        self.quota().limit != Limit::DenyAll
     }
 
     /// Why no wait makes room for it.
     fn hopeless(&self) -> Option<Denial> {
-        match self.quota.limit {
+        match &self.quota().limit {
             Limit::DenyAll => Some(Denial::DenyAll),
-            _ if self.cost > self.quota.limit.quota() => Some(Denial::CostAboveLimit),
+            limit if self.cost > limit.quota() => Some(Denial::CostAboveLimit),
             _ => None,
         }
-    }
-
-    fn decide(&mut self, verdict: &Verdict, server_time: Duration, store: &Arc<dyn Store>) {
-        self.store = Some(store.clone());
-        self.decided_at = verdict.decided_at.unwrap_or(server_time);
-        self.denial = verdict.retry_after.map(|_| Denial::QuotaExceeded);
-        self.remaining = verdict.remaining;
-        self.retry_after = verdict.retry_after;
-        self.reset_after = verdict.reset_after;
     }
 }
 
@@ -296,83 +262,86 @@ pub(crate) enum Asked {
     Pending(Pending),
 }
 
-/// Asks the store about all policies at once.
-pub(crate) fn ask(store: &Arc<dyn Store>, operation: Operation, mut policies: PolicyDecisions) -> Asked {
-    let asks = matches!(operation, Operation::Check | Operation::Peek);
-    policies.retain(|policy| policy.applies() && (asks || policy.counts()));
-    if policies.is_empty() {
-        return Asked::Decided(Ok(Decision::new(true, Duration::ZERO, policies)));
+/// A decision on its way.
+pub(crate) struct Pending {
+    answer: Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>,
+    operation: Operation,
+    undecided: Option<Decision>,
+}
+
+/// Asks the store about all policies at once, if there are any.
+#[inline]
+pub(crate) fn ask(operation: Operation, undecided: Decision) -> Asked {
+    let policies = undecided.as_slice();
+    if asks(operation) && policies.iter().any(|policy| policy.hopeless().is_some()) {
+        return Asked::Decided(Ok(deny_hopeless(policies)));
     }
 
-    if asks && policies.iter().any(|policy| policy.hopeless().is_some()) {
-        // The store is not asked, so what the others would say is not known.
-        policies.retain(|policy| {
-            policy.denial = policy.hopeless();
-            policy.denies()
-        });
-        return Asked::Decided(Ok(Decision::new(false, Duration::ZERO, policies)));
-    }
-
-    let reply = match &policies[..] {
-        [policy] => store.decide(&[Request::new(operation, &[policy.charge()])]),
+    let reply = match policies {
+        [] => return Asked::Decided(Ok(undecided)),
+        [policy] => policy
+            .terms
+            .store
+            .decide(&[Request::new(operation, &[policy.charge()])]),
         several => {
             let charges: SmallVec<[Charge<'_>; 4]> = several.iter().map(PolicyDecision::charge).collect();
-            store.decide(&[Request::new(operation, &charges)])
+            several[0].terms.store.decide(&[Request::new(operation, &charges)])
         }
     };
     match reply {
-        Reply::Ready(answer) => Asked::Decided(conclude(answer, operation, policies, store)),
+        Reply::Ready(Ok(ref answer)) => Asked::Decided(conclude(answer, operation, undecided)),
+        Reply::Ready(Err(error)) => Asked::Decided(Err(error)),
         Reply::Pending(answer) => Asked::Pending(Pending {
             answer,
-            store: store.clone(),
             operation,
-            policies,
+            undecided: Some(undecided),
         }),
     }
 }
 
-/// A decision on its way.
-pub(crate) struct Pending {
-    answer: Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>,
-    store: Arc<dyn Store>,
-    operation: Operation,
-    policies: PolicyDecisions,
+/// Whether an operation asks for room.
+fn asks(operation: Operation) -> bool {
+    matches!(operation, Operation::Check | Operation::Peek)
+}
+
+/// The denial by the policies that no wait makes room for.
+#[cold]
+fn deny_hopeless(policies: &[PolicyDecision]) -> Decision {
+    // The store is not asked, so what the others would say is not known.
+    let denials = policies.iter().filter_map(|policy| {
+        let denial = Some(policy.hopeless()?);
+        Some(PolicyDecision {
+            denial,
+            ..policy.clone()
+        })
+    });
+    Decision::new(false, denials.collect())
 }
 
 impl Future for Pending {
     type Output = Result<Decision, StoreError>;
 
+    /// # Panics
+    ///
+    /// If it is polled again after it was ready, like most futures.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = ready!(self.answer.as_mut().poll(cx));
-        let policies = mem::take(&mut self.policies);
-        Poll::Ready(conclude(answer, self.operation, policies, &self.store))
+        let undecided = self.undecided.take().expect("polled after it was ready");
+        Poll::Ready(answer.and_then(|answer| conclude(&answer, self.operation, undecided)))
     }
 }
 
-fn conclude(
-    answer: Result<Answer, StoreError>,
-    operation: Operation,
-    mut policies: PolicyDecisions,
-    store: &Arc<dyn Store>,
-) -> Result<Decision, StoreError> {
-    let mut answer = answer?;
-    let origin = answer.take_origin();
-    let (store, server_time) = (origin.as_ref().unwrap_or(store), answer.server_time);
-    let outcome = match answer.outcomes.first() {
-        Some(outcome) if outcome.verdicts.len() == policies.len() => outcome,
-        _ => {
-            return Err(StoreError::new(
-                ErrorKind::Protocol,
-                "the store answered another question",
-            ));
+#[inline]
+fn conclude(answer: &Answer, operation: Operation, mut undecided: Decision) -> Result<Decision, StoreError> {
+    match answer.outcomes.first() {
+        Some(outcome) if outcome.verdicts.len() == undecided.as_slice().len() => {
+            let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
+            undecided.settle(answer, outcome, charged);
+            Ok(undecided)
         }
-    };
-
-    for (policy, verdict) in policies.iter_mut().zip(&outcome.verdicts) {
-        policy.decide(verdict, server_time, store);
+        _ => Err(StoreError::new(
+            ErrorKind::Protocol,
+            "the store answered another question",
+        )),
     }
-    Ok(match operation {
-        Operation::Check | Operation::Charge if outcome.allowed => Decision::charged(server_time, policies),
-        _ => Decision::new(outcome.allowed, server_time, policies),
-    })
 }

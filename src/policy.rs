@@ -1,8 +1,14 @@
 use std::{borrow::Cow, fmt, sync::Arc};
 
+use bytes::Bytes;
 use http::{HeaderValue, request::Parts};
 
-use crate::{ConfigError, KeyExtractor, Limit, headers::announced};
+use crate::{
+    ConfigError, KeyExtractor, Limit,
+    headers::{Fields, announced},
+    response::violates,
+    store::{Store, hash_name},
+};
 
 /// Who may do how much.
 ///
@@ -65,14 +71,43 @@ pub struct Unkeyed;
 pub(crate) struct Quota {
     pub(crate) name: Cow<'static, str>,
     pub(crate) limit: Limit,
+    /// Of the name, by [`hash_name`].
+    pub(crate) name_hash: u64,
     /// The policy as `RateLimit-Policy` announces it.
     pub(crate) announced: HeaderValue,
+    /// What a request is answered that this policy alone denies.
+    pub(crate) problem: Bytes,
 }
 
 impl Quota {
     pub(crate) fn new(name: Cow<'static, str>, limit: Limit) -> Self {
-        let announced = announced(&name, &limit);
-        Self { name, limit, announced }
+        Self {
+            name_hash: hash_name(&name),
+            announced: announced(&name, &limit),
+            problem: violates(&[&name]),
+            name,
+            limit,
+        }
+    }
+}
+
+/// What the decisions of a layer or a limiter have in common.
+#[derive(Clone)]
+pub(crate) struct Terms {
+    pub(crate) store: Arc<dyn Store>,
+    /// Those of the policies, in their order.
+    pub(crate) quotas: Arc<[Arc<Quota>]>,
+    /// What callers of a layer are told.
+    pub(crate) fields: Fields,
+}
+
+impl Terms {
+    pub(crate) fn new<K>(store: impl Store, policies: &[Policy<K>]) -> Self {
+        Self {
+            store: Arc::new(store),
+            quotas: policies.iter().map(|policy| policy.quota.clone()).collect(),
+            fields: Fields::default(),
+        }
     }
 }
 
@@ -210,7 +245,7 @@ impl<K> Policy<K> {
         &self.quota.limit
     }
 
-    pub(crate) fn quota(&self) -> &Arc<Quota> {
+    pub(crate) fn quota(&self) -> &Quota {
         &self.quota
     }
 

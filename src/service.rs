@@ -46,22 +46,20 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
         match self.enforcer.begin(&mut parts) {
-            Progress::Done(verdict) => {
-                let rejected = matches!(verdict, Verdict::Reject(_));
+            Progress::Done(Verdict::Pass(counted)) => {
                 let request = Request::from_parts(parts, body);
-                let future = ResponseFuture::decided(verdict, &mut self.inner, request, self.enforcer.clone());
-                if rejected {
-                    // Ready and not called, it would keep its permit from the other clones.
-                    self.inner = self.inner.clone();
-                }
-                future
+                ResponseFuture::passed(self.inner.call(request), counted)
+            }
+            Progress::Done(Verdict::Reject(response)) => {
+                // Ready and not called, it would keep its permit from the other clones.
+                self.inner = self.inner.clone();
+                ResponseFuture::rejected(response)
             }
             Progress::Asking(pending) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
                 let fresh = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, fresh);
-                let request = Request::from_parts(parts, body);
-                ResponseFuture::asking(pending, ready, request, self.enforcer.clone())
+                ResponseFuture::asking(pending, ready, (parts, body), self.enforcer.clone())
             }
         }
     }

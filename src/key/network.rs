@@ -85,6 +85,7 @@ const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 
 
 impl Grouping {
     /// The IPv4 address that an IPv6 address stands for, if it does.
+    #[inline]
     pub(super) fn canonical(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
             IpAddr::V6(v6) if self.nat64.iter().any(|prefix| prefix.contains(&v6)) => {
@@ -95,6 +96,7 @@ impl Grouping {
         }
     }
 
+    #[inline]
     pub(super) fn key(&self, address: IpAddr) -> Key {
         match address {
             IpAddr::V4(v4) if self.ipv4 == 32 => Key::ipv4(v4),

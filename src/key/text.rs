@@ -85,6 +85,7 @@ impl Key {
     }
 
     /// The component of an IPv4 address, which most requests have.
+    #[inline]
     pub(super) fn ipv4(address: Ipv4Addr) -> Self {
         let mut text = *b"ip=255.255.255.255..............................................";
         let mut end = 3;

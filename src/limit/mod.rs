@@ -244,6 +244,19 @@ pub(crate) trait Rule {
     fn refund(&self, state: &mut Self::State, now: u64, at: u64, weight: u64) -> bool;
 }
 
+/// Calls the rule that belongs to a state. The algorithm is part of what a state is stored under, so they always match.
+macro_rules! dispatch {
+    ($limit:expr, $state:expr, $rule:ident, $inner:ident => $call:expr, else $otherwise:expr) => {
+        match ($limit, $state) {
+            (Limit::SlidingLog($rule), State::Log($inner)) => $call,
+            (Limit::SlidingCounter($rule), State::Counter($inner)) => $call,
+            (Limit::FixedWindow($rule), State::Window($inner)) => $call,
+            (Limit::TokenBucket($rule), State::Bucket($inner)) => $call,
+            _ => $otherwise,
+        }
+    };
+}
+
 /// What is stored for one key, by algorithm.
 #[derive(Debug)]
 pub(crate) enum State {
@@ -265,6 +278,12 @@ impl State {
         }
     }
 
+    /// Whether it is what this limit counts by.
+    #[inline]
+    pub(crate) fn is_of(&self, limit: &Limit) -> bool {
+        dispatch!(limit, self, _rule, _inner => true, else matches!(self, Self::Nothing))
+    }
+
     /// What to go back to when nothing is added: settling alone changes nothing in Redis either, except that a log drops
     /// what has expired.
     pub(crate) fn unsettled(&self) -> Option<Self> {
@@ -277,42 +296,60 @@ impl State {
     }
 }
 
-/// Calls the rule that belongs to a state. The algorithm is part of what a state is stored under, so they always match.
-macro_rules! dispatch {
-    ($limit:expr, $state:expr, $rule:ident, $inner:ident => $call:expr, else $otherwise:expr) => {
-        match ($limit, $state) {
-            (Limit::SlidingLog($rule), State::Log($inner)) => $call,
-            (Limit::SlidingCounter($rule), State::Counter($inner)) => $call,
-            (Limit::FixedWindow($rule), State::Window($inner)) => $call,
-            (Limit::TokenBucket($rule), State::Bucket($inner)) => $call,
-            _ => $otherwise,
-        }
-    };
+/// What is done to the count of a key, once it is known whether the request passes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    Nothing,
+    Add,
+    /// Takes back what was added at that time.
+    Refund {
+        at: u64,
+    },
 }
 
+/// How a key stands after that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standing {
+    /// Whether anything was added or taken back.
+    pub(crate) changed: bool,
+    pub(crate) room: u64,
+    pub(crate) reset: u64,
+}
+
+/// The two halves of a decision; between them it is known whether all charges of the request fit.
 impl Limit {
-    pub(crate) fn settle(&self, state: &mut State, now: u64, weight: u64) {
-        dispatch!(self, state, rule, inner => rule.settle(inner, now, weight), else ());
+    /// Forgets what no longer counts, and says how much weight fits.
+    #[inline]
+    pub(crate) fn settle(&self, state: &mut State, now: u64, weight: u64) -> u64 {
+        dispatch!(self, state, rule, inner => {
+            rule.settle(inner, now, weight);
+            rule.room(inner, now)
+        }, else self.quota())
     }
 
-    pub(crate) fn room(&self, state: &State, now: u64) -> u64 {
-        dispatch!(self, state, rule, inner => rule.room(inner, now), else self.quota())
+    /// Makes the change, by a weight.
+    #[inline]
+    pub(crate) fn change(&self, state: &mut State, now: u64, change: Change, weight: u64) -> Standing {
+        dispatch!(self, state, rule, inner => {
+            let changed = match change {
+                Change::Nothing => false,
+                Change::Add => {
+                    rule.add(inner, now, weight);
+                    true
+                }
+                Change::Refund { at } => rule.refund(inner, now, at, weight),
+            };
+            Standing {
+                changed,
+                room: rule.room(inner, now),
+                reset: rule.reset(inner, now),
+            }
+        }, else Standing { changed: false, room: self.quota(), reset: 0 })
     }
 
-    pub(crate) fn add(&self, state: &mut State, now: u64, weight: u64) {
-        dispatch!(self, state, rule, inner => rule.add(inner, now, weight), else ());
-    }
-
+    /// How long until `cost`, which does not fit, will fit if nothing else is added; at least 1.
     pub(crate) fn wait(&self, state: &State, now: u64, cost: u64) -> u64 {
         dispatch!(self, state, rule, inner => rule.wait(inner, now, cost), else 1)
-    }
-
-    pub(crate) fn reset(&self, state: &State, now: u64) -> u64 {
-        dispatch!(self, state, rule, inner => rule.reset(inner, now), else 0)
-    }
-
-    pub(crate) fn refund(&self, state: &mut State, now: u64, at: u64, weight: u64) -> bool {
-        dispatch!(self, state, rule, inner => rule.refund(inner, now, at, weight), else false)
     }
 }
 

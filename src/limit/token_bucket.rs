@@ -63,14 +63,11 @@ pub struct TokenBucket {
     burst: u64,
     /// The rate in its lowest terms: so many tokens in so many microseconds.
     reduced: (u64, u64),
+    /// The most tokens that are reckoned with: below it all products are exact in Lua.
+    cap: u64,
 }
 
-constructors!(TokenBucket, |quota, window| Self {
-    rate: quota,
-    period: window,
-    burst: quota,
-    reduced: reduced(quota, window)
-});
+constructors!(TokenBucket, |quota, window| Self::with(quota, window, quota));
 
 /// Settings.
 impl TokenBucket {
@@ -105,6 +102,17 @@ impl TokenBucket {
 
 /// Questions.
 impl TokenBucket {
+    const fn with(rate: u64, period: Duration, burst: u64) -> Self {
+        let reduced = reduced(rate, period);
+        Self {
+            rate,
+            period,
+            burst,
+            reduced,
+            cap: cap(reduced),
+        }
+    }
+
     pub(crate) const NAME: &'static str = "bucket";
 
     /// How many requests of cost 1 are admitted at once: the burst.
@@ -135,12 +143,7 @@ impl TokenBucket {
         let exact = || {
             let period = self.period.checked_mul(share.of)?;
             let rate = self.rate.checked_mul(share.parts.into())?;
-            let scaled = Self {
-                rate,
-                period,
-                burst,
-                reduced: reduced(rate, period),
-            };
+            let scaled = Self::with(rate, period, burst);
             let exact = period.as_micros() < MAX_EXACT.into() && scaled.validate().is_ok();
             exact.then_some(scaled)
         };
@@ -151,13 +154,12 @@ impl TokenBucket {
         self.reduced
     }
 
-    /// The most tokens that are reckoned with: below it all products are exact in Lua.
     pub(crate) fn cap(&self) -> u64 {
-        let (rate, period) = self.reduced();
-        MAX_EXACT / 2 / rate.max(period / rate + 1)
+        self.cap
     }
 
     /// How long it takes until this many tokens have come, rounded up.
+    #[inline]
     pub(crate) fn time(&self, tokens: u64) -> u64 {
         let (rate, period) = self.reduced();
         if let Some(product) = tokens.checked_mul(period) {
@@ -167,7 +169,14 @@ impl TokenBucket {
         u64::try_from(time).unwrap_or(u64::MAX)
     }
 
+    /// Whether so many tokens come in this time.
+    fn come(&self, tokens: u64, time: u64) -> bool {
+        let (rate, period) = self.reduced();
+        u128::from(tokens) * u128::from(period) <= u128::from(time) * u128::from(rate)
+    }
+
     /// How many tokens come in this time.
+    #[inline]
     fn tokens(&self, time: u64) -> u64 {
         let (rate, period) = self.reduced();
         if let Some(product) = time.checked_mul(rate) {
@@ -182,6 +191,11 @@ const fn reduced(rate: u64, period: Duration) -> (u64, u64) {
     let period = period.as_micros() as u64;
     let divisor = gcd(rate, period);
     (rate / divisor, period / divisor)
+}
+
+const fn cap((rate, period): (u64, u64)) -> u64 {
+    let most = period / rate + 1;
+    MAX_EXACT / 2 / if most > rate { most } else { rate }
 }
 
 const fn gcd(mut a: u64, mut b: u64) -> u64 {
@@ -213,10 +227,11 @@ pub(crate) struct Bucket {
 impl Rule for TokenBucket {
     type State = Bucket;
 
+    #[inline]
     fn settle(&self, bucket: &mut Bucket, now: u64, _: u64) {
         bucket.spent = bucket.spent.min(self.cap());
-        let gone = bucket.at > now + SLACK.min(self.time(self.burst));
-        if gone || self.time(bucket.spent) <= now.saturating_sub(bucket.since) {
+        let gone = bucket.at > now && bucket.at > now + SLACK.min(self.time(self.burst));
+        if gone || self.come(bucket.spent, now.saturating_sub(bucket.since)) {
             *bucket = Bucket {
                 since: now,
                 spent: 0,
@@ -225,11 +240,13 @@ impl Rule for TokenBucket {
         }
     }
 
+    #[inline]
     fn room(&self, bucket: &Bucket, now: u64) -> u64 {
         let come = self.tokens(now.saturating_sub(bucket.since));
         (self.burst + come).saturating_sub(bucket.spent)
     }
 
+    #[inline]
     fn add(&self, bucket: &mut Bucket, now: u64, weight: u64) {
         if bucket.spent == 0 {
             bucket.since = now;
@@ -251,6 +268,7 @@ impl Rule for TokenBucket {
         (bucket.since + self.time(missing)).saturating_sub(now).max(1)
     }
 
+    #[inline]
     fn reset(&self, bucket: &Bucket, now: u64) -> u64 {
         match bucket.spent {
             0 => 0,

@@ -162,7 +162,7 @@ const MAX_WAIT: Duration = Duration::from_secs(315_576_000_000);
 /// One violation of a `google.rpc.QuotaFailure`: the policy, and what it allows. Not the key.
 fn violation(policy: &PolicyDecision) -> Vec<u8> {
     let subject = format!("policy:{}", policy.name());
-    let description = match (&policy.quota.limit, policy.window()) {
+    let description = match (&policy.quota().limit, policy.window()) {
         (Limit::DenyAll, _) => "no requests".to_owned(),
         (limit, Some(window)) => format!("{} requests per {}s", limit.quota(), window.as_secs_f64()),
         (limit, None) => format!("{} requests per calendar window", limit.quota()),
@@ -211,21 +211,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Denial, Key, SlidingLog, policy::Quota};
+    use crate::{Denial, Key, MemoryStore, Policy, SlidingLog, policy::Terms};
 
     fn denied(wait: Duration) -> Decision {
+        let policy = Policy::new("default", SlidingLog::per_minute(100));
+        let terms = Arc::new(Terms::new(MemoryStore::new(), &[policy]));
         let policy = PolicyDecision {
-            store: None,
-            quota: Arc::new(Quota::new("default".into(), SlidingLog::per_minute(100).into())),
-            key: Key::from("k"),
-            cost: 1,
-            decided_at: Duration::ZERO,
             denial: Some(Denial::QuotaExceeded),
-            remaining: 0,
             retry_after: Some(wait),
             reset_after: wait,
+            ..PolicyDecision::undecided(terms, 0, Key::from("k"), 1)
         };
-        Decision::new(false, Duration::ZERO, [policy].into())
+        Decision::new(false, [policy].into())
     }
 
     /// Without the policies, which come last.

@@ -12,6 +12,7 @@ use std::fmt;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
 
+pub(crate) use self::problem::violates;
 pub use self::{grpc::Grpc, negotiated::Negotiated, problem::Problem};
 
 use crate::{Decision, key::KeyError, store::StoreError};

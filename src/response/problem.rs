@@ -1,6 +1,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, header::CONTENT_TYPE, request::Parts};
 use serde_json::json;
+use smallvec::SmallVec;
 
 use super::{Rejection, ResponseFormat};
 use crate::Decision;
@@ -50,15 +51,27 @@ impl ResponseFormat for Problem {
 }
 
 fn limited(decision: &Decision) -> Bytes {
-    let violated = || decision.policies().filter(|policy| policy.denies());
-    let names: usize = violated().map(|policy| policy.name().len() + 3).sum();
+    if let [only] = decision.as_slice()
+        && only.denies()
+    {
+        return only.quota().problem.clone();
+    }
+
+    let violated = decision.policies().filter(|policy| policy.denies());
+    let violated: SmallVec<[&str; 4]> = violated.map(|policy| policy.name()).collect();
+    violates(&violated)
+}
+
+/// The problem of a request that the policies of these names denied.
+pub(crate) fn violates(policies: &[&str]) -> Bytes {
+    let names: usize = policies.iter().map(|name| name.len() + 3).sum();
     let mut problem = String::with_capacity(LIMITED.len() + names + 1);
 
     problem.push_str(LIMITED);
-    for (position, policy) in violated().enumerate() {
+    for (position, name) in policies.iter().enumerate() {
         // A name needs no escaping in JSON (RFC 8259 §7).
         problem.push_str(if position > 0 { ",\"" } else { "\"" });
-        problem.push_str(policy.name());
+        problem.push_str(name);
         problem.push('"');
     }
     problem.push_str("]}");

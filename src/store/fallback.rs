@@ -239,10 +239,10 @@ impl Backup {
     }
 
     fn signed(self: &Arc<Self>, mut answer: Answer) -> Answer {
-        let origin = match answer.take_origin() {
+        let origin = match answer.origin() {
             // This store has a fallback of its own, and that is where it was counted: by a share of a share.
             Some(store) => Arc::new(Self {
-                store,
+                store: store.clone(),
                 share: self.share,
             }),
             None => self.clone(),

@@ -18,7 +18,7 @@ use super::{
     Answer, Charge, Operation, Outcome, Reply, Request, Store, Verdict,
     fold::{Folded, fold},
 };
-use crate::limit::State;
+use crate::limit::{Change, Standing, State};
 
 /// Keeps counts in the memory of one process.
 ///
@@ -74,7 +74,11 @@ struct Shared {
 }
 
 enum Clock {
-    Monotonic { started: Instant, epoch: Duration },
+    /// The time when it started, since the Unix epoch.
+    Monotonic {
+        started: Instant,
+        epoch: u64,
+    },
     Custom(Box<dyn Fn() -> Duration + Send + Sync>),
 }
 
@@ -197,18 +201,24 @@ impl Clock {
             .unwrap_or_default();
         Self::Monotonic {
             started: Instant::now(),
-            epoch,
+            epoch: micros(epoch),
         }
     }
 
     fn now(&self) -> u64 {
         let now = match self {
-            Self::Monotonic { started, epoch } => *epoch + started.elapsed(),
-            Self::Custom(now) => now(),
+            Self::Monotonic { started, epoch } => epoch + micros(started.elapsed()),
+            Self::Custom(now) => micros(now()),
         };
         // As far as the rules can reckon, which is the year 2112.
-        u64::try_from(now.as_micros()).unwrap_or(u64::MAX).min(MAX_NOW)
+        now.min(MAX_NOW)
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    time.as_secs()
+        .saturating_mul(1_000_000)
+        .saturating_add(time.subsec_micros().into())
 }
 
 impl Shared {
@@ -231,13 +241,14 @@ impl Shared {
     }
 
     /// The plain case: the count is changed where it lies.
+    #[inline]
     fn decide_one(&self, operation: Operation, charge: &Charge<'_>, now: u64) -> Outcome {
         let id = Id::new(charge, &self.hasher);
         let place = self.place(id.hash);
         let mut shard = self.lock(place);
         let decide = |state: &mut State| {
             let step = Step::settle(operation, charge, state, now);
-            let allowed = allows(operation, step.fits());
+            let allowed = allows(operation, step.fits);
             (allowed, step.finish(operation, allowed))
         };
 
@@ -281,7 +292,7 @@ impl Shared {
         let steps: SmallVec<[Step<'_>; 4]> = steps
             .map(|(charge, state)| Step::settle(operation, charge, state, now))
             .collect();
-        let allowed = allows(operation, steps.iter().all(Step::fits));
+        let allowed = allows(operation, steps.iter().all(|step| step.fits));
         let steps = steps.into_iter().map(|step| step.finish(operation, allowed));
         let decided: SmallVec<[Decided; 4]> = steps.collect();
 
@@ -402,6 +413,7 @@ struct Step<'a> {
     charge: &'a Charge<'a>,
     state: &'a mut State,
     unsettled: Option<State>,
+    fits: bool,
     now: u64,
 }
 
@@ -413,46 +425,43 @@ struct Decided {
 }
 
 impl<'a> Step<'a> {
+    #[inline]
     fn settle(operation: Operation, charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
         let unsettled = state.unsettled();
         let refunds = matches!(operation, Operation::Refund { .. });
-        charge
+        let room = charge
             .limit()
             .settle(state, now, if refunds { 0 } else { charge.cost() });
         Self {
             charge,
             state,
             unsettled,
+            fits: room >= charge.cost(),
             now,
         }
     }
 
-    fn fits(&self) -> bool {
-        self.charge.limit().room(self.state, self.now) >= self.charge.cost()
-    }
-
+    #[inline]
     fn finish(self, operation: Operation, allowed: bool) -> Decided {
         let Self {
             charge,
             state,
             unsettled,
             now,
+            ..
         } = self;
         let (limit, cost) = (charge.limit(), charge.cost());
 
-        let changed = match operation {
-            Operation::Refund { admitted_at } => limit.refund(state, now, admitted_at.as_micros() as u64, cost),
-            Operation::Check | Operation::Charge => allowed,
-            Operation::Peek | Operation::Reset => false,
+        let change = match operation {
+            Operation::Refund { admitted_at } => Change::Refund {
+                at: admitted_at.as_micros() as u64,
+            },
+            Operation::Check | Operation::Charge if allowed => Change::Add,
+            _ => Change::Nothing,
         };
-        if changed && !matches!(operation, Operation::Refund { .. }) {
-            limit.add(state, now, cost);
-        }
-
-        let room = limit.room(state, now);
+        let Standing { changed, room, reset } = limit.change(state, now, change, cost);
         let denies = !allowed && room < cost;
         let retry_after = denies.then(|| Duration::from_micros(limit.wait(state, now, cost)));
-        let reset = limit.reset(state, now);
         if let (false, Some(unsettled)) = (changed, unsettled) {
             *state = unsettled;
         }

@@ -13,6 +13,7 @@ use std::{
     borrow::Cow,
     error::Error,
     fmt,
+    hash::{BuildHasher, Hasher, RandomState},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -23,7 +24,7 @@ use smallvec::SmallVec;
 
 pub use self::{fallback::Fallback, memory::MemoryStore};
 
-use crate::{Key, Limit, limit::MAX_QUOTA};
+use crate::{Key, Limit, limit::MAX_QUOTA, policy::Quota};
 
 /// Where counts live.
 ///
@@ -123,6 +124,8 @@ pub enum Operation {
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     policy: &'a str,
+    /// Of the name of the policy, by [`hash_name`].
+    policy_hash: u64,
     limit: &'a Limit,
     key: &'a Key,
     cost: u64,
@@ -136,10 +139,34 @@ impl<'a> Charge<'a> {
     pub fn new(policy: &'a str, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
         Self {
             policy,
+            policy_hash: hash_name(policy),
             limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),
         }
+    }
+
+    /// The same for a quota, which knows its hash already.
+    #[inline]
+    pub(crate) fn on(quota: &'a Quota, key: &'a Key, cost: u64) -> Self {
+        Self {
+            policy: &quota.name,
+            policy_hash: quota.name_hash,
+            limit: &quota.limit,
+            key,
+            cost: cost.clamp(1, MAX_QUOTA),
+        }
+    }
+
+    /// Where to look for it in a table.
+    ///
+    /// Callers choose keys, so these are hashed with a secret. They do not choose names of policies; and algorithms are few,
+    /// so that they need no part in it.
+    #[inline]
+    fn hash(&self, hasher: &RandomState) -> u64 {
+        let mut hasher = hasher.build_hasher();
+        hasher.write(self.key.as_bytes());
+        hasher.finish() ^ self.policy_hash
     }
 
     /// Whether both are stored in one place.
@@ -169,6 +196,13 @@ impl<'a> Charge<'a> {
     pub fn cost(&self) -> u64 {
         self.cost
     }
+}
+
+/// 64 bits of the name of a policy (FNV-1a).
+pub(crate) fn hash_name(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// The answer of a store, ready or on its way; a future either way.
@@ -270,8 +304,8 @@ impl Answer {
     }
 
     /// The store to ask for a refund, if it is not the one that was asked.
-    pub(crate) fn take_origin(&mut self) -> Option<Arc<dyn Store>> {
-        self.origin.take().map(|origin| origin.0)
+    pub(crate) fn origin(&self) -> Option<&Arc<dyn Store>> {
+        self.origin.as_ref().map(|origin| &origin.0)
     }
 }
 

@@ -1,11 +1,7 @@
-use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
-    hash::{BuildHasher, Hasher, RandomState},
-    mem,
-};
+use std::{cmp::Reverse, collections::BinaryHeap, hash::RandomState, mem};
 
 use hashbrown::HashTable;
+use smallvec::SmallVec;
 
 use crate::{Key, limit::State, store::Charge};
 
@@ -16,23 +12,21 @@ pub(super) struct Id<'a> {
 }
 
 impl<'a> Id<'a> {
+    #[inline]
     pub(super) fn new(charge: &'a Charge<'a>, hasher: &RandomState) -> Self {
-        // Algorithms are few, so that they need no part in it.
-        let mut hasher = hasher.build_hasher();
-        hasher.write(charge.policy().as_bytes());
-        hasher.write(charge.key().as_bytes());
         Self {
-            hash: hasher.finish(),
+            hash: charge.hash(hasher),
             charge,
         }
     }
 
+    #[inline]
     fn is_of(&self, entry: &Entry) -> bool {
         let count = &entry.count;
         entry.hash == self.hash
             && count.key == *self.charge.key()
-            && *count.policy == *self.charge.policy()
-            && count.algorithm == self.charge.limit().algorithm()
+            && *count.policy == *self.charge.policy().as_bytes()
+            && count.state.is_of(self.charge.limit())
     }
 }
 
@@ -63,9 +57,9 @@ struct Entry {
 
 /// What is counted for one key.
 pub(super) struct Count {
-    algorithm: &'static str,
-    policy: Box<str>,
     key: Key,
+    /// Here and not behind a pointer, since memory that is far away is what takes time.
+    policy: SmallVec<[u8; 24]>,
     serial: u64,
     pub(super) state: State,
     pub(super) expires_at: u64,
@@ -78,6 +72,7 @@ const FEW: usize = 16;
 const CORRECTIONS: usize = 32;
 
 impl Shard {
+    #[inline]
     pub(super) fn find(&mut self, id: &Id<'_>) -> Option<&mut Count> {
         let entry = self.counts.find_mut(id.hash, |entry| id.is_of(entry))?;
         Some(&mut entry.count)
@@ -101,9 +96,8 @@ impl Shard {
     pub(super) fn insert(&mut self, id: &Id<'_>, state: State, expires_at: u64) -> Expiry {
         self.serial += 1;
         let count = Count {
-            algorithm: id.charge.limit().algorithm(),
-            policy: id.charge.policy().into(),
             key: id.charge.key().clone(),
+            policy: id.charge.policy().as_bytes().into(),
             serial: self.serial,
             state,
             expires_at,

@@ -1,13 +1,9 @@
-use std::{
-    fmt,
-    hash::{BuildHasher, RandomState},
-    time::Duration,
-};
+use std::{borrow::Cow, fmt, hash::RandomState, time::Duration};
 
 use smallvec::SmallVec;
 
 use crate::{
-    Limit,
+    Key, Limit,
     key::Secret,
     store::{
         Charge, Operation, Request,
@@ -28,7 +24,7 @@ pub(super) struct Ask {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Debit {
     pub(super) key: RedisKey,
-    /// Of the key, by the hasher of the store.
+    /// Of the charge, by the hasher of the store.
     pub(super) hash: u64,
     pub(super) limit: Limit,
     pub(super) cost: u64,
@@ -43,14 +39,11 @@ impl Ask {
             charges,
             folds,
         } = fold(request);
-        let debits = charges.iter().map(|charge| {
-            let key = names.redis_key(charge);
-            Debit {
-                hash: names.hasher.hash_one(&key),
-                key,
-                limit: charge.limit().clone(),
-                cost: charge.cost(),
-            }
+        let debits = charges.iter().map(|charge| Debit {
+            key: names.redis_key(charge),
+            hash: names.hash(charge),
+            limit: charge.limit().clone(),
+            cost: charge.cost(),
         });
         Self {
             operation,
@@ -125,15 +118,39 @@ impl Names {
     /// The braces are the hash tag of Redis Cluster: all policies of one subject lie in one slot. Nothing within them, nor
     /// before them, can hold a brace.
     pub(super) fn redis_key(&self, charge: &Charge<'_>) -> RedisKey {
-        let hashed = self.secret.as_ref().map(|secret| charge.key().hashed(secret));
-        let subject = hashed.as_ref().unwrap_or(charge.key());
-
         let mut key = RedisKey::new();
-        let algorithm = charge.limit().algorithm();
-        for part in [&self.head, algorithm, ":", charge.policy(), ":{", subject.as_str(), "}"] {
-            key.extend_from_slice(part.as_bytes());
+        for part in self.parts(charge, &self.subject(charge)) {
+            key.extend_from_slice(part);
         }
         key
+    }
+
+    /// Whether a charge is stored under this key.
+    pub(super) fn are_of(&self, key: &[u8], charge: &Charge<'_>) -> bool {
+        let subject = self.subject(charge);
+        let rest = self
+            .parts(charge, &subject)
+            .into_iter()
+            .try_fold(key, <[u8]>::strip_prefix);
+        rest.is_some_and(<[u8]>::is_empty)
+    }
+
+    /// The hash of a charge in the tables of the store.
+    pub(super) fn hash(&self, charge: &Charge<'_>) -> u64 {
+        charge.hash(&self.hasher)
+    }
+
+    fn subject<'a>(&self, charge: &Charge<'a>) -> Cow<'a, Key> {
+        match &self.secret {
+            Some(secret) => Cow::Owned(charge.key().hashed(secret)),
+            None => Cow::Borrowed(charge.key()),
+        }
+    }
+
+    fn parts<'a>(&'a self, charge: &Charge<'a>, subject: &'a Key) -> [&'a [u8]; 7] {
+        let algorithm = charge.limit().algorithm().as_bytes();
+        let (head, policy) = (self.head.as_bytes(), charge.policy().as_bytes());
+        [head, algorithm, b":", policy, b":{", subject.as_bytes(), b"}"]
     }
 }
 

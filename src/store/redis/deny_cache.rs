@@ -12,11 +12,14 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    ask::{Ask, Debit},
+    ask::{Ask, Debit, Names},
     commit::{Place as Asked, Ticket},
     script::Said,
 };
-use crate::store::{Answer, Operation, Outcome, StoreError, Verdict};
+use crate::store::{
+    Answer, Charge, Operation, Outcome, Request, StoreError, Verdict,
+    fold::{Folded, fold},
+};
 
 /// Remembers denials, so that those who are denied again and again do not ask Redis each time.
 ///
@@ -62,33 +65,44 @@ impl DenyCache {
         }
     }
 
-    /// Denies what was denied a moment ago, if nothing was taken back since: the stamp is that of now.
-    pub(super) fn answer(&self, ask: &Ask, stamp: u64, now: Instant) -> Option<Answer> {
-        if ask.operation != Operation::Check {
+    /// Denies what was denied a moment ago, if nothing was taken back since.
+    pub(super) fn answer(&self, names: &Names, request: &Request<'_>, now: Instant) -> Option<Answer> {
+        if request.operation() != Operation::Check {
             return None;
         }
-        let hash = hash(&ask.debits);
+        let Folded { charges, folds, .. } = fold(request);
+        let hashes: SmallVec<[u64; 1]> = charges.iter().map(|charge| names.hash(charge)).collect();
+        let hash = joint_hash(&hashes);
+
         let table = self.table(hash);
-        let denial = table
-            .denials
-            .find(hash, |denial| same_keys(&denial.debits, &ask.debits))?;
-        let dearer = |(denied, asked): (&Debit, &Debit)| denied.cost <= asked.cost;
-        let holds =
-            denial.expires_at > now && denial.stamp == stamp && denial.debits.iter().zip(&ask.debits).all(dearer);
+        let denial = table.denials.find(hash, |denial| {
+            let same = |(debit, charge): (&Debit, &Charge<'_>)| {
+                debit.limit == *charge.limit() && names.are_of(&debit.key, charge)
+            };
+            denial.debits.len() == charges.len() && denial.debits.iter().zip(&charges).all(same)
+        })?;
+        let dearer = |(denied, asked): (&Debit, &Charge<'_>)| denied.cost <= asked.cost();
+        let holds = denial.expires_at > now
+            && denial.stamp == self.stamp_of_all(&hashes)
+            && denial.debits.iter().zip(&charges).all(dearer);
         if !holds {
             return None;
         }
 
         let passed = now.saturating_duration_since(denial.answered_at);
-        let verdicts: SmallVec<[Verdict; 1]> = denial.verdicts.iter().map(|verdict| later(verdict, passed)).collect();
-        let outcome = Outcome::new(false, ask.folds.unfold(&verdicts));
+        let verdicts = folds.unfold(&denial.verdicts).map(|verdict| later(&verdict, passed));
+        let outcome = Outcome::new(false, verdicts);
         Some(Answer::new(denial.server_time + passed, [outcome]))
     }
 
     /// What tells, later, whether anything was taken back since.
     pub(super) fn stamp(&self, ask: &Ask) -> u64 {
+        self.stamp_of_all(&hashes(&ask.debits))
+    }
+
+    fn stamp_of_all(&self, hashes: &[u64]) -> u64 {
         // Each only grows, so the sum is the same only if they are.
-        let stamps = ask.debits.iter().map(|debit| self.stamp_of(debit));
+        let stamps = hashes.iter().map(|hash| self.stamp_of(*hash));
         stamps.map(|stamp| stamp.load(Ordering::Acquire)).sum()
     }
 
@@ -98,7 +112,7 @@ impl DenyCache {
             .iter()
             .filter(|ask| matches!(ask.operation, Operation::Reset | Operation::Refund { .. }));
         for debit in takers.flat_map(|ask| &ask.debits) {
-            self.stamp_of(debit).fetch_add(1, Ordering::Release);
+            self.stamp_of(debit.hash).fetch_add(1, Ordering::Release);
         }
     }
 
@@ -133,7 +147,7 @@ impl DenyCache {
             return;
         }
 
-        let hash = hash(&ask.debits);
+        let hash = joint_hash(&hashes(&ask.debits));
         self.table(hash).insert(Denial {
             hash,
             serial: 0,
@@ -146,8 +160,8 @@ impl DenyCache {
         });
     }
 
-    fn stamp_of(&self, debit: &Debit) -> &AtomicU64 {
-        &self.stamps[debit.hash as usize % STAMPS]
+    fn stamp_of(&self, hash: u64) -> &AtomicU64 {
+        &self.stamps[hash as usize % STAMPS]
     }
 
     fn table(&self, hash: u64) -> MutexGuard<'_, Table> {
@@ -158,8 +172,12 @@ impl DenyCache {
     }
 }
 
-fn hash(debits: &[Debit]) -> u64 {
-    debits.iter().fold(0, |hash, debit| hash.rotate_left(1) ^ debit.hash)
+fn hashes(debits: &[Debit]) -> SmallVec<[u64; 1]> {
+    debits.iter().map(|debit| debit.hash).collect()
+}
+
+fn joint_hash(hashes: &[u64]) -> u64 {
+    hashes.iter().fold(0, |joint, hash| joint.rotate_left(1) ^ hash)
 }
 
 impl Table {
@@ -206,69 +224,76 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use crate::{
-        Key, Limit, SlidingLog,
-        store::{Charge, Request, redis::ask::Names},
-    };
+    use crate::{Key, Limit, SlidingLog};
 
     static NAMES: LazyLock<Names> = LazyLock::new(|| Names::new("quota", None));
 
-    fn ask(key: &str, limit: u64, cost: u64) -> Ask {
-        let (limit, key) = (Limit::from(SlidingLog::per_minute(limit)), Key::from(key));
-        Ask::new(
-            &NAMES,
-            &Request::new(Operation::Check, &[Charge::new("p", &limit, &key, cost)]),
-        )
+    struct Question {
+        limit: Limit,
+        key: Key,
+        cost: u64,
     }
 
-    fn reset(ask: &Ask) -> Ask {
-        Ask {
-            operation: Operation::Reset,
-            ..ask.clone()
+    impl Question {
+        fn new(key: &str, limit: u64, cost: u64) -> Self {
+            Self {
+                limit: SlidingLog::per_minute(limit).into(),
+                key: key.into(),
+                cost,
+            }
+        }
+
+        fn charge(&self) -> Charge<'_> {
+            Charge::new("p", &self.limit, &self.key, self.cost)
+        }
+
+        fn ask(&self, operation: Operation) -> Ask {
+            Ask::new(&NAMES, &Request::new(operation, &[self.charge()]))
         }
     }
 
-    fn cached(cache: &DenyCache, ask: &Ask, now: Instant) -> Option<Answer> {
-        cache.answer(ask, cache.stamp(ask), now)
+    fn cached(cache: &DenyCache, question: &Question, now: Instant) -> Option<Answer> {
+        cache.answer(&NAMES, &Request::new(Operation::Check, &[question.charge()]), now)
     }
 
     const WAIT: Duration = Duration::from_millis(400);
 
-    fn deny(cache: &DenyCache, ask: &Ask, asked_at: Instant) {
+    fn deny(cache: &DenyCache, question: &Question, asked_at: Instant) {
         let verdict = Verdict::new(1, Some(WAIT), Duration::from_secs(5));
-        cache.remember(ask, asked_at, cache.stamp(ask), Duration::from_secs(9), &[verdict]);
+        let ask = question.ask(Operation::Check);
+        cache.remember(&ask, asked_at, cache.stamp(&ask), Duration::from_secs(9), &[verdict]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_denial_holds_until_the_wait_is_over_and_its_wait_runs_down() {
-        let (cache, ask, start) = (DenyCache::new(), ask("a", 5, 1), Instant::now());
-        deny(&cache, &ask, start);
+        let (cache, question, start) = (DenyCache::new(), Question::new("a", 5, 1), Instant::now());
+        deny(&cache, &question, start);
 
         tokio::time::advance(Duration::from_millis(300)).await;
-        let answer = cached(&cache, &ask, Instant::now()).expect("it is denied still");
+        let answer = cached(&cache, &question, Instant::now()).expect("it is denied still");
         assert_eq!(answer.server_time, Duration::from_millis(9_300));
         let verdict = answer.outcomes[0].verdicts[0];
         assert_eq!(verdict.remaining, 1);
         assert_eq!(verdict.retry_after, Some(Duration::from_millis(100)));
         assert_eq!(verdict.reset_after, Duration::from_millis(4_700));
 
-        assert!(cached(&cache, &ask, start + WAIT - Duration::from_micros(1)).is_some());
-        assert_eq!(cached(&cache, &ask, start + WAIT), None);
+        assert!(cached(&cache, &question, start + WAIT - Duration::from_micros(1)).is_some());
+        assert_eq!(cached(&cache, &question, start + WAIT), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_denial_holds_from_before_redis_was_asked() {
-        let (cache, ask, start) = (DenyCache::new(), ask("a", 5, 1), Instant::now());
+        let (cache, question, start) = (DenyCache::new(), Question::new("a", 5, 1), Instant::now());
         tokio::time::advance(Duration::from_millis(150)).await;
-        deny(&cache, &ask, start);
+        deny(&cache, &question, start);
 
-        assert_eq!(cached(&cache, &ask, start + WAIT), None);
+        assert_eq!(cached(&cache, &question, start + WAIT), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_long_wait_is_remembered_for_a_second() {
-        let (cache, ask, start) = (DenyCache::new(), ask("a", 5, 1), Instant::now());
-        let hour = Duration::from_secs(3_600);
+        let (cache, question, start) = (DenyCache::new(), Question::new("a", 5, 1), Instant::now());
+        let (ask, hour) = (question.ask(Operation::Check), Duration::from_secs(3_600));
         cache.remember(
             &ask,
             start,
@@ -277,44 +302,45 @@ mod tests {
             &[Verdict::new(0, Some(hour), hour)],
         );
 
-        assert!(cached(&cache, &ask, start + LONGEST - Duration::from_micros(1)).is_some());
-        assert_eq!(cached(&cache, &ask, start + LONGEST), None);
+        assert!(cached(&cache, &question, start + LONGEST - Duration::from_micros(1)).is_some());
+        assert_eq!(cached(&cache, &question, start + LONGEST), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn only_the_same_numbers_for_the_same_key_at_no_lower_cost_are_denied() {
         let (cache, now) = (DenyCache::new(), Instant::now());
-        deny(&cache, &ask("a", 5, 2), now);
+        deny(&cache, &Question::new("a", 5, 2), now);
 
-        assert!(cached(&cache, &ask("a", 5, 2), now).is_some());
-        assert!(cached(&cache, &ask("a", 5, 3), now).is_some());
-        assert_eq!(cached(&cache, &ask("a", 5, 1), now), None);
-        assert_eq!(cached(&cache, &ask("a", 6, 2), now), None);
-        assert_eq!(cached(&cache, &ask("b", 5, 2), now), None);
+        assert!(cached(&cache, &Question::new("a", 5, 2), now).is_some());
+        assert!(cached(&cache, &Question::new("a", 5, 3), now).is_some());
+        assert_eq!(cached(&cache, &Question::new("a", 5, 1), now), None);
+        assert_eq!(cached(&cache, &Question::new("a", 6, 2), now), None);
+        assert_eq!(cached(&cache, &Question::new("b", 5, 2), now), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_taken_back_is_seen_at_once() {
-        let (cache, ask, now) = (DenyCache::new(), ask("a", 5, 1), Instant::now());
-        deny(&cache, &ask, now);
-        cache.forget(&[reset(&ask)]);
-        assert_eq!(cached(&cache, &ask, now), None);
+        let (cache, question, now) = (DenyCache::new(), Question::new("a", 5, 1), Instant::now());
+        deny(&cache, &question, now);
+        cache.forget(&[question.ask(Operation::Reset)]);
+        assert_eq!(cached(&cache, &question, now), None);
 
         // Denied by Redis before it was taken back, heard of afterwards.
+        let ask = question.ask(Operation::Check);
         let stamp = cache.stamp(&ask);
-        cache.forget(&[reset(&ask)]);
+        cache.forget(&[question.ask(Operation::Reset)]);
         cache.remember(&ask, now, stamp, WAIT, &[Verdict::new(0, Some(WAIT), WAIT)]);
-        assert_eq!(cached(&cache, &ask, now), None);
+        assert_eq!(cached(&cache, &question, now), None);
 
-        deny(&cache, &ask, now);
-        assert!(cached(&cache, &ask, now).is_some());
+        deny(&cache, &question, now);
+        assert!(cached(&cache, &question, now).is_some());
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_is_bounded_and_the_oldest_leave_first() {
         let (cache, now) = (DenyCache::new(), Instant::now());
         for number in 0..50_000 {
-            deny(&cache, &ask(&number.to_string(), 5, 1), now);
+            deny(&cache, &Question::new(&number.to_string(), 5, 1), now);
         }
 
         let held = |cache: &DenyCache| -> (usize, usize) {
@@ -329,11 +355,11 @@ mod tests {
             held(&cache)
         );
         assert!(held(&cache).0 > CAPACITY / 2);
-        assert!(cached(&cache, &ask("49999", 5, 1), now).is_some());
-        assert_eq!(cached(&cache, &ask("0", 5, 1), now), None);
+        assert!(cached(&cache, &Question::new("49999", 5, 1), now).is_some());
+        assert_eq!(cached(&cache, &Question::new("0", 5, 1), now), None);
 
         for _ in 0..50_000 {
-            deny(&cache, &ask("0", 5, 1), now);
+            deny(&cache, &Question::new("0", 5, 1), now);
         }
         assert!(held(&cache).1 <= CAPACITY, "{:?}", held(&cache));
     }

@@ -184,20 +184,21 @@ impl RedisStore {
 impl Store for RedisStore {
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
         let server = &self.server;
+        let now = Instant::now();
+        if let (Some(cache), [request]) = (&server.deny_cache, requests)
+            && let Some(answer) = cache.answer(&server.names, request, now)
+        {
+            return Reply::Ready(Ok(answer));
+        }
+
         let asks: SmallVec<[Ask; 1]> = requests
             .iter()
             .map(|request| Ask::new(&server.names, request))
             .collect();
-        let now = Instant::now();
-
         let mut stamp = None;
         if let Some(cache) = &server.deny_cache {
             if let [ask] = &*asks {
-                let fresh = cache.stamp(ask);
-                if let Some(answer) = cache.answer(ask, fresh, now) {
-                    return Reply::Ready(Ok(answer));
-                }
-                stamp = Some(fresh);
+                stamp = Some(cache.stamp(ask));
             }
             cache.forget(&asks);
         }
