@@ -1,7 +1,9 @@
 use std::{
     collections::VecDeque,
-    pin::Pin,
+    future::poll_fn,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Poll,
     time::SystemTime,
 };
 
@@ -190,12 +192,15 @@ impl Queue {
         sends
     }
 
-    /// Those who leave now: first come, first served.
+    /// Those who leave now: first come, first served. Of many, no more than half of all who are on the way or wait: while
+    /// Redis works on the others, these are told and ask again.
     fn take(&mut self, group: Group) -> Vec<Ticket> {
+        let half = (self.carried + self.waiting.len()).div_ceil(2);
+        let most = half.max(group.few).min(group.requests);
         let mut requests = 0;
         let fits = self.waiting.iter().take_while(|ticket| {
             requests += ticket.asks.len();
-            requests <= group.requests
+            requests <= most
         });
         // A ticket that is too large leaves alone.
         let count = fits.count().max(1).min(self.waiting.len());
@@ -240,10 +245,15 @@ async fn depart(server: Arc<Server>, lane: Arc<Lane>) {
         carried: 0,
     };
     let (tickets, another) = departure.take(server.group);
+    let mut carrying = pin!(carry(&server, &lane, tickets));
+    // The client has it before the next one leaves, which would be written with it and answered with it.
+    let carried = poll_fn(|cx| Poll::Ready(carrying.as_mut().poll(cx))).await;
     if another {
         lane.send(&server);
     }
-    carry(&server, &lane, tickets).await;
+    if carried.is_pending() {
+        carrying.await;
+    }
     drop(departure);
 
     // Those who were told may ask again before it leaves.
