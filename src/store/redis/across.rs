@@ -11,11 +11,7 @@ use crate::store::{Answer, ErrorKind, Operation, Outcome, StoreError, Verdict};
 
 /// Asks a cluster for what lies in several slots, which no one call can decide: slot after slot. When one denies, what
 /// was charged before is refunded.
-pub(super) async fn ask(
-    server: Arc<Server>,
-    asks: SmallVec<[Ask; 1]>,
-    asked_at: Instant,
-) -> Result<Answer, StoreError> {
+pub(super) async fn ask(server: Arc<Server>, asks: Vec<Ask>, asked_at: Instant) -> Result<Answer, StoreError> {
     let mut answer = Answer::new(Duration::ZERO, []);
     for ask in &asks {
         let stamp = server.deny_cache.as_ref().map(|cache| cache.stamp(ask));
@@ -47,7 +43,7 @@ async fn ask_one(
             operation => operation,
         };
         let part = ask.part(operation, &positions);
-        let answer = server.ask(server.lanes.at(slot), smallvec![part], asked_at, None);
+        let answer = server.ask(server.lanes.at(slot), vec![part], asked_at, None);
         let answer = answer.await?;
         allowed &= note(&mut verdicts, &positions, &answer)?;
         if operation == Operation::Check && allowed {
@@ -60,7 +56,7 @@ async fn ask_one(
             let refund = ask.part(Operation::Refund { admitted_at }, &positions);
             // It goes on when the caller does not wait any longer.
             let lane = server.lanes.at(slot);
-            let refunded = task::spawn(server.ask(lane, smallvec![refund], Instant::now(), None));
+            let refunded = task::spawn(server.ask(lane, vec![refund], Instant::now(), None));
             if let Ok(Ok(Ok(answer))) = timeout_at(asked_at + server.deadline, refunded).await {
                 note(&mut verdicts, &positions, &answer)?;
             }

@@ -39,15 +39,18 @@ impl Ask {
             charges,
             folds,
         } = fold(request);
-        let debits = charges.iter().map(|charge| Debit {
-            key: names.redis_key(charge),
-            hash: names.hash(charge),
-            limit: charge.limit().clone(),
-            cost: charge.cost(),
-        });
+        let mut debits = SmallVec::new();
+        for charge in &charges {
+            debits.push(Debit {
+                key: names.redis_key(charge),
+                hash: names.hash(charge),
+                limit: charge.limit().clone(),
+                cost: charge.cost(),
+            });
+        }
         Self {
             operation,
-            debits: debits.collect(),
+            debits,
             folds,
         }
     }

@@ -8,7 +8,6 @@ use std::{
 };
 
 use hashbrown::HashTable;
-use smallvec::SmallVec;
 use tokio::{
     sync::oneshot,
     task,
@@ -72,8 +71,7 @@ impl Group {
 
 /// Requests of one caller, who waits for their answer. They are never split.
 pub(super) struct Ticket {
-    /// Boxed, since tickets are passed on.
-    pub(super) asks: Box<SmallVec<[Ask; 1]>>,
+    pub(super) asks: Vec<Ask>,
     pub(super) asked_at: Instant,
     /// What the deny cache said of a lone check before it was asked.
     pub(super) stamp: Option<u64>,
@@ -83,13 +81,13 @@ pub(super) struct Ticket {
 
 impl Ticket {
     pub(super) fn new(
-        asks: SmallVec<[Ask; 1]>,
+        asks: Vec<Ask>,
         asked_at: Instant,
         stamp: Option<u64>,
     ) -> (Self, oneshot::Receiver<Result<Answer, StoreError>>) {
         let (sender, receiver) = oneshot::channel();
         let ticket = Self {
-            asks: Box::new(asks),
+            asks,
             asked_at,
             stamp,
             answer: Some(sender),
@@ -300,22 +298,22 @@ async fn carry(server: &Arc<Server>, lane: &Arc<Lane>, mut tickets: Vec<Ticket>)
                 Box::pin(carry(server, lane, vec![ticket])).await;
             }
         }
-        said => tell(server, tickets, places, &said.map_err(StoreError::from)),
+        said => tell(server, tickets, &places, &said.map_err(StoreError::from)),
     }
 }
 
 /// Tells each its answer.
-fn tell(server: &Server, tickets: Vec<Ticket>, places: Vec<Place>, said: &Result<Said, StoreError>) {
-    let mut places = places.into_iter();
+fn tell(server: &Server, tickets: Vec<Ticket>, mut places: &[Place], said: &Result<Said, StoreError>) {
     for mut ticket in tickets {
-        let places: SmallVec<[Place; 1]> = places.by_ref().take(ticket.asks.len()).collect();
+        let (its_places, rest) = places.split_at(ticket.asks.len().min(places.len()));
+        places = rest;
         if let Some(cache) = &server.deny_cache {
-            cache.learn(&ticket, &places, said);
+            cache.learn(&ticket, its_places, said);
         }
         let answer = said
             .as_ref()
             .map_err(Clone::clone)
-            .and_then(|said| answer(&ticket, &places, said));
+            .and_then(|said| answer(&ticket, its_places, said));
         ticket.reply(answer);
     }
 }
@@ -361,15 +359,12 @@ fn arrange(tickets: &[Ticket]) -> (Vec<Question<'_>>, Vec<Place>) {
 
 /// What the reply says to a ticket.
 fn answer(ticket: &Ticket, places: &[Place], said: &Said) -> Result<Answer, StoreError> {
-    let outcomes = ticket.asks.iter().zip(places).map(|(ask, place)| {
+    let mut answer = Answer::new(said.server_time, []);
+    for (ask, place) in ticket.asks.iter().zip(places) {
         let tally = said.tallies[place.question].as_ref().map_err(Clone::clone)?;
-        Ok(tally.outcome(ask, place.nth))
-    });
-    Ok(Answer {
-        server_time: said.server_time,
-        outcomes: outcomes.collect::<Result<_, StoreError>>()?,
-        origin: None,
-    })
+        answer.outcomes.push(tally.outcome(ask, place.nth));
+    }
+    Ok(answer)
 }
 
 /// About the time that Redis has, in microseconds, to find the calendar windows around it.
@@ -384,8 +379,6 @@ fn guess() -> u64 {
 mod tests {
     use std::sync::LazyLock;
 
-    use smallvec::smallvec;
-
     use super::*;
     use crate::{
         Key, Limit, SlidingLog, TokenBucket,
@@ -399,7 +392,7 @@ mod tests {
         let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
         let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
         let ask = Ask::new(&NAMES, &Request::new(operation, &charges));
-        Ticket::new(smallvec![ask], Instant::now(), None).0
+        Ticket::new(vec![ask], Instant::now(), None).0
     }
 
     /// For each request its question, and how often each question is asked.

@@ -17,7 +17,6 @@ mod url;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
 pub use self::{builder::RedisStoreBuilder, link::ClientLibrary};
@@ -191,7 +190,7 @@ impl Store for RedisStore {
             return Reply::Ready(Ok(answer));
         }
 
-        let asks: SmallVec<[Ask; 1]> = requests
+        let asks: Vec<Ask> = requests
             .iter()
             .map(|request| Ask::new(&server.names, request))
             .collect();

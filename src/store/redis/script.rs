@@ -234,21 +234,18 @@ pub(super) struct Tally {
 impl Tally {
     /// What the nth of those who ask is told, from 0.
     pub(super) fn outcome(&self, ask: &Ask, nth: u64) -> Outcome {
-        let allowed = nth < self.admitted;
-        if !allowed {
+        if nth >= self.admitted {
             return Outcome::new(false, ask.folds.unfold(&self.verdicts));
         }
 
         let later = self.admitted - 1 - nth;
-        let verdicts = self.verdicts.iter().zip(&ask.debits).map(|(verdict, debit)| {
+        let mut verdicts = self.verdicts.clone();
+        for (verdict, debit) in verdicts.iter_mut().zip(&ask.debits) {
             let weight = later.saturating_mul(debit.cost);
-            Verdict::new(
-                verdict.remaining.saturating_add(weight),
-                None,
-                verdict.reset_after.saturating_sub(debit.delay(weight)),
-            )
-        });
-        let verdicts: SmallVec<[Verdict; 1]> = verdicts.collect();
+            verdict.remaining = verdict.remaining.saturating_add(weight);
+            verdict.retry_after = None;
+            verdict.reset_after = verdict.reset_after.saturating_sub(debit.delay(weight));
+        }
         Outcome::new(true, ask.folds.unfold(&verdicts))
     }
 }

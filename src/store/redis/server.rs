@@ -9,8 +9,6 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use smallvec::SmallVec;
-
 use super::{
     ask::{Ask, Names},
     commit::{Group, Lane, Ticket},
@@ -40,7 +38,7 @@ impl Server {
     pub(super) fn ask(
         self: &Arc<Self>,
         lane: Arc<Lane>,
-        asks: SmallVec<[Ask; 1]>,
+        asks: Vec<Ask>,
         asked_at: Instant,
         stamp: Option<u64>,
     ) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
