@@ -19,22 +19,22 @@ const BATCH: u64 = 128;
 /// Rounds; the median counts.
 const ROUNDS: usize = 5;
 
-/// A limit as the script reads it, for checks of `quota` in a `window` of microseconds.
-type Limit = fn(quota: u64, window: u64) -> String;
+/// A charge as the script reads it, of cost 1 against `quota` in a `window` of microseconds.
+type Charge = fn(quota: u64, window: u64) -> String;
 
-const LIMITS: [(&str, Limit); 6] = [
-    ("log", |quota, window| format!("log {quota} {window} 0")),
+const CHARGES: [(&str, Charge); 6] = [
+    ("log", |quota, window| format!("log 1 {quota} {window} 0")),
     ("log, coarse", |quota, window| {
-        format!("log {quota} {window} {}", window / 100)
+        format!("log 1 {quota} {window} {}", window / 100)
     }),
     ("counter", |quota, window| {
-        format!("counter {quota} {window} 1 {}", (1_u64 << 52) / window)
+        format!("counter 1 {quota} {window} 1 {}", (1_u64 << 52) / window)
     }),
-    ("fixed", |quota, window| format!("fixed {quota} {window} 1 0")),
-    ("fixed, aligned", |quota, window| format!("fixed {quota} {window} 0 0")),
+    ("fixed", |quota, window| format!("fixed 1 {quota} {window} 1")),
+    ("fixed, aligned", |quota, window| format!("fixed 1 {quota} {window} 0")),
     ("bucket", |quota, window| {
         format!(
-            "bucket {quota} 1 {} {}",
+            "bucket 1 {quota} 1 {} {}",
             window / quota,
             (1_u64 << 52) / (window / quota + 1)
         )
@@ -124,14 +124,13 @@ const SHAPES: [Shape; 6] = [
 ];
 
 impl Shape {
-    fn arguments(&self, limit: Limit) -> Vec<String> {
+    fn arguments(&self, charge: Charge) -> [String; 2] {
         let Self { checks, callers, .. } = self;
-        let words = format!("1 {} check {checks} {callers} 1 1 1", limit(self.quota, self.window));
-        words.split(' ').map(str::to_owned).collect()
+        [format!("check {checks} {callers} 1"), charge(self.quota, self.window)]
     }
 
-    async fn run(&self, redis: &Redis, sha1: &str, limit: Limit, calls: Range<u64>) {
-        let arguments = self.arguments(limit);
+    async fn run(&self, redis: &Redis, sha1: &str, charge: Charge, calls: Range<u64>) {
+        let arguments = self.arguments(charge);
         for call in calls {
             let mut words = vec![sha1.to_owned(), self.checks.to_string()];
             let keys = (call * self.checks..).take(self.checks as usize);
@@ -142,11 +141,11 @@ impl Shape {
     }
 
     /// The microseconds that Redis takes for one check.
-    async fn measure(&self, redis: &Redis, sha1: &str, limit: Limit) -> f64 {
+    async fn measure(&self, redis: &Redis, sha1: &str, charge: Charge) -> f64 {
         redis.command::<()>("FLUSHALL", ["SYNC"]).await;
-        self.run(redis, sha1, limit, 0..self.warm).await;
+        self.run(redis, sha1, charge, 0..self.warm).await;
         redis.command::<()>("SLOWLOG", ["RESET"]).await;
-        self.run(redis, sha1, limit, self.warm..self.warm + self.calls).await;
+        self.run(redis, sha1, charge, self.warm..self.warm + self.calls).await;
 
         let log: Vec<Vec<Value>> = redis.command("SLOWLOG", ["GET", "-1"]).await;
         // A call during which the machine did something else says nothing: the mean of those between the quartiles.
@@ -188,9 +187,9 @@ async fn main() {
         }
     );
     println!();
-    println!("| limit | {} |", SHAPES.map(|shape| shape.name).join(" | "));
+    println!("| charge | {} |", SHAPES.map(|shape| shape.name).join(" | "));
     println!("| --- |{}", " ---: |".repeat(SHAPES.len()));
-    for (name, limit) in LIMITS {
+    for (name, charge) in CHARGES {
         if only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
             continue;
         }
@@ -199,7 +198,7 @@ async fn main() {
             let mut rounds = vec![Vec::new(); known.len()];
             for _ in 0..ROUNDS {
                 for (sha1, rounds) in known.iter().zip(&mut rounds) {
-                    rounds.push(shape.measure(&redis, sha1, limit).await);
+                    rounds.push(shape.measure(&redis, sha1, charge).await);
                 }
             }
             let figures = rounds.into_iter().map(|rounds| format!("{:.2}", median(rounds)));

@@ -14,6 +14,10 @@
 -- made here than on the check: a function costs as much as a third of a command, a number printed with `%.0f` or
 -- a table with six names as much as one.
 
+if redis.replicate_commands then
+  redis.replicate_commands()
+end
+
 local call = redis.call
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 local pack = struct.pack

@@ -8,10 +8,13 @@ local function log_check(key, quota, window, expires)
   local stored = call('ZCARD', key)
   if stored > 0 then
     local first = tonumber(call('ZRANGE', key, '0', '0')[1])
-    if not first or stored >= BOUND - 1 then
+    if not first then
       return
     end
     if first <= now - window then
+      if stored >= BOUND - 1 and call('ZCOUNT', key, '(0', text(now - window)) >= BOUND - 1 then
+        return
+      end
       stored = stored - call('ZREMRANGEBYSCORE', key, '(0', text(now - window))
     end
   end

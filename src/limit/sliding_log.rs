@@ -56,8 +56,9 @@ use crate::ConfigError;
 ///
 /// # When the clock of Redis is set
 ///
-/// Entries more than a second (or one window, if that is less) ahead of the clock are forgotten. So a clock that is set
-/// back lets nobody who asks wait for longer than a window and that second, and admits at most one window's worth more.
+/// Entries more than a second (or one window, if that is less) ahead of the clock are forgotten as soon as somebody would
+/// be denied for them. So a clock that is set back lets nobody who asks wait for longer than a window and that second, and
+/// admits at most one window's worth more. Until then `remaining` counts them, and `reset_after` is one window at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingLog {

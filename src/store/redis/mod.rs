@@ -25,7 +25,7 @@ use self::{ask::Ask, script::SCRIPT, server::Server};
 use super::{Reply, Request, Store, StoreError};
 use crate::ConfigError;
 
-/// Keeps counts in Redis, shared by all replicas of a service.
+/// Keeps counts in Redis, 6.2 or later, shared by all replicas of a service.
 ///
 /// ```no_run
 /// use tower_quota::{key, Policy, RateLimitLayer, RedisStore, SlidingLog};
@@ -56,10 +56,12 @@ use crate::ConfigError;
 ///
 /// # Group commit
 ///
-/// While calls of the script are on their way, checks gather, and the next call carries them all, up to 256. At most eight
-/// calls are on their way at once, and two when they carry many; in a cluster, to each slot. A check that finds none on its
-/// way leaves at once: nothing waits for a timer. Decisions are those that the checks would get one by one, first come, first served. Checks that are
-/// equal are one question in the call, however many they are, so that a hot key costs Redis hardly more than a cold one.
+/// While calls of the script are on their way, checks gather, and the next call carries them, up to 256. At most eight calls
+/// are on their way at once, and two when they carry many, each with half of those who ask: Redis works on one while the
+/// others are told. In a cluster that holds for each slot. A check that finds none on its way leaves at once and alone:
+/// nothing waits for a timer. Decisions are those that the checks would get one by one, first come, first served. Checks
+/// that are equal are one question in the call, however many they are, so that a hot key costs Redis hardly more than a
+/// cold one.
 ///
 /// A check whose caller has gone, or whose deadline has passed, before the call leaves is not counted; after that, it is.
 /// An error that one request meets, such as a key of another type, is no error of its neighbors.

@@ -286,7 +286,7 @@ impl Call {
         }
 
         match next() {
-            Err(_) if reply.numbers.len() % 8 == 0 => Ok(Said { server_time, tallies }),
+            Err(_) if reply.numbers.len().is_multiple_of(8) => Ok(Said { server_time, tallies }),
             _ => Err(malformed()),
         }
     }
