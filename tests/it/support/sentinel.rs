@@ -45,6 +45,13 @@ impl Sentinel {
         let port = primary.port().to_string();
         let replica = [&all[..], &["--replicaof", "127.0.0.1", &port]].concat();
         let replicas: Vec<_> = (0..2).map(|_| Redis::start_with(&replica)).collect();
+        // A sentinel that finds a replica missing asks again after ten seconds.
+        eventually("the replicas are connected", async || {
+            let password = passwords.map(|(of_redis, _)| of_redis);
+            let replication = cli(primary.port(), password, &["INFO", "replication"]);
+            replication.matches("state=online").count() == 2
+        })
+        .await;
         let watchers = (0..3).map(|_| Watcher::start(primary.port(), passwords)).collect();
 
         let sentinel = Self {
