@@ -20,6 +20,7 @@ use crate::support::{Redis, decide, each_client, eventually, try_decide};
 
 each_client! {
     after_a_few_silent_calls_checks_fail_at_once_and_go_on_when_redis_answers
+    callers_who_leave_early_find_out_together_that_redis_is_silent
     ten_thousand_checks_a_second_pile_up_nowhere
 }
 
@@ -62,6 +63,19 @@ async fn after_a_few_silent_calls_checks_fail_at_once_and_go_on_when_redis_answe
     // What was sent before it opened may have been counted, and no more.
     let peeked = decide(&store, Operation::Peek, &limit(), "k", 1).await;
     assert!(peeked.verdicts[0].remaining >= 50_000 - 6, "{peeked:?}");
+}
+
+async fn callers_who_leave_early_find_out_together_that_redis_is_silent(library: ClientLibrary) {
+    let redis = Redis::start();
+    let store = store(&redis, library).await;
+    let (_frozen, limit) = (redis.freeze(), limit());
+
+    eventually("checks fail at once", async || {
+        let check = try_decide(&store, Operation::Check, &limit, "k", 1);
+        let answer = tokio::time::timeout(DEADLINE / 10, check).await;
+        matches!(answer, Ok(Err(error)) if error.kind() == ErrorKind::Unreachable)
+    })
+    .await;
 }
 
 /// The memory of this process, in bytes.

@@ -3,12 +3,13 @@ use std::{
     future::poll_fn,
     pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::Poll,
+    task::{Context, Poll, ready},
     time::SystemTime,
 };
 
 use hashbrown::HashTable;
 use tokio::{
+    runtime::Handle,
     sync::oneshot,
     task,
     time::{Instant, timeout_at},
@@ -21,7 +22,7 @@ use super::{
     script::{Call, Question, Said},
     server::Server,
 };
-use crate::store::{Answer, Operation, StoreError};
+use crate::store::{Answer, StoreError};
 
 /// Requests on their way to one place of Redis: a server, or a slot of a cluster.
 ///
@@ -120,45 +121,20 @@ impl Lane {
         }
     }
 
-    /// Asks for one who finds nobody on the way, without a queue and a task of its own; nothing if somebody is.
-    pub(super) fn ask_alone<'a>(
-        self: &Arc<Self>,
-        server: &'a Arc<Server>,
-        ask: &'a Ask,
-        asked_at: Instant,
-        stamp: Option<u64>,
-    ) -> Option<Pin<Box<impl Future<Output = Result<Answer, StoreError>> + Send + use<'a>>>> {
+    /// A call for one request, if nobody is on the way.
+    pub(super) fn departs_alone(self: &Arc<Self>) -> Option<Departure> {
         let mut queue = self.queue();
-        if queue.calls > 0 || ask.operation != Operation::Check {
+        if queue.calls > 0 {
             return None;
         }
         queue.calls = 1;
         queue.carried += 1;
         drop(queue);
-
-        let departure = Departure {
+        Some(Departure {
             lane: self.clone(),
             gathering: false,
             carried: 1,
-        };
-        // Boxed: the future of a client takes kilobytes, which those who queue do without.
-        Some(Box::pin(async move {
-            let lane = departure.lane.clone();
-            server.admits(&lane, asked_at, Instant::now())?;
-            let mut call = Call::new(&[Question { ask, times: 1 }], guess());
-            let said = server.run(&lane, &mut call, server.due(asked_at)).await?;
-            drop(departure);
-            lane.send_another(server);
-
-            let tally = match said.tallies.into_iter().next() {
-                Some(tally) => tally?,
-                None => return Err(Failure::Protocol("the reply of Redis answers nobody").into()),
-            };
-            if let (Some(cache), Some(stamp), 0) = (&server.deny_cache, stamp, tally.admitted) {
-                cache.remember(ask, asked_at, stamp, said.server_time, &tally.verdicts);
-            }
-            Ok(Answer::new(said.server_time, [tally.outcome(ask, 0)]))
-        }))
+        })
     }
 
     fn send(self: &Arc<Self>, server: &Arc<Server>) {
@@ -207,7 +183,7 @@ impl Queue {
 }
 
 /// A call that counts in a lane until it is over, also when its task is aborted.
-struct Departure {
+pub(super) struct Departure {
     lane: Arc<Lane>,
     gathering: bool,
     carried: usize,
@@ -233,6 +209,67 @@ impl Drop for Departure {
         queue.carried -= self.carried;
         queue.gathering &= !self.gathering;
     }
+}
+
+/// The call of one check, without a queue and a task of its own. Where its caller goes away it goes on: whether Redis
+/// answers matters to those who come next.
+pub(super) struct Alone(Option<Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>>);
+
+impl Alone {
+    pub(super) fn new(
+        server: Arc<Server>,
+        departure: Departure,
+        ask: Ask,
+        asked_at: Instant,
+        stamp: Option<u64>,
+    ) -> Self {
+        // Boxed: the future of a client takes kilobytes, which those who queue do without.
+        Self(Some(Box::pin(carry_alone(server, departure, ask, asked_at, stamp))))
+    }
+}
+
+impl Future for Alone {
+    type Output = Result<Answer, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(call) = &mut self.0 else { return Poll::Pending };
+        let answer = ready!(call.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(answer)
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        if let (Some(call), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(call);
+        }
+    }
+}
+
+async fn carry_alone(
+    server: Arc<Server>,
+    departure: Departure,
+    ask: Ask,
+    asked_at: Instant,
+    stamp: Option<u64>,
+) -> Result<Answer, StoreError> {
+    let lane = departure.lane.clone();
+    server.admits(&lane, asked_at, Instant::now())?;
+    let mut call = Call::new(&[Question { ask: &ask, times: 1 }], guess());
+    let said = server.run(&lane, &mut call, server.due(asked_at)).await;
+    drop(departure);
+    lane.send_another(&server);
+
+    let said = said?;
+    let tally = match said.tallies.into_iter().next() {
+        Some(tally) => tally?,
+        None => return Err(Failure::Protocol("the reply of Redis answers nobody").into()),
+    };
+    if let (Some(cache), Some(stamp), 0) = (&server.deny_cache, stamp, tally.admitted) {
+        cache.remember(&ask, asked_at, stamp, said.server_time, &tally.verdicts);
+    }
+    Ok(Answer::new(said.server_time, [tally.outcome(&ask, 0)]))
 }
 
 /// Carries those who wait to Redis.
@@ -382,7 +419,7 @@ mod tests {
     use super::*;
     use crate::{
         Key, Limit, SlidingLog, TokenBucket,
-        store::{Charge, Request, redis::ask::Names},
+        store::{Charge, Operation, Request, redis::ask::Names},
     };
 
     static NAMES: LazyLock<Names> = LazyLock::new(|| Names::new("quota", None));

@@ -11,13 +11,13 @@ use tokio::{
 
 use super::{
     ask::{Ask, Names},
-    commit::{Group, Lane, Ticket},
+    commit::{Alone, Group, Lane, Ticket},
     deny_cache::DenyCache,
     lanes::Lanes,
     link::{Failure, Link},
     script::{Call, Said, Script},
 };
-use crate::store::{Answer, ErrorKind, StoreError};
+use crate::store::{Answer, ErrorKind, Operation, StoreError};
 
 /// What the clones of a store share: Redis, and how to ask it.
 pub(super) struct Server {
@@ -38,16 +38,17 @@ impl Server {
     pub(super) fn ask(
         self: &Arc<Self>,
         lane: Arc<Lane>,
-        asks: Vec<Ask>,
+        mut asks: Vec<Ask>,
         asked_at: Instant,
         stamp: Option<u64>,
     ) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
         let server = self.clone();
         async move {
-            if let [ask] = &*asks
-                && let Some(answer) = lane.ask_alone(&server, ask, asked_at, stamp)
+            if matches!(&*asks, [ask] if ask.operation == Operation::Check)
+                && let Some(departure) = lane.departs_alone()
+                && let Some(ask) = asks.pop()
             {
-                return answer.await;
+                return Alone::new(server, departure, ask, asked_at, stamp).await;
             }
             let (ticket, answer) = Ticket::new(asks, asked_at, stamp);
             lane.submit(&server, ticket);
