@@ -213,7 +213,9 @@ impl Drop for Departure {
 
 /// The call of one check, without a queue and a task of its own. Where its caller goes away it goes on: whether Redis
 /// answers matters to those who come next.
-pub(super) struct Alone(Option<Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>>);
+pub(super) struct Alone(Option<OnItsWay>);
+
+type OnItsWay = Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>;
 
 impl Alone {
     pub(super) fn new(
