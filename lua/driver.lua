@@ -9,7 +9,7 @@ do
   local position = 1
   while position <= #ARGV do
     local operation, requests, times, size, admitted_at =
-      string.match(ARGV[position], '^(%a+) (%d+) (%d+) (%d+) ?(%d*)$')
+      string.match(ARGV[position], '^(%a+) (%d+) ([%d,]+) (%d+) ?(%d*)$')
     local charges = {}
     for i = 1, size do
       local argument = ARGV[position + i]
@@ -23,11 +23,15 @@ do
       end
       charges[i] = made[i][argument]
     end
+    local all, each = callers_of(times)
     runs[#runs + 1] = {
       operation = operation,
-      left = requests - (position == 1 and passed or 0),
-      plain = operation == 'check' and times == '1' and size == '1' and plain(ARGV[position + 1]),
-      times = tonumber(times),
+      -- How many of the requests are decided.
+      decided = position == 1 and passed or 0,
+      requests = tonumber(requests),
+      plain = operation == 'check' and size == '1' and plain(ARGV[position + 1]),
+      all = all,
+      each = each,
       admitted_at = tonumber(admitted_at),
       charges = charges,
     }
@@ -48,20 +52,20 @@ local function tell(admitted, remaining, wait, reset)
   reply[length] = pack('<dddd', admitted, remaining, wait, reset)
 end
 
-local function reset(run)
-  for i, charge in ipairs(run.charges) do
+local function reset(_, charges, times)
+  for i, charge in ipairs(charges) do
     call('UNLINK', KEYS[passed + i])
-    tell(run.times, charge.open(KEYS[passed + i]), 0, 0)
+    tell(times, charge.open(KEYS[passed + i]), 0, 0)
   end
 end
 
-local function refund(run)
-  for i, charge in ipairs(run.charges) do
+local function refund(run, charges, times)
+  for i, charge in ipairs(charges) do
     charge.open(KEYS[passed + i])
   end
-  for _, charge in ipairs(run.charges) do
+  for _, charge in ipairs(charges) do
     local room = charge.refund(run.admitted_at, charge.cost)
-    tell(run.times, room, 0, charge.reset())
+    tell(times, room, 0, charge.reset())
   end
 end
 
@@ -97,29 +101,30 @@ end
 
 -- Those requests of a run that are left, unless one fails.
 local function go(run)
-  local operation, charges, times = decide, run.charges, run.times
+  local operation, charges = decide, run.charges
   if run.operation == 'reset' then
     operation = reset
   elseif run.operation == 'refund' then
     operation = refund
   end
-  while run.left > 0 do
+  while run.decided < run.requests do
+    local times = run.all or run.each[run.decided + 1]
     local remaining, reset
     if run.plain and passed ~= short then
-      remaining, reset = run.plain(KEYS[passed + 1])
+      remaining, reset = run.plain(KEYS[passed + 1], times)
     end
     if remaining then
-      tell(1, remaining, 0, reset)
+      tell(times, remaining, 0, reset)
     else
       operation(run, charges, times)
     end
     passed = passed + #charges
-    run.left = run.left - 1
+    run.decided = run.decided + 1
   end
 end
 
 for _, run in ipairs(runs) do
-  while run.left > 0 do
+  while run.decided < run.requests do
     local fine, answer = pcall(go, run)
     if not fine then
       -- From its code on: since Redis 7 an error comes in a table; before, it may follow the script's line.
@@ -130,7 +135,7 @@ for _, run in ipairs(runs) do
         tell(-#errors, 0, 0, 0)
       end
       passed = passed + #run.charges
-      run.left = run.left - 1
+      run.decided = run.decided + 1
     end
   end
 end

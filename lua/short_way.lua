@@ -1,10 +1,13 @@
--- The short way. Most requests are checks of one charge that fits, asked by one caller, on a key that is as this script
--- leaves it. They are decided here, just as the long way would, before a function is made for that. Where anything is not
--- plain, nothing is added and the request goes the long way; errors are left to it too. A short way returns what remains
--- and the time to a full reset, or nothing.
+-- The short way. Most requests are checks of one charge that fits, for all who ask, on a key that is as this script leaves
+-- it. They are decided here, just as the long way would, before a function is made for that. Where anything is not plain,
+-- nothing is added and the request goes the long way; errors are left to it too. A short way returns what remains and the
+-- time to a full reset, or nothing.
+
+-- Adds members of weight 1 at `now`; made below.
+local add_members
 
 -- A check of cost 1 of a log of exact times. All of its members weigh 1, unless there is a `#` at rank 0.
-local function log_check(key, quota, window, expires)
+local function log_check(key, times, quota, window, expires)
   local stored = call('ZCARD', key)
   if stored > 0 then
     local first = tonumber(call('ZRANGE', key, '0', '0')[1])
@@ -18,10 +21,15 @@ local function log_check(key, quota, window, expires)
       stored = stored - call('ZREMRANGEBYSCORE', key, '(0', text(now - window))
     end
   end
-  if stored < quota and call('ZADD', key, now_text, now_text) == 1 then
-    call('PEXPIREAT', key, expires)
-    return quota - stored - 1, window
+  if stored + times > quota then
+    return
+  elseif times > 1 then
+    add_members(key, stored, times)
+  elseif call('ZADD', key, now_text, now_text) == 0 then
+    return
   end
+  call('PEXPIREAT', key, expires)
+  return quota - stored - times, window
 end
 
 -- The one that is asked most, alone in its call.
@@ -31,9 +39,33 @@ if ARGV[1] == 'check 1 1 1' and #ARGV == 2 then
 end
 if lone_quota then
   local window = lone_window + 0
-  local fine, remaining = pcall(log_check, KEYS[1], lone_quota + 0, window, expiry(now + window))
+  local fine, remaining = pcall(log_check, KEYS[1], 1, lone_quota + 0, window, expiry(now + window))
   if fine and remaining then
     return pack('<ddddd', now, 1, remaining, 0, window)
+  end
+end
+
+-- So many callers of one check are a member each, as they would be one by one. More are one member, and a log that holds
+-- such a one takes longer to read.
+local FEW = 32
+
+-- Scores and names of that many.
+local members
+
+function add_members(key, stored, times)
+  if not members then
+    members = { now_text, now_text }
+    for i = 2, FEW do
+      members[2 * i - 1], members[2 * i] = now_text, now_text .. '-' .. i
+    end
+  end
+
+  -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and there are
+  -- no more than `stored` to meet.
+  local missing, attempt = times - call('ZADD', key, unpack(members, 1, 2 * times)), max(stored, FEW)
+  while missing > 0 do
+    attempt = attempt + 1
+    missing = missing - call('ZADD', key, now_text, now_text .. '-' .. attempt)
   end
 end
 
@@ -70,16 +102,19 @@ local function plain(argument)
 
   if algorithm == 'log' and cost == 1 and y == 0 then
     local expires = expiry(now + x)
-    return function(key)
-      return log_check(key, quota, x, expires)
+    return function(key, times)
+      if times <= FEW then
+        return log_check(key, times, quota, x, expires)
+      end
     end
   end
 
   if algorithm == 'bucket' and x == 1 then
-    local period, most = y, z - cost
-    return function(key)
+    local period, most = y, z + 0
+    return function(key, times)
+      local weight = cost * times
       local since, spent, at, expires = read(key)
-      if not since or not (0 <= since and since <= now and 0 <= spent and spent <= most and at <= now) then
+      if not since or not (0 <= since and since <= now and 0 <= spent and spent + weight <= most and at <= now) then
         return
       end
       local full = since + spent * period
@@ -88,55 +123,69 @@ local function plain(argument)
       end
       local span = now - since
       local room = quota - spent + (span - span % period) / period
-      if room >= cost then
-        full = full + cost * period
-        write(key, since, spent + cost, now, expires, full)
-        return room - cost, full - now
+      if room >= weight then
+        full = full + weight * period
+        write(key, since, spent + weight, now, expires, full)
+        return room - weight, full - now
       end
     end
   end
 
   if algorithm == 'counter' then
-    local window, tick, most = x, y, z - cost
+    local window, tick, most = x, y, z + 0
     local ticks, opens = ceil(window / tick), now - now % window
     local left, til = ticks - floor((now - opens) / tick), opens + 2 * window
-    return function(key)
+    return function(key, times)
+      local weight = cost * times
       local start, current, previous, expires = read(key)
       if not start or not (start <= opens) then
         return
       elseif start < opens then
         current, previous = 0, start + window >= opens and current or 0
       end
-      if not (0 <= current and current <= most and 0 <= previous and previous < EXACT) then
+      if not (0 <= current and current + weight <= most and 0 <= previous and previous < EXACT) then
         return
       end
       local share = previous * left
       local room = quota - current - (share + -share % ticks) / ticks
-      if room >= cost then
-        write(key, opens, current + cost, previous, expires, til)
-        return room - cost, til - now
+      if room >= weight then
+        write(key, opens, current + weight, previous, expires, til)
+        return room - weight, til - now
       end
     end
   end
 
   if algorithm == 'fixed' then
-    local window, anchored, most = x, y == 1, MAX_TOTAL - cost
+    local window, anchored = x, y == 1
     local opens = anchored and now or now - now % window
-    return function(key)
+    return function(key, times)
+      local weight = cost * times
       local start, used, _, expires = read(key)
-      if not start or not (0 <= start and start <= now and 0 <= used and used <= most) then
+      if not start or not (0 <= start and start <= now and 0 <= used and used + weight <= MAX_TOTAL) then
         return
       end
       if used == 0 or start + window <= now or start < opens and not anchored then
         start, used = opens, 0
       end
       local room, finish = quota - used, (anchored and start or opens) + window
-      if room >= cost then
-        write(key, start, used + cost, 0, expires, finish)
-        return room - cost, finish - now
+      if room >= weight then
+        write(key, start, used + weight, 0, expires, finish)
+        return room - weight, finish - now
       end
     end
   end
+end
+
+-- How many callers each request of a run has: one number for all of them, or one for each.
+local function callers_of(times)
+  if not string.find(times, ',', 1, true) then
+    return tonumber(times)
+  end
+  local each = {}
+  for number in string.gmatch(times, '%d+') do
+    each[#each + 1] = tonumber(number)
+  end
+  return nil, each
 end
 
 local reply, length = { pack('<d', now) }, 1
@@ -145,18 +194,21 @@ local passed = 0
 
 -- Goes the short way as far as it leads, and says whether that was all.
 local function hurry()
-  local requests = tonumber(string.match(ARGV[1] or '', '^check (%d+) 1 1$'))
+  local requests, times = string.match(ARGV[1] or '', '^check (%d+) ([%d,]+) 1$')
   local check = requests and plain(ARGV[2])
   if not check then
     return
   end
+  requests = requests + 0
+  local all, each = callers_of(times)
   while passed < requests do
-    local remaining, reset = check(KEYS[passed + 1])
+    times = all or each[passed + 1]
+    local remaining, reset = check(KEYS[passed + 1], times)
     if not remaining then
       return
     end
     passed, length = passed + 1, length + 1
-    reply[length] = pack('<dddd', 1, remaining, 0, reset)
+    reply[length] = pack('<dddd', times, remaining, 0, reset)
   end
   return #ARGV == 2
 end

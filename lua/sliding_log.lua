@@ -1,9 +1,9 @@
 -- Sliding window log: a sorted set with one member for each admission, scored with its time. A charge fits while the
 -- weights admitted within the last window leave room for it.
 --
--- A member is named after its time. Members weigh 1 until a heavier one is added: that one ends in `:weight`, and from
--- then on a member `#`, kept at rank 0, has minus the total weight as its score. Where a grain is given, admissions of
--- one grain of time are one member, scored with the last of them.
+-- A member is named after its time. Members weigh 1 until a heavier one is added: that one ends in `:weight`, and as long
+-- as there are such, a member `#`, kept at rank 0, has minus the total weight as its score. Where a grain is given,
+-- admissions of one grain of time are one member, scored with the last of them.
 
 function algorithms.log(cost, quota, window, grain)
   local expired, expires = now - window, expiry(now + window)
@@ -39,10 +39,13 @@ function algorithms.log(cost, quota, window, grain)
     budget = budget - (upto - from + 1)
   end
 
-  -- Once something was dropped: an empty log weighs nothing, and unless weights are counted, members are.
+  -- Once something was dropped: weights are counted no more when all that are left are 1, and unless they are, members are.
   local function recount()
     if weighted and stored == 0 then
       call('DEL', key)
+      weighted, marked = false, false
+    elseif weighted and stored == total and grain == 0 then
+      call('ZREM', key, '#')
       weighted, marked = false, false
     end
     if not weighted then
@@ -134,6 +137,13 @@ function algorithms.log(cost, quota, window, grain)
   function charge.add(weight)
     -- Beyond the limit, which only charges go, all are one member: no flood of them makes the log longer.
     local beyond = total >= quota and stored > 0
+    if not weighted and cost == 1 and weight > 1 and weight <= FEW and grain == 0 and not beyond then
+      add_members(key, stored, weight)
+      call('PEXPIREAT', key, expires)
+      stored, total, added = stored + weight, total + weight, true
+      first = first and min(first, now)
+      return
+    end
     if (weight > 1 or grain > 0 or beyond) and not weighted then
       weighted, total = true, stored
     end
@@ -163,6 +173,7 @@ function algorithms.log(cost, quota, window, grain)
     call('PEXPIREAT', key, expires)
 
     stored = stored + 1
+    first = first and min(first, now)
     added = true
   end
 

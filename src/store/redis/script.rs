@@ -118,14 +118,12 @@ impl Call {
             texts.extend_from_slice(&debit.key);
             texts.split().freeze()
         }));
-        // Questions that differ in nothing but their keys are described once.
+        // Questions that differ in nothing but their keys and how often they are asked are described once.
         for run in questions.chunk_by(same_shape) {
             let Some(first) = run.first() else { continue };
-            write_words(
-                &mut texts,
-                operation_name(first.ask.operation),
-                [run.len() as u64, first.times, first.ask.debits.len() as u64],
-            );
+            write_words(&mut texts, operation_name(first.ask.operation), [run.len() as u64]);
+            write_times(&mut texts, run, first.times);
+            write_words(&mut texts, "", [first.ask.debits.len() as u64]);
             if let Operation::Refund { admitted_at } = first.ask.operation {
                 write_words(&mut texts, "", [admitted_at.as_micros() as u64]);
             }
@@ -195,6 +193,21 @@ fn write_words(text: &mut BytesMut, word: &str, numbers: impl IntoIterator<Item 
     }
 }
 
+/// How often each question of a run is asked: ` 3` each, or ` 1,5,2`.
+fn write_times(text: &mut BytesMut, run: &[Question<'_>], times: u64) {
+    if run.iter().all(|question| question.times == times) {
+        write_words(text, "", [times]);
+        return;
+    }
+
+    let mut delimiter = b" ";
+    for question in run {
+        text.extend_from_slice(delimiter);
+        text.extend_from_slice(itoa::Buffer::new().format(question.times).as_bytes());
+        delimiter = b",";
+    }
+}
+
 fn operation_name(operation: Operation) -> &'static str {
     match operation {
         Operation::Check => "check",
@@ -208,10 +221,7 @@ fn operation_name(operation: Operation) -> &'static str {
 fn same_shape(a: &Question<'_>, b: &Question<'_>) -> bool {
     let alike = |(a, b): (&Debit, &Debit)| a.cost == b.cost && a.limit == b.limit;
     let (a_debits, b_debits) = (&a.ask.debits, &b.ask.debits);
-    a.times == b.times
-        && a.ask.operation == b.ask.operation
-        && a_debits.len() == b_debits.len()
-        && a_debits.iter().zip(b_debits).all(alike)
+    a.ask.operation == b.ask.operation && a_debits.len() == b_debits.len() && a_debits.iter().zip(b_debits).all(alike)
 }
 
 /// What the script says.
@@ -359,32 +369,25 @@ mod tests {
     fn requests_that_look_alike_are_described_once() {
         let limit = Limit::from(SlidingLog::per_minute(5));
         let (a, b) = (Key::from("a"), Key::from("b"));
-        let (on_a, on_b, dear) = (
-            [Charge::new("p", &limit, &a, 1)],
-            [Charge::new("p", &limit, &b, 1)],
-            [Charge::new("p", &limit, &b, 3)],
-        );
+        let [on_a, on_b, dear] =
+            [(&a, 1), (&b, 1), (&b, 3)].map(|(key, cost)| ask(&[Charge::new("p", &limit, key, cost)]));
+        let question = |ask, times| Question { ask, times };
+        let text = |texts: &[Bytes]| -> Vec<_> {
+            let texts = texts.iter().map(|text| String::from_utf8(text.to_vec()).unwrap());
+            texts.collect()
+        };
 
-        let call = call(&[ask(&on_a), ask(&on_b), ask(&dear)]);
-
-        let keys: Vec<_> = call.keys.iter().map(|key| std::str::from_utf8(key).unwrap()).collect();
+        let call = Call::new(&[question(&on_a, 1), question(&on_b, 1), question(&dear, 1)], 0);
+        let on_a_and_b = ["quota:1:log:p:{key=a}", "quota:1:log:p:{key=b}"];
+        assert_eq!(text(&call.keys), [on_a_and_b[0], on_a_and_b[1], on_a_and_b[1]]);
         assert_eq!(
-            keys,
-            [
-                "quota:1:log:p:{key=a}",
-                "quota:1:log:p:{key=b}",
-                "quota:1:log:p:{key=b}"
-            ]
-        );
-        let arguments: Vec<_> = call
-            .arguments
-            .iter()
-            .map(|text| std::str::from_utf8(text).unwrap())
-            .collect();
-        assert_eq!(
-            arguments,
+            text(&call.arguments),
             ["check 2 1 1", "log 1 5 60000000 0", "check 1 1 1", "log 3 5 60000000 0"]
         );
+
+        let call = Call::new(&[question(&on_a, 1), question(&on_b, 30)], 0);
+        assert_eq!(text(&call.keys), on_a_and_b);
+        assert_eq!(text(&call.arguments), ["check 2 1,30 1", "log 1 5 60000000 0"]);
     }
 
     #[test]
