@@ -8,8 +8,8 @@
 //! done
 //! ```
 //!
-//! The paths are `bare`, the service alone, `admitted`, `silent` (admitted without header fields) and `denied`; and `cached`,
-//! denied by the deny cache of a `RedisStore`, for which it starts a server.
+//! The paths are `bare`, the service alone; `admitted`, and the same with header `fields` alone, with `extensions` alone, and
+//! with neither, `least`; `denied`; and `cached`, denied by the deny cache of a `RedisStore`, for which it starts a server.
 
 #[path = "support/bare.rs"]
 mod bare;
@@ -38,16 +38,18 @@ fn main() {
         return;
     }
 
-    let headers = if path == "silent" {
-        Headers::None
-    } else {
-        Headers::Draft08
+    let (fields, extensions) = match path.as_str() {
+        "fields" => (Headers::Draft08, false),
+        "extensions" => (Headers::None, true),
+        "least" => (Headers::None, false),
+        _ => (Headers::Draft08, true),
     };
     let (limit, answer) = match path.as_str() {
         "denied" => (denying(), StatusCode::TOO_MANY_REQUESTS),
         _ => (admitting(), StatusCode::OK),
     };
-    let mut service = limited(limit).headers(headers).layer(Bare);
+    let layer = limited(limit).headers(fields).extensions(extensions);
+    let mut service = layer.layer(Bare);
     send(&mut service, request(1));
     for _ in 0..requests {
         let status = match path.as_str() {

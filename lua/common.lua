@@ -7,6 +7,14 @@ local function keep(key, at)
   end
 end
 
+local function numbers_in(text)
+  local numbers = {}
+  for number in string.gmatch(text, '%d+') do
+    numbers[#numbers + 1] = tonumber(number)
+  end
+  return numbers
+end
+
 -- What a key of numbers holds, or zeros where it holds anything else.
 local function fetch(key)
   local a, b, c, expires = read(key)

@@ -15,23 +15,19 @@ do
       local argument = ARGV[position + i]
       made[i] = made[i] or {}
       if not made[i][argument] then
-        local numbers = {}
-        for number in string.gmatch(argument, '%d+') do
-          numbers[#numbers + 1] = tonumber(number)
-        end
-        made[i][argument] = algorithms[string.match(argument, '%a+')](unpack(numbers))
+        made[i][argument] = algorithms[string.match(argument, '%a+')](unpack(numbers_in(argument)))
       end
       charges[i] = made[i][argument]
     end
-    local all, each = callers_of(times)
     runs[#runs + 1] = {
       operation = operation,
       -- How many of the requests are decided.
       decided = position == 1 and passed or 0,
       requests = tonumber(requests),
       plain = operation == 'check' and size == '1' and plain(ARGV[position + 1]),
-      all = all,
-      each = each,
+      -- How many callers each of them has: as many as all others, or what is told of each.
+      all = tonumber(times),
+      each = numbers_in(times),
       admitted_at = tonumber(admitted_at),
       charges = charges,
     }

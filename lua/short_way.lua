@@ -3,8 +3,11 @@
 -- nothing is added and the request goes the long way; errors are left to it too. A short way returns what remains and the
 -- time to a full reset, or nothing.
 
--- Adds members of weight 1 at `now`; made below.
-local add_members
+-- So many callers of one check are a member each, as they would be one by one. More are one member, and a log that holds
+-- such a one takes longer to read.
+local FEW = 32
+-- Scores and names of that many.
+local members
 
 -- A check of cost 1 of a log of exact times. All of its members weigh 1, unless there is a `#` at rank 0.
 local function log_check(key, times, quota, window, expires)
@@ -21,12 +24,28 @@ local function log_check(key, times, quota, window, expires)
       stored = stored - call('ZREMRANGEBYSCORE', key, '(0', text(now - window))
     end
   end
-  if stored + times > quota then
+  if stored + times > quota or times > FEW then
     return
-  elseif times > 1 then
-    add_members(key, stored, times)
-  elseif call('ZADD', key, now_text, now_text) == 0 then
-    return
+  end
+
+  if times == 1 then
+    if call('ZADD', key, now_text, now_text) == 0 then
+      return
+    end
+  else
+    if not members then
+      members = { now_text, now_text }
+      for i = 2, FEW do
+        members[2 * i - 1], members[2 * i] = now_text, now_text .. '-' .. i
+      end
+    end
+    -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and there
+    -- are no more than `stored` to meet.
+    local missing, attempt = times - call('ZADD', key, unpack(members, 1, 2 * times)), max(stored, FEW)
+    while missing > 0 do
+      attempt = attempt + 1
+      missing = missing - call('ZADD', key, now_text, now_text .. '-' .. attempt)
+    end
   end
   call('PEXPIREAT', key, expires)
   return quota - stored - times, window
@@ -42,30 +61,6 @@ if lone_quota then
   local fine, remaining = pcall(log_check, KEYS[1], 1, lone_quota + 0, window, expiry(now + window))
   if fine and remaining then
     return pack('<ddddd', now, 1, remaining, 0, window)
-  end
-end
-
--- So many callers of one check are a member each, as they would be one by one. More are one member, and a log that holds
--- such a one takes longer to read.
-local FEW = 32
-
--- Scores and names of that many.
-local members
-
-function add_members(key, stored, times)
-  if not members then
-    members = { now_text, now_text }
-    for i = 2, FEW do
-      members[2 * i - 1], members[2 * i] = now_text, now_text .. '-' .. i
-    end
-  end
-
-  -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and there are
-  -- no more than `stored` to meet.
-  local missing, attempt = times - call('ZADD', key, unpack(members, 1, 2 * times)), max(stored, FEW)
-  while missing > 0 do
-    attempt = attempt + 1
-    missing = missing - call('ZADD', key, now_text, now_text .. '-' .. attempt)
   end
 end
 
@@ -103,9 +98,7 @@ local function plain(argument)
   if algorithm == 'log' and cost == 1 and y == 0 then
     local expires = expiry(now + x)
     return function(key, times)
-      if times <= FEW then
-        return log_check(key, times, quota, x, expires)
-      end
+      return log_check(key, times, quota, x, expires)
     end
   end
 
@@ -176,18 +169,6 @@ local function plain(argument)
   end
 end
 
--- How many callers each request of a run has: one number for all of them, or one for each.
-local function callers_of(times)
-  if not string.find(times, ',', 1, true) then
-    return tonumber(times)
-  end
-  local each = {}
-  for number in string.gmatch(times, '%d+') do
-    each[#each + 1] = tonumber(number)
-  end
-  return nil, each
-end
-
 local reply, length = { pack('<d', now) }, 1
 -- How many keys belong to requests that were decided.
 local passed = 0
@@ -200,9 +181,11 @@ local function hurry()
     return
   end
   requests = requests + 0
-  local all, each = callers_of(times)
+  -- How many callers each of them has: as many as all others, or what is told of each.
+  local all = tonumber(times)
+  local each = not all and string.gmatch(times, '%d+')
   while passed < requests do
-    times = all or each[passed + 1]
+    times = all or tonumber(each())
     local remaining, reset = check(KEYS[passed + 1], times)
     if not remaining then
       return

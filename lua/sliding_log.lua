@@ -137,18 +137,14 @@ function algorithms.log(cost, quota, window, grain)
   function charge.add(weight)
     -- Beyond the limit, which only charges go, all are one member: no flood of them makes the log longer.
     local beyond = total >= quota and stored > 0
-    if not weighted and cost == 1 and weight > 1 and weight <= FEW and grain == 0 and not beyond then
-      add_members(key, stored, weight)
-      call('PEXPIREAT', key, expires)
-      stored, total, added = stored + weight, total + weight, true
-      first = first and min(first, now)
-      return
-    end
-    if (weight > 1 or grain > 0 or beyond) and not weighted then
+    -- Those who ask the same are a member each while they are few.
+    local members = 1
+    if not weighted and cost == 1 and weight <= FEW and grain == 0 and not beyond then
+      members, weight = weight, 1
+    elseif (weight > 1 or grain > 0 or beyond) and not weighted then
       weighted, total = true, stored
     end
     weight = max(1, min(weight, MAX_TOTAL - total))
-    total = total + weight
 
     local from, upto
     if grain > 0 then
@@ -169,10 +165,12 @@ function algorithms.log(cost, quota, window, grain)
       end
       first = nil
     end
-    insert(at, merged + weight)
+    for _ = 1, members do
+      total = total + weight
+      insert(at, merged + weight)
+      stored = stored + 1
+    end
     call('PEXPIREAT', key, expires)
-
-    stored = stored + 1
     first = first and min(first, now)
     added = true
   end

@@ -17,9 +17,10 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_LENGTH, RETRY_AFTER},
     request::Parts,
 };
+use smallvec::SmallVec;
 
 use crate::{
-    Decision, FailureMode, Policy, PolicyDecision,
+    Decision, FailureMode, Key, Policy, PolicyDecision,
     decision::PolicyDecisions,
     headers::retry_after,
     health::{Health, OnFailure},
@@ -101,6 +102,12 @@ impl Enforcer {
         if !decision.is_allowed() {
             return self.limit(decision, parts);
         }
+        if !self.terms.extensions {
+            return Verdict::Pass(Some(Counted {
+                own: decision,
+                joined: None,
+            }));
+        }
         let earlier = parts.extensions.insert(decision.clone());
         let joined = earlier.map(|earlier| earlier.followed_by(&decision));
         if let Some(joined) = &joined {
@@ -114,42 +121,42 @@ impl Enforcer {
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
         // Most layers have one policy, and what is asked of it is written where it stays.
         if let [policy] = &*self.policies {
-            let undecided = self.undecided_by(0, policy, parts)?;
-            return Ok(undecided.map(|policy| Decision::new(false, [policy].into())));
+            let found = self.charge_by(policy, parts)?;
+            return Ok(found.map(|(key, cost)| {
+                let undecided = PolicyDecision::undecided(self.terms.clone(), 0, key, cost);
+                Decision::new(false, SmallVec::from_buf([undecided]))
+            }));
         }
 
-        let policies = self.policies.iter().enumerate();
-        let undecided =
-            policies.filter_map(|(position, policy)| self.undecided_by(position, policy, parts).transpose());
-        let undecided: PolicyDecisions = undecided.collect::<Result<_, _>>()?;
+        let mut undecided = PolicyDecisions::new();
+        for (position, policy) in self.policies.iter().enumerate() {
+            if let Some((key, cost)) = self.charge_by(policy, parts)? {
+                undecided.push(PolicyDecision::undecided(self.terms.clone(), position, key, cost));
+            }
+        }
         Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
     }
 
-    /// Whom the request counts against by this policy, if it applies.
+    /// Whom the request counts against by this policy, and what it costs, if the policy applies.
     #[inline(always)]
-    fn undecided_by(
-        &self,
-        position: usize,
-        policy: &Policy,
-        parts: &Parts,
-    ) -> Result<Option<PolicyDecision>, KeyError> {
+    fn charge_by(&self, policy: &Policy, parts: &Parts) -> Result<Option<(Key, u64)>, KeyError> {
         let cost = policy.cost_of(parts);
         if cost == 0 {
             return Ok(None);
         }
-        let Some(key) = policy.extractor().extract(parts)? else {
+        let Some(mut key) = policy.extractor().extract(parts)? else {
             return Ok(None);
         };
-        let key = key.bounded();
+        key.bound();
         let earlier = parts.extensions.get::<Decision>();
         if earlier.is_some_and(|earlier| earlier.has(policy.quota(), &key)) {
             self.warn_of_repetition(policy);
             return Ok(None);
         }
-        Ok(Some(PolicyDecision::undecided(self.terms.clone(), position, key, cost)))
+        Ok(Some((key, cost)))
     }
 
-    fn limit(&self, decision: Decision, parts: &Parts) -> Verdict {
+    fn limit(&self, decision: Decision, parts: &mut Parts) -> Verdict {
         let decision = decision.delayed(self.delay());
         let mut response = self.respond(Rejection::Limited(&decision), parts);
         if let Some(wait) = decision.retry_after() {
@@ -157,8 +164,22 @@ impl Enforcer {
         }
         let fields = &self.terms.fields;
         fields.write(&decision, response.status(), response.headers_mut());
-        response.extensions_mut().insert(decision);
+        self.leave(decision, &mut response, parts);
         Verdict::Reject(response)
+    }
+
+    /// Leaves the decision in the extensions of a denial.
+    fn leave(&self, decision: Decision, response: &mut Response<Bytes>, parts: &mut Parts) {
+        if !self.terms.extensions {
+            return;
+        }
+        if response.extensions().is_empty() {
+            // Nobody sees those of the request anymore, and they have a table.
+            let mut table = mem::take(&mut parts.extensions);
+            table.clear();
+            *response.extensions_mut() = table;
+        }
+        response.extensions_mut().insert(decision);
     }
 
     fn refuse(&self, error: &KeyError, parts: &Parts) -> Verdict {
@@ -216,14 +237,17 @@ impl Enforcer {
 impl Counted {
     /// Adds to the response of the service behind what the caller should know.
     pub(crate) fn report<B>(self, response: &mut Response<B>) {
-        if let Some(policy) = self.own.as_slice().first() {
-            let fields = &policy.terms.fields;
-            fields.write(&self.own, response.status(), response.headers_mut());
+        let Some(policy) = self.own.as_slice().first() else {
+            return;
+        };
+        let terms = &policy.terms;
+        terms.fields.write(&self.own, response.status(), response.headers_mut());
+        if terms.extensions {
+            // The decision of an inner layer tells of this one's policies too.
+            response
+                .extensions_mut()
+                .get_or_insert_with(|| self.joined.unwrap_or(self.own));
         }
-        // The decision of an inner layer tells of this one's policies too.
-        response
-            .extensions_mut()
-            .get_or_insert_with(|| self.joined.unwrap_or(self.own));
     }
 }
 

@@ -5,7 +5,7 @@ use tower_layer::Layer;
 use crate::{
     ConfigError, FailureMode, Headers, IntoPolicies, RateLimit,
     enforce::Enforcer,
-    headers::{Fields, Reset},
+    headers::Reset,
     health::OnFailure,
     key::Secret,
     policy::{Terms, validate_names},
@@ -87,10 +87,10 @@ use crate::{
 /// # What it costs
 ///
 /// Beside what the service behind does, a request that is admitted by a [`MemoryStore`](crate::MemoryStore) allocates 7
-/// times: 5 for the decision, in the extensions of the request and of the response, and 2 for the table of the header
-/// fields, unless the response has fields already. What changes in their values is written into a block of memory that each
-/// thread keeps, and allocates only where many responses are on their way. A denied request allocates 6 times. A store that
-/// does not answer at once adds its future.
+/// times: once for the decision, 4 times to leave it in the [`extensions`](Self::extensions) of the request and of the
+/// response, and twice for the table of the header fields, unless the response has fields already. What changes in their
+/// values is written into a block of memory that each thread keeps, and allocates only where many responses are on their
+/// way. A denied request allocates 4 times. A store that does not answer at once adds its future.
 ///
 /// # Refunds
 ///
@@ -180,7 +180,7 @@ impl RateLimitLayer {
     ///
     /// The default is [`Headers::Draft08`].
     pub fn headers(mut self, headers: Headers) -> Self {
-        self.fields_mut().style = headers;
+        self.terms_mut().fields.style = headers;
         self
     }
 
@@ -188,7 +188,7 @@ impl RateLimitLayer {
     ///
     /// The default is not to.
     pub fn legacy_headers(mut self, reset: Reset) -> Self {
-        self.fields_mut().legacy = Some(reset);
+        self.terms_mut().fields.legacy = Some(reset);
         self
     }
 
@@ -197,7 +197,7 @@ impl RateLimitLayer {
     ///
     /// The default is not to.
     pub fn partition_key(mut self, secret: impl AsRef<[u8]>) -> Self {
-        self.fields_mut().partition_key = Some(Secret::new(secret));
+        self.terms_mut().fields.partition_key = Some(Secret::new(secret));
         self
     }
 
@@ -208,6 +208,40 @@ impl RateLimitLayer {
     /// The default is not to.
     pub fn retry_jitter(mut self, most: Duration) -> Self {
         Arc::make_mut(&mut self.enforcer).jitter = most;
+        self
+    }
+
+    /// Whether the [`Decision`](crate::Decision) is left in the extensions of the request, for the service behind, and of
+    /// the response, for the layers around.
+    ///
+    /// Without it an admitted request costs a third less, but nobody can read what was decided or give it back, and a
+    /// policy that stands in several layers is counted by each. The default is `true`.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::path());
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).extensions(false);
+    /// let service = layer.layer(service_fn(async |request: Request<Body>| {
+    ///     assert!(request.extensions().get::<Decision>().is_none());
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// let response = service.oneshot(Request::new(Body::new())).await?;
+    /// assert!(response.extensions().get::<Decision>().is_none());
+    /// assert_eq!(response.headers()["ratelimit"], r#""hello";r=4;t=60"#);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn extensions(mut self, extensions: bool) -> Self {
+        self.terms_mut().extensions = extensions;
         self
     }
 
@@ -253,9 +287,8 @@ impl RateLimitLayer {
 }
 
 impl RateLimitLayer {
-    fn fields_mut(&mut self) -> &mut Fields {
-        let enforcer = Arc::make_mut(&mut self.enforcer);
-        &mut Arc::make_mut(&mut enforcer.terms).fields
+    fn terms_mut(&mut self) -> &mut Terms {
+        Arc::make_mut(&mut Arc::make_mut(&mut self.enforcer).terms)
     }
 }
 

@@ -208,8 +208,8 @@ impl Limiter {
         Ok(())
     }
 
-    async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
-        let key = key.bounded();
+    async fn perform(&self, operation: Operation, mut key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
+        key.bound();
         let undecided = self.policies.iter().enumerate().map(|(position, policy)| {
             let cost = cost.or(policy.price()).unwrap_or(1);
             PolicyDecision::undecided(self.terms.clone(), position, key.clone(), cost)

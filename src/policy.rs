@@ -99,6 +99,8 @@ pub(crate) struct Terms {
     pub(crate) quotas: Arc<[Arc<Quota>]>,
     /// What callers of a layer are told.
     pub(crate) fields: Fields,
+    /// Whether decisions are left in extensions.
+    pub(crate) extensions: bool,
 }
 
 impl Terms {
@@ -107,6 +109,7 @@ impl Terms {
             store: Arc::new(store),
             quotas: policies.iter().map(|policy| policy.quota.clone()).collect(),
             fields: Fields::default(),
+            extensions: true,
         }
     }
 }

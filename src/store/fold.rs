@@ -1,4 +1,4 @@
-use smallvec::SmallVec;
+use std::borrow::Cow;
 
 use super::{Charge, Operation, Request, Verdict};
 use crate::limit::MAX_QUOTA;
@@ -6,42 +6,53 @@ use crate::limit::MAX_QUOTA;
 /// A request in which no two charges are on the same key.
 pub(super) struct Folded<'a> {
     pub(super) operation: Operation,
-    pub(super) charges: SmallVec<[Charge<'a>; 1]>,
+    pub(super) charges: Cow<'a, [Charge<'a>]>,
     pub(super) folds: Folds,
 }
 
-/// Which of the folded charges each charge became part of.
-#[derive(Clone, Debug)]
-pub(super) struct Folds(SmallVec<[usize; 2]>);
+/// Which of the folded charges each charge became part of, unless each is still one of its own.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Folds(Option<Box<[usize]>>);
 
 /// Adds up the charges that a request has on one key.
 pub(super) fn fold<'a>(request: &Request<'a>) -> Folded<'a> {
-    let mut charges: SmallVec<[Charge<'a>; 1]> = SmallVec::new();
-    let mut folds = SmallVec::new();
-    for charge in request.charges() {
-        let place = charges.iter().position(|earlier| earlier.same_key(charge));
-        match place {
-            Some(place) => charges[place].cost = (charges[place].cost + charge.cost).min(MAX_QUOTA),
-            None => charges.push(*charge),
-        }
-        folds.push(place.unwrap_or(charges.len() - 1));
-    }
+    let charges = request.charges();
+    let repeats =
+        |(position, charge): (usize, &Charge<'_>)| charges[..position].iter().any(|earlier| earlier.same_key(charge));
+    let (charges, folds) = match charges.iter().enumerate().any(repeats) {
+        true => add_up(charges),
+        false => (Cow::Borrowed(charges), Folds::default()),
+    };
     Folded {
         operation: request.operation(),
         charges,
-        folds: Folds(folds),
+        folds,
     }
 }
 
-impl Folds {
-    /// Where no two charges are on one key.
-    #[cfg(any(feature = "fred", feature = "redis-rs"))]
-    pub(super) fn none(charges: usize) -> Self {
-        Self((0..charges).collect())
+#[cold]
+fn add_up<'a>(charges: &[Charge<'a>]) -> (Cow<'a, [Charge<'a>]>, Folds) {
+    let mut folded = Vec::<Charge<'_>>::new();
+    let mut places = Vec::new();
+    for charge in charges {
+        let place = folded.iter().position(|earlier| earlier.same_key(charge));
+        match place {
+            Some(place) => folded[place].cost = (folded[place].cost + charge.cost).min(MAX_QUOTA),
+            None => folded.push(*charge),
+        }
+        places.push(place.unwrap_or(folded.len() - 1));
     }
+    (Cow::Owned(folded), Folds(Some(places.into())))
+}
 
+impl Folds {
     /// A verdict for each charge, from those for each key.
     pub(super) fn unfold(&self, verdicts: &[Verdict]) -> impl Iterator<Item = Verdict> {
-        self.0.iter().filter_map(|place| verdicts.get(*place).copied())
+        let places = self.0.as_deref();
+        let charges = places.map_or(verdicts.len(), <[usize]>::len);
+        (0..charges).filter_map(move |charge| {
+            let place = places.map_or(charge, |places| places[charge]);
+            verdicts.get(place).copied()
+        })
     }
 }

@@ -284,7 +284,7 @@ impl Shared {
         let known: SmallVec<[bool; 4]> = counted.iter().map(Option::is_some).collect();
         let mut states: SmallVec<[State; 4]> = counted
             .into_iter()
-            .zip(&charges)
+            .zip(&*charges)
             .map(|(state, charge)| state.unwrap_or_else(|| State::fresh(charge.limit())))
             .collect();
 

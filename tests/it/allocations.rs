@@ -104,13 +104,20 @@ fn without_fields_it_allocates_five_times() {
 }
 
 #[test]
+fn without_extensions_it_allocates_three_times_and_without_fields_too_once() {
+    let layer = layer(MemoryStore::new(), SlidingLog::per_hour(1_000)).extensions(false);
+    assert_eq!(added(&layer, SILENT, StatusCode::OK), 3);
+    assert_eq!(added(&layer.headers(Headers::None), SILENT, StatusCode::OK), 1);
+}
+
+#[test]
 fn a_store_that_answers_later_adds_its_future() {
     let layer = layer(Later(MemoryStore::new()), SlidingLog::per_hour(1_000));
     assert_eq!(added(&layer, SILENT, StatusCode::OK), 8);
 }
 
 #[test]
-fn a_denied_request_allocates_six_times() {
+fn a_denied_request_allocates_four_times() {
     let layer = layer(MemoryStore::new(), SlidingLog::per_hour(1));
-    assert_eq!(added(&layer, SILENT, StatusCode::TOO_MANY_REQUESTS), 6);
+    assert_eq!(added(&layer, SILENT, StatusCode::TOO_MANY_REQUESTS), 4);
 }

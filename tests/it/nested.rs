@@ -104,6 +104,35 @@ async fn the_decision_on_the_response_tells_of_all_layers() {
 }
 
 #[tokio::test]
+async fn without_extensions_nobody_reads_a_decision_and_each_layer_counts() {
+    let behind = service_fn(async |request: Request<Body>| {
+        assert!(request.extensions().get::<Decision>().is_none());
+        answer(request).await
+    });
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy("api", SlidingLog::per_hour(4))).extensions(false);
+    let service = layer.layer(layer.layer(behind));
+
+    let mut answers = Vec::new();
+    for _ in 0..3 {
+        let response = service.clone().oneshot(Request::new(Body::new())).await.unwrap();
+        assert!(response.extensions().get::<Decision>().is_none());
+        answers.push((
+            response.status(),
+            response.headers()["ratelimit"].to_str().unwrap().to_owned(),
+        ));
+    }
+    let told = |status, fields: &str| (status, fields.to_owned());
+    assert_eq!(
+        answers,
+        [
+            told(StatusCode::OK, r#""api";r=2;t=3600, "api";r=3;t=3600"#),
+            told(StatusCode::OK, r#""api";r=0;t=3600, "api";r=1;t=3600"#),
+            told(StatusCode::TOO_MANY_REQUESTS, r#""api";r=0;t=3600"#),
+        ]
+    );
+}
+
+#[tokio::test]
 async fn a_policy_of_the_same_name_with_other_numbers_is_enforced() {
     let store = MemoryStore::new();
     let inner = RateLimitLayer::new(store.clone(), policy("api", FixedWindow::per_hour(1)));

@@ -54,31 +54,21 @@ pub(crate) fn in_process() -> Vec<Peer> {
     // Short, so that a loop of requests does not reach the limit.
     let log = SlidingLog::new(AMPLE, Duration::from_millis(10));
 
-    let algorithms: [(_, Limit, Limit, _); 4] = [
-        (
-            "token bucket, headers",
-            bucket.into(),
-            TokenBucket::per_hour(1).into(),
-            Headers::default(),
-        ),
-        (
-            "token bucket",
-            bucket.into(),
-            TokenBucket::per_hour(1).into(),
-            Headers::None,
-        ),
-        (
-            "sliding log, headers",
-            log.into(),
-            SlidingLog::per_hour(1).into(),
-            Headers::default(),
-        ),
-        ("sliding log", log.into(), SlidingLog::per_hour(1).into(), Headers::None),
+    let buckets = || (Limit::from(bucket), Limit::from(TokenBucket::per_hour(1)));
+    let logs = || (Limit::from(log), Limit::from(SlidingLog::per_hour(1)));
+    let (headers, none) = (Headers::default(), Headers::None);
+    let rows = [
+        ("token bucket, headers and extensions", buckets(), headers, true),
+        ("token bucket, headers", buckets(), headers, false),
+        ("token bucket, extensions", buckets(), none, true),
+        ("token bucket", buckets(), none, false),
+        ("sliding log, headers and extensions", logs(), headers, true),
+        ("sliding log", logs(), none, false),
     ];
-    let peers = algorithms.map(|(algorithm, ample, scarce, headers)| {
-        let admitting = layer(&store, "admitting", ample, headers);
-        let denying = layer(&store, "denying", scarce, headers);
-        Peer::new("tower-quota", algorithm, "", &admitting, &denying)
+    let peers = rows.map(|(title, (ample, scarce), headers, extensions)| {
+        let admitting = layer(&store, "admitting", ample, headers).extensions(extensions);
+        let denying = layer(&store, "denying", scarce, headers).extensions(extensions);
+        Peer::new("tower-quota", title, "", &admitting, &denying)
     });
     peers.into()
 }

@@ -40,7 +40,7 @@ impl Ask {
             folds,
         } = fold(request);
         let mut debits = SmallVec::new();
-        for charge in &charges {
+        for charge in &*charges {
             debits.push(Debit {
                 key: names.redis_key(charge),
                 hash: names.hash(charge),
@@ -63,7 +63,7 @@ impl Ask {
                 .iter()
                 .map(|position| self.debits[*position].clone())
                 .collect(),
-            folds: Folds::none(positions.len()),
+            folds: Folds::default(),
         }
     }
 

@@ -79,12 +79,12 @@ impl DenyCache {
             let same = |(debit, charge): (&Debit, &Charge<'_>)| {
                 debit.limit == *charge.limit() && names.are_of(&debit.key, charge)
             };
-            denial.debits.len() == charges.len() && denial.debits.iter().zip(&charges).all(same)
+            denial.debits.len() == charges.len() && denial.debits.iter().zip(&*charges).all(same)
         })?;
         let dearer = |(denied, asked): (&Debit, &Charge<'_>)| denied.cost <= asked.cost();
         let holds = denial.expires_at > now
             && denial.stamp == self.stamp_of_all(&hashes)
-            && denial.debits.iter().zip(&charges).all(dearer);
+            && denial.debits.iter().zip(&*charges).all(dearer);
         if !holds {
             return None;
         }

@@ -508,7 +508,8 @@ mod tests {
             assert!(Policy::try_new(policy.clone(), limit.clone()).is_ok());
             let secret = secret.map(Secret::new);
             let names = Names::new(&prefix, secret.clone());
-            let key = Key::header(&name, value).and(Key::path(&path)).bounded();
+            let mut key = Key::header(&name, value).and(Key::path(&path));
+            key.bound();
 
             let redis_key = names.redis_key(&Charge::new(&policy, &limit, &key, 1));
             let redis_key = std::str::from_utf8(&redis_key).unwrap();
