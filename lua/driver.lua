@@ -105,12 +105,12 @@ local function go(run)
   end
   while run.decided < run.requests do
     local times = run.all or run.each[run.decided + 1]
-    local remaining, reset
+    local remaining, reset, wait
     if run.plain and passed ~= short then
-      remaining, reset = run.plain(KEYS[passed + 1], times)
+      remaining, reset, wait = run.plain(KEYS[passed + 1], times)
     end
     if remaining then
-      tell(times, remaining, 0, reset)
+      tell(wait and 0 or times, remaining, wait or 0, reset)
     else
       operation(run, charges, times)
     end

@@ -1,7 +1,8 @@
 -- The short way. Most requests are checks of one charge that fits, for all who ask, on a key that is as this script leaves
--- it. They are decided here, just as the long way would, before a function is made for that. Where anything is not plain,
--- nothing is added and the request goes the long way; errors are left to it too. A short way returns what remains and the
--- time to a full reset, or nothing.
+-- it; of those that do not fit, most are of one caller on a log. They are decided here, just as the long way would, before
+-- a function is made for that. Where anything is not plain, nothing is added and the request goes the long way; errors are
+-- left to it too. A short way returns what remains, the time to a full reset and, if the check does not fit, the wait; or
+-- nothing.
 
 -- So many callers of one check are a member each, as they would be one by one. More are one member, and a log that holds
 -- such a one takes longer to read.
@@ -11,9 +12,9 @@ local members
 
 -- A check of cost 1 of a log of exact times. All of its members weigh 1, unless there is a `#` at rank 0.
 local function log_check(key, times, quota, window, expires)
-  local stored = call('ZCARD', key)
+  local stored, first = call('ZCARD', key), nil
   if stored > 0 then
-    local first = tonumber(call('ZRANGE', key, '0', '0')[1])
+    first = tonumber(call('ZRANGE', key, '0', '0')[1])
     if not first then
       return
     end
@@ -21,10 +22,24 @@ local function log_check(key, times, quota, window, expires)
       if stored >= BOUND - 1 and call('ZCOUNT', key, '(0', text(now - window)) >= BOUND - 1 then
         return
       end
-      stored = stored - call('ZREMRANGEBYSCORE', key, '(0', text(now - window))
+      stored, first = stored - call('ZREMRANGEBYSCORE', key, '(0', text(now - window)), nil
     end
   end
-  if stored + times > quota or times > FEW then
+
+  if stored >= quota and times == 1 then
+    local newest = tonumber(string.match(call('ZRANGE', key, '-1', '-1')[1], '^%d+'))
+    if newest > now + min(SLACK, window) then
+      return
+    end
+    local rank = stored - quota
+    if rank > 0 or not first then
+      first = tonumber(string.match(call('ZRANGE', key, rank, rank)[1], '^%d+'))
+    end
+    if call('PTTL', key) == -1 then
+      call('PEXPIREAT', key, expires)
+    end
+    return 0, min(window, newest + window - now), max(1, first + window - now)
+  elseif stored + times > quota or times > FEW then
     return
   end
 
@@ -58,9 +73,9 @@ if ARGV[1] == 'check 1 1 1' and #ARGV == 2 then
 end
 if lone_quota then
   local window = lone_window + 0
-  local fine, remaining = pcall(log_check, KEYS[1], 1, lone_quota + 0, window, expiry(now + window))
+  local fine, remaining, reset, wait = pcall(log_check, KEYS[1], 1, lone_quota + 0, window, expiry(now + window))
   if fine and remaining then
-    return pack('<ddddd', now, 1, remaining, 0, window)
+    return pack('<ddddd', now, wait and 0 or 1, remaining, wait or 0, reset)
   end
 end
 
@@ -186,12 +201,12 @@ local function hurry()
   local each = not all and string.gmatch(times, '%d+')
   while passed < requests do
     times = all or tonumber(each())
-    local remaining, reset = check(KEYS[passed + 1], times)
+    local remaining, reset, wait = check(KEYS[passed + 1], times)
     if not remaining then
       return
     end
     passed, length = passed + 1, length + 1
-    reply[length] = pack('<dddd', times, remaining, 0, reset)
+    reply[length] = pack('<dddd', wait and 0 or times, remaining, wait or 0, reset)
   end
   return #ARGV == 2
 end

@@ -131,12 +131,15 @@ async fn entries(server: &Server, options: &Options) -> Vec<Entry> {
         let admitting = limits(AMPLE, window);
         let (denying, lasting) = (limits(1, HOUR), limits(1_000, HOUR));
         for (((algorithm, admitting), (_, denying)), (_, lasting)) in admitting.into_iter().zip(denying).zip(lasting) {
+            // Nobody counts on the keys of another row.
+            let number = entries.len();
+            let limited = |name, limit| limited(&store, format!("{name}-{number}"), limit);
             entries.push(Entry {
                 row: Row::new(name, algorithm, client),
                 kind,
-                admitting: limited(&store, "admitting", admitting),
-                denying: Some(limited(&store, "denying", denying)),
-                lasting: Some(limited(&store, "lasting", lasting)),
+                admitting: limited("admitting", admitting),
+                denying: Some(limited("denying", denying)),
+                lasting: Some(limited("lasting", lasting)),
             });
         }
     }
@@ -144,7 +147,7 @@ async fn entries(server: &Server, options: &Options) -> Vec<Entry> {
     entries
 }
 
-fn limited(store: &Arc<dyn Store>, name: &'static str, limit: Limit) -> Box<dyn Subject> {
+fn limited(store: &Arc<dyn Store>, name: String, limit: Limit) -> Box<dyn Subject> {
     let policy = Policy::new(name, limit)
         .key(key::ip())
         .failure_mode(FailureMode::Closed);

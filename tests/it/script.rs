@@ -196,6 +196,27 @@ async fn a_check_alone_in_its_call_is_answered_as_in_company() {
 }
 
 #[tokio::test]
+async fn a_key_that_has_lost_its_expiry_has_one_again_once_a_check_is_denied() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        for keys in [&["a"][..], &["a", "b"]] {
+            redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+            call(&redis, limit, &[("check 5 1", keys)]).await;
+            for key in keys {
+                redis.command::<()>("PERSIST", [*key]).await;
+            }
+
+            let said = call(&redis, limit, &[("check 1 1", keys)]).await;
+            assert!(said.iter().all(|said| said.admitted() == 0), "{limit}: {said:?}");
+            for key in keys {
+                let left: i64 = redis.command("PTTL", [*key]).await;
+                assert!((0..=121_000).contains(&left), "{limit}: {left}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_check_alone_in_its_call_is_told_why_it_failed() {
     let redis = Redis::start();
     for limit in LIMITS {

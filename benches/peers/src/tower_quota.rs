@@ -30,8 +30,9 @@ pub(crate) async fn distributed(server: &Server) -> Vec<Peer> {
     let peers = clients.iter().flat_map(|(client, store)| {
         let limits = limits(AMPLE, window).into_iter().zip(limits(1, HOUR));
         limits.map(move |((algorithm, ample), (_, scarce))| {
-            let admitting = layer(store, "admitting", ample, Headers::default());
-            let denying = layer(store, "denying", scarce, Headers::default());
+            // Nobody counts on the keys of another row.
+            let admitting = layer(store, format!("{client}.admitting"), ample, Headers::default());
+            let denying = layer(store, format!("{client}.denying"), scarce, Headers::default());
             let client = format!("{client} {}", version(client));
             Peer::new("tower-quota", algorithm, client, &admitting, &denying)
         })
@@ -66,14 +67,14 @@ pub(crate) fn in_process() -> Vec<Peer> {
         ("sliding log", logs(), none, false),
     ];
     let peers = rows.map(|(title, (ample, scarce), headers, extensions)| {
-        let admitting = layer(&store, "admitting", ample, headers).extensions(extensions);
-        let denying = layer(&store, "denying", scarce, headers).extensions(extensions);
+        let admitting = layer(&store, "admitting".to_owned(), ample, headers).extensions(extensions);
+        let denying = layer(&store, "denying".to_owned(), scarce, headers).extensions(extensions);
         Peer::new("tower-quota", title, "", &admitting, &denying)
     });
     peers.into()
 }
 
-fn layer(store: &Arc<dyn Store>, name: &'static str, limit: Limit, headers: Headers) -> RateLimitLayer {
+fn layer(store: &Arc<dyn Store>, name: String, limit: Limit, headers: Headers) -> RateLimitLayer {
     let policy = Policy::new(name, limit)
         .key(key::ip())
         .failure_mode(FailureMode::Closed);
