@@ -1,11 +1,15 @@
 //! A service that ends while requests are on their way.
 
 use std::{
+    future::poll_fn,
     net::SocketAddr,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
+    thread,
     time::Duration,
 };
 
@@ -15,13 +19,50 @@ use axum::{
     middleware::{Next, from_fn},
     routing::get,
 };
-use tokio::{net::TcpListener, sync::oneshot};
-use tower_quota::{ClientLibrary, Policy, RateLimitLayer, RedisStore, SlidingLog, key};
+use tokio::{net::TcpListener, runtime::Builder, sync::oneshot, time::timeout};
+use tower_quota::{
+    ClientLibrary, Key, Limit, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+    store::{self, Charge, Operation, Store},
+};
 
 use crate::support::{Browser, Redis, each_client, eventually};
 
 each_client! {
     requests_on_their_way_are_decided_and_then_the_connection_ends
+    a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others
+}
+
+async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others(library: ClientLibrary) {
+    let redis = Redis::start();
+    let store = RedisStore::builder().deadline(Duration::from_secs(10));
+    let store = store.client_library(library).connect(&redis.url()).await;
+    let store = store.expect("the URL is good");
+    store.ready().await.expect("Redis answers");
+    let limit = Limit::from(SlidingLog::per_hour(5));
+    let charge = move |store: &RedisStore| {
+        let key = Key::from("k");
+        let charges = [Charge::new("test", &limit, &key, 1)];
+        store.decide(&[store::Request::new(Operation::Charge, &charges)])
+    };
+
+    let (brief, ask) = (store.clone(), charge.clone());
+    let ended = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let mut answer = pin!(ask(&brief));
+            // Queued, and the task that is to send it has not run.
+            let waits = poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx).is_pending())).await;
+            assert!(waits);
+        });
+    });
+    ended.join().expect("no panic");
+
+    let answer = timeout(Duration::from_secs(5), charge(&store)).await;
+    let answer = answer.expect("it is asked").expect("Redis answers");
+    assert_eq!(
+        answer.outcomes[0].verdicts[0].remaining, 4,
+        "who went away was not counted"
+    );
 }
 
 async fn requests_on_their_way_are_decided_and_then_the_connection_ends(library: ClientLibrary) {

@@ -138,7 +138,12 @@ impl Lane {
     }
 
     fn send(self: &Arc<Self>, server: &Arc<Server>) {
-        task::spawn(depart(server.clone(), self.clone()));
+        let departure = Departure {
+            lane: self.clone(),
+            gathering: true,
+            carried: 0,
+        };
+        task::spawn(depart(server.clone(), departure));
     }
 
     /// Sends a call for those who gathered while another was on its way.
@@ -275,12 +280,8 @@ async fn carry_alone(
 }
 
 /// Carries those who wait to Redis.
-async fn depart(server: Arc<Server>, lane: Arc<Lane>) {
-    let mut departure = Departure {
-        lane: lane.clone(),
-        gathering: true,
-        carried: 0,
-    };
+async fn depart(server: Arc<Server>, mut departure: Departure) {
+    let lane = departure.lane.clone();
     let (tickets, another) = departure.take(server.group);
     let mut carrying = pin!(carry(&server, &lane, tickets));
     // The client has it before the next one leaves, which would be written with it and answered with it.
