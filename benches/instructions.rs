@@ -42,7 +42,8 @@ fn main() {
         "fields" => (Headers::Draft08, false),
         "extensions" => (Headers::None, true),
         "least" => (Headers::None, false),
-        _ => (Headers::Draft08, true),
+        "bare" | "admitted" | "denied" => (Headers::Draft08, true),
+        other => panic!("`{other}` is not a path; see the head of this file"),
     };
     let (limit, answer) = match path.as_str() {
         "denied" => (denying(), StatusCode::TOO_MANY_REQUESTS),

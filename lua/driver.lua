@@ -25,9 +25,8 @@ do
       decided = position == 1 and passed or 0,
       requests = tonumber(requests),
       plain = operation == 'check' and size == '1' and plain(ARGV[position + 1]),
-      -- How many callers each of them has: as many as all others, or what is told of each.
-      all = tonumber(times),
-      each = numbers_in(times),
+      -- How many callers each of them has; one number is for all.
+      times = numbers_in(times),
       admitted_at = tonumber(admitted_at),
       charges = charges,
     }
@@ -104,7 +103,7 @@ local function go(run)
     operation = refund
   end
   while run.decided < run.requests do
-    local times = run.all or run.each[run.decided + 1]
+    local times = run.times[run.decided + 1] or run.times[1]
     local remaining, reset, wait
     if run.plain and passed ~= short then
       remaining, reset, wait = run.plain(KEYS[passed + 1], times)
