@@ -4,6 +4,9 @@
 #[path = "../tests/it/support/clock.rs"]
 #[allow(dead_code)]
 mod clock;
+#[path = "../tests/it/support/connected.rs"]
+#[allow(dead_code)]
+mod connected;
 #[path = "../tests/it/support/redis.rs"]
 #[allow(dead_code)]
 mod redis;

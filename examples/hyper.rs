@@ -30,7 +30,7 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let policy = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30))).key((key::ip(), key::path()));
+    let policy = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30))).key(key::ip());
     let service = ServiceBuilder::new()
         .layer(RateLimitLayer::new(MemoryStore::new(), policy))
         .service(service_fn(hello));

@@ -28,5 +28,7 @@ end
 
 -- By name: makes a charge, whose functions keep what they know of the key that was opened last.
 local algorithms = {}
+-- Whether the charge that is made is for a refund.
+local refunding = false
 -- Whether a charge met a time that the boundaries in it do not enclose.
 local outside_calendar = false

@@ -3,32 +3,45 @@
 -- nothing, and those after it are decided as if it had not been there.
 
 local runs = {}
+-- The charges that were made, by place and argument: charges of one place among those of their request serve all runs, or
+-- all refunds.
+local made = {}
+
+-- The charges of a run whose first argument is at this position.
+local function charges_at(position, size)
+  local charges = {}
+  for i = 1, size do
+    local argument = ARGV[position + i - 1]
+    local place = refunding and -i or i
+    made[place] = made[place] or {}
+    if not made[place][argument] then
+      made[place][argument] = algorithms[string.match(argument, '%a+')](unpack(numbers_in(argument)))
+    end
+    charges[i] = made[place][argument]
+  end
+  return charges
+end
+
 do
-  -- Charges of one place among those of their request serve all runs.
-  local made = {}
   local position = 1
   while position <= #ARGV do
     local operation, requests, times, size, admitted_at =
       string.match(ARGV[position], '^(%a+) (%d+) ([%d,]+) (%d+) ?(%d*)$')
-    local charges = {}
-    for i = 1, size do
-      local argument = ARGV[position + i]
-      made[i] = made[i] or {}
-      if not made[i][argument] then
-        made[i][argument] = algorithms[string.match(argument, '%a+')](unpack(numbers_in(argument)))
-      end
-      charges[i] = made[i][argument]
-    end
+    requests, size = tonumber(requests), tonumber(size)
+    refunding = operation == 'refund'
+    local plain = operation == 'check' and size == 1 and plain(ARGV[position + 1])
     runs[#runs + 1] = {
       operation = operation,
       -- How many of the requests are decided.
       decided = position == 1 and passed or 0,
-      requests = tonumber(requests),
-      plain = operation == 'check' and size == '1' and plain(ARGV[position + 1]),
+      requests = requests,
+      plain = plain,
       -- How many callers each of them has; one number is for all.
       times = numbers_in(times),
       admitted_at = tonumber(admitted_at),
-      charges = charges,
+      first = position + 1,
+      -- The one of a plain run is made when the short way ends. It has no calendar.
+      charges = not plain and charges_at(position + 1, size),
     }
     position = position + 1 + size
   end
@@ -39,8 +52,8 @@ if outside_calendar then
 end
 
 local errors = {}
--- Where the short way has led to; it goes no further there.
-local short = passed
+-- Where the short way ended in a call of one run; it leads no further there.
+local short = #ARGV == 2 and passed
 
 local function tell(admitted, remaining, wait, reset)
   length = length + 1
@@ -49,8 +62,9 @@ end
 
 local function reset(_, charges, times)
   for i, charge in ipairs(charges) do
+    -- Nothing reads the key afterwards: where its slot is moving to another node, that would be an error.
     call('UNLINK', KEYS[passed + i])
-    tell(times, charge.open(KEYS[passed + i]), 0, 0)
+    tell(times, charge.quota, 0, 0)
   end
 end
 
@@ -96,7 +110,7 @@ end
 
 -- Those requests of a run that are left, unless one fails.
 local function go(run)
-  local operation, charges = decide, run.charges
+  local operation = decide
   if run.operation == 'reset' then
     operation = reset
   elseif run.operation == 'refund' then
@@ -111,9 +125,13 @@ local function go(run)
     if remaining then
       tell(wait and 0 or times, remaining, wait or 0, reset)
     else
-      operation(run, charges, times)
+      if not run.charges then
+        refunding = false
+        run.charges = charges_at(run.first, 1)
+      end
+      operation(run, run.charges, times)
     end
-    passed = passed + #charges
+    passed = passed + (run.charges and #run.charges or 1)
     run.decided = run.decided + 1
   end
 end
@@ -126,10 +144,11 @@ for _, run in ipairs(runs) do
       local message = type(answer) == 'table' and answer.err or answer
       errors[#errors + 1] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
       length = passed + 1
-      for _ in ipairs(run.charges) do
+      local size = run.charges and #run.charges or 1
+      for _ = 1, size do
         tell(-#errors, 0, 0, 0)
       end
-      passed = passed + #run.charges
+      passed = passed + size
       run.decided = run.decided + 1
     end
   end

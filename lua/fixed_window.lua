@@ -23,7 +23,7 @@ function algorithms.fixed(cost, quota, window, anchored, ...)
     write(key, start, used, 0, expires, finish)
   end
 
-  local charge = { cost = cost }
+  local charge = { cost = cost, quota = quota }
 
   function charge.open(name)
     key = name
@@ -55,6 +55,10 @@ function algorithms.fixed(cost, quota, window, anchored, ...)
 
   function charge.reset()
     return used > 0 and finish - now or 0
+  end
+
+  if not refunding then
+    return charge
   end
 
   function charge.refund(admitted_at, weight)

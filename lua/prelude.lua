@@ -24,6 +24,11 @@ local pack = struct.pack
 
 -- How many entries one charge may read or remove.
 local BOUND = 1000
+-- How many of them are at the ends of a log and read one by one: the oldest one, and the newest one before and after a
+-- removal.
+local ENDS = 3
+-- Into how many steps the window of a log is divided in which charges beyond the limit are merged.
+local STEPS = 1000
 -- How far ahead of the clock an entry may be and still belong to it; and how long a key outlives its use.
 local SLACK = 1000000
 -- Numbers are exact below this.

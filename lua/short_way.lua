@@ -7,26 +7,43 @@
 -- So many callers of one check are a member each, as they would be one by one. More are one member, and a log that holds
 -- such a one takes longer to read.
 local FEW = 32
+-- How many expired members of a log one check removes.
+local MOST = BOUND - ENDS - 2
 -- Scores and names of that many.
 local members
 
 -- A check of cost 1 of a log of exact times. All of its members weigh 1, unless there is a `#` at rank 0.
 local function log_check(key, times, quota, window, expires)
-  local stored, first = call('ZCARD', key), nil
+  if times > FEW or times > quota then
+    return
+  end
+  local stored, first, held = call('ZCARD', key), nil, 0
   if stored > 0 then
     first = tonumber(call('ZRANGE', key, '0', '0')[1])
     if not first then
       return
     end
     if first <= now - window then
-      if stored >= BOUND - 1 and call('ZCOUNT', key, '(0', text(now - window)) >= BOUND - 1 then
+      if stored > MOST and call('ZCOUNT', key, '(0', text(now - window)) > MOST then
+        return
+      end
+      -- The new member first: a key that loses its last member cannot be created again on a node from which its slot is
+      -- moving.
+      held = call('ZADD', key, now_text, now_text)
+      if held == 0 then
         return
       end
       stored, first = stored - call('ZREMRANGEBYSCORE', key, '(0', text(now - window)), nil
     end
   end
 
-  if stored >= quota and times == 1 then
+  if stored + times > quota then
+    if held > 0 then
+      call('ZREM', key, now_text)
+    end
+    if times > 1 then
+      return
+    end
     local newest = tonumber(string.match(call('ZRANGE', key, '-1', '-1')[1], '^%d+'))
     if newest > now + min(SLACK, window) then
       return
@@ -39,12 +56,10 @@ local function log_check(key, times, quota, window, expires)
       call('PEXPIREAT', key, expires)
     end
     return 0, min(window, newest + window - now), max(1, first + window - now)
-  elseif stored + times > quota or times > FEW then
-    return
   end
 
   if times == 1 then
-    if call('ZADD', key, now_text, now_text) == 0 then
+    if held == 0 and call('ZADD', key, now_text, now_text) == 0 then
       return
     end
   else
@@ -56,7 +71,7 @@ local function log_check(key, times, quota, window, expires)
     end
     -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and there
     -- are no more than `stored` to meet.
-    local missing, attempt = times - call('ZADD', key, unpack(members, 1, 2 * times)), max(stored, FEW)
+    local missing, attempt = times - held - call('ZADD', key, unpack(members, 1, 2 * times)), max(stored, FEW)
     while missing > 0 do
       attempt = attempt + 1
       missing = missing - call('ZADD', key, now_text, now_text .. '-' .. attempt)
@@ -151,7 +166,7 @@ local function plain(argument)
       elseif start < opens then
         current, previous = 0, start + window >= opens and current or 0
       end
-      if not (0 <= current and current + weight <= most and 0 <= previous and previous < EXACT) then
+      if not (0 <= current and current + weight <= most and 0 <= previous and previous <= most) then
         return
       end
       local share = previous * left
@@ -188,9 +203,13 @@ local reply, length = { pack('<d', now) }, 1
 -- How many keys belong to requests that were decided.
 local passed = 0
 
--- Goes the short way as far as it leads, and says whether that was all.
+-- Decides a call of one run, as far as the short way leads, and returns whether that was all. A call of several runs is left
+-- to the driver, which reads all of them first: where a calendar does not fit, nothing may have been done.
 local function hurry()
-  local requests, times = string.match(ARGV[1] or '', '^check (%d+) ([%d,]+) 1$')
+  if #ARGV ~= 2 then
+    return
+  end
+  local requests, times = string.match(ARGV[1], '^check (%d+) ([%d,]+) 1$')
   local check = requests and plain(ARGV[2])
   if not check then
     return
@@ -208,7 +227,7 @@ local function hurry()
     passed, length = passed + 1, length + 1
     reply[length] = pack('<dddd', wait and 0 or times, remaining, wait or 0, reset)
   end
-  return #ARGV == 2
+  return true
 end
 
 if not lone_quota then

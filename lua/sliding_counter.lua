@@ -6,9 +6,10 @@ function algorithms.counter(cost, quota, window, tick, cap)
   local slack = min(SLACK, window)
   local key, start, current, previous, expires
 
-  -- How long after the start of a window the share of the previous one has shrunk to `room`.
+  -- How long after the start of a window the share of the previous one has shrunk to `room`. What was counted under another
+  -- limit may be above `cap`: the product with it would not be exact.
   local function shrinks(counted, room)
-    local passed = max(0, ticks - floor(room * ticks / max(1, counted)))
+    local passed = max(0, ticks - floor(room * ticks / max(1, min(counted, cap))))
     return min(passed * tick, window)
   end
 
@@ -16,7 +17,7 @@ function algorithms.counter(cost, quota, window, tick, cap)
     local share = 0
     if previous > 0 then
       local passed = floor(max(0, now - start) / tick)
-      share = ceil(previous * max(0, ticks - passed) / ticks)
+      share = ceil(min(previous, cap) * max(0, ticks - passed) / ticks)
     end
     return max(0, quota - current - share)
   end
@@ -25,7 +26,7 @@ function algorithms.counter(cost, quota, window, tick, cap)
     write(key, start, current, previous, expires, start + 2 * window)
   end
 
-  local charge = { cost = cost }
+  local charge = { cost = cost, quota = quota }
 
   function charge.open(name)
     key = name
@@ -42,7 +43,7 @@ function algorithms.counter(cost, quota, window, tick, cap)
   end
 
   function charge.add(weight)
-    current = min(current + weight, cap)
+    current = max(current, min(current + weight, cap))
     save()
   end
 
@@ -65,6 +66,10 @@ function algorithms.counter(cost, quota, window, tick, cap)
       return start + 2 * window - now
     end
     return previous > 0 and start + window - now or 0
+  end
+
+  if not refunding then
+    return charge
   end
 
   function charge.refund(admitted_at, weight)

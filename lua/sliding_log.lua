@@ -1,17 +1,24 @@
 -- Sliding window log: a sorted set with one member for each admission, scored with its time. A charge fits while the
 -- weights admitted within the last window leave room for it.
 --
--- A member is named after its time. Members weigh 1 until a heavier one is added: that one ends in `:weight`, and as long
--- as there are such, a member `#`, kept at rank 0, has minus the total weight as its score. Where a grain is given,
--- admissions of one grain of time are one member, scored with the last of them.
+-- The name of a member is `time[~][:weight][-attempt]`. Members weigh 1 until a heavier one is added. As long as there are
+-- heavier ones, a member `#`, kept at rank 0, has minus the total weight as its score. A weight is written with a letter for
+-- its number of digits (`:a5`, `:b10`), so that members of one time are in the order of their weights.
+--
+-- Where a grain is given, admissions of one grain of time are one member, scored with the last of them. Without a grain,
+-- charges beyond the limit are merged in the same way, in steps of a thousandth of the window, and `~` marks their members.
 
 function algorithms.log(cost, quota, window, grain)
   local expired, expires = now - window, expiry(now + window)
+  -- The time of which charges are one member.
+  local step = grain > 0 and grain or ceil(window / STEPS)
   -- Of the members, `#` not among them: how many there are, what they weigh, how many have expired, how many belong to a
   -- clock that is gone, and how many may still be read or removed.
   local key, stored, total, late, gone, budget
   -- Whether the weights are counted, whether `#` holds them, and whether a member was added.
   local weighted, marked, added
+  -- Whether all members have expired and are still there.
+  local stale
   -- The times of the oldest and of the newest member, while they are known.
   local first, newest
 
@@ -21,7 +28,7 @@ function algorithms.log(cost, quota, window, grain)
   end
 
   local function weight_of(member)
-    return tonumber(string.match(member, ':(%d+)$') or 1)
+    return tonumber(string.match(member, ':%a?(%d+)') or 1)
   end
 
   local function drop(from, upto)
@@ -39,11 +46,11 @@ function algorithms.log(cost, quota, window, grain)
     budget = budget - (upto - from + 1)
   end
 
-  -- Once something was dropped: weights are counted no more when all that are left are 1, and unless they are, members are.
+  -- After members were dropped: when all that are left weigh 1, weights are no longer counted, but members are. The last
+  -- `#` stays: a key that is deleted cannot be created again on a node from which its slot is moving.
   local function recount()
     if weighted and stored == 0 then
-      call('DEL', key)
-      weighted, marked = false, false
+      total = 0
     elseif weighted and stored == total and grain == 0 then
       call('ZREM', key, '#')
       weighted, marked = false, false
@@ -56,6 +63,12 @@ function algorithms.log(cost, quota, window, grain)
   -- Drops what has expired, oldest first, within the budget.
   local function settle()
     if not weighted and stored < budget - 1 then
+      newest = time_of(call('ZRANGE', key, '-1', '-1')[1])
+      if newest <= expired then
+        -- Removed last, when another member keeps the key, for the reason given above.
+        stale, stored, total, newest = true, 0, 0, nil
+        return
+      end
       local dropped = call('ZREMRANGEBYSCORE', key, '(0', text(expired))
       stored, total, budget = stored - dropped, total - dropped, budget - dropped
       return
@@ -72,13 +85,17 @@ function algorithms.log(cost, quota, window, grain)
   end
 
   -- Adds a member at `at`, whatever else was added at that time, and writes the total down.
-  local function insert(at, weight)
+  local function insert(at, weight, beyond)
     local score = at == now and now_text or text(at)
-    local suffix = weight > 1 and string.format(':%.0f', weight) or ''
+    local name = beyond and score .. '~' or score
+    if weight > 1 then
+      local digits = string.format('%.0f', weight)
+      name = name .. ':' .. string.char(96 + #digits) .. digits
+    end
 
     -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and
     -- there are no more than `stored` to meet.
-    local member, attempt = score .. suffix, stored
+    local member, attempt = name, stored
     while true do
       local fresh
       if weighted then
@@ -91,22 +108,22 @@ function algorithms.log(cost, quota, window, grain)
         return
       end
       attempt = attempt + 1
-      member = score .. '-' .. attempt .. suffix
+      member = name .. '-' .. attempt
     end
   end
 
-  local charge = { cost = cost }
+  local charge = { cost = cost, quota = quota }
 
   function charge.open(name)
     key = name
     stored = call('ZCARD', key)
-    total, late, gone, budget = stored, 0, 0, BOUND
-    weighted, marked, added, first, newest = false, false, false, nil, nil
+    total, late, gone, budget = stored, 0, 0, BOUND - ENDS
+    weighted, marked, added, stale, first, newest = false, false, false, false, nil, nil
     if stored > 0 then
       local oldest = call('ZRANGE', key, '0', '0')[1]
       if oldest == '#' then
         weighted, marked = true, true
-        total = min(max(0, -tonumber(call('ZSCORE', key, '#'))), MAX_TOTAL)
+        total = min(max(0, -tonumber(call('ZSCORE', key, '#'))), EXACT - 1)
         stored = stored - 1
         settle()
       else
@@ -127,7 +144,9 @@ function algorithms.log(cost, quota, window, grain)
       newest = nil
       gone = call('ZCOUNT', key, '(' .. text(now + min(SLACK, window)), '+inf')
       local dropped = min(gone, budget - 2)
-      drop(-dropped, -1)
+      if dropped > 0 then
+        drop(-dropped, -1)
+      end
       gone = gone - dropped
       recount()
     end
@@ -135,9 +154,9 @@ function algorithms.log(cost, quota, window, grain)
   end
 
   function charge.add(weight)
-    -- Beyond the limit, which only charges go, all are one member: no flood of them makes the log longer.
-    local beyond = total >= quota and stored > 0
-    -- Those who ask the same are a member each while they are few.
+    -- Beyond the limit, which only charges go, one member holds those of one step: a flood of them adds few members.
+    local beyond = grain == 0 and total >= quota and stored > 0
+    -- Callers of the same check are a member each while they are few.
     local members = 1
     if not weighted and cost == 1 and weight <= FEW and grain == 0 and not beyond then
       members, weight = weight, 1
@@ -146,29 +165,27 @@ function algorithms.log(cost, quota, window, grain)
     end
     weight = max(1, min(weight, MAX_TOTAL - total))
 
-    local from, upto
-    if grain > 0 then
-      from = now - now % grain
-      upto = from + grain - 1
-    elseif beyond then
-      from = newest or time_of(call('ZRANGE', key, '-1', '-1')[1])
-      upto = from
-    end
-
     local at, merged = now, 0
-    if from then
-      for _, member in ipairs(call('ZREVRANGEBYSCORE', key, upto, from, 'LIMIT', '0', budget - 1)) do
-        at = max(at, time_of(member))
-        merged = merged + weight_of(member)
-        call('ZREM', key, member)
-        stored = stored - 1
+    if grain > 0 or beyond then
+      local from = now - now % step
+      local limit = beyond and 1 or budget - 1
+      for _, member in ipairs(call('ZREVRANGEBYSCORE', key, from + step - 1, from, 'LIMIT', '0', limit)) do
+        if not beyond or string.find(member, '~', 1, true) then
+          at = max(at, time_of(member))
+          merged = merged + weight_of(member)
+          call('ZREM', key, member)
+          stored = stored - 1
+        end
       end
       first = nil
     end
     for _ = 1, members do
       total = total + weight
-      insert(at, merged + weight)
+      insert(at, merged + weight, beyond)
       stored = stored + 1
+    end
+    if stale then
+      call('ZREMRANGEBYSCORE', key, '(0', text(expired))
     end
     call('PEXPIREAT', key, expires)
     first = first and min(first, now)
@@ -211,10 +228,13 @@ function algorithms.log(cost, quota, window, grain)
     return max(1, frees(need) + window - now)
   end
 
-  -- The wait until the newest entry leaves.
+  -- The wait until the newest entry leaves. The last access to the key.
   function charge.reset()
     if added then
       return window
+    end
+    if stale then
+      call('ZREMRANGEBYSCORE', key, '(0', text(expired))
     end
     if stored <= late + gone then
       return 0
@@ -224,37 +244,50 @@ function algorithms.log(cost, quota, window, grain)
     return min(window, newest + window - now)
   end
 
+  if not refunding then
+    return charge
+  end
+
   -- Takes weight back from what was added at that time, as far as it still counts.
   function charge.refund(admitted_at, weight)
-    local from, upto = admitted_at, admitted_at
-    if grain > 0 then
-      from = from - from % grain
-      upto = from + grain - 1
-    end
     local left = weight
-    local members = call('ZRANGEBYSCORE', key, max(from, expired + 1), upto, 'LIMIT', '0', budget - 1)
+    newest = nil
 
-    for _, member in ipairs(members) do
-      local held = weight_of(member)
-      local taken = min(left, held)
-      if taken == 0 then
-        break
-      end
-      call('ZREM', key, member)
-      total = total - taken
-      left = left - taken
-      if held > taken then
-        insert(time_of(member), held - taken)
-      else
-        stored = stored - 1
-        if weighted then
-          call('ZINCRBY', key, taken, '#')
+    local function take_from(members, of_beyond)
+      for _, member in ipairs(members) do
+        local held = weight_of(member)
+        local taken = min(left, held)
+        if taken == 0 then
+          break
+        end
+        local beyond = string.find(member, '~', 1, true)
+        if beyond or not of_beyond then
+          call('ZREM', key, member)
+          total = total - taken
+          left = left - taken
+          if held > taken then
+            insert(time_of(member), held - taken, beyond)
+          else
+            stored = stored - 1
+            if weighted then
+              call('ZINCRBY', key, taken, '#')
+            end
+          end
         end
       end
     end
 
-    if weighted and stored == 0 then
-      call('DEL', key)
+    local exact = grain == 0
+    local step_from = admitted_at - admitted_at % step
+    local step_upto = step_from + step - 1
+    local from, upto = exact and admitted_at or step_from, exact and admitted_at or step_upto
+    local members = call('ZRANGEBYSCORE', key, max(from, expired + 1), upto, 'LIMIT', '0', budget - 1)
+    take_from(members, false)
+    -- A charge beyond the limit may have been merged with later ones.
+    local reads = budget - 1 - #members
+    if exact and left > 0 and stored > 0 and reads > 0 then
+      from = max(admitted_at, expired) + 1
+      take_from(call('ZREVRANGEBYSCORE', key, step_upto, from, 'LIMIT', '0', reads), true)
     end
     return max(0, quota - total)
   end

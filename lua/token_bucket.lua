@@ -13,9 +13,8 @@ function algorithms.bucket(cost, quota, rate, period, cap)
 
   local slack = min(SLACK, time(quota))
 
-  -- How many tokens have come.
-  local function come()
-    local span = max(0, now - since)
+  -- How many tokens come in this time.
+  local function come(span)
     local left = span % period
     local periods = (span - left) / period
     if rate == 1 then
@@ -41,14 +40,14 @@ function algorithms.bucket(cost, quota, rate, period, cap)
   end
 
   local function room()
-    return max(0, quota - spent + come())
+    return max(0, quota - spent + come(max(0, now - since)))
   end
 
   local function save()
-    write(key, since, spent, max(at, now), expires, max(full, now))
+    write(key, since, spent, at, expires, max(full, now))
   end
 
-  local charge = { cost = cost }
+  local charge = { cost = cost, quota = quota }
 
   function charge.open(name)
     key = name
@@ -66,22 +65,39 @@ function algorithms.bucket(cost, quota, rate, period, cap)
       spent = max(0, spent - periods * rate)
     end
     spent = min(spent + weight, cap)
+    at = max(at, now)
     full = since + time(spent)
     save()
   end
 
   function charge.wait()
     keep(key, full)
-    return max(1, since + time(max(0, spent + cost - quota)) - now)
+    return max(1, since + time(min(spent, max(0, spent + cost - quota))) - now)
   end
 
   function charge.reset()
     return max(0, full - now)
   end
 
+  if not refunding then
+    return charge
+  end
+
+  -- Gives tokens back that have not come back already. If nothing was taken after them, these are all that are missing.
+  -- Else, those that came since then may all have been theirs: they are given back no second time, nor is the time in which
+  -- the next comes.
   function charge.refund(admitted_at, weight)
-    if spent > 0 and admitted_at >= since then
-      spent = max(0, spent - weight)
+    local count, left = 0, 0
+    if admitted_at < at then
+      local span = max(0, now - admitted_at)
+      count = come(span)
+      -- Rounded up, where the last token came within a microsecond.
+      local rest_of = count % rate
+      left = span - (count - rest_of) / rate * period - time(rest_of) + (rest_of * rest % rate > 0 and 1 or 0)
+    end
+    if spent > 0 and weight > count and admitted_at >= since then
+      spent = max(0, spent - (weight - count))
+      since = since + left
       settle()
       save()
     end

@@ -17,7 +17,7 @@ use crate::Decision;
 /// async fn hello(decision: Option<Decision>) -> String {
 ///     match decision {
 ///         Some(decision) => format!("you may say hello {} more times", decision.remaining()),
-///         None => "hello".to_owned(), // the store failed, and the policy lets requests pass
+///         None => "hello".to_owned(), // the store failed, and the failure mode of the policy is `Open`
 ///     }
 /// }
 ///

@@ -46,6 +46,13 @@ impl<B> ResponseBody<B> {
     }
 }
 
+/// An empty body, which layers outside need for responses of their own, such as that of a `CorsLayer` to a preflight.
+impl<B> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::own(Bytes::new())
+    }
+}
+
 impl<B> Body for ResponseBody<B>
 where
     B: Body<Data = Bytes>,

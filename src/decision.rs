@@ -10,9 +10,9 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    Key,
+    FailureMode, Key,
     policy::{Quota, Terms},
-    store::{Answer, Outcome, Store, Verdict},
+    store::{Answer, Outcome, Store, StoreError, Verdict},
 };
 
 /// What came of a check.
@@ -29,14 +29,12 @@ struct Inner {
     allowed: bool,
     server_time: Duration,
     policies: PolicyDecisions,
-    /// Where it was counted, if not in the store that was asked.
-    origin: Option<Arc<dyn Store>>,
+    /// Why the store did not decide.
+    store_error: Option<Box<StoreError>>,
     /// Whether there is nothing to give back, or somebody has the receipt.
     receipt_taken: AtomicBool,
     /// The decisions of an outer and an inner layer, if this one joins them.
     joined: Option<[Decision; 2]>,
-    /// How much longer than it must the caller is told to wait.
-    delay: Duration,
 }
 
 /// Questions.
@@ -66,11 +64,11 @@ impl Decision {
 
     /// How long until the same request will be admitted, if nobody else is meanwhile.
     ///
-    /// `None` if it was admitted, and if waiting does not help.
+    /// `None` if it was admitted, and if waiting does not help. In a denial by a layer it includes the
+    /// [jitter](crate::RateLimitLayer::retry_jitter), as the response does.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        let longest = self.policies().filter_map(PolicyDecision::retry_after).max()?;
-        Some(longest.saturating_add(self.0.delay))
+        self.policies().filter_map(PolicyDecision::retry_after).max()
     }
 
     /// How long until nothing counts against the caller anymore, if it stays away; zero if nothing does.
@@ -83,6 +81,14 @@ impl Decision {
     #[must_use]
     pub fn server_time(&self) -> Duration {
         self.0.server_time
+    }
+
+    /// The failure of the store, if it did not decide: this process counted by itself, or no policy was counted.
+    ///
+    /// What happens then is defined by the policies' [`FailureMode`](crate::FailureMode).
+    #[must_use]
+    pub fn store_error(&self) -> Option<&StoreError> {
+        self.0.store_error.as_deref()
     }
 
     /// What each policy said, in the order in which they were given.
@@ -108,25 +114,16 @@ impl Decision {
         })
     }
 
-    /// Whether a store was asked.
-    pub(crate) fn is_of_store(&self) -> bool {
-        self.policies()
-            .any(|policy| matches!(policy.denial, None | Some(Denial::QuotaExceeded)))
-    }
-
-    /// The store that knows what a policy has counted.
-    pub(crate) fn store_of<'a>(&'a self, policy: &'a PolicyDecision) -> &'a Arc<dyn Store> {
-        self.0.origin.as_ref().unwrap_or(&policy.terms.store)
-    }
-
     pub(crate) fn as_slice(&self) -> &[PolicyDecision] {
         &self.0.policies
     }
 
-    /// Whether an outer layer has counted this, by the same numbers.
-    pub(crate) fn has(&self, quota: &Quota, key: &Key) -> bool {
-        self.policies()
-            .any(|policy| policy.quota() == quota && policy.key == *key)
+    /// What outer layers have charged to the same key of the same policy, in the same store.
+    pub(crate) fn charged(&self, store: &Arc<dyn Store>, quota: &Quota, key: &Key) -> u64 {
+        let same = self
+            .policies()
+            .filter(|policy| policy.quota() == quota && policy.key == *key && policy.terms.store.id() == store.id());
+        same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
     }
 
     #[inline]
@@ -161,11 +158,17 @@ impl Decision {
             allowed,
             server_time: Duration::ZERO,
             policies,
-            origin: None,
+            store_error: None,
             receipt_taken: AtomicBool::new(true),
             joined: None,
-            delay: Duration::ZERO,
         }))
+    }
+
+    /// Notes why the store did not decide, before there are clones.
+    pub(crate) fn note_failure(&mut self, error: StoreError) {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.store_error = Some(Box::new(error));
+        }
     }
 
     /// Notes what the store said, where it lies, before there are clones.
@@ -176,26 +179,28 @@ impl Decision {
         };
         inner.allowed = outcome.allowed;
         inner.server_time = answer.server_time;
-        inner.origin = answer.origin().cloned();
         *inner.receipt_taken.get_mut() = !charged;
         for (policy, verdict) in inner.policies.iter_mut().zip(&outcome.verdicts) {
             policy.settle(verdict, answer.server_time);
         }
     }
 
-    /// The same denial, with a longer wait for the caller.
+    /// The same denial with longer waits: each policy that denies adds the delay to its wait.
     pub(crate) fn delayed(self, delay: Duration) -> Self {
         if delay.is_zero() {
             return self;
         }
+        let mut policies = self.0.policies.clone();
+        for policy in &mut policies {
+            policy.retry_after = policy.retry_after.map(|wait| wait.saturating_add(delay));
+        }
         Self(Arc::new(Inner {
             allowed: self.0.allowed,
             server_time: self.0.server_time,
-            policies: self.0.policies.clone(),
-            origin: None,
+            policies,
+            store_error: self.0.store_error.clone(),
             receipt_taken: AtomicBool::new(true),
             joined: None,
-            delay,
         }))
     }
 
@@ -205,10 +210,9 @@ impl Decision {
             allowed: later.is_allowed(),
             server_time: later.server_time(),
             policies: self.policies().chain(later.policies()).cloned().collect(),
-            origin: None,
+            store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
             receipt_taken: AtomicBool::new(true),
             joined: Some([self.clone(), later.clone()]),
-            delay: Duration::ZERO,
         }))
     }
 }
@@ -289,6 +293,11 @@ impl PolicyDecision {
     #[must_use]
     pub fn window(&self) -> Option<Duration> {
         self.quota().limit.window()
+    }
+
+    #[inline]
+    pub(crate) fn failure_mode(&self) -> FailureMode {
+        self.terms.failure_modes[self.position]
     }
 
     #[inline]

@@ -1,7 +1,5 @@
 //! The path of a request, from its keys to the answer, apart from its body and from the service behind.
 
-#[cfg(feature = "tracing")]
-use std::error::Error as _;
 use std::{
     mem,
     sync::{
@@ -20,12 +18,13 @@ use http::{
 use smallvec::SmallVec;
 
 use crate::{
-    Decision, FailureMode, Key, Policy, PolicyDecision,
+    Decision, Key, Policy, PolicyDecision,
+    check::{Asked, Pending, ask},
     decision::PolicyDecisions,
+    drain::Rejected,
     headers::retry_after,
-    health::{Health, OnFailure},
+    health::OnFailure,
     key::KeyError,
-    limiter::{Asked, Pending, ask},
     policy::Terms,
     response::{Rejection, ResponseFormat},
     store::{Operation, StoreError},
@@ -37,8 +36,6 @@ pub(crate) struct Enforcer {
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) terms: Arc<Terms>,
     pub(crate) format: Arc<dyn ResponseFormat>,
-    /// For all requests, whatever the policies say.
-    pub(crate) failure_mode: Option<FailureMode>,
     pub(crate) jitter: Duration,
     pub(crate) on_failure: OnFailure,
     pub(crate) warned: Arc<Warned>,
@@ -47,7 +44,6 @@ pub(crate) struct Enforcer {
 /// What there were warnings of.
 #[derive(Debug, Default)]
 pub(crate) struct Warned {
-    store: Health,
     key: AtomicBool,
     repetition: AtomicBool,
 }
@@ -62,8 +58,8 @@ pub(crate) enum Progress {
 pub(crate) enum Verdict {
     /// It goes to the service behind; its response tells of the decision, if it was counted.
     Pass(Option<Counted>),
-    /// It is answered here.
-    Reject(Response<Bytes>),
+    /// The layer responds to it.
+    Reject(Rejected),
 }
 
 /// What the response to a request that passes tells.
@@ -95,8 +91,11 @@ impl Enforcer {
             Ok(decision) => decision,
             Err(error) => return self.fail(&error, parts),
         };
-        if decision.is_of_store() {
-            self.recover();
+        if let Some(error) = decision.store_error() {
+            self.on_failure.tell(error);
+            if decision.as_slice().is_empty() {
+                return Verdict::Pass(None);
+            }
         }
 
         if !decision.is_allowed() {
@@ -146,23 +145,30 @@ impl Enforcer {
         };
         key.bound();
         let earlier = parts.extensions.get::<Decision>();
-        if earlier.is_some_and(|earlier| earlier.has(policy.quota(), &key)) {
-            self.warn_of_repetition(policy);
-            return Ok(None);
+        match earlier.map_or(0, |earlier| earlier.charged(&self.terms.store, policy.quota(), &key)) {
+            0 => Ok(Some((key, cost))),
+            charged => Ok(self.rest_of(cost, charged, policy).map(|rest| (key, rest))),
         }
-        Ok(Some((key, cost)))
+    }
+
+    /// What is left to charge for a policy that outer layers have charged already.
+    #[cold]
+    fn rest_of(&self, cost: u64, charged: u64, policy: &Policy) -> Option<u64> {
+        self.warn_of_repetition(policy);
+        // A cost above the limit is never admitted, however it is divided between layers.
+        let rest = if cost > policy.limit().quota() {
+            cost
+        } else {
+            cost.saturating_sub(charged)
+        };
+        (rest > 0).then_some(rest)
     }
 
     fn limit(&self, decision: Decision, parts: &mut Parts) -> Verdict {
-        let decision = decision.delayed(self.delay());
-        let mut response = self.respond(Rejection::Limited(&decision), parts);
-        if let Some(wait) = decision.retry_after() {
-            advise(&mut response, wait);
-        }
-        let fields = &self.terms.fields;
-        fields.write(&decision, response.status(), response.headers_mut());
-        self.leave(decision, &mut response, parts);
-        Verdict::Reject(response)
+        let decision = decision.delayed(self.random_delay());
+        let mut rejected = self.respond(Rejection::Limited(&decision), parts);
+        self.leave(decision, rejected.response_mut(), parts);
+        Verdict::Reject(rejected)
     }
 
     /// Leaves the decision in the extensions of a denial.
@@ -187,47 +193,38 @@ impl Enforcer {
     }
 
     fn fail(&self, error: &StoreError, parts: &Parts) -> Verdict {
-        let mode = self.failure_mode(parts);
-        self.warn_of_failure(error, mode);
         self.on_failure.tell(error);
-        if mode == FailureMode::Open {
-            return Verdict::Pass(None);
-        }
-
-        let mut response = self.respond(Rejection::Failed(error), parts);
-        advise(&mut response, Duration::ZERO);
-        Verdict::Reject(response)
+        let retry_after = RETRY_AFTER_FAILURE.saturating_add(self.random_delay());
+        Verdict::Reject(self.respond(Rejection::Failed { error, retry_after }, parts))
     }
 
-    /// What happens to a request that the store does not answer for.
-    fn failure_mode(&self, parts: &Parts) -> FailureMode {
-        let closes = |policy: &Policy| {
-            policy.on_failure() == FailureMode::Closed
-                && policy.cost_of(parts) > 0
-                && matches!(policy.extractor().extract(parts), Ok(Some(_)))
-        };
-        self.failure_mode
-            .unwrap_or_else(|| match self.policies.iter().any(closes) {
-                true => FailureMode::Closed,
-                false => FailureMode::Open,
-            })
-    }
-
-    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
+    /// Builds the response to a request that is not admitted.
+    ///
+    /// Every response of the layer comes from here, so its rules hold for every format and status. `Connection` is added
+    /// when the response leaves, since it depends on the content of the request.
+    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
         let mut response = self.format.respond(rejection, parts);
+        let status = response.status();
         // RFC 9110 §9.3.2: no content in the response to HEAD; §8.6: its length, if said, is that of the response to GET.
         if parts.method == Method::HEAD {
             let length = mem::take(response.body_mut()).len();
             response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
         }
-        if !matches!(rejection, Rejection::Refused(_)) && !response.status().is_success() {
-            // RFC 6585 §4: a 429 must not be stored; one that were would be served to others.
-            response
-                .headers_mut()
-                .entry(CACHE_CONTROL)
-                .or_insert(HeaderValue::from_static("no-store"));
+
+        let headers = response.headers_mut();
+        // RFC 6585 §4: a 429 must not be stored. RFC 9111 §4.2.2: a 200 without this field may be, and gRPC sends its
+        // errors as 200.
+        headers
+            .entry(CACHE_CONTROL)
+            .or_insert(const { HeaderValue::from_static("no-store") });
+        // In gRPC the wait is part of the status.
+        if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success()) {
+            headers.entry(RETRY_AFTER).or_insert_with(|| retry_after(wait));
         }
-        response
+        if let Rejection::Limited(decision) = rejection {
+            self.terms.fields.write(decision, status, headers);
+        }
+        Rejected::new(response, parts)
     }
 }
 
@@ -249,8 +246,8 @@ impl Counted {
 }
 
 impl Enforcer {
-    /// Spreads those who were denied at once, so that they do not come back at once.
-    fn delay(&self) -> Duration {
+    /// The jitter of one response.
+    fn random_delay(&self) -> Duration {
         match self.jitter {
             Duration::ZERO => Duration::ZERO,
             most => most.mul_f64(fastrand::f64()),
@@ -258,33 +255,11 @@ impl Enforcer {
     }
 }
 
-/// Adds `Retry-After`. A gRPC answer is a success to HTTP, and has its own way to say it.
-fn advise(response: &mut Response<Bytes>, wait: Duration) {
-    if !response.status().is_success() {
-        response
-            .headers_mut()
-            .entry(RETRY_AFTER)
-            .or_insert_with(|| retry_after(wait));
-    }
-}
+/// The wait in a response to a request that the store has failed.
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// Warnings, each once per change of state.
 impl Enforcer {
-    fn warn_of_failure(&self, error: &StoreError, mode: FailureMode) {
-        if self.warned.store.fails() {
-            #[cfg(feature = "tracing")]
-            tracing::warn!(%error, source = error.source(), ?mode, "the store of the limits fails");
-        }
-        let _ = (error, mode);
-    }
-
-    fn recover(&self) {
-        if self.warned.store.answers() {
-            #[cfg(feature = "tracing")]
-            tracing::warn!("the store of the limits answers again");
-        }
-    }
-
     fn warn_of_key(&self, error: &KeyError) {
         if !self.warned.key.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
@@ -298,7 +273,7 @@ impl Enforcer {
             #[cfg(feature = "tracing")]
             tracing::warn!(
                 policy = policy.name(),
-                "a policy is met twice on one request; it is counted once"
+                "a policy is met twice on one request; only the larger cost is charged"
             );
         }
         let _ = policy;

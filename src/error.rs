@@ -1,6 +1,6 @@
 use std::{borrow::Cow, error::Error, fmt};
 
-/// Something was built with a setting that cannot work.
+/// Something was built with a setting that cannot work, or in a Redis that cannot be used.
 ///
 /// It comes up when a policy, a layer or a store is built, never while requests are served, and its message says what
 /// would work.
@@ -19,10 +19,13 @@ impl ConfigError {
     }
 
     #[cfg(any(feature = "fred", feature = "redis-rs", feature = "serde"))]
-    pub(crate) fn because(message: impl Into<Cow<'static, str>>, source: impl Error + Send + Sync + 'static) -> Self {
+    pub(crate) fn because(
+        message: impl Into<Cow<'static, str>>,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
         Self {
             message: message.into(),
-            source: Some(Box::new(source)),
+            source: Some(source.into()),
         }
     }
 }

@@ -5,15 +5,15 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
 use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
     ResponseBody,
+    check::Pending,
+    drain::{Content, Rejected},
     enforce::{Counted, Enforcer, Verdict},
-    limiter::Pending,
 };
 
 pin_project! {
@@ -40,10 +40,17 @@ pin_project! {
             future: F,
             counted: Option<Counted>,
         },
+        /// The layer responds. The content of the request is not read yet.
         Rejected {
-            response: Option<Response<Bytes>>,
+            rejected: Option<(Rejected, B)>,
         },
     }
+}
+
+/// The outcome of a request, before the content of a rejected one is dropped or drained.
+pub(crate) enum Outcome<B, C> {
+    Passed(Response<C>),
+    Rejected(Rejected, B),
 }
 
 impl<S, B, F> ResponseFuture<S, B, F> {
@@ -63,25 +70,20 @@ impl<S, B, F> ResponseFuture<S, B, F> {
         }
     }
 
-    pub(crate) fn rejected(response: Response<Bytes>) -> Self {
+    pub(crate) fn rejected(rejected: Rejected, body: B) -> Self {
         Self {
             state: State::Rejected {
-                response: Some(response),
+                rejected: Some((rejected, body)),
             },
         }
     }
 }
 
-impl<S, B, C> Future for ResponseFuture<S, B, S::Future>
+impl<S, B, C> ResponseFuture<S, B, S::Future>
 where
     S: Service<Request<B>, Response = Response<C>>,
 {
-    type Output = Result<Response<ResponseBody<C>>, S::Error>;
-
-    /// # Panics
-    ///
-    /// If it is polled again after it was ready, like most futures.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    pub(crate) fn poll_outcome(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Outcome<B, C>, S::Error>> {
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
@@ -97,8 +99,8 @@ where
                             future: ready.call(Request::from_parts(parts, body)),
                             counted,
                         },
-                        Verdict::Reject(response) => State::Rejected {
-                            response: Some(response),
+                        Verdict::Reject(rejected) => State::Rejected {
+                            rejected: Some((rejected, body)),
                         },
                     }
                 }
@@ -107,15 +109,32 @@ where
                     if let Some(counted) = counted.take() {
                         counted.report(&mut response);
                     }
-                    return Poll::Ready(Ok(response.map(ResponseBody::passed)));
+                    return Poll::Ready(Ok(Outcome::Passed(response)));
                 }
-                StateProj::Rejected { response } => {
-                    let response = response.take().expect("polled after it was ready");
-                    return Poll::Ready(Ok(response.map(ResponseBody::own)));
+                StateProj::Rejected { rejected } => {
+                    let (rejected, body) = rejected.take().expect("polled after it was ready");
+                    return Poll::Ready(Ok(Outcome::Rejected(rejected, body)));
                 }
             };
             this.state.set(next);
         }
+    }
+}
+
+impl<S, B, C> Future for ResponseFuture<S, B, S::Future>
+where
+    S: Service<Request<B>, Response = Response<C>>,
+{
+    type Output = Result<Response<ResponseBody<C>>, S::Error>;
+
+    /// # Panics
+    ///
+    /// If it is polled again after it was ready, like most futures.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(Ok(match ready!(self.poll_outcome(cx))? {
+            Outcome::Passed(response) => response.map(ResponseBody::passed),
+            Outcome::Rejected(rejected, _) => rejected.into_response(Content::Unread).map(ResponseBody::own),
+        }))
     }
 }
 

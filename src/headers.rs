@@ -6,7 +6,12 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use self::text::Text;
-use crate::{Decision, Limit, decision::PolicyDecision, key::Secret};
+use crate::{
+    Decision, Limit,
+    decision::PolicyDecision,
+    key::Secret,
+    response::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS},
+};
 
 /// Which header fields tell callers how they stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +42,11 @@ pub enum Headers {
     None,
 }
 
-/// What `X-RateLimit-Reset` is counted in.
+/// The unit of `X-RateLimit-Reset`.
+///
+/// No standard defines it, so take the one that the clients expect. A client that expects an epoch takes a
+/// [`Delta`](Self::Delta) for a time in 1970 and retries at once; one that expects a delta takes an [`Epoch`](Self::Epoch)
+/// for a wait of more than 50 years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reset {
@@ -48,16 +57,21 @@ pub enum Reset {
 }
 
 impl Headers {
-    /// The names of all fields that a layer may add, for `CorsLayer::expose_headers`, without which a browser hides them.
+    /// The names of all fields that a layer may add, those of gRPC included, for `CorsLayer::expose_headers`.
     ///
-    /// The `CorsLayer` goes outside of this one, so that its fields are on denials too.
+    /// A browser hides response fields from scripts of another origin unless CORS exposes them. A gRPC-Web client whose
+    /// status is hidden reports another error, or a stream without messages that ended well. The `CorsLayer` goes outside
+    /// of the `RateLimitLayer`, so that its fields are on denials too.
+    ///
+    /// Not in the list: `Cache-Control`, `Content-Type` and `Content-Length`, which a browser always shows, and
+    /// `Connection`, which it never does.
     ///
     /// ```
     /// let cors = tower_http::cors::CorsLayer::new().expose_headers(tower_quota::Headers::names());
     /// # let _ = cors;
     /// ```
     #[must_use]
-    pub fn names() -> [HeaderName; 9] {
+    pub fn names() -> [HeaderName; 13] {
         [
             RETRY_AFTER,
             RATELIMIT,
@@ -68,6 +82,10 @@ impl Headers {
             X_RATELIMIT_LIMIT,
             X_RATELIMIT_REMAINING,
             X_RATELIMIT_RESET,
+            GRPC_STATUS,
+            GRPC_MESSAGE,
+            GRPC_STATUS_DETAILS,
+            GRPC_RETRY_PUSHBACK,
         ]
     }
 }
@@ -480,7 +498,7 @@ mod tests {
     #[test]
     fn a_partition_key_is_the_same_for_one_caller_and_tells_nothing() {
         let fields = |secret: &str| Fields {
-            partition_key: Some(Secret::new(secret)),
+            partition_key: Some(Secret::for_partition_keys(secret).unwrap()),
             ..Fields::default()
         };
         let line = |secret| {
@@ -488,9 +506,10 @@ mod tests {
                 .pop()
                 .unwrap()
         };
-        assert_eq!(line("one"), line("one"));
-        assert_ne!(line("one"), line("two"));
-        let (_, pk) = line("one")
+        let (one, two) = ("the one secret of 26 bytes", "another secret of 26 bytes");
+        assert_eq!(line(one), line(one));
+        assert_ne!(line(one), line(two));
+        let (_, pk) = line(one)
             .split_once(";pk=:")
             .map(|(a, b)| (a.to_owned(), b.to_owned()))
             .unwrap();

@@ -3,7 +3,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 use crate::{
-    ConfigError, FailureMode, Headers, IntoPolicies, RateLimit,
+    ConfigError, DrainBodyLayer, FailureMode, Headers, IntoPolicies, RateLimit,
     enforce::Enforcer,
     headers::Reset,
     health::OnFailure,
@@ -34,7 +34,11 @@ use crate::{
 /// # type Body = Empty<Bytes>;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let user = || key::header("x-user-id");
+/// /// The user that authentication found.
+/// #[derive(Clone)]
+/// struct UserId(u64);
+///
+/// let user = || key::extension::<UserId>(|user| user.0.to_string());
 /// let layer = RateLimitLayer::new(MemoryStore::new(), [
 ///     Policy::new("per-path", SlidingLog::per_minute(1)).key((user(), key::path())),
 ///     Policy::new("per-user", SlidingLog::per_minute(3)).key(user()),
@@ -43,7 +47,7 @@ use crate::{
 ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
 /// }));
 /// let get = |path| {
-///     let request = Request::get(path).header("x-user-id", "42").body(Body::new()).unwrap();
+///     let request = Request::get(path).extension(UserId(42)).body(Body::new()).unwrap();
 ///     service.clone().oneshot(request)
 /// };
 ///
@@ -64,18 +68,20 @@ use crate::{
 /// ```
 ///
 /// Layers around each other decide one after the other instead: what the outer one has counted stays counted when the inner
-/// one denies. A policy that stands in both, with the same key, is counted once.
+/// one denies. A policy that both have, with the same key, the same numbers and the same store (or a clone of it), is charged
+/// once for a request: at the larger of its costs, of which the inner layer charges what the outer one has not. In another
+/// store it is counted there too.
 ///
-/// All of this holds on one Redis server, and with [`MemoryStore`](crate::MemoryStore). A cluster is to come with its
-/// client: there, policies about the same subject are decided together, and those about different subjects one after the
-/// other, where an earlier charge is refunded when a later policy denies.
+/// All of this holds on one Redis server, and with [`MemoryStore`](crate::MemoryStore). In a cluster, policies about the same
+/// subject are decided together, and those about different subjects one after the other, where an earlier charge is refunded
+/// when a later policy denies.
 ///
 /// # When the store fails
 ///
-/// A request that the store does not answer for passes, uncounted, or is answered with `503 Service Unavailable`, in gRPC
-/// with `UNAVAILABLE`: see [`FailureMode`]. It is never taken for one that its limit denied, and the error type of the
-/// service stays what it is. A [`format`](Self::format) sees [why](crate::response::Rejection) and may answer with something
-/// less instead; [`on_failure`](Self::on_failure) observes; and a [`Fallback`](crate::Fallback) counts elsewhere meanwhile.
+/// Each process counts by itself, with the same limits, until the store replies again. Other [`FailureMode`]s admit all requests
+/// uncounted, or reject them with `503 Service Unavailable`, in gRPC with `UNAVAILABLE`. A failure is never reported as a
+/// denial, and the error type of the service stays what it is. A [`format`](Self::format) has the
+/// [reason](crate::response::Rejection) and may build another response; [`on_failure`](Self::on_failure) observes failures.
 ///
 /// # Costs
 ///
@@ -83,6 +89,33 @@ use crate::{
 /// A request passes if its whole cost fits. One that costs more than the limit can never pass: it is denied without asking
 /// the store, without `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). With a computed
 /// cost of 0 the policy does not apply.
+///
+/// # Large request bodies
+///
+/// The layer rejects a request without reading its body. On HTTP/1.x the unread content lies on the connection before the
+/// next request, so hyper closes the connection unless all of the content arrived with the head. The response then has
+/// `Connection: close`: for content of more than 8 KiB or in chunks, and for a client that sent `Expect: 100-continue`. A
+/// client that is still sending when the connection is closed may get an error in place of the response.
+///
+/// [`drain_body`](Self::drain_body) reads the body, within bounds, before the response is sent; the connection stays open.
+/// Beyond the bounds the response is sent at once, with `Connection: close`. A denied request then costs the server the
+/// traffic of its body, and is open for longer, so the bounds are those of the largest upload that the service accepts.
+///
+/// A `POST` of 5 MB that is denied, 20 times by each client, on axum and HTTP/1.1:
+///
+/// | client | without | with `drain_body(8 << 20, ..)` |
+/// | --- | --- | --- |
+/// | curl 7.88, with or without `Expect` | `429` | `429` |
+/// | reqwest 0.12 | `429` (7), broken pipe (13) | `429` |
+/// | Python 3.11, `http.client` | `BrokenPipeError` | `429` |
+/// | Node 20, `fetch` | `429` (2), `EPIPE` (18) | `429` |
+///
+/// `tests/clients/run upload` makes the table; without draining the numbers depend on timing.
+///
+/// A client that sends `Expect: 100-continue`, as curl does above 1 MB, waits for the response before it sends the content
+/// (RFC 9110 §10.1.1). Such a body is never drained, since reading it would request it. HTTP/2 and later need neither: the
+/// stream of the request ends alone. A proxy that reads the whole request first, as nginx does by default, does so for
+/// denied requests too.
 ///
 /// # What it costs
 ///
@@ -109,7 +142,7 @@ use crate::{
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = MemoryStore::new();
-/// let mails = Policy::new("mails", SlidingLog::per_hour(1)).key(key::path());
+/// let mails = Policy::new("mails", SlidingLog::per_hour(1)).key(key::constant("all"));
 /// let limiter = Limiter::new(store.clone(), mails.clone());
 ///
 /// let service = RateLimitLayer::new(store, mails).layer(service_fn(async |request: Request<Body>| {
@@ -163,7 +196,6 @@ impl RateLimitLayer {
             terms: Arc::new(Terms::new(store, &policies)),
             jitter: Duration::ZERO,
             format: Arc::new(Negotiated::default()),
-            failure_mode: None,
             policies: policies.into(),
             on_failure: OnFailure::default(),
             warned: Arc::default(),
@@ -176,7 +208,7 @@ impl RateLimitLayer {
 
 /// Settings.
 impl RateLimitLayer {
-    /// Which header fields tell callers how they stand.
+    /// The rate limit fields of responses.
     ///
     /// The default is [`Headers::Draft08`].
     pub fn headers(mut self, headers: Headers) -> Self {
@@ -186,26 +218,49 @@ impl RateLimitLayer {
 
     /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` beside the other fields, for clients that read only these.
     ///
-    /// The default is not to.
+    /// A client that reads any `RateLimit` field first does not get to them: version 0.1.0 of the npm package
+    /// `ratelimit-header-parser` takes every `RateLimit` field for that of draft -07, and returns `NaN` for that of
+    /// [`Headers::Draft08`], with the legacy fields beside it or not. For such clients take [`Headers::Draft07`],
+    /// [`Headers::Draft06`] or [`Headers::Legacy`]. For the choice of the reset see [`Reset`]. By default they are not added.
     pub fn legacy_headers(mut self, reset: Reset) -> Self {
         self.terms_mut().fields.legacy = Some(reset);
         self
     }
 
     /// Adds the partition key `pk` to the fields of [`Headers::Draft08`], by which a caller knows what it shares a count
-    /// with: 128 bits of a hash of the key that nobody can compute without the secret.
+    /// with: 128 bits of a keyed hash of the key, which cannot be computed without the secret.
     ///
-    /// The default is not to.
-    pub fn partition_key(mut self, secret: impl AsRef<[u8]>) -> Self {
-        self.terms_mut().fields.partition_key = Some(Secret::new(secret));
-        self
+    /// The secret is at least 16 bytes, from a random source: callers see digests, and can try short or chosen secrets
+    /// offline. It may be that of `RedisStoreBuilder::hash_keys`; the digests differ. The default is not to add it.
+    ///
+    /// # Panics
+    ///
+    /// If the secret is shorter. [`try_partition_key`](Self::try_partition_key) returns an error instead.
+    #[track_caller]
+    pub fn partition_key(self, secret: impl AsRef<[u8]>) -> Self {
+        match self.try_partition_key(secret) {
+            Ok(layer) => layer,
+            Err(error) => panic!("{error}"),
+        }
     }
 
-    /// Tells callers to wait up to this much longer than they must, at random, so that those who were denied together do
-    /// not come back together.
+    /// Adds the [partition key](Self::partition_key), with a secret from configuration.
     ///
-    /// It is added to `Retry-After` and to what [`Decision::retry_after`](crate::Decision::retry_after) says of a denial.
-    /// The default is not to.
+    /// # Errors
+    ///
+    /// If the secret is shorter than 16 bytes.
+    pub fn try_partition_key(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        self.terms_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
+        Ok(self)
+    }
+
+    /// Adds a random time of up to this long to the wait of each response, so that clients that were denied together do
+    /// not retry together.
+    ///
+    /// The wait is the same in all fields of a response: `Retry-After`, `t` of `RateLimit`, `RateLimit-Reset`,
+    /// `X-RateLimit-Reset`, and in gRPC `RetryInfo` and `grpc-retry-pushback-ms`. The
+    /// [`Decision`](crate::Decision::retry_after) of a denial has it too. It is also added to the wait of 1 s after a failure
+    /// of the store. The default is [`Duration::ZERO`].
     pub fn retry_jitter(mut self, most: Duration) -> Self {
         Arc::make_mut(&mut self.enforcer).jitter = most;
         self
@@ -227,7 +282,7 @@ impl RateLimitLayer {
     /// # type Body = Empty<Bytes>;
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::path());
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
     /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).extensions(false);
     /// let service = layer.layer(service_fn(async |request: Request<Body>| {
     ///     assert!(request.extensions().get::<Decision>().is_none());
@@ -245,24 +300,26 @@ impl RateLimitLayer {
         self
     }
 
-    /// What answers requests that may not pass.
+    /// The format of responses to rejected requests.
     ///
-    /// The default is [`Negotiated`]: gRPC calls in gRPC, everything else as [`Problem`](crate::response::Problem).
+    /// The default is [`Negotiated`]: [`Grpc`](crate::response::Grpc) for gRPC calls, [`Problem`](crate::response::Problem)
+    /// for all other requests.
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
         Arc::make_mut(&mut self.enforcer).format = Arc::new(format);
         self
     }
 
-    /// What happens to requests when the store does not answer, whatever the policies say.
+    /// What happens to requests while the store fails, for all policies of the layer.
     ///
-    /// The default is what the policies say: [`FailureMode::Closed`] if one of those that a request counts against is, else
-    /// [`FailureMode::Open`].
+    /// The default is the [mode of each policy](crate::Policy::failure_mode), which is [`FailureMode::Local`] unless it was
+    /// set.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        Arc::make_mut(&mut self.enforcer).failure_mode = Some(failure_mode);
+        let terms = Arc::make_mut(&mut Arc::make_mut(&mut self.enforcer).terms);
+        terms.failure_modes = terms.failure_modes.iter().map(|_| failure_mode).collect();
         self
     }
 
-    /// Tells of each request for which the store did not answer, whatever the failure mode.
+    /// Observes each request for which the store failed, in every failure mode.
     ///
     /// It only observes: what the caller is told is up to the [`format`](Self::format). It runs on the path of the request,
     /// so it must be quick, and a panic in it is one of the service. The default is to tell nobody.
@@ -283,6 +340,44 @@ impl RateLimitLayer {
     pub fn on_failure(mut self, observe: impl Fn(&StoreError) + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.enforcer).on_failure = OnFailure::new(observe);
         self
+    }
+
+    /// Reads the bodies of rejected requests on HTTP/1.x before the response, up to this many bytes and for up to this long.
+    ///
+    /// See [large request bodies](Self#large-request-bodies). The setting needs request bodies that are an
+    /// [`http_body::Body`], as those of axum, tonic and hyper are, so it makes a layer of another type and comes last. By
+    /// default nothing is read.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::{BodyExt, Full};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let uploads = Policy::new("uploads", SlidingLog::per_minute(1)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), uploads).drain_body(8 << 20, Duration::from_secs(10));
+    /// let service = layer.layer(service_fn(async |request: Request<Full<Bytes>>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(request.into_body()))
+    /// }));
+    ///
+    /// for status in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+    ///     let response = service.clone().oneshot(Request::new(Full::from("a large file"))).await?;
+    ///     assert_eq!(response.status(), status);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// The layer does not, but its services do if they run on a tokio runtime without a timer
+    /// ([`enable_time`](tokio::runtime::Builder::enable_time)).
+    pub fn drain_body(self, bytes: u64, time: Duration) -> DrainBodyLayer {
+        DrainBodyLayer::new(self, bytes, time)
     }
 }
 
@@ -305,7 +400,7 @@ impl fmt::Debug for RateLimitLayer {
         f.debug_struct("RateLimitLayer")
             .field("policies", &self.enforcer.policies)
             .field("headers", &self.enforcer.terms.fields)
-            .field("failure_mode", &self.enforcer.failure_mode)
+            .field("failure_modes", &self.enforcer.terms.failure_modes)
             .finish_non_exhaustive()
     }
 }

@@ -47,8 +47,8 @@
 //! * A [`Limit`] is an algorithm with its numbers; [`SlidingLog`] is the one to reach for first, and the module [`limit`]
 //!   helps to choose.
 //! * A [`Key`] is whom a request counts against, found by a [`KeyExtractor`].
-//! * A [`Store`](store::Store) is where counts live: [`RedisStore`] or [`MemoryStore`]; a [`Fallback`] is one with another
-//!   one behind it.
+//! * A [`Store`](store::Store) is where counts live: [`RedisStore`] or [`MemoryStore`]. A [`FailureMode`] is what happens while
+//!   it fails.
 //! * A [`Decision`] is what came of it. Handlers find it in the extensions of the request.
 //! * A [`Rejection`](response::Rejection) is written out by a [`ResponseFormat`](response::ResponseFormat).
 //! * A [`RateLimitLayer`] takes one policy or [several](RateLimitLayer#several-policies-one-decision), which may
@@ -70,14 +70,16 @@
 //! | `calendar` | | windows of a calendar for [`FixedWindow`]: three a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] from a file, and limits as text in configuration |
 //! | `tonic-tls` | | the peer behind the TLS of tonic's own server |
-//! | `tracing` | | warnings as events of `tracing` |
+//! | `tracing` | yes | warnings and errors as events of `tracing` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
+mod check;
 mod decision;
+mod drain;
 mod enforce;
 mod error;
 mod future;
@@ -103,6 +105,7 @@ pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
     decision::{Decision, Denial, PolicyDecision, Receipt},
+    drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     error::ConfigError,
     future::ResponseFuture,
     headers::{Headers, Reset},
@@ -110,9 +113,9 @@ pub use self::{
     layer::RateLimitLayer,
     limit::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::Limiter,
-    policy::{FailureMode, IntoPolicies, Keyed, Policy, Unkeyed},
+    policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
-    store::{Fallback, MemoryStore},
+    store::{FailureMode, MemoryStore},
 };
 
 /// The example of the README.

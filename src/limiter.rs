@@ -1,16 +1,10 @@
-use std::{
-    fmt,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
-
-use smallvec::SmallVec;
+use std::{fmt, sync::Arc};
 
 use crate::{
-    ConfigError, Decision, Denial, IntoPolicies, Key, Limit, PolicyDecision, Receipt,
+    ConfigError, Decision, IntoPolicies, Key, PolicyDecision, Receipt,
+    check::{Asked, ask, asks, refund},
     policy::{Policy, Terms, Unkeyed, validate_names},
-    store::{Answer, Charge, ErrorKind, Operation, Reply, Request, Store, StoreError},
+    store::{Operation, Store, StoreError},
 };
 
 /// Counts without HTTP: for a job, a mail sender or a GraphQL resolver.
@@ -25,10 +19,11 @@ use crate::{
 /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
 /// let codes = Limiter::new(MemoryStore::new(), Policy::new("sms-codes", SlidingLog::per_hour(1)));
 ///
-/// let phone = Key::from("+49 30 901820");
+/// // In one form (E.164): each spelling of a number would have a limit of its own.
+/// let phone = Key::from("+4930901820");
 /// assert!(codes.check(phone.clone()).await?.is_allowed());
 /// assert!(!codes.check(phone).await?.is_allowed());
-/// assert!(codes.check("+49 30 901821").await?.is_allowed());
+/// assert!(codes.check("+4930901821").await?.is_allowed());
 /// # Ok(())
 /// # }
 /// ```
@@ -80,22 +75,24 @@ impl Limiter {
 
 /// Operations.
 ///
-/// A string is a key; [`Key::header`] and its siblings make the keys that a layer makes. All of these return an error if
-/// the store does not answer. That is no decision: whether to go on is up to you.
+/// A string is a key; [`Key::header`] and its siblings make the keys that a layer makes. While the store fails, the policies'
+/// [`FailureMode`](crate::FailureMode)s apply to all of these but refunds and resets: by default this process counts by itself,
+/// and [`Decision::store_error`] returns the failure. An error is returned if a policy is
+/// [`Closed`](crate::FailureMode::Closed).
 impl Limiter {
     /// Counts one use by `key` if there is room for it.
     ///
     /// # Errors
     ///
-    /// If the store does not answer.
+    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn check(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
         self.perform(Operation::Check, key.into(), None).await
     }
 
     /// Counts a use that costs `cost`, whatever the policies say, if there is room for it.
     ///
-    /// A cost above the limit is denied with [`Denial::CostAboveLimit`], without asking the store; with a cost of 0 all is
-    /// allowed and nothing counted.
+    /// A cost above the limit is denied with [`Denial::CostAboveLimit`](crate::Denial::CostAboveLimit), without a call of the
+    /// store. With a cost of 0 all is allowed and nothing counted.
     ///
     /// ```
     /// use std::time::Duration;
@@ -117,7 +114,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store does not answer.
+    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn check_n(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
         self.perform(Operation::Check, key.into(), Some(cost)).await
     }
@@ -144,7 +141,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store does not answer.
+    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn charge(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
         self.perform(Operation::Charge, key.into(), Some(cost)).await
     }
@@ -153,7 +150,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store does not answer.
+    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn peek(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
         self.perform(Operation::Peek, key.into(), None).await
     }
@@ -162,14 +159,15 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If the store does not answer.
+    /// If the store fails.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
         self.perform(Operation::Reset, key.into(), None).await.map(drop)
     }
 
     /// Gives back what an admitted request was charged, by whatever layer or limiter, in the store where it was charged.
     ///
-    /// It gives back at most what still counts, to each policy its own, and nothing once the charge has expired. Algorithms
+    /// It gives back at most what still counts, to each policy its own, and nothing once the charge has expired. Tokens of a
+    /// [`TokenBucket`](crate::TokenBucket#refunds) that have come back already are not given back a second time. Algorithms
     /// that keep only numbers cannot tell charges apart: with them a refund after a [`reset`](Self::reset) may give back
     /// what was charged since. A receipt is good for one refund, and one that fails is not tried again.
     ///
@@ -197,12 +195,7 @@ impl Limiter {
     pub async fn refund(&self, receipt: Receipt) -> Result<(), StoreError> {
         for decision in receipt.charged {
             for policy in decision.policies() {
-                let refund = Operation::Refund {
-                    admitted_at: policy.decided_at,
-                };
-                // The receipt knows better than this limiter where the request was charged.
-                let store = decision.store_of(policy);
-                store.decide(&[Request::new(refund, &[policy.charge()])]).await?;
+                refund(&decision, policy).await?;
             }
         }
         Ok(())
@@ -228,120 +221,5 @@ impl fmt::Debug for Limiter {
         f.debug_struct("Limiter")
             .field("policies", &self.policies)
             .finish_non_exhaustive()
-    }
-}
-
-impl PolicyDecision {
-    fn charge(&self) -> Charge<'_> {
-        Charge::on(self.quota(), &self.key, self.cost)
-    }
-
-    /// Whether there is anything to decide.
-    fn applies(&self) -> bool {
-        self.cost > 0 && self.quota().limit != Limit::Unlimited
-    }
-
-    /// Whether a store holds anything for it.
-    fn counts(&self) -> bool {
-        self.quota().limit != Limit::DenyAll
-    }
-
-    /// Why no wait makes room for it.
-    fn hopeless(&self) -> Option<Denial> {
-        match &self.quota().limit {
-            Limit::DenyAll => Some(Denial::DenyAll),
-            limit if self.cost > limit.quota() => Some(Denial::CostAboveLimit),
-            _ => None,
-        }
-    }
-}
-
-/// What became of a question to the store.
-pub(crate) enum Asked {
-    Decided(Result<Decision, StoreError>),
-    Pending(Pending),
-}
-
-/// A decision on its way.
-pub(crate) struct Pending {
-    answer: Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>,
-    operation: Operation,
-    undecided: Option<Decision>,
-}
-
-/// Asks the store about all policies at once, if there are any.
-#[inline]
-pub(crate) fn ask(operation: Operation, undecided: Decision) -> Asked {
-    let policies = undecided.as_slice();
-    if asks(operation) && policies.iter().any(|policy| policy.hopeless().is_some()) {
-        return Asked::Decided(Ok(deny_hopeless(policies)));
-    }
-
-    let reply = match policies {
-        [] => return Asked::Decided(Ok(undecided)),
-        [policy] => policy
-            .terms
-            .store
-            .decide(&[Request::new(operation, &[policy.charge()])]),
-        several => {
-            let charges: SmallVec<[Charge<'_>; 4]> = several.iter().map(PolicyDecision::charge).collect();
-            several[0].terms.store.decide(&[Request::new(operation, &charges)])
-        }
-    };
-    match reply {
-        Reply::Ready(Ok(ref answer)) => Asked::Decided(conclude(answer, operation, undecided)),
-        Reply::Ready(Err(error)) => Asked::Decided(Err(error)),
-        Reply::Pending(answer) => Asked::Pending(Pending {
-            answer,
-            operation,
-            undecided: Some(undecided),
-        }),
-    }
-}
-
-/// Whether an operation asks for room.
-fn asks(operation: Operation) -> bool {
-    matches!(operation, Operation::Check | Operation::Peek)
-}
-
-/// The denial by the policies that no wait makes room for.
-#[cold]
-fn deny_hopeless(policies: &[PolicyDecision]) -> Decision {
-    // The store is not asked, so what the others would say is not known.
-    let denials = policies.iter().filter_map(|policy| {
-        let denial = Some(policy.hopeless()?);
-        Some(PolicyDecision {
-            denial,
-            ..policy.clone()
-        })
-    });
-    Decision::new(false, denials.collect())
-}
-
-impl Future for Pending {
-    type Output = Result<Decision, StoreError>;
-
-    /// # Panics
-    ///
-    /// If it is polled again after it was ready, like most futures.
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = ready!(self.answer.as_mut().poll(cx));
-        let undecided = self.undecided.take().expect("polled after it was ready");
-        Poll::Ready(answer.and_then(|answer| conclude(&answer, self.operation, undecided)))
-    }
-}
-
-#[inline]
-fn conclude(answer: &Answer, operation: Operation, mut undecided: Decision) -> Result<Decision, StoreError> {
-    match answer.outcomes.first() {
-        Some(outcome) if outcome.verdicts.len() == undecided.as_slice().len() => {
-            let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
-            undecided.settle(answer, outcome, charged);
-            Ok(undecided)
-        }
-        _ => Err(StoreError::new(
-            ErrorKind::Protocol,
-            "the store answered another question",
-        )),
     }
 }

@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fmt, path::Path, str::FromStr, sync::Arc};
 
 use http::{HeaderName, request::Parts};
 use serde::{
@@ -8,7 +8,7 @@ use serde::{
 
 use crate::{
     ConfigError, FailureMode, Key, KeyExtractor, Limit, Policy, Unkeyed,
-    key::{self, KeyError},
+    key::{self, ClientIpSource, KeyError},
     policy::validate_name,
 };
 
@@ -19,38 +19,72 @@ use crate::{
 /// ```
 /// use tower_quota::{Limit, Policies};
 ///
+/// # #[cfg(feature = "axum")] {
 /// let policies = Policies::from_toml(r#"
 ///     enabled = true # `false` turns all of it off
 ///
+///     [client-ip] # the service is behind one proxy
+///     header = "x-forwarded-for"
+///     trusted = ["10.0.0.0/8"]
+///
 ///     [policies.say-hi]
 ///     limit = "sliding-log 2/30s"
-///     key = ["ip", "path"]
+///     key = ["client-ip", "route"]
 ///
 ///     [policies.login]
 ///     limit = "sliding-log 5/min"
-///     key = "header:x-user-id or ip" # the address where there is no user
+///     key = "client-ip"
 ///     cost = 2
 ///     failure-mode = "closed"
 /// "#)?;
 ///
 /// assert_eq!(policies.get("say-hi")?.limit().to_string(), "sliding-log 2/30s");
 /// assert!(policies.get("log-in").unwrap_err().to_string().contains("`login`, `say-hi`"));
+/// # }
 /// # Ok::<(), tower_quota::ConfigError>(())
 /// ```
 ///
-/// | field | what it says | default |
+/// | field | value | default |
 /// | --- | --- | --- |
-/// | `limit` | how much, as [`Limit`] parses it | required |
-/// | `key` | whom: `ip`, `path`, `route` (feature `axum`), `method`, `header:<name>`, `constant:<text>`, with `or` between for "else"; several in a list mean "and" | none; [`unkeyed`](Self::unkeyed) gives such a policy |
-/// | `cost` | what a request costs | 1 |
-/// | `failure-mode` | `open` or `closed` | `open` |
+/// | `limit` | the limit, as [`Limit`] parses it | required |
+/// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; [`unkeyed`](Self::unkeyed) returns such a policy |
+/// | `cost` | the cost of a request | 1 |
+/// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](FailureMode) | `local` |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
 ///
 /// A field that is not one of these, and a name that stands twice, are errors that show the place.
+///
+/// # Keys
+///
+/// | key | what requests are counted by |
+/// | --- | --- |
+/// | `ip` | the [peer address](key::ip()): behind a proxy, that of the proxy |
+/// | `client-ip` | the [client address](key::client_ip) that a trusted proxy recorded, by the table [`[client-ip]`](#the-client-address) |
+/// | `route` | the [matched route](key::route()) (feature `axum`) |
+/// | `path` | the [path](key::path()), which the caller chooses: on a wildcard route every URL has a quota of its own |
+/// | `method` | the [method](key::method()) |
+/// | `header:<name>` | a [header](fn@key::header) |
+/// | `constant:<text>` | [nothing](key::constant()): one limit for all requests |
+///
+/// `a or b` is the key `a`, and `b` for requests that have no `a`; at most 16 alternatives.
+///
+/// A header that the client can send is no identity. With `header:x-user-id or ip`, each new value is a new quota, so a
+/// caller that changes it with every request is never limited. Use `header:` only for a header that a proxy in front sets
+/// and removes from what the client sends, and add a policy by address. Headers in which proxies record the client address,
+/// such as `x-forwarded-for` or `cf-connecting-ip`, are refused as `header:` keys: use `client-ip`.
+///
+/// # The client address
+///
+/// | field of `[client-ip]` | value | default |
+/// | --- | --- | --- |
+/// | `header` | the one header in which the proxies record the client: `x-forwarded-for`, `forwarded`, or one that holds a single address, such as `cf-connecting-ip` or `x-real-ip` | required |
+/// | `trusted` | a list of the networks of the proxies, whose header is read: `["10.0.0.0/8", "fd00::/8"]`; or `"any-peer"`, for a server that only its proxy can reach | required |
+/// | `hops` | with `x-forwarded-for`, the number of proxies: the client is the n-th entry from the right | none: the client is the first entry from the right that is not trusted |
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Policies {
     enabled: bool,
+    client_ip: Option<ClientIp>,
     policies: BTreeMap<String, Entry>,
 }
 
@@ -60,27 +94,27 @@ impl Policies {
     ///
     /// # Errors
     ///
-    /// If the text does not say what policies are; the message shows the place.
+    /// If the text does not describe policies; the message shows the place.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
         let file: File = toml::from_str(text).map_err(|error| ConfigError::new(error.to_string()))?;
-        Ok(file.into())
+        file.try_into()
     }
 
     /// Policies from JSON.
     ///
     /// # Errors
     ///
-    /// If the text does not say what policies are; the message shows the place.
+    /// If the text does not describe policies; the message shows the place.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let file: File = serde_json::from_str(text).map_err(|error| ConfigError::new(error.to_string()))?;
-        Ok(file.into())
+        file.try_into()
     }
 
     /// Policies from a file whose name ends in `.toml` or `.json`.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or does not say what policies are; the message shows the place.
+    /// If the file cannot be read, or does not describe policies; the message shows the place.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
         let parse = match path.extension().and_then(|extension| extension.to_str()) {
@@ -100,16 +134,15 @@ impl Policies {
 
 /// Questions.
 impl Policies {
-    /// The policy of this name, for a layer. Ask for all that you need when you start.
+    /// The policy of this name, for a layer. Get all policies at the start of the program, so that errors show there.
     ///
     /// # Errors
     ///
     /// If the file has no such policy, or it has no key.
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
         let policy = self.unkeyed(name)?;
-        let key = self.policies.get(name).and_then(|entry| entry.key.clone());
-        match key {
-            Some(Extractor(key)) => Ok(policy.key(key)),
+        match self.key(name)? {
+            Some(key) => Ok(policy.key(key)),
             None => Err(ConfigError::new(format!(
                 "the policy `{name}` has no key; add one to the file, such as `key = \"ip\"`, or in the code, with \
                  `Policies::unkeyed`"
@@ -137,7 +170,17 @@ impl Policies {
         };
         Ok(Policy::try_new(name.to_owned(), limit)?
             .cost(entry.cost)
-            .failure_mode(entry.failure_mode.into()))
+            .failure_mode(entry.failure_mode))
+    }
+
+    fn key(&self, name: &str) -> Result<Option<Arc<dyn KeyExtractor>>, ConfigError> {
+        let Some(key) = self.policies.get(name).and_then(|entry| entry.key.as_ref()) else {
+            return Ok(None);
+        };
+        match key.extractor(self.client_ip.as_ref()) {
+            Ok(key) => Ok(Some(key)),
+            Err(error) => Err(ConfigError::because(format!("the policy `{name}`: {error}"), error)),
+        }
     }
 
     /// The names of all policies, in alphabetical order.
@@ -147,19 +190,27 @@ impl Policies {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     #[serde(default = "yes")]
     enabled: bool,
+    client_ip: Option<ClientIp>,
     policies: Entries,
 }
 
-impl From<File> for Policies {
-    fn from(file: File) -> Self {
-        Self {
+impl TryFrom<File> for Policies {
+    type Error = ConfigError;
+
+    fn try_from(file: File) -> Result<Self, ConfigError> {
+        let policies = Self {
             enabled: file.enabled,
+            client_ip: file.client_ip,
             policies: file.policies.0,
+        };
+        for name in policies.names() {
+            policies.key(name)?;
         }
+        Ok(policies)
     }
 }
 
@@ -167,30 +218,13 @@ impl From<File> for Policies {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Entry {
     limit: Limit,
-    key: Option<Extractor>,
+    key: Option<KeySpec>,
     #[serde(default = "one", deserialize_with = "cost")]
     cost: u64,
-    #[serde(default)]
-    failure_mode: Mode,
+    #[serde(default, deserialize_with = "failure_mode")]
+    failure_mode: FailureMode,
     #[serde(default = "yes")]
     enabled: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Mode {
-    #[default]
-    Open,
-    Closed,
-}
-
-impl From<Mode> for FailureMode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Open => Self::Open,
-            Mode::Closed => Self::Closed,
-        }
-    }
 }
 
 fn yes() -> bool {
@@ -199,6 +233,11 @@ fn yes() -> bool {
 
 fn one() -> u64 {
     1
+}
+
+fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMode, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(D::Error::custom)
 }
 
 fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
@@ -210,7 +249,7 @@ fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     }
 }
 
-/// A map in which no name stands twice; JSON itself allows that.
+/// A map without duplicate names, which JSON itself allows.
 struct Entries(BTreeMap<String, Entry>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -250,94 +289,300 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// A key as a file spells it.
-#[derive(Clone)]
-struct Extractor(Arc<dyn KeyExtractor>);
+/// The client address as a file describes it: the header, the networks whose header is read, and the number of proxies.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "ClientIpTable")]
+struct ClientIp(key::Ip);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClientIpTable {
+    header: String,
+    trusted: Trusted,
+    hops: Option<usize>,
+}
+
+impl TryFrom<ClientIpTable> for ClientIp {
+    type Error = ConfigError;
+
+    fn try_from(table: ClientIpTable) -> Result<Self, ConfigError> {
+        let header = table.header.parse::<HeaderName>().map_err(|_| {
+            ConfigError::new(format!(
+                "`{}` is not the name of a header; one looks like `header = \"x-forwarded-for\"`",
+                table.header
+            ))
+        })?;
+
+        let source = match (header.as_str(), table.hops) {
+            ("x-forwarded-for", None) => ClientIpSource::XForwardedFor,
+            ("x-forwarded-for", Some(0)) => {
+                return Err(ConfigError::new(
+                    "there is at least one proxy: `hops = 1` takes the last entry of `x-forwarded-for`",
+                ));
+            }
+            ("x-forwarded-for", Some(hops)) => ClientIpSource::XForwardedForHop(hops),
+            ("forwarded", None) => ClientIpSource::Forwarded,
+            (_, None) => ClientIpSource::Header(header),
+            (_, Some(_)) => {
+                return Err(ConfigError::new(format!(
+                    "`hops` counts entries of `x-forwarded-for`; leave it out for `{header}`"
+                )));
+            }
+        };
+
+        let client_ip = key::client_ip(source);
+        match table.trusted {
+            Trusted::AnyPeer => Ok(Self(client_ip.trust_any_peer())),
+            Trusted::Networks(networks) => client_ip.try_trusted(networks).map(Self),
+        }
+    }
+}
+
+/// The peers whose header is read.
+enum Trusted {
+    AnyPeer,
+    Networks(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Trusted {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NetworksOrAny;
+
+        const EXPECTED: &str = "a list of networks such as `[\"10.0.0.0/8\"]`, or `\"any-peer\"` for a server that only \
+                                its proxy can reach";
+
+        impl<'de> Visitor<'de> for NetworksOrAny {
+            type Value = Trusted;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(EXPECTED)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Trusted, E> {
+                match text {
+                    "any-peer" => Ok(Trusted::AnyPeer),
+                    _ => Err(E::custom(format_args!("`{text}` is not {EXPECTED}"))),
+                }
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Trusted, A::Error> {
+                let mut networks = Vec::new();
+                while let Some(network) = list.next_element()? {
+                    networks.push(network);
+                }
+                match networks.is_empty() {
+                    true => Err(A::Error::custom(format_args!(
+                        "an empty list trusts no proxy; write {EXPECTED}"
+                    ))),
+                    false => Ok(Trusted::Networks(networks)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(NetworksOrAny)
+    }
+}
+
+/// A key as a file spells it: all components of a list, and of each the first alternative that a request has.
+#[derive(Clone, Debug)]
+struct KeySpec(Vec<Vec<Component>>);
+
+#[derive(Clone, Debug)]
+enum Component {
+    Ip,
+    ClientIp,
+    Path,
+    Method,
+    #[cfg(feature = "axum")]
+    Route,
+    Header(HeaderName),
+    Constant(String),
+}
+
+/// The most components of a list, and the most alternatives of one.
+const MAX_PARTS: usize = 16;
+
+/// Headers in which proxies record the client address, and which a client can send too.
+const FORWARDING_HEADERS: [&str; 22] = [
+    "cf-connecting-ip",
+    "cf-connecting-ipv6",
+    "client-ip",
+    "cloudfront-viewer-address",
+    "fastly-client-ip",
+    "fly-client-ip",
+    "forwarded",
+    "forwarded-for",
+    "true-client-ip",
+    "x-appengine-user-ip",
+    "x-azure-clientip",
+    "x-azure-socketip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-envoy-external-address",
+    "x-forwarded",
+    "x-forwarded-for",
+    "x-original-forwarded-for",
+    "x-originating-ip",
+    "x-real-ip",
+    "x-remote-addr",
+    "x-remote-ip",
+];
+
+impl KeySpec {
+    fn extractor(&self, client_ip: Option<&ClientIp>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        let mut all = Vec::new();
+        for alternatives in &self.0 {
+            let alternatives: Result<Vec<_>, _> = alternatives
+                .iter()
+                .map(|component| component.extractor(client_ip))
+                .collect();
+            all.push(First(alternatives?));
+        }
+        Ok(Arc::new(All(all)))
+    }
+}
+
+impl Component {
+    fn extractor(&self, client_ip: Option<&ClientIp>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        Ok(match self {
+            Self::Ip => Arc::new(key::ip()),
+            Self::ClientIp => match client_ip {
+                Some(ClientIp(client_ip)) => Arc::new(client_ip.clone()),
+                None => {
+                    return Err(ConfigError::new(
+                        "`client-ip` needs the table `[client-ip]`, such as `header = \"x-forwarded-for\"` and `trusted = \
+                         [\"10.0.0.0/8\"]`",
+                    ));
+                }
+            },
+            Self::Path => Arc::new(key::path()),
+            Self::Method => Arc::new(key::method()),
+            #[cfg(feature = "axum")]
+            Self::Route => Arc::new(key::route()),
+            Self::Header(name) => Arc::new(key::header(name)),
+            Self::Constant(value) => Arc::new(key::constant(value)),
+        })
+    }
+}
+
+impl FromStr for Component {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        match text.split_once(':') {
+            None if text == "ip" => Ok(Self::Ip),
+            None if text == "client-ip" => Ok(Self::ClientIp),
+            None if text == "path" => Ok(Self::Path),
+            None if text == "method" => Ok(Self::Method),
+            #[cfg(feature = "axum")]
+            None if text == "route" => Ok(Self::Route),
+            Some(("constant", value)) => Ok(Self::Constant(value.to_owned())),
+            Some(("header", name)) => header_component(name),
+            _ => Err(format!(
+                "`{text}` is not a key; one is `ip`, `client-ip`, `path`, `route` (feature `axum`), `method`, \
+                 `header:x-user-id` or `constant:all`"
+            )),
+        }
+    }
+}
+
+fn header_component(name: &str) -> Result<Component, String> {
+    let Ok(name) = HeaderName::try_from(name) else {
+        return Err(format!(
+            "`{name}` is not the name of a header; one looks like `header:x-user-id`"
+        ));
+    };
+    if FORWARDING_HEADERS.contains(&name.as_str()) {
+        return Err(format!(
+            "`header:{name}` would let every client choose its key, since clients can send this header too; use the key \
+             `client-ip`, with `header = \"{name}\"` and the networks of the proxies as `trusted` in the table `[client-ip]`"
+        ));
+    }
+    Ok(Component::Header(name))
+}
+
+/// `ip`, or several with `or` between them.
+fn alternatives(text: &str) -> Result<Vec<Component>, String> {
+    let mut alternatives = Vec::new();
+    for text in text.split(" or ") {
+        if alternatives.len() == MAX_PARTS {
+            return Err(format!(
+                "a key has at most {MAX_PARTS} alternatives with `or` between them"
+            ));
+        }
+        alternatives.push(text.parse()?);
+    }
+    Ok(alternatives)
+}
+
+/// The key of the first extractor that finds one.
+struct First(Vec<Arc<dyn KeyExtractor>>);
+
+impl KeyExtractor for First {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        let mut found = Ok(None);
+        for extractor in &self.0 {
+            found = extractor.extract(parts);
+            match &found {
+                Ok(None) => {}
+                Err(error) if error.is_absent() => {}
+                Ok(Some(_)) | Err(_) => break,
+            }
+        }
+        found
+    }
+}
 
 /// The keys of several extractors together.
-struct All(Vec<Arc<dyn KeyExtractor>>);
+struct All(Vec<First>);
 
 impl KeyExtractor for All {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let mut all: Option<Key> = None;
+        let mut all = Key::empty();
         for extractor in &self.0 {
-            let Some(key) = extractor.extract(parts)? else {
-                return Ok(None);
-            };
-            all = Some(match all {
-                Some(all) => all.and(key),
-                None => key,
-            });
-        }
-        Ok(all)
-    }
-}
-
-fn extractor(text: &str) -> Result<Arc<dyn KeyExtractor>, String> {
-    if let Some((first, rest)) = text.split_once(" or ") {
-        return Ok(Arc::new(extractor(first)?.or(extractor(rest)?)));
-    }
-
-    let text = text.trim();
-    Ok(match text.split_once(':') {
-        None if text == "ip" => Arc::new(key::ip()),
-        None if text == "path" => Arc::new(key::path()),
-        None if text == "method" => Arc::new(key::method()),
-        #[cfg(feature = "axum")]
-        None if text == "route" => Arc::new(key::route()),
-        Some(("constant", value)) => Arc::new(key::constant(value)),
-        Some(("header", name)) => match HeaderName::try_from(name) {
-            Ok(name) => Arc::new(key::header(name)),
-            Err(_) => {
-                return Err(format!(
-                    "`{name}` is not the name of a header; one looks like `header:x-user-id`"
-                ));
+            match extractor.extract(parts)? {
+                Some(key) => all = all.and(key),
+                None => return Ok(None),
             }
-        },
-        _ => {
-            return Err(format!(
-                "`{text}` is not a key; one is `ip`, `path`, `route` (feature `axum`), `method`, `header:x-user-id` or \
-                 `constant:all`"
-            ));
         }
-    })
+        Ok(Some(all))
+    }
 }
 
-impl<'de> Deserialize<'de> for Extractor {
+impl<'de> Deserialize<'de> for KeySpec {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct OneOrSeveral;
 
         impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = Extractor;
+            type Value = KeySpec;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a key such as `\"ip\"`, or a list of them such as `[\"ip\", \"path\"]`")
             }
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Extractor, E> {
-                extractor(text).map(Extractor).map_err(E::custom)
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<KeySpec, E> {
+                let alternatives = alternatives(text).map_err(E::custom)?;
+                Ok(KeySpec(vec![alternatives]))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Extractor, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<KeySpec, A::Error> {
                 let mut all = Vec::new();
-                while let Some(Extractor(one)) = list.next_element()? {
-                    all.push(one);
+                while let Some(text) = list.next_element::<String>()? {
+                    if all.len() == MAX_PARTS {
+                        return Err(A::Error::custom(format_args!("a list has at most {MAX_PARTS} keys")));
+                    }
+                    all.push(alternatives(&text).map_err(A::Error::custom)?);
                 }
                 if all.is_empty() {
                     return Err(A::Error::custom(
-                        "an empty list is no key; one limit for everybody says `constant:all`",
+                        "an empty list is no key; one limit for all requests is `constant:all`",
                     ));
                 }
-                Ok(Extractor(Arc::new(All(all))))
+                Ok(KeySpec(all))
             }
         }
 
         deserializer.deserialize_any(OneOrSeveral)
-    }
-}
-
-impl fmt::Debug for Extractor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("<extractor>")
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     ConfigError, KeyExtractor, Limit,
     headers::{Fields, announced},
     response::violates,
-    store::{Store, hash_name},
+    store::{Failover, FailureMode, Store, hash_name},
 };
 
 /// Who may do how much.
@@ -97,6 +97,9 @@ pub(crate) struct Terms {
     pub(crate) store: Arc<dyn Store>,
     /// Those of the policies, in their order.
     pub(crate) quotas: Arc<[Arc<Quota>]>,
+    /// Those of the policies, in their order.
+    pub(crate) failure_modes: Arc<[FailureMode]>,
+    pub(crate) failover: Arc<Failover>,
     /// What callers of a layer are told.
     pub(crate) fields: Fields,
     /// Whether decisions are left in extensions.
@@ -106,7 +109,9 @@ pub(crate) struct Terms {
 impl Terms {
     pub(crate) fn new<K>(store: impl Store, policies: &[Policy<K>]) -> Self {
         Self {
+            failover: Failover::of(&store),
             store: Arc::new(store),
+            failure_modes: policies.iter().map(|policy| policy.failure_mode).collect(),
             quotas: policies.iter().map(|policy| policy.quota.clone()).collect(),
             fields: Fields::default(),
             extensions: true,
@@ -146,7 +151,7 @@ impl Policy<Unkeyed> {
         Ok(Self {
             quota: Arc::new(Quota::new(name, limit)),
             cost: Cost::Always(1),
-            failure_mode: FailureMode::Open,
+            failure_mode: FailureMode::default(),
             only: None,
             key: Unkeyed,
         })
@@ -193,10 +198,9 @@ impl<K> Policy<K> {
     /// ```
     /// use tower_quota::{key, Policy, TokenBucket};
     ///
-    /// // Writing is as dear as ten times reading, and asking what is possible costs nothing.
+    /// // A request that writes costs as much as ten that read.
     /// let api = Policy::new("api", TokenBucket::per_second(100)).key(key::ip()).cost_fn(|parts| match parts.method {
-    ///     http::Method::OPTIONS => 0,
-    ///     http::Method::GET | http::Method::HEAD => 1,
+    ///     http::Method::GET | http::Method::HEAD | http::Method::OPTIONS => 1,
     ///     _ => 10,
     /// });
     /// # let _ = api;
@@ -224,10 +228,10 @@ impl<K> Policy<K> {
         self
     }
 
-    /// What happens to a request when the store does not answer.
+    /// What happens to a request while the store fails.
     ///
-    /// Of several policies that a request counts against, one that is [`Closed`](FailureMode::Closed) closes all. The
-    /// default is [`FailureMode::Open`].
+    /// Of several policies that a request counts against, one that is [`Closed`](FailureMode::Closed) closes the request. The
+    /// default is [`FailureMode::Local`]: each process counts by itself.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
         self.failure_mode = failure_mode;
         self
@@ -258,10 +262,6 @@ impl<K> Policy<K> {
             Cost::Always(cost) => Some(cost),
             Cost::Computed(_) => None,
         }
-    }
-
-    pub(crate) fn on_failure(&self) -> FailureMode {
-        self.failure_mode
     }
 
     /// The same policy for callers who bring their keys.
@@ -317,21 +317,6 @@ impl fmt::Debug for Keyed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Keyed(<extractor>)")
     }
-}
-
-/// What happens to a request when the store does not answer.
-///
-/// Either way it is never taken for a request that was denied by its limit. A [`Fallback`](crate::Fallback) goes on counting
-/// instead.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FailureMode {
-    /// The request passes, uncounted, and its response says nothing of limits.
-    #[default]
-    Open,
-    /// The request is answered with `503 Service Unavailable`, or as the layer's
-    /// [`format`](crate::RateLimitLayer::format) likes.
-    Closed,
 }
 
 /// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them.

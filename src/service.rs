@@ -50,10 +50,10 @@ where
                 let request = Request::from_parts(parts, body);
                 ResponseFuture::passed(self.inner.call(request), counted)
             }
-            Progress::Done(Verdict::Reject(response)) => {
+            Progress::Done(Verdict::Reject(rejected)) => {
                 // Ready and not called, it would keep its permit from the other clones.
                 self.inner = self.inner.clone();
-                ResponseFuture::rejected(response)
+                ResponseFuture::rejected(rejected, body)
             }
             Progress::Asking(pending) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.

@@ -28,14 +28,14 @@ where
     }
 }
 
-/// `or` without the trait in scope.
+/// The method `or`, without the trait in scope.
 macro_rules! or_else {
     ($($ty:ident $(<$($param:ident),+>)?),+ $(,)?) => {$(
         impl $(<$($param),+>)? $ty $(<$($param),+>)?
         where
             Self: KeyExtractor,
         {
-            /// What `other` finds, where this finds nothing.
+            /// The key of `other`, where this extractor finds none.
             ///
             /// It catches what is absent, never what is malformed.
             pub fn or<Other: KeyExtractor>(self, other: Other) -> Or<Self, Other> {
@@ -90,17 +90,35 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
 /// It returns a `String` or a [`Key`], an [`Option`] of one (`None`: the policy does not apply), or a [`Result`] of either
 /// with a [`KeyError`].
 ///
+/// Whatever the client chooses is no identity, such as the host of the URI, and `None` is a way past the limit if the client
+/// can bring it about.
+///
 /// ```
 /// use http::{Request, request::Parts};
-/// use tower_quota::{key, KeyExtractor};
+/// use tower_quota::{key::{self, KeyError}, KeyExtractor};
 ///
-/// let tenant = key::from_fn(|parts: &Parts| parts.uri.host().map(str::to_owned));
+/// /// The account that authentication found.
+/// #[derive(Clone)]
+/// struct Account {
+///     tenant: u64,
+///     tester: bool,
+/// }
 ///
-/// let (parts, ()) = Request::get("https://acme.example/").body(())?.into_parts();
-/// assert_eq!(tenant.extract(&parts)?.unwrap().to_string(), "key=acme.example");
+/// // All users of a tenant together; tests are not limited.
+/// let tenant = key::from_fn(|parts: &Parts| match parts.extensions.get::<Account>() {
+///     Some(account) => Ok((!account.tester).then(|| format!("tenant {}", account.tenant))),
+///     None => Err(KeyError::misconfigured("no account on the request; add the limit inside of authentication")),
+/// });
 ///
-/// let (parts, ()) = Request::get("/").body(())?.into_parts();
+/// let of = |account| Request::get("/").extension(account).body(()).map(|request| request.into_parts().0);
+/// let parts = of(Account { tenant: 42, tester: false })?;
+/// assert_eq!(tenant.extract(&parts)?.unwrap().to_string(), "key=tenant^2042");
+/// let parts = of(Account { tenant: 42, tester: true })?;
 /// assert!(tenant.extract(&parts)?.is_none());
+///
+/// // No request gets past the limit by leaving something out.
+/// let (parts, ()) = Request::get("/").body(())?.into_parts();
+/// assert!(tenant.extract(&parts).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn from_fn<F, R>(f: F) -> FromFn<F, R>
@@ -143,13 +161,13 @@ impl<F, R> fmt::Debug for FromFn<F, R> {
     }
 }
 
-/// What a function given to [`from_fn`] may return.
+/// The return type of a function given to [`from_fn`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
     note = "return a `Key`, a string, an `Option` of one, or a `Result` of either with a `KeyError`"
 )]
 pub trait IntoExtracted {
-    /// What the function found.
+    /// The key that the function found.
     ///
     /// # Errors
     ///

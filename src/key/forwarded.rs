@@ -1,40 +1,86 @@
-//! What proxies write down: lists of addresses in `X-Forwarded-For` and `Forwarded`, and single addresses.
+//! Parsers for the headers in which proxies record the client address: `X-Forwarded-For`, `Forwarded`, and headers that
+//! hold a single address.
+//!
+//! The last bytes of a line were written by the nearest proxy, the first by the client. So elements are split off from the
+//! right, on bytes, and no byte changes how the elements right of it are read.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    iter,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use http::HeaderValue;
 
-/// One hop that a proxy wrote down.
+use super::header::trim;
+
+/// One element of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hop {
     Address(IpAddr),
     /// Unknown, obfuscated or malformed: nothing left of it can be trusted.
     Opaque,
-    /// A whole line that is no text, and so who knows how many hops.
-    Unreadable,
 }
 
-/// The hops of one line of `X-Forwarded-For`, first to last.
-pub(super) fn x_forwarded_for(line: &HeaderValue) -> Vec<Hop> {
-    let Some(line) = printable(line) else {
-        return vec![Hop::Unreadable];
-    };
-    let elements = line.split(',').map(trim).filter(|element| !element.is_empty());
-    elements
-        .map(|element| address(element).map_or(Hop::Opaque, Hop::Address))
-        .collect()
+/// The elements of one line of `X-Forwarded-For`, from right to left.
+pub(super) fn x_forwarded_for(line: &HeaderValue) -> impl Iterator<Item = Hop> {
+    from_the_right(line.as_bytes(), last_comma).map(|element| hop(printable(element).and_then(address)))
 }
 
-/// The hops of one line of `Forwarded` (RFC 7239 §4), first to last. A line that does not parse is one opaque hop.
-pub(super) fn forwarded(line: &HeaderValue) -> Vec<Hop> {
-    printable(line)
-        .and_then(|line| Elements(line).parse())
-        .unwrap_or_else(|| vec![Hop::Opaque])
+/// The elements of one line of `Forwarded` (RFC 7239 §4), from right to left.
+pub(super) fn forwarded(line: &HeaderValue) -> impl Iterator<Item = Hop> {
+    from_the_right(line.as_bytes(), last_comma_outside_quotes)
+        .map(|element| hop(printable(element).and_then(|element| Element(element).parse())))
+}
+
+fn hop(address: Option<IpAddr>) -> Hop {
+    address.map_or(Hop::Opaque, Hop::Address)
+}
+
+/// The elements of a line from right to left, without the empty ones (RFC 9110 §5.6.1.2).
+fn from_the_right(line: &[u8], last_delimiter: fn(&[u8]) -> Option<usize>) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(line);
+    let elements = iter::from_fn(move || {
+        let line = rest?;
+        let Some(comma) = last_delimiter(line) else {
+            rest = None;
+            return Some(line);
+        };
+        rest = Some(&line[..comma]);
+        Some(&line[comma + 1..])
+    });
+    elements.map(trim).filter(|element| !element.is_empty())
+}
+
+fn last_comma(line: &[u8]) -> Option<usize> {
+    line.iter().rposition(|byte| *byte == b',')
+}
+
+/// The last comma that is not in a quoted string, with the quotes paired from the right.
+///
+/// In a well-formed line these are the pairs that a reader from the left finds: an escaped quote has an odd number of
+/// backslashes before it, and the quote that begins a string has none.
+fn last_comma_outside_quotes(line: &[u8]) -> Option<usize> {
+    let mut quoted = false;
+    for (position, byte) in line.iter().enumerate().rev() {
+        match byte {
+            b'"' if !quoted => quoted = true,
+            b'"' if !ends_in_escape(&line[..position]) => quoted = false,
+            b',' if !quoted => return Some(position),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Whether the next character is escaped by what precedes it.
+fn ends_in_escape(line: &[u8]) -> bool {
+    let backslashes = line.iter().rev().take_while(|byte| **byte == b'\\').count();
+    backslashes % 2 == 1
 }
 
 /// The address in a header that holds one.
 pub(super) fn single(line: &HeaderValue) -> Option<IpAddr> {
-    address(trim(printable(line)?))
+    address(printable(trim(line.as_bytes()))?)
 }
 
 /// `IPv4[:port]`, `IPv6`, `[IPv6]` or `[IPv6]:port`, the IPv6 ones with an optional `%zone`.
@@ -70,54 +116,37 @@ fn is_port(text: &str) -> bool {
     (1..=5).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok()
 }
 
-fn printable(line: &HeaderValue) -> Option<&str> {
-    line.to_str().ok() // tab and 0x20 to 0x7E
+/// The text of an element that holds nothing but tabs and printable ASCII.
+fn printable(element: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(element).ok()?;
+    text.bytes()
+        .all(|byte| byte == b'\t' || (0x20..=0x7e).contains(&byte))
+        .then_some(text)
 }
 
-fn trim(text: &str) -> &str {
-    text.trim_matches([' ', '\t'])
-}
+/// What is left to parse of an element of `Forwarded`: `for=192.0.2.60;proto=http;by=203.0.113.43`.
+struct Element<'a>(&'a str);
 
-/// What is left of a line of `Forwarded`.
-struct Elements<'a>(&'a str);
-
-impl Elements<'_> {
-    fn parse(mut self) -> Option<Vec<Hop>> {
-        let mut hops = Vec::new();
+impl Element<'_> {
+    /// The address of its only `for`.
+    fn parse(mut self) -> Option<IpAddr> {
+        let mut client = None;
         loop {
             self.skip_space();
-            if !matches!(self.peek(), None | Some(b',')) {
-                hops.push(self.element()?);
-            }
-            match self.next() {
-                None => return Some(hops),
-                Some(b',') => {}
-                Some(_) => return None,
-            }
-        }
-    }
-
-    /// `for=192.0.2.60;proto=http;by=203.0.113.43`
-    fn element(&mut self) -> Option<Hop> {
-        let mut hop = None;
-        let mut repeated = false;
-        loop {
-            self.skip_space();
-            if !matches!(self.peek(), None | Some(b',' | b';')) {
+            if !matches!(self.peek(), None | Some(b';')) {
                 let name = self.token()?;
                 (self.next()? == b'=').then_some(())?;
                 let value = self.value()?;
-                if name.eq_ignore_ascii_case("for") {
-                    repeated |= hop.is_some();
-                    hop = Some(node(&value).map_or(Hop::Opaque, Hop::Address));
+                if name.eq_ignore_ascii_case("for") && client.replace(node(&value)?).is_some() {
+                    return None;
                 }
             }
             self.skip_space();
-            if self.peek() != Some(b';') {
-                let once = hop.filter(|_| !repeated);
-                return Some(once.unwrap_or(Hop::Opaque));
+            match self.next() {
+                None => return client,
+                Some(b';') => {}
+                Some(_) => return None,
             }
-            self.next();
         }
     }
 
@@ -247,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn forwarded_is_read_as_the_rfc_has_it() {
+    fn forwarded_is_parsed_as_the_rfc_defines_it() {
         let hop = |text: &str| Hop::Address(text.parse().unwrap());
         for (line, hops) in [
             ("for=\"_gazonk\"", vec![Hop::Opaque]),
@@ -275,9 +304,21 @@ mod tests {
             ("for=\"", vec![Hop::Opaque]),
             ("for = 192.0.2.43", vec![Hop::Opaque]),
             ("for=192.0.2.43 for=192.0.2.44", vec![Hop::Opaque]),
+            // Quotes that have no partner stay within the elements left of the next comma.
+            ("for=\"192.0.2.43, for=192.0.2.44", vec![Hop::Opaque, hop("192.0.2.44")]),
+            (
+                "for=192.0.2.43\\\", for=192.0.2.44",
+                vec![Hop::Opaque, hop("192.0.2.44")],
+            ),
+            (
+                "by=\"\\\\\", for=\"192.0.2.43\";by=\"a\\\", b\"",
+                vec![Hop::Opaque, hop("192.0.2.43")],
+            ),
             ("", vec![]),
         ] {
-            assert_eq!(forwarded(&HeaderValue::from_str(line).unwrap()), hops, "{line}");
+            let mut parsed: Vec<_> = forwarded(&HeaderValue::from_str(line).unwrap()).collect();
+            parsed.reverse();
+            assert_eq!(parsed, hops, "{line}");
         }
     }
 }

@@ -6,10 +6,15 @@ use super::{Key, KeyError, KeyExtractor};
 
 /// The value of a request header, byte for byte, without the white space around it.
 ///
-/// A request without the header is refused with 400, unless [`or`](KeyExtractor::or) says what to use instead; so is one
+/// A request without the header is refused with 400, unless [`or`](KeyExtractor::or) has an alternative; so is one
 /// with more than one line of it, or a value of more than 4 KiB. An empty value is a value.
 ///
-/// A header that the client can set is no identity: pair it with [`ip`](super::ip).
+/// A header that the client can set is no identity. With such a key, alone or together with [`ip`](super::ip()), each new
+/// value is a new quota. Use it for a header that a proxy in front sets and removes from what clients send, and add a policy
+/// that counts the address alone; or use an [`extension`](super::extension()) that authentication sets.
+///
+/// Headers in which proxies record the client address, such as `X-Forwarded-For`, belong to
+/// [`client_ip`](super::client_ip), which reads what the proxy wrote and not what the client sent.
 ///
 /// # Panics
 ///
@@ -19,13 +24,14 @@ use super::{Key, KeyError, KeyExtractor};
 /// use http::Request;
 /// use tower_quota::{key, KeyExtractor};
 ///
-/// let user = key::header("X-User-Id");
+/// // The gateway in front sets it, whatever the client sends.
+/// let user = key::header("X-Gateway-User");
 ///
-/// let (parts, ()) = Request::get("/").header("x-user-id", " 42 ").body(())?.into_parts();
-/// assert_eq!(user.extract(&parts)?.unwrap().to_string(), "header:x-user-id=42");
+/// let (parts, ()) = Request::get("/").header("x-gateway-user", " 42 ").body(())?.into_parts();
+/// assert_eq!(user.extract(&parts)?.unwrap().to_string(), "header:x-gateway-user=42");
 ///
 /// let (parts, ()) = Request::get("/").body(())?.into_parts();
-/// assert_eq!(user.extract(&parts).unwrap_err().to_string(), "the request has no header `x-user-id`");
+/// assert_eq!(user.extract(&parts).unwrap_err().to_string(), "the request has no header `x-gateway-user`");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[track_caller]

@@ -16,17 +16,28 @@ use super::{
 };
 use crate::ConfigError;
 
-/// The address of the transport peer: whoever opened the connection.
+/// The address of the transport peer, which is the other end of the connection.
 ///
-/// IPv4 addresses count one by one, IPv6 addresses by their /64, which is what one subscriber gets (RFC 6177). An IPv4
-/// address in IPv6 form (`::ffff:203.0.113.7`, or `64:ff9b::/96` behind a NAT64) is the IPv4 address.
+/// IPv4 addresses count one by one, IPv6 addresses by their /64 network. An IPv4 address in IPv6 form
+/// (`::ffff:203.0.113.7`, or `64:ff9b::/96` behind a NAT64) is the IPv4 address.
 ///
-/// The peer is what axum's `into_make_service_with_connect_info::<SocketAddr>()` (feature `axum`) or tonic's server
-/// (feature `tonic`) left in the extensions of the request, or a [`PeerAddr`] that you put there. A request without any
-/// is refused with 500: callers of whom nothing is known never share a count by accident.
+/// # IPv6 networks
 ///
-/// No header is read: behind a reverse proxy, all requests come from the proxy. [`client_ip`] reads what the proxy wrote
-/// down.
+/// /64 is the size of one link: a host chooses any address in it (RFC 4291 §2.5.4), so a longer prefix limits nothing. It
+/// is also what a mobile network assigns to a device (RIPE-690 §4.2.4). But a site gets at least one /64, and in most cases
+/// significantly more (RFC 6177 §1): /56 is suggested for homes (RFC 6177 §2, RIPE-690 §4.2.2), which are 256 networks of
+/// /64, and /48 is common for businesses.
+///
+/// So choose [`ipv6_prefix(56)`](Ip::ipv6_prefix) where a caller with a home connection must not get 256 times the limit,
+/// such as for logins. With the default of /64 no two subscribers count as one; with /56 they do where a provider assigns a
+/// /64 to each, as mobile networks and some hosting providers do.
+///
+/// The peer is found in the extensions of the request, where axum's `into_make_service_with_connect_info::<SocketAddr>()`
+/// (feature `axum`) or tonic's server (feature `tonic`) left it, or a [`PeerAddr`] that you insert. A request without any
+/// is refused with 500, so that unknown callers never share a count by accident.
+///
+/// No header is read: behind a reverse proxy, all requests come from the proxy. [`client_ip`] reads the address that the
+/// proxy recorded.
 ///
 /// ```
 /// use http::Request;
@@ -48,11 +59,12 @@ pub fn ip() -> Ip {
     }
 }
 
-/// The address of the client, as a trusted proxy wrote it down.
+/// The address of the client, as a trusted proxy recorded it.
 ///
-/// Say whom you trust, with [`trusted`](ClientIp::trusted) or [`trust_any_peer`](ClientIp::trust_any_peer): a header
-/// is only read if the peer that sent it is trusted, since everybody can send one. Lists are read from the right, where
-/// the nearest proxy wrote, up to the first address that is not trusted.
+/// It requires the networks of your proxies, with [`trusted`](ClientIp::trusted), or
+/// [`trust_any_peer`](ClientIp::trust_any_peer): the header is only read if the peer that sent it is trusted, since every
+/// client can send one. Lists are read from the right, where the nearest proxy wrote, up to the first address that is not
+/// trusted.
 ///
 /// ```
 /// use http::Request;
@@ -67,17 +79,20 @@ pub fn ip() -> Ip {
 /// };
 /// // The client's own claim stands left of what the proxy wrote.
 /// assert_eq!(key_of("10.0.0.2:80", "1.2.3.4, 198.51.100.9"), "ip=198.51.100.9");
-/// // Whoever is no proxy of ours cannot choose its key.
+/// // A peer that is not a proxy of ours cannot choose its key.
 /// assert_eq!(key_of("203.0.113.7:80", "1.2.3.4"), "ip=203.0.113.7");
 /// ```
 ///
-/// The result is grouped and canonical as with [`ip`]. Where the header is absent or malformed, the request counts against
-/// the nearest hop that is known: the proxy itself.
+/// The elements of a list are split off from the right, byte by byte, so nothing that the client wrote changes how the
+/// element of the proxy is read. Where that element is absent, malformed or `unknown`, the request counts against the
+/// nearest hop that is known: the proxy itself. At most 32 elements are read.
+///
+/// The result is grouped and canonical as with [`ip`].
 pub fn client_ip(source: ClientIpSource) -> ClientIp {
     ClientIp { source }
 }
 
-/// Where the address of the client stands.
+/// The header in which proxies record the client address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClientIpSource {
@@ -91,7 +106,7 @@ pub enum ClientIpSource {
     Header(HeaderName),
 }
 
-/// A [`client_ip`] that does not say yet whom it trusts.
+/// A [`client_ip`] without trusted peers, which it requires.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ClientIp {
@@ -130,9 +145,9 @@ impl ClientIp {
         })
     }
 
-    /// Trusts whoever opens a connection, for a server that only its proxy can reach.
+    /// Trusts every peer, for a server that only its proxy can reach.
     ///
-    /// If anybody else can reach it, they choose their own key.
+    /// If clients can reach it directly, they choose their keys.
     pub fn trust_any_peer(self) -> Ip {
         let trust = Trust {
             any_peer: true,
@@ -170,7 +185,7 @@ impl Ip {
         self
     }
 
-    /// Finds the peer by a function, for servers that leave it elsewhere.
+    /// Finds the peer with a function, for servers that provide it elsewhere.
     pub fn peer(mut self, peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
         self.peer = Some(Arc::new(peer));
         self
@@ -195,7 +210,7 @@ impl Ip {
 
     /// Counts IPv6 addresses by networks of this length, from 32 to 128 bits.
     ///
-    /// The default is 64.
+    /// The default is 64; 56 is recommended [where callers get larger networks](ip#ipv6-networks).
     ///
     /// # Panics
     ///
@@ -266,29 +281,15 @@ impl Ip {
         match source {
             ClientIpSource::XForwardedFor => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter();
-                self.walk(
-                    peer,
-                    lines
-                        .rev()
-                        .flat_map(|line| forwarded::x_forwarded_for(line).into_iter().rev()),
-                )
+                self.walk(peer, lines.rev().flat_map(forwarded::x_forwarded_for))
             }
             ClientIpSource::Forwarded => {
                 let lines = headers.get_all(FORWARDED).iter();
-                self.walk(
-                    peer,
-                    lines
-                        .rev()
-                        .flat_map(|line| forwarded::forwarded(line).into_iter().rev()),
-                )
+                self.walk(peer, lines.rev().flat_map(forwarded::forwarded))
             }
             ClientIpSource::XForwardedForHop(n) => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter();
-                let hops = lines
-                    .rev()
-                    .flat_map(|line| forwarded::x_forwarded_for(line).into_iter().rev());
-                // Nothing can be counted past a line that the client has spoiled, or it would choose what is counted to.
-                let mut hops = hops.take_while(|hop| *hop != Hop::Unreadable);
+                let mut hops = lines.rev().flat_map(forwarded::x_forwarded_for);
                 match hops.nth(n.saturating_sub(1)) {
                     Some(Hop::Address(address)) => Peer::Address(self.grouping.canonical(address)),
                     _ => peer,
@@ -319,7 +320,7 @@ impl Ip {
         last
     }
 
-    /// Warns once where a proxy seems to be in front and is what everybody counts as.
+    /// Warns once if a proxy seems to be in front, so that all requests have its key.
     #[cfg(feature = "tracing")]
     fn warn_of_forwarding(&self, headers: &HeaderMap) {
         if !self.warned.load(Ordering::Relaxed)
@@ -345,7 +346,7 @@ const NO_PEER: &str = if cfg!(any(feature = "axum", feature = "tonic")) {
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// A longer list is one that somebody made up.
+/// No chain of proxies is longer.
 const MAX_HOPS: usize = 32;
 
 impl fmt::Debug for Ip {
@@ -362,7 +363,7 @@ impl fmt::Debug for Ip {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddr(pub SocketAddr);
 
-/// Says, as a request extension, that the transport peer is on a Unix socket.
+/// A request extension for a transport peer on a Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnixPeer;
 

@@ -1,25 +1,41 @@
-//! Whom a request counts against.
+//! Key extractors: the identity that a request is counted under.
 //!
 //! A [`KeyExtractor`] finds the [`Key`] of a request. The functions of this module make the usual ones, a tuple of
-//! extractors means all of them together, and `.or(..)` says what to use instead of what is absent:
+//! extractors means all of them together, and `.or(..)` is the alternative to a key that is absent:
 //!
 //! ```
 //! use http::Request;
-//! use tower_quota::{key, KeyExtractor};
+//! use tower_quota::{key::{self, PeerAddr}, KeyExtractor};
 //!
-//! let per_user_and_path = (key::header("x-user-id").or(key::constant("anonymous")), key::path());
+//! /// The user that authentication found.
+//! #[derive(Clone)]
+//! struct UserId(u64);
 //!
-//! let (parts, ()) = Request::get("/hello?lang=en").header("x-user-id", "42").body(())?.into_parts();
-//! let key = per_user_and_path.extract(&parts)?.unwrap();
-//! assert_eq!(key.to_string(), "header:x-user-id=42|path=/hello");
+//! # #[cfg(feature = "axum")] {
+//! let user_or_address = key::extension::<UserId>(|user| user.0.to_string()).or(key::ip());
+//! let per_route = (user_or_address, key::route());
+//!
+//! let peer = PeerAddr("203.0.113.7:4711".parse()?);
+//! let (mut parts, ()) = Request::get("/hello").extension(peer).body(())?.into_parts();
+//! assert_eq!(per_route.extract(&parts)?.unwrap().to_string(), "ip=203.0.113.7|unmatched=");
+//!
+//! parts.extensions.insert(UserId(42));
+//! assert!(per_route.extract(&parts)?.unwrap().to_string().ends_with("UserId=42|unmatched="));
+//! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # What makes a good key
 //!
-//! A caller that chooses its key chooses its quota. A header that the client can set is no identity: pair it with the
-//! address, or use [`extension`] with what your authentication found. [`path`] is whatever the client asked for, so on a
-//! wildcard route every URL is a quota of its own; [`route`] is the template that matched.
+//! A caller that chooses its key chooses its quota, and one that changes its key with every request is not limited.
+//!
+//! * The address is a good key: [`ip`](ip()), and [`client_ip`] behind a proxy.
+//! * So is the user that authentication found, in an [`extension`]. Count the requests before authentication by address, or
+//!   guesses of passwords and tokens are not limited.
+//! * A header that the client can set is no identity, nor is the host of the URI. Where such a value belongs to the key, add
+//!   a policy that counts the address alone.
+//! * [`path`](path()) is whatever the client requested, so on a wildcard route every URL has a quota of its own.
+//!   [`route`](fn@route) is the template that matched.
 
 mod combine;
 mod forwarded;
@@ -37,6 +53,8 @@ use http::request::Parts;
 #[cfg(feature = "axum")]
 pub use self::request::{Route, route};
 pub(crate) use self::secret::Secret;
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
+pub(crate) use self::secret::ShortSecret;
 pub use self::{
     combine::{FromFn, IntoExtracted, Or, from_fn},
     header::{Header, header},
@@ -45,7 +63,7 @@ pub use self::{
     text::Key,
 };
 
-/// Finds whom a request counts against.
+/// Extracts the key that a request is counted under.
 ///
 /// `Ok(None)` means that the policy does not apply to the request, an error that the request is refused.
 ///
@@ -53,20 +71,26 @@ pub use self::{
 /// use http::request::Parts;
 /// use tower_quota::{Key, KeyExtractor, key::KeyError};
 ///
+/// /// The account that authentication found.
+/// #[derive(Clone)]
+/// struct Account {
+///     tenant: u64,
+/// }
+///
 /// struct Tenant;
 ///
 /// impl KeyExtractor for Tenant {
 ///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-///         match parts.uri.host().and_then(|host| host.split('.').next()) {
-///             Some(tenant) => Ok(Some(Key::from(tenant))),
-///             None => Err(KeyError::malformed("the request names no host")),
+///         match parts.extensions.get::<Account>() {
+///             Some(account) => Ok(Some(Key::from(account.tenant))),
+///             None => Err(KeyError::misconfigured("no account on the request; add the limit inside of authentication")),
 ///         }
 ///     }
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not say whom a request counts against",
-    note = "use `key::ip()`, `key::header(\"x-user-id\")` or another function of `tower_quota::key`, a tuple of them, or `key::from_fn(|parts| ..)`"
+    message = "`{Self}` is not a key extractor",
+    note = "use `key::ip()`, `key::extension(..)` or another function of `tower_quota::key`, a tuple of them, or `key::from_fn(|parts| ..)`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// The key of a request.
@@ -76,7 +100,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// If the request has none and must not pass without.
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError>;
 
-    /// What `other` finds, where this finds nothing.
+    /// The key of `other`, where this extractor finds none.
     ///
     /// It catches what is absent, never what is malformed.
     fn or<E>(self, other: E) -> Or<Self, E>
@@ -141,7 +165,7 @@ impl KeyError {
         self.kind == Kind::Misconfigured
     }
 
-    fn is_absent(&self) -> bool {
+    pub(crate) fn is_absent(&self) -> bool {
         self.kind != Kind::Malformed
     }
 }

@@ -1,4 +1,4 @@
-//! Networks: whom to trust, and who counts as one.
+//! Networks: trusted peers, and the grouping of addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::{Key, ip::Peer};
 use crate::ConfigError;
 
-/// Whose headers are read.
+/// The peers whose headers are read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trust {
     pub(super) networks: Vec<IpNet>,
@@ -42,13 +42,14 @@ pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
     let network = canonical(network);
     if network.prefix_len() == 0 {
         return Err(ConfigError::new(format!(
-            "`{text}` is everybody; for a server that only its proxy can reach, say `trust_any_peer()`"
+            "`{text}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`, or \
+             `trusted = \"any-peer\"` in a file"
         )));
     }
     Ok(network)
 }
 
-/// The IPv4 network that an IPv6 network stands for, if it does.
+/// The IPv4 network, if an IPv6 network stands for one.
 fn canonical(network: IpNet) -> IpNet {
     let IpNet::V6(v6) = network else {
         return network;
@@ -62,7 +63,7 @@ fn canonical(network: IpNet) -> IpNet {
     }
 }
 
-/// Which addresses count as one.
+/// The networks whose addresses have one key.
 #[derive(Clone, Debug)]
 pub(super) struct Grouping {
     pub(super) ipv4: u8,
@@ -84,7 +85,7 @@ impl Default for Grouping {
 const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
 
 impl Grouping {
-    /// The IPv4 address that an IPv6 address stands for, if it does.
+    /// The IPv4 address, if an IPv6 address stands for one.
     #[inline]
     pub(super) fn canonical(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_is_not_a_network_to_trust() {
+    fn a_network_of_all_addresses_cannot_be_trusted() {
         for text in [
             "0.0.0.0/0",
             "::/0",

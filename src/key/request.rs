@@ -7,11 +7,22 @@ use super::{Key, KeyError, KeyExtractor};
 
 /// The path of the request, without the query.
 ///
-/// Spellings that mean the same path are one key (RFC 3986 §6.2.2): escapes of letters, digits, `-`, `.`, `_` and `~` are
-/// decoded, and the hexadecimal digits of the others are upper case. `%2F` stays apart from `/`. In a nested axum router
-/// it is the whole path, not only what the prefix left (feature `axum`).
+/// Spellings of a path that axum decodes alike are one key: percent-encoded characters are decoded once, whether they are
+/// unreserved (`%41`), reserved (`%2B`) or not ASCII (`%C3%A9`), and an invalid escape such as `%zz` is kept. Only `%2F` stays apart
+/// from `/`. In a nested axum router it is the whole path, not only what the prefix left (feature `axum`).
 ///
-/// The caller chooses the path: on a wildcard route every URL is a quota of its own. [`route`](super::route) is not.
+/// # What remains
+///
+/// The caller chooses the path, and each spelling that is not listed above is a quota of its own:
+///
+/// * on a wildcard route such as `/files/{*rest}` every URL, and `a%2Fb` beside `a/b`;
+/// * on a route with a parameter such as `/users/{id}` every value, and of a value that the handler parses every form of it:
+///   `/users/42`, `/users/042` and `/users/+42` are the same number, as upper-case and lower-case letters are the same UUID;
+/// * trailing slashes, repeated slashes, dot segments and upper case, where the service answers them alike; the
+///   [settings](Path#implementations) of the extractor make them one key.
+///
+/// [`route`](super::route), the template that matched, has none of these and is the safe choice (feature `axum`). With `path`
+/// add a policy that counts the caller alone, such as by [`ip`](super::ip()).
 ///
 /// ```
 /// use http::Request;
@@ -37,7 +48,7 @@ pub struct Path {
 
 /// Settings: more spellings that count as one, for services that answer them alike.
 impl Path {
-    /// Takes `/a/` for `/a`, and `/a//` too.
+    /// Makes `/a/` and `/a//` the same key as `/a`.
     ///
     /// The default is to keep them apart.
     pub fn strip_trailing_slash(mut self) -> Self {
@@ -45,7 +56,7 @@ impl Path {
         self
     }
 
-    /// Takes `//a//b` for `/a/b`.
+    /// Makes `//a//b` the same key as `/a/b`.
     ///
     /// The default is to keep them apart.
     pub fn collapse_slashes(mut self) -> Self {
@@ -53,7 +64,7 @@ impl Path {
         self
     }
 
-    /// Takes `/a/./b` and `/a/c/../b` for `/a/b` (RFC 3986 §5.2.4).
+    /// Makes `/a/./b` and `/a/c/../b` the same key as `/a/b` (RFC 3986 §5.2.4).
     ///
     /// The default is to keep them apart.
     pub fn remove_dot_segments(mut self) -> Self {
@@ -61,7 +72,7 @@ impl Path {
         self
     }
 
-    /// Takes `/A` for `/a`.
+    /// Makes `/A` the same key as `/a`.
     ///
     /// The default is to keep them apart.
     pub fn ignore_case(mut self) -> Self {
@@ -132,35 +143,48 @@ fn without_dot_segments(path: &[u8]) -> SmallVec<[u8; 64]> {
     output
 }
 
-/// One spelling for each path (RFC 3986 §6.2.2.1 and §6.2.2.2).
+/// One spelling for each path: escapes are decoded once, except for `%2F`.
+///
+/// Decoding the result once more gives the same characters, so two paths that differ after decoding have two spellings: a
+/// `%` is written as `%25` where it would begin an escape.
 pub(super) fn canonical_path(path: &str) -> SmallVec<[u8; 64]> {
-    let mut canonical = SmallVec::new();
     let mut rest = path.as_bytes();
+    if !rest.contains(&b'%') {
+        return SmallVec::from_slice(rest);
+    }
 
-    while let [first, tail @ ..] = rest {
-        match (first, tail) {
-            (b'%', [high, low, tail @ ..]) if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
-                let byte = hex_value(*high) << 4 | hex_value(*low);
-                let unreserved = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-                if unreserved && !completes_an_escape(&canonical, byte) {
-                    canonical.push(byte);
-                } else {
-                    canonical.extend_from_slice(&[b'%', high.to_ascii_uppercase(), low.to_ascii_uppercase()]);
-                }
-                rest = tail;
-            }
-            _ => {
-                canonical.push(*first);
-                rest = tail;
-            }
+    let mut canonical = SmallVec::new();
+    while let Some((character, tail)) = decode_first(rest) {
+        match character {
+            b'/' if rest[0] == b'%' => canonical.extend_from_slice(b"%2F"),
+            b'%' if begins_with_hex_digits(tail) => canonical.extend_from_slice(b"%25"),
+            byte => canonical.push(byte),
         }
+        rest = tail;
     }
     canonical
 }
 
-/// Whether a `%` that began no escape would begin one with this byte: `%%341` is not `%41`, which is `A`.
-fn completes_an_escape(before: &[u8], byte: u8) -> bool {
-    byte.is_ascii_hexdigit() && matches!(before, [.., b'%'] | [.., b'%', b'0'..=b'9' | b'A'..=b'F' | b'a'..=b'f'])
+/// The first byte after percent-decoding, and what follows it. A `%` without two hexadecimal digits stands for itself, as in
+/// axum.
+fn decode_first(path: &[u8]) -> Option<(u8, &[u8])> {
+    match path {
+        [b'%', high, low, tail @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+            Some((hex_value(*high) << 4 | hex_value(*low), tail))
+        }
+        [first, tail @ ..] => Some((*first, tail)),
+        [] => None,
+    }
+}
+
+fn begins_with_hex_digits(path: &[u8]) -> bool {
+    let mut rest = path;
+    (0..2).all(|_| {
+        decode_first(rest).is_some_and(|(character, tail)| {
+            rest = tail;
+            character.is_ascii_hexdigit()
+        })
+    })
 }
 
 fn hex_value(digit: u8) -> u8 {
@@ -239,7 +263,7 @@ impl KeyExtractor for Method {
     }
 }
 
-/// The same key for every request: one limit for everybody.
+/// The same key for every request: one limit for all requests together.
 pub fn constant(value: &str) -> Constant {
     Constant(Key::constant(value))
 }
@@ -255,7 +279,7 @@ impl KeyExtractor for Constant {
     }
 }
 
-/// Something in the extensions of the request, such as the user that your authentication found.
+/// A value in the extensions of the request, such as the user that authentication found.
 ///
 /// A request that has none is refused with 500, since the layer that inserts it is missing or comes later; with
 /// [`or`](KeyExtractor::or) it counts as something else. The key names the type `T` by its path, so counts start afresh
@@ -293,8 +317,8 @@ where
         match parts.extensions.get::<T>() {
             Some(found) => Ok(Some(Key::extension::<T>(&(self.0)(found)))),
             None => Err(KeyError::misconfigured(format!(
-                "no `{}` in the extensions of the request; put the layer that inserts it outside of this one, or say what \
-                 else to use with `.or(..)`",
+                "no `{}` in the extensions of the request; put the layer that inserts it outside of this one, or add \
+                 an alternative with `.or(..)`",
                 type_name::<T>(),
             ))),
         }
@@ -322,16 +346,26 @@ mod tests {
     }
 
     #[test]
-    fn escapes_of_unreserved_characters_are_decoded_once() {
+    fn escapes_are_decoded_once_except_for_slashes() {
         for (text, canonical) in [
             ("/users/%31", "/users/1"),
             ("/a%2fb", "/a%2Fb"),
             ("/%7Ea%2D", "/~a-"),
             ("/%2541", "/%2541"),
             ("/%zz%4", "/%zz%4"),
-            ("/%%341", "/%%341"),
-            ("/%4%31", "/%4%31"),
+            ("/%25zz%254", "/%zz%4"),
+            ("/%%341", "/%2541"),
+            ("/%4%31", "/%2541"),
             ("/%25%34%31", "/%2541"),
+            ("/%%41", "/%A"),
+            ("/%25%2541", "/%%2541"),
+            ("/%252F", "/%252F"),
+            ("/%25%32F", "/%252F"),
+            ("/%%2F", "/%%2F"),
+            ("/%2%2F", "/%2%2F"),
+            ("/%21%24%26%27%28%29%2a%2B%2c%3b%3d%3a%40", "/!$&'()*+,;=:@"),
+            ("/%5B%5D%7C%22%7b%7d%20%3f%23", "/[]|\"{} ?#"),
+            ("/%C3%A9", "/é"),
             ("/%", "/%"),
             ("*", "*"),
             ("", ""),

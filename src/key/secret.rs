@@ -1,12 +1,38 @@
 use std::fmt;
 
-/// What only the operator knows, to hash keys with.
+use crate::ConfigError;
+
+/// A key for keyed hashes, derived from the secret of the operator for one purpose.
 #[derive(Clone)]
 pub(crate) struct Secret([u8; 32]);
 
+/// A secret that could be guessed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShortSecret {
+    bytes: usize,
+}
+
+/// The fewest bytes of a secret: 128 bits, as many as a digest has.
+const MIN_SECRET: usize = 16;
+
 impl Secret {
-    pub(crate) fn new(secret: impl AsRef<[u8]>) -> Self {
-        Self(blake3::derive_key("tower-quota 2026 keys of callers", secret.as_ref()))
+    /// For the keys of callers in a store.
+    #[cfg(any(feature = "fred", feature = "redis-rs"))]
+    pub(crate) fn for_stored_keys(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
+        Self::derive("tower-quota 2026 keys of callers", secret.as_ref())
+    }
+
+    /// For the partition keys in header fields, which callers see.
+    pub(crate) fn for_partition_keys(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
+        Self::derive("tower-quota 2026 partition keys in header fields", secret.as_ref())
+    }
+
+    /// Contexts keep the digests of one purpose from being those of another, where both have the same secret.
+    fn derive(context: &'static str, secret: &[u8]) -> Result<Self, ShortSecret> {
+        if secret.len() < MIN_SECRET {
+            return Err(ShortSecret { bytes: secret.len() });
+        }
+        Ok(Self(blake3::derive_key(context, secret)))
     }
 
     /// 128 bits of a keyed hash.
@@ -21,5 +47,40 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("<secret>")
+    }
+}
+
+impl From<ShortSecret> for ConfigError {
+    fn from(ShortSecret { bytes }: ShortSecret) -> Self {
+        Self::new(format!(
+            "a secret has at least {MIN_SECRET} bytes, and this one has {bytes}; make one at random, such as with `openssl rand \
+             -hex 32`"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_of_fewer_than_16_bytes_is_refused_with_the_fix() {
+        assert!(Secret::for_partition_keys([7; 16]).is_ok());
+        for secret in [&b""[..], b"secret", &[7; 15]] {
+            let error = ConfigError::from(Secret::for_partition_keys(secret).unwrap_err()).to_string();
+            assert!(
+                error.contains("at least 16 bytes") && error.contains("openssl rand -hex 32"),
+                "{error}"
+            );
+        }
+    }
+
+    #[cfg(any(feature = "fred", feature = "redis-rs"))]
+    #[test]
+    fn a_digest_of_one_purpose_is_none_of_another() {
+        let secret = "0123456789abcdef";
+        let stored = Secret::for_stored_keys(secret).unwrap();
+        let partition = Secret::for_partition_keys(secret).unwrap();
+        assert_ne!(stored.digest(b"ip=192.0.2.1"), partition.digest(b"ip=192.0.2.1"));
     }
 }

@@ -6,22 +6,23 @@ use smallvec::SmallVec;
 use super::Secret;
 use super::{header, request};
 
-/// Whom a request counts against: one component or several, such as an address and a path.
+/// The identity that a request is counted under: one component or several, such as an address and a path.
 ///
-/// Keys are equal if and only if their lists of components are: each component names its type, and what could be taken
-/// for a delimiter is escaped (`^7C` for `|`).
+/// Keys are equal if and only if their lists of components are equal: each component names its type, and bytes that could be
+/// read as a delimiter are escaped (`^7C` for `|`).
 ///
 /// ```
 /// use tower_quota::Key;
 ///
-/// let key = Key::header("x-user-id", "42").and(Key::path("/login"));
-/// assert_eq!(key.to_string(), "header:x-user-id=42|path=/login");
+/// let key = Key::ip("203.0.113.7".parse()?).and(Key::path("/login"));
+/// assert_eq!(key.to_string(), "ip=203.0.113.7|path=/login");
 ///
 /// // A bare string is a type of its own.
 /// assert_eq!(Key::from("42").to_string(), "key=42");
+/// # Ok::<(), std::net::AddrParseError>(())
 /// ```
 ///
-/// [`Debug`](fmt::Debug) does not show what a key holds, so that it cannot get into a log by accident.
+/// [`Debug`](fmt::Debug) does not show the components, so that they do not get into a log by accident.
 #[derive(Clone, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct Key {
@@ -55,7 +56,7 @@ impl Key {
         Self::component("ext:", std::any::type_name::<T>().as_bytes(), value.as_bytes())
     }
 
-    /// Both.
+    /// The key of both.
     pub fn and(mut self, other: impl Into<Self>) -> Self {
         self.push(&other.into());
         self
@@ -145,13 +146,13 @@ impl Key {
     #[inline]
     pub(crate) fn bound(&mut self) {
         if self.text.len() > MAX_SUBJECT {
-            // 128 bits of a cryptographic hash: nobody finds two subjects that share a count.
+            // 128 bits of a cryptographic hash: two subjects that share a count cannot be found.
             let hash = blake3::hash(&self.text).to_hex();
             *self = Self::plain("hash", &hash.as_str()[..32]);
         }
     }
 
-    /// A key that tells nothing of this one without the secret.
+    /// A keyed hash of this key.
     #[cfg(any(feature = "fred", feature = "redis-rs"))]
     pub(crate) fn hashed(&self, secret: &Secret) -> Self {
         let digest = u128::from_be_bytes(secret.digest(&self.text));

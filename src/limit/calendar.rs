@@ -1,4 +1,8 @@
-use jiff::{SignedDuration, Span, Timestamp, Zoned, civil::Weekday, tz::TimeZone};
+use jiff::{
+    SignedDuration, Span, Timestamp, Zoned,
+    civil::{Date, Weekday},
+    tz::TimeZone,
+};
 
 use super::MAX_EXACT;
 
@@ -6,7 +10,7 @@ use super::MAX_EXACT;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Calendar {
-    /// From one full hour to the next.
+    /// From one full hour to the next, or to the moment at which the clocks are set by a part of an hour.
     Hour,
     /// From midnight to midnight: 23 or 25 hours where the clocks change.
     Day,
@@ -39,51 +43,95 @@ impl Calendar {
             .and_then(|now| Timestamp::from_microsecond(now).ok())
             .and_then(|now| {
                 let now = now.to_zoned(zone.clone());
-                let start = self.start(&now).ok()?;
-                let end = self.end(&start).ok()?;
-                Some((micros(&start), micros(&end)))
+                let window = match self {
+                    Self::Hour => hour_around(&now),
+                    Self::Day | Self::Week | Self::Month | Self::Year => self.days_around(&now),
+                };
+                let (start, end) = window.ok()?;
+                Some((micros(start), micros(end)))
             });
         window.unwrap_or((0, MAX_EXACT - 1))
     }
 
-    fn start(self, now: &Zoned) -> Result<Zoned, jiff::Error> {
-        let date = now.date();
-        let first = match self {
-            Self::Hour => {
-                // By the time that has passed in it: an hour that the clocks repeat comes twice.
-                let into = SignedDuration::new(
-                    i64::from(now.minute()) * 60 + i64::from(now.second()),
-                    now.subsec_nanosecond(),
-                );
-                return now.checked_sub(into);
+    fn days_around(self, now: &Zoned) -> Result<(Timestamp, Timestamp), jiff::Error> {
+        let zone = now.time_zone();
+        let mut first = self.first_day(now.date())?;
+        loop {
+            let next = self.next_day(first)?;
+            let end = starts(next, zone)?;
+            // Where clocks are set back over midnight, the end of a day is shown again after the next day has begun.
+            if now.timestamp() < end {
+                return Ok((starts(first, zone)?, end));
             }
-            Self::Day => date,
+            first = next;
+        }
+    }
+
+    fn first_day(self, date: Date) -> Result<Date, jiff::Error> {
+        Ok(match self {
+            Self::Hour | Self::Day => date,
             Self::Week => match date.weekday() {
                 Weekday::Monday => date,
                 _ => date.nth_weekday(-1, Weekday::Monday)?,
             },
             Self::Month => date.first_of_month(),
             Self::Year => date.first_of_year(),
-        };
-        // Where a change of clocks skips midnight, the day starts after it.
-        first.to_zoned(now.time_zone().clone())?.start_of_day()
+        })
     }
 
-    fn end(self, start: &Zoned) -> Result<Zoned, jiff::Error> {
-        let date = start.date();
-        let next = match self {
-            Self::Hour => return start.checked_add(SignedDuration::from_hours(1)),
-            Self::Day => date.tomorrow()?,
-            Self::Week => date.checked_add(Span::new().weeks(1))?,
-            Self::Month => date.checked_add(Span::new().months(1))?,
-            Self::Year => date.checked_add(Span::new().years(1))?,
-        };
-        next.to_zoned(start.time_zone().clone())?.start_of_day()
+    fn next_day(self, first: Date) -> Result<Date, jiff::Error> {
+        match self {
+            Self::Hour | Self::Day => first.tomorrow(),
+            Self::Week => first.checked_add(Span::new().weeks(1)),
+            Self::Month => first.checked_add(Span::new().months(1)),
+            Self::Year => first.checked_add(Span::new().years(1)),
+        }
     }
 }
 
-fn micros(at: &Zoned) -> u64 {
-    at.timestamp().as_microsecond().try_into().unwrap_or_default()
+/// When a day starts: where a change of clocks skips midnight, after it.
+fn starts(date: Date, zone: &TimeZone) -> Result<Timestamp, jiff::Error> {
+    Ok(date.to_zoned(zone.clone())?.start_of_day()?.timestamp())
+}
+
+/// The hour around `now`, by the time that has passed in it: an hour that the clocks repeat comes twice. Where clocks are set
+/// by a part of an hour, as on Lord Howe Island, the hour ends there and a shorter one starts.
+fn hour_around(now: &Zoned) -> Result<(Timestamp, Timestamp), jiff::Error> {
+    const HOUR: SignedDuration = SignedDuration::from_hours(1);
+
+    let passed = SignedDuration::new(
+        i64::from(now.minute()) * 60 + i64::from(now.second()),
+        now.subsec_nanosecond(),
+    );
+    let (zone, now) = (now.time_zone(), now.timestamp());
+    let (mut start, mut end) = (now.checked_sub(passed)?, now.checked_sub(passed)?.checked_add(HOUR)?);
+
+    let minutes_differ = |a: Timestamp, b: Timestamp| {
+        let shift = i64::from(zone.to_offset(a).seconds()) - i64::from(zone.to_offset(b).seconds());
+        shift % HOUR.as_secs() != 0
+    };
+    let just_before = |at: Timestamp| at.checked_sub(SignedDuration::from_nanos(1));
+    if minutes_differ(start, now) {
+        for change in zone.preceding(now.checked_add(SignedDuration::from_nanos(1))?) {
+            if minutes_differ(just_before(change.timestamp())?, now) {
+                start = start.max(change.timestamp());
+                break;
+            }
+        }
+    }
+    if minutes_differ(just_before(end)?, now) {
+        for change in zone.following(now) {
+            if minutes_differ(change.timestamp(), now) {
+                end = end.min(change.timestamp());
+                break;
+            }
+        }
+    }
+    Ok((start, end))
+}
+
+fn micros(at: Timestamp) -> u64 {
+    at.as_microsecond().try_into().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -93,7 +141,7 @@ mod tests {
     /// The window around a moment, in the words of its time zone.
     fn window(calendar: Calendar, moment: &str) -> (String, String) {
         let moment: Zoned = moment.parse().unwrap();
-        let (start, end) = calendar.around(micros(&moment), moment.time_zone());
+        let (start, end) = calendar.around(micros(moment.timestamp()), moment.time_zone());
         let show = |at: u64| {
             let at = Timestamp::from_microsecond(at as i64)
                 .unwrap()
@@ -199,5 +247,71 @@ mod tests {
                 "{calendar:?} around {moment}"
             );
         }
+    }
+
+    #[test]
+    fn hours_are_shorter_where_the_clocks_change_by_half_an_hour() {
+        for (moment, start, end) in [
+            // Set back at 2:00 to 1:30.
+            (
+                "2027-04-04T01:45+11:00[Australia/Lord_Howe]",
+                "2027-04-04 01:00+11:00",
+                "2027-04-04 01:30+10:30",
+            ),
+            (
+                "2027-04-04T01:45+10:30[Australia/Lord_Howe]",
+                "2027-04-04 01:30+10:30",
+                "2027-04-04 02:00+10:30",
+            ),
+            // Set forward at 2:00 to 2:30.
+            (
+                "2027-10-03T01:45[Australia/Lord_Howe]",
+                "2027-10-03 01:00+10:30",
+                "2027-10-03 02:30+11:00",
+            ),
+            (
+                "2027-10-03T02:45[Australia/Lord_Howe]",
+                "2027-10-03 02:30+11:00",
+                "2027-10-03 03:00+11:00",
+            ),
+        ] {
+            assert_eq!(window(Calendar::Hour, moment), (start.into(), end.into()), "{moment}");
+        }
+    }
+
+    /// In all zones, around all changes of their clocks from 1972 to 2030: every moment is within its window, and the windows
+    /// before and after it begin and end where that one does.
+    #[test]
+    fn windows_tile_time_whatever_the_clocks_do() {
+        let end = "2030-01-01T00:00Z".parse::<Timestamp>().unwrap();
+        let mut seen = std::collections::HashSet::new();
+        let mut changes = 0;
+        for name in jiff::tz::db().available() {
+            let zone = TimeZone::get(name.as_str()).unwrap();
+            let from = "1972-01-08T00:00Z".parse().unwrap();
+            let all = zone.following(from).map(|change| (change.timestamp(), change.offset()));
+            let all: Vec<_> = all.take_while(|(at, _)| *at < end).collect();
+            // Many names are those of one zone.
+            if !seen.insert(all.clone()) {
+                continue;
+            }
+            for (at, _) in all {
+                changes += 1;
+                for calendar in Calendar::ALL {
+                    let at = micros(at);
+                    for minutes in [-61, -30, -1, 0, 15, 45, 60_i64] {
+                        let moment = at.checked_add_signed(minutes * 60_000_000).unwrap();
+                        let (start, end) = calendar.around(moment, &zone);
+                        let place = format!("{calendar:?} in {name:?} around {moment}");
+                        assert!(start <= moment && moment < end, "{place}: {start} to {end}");
+                        assert_eq!(calendar.around(start, &zone), (start, end), "{place}");
+                        assert_eq!(calendar.around(end - 1, &zone), (start, end), "{place}");
+                        assert_eq!(calendar.around(end, &zone).0, end, "{place}");
+                        assert_eq!(calendar.around(start - 1, &zone).1, start, "{place}");
+                    }
+                }
+            }
+        }
+        assert!(changes > 10_000, "{changes}");
     }
 }

@@ -42,7 +42,8 @@ use super::{MAX_EXACT, Rule, SLACK, Share, Span, constructors};
 ///
 /// # What it costs
 ///
-/// Three numbers for each key, whatever the limit.
+/// Three numbers for each key, whatever the limit. Counts above four times the limit, which charges or an earlier, larger
+/// limit may leave, are taken for less in the share of the previous window where the products would not be exact.
 ///
 /// # Error
 ///
@@ -118,7 +119,8 @@ impl SlidingCounter {
         self.window_us().div_ceil(self.tick())
     }
 
-    /// The most that a counter holds.
+    /// The most that is added to a counter, and that is reckoned with where another limit has counted more: below it all
+    /// products are exact in Lua.
     pub(crate) fn cap(&self) -> u64 {
         MAX_EXACT / 2 / self.ticks()
     }
@@ -126,12 +128,14 @@ impl SlidingCounter {
     /// What of the previous window counts, rounded up.
     fn share(&self, counter: &Counter, now: u64) -> u64 {
         let passed = now.saturating_sub(counter.start) / self.tick();
-        (counter.previous * self.ticks().saturating_sub(passed)).div_ceil(self.ticks())
+        let previous = counter.previous.min(self.cap());
+        (previous * self.ticks().saturating_sub(passed)).div_ceil(self.ticks())
     }
 
     /// How long after the start of a window the share of the previous one has shrunk to `room`.
     fn shrinks(&self, previous: u64, room: u64) -> u64 {
-        let passed = self.ticks().saturating_sub(room * self.ticks() / previous.max(1));
+        let previous = previous.min(self.cap()).max(1);
+        let passed = self.ticks().saturating_sub(room * self.ticks() / previous);
         (passed * self.tick()).min(self.window_us())
     }
 }
@@ -187,7 +191,7 @@ impl Rule for SlidingCounter {
     }
 
     fn add(&self, counter: &mut Counter, _: u64, weight: u64) {
-        counter.current = (counter.current + weight).min(self.cap());
+        counter.current = (counter.current + weight).min(self.cap()).max(counter.current);
     }
 
     fn wait(&self, counter: &Counter, now: u64, cost: u64) -> u64 {

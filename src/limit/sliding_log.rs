@@ -50,6 +50,10 @@ use crate::ConfigError;
 /// [`precision`](Self::precision). A request of any cost is one entry. Denied requests add nothing. The
 /// [module](crate::limit) compares it with the other algorithms.
 ///
+/// [Charges](crate::Limiter::charge) beyond the limit that come within one thousandth of the window are one entry, which
+/// counts until the last of them is one window old. So a flood of them adds at most 1,001 entries, and each counts too long
+/// by less than a thousandth of the window. A refund of one of them may take weight from the others of its entry.
+///
 /// One call reads or removes at most 1,000 entries. Where more than that have expired at once while some of them weigh
 /// more than 1, `remaining` is a lower bound until the next calls have removed them; and a wait that depends on more
 /// than 1,000 such entries is a lower bound too.
@@ -160,12 +164,19 @@ impl SlidingLog {
         SLACK.min(self.window_us())
     }
 
-    /// Whether what is admitted at these times is one entry.
+    /// The first and the last time of those whose entries are merged with one at this time: all entries if the log has a
+    /// precision, else those of charges beyond the limit.
+    fn step_around(&self, at: u64) -> (u64, u64) {
+        let step = match self.grain() {
+            0 => self.window_us().div_ceil(STEPS),
+            grain => grain,
+        };
+        let from = at - at % step;
+        (from, from + step - 1)
+    }
+
     fn merges(&self, a: u64, b: u64) -> bool {
-        match self.grain() {
-            0 => a == b,
-            grain => a / grain == b / grain,
-        }
+        self.step_around(a) == self.step_around(b)
     }
 }
 
@@ -195,9 +206,12 @@ pub(crate) struct Log {
     budget: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// Ordered as the members in Redis are, by name where the times are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
     at: u64,
+    /// Whether it holds charges that were made when the limit was used up.
+    beyond: bool,
     weight: u64,
 }
 
@@ -209,7 +223,7 @@ impl Default for Log {
             weighted: false,
             late: 0,
             gone: 0,
-            budget: BOUND,
+            budget: BOUND - ENDS,
         }
     }
 }
@@ -226,22 +240,53 @@ impl Log {
         self.budget -= 1;
     }
 
-    /// Once entries were forgotten: an empty log weighs nothing, and unless weights are counted, entries are.
-    fn recount(&mut self) {
-        if self.entries.is_empty() {
+    /// After entries were forgotten: when all that are left weigh 1, weights are no longer counted, but entries are.
+    fn recount(&mut self, exact: bool) {
+        if exact && !self.entries.is_empty() && self.total == self.entries.len() as u64 {
             self.weighted = false;
         }
         if !self.weighted {
             self.total = (self.entries.len() - self.late - self.gone) as u64;
         }
     }
+
+    /// Takes weight from an entry, and returns whether nothing is left of it.
+    fn take_back(&mut self, position: usize, left: &mut u64) -> bool {
+        let Some(mut entry) = self.entries.get(position).copied().filter(|_| *left > 0) else {
+            return false;
+        };
+        let taken = entry.weight.min(*left);
+        *left -= taken;
+        self.total = self.total.saturating_sub(taken);
+        self.entries.remove(position);
+        entry.weight -= taken;
+        if entry.weight > 0 {
+            self.insert(entry);
+        }
+        entry.weight == 0
+    }
+
+    fn insert(&mut self, entry: Entry) {
+        // Where the clock was set back, entries ahead of it stay behind this one.
+        let place = match self.entries.back() {
+            Some(newest) if *newest > entry => self.entries.partition_point(|other| *other <= entry),
+            _ => self.entries.len(),
+        };
+        self.entries.insert(place, entry);
+    }
 }
+
+/// How many entries are read one by one at the ends of a log: the oldest one, and the newest one before and after a removal.
+const ENDS: usize = 3;
+
+/// Into how many steps the window is divided in which charges beyond the limit are merged.
+const STEPS: u64 = 1_000;
 
 impl Rule for SlidingLog {
     type State = Log;
 
     fn settle(&self, log: &mut Log, now: u64, weight: u64) {
-        log.budget = BOUND;
+        log.budget = BOUND - ENDS;
         log.gone = 0;
 
         // Half-open windows: what was admitted one whole window ago no longer counts.
@@ -253,9 +298,9 @@ impl Rule for SlidingLog {
             log.forget(oldest);
             log.late -= 1;
         }
-        log.recount();
+        log.recount(self.precision == 0);
 
-        // Who is admitted anyway need not look for what lies too far ahead.
+        // A request that fits does not look for what lies too far ahead.
         if self.room(log, now) >= weight {
             return;
         }
@@ -265,7 +310,7 @@ impl Rule for SlidingLog {
             log.forget(newest);
             log.gone -= 1;
         }
-        log.recount();
+        log.recount(self.precision == 0);
     }
 
     fn room(&self, log: &Log, _: u64) -> u64 {
@@ -273,8 +318,8 @@ impl Rule for SlidingLog {
     }
 
     fn add(&self, log: &mut Log, now: u64, weight: u64) {
-        // Beyond the limit, which only charges go, all are one entry: no flood of them makes the log longer.
-        let beyond = !log.entries.is_empty() && log.total >= self.quota;
+        // Beyond the limit, which only charges go, one entry holds those of one step: a flood of them adds few entries.
+        let beyond = self.precision == 0 && !log.entries.is_empty() && log.total >= self.quota;
         if (weight > 1 || self.precision > 0 || beyond) && !log.weighted {
             log.weighted = true;
             log.total = log.entries.len() as u64;
@@ -282,24 +327,31 @@ impl Rule for SlidingLog {
         let weight = weight.min(MAX_TOTAL.saturating_sub(log.total)).max(1);
         log.total += weight;
 
-        let merges = match (self.grain(), log.entries.back()) {
-            (grain @ 1.., _) => Some((now - now % grain, now - now % grain + grain - 1)),
-            (0, Some(newest)) if beyond => Some((newest.at, newest.at)),
-            _ => None,
+        let mut entry = Entry {
+            at: now,
+            beyond,
+            weight,
         };
-        let mut entry = Entry { at: now, weight };
-        if let Some((first, last)) = merges {
-            let end = log.until(last);
-            let start = log
-                .until(first.saturating_sub(1))
-                .max(end.saturating_sub(log.budget - 1));
-            for merged in log.entries.drain(start..end) {
-                entry.at = entry.at.max(merged.at);
-                entry.weight += merged.weight;
+        let merging = match (self.precision, beyond) {
+            (0, false) => 0..0,
+            (0, true) => {
+                let newest = log.until(self.step_around(now).1);
+                let merges = |newest: &Entry| newest.beyond && self.merges(newest.at, now);
+                let merges = newest > 0 && log.entries.get(newest - 1).is_some_and(merges);
+                newest - usize::from(merges)..newest
             }
+            _ => {
+                let (first, last) = self.step_around(now);
+                let end = log.until(last);
+                let start = log.until(first.saturating_sub(1));
+                start.max(end.saturating_sub(log.budget - 1))..end
+            }
+        };
+        for merged in log.entries.drain(merging) {
+            entry.at = entry.at.max(merged.at);
+            entry.weight += merged.weight;
         }
-        // Where the clock was set back, entries ahead of it stay behind this one.
-        log.entries.insert(log.until(entry.at), entry);
+        log.insert(entry);
     }
 
     fn wait(&self, log: &Log, now: u64, cost: u64) -> u64 {
@@ -339,33 +391,28 @@ impl Rule for SlidingLog {
 
     fn refund(&self, log: &mut Log, now: u64, at: u64, weight: u64) -> bool {
         let expired = now.saturating_sub(self.window_us());
-        let first = log
-            .entries
-            .partition_point(|entry| entry.at < at && !self.merges(entry.at, at));
+        let exact = self.precision == 0;
+        let step = self.step_around(at);
+        let (from, upto) = if exact { (at, at) } else { step };
 
+        let first = log.until(expired.max(from.saturating_sub(1)));
+        let found = log.until(upto).saturating_sub(first).min(log.budget - 1);
         let mut left = weight;
         let mut position = first;
-        while let Some(entry) = log.entries.get_mut(position)
-            && left > 0
-            && self.merges(entry.at, at)
-            && position < first + log.budget - 1
-        {
-            if entry.at <= expired {
-                position += 1;
-                continue;
-            }
-            let taken = left.min(entry.weight);
-            entry.weight -= taken;
-            left -= taken;
-            log.total = log.total.saturating_sub(taken);
-            if entry.weight == 0 {
-                log.entries.remove(position);
-            } else {
-                position += 1;
-            }
+        for _ in 0..found {
+            position += usize::from(!log.take_back(position, &mut left));
         }
-        if log.entries.is_empty() {
-            log.weighted = false;
+
+        // A charge beyond the limit may have been merged with later ones.
+        if exact && left > 0 {
+            let reads = log.budget - 1 - found;
+            let end = log.until(step.1);
+            let first = log.until(at.max(expired)).max(end.saturating_sub(reads));
+            for position in (first..end).rev() {
+                if log.entries.get(position).is_some_and(|entry| entry.beyond) {
+                    log.take_back(position, &mut left);
+                }
+            }
         }
         left < weight
     }

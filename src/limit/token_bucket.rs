@@ -48,6 +48,13 @@ use crate::ConfigError;
 /// time; in one window that is up to 2 N - 1 of a limit of N with the default burst. The [module](crate::limit) compares it
 /// with the other algorithms.
 ///
+/// # Refunds
+///
+/// A refund gives back the tokens of a charge that have not come back already. After the last charge of a bucket these are
+/// known. After an earlier one, the bucket cannot tell which charge the tokens that came since then belong to, and takes them
+/// for those of the refunded charge. So a refund never leaves more than if the request had not been charged, and may leave
+/// less: of 5 tokens that were taken 4 seconds ago, at one token a second, it gives back 1.
+///
 /// # When the clock of Redis is set
 ///
 /// A bucket from which something was taken more than a second ahead of the clock (or the time in which it becomes full, if
@@ -175,6 +182,12 @@ impl TokenBucket {
         u128::from(tokens) * u128::from(period) <= u128::from(time) * u128::from(rate)
     }
 
+    fn time_rounded_down(&self, tokens: u64) -> u64 {
+        let (rate, period) = self.reduced();
+        let time = u128::from(tokens) * u128::from(period) / u128::from(rate);
+        u64::try_from(time).unwrap_or(u64::MAX)
+    }
+
     /// How many tokens come in this time.
     #[inline]
     fn tokens(&self, time: u64) -> u64 {
@@ -243,7 +256,7 @@ impl Rule for TokenBucket {
     #[inline]
     fn room(&self, bucket: &Bucket, now: u64) -> u64 {
         let come = self.tokens(now.saturating_sub(bucket.since));
-        (self.burst + come).saturating_sub(bucket.spent)
+        self.burst.saturating_add(come).saturating_sub(bucket.spent)
     }
 
     #[inline]
@@ -264,7 +277,7 @@ impl Rule for TokenBucket {
     }
 
     fn wait(&self, bucket: &Bucket, now: u64, cost: u64) -> u64 {
-        let missing = (bucket.spent + cost).saturating_sub(self.burst);
+        let missing = (bucket.spent + cost).saturating_sub(self.burst).min(bucket.spent);
         (bucket.since + self.time(missing)).saturating_sub(now).max(1)
     }
 
@@ -277,11 +290,19 @@ impl Rule for TokenBucket {
     }
 
     fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
+        // If nothing was taken after them, the tokens that have not come back are all that are missing. Else, those that came
+        // since then may all have been theirs: they are given back no second time, nor is the time in which the next comes.
+        let (mut come, mut left) = (0, 0);
+        if at < bucket.at {
+            let passed = now.saturating_sub(at);
+            come = self.tokens(passed);
+            left = passed - self.time_rounded_down(come);
+        }
         // What was taken before the bucket was last full has come back already.
-        let counts = bucket.spent > 0 && at >= bucket.since;
+        let counts = bucket.spent > 0 && weight > come && at >= bucket.since;
         if counts {
-            bucket.spent = bucket.spent.saturating_sub(weight);
-            bucket.at = bucket.at.max(now);
+            bucket.spent = bucket.spent.saturating_sub(weight - come);
+            bucket.since += left;
             self.settle(bucket, now, 0);
         }
         counts

@@ -2,51 +2,66 @@ use std::{fmt::Write, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderName, HeaderValue, Method, Response, header::CONTENT_TYPE, request::Parts};
 
-use super::{Rejection, ResponseFormat};
+use super::{Empty, Rejection, ResponseFormat};
 use crate::{Decision, Limit, decision::PolicyDecision};
 
-/// Answers as a gRPC server does that has failed a call: with HTTP 200 and the status in the header section
-/// ("trailers-only" in *gRPC over HTTP2*).
+/// Responds with a gRPC status, as HTTP 200 with the status in the header section ("trailers-only" in *gRPC over HTTP2*).
 ///
-/// | why | status | details |
-/// | --- | --- | --- |
-/// | limited | `RESOURCE_EXHAUSTED` (8) | `google.rpc.RetryInfo` with the wait, `google.rpc.QuotaFailure` with the policies |
-/// | refused | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | |
-/// | failed | `UNAVAILABLE` (14) | |
+/// | rejection | status | details | pushback |
+/// | --- | --- | --- | --- |
+/// | limited | `RESOURCE_EXHAUSTED` (8) | `google.rpc.RetryInfo` with the wait, `google.rpc.QuotaFailure` with the policies | the wait |
+/// | limited, and waiting does not help | `RESOURCE_EXHAUSTED` (8) | `google.rpc.QuotaFailure` | -1 |
+/// | refused | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | | -1 |
+/// | failed | `UNAVAILABLE` (14) | `google.rpc.RetryInfo` with the wait | the wait |
 ///
-/// gRPC-Web calls are answered in their own content type. A streaming call counts once, when it begins.
-#[derive(Clone, Copy, Debug, Default)]
+/// A streaming call counts once, when it begins. A request that is no gRPC call gets the HTTP status without a body, as
+/// [`Empty`] responds: a gRPC call is a `POST` with the content type `application/grpc`, `application/grpc-web` or
+/// `application/grpc-web-text`.
+///
+/// # gRPC-Web
+///
+/// A gRPC-Web call gets the status in the header section too, in its own content type. A browser hides these fields from
+/// scripts of another origin unless CORS exposes them: [`Headers::names`](crate::Headers::names) has their names.
+#[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Grpc {
     pushback: bool,
 }
 
 impl Grpc {
-    /// Answers with the details of the table above.
+    /// Responds as in the table above.
     pub fn new() -> Self {
-        Self::default()
+        Self { pushback: true }
     }
 
-    /// Adds `grpc-retry-pushback-ms`, by which clients with a retry policy wait as long as they should (gRFC A6).
+    /// Whether `grpc-retry-pushback-ms` is sent.
     ///
-    /// The default is not to: clients without that policy would retry.
-    pub fn pushback(mut self) -> Self {
-        self.pushback = true;
+    /// A client retries a call only if its service config has a retry policy for the status. Such a client waits for the
+    /// time in this field, and does not retry if it is negative (gRFC A6). Without the field it retries after its own
+    /// backoff, which uses up all attempts long before the limit admits the call. The default is `true`.
+    pub fn pushback(mut self, pushback: bool) -> Self {
+        self.pushback = pushback;
         self
     }
 
-    /// Whether a request is a gRPC call, by its content type.
+    /// Whether a request is a gRPC call.
     pub(super) fn answers(parts: &Parts) -> bool {
-        content_type(&parts.headers).is_some()
+        content_type(parts).is_some()
     }
 }
 
-const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
-const GRPC_RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+impl Default for Grpc {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+pub(crate) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+pub(crate) const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+pub(crate) const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+pub(crate) const GRPC_RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 // google.rpc.Code
 const INVALID_ARGUMENT: u8 = 3;
@@ -56,40 +71,47 @@ const UNAVAILABLE: u8 = 14;
 
 impl ResponseFormat for Grpc {
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
+        let Some(content_type) = content_type(parts) else {
+            return Empty.respond(rejection, parts);
+        };
         let (code, message) = match rejection {
             Rejection::Limited(_) => (RESOURCE_EXHAUSTED, "rate limit exceeded".to_owned()),
             Rejection::Refused(error) if error.is_misconfigured() => (INTERNAL, "internal error".to_owned()),
             Rejection::Refused(error) => (INVALID_ARGUMENT, error.to_string()),
-            Rejection::Failed(_) => (UNAVAILABLE, "temporarily unavailable".to_owned()),
+            Rejection::Failed { .. } => (UNAVAILABLE, "temporarily unavailable".to_owned()),
         };
 
         // The body is empty: status and message are in the header section, which ends the stream.
         let mut response = Response::new(Bytes::new());
         let headers = response.headers_mut();
-        let content_type = content_type(&parts.headers).unwrap_or(HeaderValue::from_static("application/grpc"));
         headers.insert(CONTENT_TYPE, content_type);
         headers.insert(GRPC_STATUS, u16::from(code).into());
         if let Ok(message) = HeaderValue::try_from(percent_encoded(&message)) {
             headers.insert(GRPC_MESSAGE, message);
         }
 
-        if let Rejection::Limited(decision) = rejection {
-            let status = status(code, &message, decision);
-            // Without padding: clients accept both, and some choke on wrong padding.
-            if let Ok(details) = HeaderValue::try_from(STANDARD_NO_PAD.encode(status)) {
-                headers.insert(GRPC_STATUS_DETAILS, details);
+        let details = details(rejection);
+        if !details.is_empty() {
+            let status = status(code, &message, &details);
+            // Without padding: clients accept both, and some fail on wrong padding.
+            if let Ok(status) = HeaderValue::try_from(STANDARD_NO_PAD.encode(status)) {
+                headers.insert(GRPC_STATUS_DETAILS, status);
             }
-            if let Some(wait) = decision.retry_after().filter(|_| self.pushback) {
-                headers.insert(GRPC_RETRY_PUSHBACK, pushback(wait));
-            }
+        }
+        if self.pushback {
+            headers.insert(GRPC_RETRY_PUSHBACK, pushback(rejection.retry_after()));
         }
         response
     }
 }
 
-/// The content type to answer a gRPC call in; none for any other request.
-fn content_type(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asked = headers.get(CONTENT_TYPE)?.to_str().ok()?.trim();
+/// The content type of the response to a gRPC call; none for any other request.
+fn content_type(parts: &Parts) -> Option<HeaderValue> {
+    // *gRPC over HTTP2*: a call is a POST. By its content type alone, a GET of any page would get a 200 that caches store.
+    if parts.method != Method::POST {
+        return None;
+    }
+    let asked = parts.headers.get(CONTENT_TYPE)?.to_str().ok()?.trim();
     let begins_alike = asked.get(..16)?.eq_ignore_ascii_case("application/grpc");
     let asked = begins_alike.then(|| asked.to_ascii_lowercase())?;
     let essence = asked.split(';').next().unwrap_or_default().trim_end();
@@ -121,27 +143,45 @@ fn percent_encoded(message: &str) -> String {
 
 const MAX_MESSAGE: usize = 1_024;
 
-fn pushback(wait: Duration) -> HeaderValue {
+/// gRFC A6: milliseconds, or a negative number for a call that must not be retried.
+fn pushback(wait: Option<Duration>) -> HeaderValue {
+    let Some(wait) = wait else {
+        return const { HeaderValue::from_static("-1") };
+    };
     let ms = wait.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as u32;
     ms.into()
 }
 
 /// `google.rpc.Status`, encoded.
-fn status(code: u8, message: &str, decision: &Decision) -> Vec<u8> {
+fn status(code: u8, message: &str, details: &[Vec<u8>]) -> Vec<u8> {
     let mut status = Vec::new();
     field_varint(&mut status, 1, code.into());
     field_bytes(&mut status, 2, message.as_bytes());
-
-    if let Some(wait) = decision.retry_after() {
-        field_bytes(&mut status, 3, &any("google.rpc.RetryInfo", &retry_info(wait)));
+    for detail in details {
+        field_bytes(&mut status, 3, detail);
     }
-    let violations: Vec<u8> = decision
+    status
+}
+
+/// The wait, and the policies that deny.
+fn details(rejection: Rejection<'_>) -> Vec<Vec<u8>> {
+    let retry_info = rejection
+        .retry_after()
+        .map(|wait| any("google.rpc.RetryInfo", &retry_info(wait)));
+    let quota_failure = match rejection {
+        Rejection::Limited(decision) => Some(any("google.rpc.QuotaFailure", &quota_failure(decision))),
+        Rejection::Refused(_) | Rejection::Failed { .. } => None,
+    };
+    retry_info.into_iter().chain(quota_failure).collect()
+}
+
+/// `google.rpc.QuotaFailure`: a violation for each policy that denies.
+fn quota_failure(decision: &Decision) -> Vec<u8> {
+    decision
         .policies()
         .filter(|policy| policy.denies())
         .flat_map(violation)
-        .collect();
-    field_bytes(&mut status, 3, &any("google.rpc.QuotaFailure", &violations));
-    status
+        .collect()
 }
 
 /// `google.rpc.RetryInfo`: the wait as a `google.protobuf.Duration`, which has an end.
@@ -225,28 +265,25 @@ mod tests {
         Decision::new(false, [policy].into())
     }
 
-    /// Without the policies, which come last.
-    fn retry_info_alone(wait: Duration) -> String {
-        let whole = status(RESOURCE_EXHAUSTED, "rate limit exceeded", &denied(wait));
-        let violations: Vec<u8> = denied(wait).policies().flat_map(violation).collect();
-        let mut quota_failure = Vec::new();
-        field_bytes(&mut quota_failure, 3, &any("google.rpc.QuotaFailure", &violations));
-        STANDARD_NO_PAD.encode(whole.strip_suffix(&quota_failure[..]).unwrap())
+    /// The details of a denial, the first `count` of them.
+    fn encoded(wait: Duration, count: usize) -> String {
+        let details = details(Rejection::Limited(&denied(wait)));
+        STANDARD_NO_PAD.encode(status(RESOURCE_EXHAUSTED, "rate limit exceeded", &details[..count]))
     }
 
     // The rows GR-14, GR-15 and GR-17 of `tests/vectors/grpc.md`.
     #[test]
     fn the_details_are_those_of_google_rpc() {
         assert_eq!(
-            retry_info_alone(Duration::from_secs(30)),
+            encoded(Duration::from_secs(30), 1),
             "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIHg",
         );
         assert_eq!(
-            retry_info_alone(Duration::from_millis(1_500)),
+            encoded(Duration::from_millis(1_500), 1),
             "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaNgoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIKCggIARCAyrXuAQ",
         );
         assert_eq!(
-            STANDARD_NO_PAD.encode(status(8, "rate limit exceeded", &denied(Duration::from_secs(30)))),
+            encoded(Duration::from_secs(30), 2),
             "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIHhpXCit0eXBl\
              Lmdvb2dsZWFwaXMuY29tL2dvb2dsZS5ycGMuUXVvdGFGYWlsdXJlEigKJgoOcG9saWN5OmRlZmF1bHQSFDEwMCByZXF1ZXN0cyBwZXIgNjBz",
         );
@@ -265,13 +302,14 @@ mod tests {
     // GR-18.
     #[test]
     fn pushback_is_rounded_up_to_milliseconds() {
-        assert_eq!(pushback(Duration::from_nanos(1_234_500_000)), "1235");
-        assert_eq!(pushback(Duration::MAX), "2147483647");
+        assert_eq!(pushback(Some(Duration::from_nanos(1_234_500_000))), "1235");
+        assert_eq!(pushback(Some(Duration::MAX)), "2147483647");
+        assert_eq!(pushback(None), "-1", "GR-25");
     }
 
-    // GR-04 and GR-06.
+    // GR-04, GR-06 and GR-23.
     #[test]
-    fn grpc_is_known_by_its_content_type_alone() {
+    fn grpc_is_known_by_its_method_and_content_type() {
         for (asked, answered) in [
             ("application/grpc", Some("application/grpc")),
             ("application/grpc+proto", Some("application/grpc")),
@@ -286,10 +324,17 @@ mod tests {
             ("application/json", None),
             ("", None),
         ] {
-            let mut headers = HeaderMap::new();
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static(asked));
-            let value = content_type(&headers);
-            assert_eq!(value.as_ref().map(|value| value.to_str().unwrap()), answered, "{asked}");
+            for method in [Method::POST, Method::GET, Method::HEAD, Method::PUT, Method::OPTIONS] {
+                let request = http::Request::builder().method(&method).header(CONTENT_TYPE, asked);
+                let (parts, ()) = request.body(()).unwrap().into_parts();
+                let value = content_type(&parts);
+                let answered = answered.filter(|_| method == Method::POST);
+                assert_eq!(
+                    value.as_ref().map(|value| value.to_str().unwrap()),
+                    answered,
+                    "{method} {asked}"
+                );
+            }
         }
     }
 }

@@ -1,33 +1,64 @@
-//! What a caller is told who may not pass.
+//! Responses to rejected requests.
 //!
-//! A [`ResponseFormat`] writes the answer. The default, [`Negotiated`], answers gRPC calls as [`Grpc`] does and everything
-//! else as [`Problem`]; [`Plain`] and [`Empty`] say less, and [`from_fn`] says what you like.
+//! A [`ResponseFormat`] builds the response. The default, [`Negotiated`], uses [`Grpc`] for gRPC calls and [`Problem`] for
+//! all other requests; [`Plain`] and [`Empty`] send less, and [`from_fn`] makes a format of a function.
+//!
+//! # gRPC-Web in browsers
+//!
+//! A denied gRPC-Web call gets its status in the header section, and no body, as tonic sends its own errors. A browser shows
+//! these fields to scripts of another origin only if CORS exposes them, so a server for such scripts has a `CorsLayer`
+//! outside of the [`RateLimitLayer`](crate::RateLimitLayer):
+//!
+//! ```
+//! use tower_http::cors::{Any, CorsLayer};
+//!
+//! let cors = CorsLayer::new()
+//!     .allow_origin(Any)
+//!     .allow_headers(Any)
+//!     .expose_headers(tower_quota::Headers::names());
+//! # let _ = cors;
+//! ```
+//!
+//! A denied call in Chromium 156, with the layer outside and inside of tonic-web's `GrpcWebLayer`, which makes no difference:
+//!
+//! | client | call | `Headers::names()` exposed | not exposed |
+//! | --- | --- | --- | --- |
+//! | `@connectrpc/connect-web` 2.2 | unary, server streaming | `ResourceExhausted`, message, details, pushback | `Unknown`, "missing trailer" |
+//! | `grpc-web` 2.1, binary and text | unary | 8, message, details, pushback | 2, "Incomplete response" |
+//! | `grpc-web` 2.1, binary and text | server streaming | 8, message, details, pushback | the stream ends without an error |
+//!
+//! `tests/clients/run browser` makes the table.
 
 mod grpc;
 mod negotiated;
 mod problem;
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
 
+pub(crate) use self::grpc::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS};
 pub(crate) use self::problem::violates;
 pub use self::{grpc::Grpc, negotiated::Negotiated, problem::Problem};
 
 use crate::{Decision, key::KeyError, store::StoreError};
 
-/// Why a request may not pass.
+/// The reason why a request is not admitted.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Rejection<'a> {
     /// A limit denied it.
     Limited(&'a Decision),
-    /// It has no key.
+    /// Its key cannot be extracted.
     Refused(&'a KeyError),
-    /// The store did not answer, for this [reason](StoreError::kind), and the failure mode is
-    /// [`Closed`](crate::FailureMode::Closed).
-    Failed(&'a StoreError),
+    /// The store did not answer, and the failure mode is [`Closed`](crate::FailureMode::Closed).
+    Failed {
+        /// The failure, with its [kind](StoreError::kind).
+        error: &'a StoreError,
+        /// The wait before the next attempt: 1 s, and the [jitter](crate::RateLimitLayer::retry_jitter) of the layer.
+        retry_after: Duration,
+    },
 }
 
 impl Rejection<'_> {
@@ -38,15 +69,30 @@ impl Rejection<'_> {
             Self::Limited(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Refused(error) if error.is_misconfigured() => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Refused(_) => StatusCode::BAD_REQUEST,
-            Self::Failed(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Failed { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// The wait before the next attempt, the same in every field of the response; `None` if waiting does not help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Limited(decision) => decision.retry_after(),
+            Self::Refused(_) => None,
+            Self::Failed { retry_after, .. } => Some(*retry_after),
         }
     }
 }
 
-/// Writes the answer to a request that may not pass.
+/// Builds the response to a request that is not admitted.
 ///
-/// To an answer that is no success the layer adds `Retry-After`, and `Cache-Control: no-store` to what was limited or
-/// failed, unless the format has set them. It adds the rate limit fields to what was limited.
+/// Whatever the format and the status of the response, the layer adds
+///
+/// * `Cache-Control: no-store`, unless the format has set that field;
+/// * `Retry-After` with [`Rejection::retry_after`], unless the format has set that field or the status is 2xx;
+/// * the rate limit fields, if the request was limited;
+/// * the length in place of the content, if the request is a `HEAD`;
+/// * `Connection: close` on HTTP/1.x, if the content of the request is [not read](crate::RateLimitLayer#large-request-bodies).
 ///
 /// ```
 /// use bytes::Bytes;
@@ -68,7 +114,7 @@ impl Rejection<'_> {
 /// }
 /// ```
 ///
-/// An answer need not be a refusal. This one serves something less to who asks too often, and while the store is away:
+/// A response may be a success. This format serves a cheaper result when a limit denies the search or the store fails:
 ///
 /// ```
 /// use bytes::Bytes;
@@ -82,7 +128,7 @@ impl Rejection<'_> {
 /// let search = Policy::new("search", SlidingLog::per_minute(1)).key(key::constant("all"));
 /// let layer = RateLimitLayer::new(MemoryStore::new(), search).format(response::from_fn(|rejection, parts| {
 ///     match rejection {
-///         Rejection::Limited(_) | Rejection::Failed(_) => Response::new("popular results".into()),
+///         Rejection::Limited(_) | Rejection::Failed { .. } => Response::new("popular results".into()),
 ///         refused => response::Problem.respond(refused, parts),
 ///     }
 /// }));
@@ -99,15 +145,15 @@ impl Rejection<'_> {
 /// # }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not write answers",
+    message = "`{Self}` is not a response format",
     note = "implement `ResponseFormat`, use `response::from_fn(|rejection, parts| ..)`, or leave `.format(..)` out for problem+json"
 )]
 pub trait ResponseFormat: Send + Sync + 'static {
-    /// The answer to a request with these parts. The body of one to `HEAD` is not sent.
+    /// The response to a request with these parts.
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes>;
 }
 
-/// Answers with one line of text.
+/// Responds with one line of text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plain;
 
@@ -117,7 +163,7 @@ impl ResponseFormat for Plain {
             Rejection::Limited(_) => "Too many requests.\n",
             Rejection::Refused(error) if error.is_misconfigured() => "Internal server error.\n",
             Rejection::Refused(_) => "Bad request.\n",
-            Rejection::Failed(_) => "Temporarily unavailable.\n",
+            Rejection::Failed { .. } => "Temporarily unavailable.\n",
         };
         let mut response = Empty
             .respond(rejection, parts)
@@ -129,7 +175,7 @@ impl ResponseFormat for Plain {
     }
 }
 
-/// Answers with the status alone.
+/// Responds with the status and no content.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Empty;
 
@@ -141,7 +187,7 @@ impl ResponseFormat for Empty {
     }
 }
 
-/// Answers as a function does.
+/// Responds with what a function returns.
 ///
 /// ```
 /// use bytes::Bytes;

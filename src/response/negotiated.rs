@@ -5,14 +5,14 @@ use http::{Response, request::Parts};
 
 use super::{Grpc, Problem, Rejection, ResponseFormat};
 
-/// Answers gRPC calls in gRPC, and everything else in another format.
+/// Responds to gRPC calls with [`Grpc`], and to all other requests in another format.
 ///
-/// What is gRPC is known by its content type alone. The default for everything else is [`Problem`].
+/// A gRPC call is a `POST` with a content type of gRPC or gRPC-Web. The default for other requests is [`Problem`].
 ///
 /// ```
 /// use tower_quota::response::{Grpc, Negotiated, Plain};
 ///
-/// let plain = Negotiated::new(Plain).grpc(Grpc::new().pushback());
+/// let plain = Negotiated::new(Plain).grpc(Grpc::new().pushback(false));
 /// # let _ = plain;
 /// ```
 #[derive(Clone)]
@@ -23,7 +23,7 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// Answers gRPC calls in gRPC, and everything else in this format.
+    /// Responds to gRPC calls with [`Grpc`], and to all other requests in this format.
     pub fn new(otherwise: impl ResponseFormat) -> Self {
         Self {
             grpc: Grpc::new(),
@@ -31,7 +31,7 @@ impl Negotiated {
         }
     }
 
-    /// How gRPC calls are answered.
+    /// The response to gRPC calls.
     ///
     /// The default is [`Grpc::new`].
     pub fn grpc(mut self, grpc: Grpc) -> Self {

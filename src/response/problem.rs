@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::{Rejection, ResponseFormat};
 use crate::Decision;
 
-/// Answers with `application/problem+json` (RFC 9457), as the IETF draft on rate limit fields has it.
+/// Responds with `application/problem+json` (RFC 9457), as the IETF draft on rate limit fields has it.
 ///
 /// ```json
 /// {
@@ -38,7 +38,7 @@ impl ResponseFormat for Problem {
             // What is wrong with the server is for its log.
             Rejection::Refused(error) if error.is_misconfigured() => Bytes::from_static(MISCONFIGURED.as_bytes()),
             Rejection::Refused(error) => format!("{REFUSED}{}}}", json!(error.to_string())).into(),
-            Rejection::Failed(_) => Bytes::from_static(FAILED.as_bytes()),
+            Rejection::Failed { .. } => Bytes::from_static(FAILED.as_bytes()),
         };
 
         let mut response = Response::new(problem);

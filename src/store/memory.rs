@@ -5,7 +5,7 @@ use std::{
     hash::RandomState,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -13,9 +13,9 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use self::shard::{Expiry, Id, Shard};
+use self::shard::{Id, Shard};
 use super::{
-    Answer, Charge, Operation, Outcome, Reply, Request, Store, Verdict,
+    Answer, Charge, Operation, Outcome, Reply, Request, Store, StoreId, Verdict,
     fold::{Folded, fold},
 };
 use crate::limit::{Change, Standing, State};
@@ -34,7 +34,7 @@ use crate::limit::{Change, Standing, State};
 /// # type Body = Empty<bytes::Bytes>;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::path());
+/// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
 /// let hello = RateLimitLayer::new(MemoryStore::new(), policy)
 ///     .layer(service_fn(async |_: Request<Body>| Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))));
 ///
@@ -46,10 +46,27 @@ use crate::limit::{Change, Standing, State};
 ///
 /// # Memory
 ///
-/// It holds at most 100,000 keys ([`capacity`](Self::capacity)), and forgets expired ones as new ones come, without a
-/// thread. When it is full of keys that have not expired, the one that would be restored soonest makes room for the new
-/// one, which resets a limit early; [`evictions`](Self::evictions) counts these. Where callers can make up keys, such as
-/// paths, and the windows of policies differ, short ones leave first: give policies that must hold a store of their own.
+/// The store holds at most 100,000 keys, or as many as [`with_capacity`](Self::with_capacity) sets. Expired keys are removed
+/// as new ones come, without a thread. When the store is full, a new key evicts another one:
+///
+/// 1. an expired key;
+/// 2. a key of the same policy that does not deny now, the one that expires first;
+/// 3. a key of another policy that does not deny now, of the policy with the most keys;
+/// 4. if all keys deny now, one of the same policy, the one whose denial lasts longest; then one of another policy.
+///
+/// A key denies now if a check of cost 1 is denied. A policy with less than a 64th of the capacity keeps its keys while another
+/// policy has more: 2 to 4 apply to the other ones first.
+///
+/// So under a flood of made-up keys, such as paths, a limit that is used up stays so unless all keys deny. The flood evicts the
+/// keys of its own policy; if its keys deny at once, as with a limit of 1, it also evicts those of other policies that do not
+/// deny. A store of its own keeps a policy free of evictions by others.
+///
+/// An eviction of a key that has not expired resets its limit early: [`evictions`](Self::evictions) counts these, and the first
+/// one is logged as a warning (feature `tracing`).
+///
+/// A store for more than 1,024 keys is divided into parts by a hash with a secret, each of at most 1,024 keys, up to 4 million
+/// keys in total. Each part has its share of the capacity and evicts by itself, so a part may be full when the store holds
+/// nine tenths of its capacity.
 ///
 /// # Time
 ///
@@ -62,12 +79,9 @@ pub struct MemoryStore {
 }
 
 struct Shared {
-    /// As many as a power of two.
+    /// As many as a power of two. The sum of their capacities is that of the store.
     shards: Box<[Mutex<Shard>]>,
-    /// When the first key of each shard expires, or earlier: where to look when there is no room.
-    soonest: Box<[AtomicU64]>,
     capacity: usize,
-    keys: AtomicUsize,
     evictions: AtomicU64,
     hasher: RandomState,
     clock: Clock,
@@ -104,18 +118,20 @@ impl MemoryStore {
 
     /// An empty store of the same capacity that reads the time, since the Unix epoch, from a function.
     ///
-    /// The function is called once for each decision. Time may stand still, jump and go back.
+    /// The function is called once for each call of the store. Time may stand still, jump and go back. A part of the store
+    /// is locked meanwhile, so the function must not use the store.
     pub fn clock(self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self::build(self.shared.capacity, Clock::Custom(Box::new(now)))
     }
 
     fn build(capacity: usize, clock: Clock) -> Self {
         let shards = shards_for(capacity);
+        let of_shard = |place| capacity / shards + usize::from(place < capacity % shards);
         let shared = Shared {
-            shards: (0..shards).map(|_| Mutex::default()).collect(),
-            soonest: (0..shards).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            shards: (0..shards)
+                .map(|place| Mutex::new(Shard::new(of_shard(place))))
+                .collect(),
             capacity,
-            keys: AtomicUsize::new(0),
             evictions: AtomicU64::new(0),
             hasher: RandomState::new(),
             clock,
@@ -137,7 +153,8 @@ impl MemoryStore {
     /// How many keys it holds, expired ones that no new one has replaced yet included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.shared.keys.load(Ordering::Relaxed)
+        let places = 0..self.shared.shards.len();
+        places.map(|place| self.shared.lock(place).len()).sum()
     }
 
     /// Whether it holds no key.
@@ -146,7 +163,7 @@ impl MemoryStore {
         self.len() == 0
     }
 
-    /// How many keys were forgotten before they expired, for want of room.
+    /// How many keys were evicted before they expired.
     #[must_use]
     pub fn evictions(&self) -> u64 {
         self.shared.evictions.load(Ordering::Relaxed)
@@ -170,16 +187,15 @@ impl fmt::Debug for MemoryStore {
 }
 
 impl Store for MemoryStore {
+    fn id(&self) -> Option<StoreId> {
+        Some(StoreId::of(&self.shared))
+    }
+
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
-        let now = self.shared.clock.now();
-        let outcomes = match requests {
-            [request] => [self.shared.decide(request, now)].into(),
-            several => several.iter().map(|request| self.shared.decide(request, now)).collect(),
-        };
+        let (now, outcomes) = self.shared.decide(requests);
         Reply::Ready(Ok(Answer {
             server_time: Duration::from_micros(now),
             outcomes,
-            origin: None,
         }))
     }
 }
@@ -187,11 +203,14 @@ impl Store for MemoryStore {
 const DEFAULT_CAPACITY: usize = 100_000;
 const MAX_NOW: u64 = 1 << 52;
 
-/// How many keys a shard is for: few enough that its table grows in microseconds.
+/// The most keys of a shard, unless there are [too many](SHARDS): few enough that its table grows in microseconds.
 const SHARD: usize = 1_024;
 
+/// The most shards.
+const SHARDS: usize = 4_096;
+
 fn shards_for(capacity: usize) -> usize {
-    (capacity / SHARD).clamp(64, 4_096).next_power_of_two()
+    capacity.div_ceil(SHARD).next_power_of_two().min(SHARDS)
 }
 
 impl Clock {
@@ -222,30 +241,26 @@ fn micros(time: Duration) -> u64 {
 }
 
 impl Shared {
-    fn decide(&self, request: &Request<'_>, now: u64) -> Outcome {
-        match (request.operation(), request.charges()) {
-            (Operation::Reset, charges) => self.reset(charges),
-            (operation, [charge]) => self.decide_one(operation, charge, now),
-            _ => self.decide_several(request, now),
+    #[inline]
+    fn decide(&self, requests: &[Request<'_>]) -> (u64, SmallVec<[Outcome; 1]>) {
+        if let [request] = requests
+            && let [charge] = request.charges()
+            && request.operation() != Operation::Reset
+        {
+            let (now, outcome) = self.decide_one(request.operation(), charge);
+            return (now, [outcome].into());
         }
-    }
-
-    #[inline(never)]
-    fn reset(&self, charges: &[Charge<'_>]) -> Outcome {
-        let (ids, mut shards) = self.lock_all(charges);
-        let forgotten = ids.iter().filter(|id| shards.of(id.hash).remove(id)).count();
-        self.keys.fetch_sub(forgotten, Ordering::Relaxed);
-
-        let untouched = |charge: &Charge<'_>| Verdict::new(charge.limit().quota(), None, Duration::ZERO);
-        Outcome::new(true, charges.iter().map(untouched))
+        self.decide_all(requests)
     }
 
     /// The plain case: the count is changed where it lies.
     #[inline]
-    fn decide_one(&self, operation: Operation, charge: &Charge<'_>, now: u64) -> Outcome {
+    fn decide_one(&self, operation: Operation, charge: &Charge<'_>) -> (u64, Outcome) {
         let id = Id::new(charge, &self.hasher);
         let place = self.place(id.hash);
         let mut shard = self.lock(place);
+        // Under the lock: decisions about one key come in the order of their times.
+        let now = self.clock.now();
         let decide = |state: &mut State| {
             let step = Step::settle(operation, charge, state, now);
             let allowed = allows(operation, step.fits);
@@ -254,37 +269,78 @@ impl Shared {
 
         let (allowed, decided) = if let Some(count) = shard.find(&id) {
             let (allowed, decided) = decide(&mut count.state);
-            count.expires_at = decided.expires_at.unwrap_or(count.expires_at);
+            if count.update(&decided, now) {
+                shard.relist(&id);
+            }
             (allowed, decided)
         } else {
             let mut state = State::fresh(charge.limit());
             let (allowed, decided) = decide(&mut state);
             if let Some(expires_at) = decided.expires_at {
-                let newcomer = shard.insert(&id, state, expires_at);
-                self.welcome(&[newcomer], Locked(self, [(place, shard)].into()), now);
+                let evicted = shard.insert(&id, state, &decided, expires_at, now);
+                drop(shard);
+                self.count(evicted.into());
             }
             (allowed, decided)
         };
-        Outcome {
+        let outcome = Outcome {
             allowed,
             verdicts: [decided.verdict].into(),
-        }
+        };
+        (now, outcome)
     }
 
+    /// All requests are decided at one time, under the locks of all of their keys.
     #[inline(never)] // it would make the frame of the plain case large
-    fn decide_several(&self, request: &Request<'_>, now: u64) -> Outcome {
+    fn decide_all(&self, requests: &[Request<'_>]) -> (u64, SmallVec<[Outcome; 1]>) {
+        let folded: SmallVec<[Folded<'_>; 1]> = requests.iter().map(fold).collect();
+        let ids = folded.iter().map(|request| {
+            let charges = request.charges.iter();
+            charges.map(|charge| Id::new(charge, &self.hasher)).collect()
+        });
+        let ids: SmallVec<[SmallVec<[Id<'_>; 4]>; 1]> = ids.collect();
+        let mut shards = self.lock_all(ids.iter().flatten().map(|id| id.hash));
+        let now = self.clock.now();
+
+        let mut evicted = 0;
+        let decide = |(request, ids): (&Folded<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation {
+            Operation::Reset => Self::reset(request, ids, &mut shards),
+            _ => Self::decide_several(request, ids, &mut shards, now, &mut evicted),
+        };
+        let outcomes = folded.iter().zip(&ids).map(decide).collect();
+        drop(shards);
+        self.count(evicted);
+        (now, outcomes)
+    }
+
+    fn reset(request: &Folded<'_>, ids: &[Id<'_>], shards: &mut Locked<'_>) -> Outcome {
+        for id in ids {
+            shards.of(id.hash).remove(id);
+        }
+        let untouched = |charge: &Charge<'_>| Verdict::new(charge.limit().quota(), None, Duration::ZERO);
+        let verdicts: SmallVec<[Verdict; 4]> = request.charges.iter().map(untouched).collect();
+        Outcome::new(true, request.folds.unfold(&verdicts))
+    }
+
+    fn decide_several(
+        request: &Folded<'_>,
+        ids: &[Id<'_>],
+        shards: &mut Locked<'_>,
+        now: u64,
+        evicted: &mut u64,
+    ) -> Outcome {
         let Folded {
             operation,
             charges,
             folds,
-        } = fold(request);
-        let (ids, mut shards) = self.lock_all(&charges);
+        } = request;
+        let operation = *operation;
 
         let counted: SmallVec<[Option<State>; 4]> = ids.iter().map(|id| shards.of(id.hash).take(id)).collect();
         let known: SmallVec<[bool; 4]> = counted.iter().map(Option::is_some).collect();
         let mut states: SmallVec<[State; 4]> = counted
             .into_iter()
-            .zip(&*charges)
+            .zip(&**charges)
             .map(|(state, charge)| state.unwrap_or_else(|| State::fresh(charge.limit())))
             .collect();
 
@@ -296,59 +352,35 @@ impl Shared {
         let steps = steps.into_iter().map(|step| step.finish(operation, allowed));
         let decided: SmallVec<[Decided; 4]> = steps.collect();
 
-        let mut newcomers: SmallVec<[Expiry; 4]> = SmallVec::new();
-        let counts = ids.iter().zip(states).zip(known).zip(&decided);
-        for (((id, state), known), Decided { expires_at, .. }) in counts {
-            match (known, *expires_at) {
-                (true, expires_at) => shards.of(id.hash).put_back(id, state, expires_at),
-                (false, Some(expires_at)) => newcomers.push(shards.of(id.hash).insert(id, state, expires_at)),
-                (false, None) => {}
-            }
+        let counts = ids.iter().zip(states).zip(&decided).zip(known);
+        let (known, new): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) = counts.partition(|(_, known)| *known);
+        for (((id, state), decided), _) in known {
+            shards.of(id.hash).put_back(id, state, decided, now);
         }
-        if !newcomers.is_empty() {
-            self.welcome(&newcomers, shards, now);
+        // After those that were there before, so that the keys to evict are chosen by what was decided now.
+        for (((id, state), decided), _) in new {
+            if let Some(expires_at) = decided.expires_at {
+                let shard = shards.of(id.hash);
+                *evicted += u64::from(shard.insert(id, state, decided, expires_at, now));
+            }
         }
         let verdicts: SmallVec<[Verdict; 4]> = decided.iter().map(|decided| decided.verdict).collect();
         Outcome::new(allowed, folds.unfold(&verdicts))
     }
 }
 
-/// Room.
+/// Evictions.
 impl Shared {
-    /// Keeps the number of keys within the capacity, at the cost of those that were there before.
-    #[inline(never)]
-    fn welcome(&self, newcomers: &[Expiry], mut shards: Locked<'_>, now: u64) {
-        let expired: usize = shards.iter_mut().map(|shard| shard.expire(now)).sum();
-        let before = self.keys.fetch_add(newcomers.len(), Ordering::Relaxed);
-        self.keys.fetch_sub(expired, Ordering::Relaxed);
-
-        let excess = (before + newcomers.len()).saturating_sub(expired + self.capacity);
-        if excess == 0 {
-            for newcomer in newcomers {
-                shards.of(newcomer.hash()).enlist(*newcomer);
-            }
-            return;
-        }
-
-        drop(shards); // others are locked one by one
-        for _ in 0..excess {
-            self.evict(now);
-        }
-        for newcomer in newcomers {
-            self.lock_one(newcomer.hash()).of(newcomer.hash()).enlist(*newcomer);
-        }
-    }
-
-    /// Forgets the key that expires first.
-    fn evict(&self, now: u64) {
-        let soonest = self.soonest.iter().map(|soonest| soonest.load(Ordering::Relaxed));
-        let Some((place, _)) = soonest.enumerate().min_by_key(|(_, soonest)| *soonest) else {
-            return;
-        };
-        let mut shard = Locked(self, [(place, self.lock(place))].into());
-        if let Some(expires_at) = shard.iter_mut().find_map(Shard::evict) {
-            self.keys.fetch_sub(1, Ordering::Relaxed);
-            self.evictions.fetch_add((expires_at > now).into(), Ordering::Relaxed);
+    /// Counts evictions of keys that had not expired. No shard may be locked: a subscriber of `tracing` may use the store.
+    #[inline]
+    fn count(&self, evicted: u64) {
+        if evicted > 0 && self.evictions.fetch_add(evicted, Ordering::Relaxed) == 0 {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(
+                capacity = self.capacity,
+                "the memory store is full: new keys evict others, whose limits start afresh; use \
+                 `MemoryStore::with_capacity` for more keys"
+            );
         }
     }
 }
@@ -365,41 +397,23 @@ impl Shared {
         self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_one(&self, hash: u64) -> Locked<'_> {
-        let place = self.place(hash);
-        Locked(self, [(place, self.lock(place))].into())
-    }
-
-    fn lock_all<'a>(&self, charges: &'a [Charge<'a>]) -> (SmallVec<[Id<'a>; 4]>, Locked<'_>) {
-        let ids: SmallVec<[Id<'a>; 4]> = charges.iter().map(|charge| Id::new(charge, &self.hasher)).collect();
-        let mut places: SmallVec<[usize; 4]> = ids.iter().map(|id| self.place(id.hash)).collect();
-        places.sort_unstable(); // always in the same order, so that no two requests wait for each other
+    fn lock_all(&self, hashes: impl Iterator<Item = u64>) -> Locked<'_> {
+        let mut places: SmallVec<[usize; 4]> = hashes.map(|hash| self.place(hash)).collect();
+        places.sort_unstable(); // always in the same order, so that no two calls wait for each other
         places.dedup();
         let shards = places.into_iter().map(|place| (place, self.lock(place)));
-        (ids, Locked(self, shards.collect()))
+        Locked(self, shards.collect())
     }
 }
 
-/// The shards that a request needs, in order of their places, while its keys come and go.
+/// The shards that a request needs, in order of their places.
 struct Locked<'a>(&'a Shared, SmallVec<[(usize, MutexGuard<'a, Shard>); 1]>);
 
 impl Locked<'_> {
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Shard> {
-        self.1.iter_mut().map(|(_, shard)| &mut **shard)
-    }
-
     fn of(&mut self, hash: u64) -> &mut Shard {
         let place = self.0.place(hash);
         let position = self.1.partition_point(|(other, _)| *other < place);
         &mut self.1[position].1
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        for (place, shard) in &self.1 {
-            self.0.soonest[*place].store(shard.soonest(), Ordering::Relaxed);
-        }
     }
 }
 
@@ -413,6 +427,8 @@ struct Step<'a> {
     charge: &'a Charge<'a>,
     state: &'a mut State,
     unsettled: Option<State>,
+    /// How much weight fits before the change.
+    room: u64,
     fits: bool,
     now: u64,
 }
@@ -422,6 +438,8 @@ struct Decided {
     verdict: Verdict,
     /// When the count expires, if anything was added or taken back.
     expires_at: Option<u64>,
+    /// Until when a check of cost 1 is denied; 0 if it is not.
+    denies_until: u64,
 }
 
 impl<'a> Step<'a> {
@@ -436,6 +454,7 @@ impl<'a> Step<'a> {
             charge,
             state,
             unsettled,
+            room,
             fits: room >= charge.cost(),
             now,
         }
@@ -447,6 +466,7 @@ impl<'a> Step<'a> {
             charge,
             state,
             unsettled,
+            room,
             now,
             ..
         } = self;
@@ -459,15 +479,26 @@ impl<'a> Step<'a> {
             Operation::Check | Operation::Charge if allowed => Change::Add,
             _ => Change::Nothing,
         };
-        let Standing { changed, room, reset } = limit.change(state, now, change, cost);
-        let denies = !allowed && room < cost;
-        let retry_after = denies.then(|| Duration::from_micros(limit.wait(state, now, cost)));
+        let standing = limit.change(state, now, change, cost);
+        let Standing { changed, reset, .. } = standing;
+        let room = match change {
+            Change::Add if changed => room.saturating_sub(cost),
+            Change::Add | Change::Nothing | Change::Refund { .. } => standing.room,
+        };
+        let denies = !allowed && room < cost && limit.is_counted();
+        let wait = |cost| limit.wait(state, now, cost);
+        let wait_for_one = if room == 0 { wait(1) } else { 0 };
+        let retry_after = denies.then(|| match cost {
+            1 => Duration::from_micros(wait_for_one),
+            cost => Duration::from_micros(wait(cost)),
+        });
         if let (false, Some(unsettled)) = (changed, unsettled) {
             *state = unsettled;
         }
         Decided {
             verdict: Verdict::new(room, retry_after, Duration::from_micros(reset)),
             expires_at: changed.then_some(now + reset),
+            denies_until: if room == 0 { now.saturating_add(wait_for_one) } else { 0 },
         }
     }
 }
@@ -498,9 +529,13 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_holds_few_keys_whatever_the_capacity() {
-        for capacity in [1, 100_000, 1_000_000] {
-            assert!(capacity / shards_for(capacity) <= SHARD, "{capacity}");
+    fn a_shard_holds_few_keys_and_all_together_the_capacity() {
+        for capacity in [1, 2, 1_024, 1_025, 100_000, 1_000_000, SHARD * SHARDS] {
+            let store = MemoryStore::with_capacity(capacity);
+            let of_shards = store.shared.shards.iter();
+            let of_shards: Vec<usize> = of_shards.map(|shard| shard.lock().unwrap().capacity()).collect();
+            assert!(of_shards.iter().all(|&of_shard| of_shard <= SHARD), "{capacity}");
+            assert_eq!(of_shards.iter().sum::<usize>(), capacity);
         }
     }
 }

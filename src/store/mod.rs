@@ -1,13 +1,15 @@
 //! Where counts live.
 //!
 //! [`RedisStore`](crate::RedisStore) shares them between all replicas of a service; [`MemoryStore`] keeps them in one
-//! process, and decides exactly alike. Both are a [`Store`], and so is what wraps one, such as [`Fallback`].
+//! process, and decides exactly alike. Both are a [`Store`]. [`FailureMode`] is what happens while a store fails.
 
-mod fallback;
+mod failover;
 mod fold;
 mod memory;
 #[cfg(any(feature = "fred", feature = "redis-rs"))]
 pub(crate) mod redis;
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
+mod uncounted;
 
 use std::{
     borrow::Cow,
@@ -22,20 +24,23 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub use self::{fallback::Fallback, memory::MemoryStore};
+pub use self::{failover::FailureMode, memory::MemoryStore};
+
+pub(crate) use self::failover::{Failover, LocalCharge};
 
 use crate::{Key, Limit, limit::MAX_QUOTA, policy::Quota};
 
 /// Where counts live.
 ///
 /// A store decides each request on its own and at one instant of one clock: a request is admitted if all of its charges
-/// fit, and only then is anything counted.
+/// fit, and only then is anything counted. A request without charges is admitted, and so is a charge of
+/// [`Limit::Unlimited`]. A check of [`Limit::DenyAll`] is denied and has no `retry_after`. Nothing is counted for these.
 ///
 /// A store that wraps another one passes the requests on and changes the [`Reply`]:
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
-/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::{Reply, Request, Store}};
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::{Reply, Request, Store, StoreId}};
 ///
 /// /// Counts how often a store is asked.
 /// #[derive(Debug)]
@@ -45,6 +50,10 @@ use crate::{Key, Limit, limit::MAX_QUOTA, policy::Quota};
 ///     fn decide(&self, requests: &[Request<'_>]) -> Reply {
 ///         self.1.fetch_add(requests.len(), Ordering::Relaxed);
 ///         self.0.decide(requests)
+///     }
+///
+///     fn id(&self) -> Option<StoreId> {
+///         self.0.id()
 ///     }
 /// }
 ///
@@ -66,11 +75,36 @@ use crate::{Key, Limit, limit::MAX_QUOTA, policy::Quota};
 pub trait Store: Send + Sync + 'static {
     /// Decides the requests one after the other.
     fn decide(&self, requests: &[Request<'_>]) -> Reply;
+
+    /// The identity of the counts: equal for stores that share them, such as clones.
+    ///
+    /// A policy that nested layers have in common is charged once for a request if they count in the same store. A store
+    /// that wraps another one returns the identity of that store. The default is `None`: such a store shares its counts with
+    /// no other one.
+    fn id(&self) -> Option<StoreId> {
+        None
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
         (**self).decide(requests)
+    }
+
+    fn id(&self) -> Option<StoreId> {
+        Some((**self).id().unwrap_or_else(|| StoreId::of(self)))
+    }
+}
+
+/// Identity of the counts of a [`Store`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StoreId(usize);
+
+impl StoreId {
+    /// The identity of a store whose clones share this, for as long as one of them exists.
+    #[must_use]
+    pub fn of<T: ?Sized>(shared: &Arc<T>) -> Self {
+        Self(Arc::as_ptr(shared).addr())
     }
 }
 
@@ -248,26 +282,7 @@ pub struct Answer {
     pub server_time: Duration,
     /// One for each request, in their order.
     pub outcomes: SmallVec<[Outcome; 1]>,
-    origin: Option<Origin>,
 }
-
-/// Where a request was counted, if not in the store that was asked.
-#[derive(Clone)]
-struct Origin(Arc<dyn Store>);
-
-impl fmt::Debug for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Origin(..)")
-    }
-}
-
-impl PartialEq for Origin {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for Origin {}
 
 /// What a store decided about one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -299,13 +314,7 @@ impl Answer {
         Self {
             server_time,
             outcomes: outcomes.into_iter().collect(),
-            origin: None,
         }
-    }
-
-    /// The store to ask for a refund, if it is not the one that was asked.
-    pub(crate) fn origin(&self) -> Option<&Arc<dyn Store>> {
-        self.origin.as_ref().map(|origin| &origin.0)
     }
 }
 
@@ -341,7 +350,7 @@ impl Verdict {
 
 /// A store did not answer.
 ///
-/// It says nothing about the caller: what happens to the request is the policy's [`FailureMode`](crate::FailureMode).
+/// It says nothing about the caller: what happens to the request is the policy's [`FailureMode`].
 /// Its text holds neither keys nor credentials.
 #[derive(Clone)]
 pub struct StoreError {
@@ -354,7 +363,7 @@ pub struct StoreError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Not within the deadline of the check. It may have been counted.
+    /// There was no reply within the deadline. The request may have been counted.
     Timeout,
     /// There is no connection, or it was lost. What was already sent may have been counted.
     Unreachable,

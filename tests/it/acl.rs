@@ -1,10 +1,6 @@
 //! The users that the README proposes can do what a limiter needs, and nothing else.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    fs,
-    time::Duration,
-};
+use std::{collections::HashMap, fs, time::Duration};
 
 use fred::{
     interfaces::ClientLike,
@@ -15,7 +11,7 @@ use tower_quota::{
     store::{ErrorKind, Operation},
 };
 
-use crate::support::{Algorithm, Cluster, Redis, Sentinel, decide, each_client, eventually, try_decide};
+use crate::support::{Algorithm, Cluster, Redis, Sentinel, decide, each_client, patient, try_decide};
 
 each_client! {
     the_plain_user_can_do_all_that_a_limiter_needs
@@ -47,7 +43,7 @@ fn url(redis: &Redis, user: &str) -> String {
 }
 
 async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
-    let builder = RedisStore::builder().client_library(library);
+    let builder = patient().client_library(library);
     builder.connect(url).await.expect("the user may connect")
 }
 
@@ -111,7 +107,10 @@ async fn the_strict_user_can_once_the_script_is_there(library: ClientLibrary) {
 async fn the_strict_user_fails_without_the_script(library: ClientLibrary) {
     let redis = Redis::start();
     allow(&redis, STRICT).await;
-    let store = connect(library, &url(&redis, "strict-limiter")).await;
+    let builder = RedisStore::builder().client_library(library);
+    let store = builder.connect_lazy(&url(&redis, "strict-limiter"));
+    let store = store.expect("the URL is good");
+    store.ready().await.unwrap_err();
     let error = try_decide(&store, Operation::Check, &Algorithm::SLIDING_LOG.limit(3), "k", 1).await;
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
@@ -145,25 +144,6 @@ async fn the_user_of_a_sentinel_can_find_its_primary(library: ClientLibrary) {
     assert_eq!(refused(&sentinel.primary).await, [""; 0]);
 }
 
-#[test]
-fn the_users_may_run_what_the_script_calls_and_no_more() {
-    let scripts = RedisStore::scripts().concat();
-    let calls = scripts.split("call('").skip(1).filter_map(|rest| rest.split_once('\''));
-    let called: BTreeSet<_> = calls.map(|(command, _)| command.to_lowercase()).collect();
-    for (user, itself) in [
-        (PLAIN, &["ping", "eval", "evalsha"][..]),
-        (STRICT, &["ping", "evalsha"]),
-    ] {
-        let words = line(user);
-        let granted = words.iter().filter_map(|word| word.strip_prefix('+'));
-        let granted: BTreeSet<_> = granted
-            .filter(|command| !itself.contains(command))
-            .map(str::to_owned)
-            .collect();
-        assert_eq!(granted, called);
-    }
-}
-
 #[tokio::test]
 async fn the_user_of_a_cluster_can_find_its_slots() {
     let cluster = Cluster::start().await;
@@ -175,12 +155,7 @@ async fn the_user_of_a_cluster_can_find_its_slots() {
     }
     let url = cluster.url().replace("://", "://limiter:password@");
     let store = connect(ClientLibrary::RedisRs, &url).await;
-    eventually("the store is answered", async || {
-        try_decide(&store, Operation::Peek, &Algorithm::SLIDING_LOG.limit(3), "k", 1)
-            .await
-            .is_ok()
-    })
-    .await;
+    cluster.serves(&store).await;
     do_all(&store).await;
     for primary in &cluster.primaries {
         assert_eq!(refused(primary).await, [""; 0]);

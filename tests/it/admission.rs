@@ -9,17 +9,14 @@ use tower_quota::{
     store::{Charge, ErrorKind, Operation, Outcome, Request, Store, StoreError},
 };
 
-use crate::support::{Redis, Worker, decide, eventually, try_decide, work};
+use crate::support::{Redis, Worker, connected, decide, eventually, less_patient, patient, try_decide, work};
 
 /// Where [`decide`] counts for the key `k`.
 const LOG: &str = "quota:1:log:test:{key=k}";
 
-/// A store that waits for Redis as long as a busy machine may need, and asks it each time.
+/// A store that caches no denials.
 async fn patient_store(redis: &Redis) -> RedisStore {
-    let builder = RedisStore::builder()
-        .deadline(Duration::from_secs(60))
-        .deny_cache(false);
-    builder.connect(&redis.url()).await.expect("the URL is good")
+    connected(patient().deny_cache(false), &redis.url()).await
 }
 
 /// A limiter that counts where [`decide`] does.
@@ -306,13 +303,8 @@ async fn a_killed_connection_comes_back_and_the_count_goes_on() {
 async fn after_a_restart_without_data_limits_begin_anew_and_errors_end() {
     let mut redis = Redis::start();
     let limit = Limit::from(SlidingLog::per_minute(3));
-    let store = RedisStore::connect(&redis.url()).await.expect("the URL is good");
-    store.ready().await.expect("Redis answers");
-    eventually("one is counted", async || {
-        let checked = try_decide(&store, Operation::Check, &limit, "k", 3).await;
-        checked.is_ok_and(|outcome| outcome.allowed)
-    })
-    .await;
+    let store = connected(less_patient(), &redis.url()).await;
+    assert!(decide(&store, Operation::Check, &limit, "k", 3).await.allowed);
 
     redis.kill();
     assert!(try_decide(&store, Operation::Check, &limit, "k", 1).await.is_err());

@@ -14,7 +14,9 @@ use tower_quota::{
     store::{ErrorKind, Operation},
 };
 
-use crate::support::{Cluster, Proxy, Redis, Sentinel, decide, each_client, eventually, try_decide};
+use crate::support::{
+    Cluster, Proxy, Redis, Sentinel, connected, decide, each_client, eventually, patient, try_decide,
+};
 
 each_client! {
     an_answer_that_is_lost_was_counted_once
@@ -39,8 +41,7 @@ async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
 
 /// How much is counted, as another store sees it.
 async fn counted(url: &str) -> u64 {
-    let store = RedisStore::builder().deadline(Duration::from_secs(5)).connect(url);
-    let store = store.await.expect("the URL is good");
+    let store = connected(patient(), url).await;
     QUOTA - decide(&store, Operation::Peek, &limit(), "k", 1).await.verdicts[0].remaining
 }
 
@@ -171,11 +172,7 @@ async fn a_caller_who_leaves_is_counted_once_or_not(library: ClientLibrary) {
     const CALLERS: u64 = 50;
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
-    let store = connect(library, &proxy.url()).await;
-    eventually("the store is answered", async || {
-        try_decide(&store, Operation::Peek, &limit(), "k", 1).await.is_ok()
-    })
-    .await;
+    let store = connected(patient().client_library(library), &proxy.url()).await;
 
     proxy.delay(Duration::from_millis(20));
     for caller in 0..CALLERS {
@@ -191,7 +188,7 @@ async fn a_caller_who_leaves_is_counted_once_or_not(library: ClientLibrary) {
 }
 
 async fn a_failover_counts_none_twice(library: ClientLibrary) {
-    let mut sentinel = Sentinel::start().await;
+    let mut sentinel = Sentinel::start_that_fails_over().await;
     let store = connect(library, &sentinel.url()).await;
     let load = Load::start(&store);
     load.goes_on(100).await;
@@ -211,7 +208,7 @@ async fn a_failover_counts_none_twice(library: ClientLibrary) {
 
 #[tokio::test]
 async fn a_failover_in_a_cluster_counts_none_twice() {
-    let mut cluster = Cluster::start().await;
+    let mut cluster = Cluster::start_that_fails_over().await;
     let store = connect(ClientLibrary::RedisRs, &cluster.url()).await;
     let slot = cluster.slot("quota:1:log:test:{key=k}").await;
     let load = Load::start(&store);

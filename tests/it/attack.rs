@@ -1,20 +1,17 @@
 //! What a caller can do who means harm: flood, collide, send a lot.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use axum::{Router, routing::any};
 use http::{HeaderName, Request, StatusCode, request::Parts};
 use tokio::task::JoinSet;
 use tower_quota::{
-    Key, KeyExtractor, Policy, RateLimitLayer, RedisStore, SlidingLog,
+    Key, KeyExtractor, Policy, RateLimitLayer, SlidingLog,
     key::{self, ClientIpSource, PeerAddr},
     store::{self, Charge, Operation, Store},
 };
 
-use crate::support::{Algorithm, Clock, Redis, decide, send};
+use crate::support::{Algorithm, Clock, Redis, connected, decide, eventually, patient, processor_time, send};
 
 // Floods.
 
@@ -67,10 +64,13 @@ async fn a_flood_of_denials_grows_nothing() {
 
         assert_eq!(everything(&redis).await, before, "{limit}");
         assert_eq!(info(&redis, "memory", "number_of_cached_scripts").await, scripts);
-        let grown = info(&redis, "memory", "used_memory_dataset")
-            .await
-            .saturating_sub(memory);
-        assert!(grown < 50 * FLOOD, "{limit}: {grown} bytes");
+        // Until the buffers of the connections have shrunk again.
+        eventually(&format!("the memory for {limit} is what it was"), async || {
+            let now = info(&redis, "memory", "used_memory_dataset").await;
+            // Below 0, and printed without its sign, where Redis 6.2 estimates what is no data too high.
+            (now.wrapping_sub(memory) as i64) < 50 * FLOOD as i64
+        })
+        .await;
     }
 }
 
@@ -109,8 +109,7 @@ async fn callers_who_are_denied_together_leave_no_keys_of_their_own() {
 #[tokio::test]
 async fn keys_made_to_collide_stay_apart() {
     let redis = Redis::start();
-    let builder = RedisStore::builder().deadline(Duration::from_secs(10));
-    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    let store = connected(patient(), &redis.url()).await;
     let policy = Policy::new("p", SlidingLog::per_hour(1)).key((key::header("x-user"), key::path()));
     let app = Router::new()
         .fallback(any(async || "hi"))
@@ -133,8 +132,9 @@ async fn keys_made_to_collide_stay_apart() {
         ("a^5E7Cpath=/b", "/"),
         ("a", "/|path=/b"),
         ("a", "/^7Cpath=/b"),
-        ("a", "/%7Cpath=/b"),
         ("a", "/%257Cpath=/b"),
+        ("a", "/%2Fpath=/b"),
+        ("a", "/%252Fpath=/b"),
         ("a=b", "/"),
         ("{a}", "/"),
         ("}{a", "/"),
@@ -266,8 +266,7 @@ fn request_with(lines: &[String]) -> Parts {
 #[tokio::test]
 async fn fields_of_100_000_bytes_make_short_keys_or_none() {
     let redis = Redis::start();
-    let builder = RedisStore::builder().deadline(Duration::from_secs(10));
-    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    let store = connected(patient(), &redis.url()).await;
     for (extractor, key) in extractors() {
         let policy = Policy::new("p", SlidingLog::per_hour(1_000)).key(std::sync::Arc::<dyn KeyExtractor>::from(key));
         let app = Router::new()
@@ -293,25 +292,26 @@ async fn fields_of_100_000_bytes_make_short_keys_or_none() {
 
 #[test]
 fn the_time_for_a_long_field_grows_no_faster_than_the_field() {
-    // The least of a few times: whatever else the machine does adds to the others.
-    let least = |extractor: &dyn KeyExtractor, parts: &Parts| {
-        let times = (0..9).map(|_| {
-            let started = Instant::now();
-            let _ = extractor.extract(parts);
-            started.elapsed()
-        });
-        times.min().unwrap_or_default()
+    let time = |extractor: &dyn KeyExtractor, parts: &Parts| {
+        let before = processor_time();
+        let _ = extractor.extract(parts);
+        processor_time() - before
     };
     let (short, long) = (fields(10_000), fields(100_000));
     for ((name, short), (_, long)) in short.iter().zip(&long) {
         let (short, long) = (request_with(short), request_with(long));
         for (extractor, key) in extractors() {
-            let (short, long) = (least(&*key, &short), least(&*key, &long));
-            // Ten times as long, and a hundred times if it were the square.
-            let most = 30 * short.max(Duration::from_micros(20));
+            // Ten times as long, and a hundred times if it were the square. What else the machine does can only add to a
+            // time, so one that is short enough will do; the short field may have had a cold cache, hence the median.
+            let mut shorts: Vec<_> = (0..9).map(|_| time(&*key, &short)).collect();
+            shorts.sort_unstable();
+            let most = 30 * shorts[4].max(Duration::from_micros(20));
+            let longs = || (0..100).map(|_| time(&*key, &long));
             assert!(
-                long <= most,
-                "{extractor}, {name}: {short:?}, and {long:?} for ten times as much"
+                longs().any(|long| long <= most),
+                "{extractor}, {name}: {:?}, and {:?} for ten times as much",
+                shorts[4],
+                longs().min()
             );
         }
     }

@@ -3,12 +3,12 @@
 use std::{fmt::Debug, sync::Arc};
 
 use tower_quota::{
-    ClientLibrary, ConfigError, Decision, FailureMode, Fallback, Headers, Key, KeyExtractor, Keyed, Limit, Limiter,
-    MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody,
-    ResponseFuture, SlidingLog, Unkeyed,
+    ClientLibrary, ConfigError, Decision, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, Headers, Key,
+    KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer, RedisStore,
+    RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
     key::{self, KeyError, PeerAddr},
     response::{Problem, ResponseFormat},
-    store::{Answer, Charge, ErrorKind, Operation, Outcome, Reply, Request, Store, StoreError, Verdict},
+    store::{Answer, Charge, ErrorKind, Operation, Outcome, Reply, Request, Store, StoreError, StoreId, Verdict},
 };
 
 fn shared<T: Clone + Debug + Send + Sync + 'static>() {}
@@ -21,8 +21,9 @@ fn sent<T: Send>() {}
 fn public_types_are_shared_and_cloned() {
     shared::<ClientLibrary>();
     shared::<Decision>();
+    shared::<DrainBody<String>>();
+    shared::<DrainBodyLayer>();
     shared::<FailureMode>();
-    shared::<Fallback>();
     shared::<Headers>();
     shared::<Key>();
     shared::<Limit>();
@@ -48,6 +49,7 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
     shared::<Operation>();
     shared::<Outcome>();
     shared::<StoreError>();
+    shared::<StoreId>();
     shared::<Verdict>();
     borrowed::<Charge<'_>>();
     borrowed::<Request<'_>>();
@@ -91,5 +93,6 @@ fn traits_are_for_objects() {
 #[test]
 fn the_future_and_the_body_are_sent_where_those_of_the_service_are() {
     sent::<ResponseFuture<String, String, std::future::Ready<()>>>();
+    sent::<DrainBodyFuture<String, String, std::future::Ready<()>>>();
     sent::<ResponseBody<String>>();
 }

@@ -1,22 +1,22 @@
 //! A Redis whose clock is set while it counts.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::time::sleep;
 use tower_quota::{
-    Limit, RedisStore,
-    store::{Operation, Store},
+    Key, Limit, RedisStore,
+    store::{Charge, Operation, Request, Store},
 };
 
-use crate::support::{Faketime, Redis, decide};
+use crate::support::{Faketime, Redis, decide, eventually, patient};
 
 const QUOTA: usize = 5;
-const WINDOW: Duration = Duration::from_secs(2);
-const HOUR_MS: i64 = 3_600_000;
+const SECOND: u64 = 1_000_000;
+const WINDOW: u64 = 2 * SECOND;
+const HOUR: i64 = 3_600_000_000;
 
-/// A limit of [`QUOTA`] in each [`WINDOW`], what it admits in any of them at most, and how many of them it keeps a caller
-/// out, at most.
-const LIMITS: [(&str, usize, u32); 6] = [
+/// A limit of [`QUOTA`] in each [`WINDOW`], the most that it admits in any window, and for how many windows it denies a
+/// caller, at most.
+const LIMITS: [(&str, usize, u64); 6] = [
     ("sliding-log 5/2s", QUOTA, 1),
     ("sliding-log 5/2s precision 4", QUOTA, 1),
     ("sliding-counter 5/2s", 2 * QUOTA - 1, 2),
@@ -25,134 +25,166 @@ const LIMITS: [(&str, usize, u32); 6] = [
     ("token-bucket 5/2s", 2 * QUOTA - 1, 1),
 ];
 
-/// How much sooner or later than Redis the test may see what it does.
-const NOISE: Duration = Duration::from_millis(300);
-
-async fn store_in(redis: &Redis) -> RedisStore {
-    // Denials are not remembered: they are by another clock, a second longer at most.
-    let builder = RedisStore::builder()
-        .deadline(Duration::from_secs(10))
-        .deny_cache(false);
-    builder.connect(&redis.url()).await.expect("the URL is good")
+/// A clock that stands still between the steps of the test, the Redis that goes by it, and a store in this Redis.
+struct Bench {
+    clock: Faketime,
+    redis: Redis,
+    store: RedisStore,
 }
 
-async fn time_ms(redis: &Redis) -> i64 {
-    let [seconds, us]: [i64; 2] = redis.command("TIME", [""; 0]).await;
-    seconds * 1_000 + us / 1_000
+impl Bench {
+    /// 2027-01-15 08:00:00 UTC.
+    const START: u64 = 1_800_000_000 * SECOND;
+    /// How far the clock moves at a time.
+    const TICK: u64 = SECOND / 64;
+
+    async fn start() -> Self {
+        let clock = Faketime::new();
+        clock.stop_at(Self::START);
+        let redis = clock.start_redis();
+        // Denials are not cached: they are by another clock, a second longer at most.
+        let store = patient().deny_cache(false).connect(&redis.url()).await;
+        let store = store.expect("the URL is good");
+        store.ready().await.expect("Redis answers");
+        Self { clock, redis, store }
+    }
+
+    /// Sets the clock, and waits until Redis goes by it.
+    ///
+    /// Valkey reads the clock of the system from time to time only, and adds what has passed since by a monotonic one.
+    async fn set(&self, now: u64) {
+        self.clock.stop_at(now);
+        eventually("the clock of Redis is set", async || {
+            let [seconds, us]: [u64; 2] = self.redis.command("TIME", [""; 0]).await;
+            (now..now + Self::TICK).contains(&(seconds * SECOND + us))
+        })
+        .await;
+    }
+
+    /// Checks, and returns the time of Redis if the check is admitted.
+    async fn admits(&self, limit: &Limit) -> Option<u64> {
+        let key = Key::from(limit.to_string());
+        let charges = [Charge::new("test", limit, &key, 1)];
+        let answer = self.store.decide(&[Request::new(Operation::Check, &charges)]).await;
+        let answer = answer.expect("Redis answers");
+        let admitted = answer.outcomes[0].allowed;
+        admitted.then_some(answer.server_time.as_micros() as u64)
+    }
 }
 
-/// A caller that asks all the time, and when it was admitted.
+/// A caller that checks at each tick, and when it was admitted: by a clock without a step.
 struct Caller {
     limit: Limit,
-    admissions: Vec<Instant>,
+    admissions: Vec<u64>,
+    /// How far Redis was ahead of the clock that it goes by when it admitted the caller, at most: 0 but for Valkey.
+    ahead: u64,
 }
 
 impl Caller {
-    async fn ask(&mut self, store: &impl Store) {
-        let key = self.limit.to_string();
-        while decide(store, Operation::Check, &self.limit, &key, 1).await.allowed {
-            self.admissions.push(Instant::now());
+    fn new(limit: &str) -> Self {
+        Self {
+            limit: limit.parse().expect("a limit"),
+            admissions: Vec::new(),
+            ahead: 0,
         }
     }
 
-    /// The most that it was admitted in what was surely less than a window.
+    async fn check(&mut self, bench: &Bench, now: u64, step: i64) {
+        while let Some(at) = bench.admits(&self.limit).await {
+            let at = at.checked_add_signed(-step).expect("a time after 1970");
+            self.ahead = self.ahead.max(at - now);
+            self.admissions.push(now);
+        }
+    }
+
     fn most_in_a_window(&self) -> usize {
-        let within = |first: &Instant| {
-            let end = *first + WINDOW - NOISE;
-            self.admissions.iter().filter(|at| (first..&&end).contains(at)).count()
+        let within = |first: &u64| {
+            let window = *first..*first + WINDOW - self.ahead;
+            self.admissions.iter().filter(|at| window.contains(at)).count()
         };
         self.admissions.iter().map(within).max().unwrap_or_default()
     }
 
-    /// The longest that it was kept out after this.
-    fn longest_block_after(&self, since: Instant) -> Duration {
-        let times: Vec<_> = [since]
-            .into_iter()
-            .chain(self.admissions.iter().copied().filter(|at| *at > since))
-            .collect();
+    /// The longest time without an admission between these two.
+    fn longest_block(&self, since: u64, until: u64) -> u64 {
+        let mut times = vec![since, until];
+        times.extend(self.admissions.iter().filter(|at| (since..until).contains(at)));
+        times.sort_unstable();
         let blocks = times.windows(2).map(|pair| pair[1] - pair[0]);
-        let last = times.last().expect("the first is there").elapsed();
-        blocks.chain([last]).max().unwrap_or_default()
+        blocks.max().unwrap_or_default()
     }
 }
 
-/// Sets the clock of a Redis that denies everybody, and asserts that at most one window's worth more is admitted, that
-/// nobody is kept out for more than a window and a second, and that every key has its expiry.
-async fn a_step_is_over_within_a_window(step_ms: i64) {
-    let clock = Faketime::new();
-    let redis = clock.start_redis();
-    let store = store_in(&redis).await;
-    let mut callers = LIMITS.map(|(limit, ..)| Caller {
-        limit: limit.parse().expect("a limit"),
-        admissions: Vec::new(),
-    });
+/// Sets the clock of a Redis that denies every caller, and asserts that at most one window's worth more is admitted, that
+/// no caller is denied for more than its windows and a second, and that every key has its expiry.
+async fn a_step_is_over_within_a_window(step: i64) {
+    let bench = Bench::start().await;
+    let mut callers = LIMITS.map(|(limit, ..)| Caller::new(limit));
     for caller in &mut callers {
-        caller.ask(&store).await;
+        caller.check(&bench, Bench::START, 0).await;
     }
 
-    let before = time_ms(&redis).await;
-    clock.set(step_ms);
-    let moved = time_ms(&redis).await - before;
-    assert!((moved - step_ms).abs() < 300, "the clock of Redis moved by {moved} ms");
-    let stepped = Instant::now();
-    while stepped.elapsed() < 3 * WINDOW {
+    let (start, end) = (Bench::START, Bench::START + 3 * WINDOW);
+    for now in (start..=end).step_by(Bench::TICK as usize) {
+        bench
+            .set(now.checked_add_signed(step).expect("a time after 1970"))
+            .await;
         for caller in &mut callers {
-            caller.ask(&store).await;
+            caller.check(&bench, now, step).await;
         }
-        sleep(Duration::from_millis(5)).await;
     }
 
     for (caller, (limit, most, windows)) in callers.iter().zip(LIMITS) {
         let admitted = caller.most_in_a_window();
         assert!(admitted <= most + QUOTA, "{limit}: {admitted} in a window");
-        let block = caller.longest_block_after(stepped);
+        let block = caller.longest_block(start, end);
         assert!(
-            block <= windows * WINDOW + Duration::from_secs(1) + NOISE,
-            "{limit}: kept out for {block:?}"
+            block <= windows * WINDOW + SECOND + Bench::TICK,
+            "{limit}: denied for {block} us"
         );
     }
-    let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+    let keys: Vec<String> = bench.redis.command("KEYS", ["*"]).await;
     assert_eq!(keys.len(), LIMITS.len(), "{keys:?}");
     for key in keys {
-        let ttl: i64 = redis.command("PTTL", [&key]).await;
+        let ttl: i64 = bench.redis.command("PTTL", [&key]).await;
         assert!((1..=5_000).contains(&ttl), "{key}: {ttl} ms");
     }
 }
 
 #[tokio::test]
 async fn an_hour_forward() {
-    a_step_is_over_within_a_window(HOUR_MS).await;
+    a_step_is_over_within_a_window(HOUR).await;
 }
 
 #[tokio::test]
 async fn an_hour_back() {
-    a_step_is_over_within_a_window(-HOUR_MS).await;
+    a_step_is_over_within_a_window(-HOUR).await;
 }
 
 #[tokio::test]
 async fn a_window_back() {
-    a_step_is_over_within_a_window(-2_000).await;
+    a_step_is_over_within_a_window(-2_000_000).await;
 }
 
 #[tokio::test]
 async fn half_a_second_back() {
-    a_step_is_over_within_a_window(-500).await;
+    a_step_is_over_within_a_window(-500_000).await;
 }
 
 #[tokio::test]
 async fn windows_of_a_calendar_follow_the_clock_of_redis() {
-    let clock = Faketime::new();
-    let redis = clock.start_redis();
-    let store = store_in(&redis).await;
+    const DAY: i64 = 24 * HOUR;
+    let bench = Bench::start().await;
     let limit: Limit = "fixed-window 5/day Europe/Berlin".parse().expect("a limit");
     for days in [0, 40, -40, 0] {
-        clock.set(days * 24 * HOUR_MS);
+        let now = Bench::START.checked_add_signed(days * DAY);
+        bench.set(now.expect("a time after 1970")).await;
         for remaining in (0..5).rev() {
-            let admitted = decide(&store, Operation::Check, &limit, "k", 1).await;
+            let admitted = decide(&bench.store, Operation::Check, &limit, "k", 1).await;
             assert!(admitted.allowed, "{days} days off");
             assert_eq!(admitted.verdicts[0].remaining, remaining);
         }
-        let denied = decide(&store, Operation::Check, &limit, "k", 1).await;
+        let denied = decide(&bench.store, Operation::Check, &limit, "k", 1).await;
         let wait = denied.verdicts[0].retry_after.expect("it is denied");
         assert!(wait <= Duration::from_secs(25 * 3_600), "{wait:?}");
     }

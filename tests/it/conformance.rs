@@ -4,7 +4,7 @@ use std::{mem::discriminant, time::Duration};
 
 use tower_quota::{
     Key, Limit,
-    store::{Charge, Operation, Outcome, Request},
+    store::{Charge, Operation, Outcome, Request, Verdict},
 };
 
 use crate::support::{Algorithm, Bench};
@@ -121,6 +121,11 @@ macro_rules! promises {
                 two_policies_never_share_a_count
                 two_keys_never_share_a_count
                 a_clock_set_back_blocks_for_the_longest_wait_and_a_second_at_most
+                a_refund_leaves_no_more_than_if_the_charge_had_not_been
+                a_request_without_charges_is_admitted
+                an_unlimited_charge_is_admitted_beside_others
+                a_charge_of_deny_all_denies_without_a_wait_and_charges_no_other
+                requests_that_need_no_count_fail_no_others
                 $($own)*
             }
         }
@@ -611,6 +616,120 @@ async fn a_clock_set_back_blocks_for_the_longest_wait_and_a_second_at_most(bench
             }
         }
     }
+}
+
+async fn a_refund_leaves_no_more_than_if_the_charge_had_not_been(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(10);
+    align(bench).await;
+    for pause in [Duration::ZERO, MICROSECOND, SECOND, 3 * SECOND, WINDOW / 2] {
+        let (refunded, other) = (bench.with_a_fresh_key(), bench.with_a_fresh_key());
+        let admitted_at = bench.now();
+        refunded.check(&limit, 5).await;
+        refunded.advance(pause).await;
+        refunded.charge(&limit, 6).await;
+        other.charge(&limit, 6).await;
+        let left = remaining(&refunded.refund(&limit, 5, admitted_at).await);
+        assert!(
+            left <= remaining(&other.peek(&limit, 1).await),
+            "{left} after {pause:?}"
+        );
+        assert_eq!(left, 4, "after {pause:?}");
+    }
+}
+
+/// Decides requests of one charge or several on keys of their own.
+async fn decide_all(bench: &Bench, requests: &[(Operation, &[&Limit])]) -> Vec<Outcome> {
+    let key = Key::from("not-counted");
+    let names = ["a", "b", "c"];
+    let charges: Vec<Vec<_>> = requests
+        .iter()
+        .map(|(_, limits)| {
+            let limits = limits.iter().zip(names);
+            limits.map(|(limit, name)| Charge::new(name, limit, &key, 1)).collect()
+        })
+        .collect();
+    let requests = requests.iter().zip(&charges);
+    let requests: Vec<_> = requests
+        .map(|((operation, _), charges)| Request::new(*operation, charges))
+        .collect();
+    let answer = bench.store.decide(&requests).await.expect("the store answers");
+    answer.outcomes.into_vec()
+}
+
+const REFUND: Operation = Operation::Refund {
+    admitted_at: Duration::ZERO,
+};
+
+async fn a_request_without_charges_is_admitted(bench: &Bench, algorithm: Algorithm) {
+    use Operation::{Charge, Check, Peek, Reset};
+    for operation in [Check, Charge, Peek, Reset, REFUND] {
+        let alone = decide_all(bench, &[(operation, &[])]).await;
+        assert_eq!(alone, [Outcome::new(true, [])], "{operation:?}");
+    }
+    let limit = algorithm.limit(5);
+    let outcomes = decide_all(bench, &[(Check, &[]), (Check, &[&limit]), (Check, &[])]).await;
+    assert_eq!(outcomes[1].verdicts.len(), 1);
+    assert_eq!(remaining(&outcomes[1]), 4);
+    assert_eq!([&outcomes[0], &outcomes[2]], [&Outcome::new(true, []); 2]);
+}
+
+async fn an_unlimited_charge_is_admitted_beside_others(bench: &Bench, algorithm: Algorithm) {
+    use Operation::{Charge, Check, Peek, Reset};
+    let limit = algorithm.limit(1);
+    let unlimited = Verdict::new(u64::MAX, None, Duration::ZERO);
+    for operation in [Check, Charge, Peek, Reset, REFUND] {
+        let alone = decide_all(bench, &[(operation, &[&Limit::Unlimited])]).await;
+        assert_eq!(alone, [Outcome::new(true, [unlimited])], "{operation:?}");
+    }
+    for allowed in [true, false] {
+        let outcomes = decide_all(bench, &[(Check, &[&Limit::Unlimited, &limit, &Limit::Unlimited])]).await;
+        assert_eq!(outcomes[0].allowed, allowed);
+        assert_eq!(outcomes[0].verdicts[1].retry_after.is_none(), allowed);
+        assert_eq!([outcomes[0].verdicts[0], outcomes[0].verdicts[2]], [unlimited; 2]);
+    }
+}
+
+async fn a_charge_of_deny_all_denies_without_a_wait_and_charges_no_other(bench: &Bench, algorithm: Algorithm) {
+    use Operation::{Charge, Check, Peek, Reset};
+    let limit = algorithm.limit(5);
+    let nothing = Verdict::new(0, None, Duration::ZERO);
+    for operation in [Check, Charge, Peek, Reset, REFUND] {
+        let allowed = !matches!(operation, Check | Peek);
+        let alone = decide_all(bench, &[(operation, &[&Limit::DenyAll])]).await;
+        assert_eq!(alone, [Outcome::new(allowed, [nothing])], "{operation:?}");
+    }
+    for _ in 0..2 {
+        let denied = decide_all(bench, &[(Check, &[&limit, &Limit::DenyAll])])
+            .await
+            .remove(0);
+        assert!(!denied.allowed);
+        assert_eq!(denied.verdicts[..], [Verdict::new(5, None, Duration::ZERO), nothing]);
+    }
+    let charged = decide_all(bench, &[(Charge, &[&limit, &Limit::DenyAll])])
+        .await
+        .remove(0);
+    assert!(charged.allowed);
+    assert_eq!(remaining(&charged), 4);
+}
+
+async fn requests_that_need_no_count_fail_no_others(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let (check, reset) = (Operation::Check, Operation::Reset);
+    let outcomes = decide_all(
+        bench,
+        &[
+            (check, &[&limit]),
+            (check, &[&Limit::DenyAll]),
+            (check, &[]),
+            (check, &[&limit, &Limit::Unlimited]),
+            (reset, &[&Limit::DenyAll]),
+            (check, &[&Limit::DenyAll, &limit]),
+            (check, &[&limit]),
+        ],
+    )
+    .await;
+    assert_eq!(allowed(&outcomes), [true, false, true, true, true, false, true]);
+    assert_eq!([0, 3, 6].map(|request| remaining(&outcomes[request])), [4, 3, 2]);
 }
 
 // What only some algorithms promise, or each in its own way.

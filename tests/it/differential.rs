@@ -6,6 +6,7 @@ use std::{
 };
 
 use proptest::{
+    collection::vec,
     prelude::{BoxedStrategy, Just, Strategy, prop_oneof},
     strategy::ValueTree,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
@@ -13,10 +14,10 @@ use proptest::{
 use tower_quota::{
     FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{Charge, Operation, Outcome, Request, Store},
+    store::{Charge, Operation, Request, Store},
 };
 
-use crate::support::{Clock, Redis};
+use crate::support::{Clock, Redis, connected, eventually, patient};
 
 /// How many steps each timeline has; `TOWER_QUOTA_STEPS` makes it more.
 fn steps() -> usize {
@@ -39,13 +40,19 @@ fn seed() -> u64 {
 struct Step {
     /// How the clock moves, in microseconds.
     moves: i64,
+    requests: Vec<Asked>,
+}
+
+/// A request, as often as there are callers.
+#[derive(Clone, Debug)]
+struct Asked {
     operation: Operation,
     /// Which of the admissions so far is given back.
     admission: usize,
+    key: usize,
     /// The position of the limit and the cost of each charge.
     charges: Vec<(usize, u64)>,
-    /// How many ask at once, of each of some keys.
-    callers: Vec<usize>,
+    callers: usize,
 }
 
 fn moves(window: Duration) -> BoxedStrategy<i64> {
@@ -62,34 +69,109 @@ fn moves(window: Duration) -> BoxedStrategy<i64> {
     .boxed()
 }
 
-fn step(window: Duration, policies: usize) -> impl Strategy<Value = Step> {
-    let operation = prop_oneof![
+fn operations() -> impl Strategy<Value = Operation> + Clone {
+    prop_oneof![
         16 => Just(Operation::Check),
         2 => Just(Operation::Peek),
         2 => Just(Operation::Charge),
         3 => Just(Operation::Refund { admitted_at: Duration::ZERO }),
         1 => Just(Operation::Reset),
-    ];
-    let cost = prop_oneof![6 => Just(1u64), 2 => 1..=4u64];
-    let charges = proptest::collection::vec((0..policies, cost), 1..=policies);
+    ]
+}
+
+/// Most charges cost 1, few of them more than any limit.
+fn costs() -> impl Strategy<Value = u64> + Clone {
+    prop_oneof![48 => Just(1), 16 => 1..=4u64, 1 => Just(u64::MAX)]
+}
+
+/// One operation on one list of charges, of several callers on up to three keys.
+fn alike(window: Duration, policies: usize) -> BoxedStrategy<Step> {
+    let charges = vec((0..policies, costs()), 1..=policies);
     let callers = prop_oneof![
-        12 => Just(vec![1]),
-        3 => proptest::collection::vec(1..=4usize, 1..=3),
-        1 => (30..=40usize).prop_map(|callers| vec![callers]),
+        12 => Just(std::vec![1]),
+        3 => vec(1..=4usize, 1..=3),
+        1 => (30..=40usize).prop_map(|callers| std::vec![callers]),
     ];
-    (moves(window), operation, 0..8usize, charges, callers).prop_map(
-        |(moves, operation, admission, charges, callers)| Step {
-            moves,
+    let step = (moves(window), operations(), 0..8usize, charges, callers);
+    let step = step.prop_map(|(moves, operation, admission, charges, callers)| {
+        let asked = |(key, callers)| Asked {
             operation,
             admission,
-            charges,
+            key,
+            charges: charges.clone(),
             callers,
-        },
-    )
+        };
+        let requests = callers.into_iter().enumerate().map(asked).collect();
+        Step { moves, requests }
+    });
+    step.boxed()
+}
+
+/// Several operations, each on charges of its own, or on none.
+fn mixed(window: Duration, policies: usize) -> BoxedStrategy<Step> {
+    let callers = prop_oneof![8 => Just(1), 1 => 2..=4usize];
+    let charges = vec((0..policies, costs()), 0..=3);
+    let asked = (operations(), 0..8usize, 0..3usize, charges, callers);
+    let asked = asked.prop_map(|(operation, admission, key, charges, callers)| Asked {
+        operation,
+        admission,
+        key,
+        charges,
+        callers,
+    });
+    // Over the boundary of an hour, from time to time.
+    let moves = prop_oneof![30 => moves(window), 1 => 0..=5_400_000_000i64];
+    let step = (moves, vec(asked, 1..=6)).prop_map(|(moves, requests)| Step { moves, requests });
+    step.boxed()
+}
+
+/// One request, or a burst of charges of 1 that makes the log longer than one call may read.
+fn bursts(window: Duration, policies: usize) -> BoxedStrategy<Step> {
+    let span = window.as_micros() as i64;
+    let moves = prop_oneof![
+        6 => Just(0),
+        4 => 0..=3i64,
+        4 => 0..=span / 4,
+        4 => Just(span),
+        2 => 0..=2 * span,
+        2 => -2 * span..=0,
+    ];
+    let costs = prop_oneof![12 => Just(1), 1 => 2..=4u64, 4 => 1_000..=3_000u64];
+    let asked = (operations(), 0..3usize, 0..policies, costs);
+    let asked = asked.prop_map(|(operation, admission, policy, cost)| Asked {
+        operation,
+        admission,
+        key: 0,
+        charges: std::vec![(policy, cost)],
+        callers: 1,
+    });
+    let burst = (0..policies, 300..=1_600usize).prop_map(|(policy, callers)| Asked {
+        operation: Operation::Charge,
+        admission: 0,
+        key: 0,
+        charges: std::vec![(policy, 1)],
+        callers,
+    });
+    let asked = prop_oneof![4 => asked, 1 => burst];
+    let step = (moves, asked).prop_map(|(moves, asked)| Step {
+        moves,
+        requests: std::vec![asked],
+    });
+    step.boxed()
+}
+
+/// Runs both stores along one timeline of equal requests.
+async fn agree(window: Duration, policies: &[&[Limit]]) {
+    agree_on(steps(), alike, window, policies).await;
 }
 
 /// Runs both stores along one timeline. Each policy is given the versions that its limit has, one after the other.
-async fn agree(window: Duration, policies: &[&[Limit]]) {
+async fn agree_on(
+    steps: usize,
+    step: fn(Duration, usize) -> BoxedStrategy<Step>,
+    window: Duration,
+    policies: &[&[Limit]],
+) {
     let redis = Redis::start();
     let clock = Clock::new();
     let memory = clock.memory_store();
@@ -105,10 +187,10 @@ async fn agree(window: Duration, policies: &[&[Limit]]) {
 
     let mut keys = ["j", "k", "l"].map(Key::from);
     let mut latest = 0;
-    let names = ["a", "b", "c", "d"];
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let mut admissions = Vec::new();
     let mut recent = Vec::new();
-    for number in 0..steps() {
+    for number in 0..steps {
         let mut next = strategy.new_tree(&mut runner).expect("a step").current();
         // Long before the year 2100, and with it the largest number of Lua, the clock starts again.
         let now = clock.now().saturating_add_signed(next.moves);
@@ -124,37 +206,48 @@ async fn agree(window: Duration, policies: &[&[Limit]]) {
         latest = latest.max(clock.now());
         let shortest = (window / 4).min(Duration::from_secs(1));
         if latest > clock.now() + shortest.as_micros() as u64 {
-            next.callers = vec![1];
+            next.requests.truncate(1);
+            next.requests[0].callers = 1;
         }
-        if let Operation::Refund { admitted_at } = &mut next.operation {
-            let earlier = admissions.len().saturating_sub(next.admission + 1);
-            *admitted_at = Duration::from_micros(admissions.get(earlier).copied().unwrap_or_default());
+        for asked in &mut next.requests {
+            if let Operation::Refund { admitted_at } = &mut asked.operation {
+                let earlier = admissions.len().saturating_sub(asked.admission + 1);
+                *admitted_at = Duration::from_micros(admissions.get(earlier).copied().unwrap_or_default());
+            }
         }
 
         let limit_of = |policy: usize| &policies[policy][number / 64 % policies[policy].len()];
-        let charges_on = |key| -> Vec<_> {
-            let charges = next.charges.iter();
+        let charges_of = |asked: &Asked| -> Vec<_> {
+            let charges = asked.charges.iter();
             charges
-                .map(|(policy, cost)| Charge::new(names[*policy], limit_of(*policy), key, *cost))
+                .map(|(policy, cost)| Charge::new(names[*policy], limit_of(*policy), &keys[asked.key], *cost))
                 .collect()
         };
         recent.push(format!("{} {next:?}", clock.now()));
-        let charges: Vec<_> = keys.iter().map(charges_on).collect();
-        let requests = charges.iter().zip(&next.callers);
+        let charges: Vec<_> = next.requests.iter().map(charges_of).collect();
+        let requests = charges.iter().zip(&next.requests);
         let requests: Vec<_> = requests
-            .flat_map(|(charges, callers)| vec![Request::new(next.operation, charges); *callers])
+            .flat_map(|(charges, asked)| std::vec![Request::new(asked.operation, charges); asked.callers])
             .collect();
         let in_memory = memory.decide(&requests).await.expect("memory answers");
         let in_redis = shared.decide(&requests).await.expect("Redis answers");
-        assert_eq!(
-            in_memory,
-            in_redis,
-            "memory, then Redis: step {number} under {policies:?}, after {:#?}",
+        let differs = in_memory
+            .outcomes
+            .iter()
+            .zip(&in_redis.outcomes)
+            .position(|(a, b)| a != b);
+        assert!(
+            differs.is_none() && in_memory.outcomes.len() == in_redis.outcomes.len(),
+            "memory {:?}, then Redis {:?}: request {differs:?} of step {number} under {policies:?}, after {:#?}",
+            differs.map(|request| &in_memory.outcomes[request]),
+            differs.map(|request| &in_redis.outcomes[request]),
             &recent[recent.len().saturating_sub(20)..],
         );
 
-        let admits = matches!(next.operation, Operation::Check | Operation::Charge);
-        if admits && in_redis.outcomes.iter().any(|outcome: &Outcome| outcome.allowed) {
+        let admitted = requests.iter().zip(&in_redis.outcomes).any(|(request, outcome)| {
+            matches!(request.operation(), Operation::Check | Operation::Charge) && outcome.allowed
+        });
+        if admitted {
             admissions.push(clock.now());
         }
     }
@@ -289,4 +382,129 @@ async fn several_policies_decide_alike_in_rust_and_in_lua() {
         ],
     )
     .await;
+}
+
+#[tokio::test]
+async fn batches_of_many_operations_and_algorithms_decide_alike_in_rust_and_in_lua() {
+    let hours = FixedWindow::calendar(5, Calendar::Hour, jiff::tz::TimeZone::UTC);
+    agree_on(
+        steps() / 2,
+        mixed,
+        WINDOW,
+        &[
+            &[SlidingLog::new(6, WINDOW).into(), SlidingLog::new(3, WINDOW).into()],
+            &[SlidingLog::new(9, WINDOW).precision(5).into()],
+            &[SlidingCounter::new(7, WINDOW * 2).into()],
+            &[FixedWindow::new(8, WINDOW).into()],
+            &[FixedWindow::new(8, WINDOW).aligned().into()],
+            &[hours.into()],
+            &[
+                TokenBucket::new(5, WINDOW).burst(6).into(),
+                TokenBucket::new(7, WINDOW).burst(3).into(),
+            ],
+            &[Limit::Unlimited, Limit::DenyAll],
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn logs_of_more_entries_than_a_call_may_read_decide_alike_in_rust_and_in_lua() {
+    let versions = [
+        SlidingLog::new(3_000, WINDOW).into(),
+        SlidingLog::new(3_000, WINDOW).precision(3).into(),
+        SlidingLog::new(1_200, WINDOW).into(),
+        SlidingLog::new(3_000, WINDOW * 3).into(),
+    ];
+    agree_on(steps() / 10, bursts, WINDOW, &[&versions]).await;
+}
+
+/// What was counted for a day is judged by a year, and the other way around.
+#[tokio::test]
+async fn counts_of_windows_that_grow_decide_alike_in_rust_and_in_lua() {
+    let (day, year) = (Duration::from_secs(86_400), Duration::from_secs(365 * 86_400));
+    agree_on(
+        steps() / 4,
+        bursts,
+        day,
+        &[
+            &[
+                SlidingCounter::new(585_000, day).into(),
+                SlidingCounter::new(10, year).into(),
+            ],
+            &[
+                FixedWindow::new(585_000, day).into(),
+                FixedWindow::new(10, year).aligned().into(),
+            ],
+            &[TokenBucket::new(585_000, day).into(), TokenBucket::new(10, year).into()],
+        ],
+    )
+    .await;
+}
+
+/// Without a clock of the test: Redis decides at its own time, the memory store at the same time after it, and the keys of
+/// Redis expire in between.
+#[tokio::test]
+async fn keys_that_expire_decide_alike_in_rust_and_in_lua() {
+    const ROUNDS: usize = 6;
+    let redis = Redis::start();
+    let shared = connected(patient().deny_cache(false), &redis.url()).await;
+    let clock = Clock::new();
+    let memory = clock.memory_store();
+    let limits: [Limit; 7] = [
+        SlidingLog::new(4, WINDOW).into(),
+        SlidingLog::new(6, WINDOW * 30).into(),
+        SlidingLog::new(6, WINDOW).precision(3).into(),
+        SlidingCounter::new(5, WINDOW * 10).into(),
+        FixedWindow::new(5, WINDOW).into(),
+        FixedWindow::new(5, WINDOW * 20).aligned().into(),
+        TokenBucket::new(9, WINDOW * 20).burst(4).into(),
+    ];
+    let keys = ["j", "k", "l"].map(Key::from);
+
+    let seed = seed();
+    println!("TOWER_QUOTA_SEED={seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut admissions = vec![Duration::ZERO];
+    let mut expired = 0;
+    for round in 0..ROUNDS {
+        for step in 0..300 {
+            let operation = match rng.u32(..10) {
+                0 => Operation::Charge,
+                1 => Operation::Peek,
+                2 => Operation::Refund {
+                    admitted_at: admissions[rng.usize(admissions.len().saturating_sub(8)..admissions.len())],
+                },
+                _ => Operation::Check,
+            };
+            let limit = &limits[rng.usize(..limits.len())];
+            let charges = [Charge::new(
+                "test",
+                limit,
+                &keys[rng.usize(..keys.len())],
+                rng.u64(1..4),
+            )];
+            let request = [Request::new(operation, &charges)];
+            let in_redis = shared.decide(&request).await.expect("Redis replies");
+            clock.set(in_redis.server_time.as_micros() as u64);
+            let in_memory = memory.decide(&request).await.expect("memory replies");
+            assert_eq!(
+                in_memory, in_redis,
+                "memory, then Redis: round {round}, step {step}, {request:?}"
+            );
+            if in_redis.outcomes[0].allowed {
+                admissions.push(in_redis.server_time);
+            }
+        }
+
+        // In some rounds a part of the keys is left, in others none.
+        let before: usize = redis.command("DBSIZE", [""; 0]).await;
+        let left = [before - 1, before / 2, 0][round % 3];
+        eventually("keys expire", async || {
+            redis.command::<usize>("DBSIZE", [""; 0]).await <= left
+        })
+        .await;
+        expired += before - left;
+    }
+    assert!(expired > ROUNDS, "{expired} keys expired");
 }

@@ -99,10 +99,12 @@ async fn the_page_of_the_algorithms_states_what_an_adversary_gets() {
     }
 }
 
-/// What `MEMORY USAGE` says depends a little on the version of Redis and on its allocator.
+/// `MEMORY USAGE` depends a little on the version of Redis and on its allocator. On Valkey a key may need less than stated.
 #[tokio::test]
 async fn the_page_of_the_algorithms_states_what_a_key_needs() {
     let (table, redis) = (rows("src/limit/mod.rs"), Redis::start());
+    let server: String = redis.command("INFO", ["server"]).await;
+    let valkey = server.contains("server_name:valkey");
     for limit in limits().into_iter().filter(|limit| limit.quota() != 10_000) {
         let stated = &table[&limit.to_string()];
         let measured = Usage::of(&limit, &redis).await;
@@ -110,11 +112,12 @@ async fn the_page_of_the_algorithms_states_what_a_key_needs() {
         for (column, (stated, measured)) in stated.iter().zip(cells.split(" | ")).enumerate() {
             let number = |text: &str| text.replace(',', "").parse::<f64>().expect("a number");
             let (stated, measured) = (number(stated), number(measured));
-            let slack = if column < 3 { 0.2 * stated } else { 0.0 };
-            assert!(
-                (stated - measured).abs() <= slack,
-                "`{limit}`, column {column}: {measured}, not {stated}"
-            );
+            let close = match column {
+                ..3 if valkey => measured <= 1.2 * stated,
+                ..3 => (0.8 * stated..=1.2 * stated).contains(&measured),
+                _ => measured == stated,
+            };
+            assert!(close, "`{limit}`, column {column}: {measured}, not {stated}");
         }
     }
 }

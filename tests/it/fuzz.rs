@@ -2,7 +2,9 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use axum::{Router, extract, routing::get};
 use http::{HeaderName, HeaderValue, Request, Uri};
+use http_body_util::BodyExt;
 use jiff::tz::TimeZone;
 use proptest::{
     collection::vec,
@@ -10,6 +12,8 @@ use proptest::{
     prelude::{Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, proptest},
     prop_oneof, sample,
 };
+use tokio::runtime::{self, Runtime};
+use tower::ServiceExt;
 use tower_quota::{
     FixedWindow, Key, KeyExtractor, Limit, Policy, SlidingCounter, SlidingLog, TokenBucket,
     key::{self, ClientIpSource, PeerAddr},
@@ -100,7 +104,7 @@ mod model {
         }
         let entries: Vec<Option<IpAddr>> = lines.iter().flat_map(|line| entries(source, line)).collect();
         match source {
-            Source::Hop(n) => nth_from_the_right(n, lines).map_or(peer, canon),
+            Source::Hop(n) => entries.into_iter().rev().nth(n - 1).flatten().map_or(peer, canon),
             Source::RealIp => match entries[..] {
                 [Some(one)] if lines.len() == 1 => canon(one),
                 _ => peer,
@@ -126,37 +130,68 @@ mod model {
         last
     }
 
-    fn nth_from_the_right(mut n: usize, lines: &[Vec<u8>]) -> Option<IpAddr> {
-        for line in lines.iter().rev() {
-            if !is_printable(line) {
-                return None; // of how many entries is unknown
-            }
-            for entry in entries(Source::XForwardedFor, line).into_iter().rev() {
-                n -= 1;
-                if n == 0 {
-                    return entry;
-                }
-            }
-        }
-        None
-    }
-
-    pub(super) fn is_printable(line: &[u8]) -> bool {
-        line.iter().all(|byte| *byte == b'\t' || (0x20..=0x7e).contains(byte))
-    }
-
     fn entries(source: Source, line: &[u8]) -> Vec<Option<IpAddr>> {
-        let Some(text) = std::str::from_utf8(line).ok().filter(|_| is_printable(line)) else {
-            return vec![None];
+        let elements = match source {
+            Source::Forwarded => split_outside_quotes(line),
+            Source::RealIp => vec![line.to_vec()],
+            Source::XForwardedFor | Source::Hop(_) => line.split(|byte| *byte == b',').map(<[u8]>::to_vec).collect(),
         };
-        match source {
-            Source::Forwarded => forwarded(text).unwrap_or_else(|| vec![None]),
-            Source::RealIp => vec![entry(text.trim_matches(is_ows))],
-            _ => {
-                let elements = text.split(',').map(|element| element.trim_matches(is_ows));
-                elements.filter(|element| !element.is_empty()).map(entry).collect()
+        let entries = elements.iter().filter_map(|element| {
+            if element
+                .iter()
+                .any(|byte| *byte != b'\t' && !(0x20..=0x7e).contains(byte))
+            {
+                return Some(None);
             }
+            let element = std::str::from_utf8(element).expect("ASCII").trim_matches(is_ows);
+            match source {
+                Source::RealIp => Some(entry(element)),
+                _ if element.is_empty() => None,
+                Source::Forwarded => Some(forwarded(element).and_then(|nodes| nodes[0])),
+                Source::XForwardedFor | Source::Hop(_) => Some(entry(element)),
+            }
+        });
+        let entries: Vec<_> = entries.collect();
+
+        // Where the whole line is well-formed, it is what a reader from the left finds.
+        let text = std::str::from_utf8(line).ok().filter(|_| source == Source::Forwarded);
+        if let Some(whole) = text.and_then(forwarded) {
+            assert_eq!(entries, whole, "{text:?}");
         }
+        entries
+    }
+
+    /// Cuts at the commas outside quotes, with the quotes paired from the right.
+    fn split_outside_quotes(line: &[u8]) -> Vec<Vec<u8>> {
+        let mut elements = vec![Vec::new()];
+        let mut closing_quote = false;
+        let mut bytes = line.iter().copied().rev().peekable();
+        while let Some(byte) = bytes.next() {
+            if byte == b',' && !closing_quote {
+                elements.push(Vec::new());
+                continue;
+            }
+            let element = elements.last_mut().expect("one element");
+            element.push(byte);
+            if byte != b'"' {
+                continue;
+            }
+            if !closing_quote {
+                closing_quote = true;
+                continue;
+            }
+            let mut backslashes = 0;
+            while bytes.peek() == Some(&b'\\') {
+                element.extend(bytes.next());
+                backslashes += 1;
+            }
+            closing_quote = backslashes % 2 == 1;
+        }
+        for element in &mut elements {
+            element.reverse();
+        }
+        elements.reverse();
+        elements
     }
 
     fn is_ows(c: char) -> bool {
@@ -411,6 +446,17 @@ fn lines(entry: impl Strategy<Value = String>) -> impl Strategy<Value = Vec<Vec<
     ]
 }
 
+/// Adds what a proxy writes, to the last line or as a line of its own.
+fn append(lines: &mut Vec<Vec<u8>>, own_line: bool, element: &[u8]) {
+    match lines.last_mut() {
+        Some(line) if !own_line => {
+            line.extend_from_slice(b", ");
+            line.extend_from_slice(element);
+        }
+        _ => lines.push(element.to_vec()),
+    }
+}
+
 /// Headers of the client's own, beside the one that the proxy writes.
 fn others() -> impl Strategy<Value = Vec<(&'static str, Vec<u8>)>> {
     let name = sample::select(vec![
@@ -456,7 +502,7 @@ proptest! {
 
     /// Two proxies, each of which appends to the last line or adds one of its own.
     #[test]
-    fn nobody_behind_proxies_chooses_a_key_in_a_list(
+    fn no_client_behind_proxies_chooses_a_key_in_a_list(
         client in untrusted(),
         proxies in (trusted(), trusted()),
         claims in lines(prop_oneof![entries(), elements()]),
@@ -465,29 +511,47 @@ proptest! {
         source in sample::select(vec![Source::XForwardedFor, Source::Hop(2), Source::Forwarded]),
     ) {
         let mut lines = claims;
-        let claimed = lines.last().filter(|_| !own_lines.0).cloned().unwrap_or_default();
         for (hop, own_line) in [(client, own_lines.0), (proxies.0, own_lines.1)] {
-            let written = source.written(hop).into_bytes();
-            match lines.last_mut() {
-                Some(line) if !own_line => {
-                    line.extend_from_slice(b", ");
-                    line.extend(written);
-                }
-                _ => lines.push(written),
-            }
+            append(&mut lines, own_line, source.written(hop).as_bytes());
         }
         let mut fields: Vec<_> = others.into_iter().filter(|(name, _)| *name != source.header()).collect();
         fields.extend(lines.into_iter().map(|line| (source.header(), line)));
 
         let key = key_of(source, proxies.1, &fields);
-        let written = model::canon(client).to_string();
-        // A line that the client has spoiled says nothing, and nothing beyond it: then it counts as the proxies.
-        let spoiled = [model::canon(proxies.1).to_string(), model::canon(proxies.0).to_string()];
-        let sound = match source {
-            Source::Forwarded => claimed.is_empty(),
-            _ => model::is_printable(&claimed),
+        prop_assert_eq!(key, model::canon(client).to_string(), "{:?}", fields);
+    }
+
+    /// The element of the proxy is an address that is not trusted, or none at all.
+    #[test]
+    fn no_bytes_of_a_client_change_how_the_element_of_the_proxy_is_read(
+        proxy in trusted(),
+        client in untrusted(),
+        kind in 0..4usize,
+        quoted in "[ -~]{0,8}|[\",\\\\;=]{0,8}",
+        claims in lines(prop_oneof![entries(), elements()]),
+        claim in vec(any::<u8>(), 0..12).prop_map(field),
+        punctuation in sample::select(vec!["", "\"", "\\", "\"\\", "\\\"", "for=\"", "by=\"\\", ",", "\u{ff}"]),
+        own_line in any::<bool>(),
+        source in sample::select(vec![Source::XForwardedFor, Source::Hop(1), Source::Forwarded]),
+    ) {
+        let quoted = quoted.replace('\\', "\\\\").replace('"', "\\\"");
+        let element = match (source, kind) {
+            (Source::Forwarded, 0) => "for=unknown".to_owned(),
+            (Source::Forwarded, 1) => format!("host=\"{quoted}\""),
+            (Source::Forwarded, _) => format!("{};secret=\"{quoted}\"", source.written(client)),
+            (_, 0) => "unknown".to_owned(),
+            (_, 1) => "\"no address\"".to_owned(),
+            _ => source.written(client),
         };
-        prop_assert!(key == written || !sound && spoiled.contains(&key), "{} is not {}: {:?}", key, written, fields);
+        let mut lines = claims;
+        lines.push([&claim, punctuation.as_bytes()].concat());
+        append(&mut lines, own_line, element.as_bytes());
+
+        let fields = |lines: Vec<Vec<u8>>| lines.into_iter().map(|line| (source.header(), line)).collect::<Vec<_>>();
+        let alone = key_of(source, proxy, &fields(vec![element.into_bytes()]));
+        let right = if kind < 2 { proxy } else { client };
+        prop_assert_eq!(&alone, &model::canon(right).to_string());
+        prop_assert_eq!(key_of(source, proxy, &fields(lines.clone())), alone, "{:?}", lines);
     }
 
     #[test]
@@ -536,59 +600,57 @@ fn spelled(path: key::Path, uri: &Uri) -> String {
     unescaped(&path.extract(&parts).expect("a key").expect("a key"))
 }
 
-/// The path that a key holds.
+/// The path that a key holds, with a character for each byte.
 fn unescaped(key: &Key) -> String {
     let mut rest = key.as_str().strip_prefix("path=").expect("a path").as_bytes();
-    let mut path = Vec::new();
+    let mut path = String::new();
     while let [first, tail @ ..] = rest {
         rest = match (first, tail) {
             (b'^', [high, low, tail @ ..]) => {
                 let hex = [*high, *low];
                 let hex = std::str::from_utf8(&hex).expect("hexadecimal digits");
-                path.push(u8::from_str_radix(hex, 16).expect("hexadecimal digits"));
+                path.push(u8::from_str_radix(hex, 16).expect("hexadecimal digits").into());
                 tail
             }
             _ => {
-                path.push(*first);
+                path.push(char::from(*first));
                 tail
             }
         };
     }
-    String::from_utf8(path).expect("the path was text")
+    path
 }
 
-/// What a path says: characters, and reserved characters that are escaped.
-#[derive(Debug, PartialEq)]
-enum Said {
-    Character(u8),
-    Escaped(u8),
-}
-
-fn said(path: &str) -> Vec<Said> {
-    let mut said = Vec::new();
-    let mut at = 0;
-    while let Some(byte) = path.as_bytes().get(at) {
-        let hex = path
-            .get(at + 1..at + 3)
-            .filter(|hex| *byte == b'%' && hex.bytes().all(|b| b.is_ascii_hexdigit()));
-        let escaped = hex.map(|hex| u8::from_str_radix(hex, 16).expect("hexadecimal digits"));
-        said.push(match escaped {
-            Some(byte) if byte.is_ascii_alphanumeric() || "-._~".contains(char::from(byte)) => Said::Character(byte),
-            Some(byte) => Said::Escaped(byte),
-            None => Said::Character(*byte),
-        });
-        at += if hex.is_some() { 3 } else { 1 };
-    }
-    said
-}
-
-/// The path that says this, where no `%` stands for itself.
-fn written(said: &[Said]) -> String {
-    let bytes = said.iter().flat_map(|said| match said {
-        Said::Character(byte) => vec![*byte],
-        Said::Escaped(byte) => format!("%{byte:02X}").into_bytes(),
+/// What a path means: bytes that were decoded once, in segments.
+fn segments(path: &str) -> Vec<Vec<u8>> {
+    let decoded = path.split('/').map(|segment| {
+        let mut bytes = Vec::new();
+        let mut at = 0;
+        while let Some(byte) = segment.as_bytes().get(at) {
+            let hex = segment
+                .get(at + 1..at + 3)
+                .filter(|hex| *byte == b'%' && hex.bytes().all(|b| b.is_ascii_hexdigit()));
+            bytes.push(hex.map_or(*byte, |hex| u8::from_str_radix(hex, 16).expect("hexadecimal digits")));
+            at += if hex.is_some() { 3 } else { 1 };
+        }
+        bytes
     });
-    String::from_utf8(bytes.collect()).expect("the path was text")
+    decoded.collect()
+}
+
+/// The path that means this, with every byte escaped.
+fn escaped(segments: &[Vec<u8>]) -> String {
+    let escape = |segment: &Vec<u8>| segment.iter().map(|byte| format!("%{byte:02x}")).collect::<String>();
+    segments.iter().map(escape).collect::<Vec<_>>().join("/")
+}
+
+/// A URI of this path, which holds a character for each byte.
+fn uri_of(path: &str) -> Uri {
+    let escape = |c: char| match c {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | '/' | '%' | '.' => c.to_string(),
+        _ => format!("%{:02X}", u32::from(c)),
+    };
+    path.chars().map(escape).collect::<String>().parse().expect("a path")
 }
 
 /// RFC 3986 §5.2.4 to the letter.
@@ -653,15 +715,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2 * CASES))]
 
     #[test]
-    fn a_path_keeps_what_it_says_and_has_one_spelling(uri in paths()) {
-        let canonical = spelled(key::path(), &uri);
-        let meaning = said(uri.path());
-        prop_assert_eq!(&said(&canonical), &meaning);
-        // Where a `%` stands for itself, how it was written is part of what it says.
-        if !meaning.contains(&Said::Character(b'%')) {
-            prop_assert_eq!(&canonical, &written(&meaning));
+    fn two_paths_are_one_key_if_they_mean_the_same(a in paths(), b in paths()) {
+        let respelled = escaped(&segments(a.path()));
+        prop_assert_eq!(Key::path(a.path()), Key::path(&respelled));
+        for b in [b.path(), &a.path().replacen("%2F", "/", 1), &a.path().replacen("%25", "%", 1)] {
+            let same = segments(a.path()) == segments(b);
+            prop_assert_eq!(Key::path(a.path()) == Key::path(b), same, "{} and {}", a, b);
         }
-        prop_assert_eq!(Key::path(uri.path()), Key::path(&canonical));
     }
 
     #[test]
@@ -673,14 +733,112 @@ proptest! {
     #[test]
     fn normalizing_a_path_again_changes_nothing(uri in paths(), options in 0..16u8) {
         let once = spelled(path_with(options), &uri);
-        let again: Uri = once.parse().expect("a normal path is a path");
-        prop_assert_eq!(spelled(path_with(options), &again), once);
+        prop_assert_eq!(spelled(path_with(options), &uri_of(&once)), once);
     }
 
     #[test]
     fn no_text_is_too_odd_for_a_path(text in any::<String>()) {
-        let once = unescaped(&Key::path(&text));
-        prop_assert_eq!(unescaped(&Key::path(&once)), once);
+        prop_assert_eq!(Key::path(&escaped(&segments(&text))), Key::path(&text));
+    }
+}
+
+/// What axum hands to the handlers of `/{user}` and `/files/{*rest}`, if it is text.
+fn parameter(uri: &Uri) -> Option<String> {
+    thread_local! {
+        static AXUM: (Runtime, Router) = {
+            let runtime = runtime::Builder::new_current_thread().build().expect("a runtime");
+            let echo = || get(async |extract::Path(parameter): extract::Path<String>| parameter);
+            (runtime, Router::new().route("/{user}", echo()).route("/files/{*rest}", echo()))
+        };
+    }
+    AXUM.with(|(runtime, app)| {
+        let request = Request::get(uri.clone())
+            .body(axum::body::Body::empty())
+            .expect("a request");
+        runtime.block_on(async {
+            let response = app.clone().oneshot(request).await.expect("an answer");
+            let found = response.status().is_success();
+            let body = response.into_body().collect().await.expect("a body").to_bytes();
+            found.then(|| String::from_utf8(body.to_vec()).expect("text"))
+        })
+    })
+}
+
+/// Text of characters that are reserved, not ASCII, or part of an escape, each with how it is spelled.
+fn characters() -> impl Strategy<Value = Vec<(char, u8)>> {
+    let odd: Vec<char> = "!$&'()*+,;=:@[]^|\"{}~-._ ?#<>`\\/%%%2F5aAfé€😀".chars().collect();
+    let character = prop_oneof![6 => sample::select(odd), 1 => any::<char>()];
+    vec((character, any::<u8>()), 1..8)
+}
+
+/// A segment that holds the characters, each as it is or escaped.
+fn segment(characters: &[(char, u8)], other_spelling: bool) -> String {
+    let spell = |(character, spelling): &(char, u8)| {
+        let spelling = if other_spelling { spelling >> 2 } else { *spelling } & 3;
+        let plain = !matches!(
+            character,
+            '/' | '?' | '#' | '<' | '>' | '`' | ' ' | '\0'..='\x1f' | '\x7f'
+        );
+        let mut buffer = [0; 4];
+        let bytes = character.encode_utf8(&mut buffer).bytes();
+        match spelling {
+            0 | 1 if plain => character.to_string(),
+            2 => bytes.map(|byte| format!("%{byte:02x}")).collect(),
+            _ => bytes.map(|byte| format!("%{byte:02X}")).collect(),
+        }
+    };
+    characters.iter().map(spell).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2 * CASES))]
+
+    /// The same characters in two spellings, and other characters.
+    #[test]
+    fn two_paths_are_one_key_if_axum_decodes_one_parameter(characters in characters(), others in characters()) {
+        let spellings = [segment(&characters, false), segment(&characters, true), segment(&others, false)];
+        let found: Vec<_> = spellings
+            .iter()
+            .filter_map(|segment| {
+                let uri: Uri = format!("/{segment}").parse().ok()?;
+                Some((parameter(&uri)?, spelled(key::path(), &uri)))
+            })
+            .collect();
+        for (a, a_key) in &found {
+            for (b, b_key) in &found {
+                prop_assert_eq!(a == b, a_key == b_key, "{} and {} of {:?}", a, b, spellings);
+            }
+        }
+    }
+
+    /// With a wildcard, axum takes `%2F` for `/` too, which stay two keys.
+    #[test]
+    fn two_paths_that_axum_tells_apart_are_two_keys(
+        a in vec(characters(), 1..4), b in vec(characters(), 1..4),
+    ) {
+        let path_of = |segments: &[Vec<(char, u8)>], other_spelling| {
+            let segments: Vec<_> = segments.iter().map(|text| segment(text, other_spelling)).collect();
+            format!("/files/{}", segments.join("/"))
+        };
+        let slashed = path_of(&a, false).replace("%2F", "/");
+        let paths = [path_of(&a, false), path_of(&a, true), slashed, path_of(&b, false)];
+        let found: Vec<_> = paths
+            .iter()
+            .filter_map(|path| {
+                let uri: Uri = path.parse().ok()?;
+                Some((parameter(&uri)?, path.matches('/').count(), spelled(key::path(), &uri)))
+            })
+            .collect();
+        for (a, a_slashes, a_key) in &found {
+            for (b, b_slashes, b_key) in &found {
+                let same = a == b && a_slashes == b_slashes;
+                prop_assert!(a == b || a_key != b_key, "{} and {} of {:?}", a, b, paths);
+                prop_assert!(a_slashes == b_slashes || a_key != b_key, "{} and {} of {:?}", a, b, paths);
+// Where slashes are escaped, which of them are is part of the path.
+                let plain = a.matches('/').count() + "/files/".matches('/').count() == *a_slashes;
+                prop_assert!(!(same && plain) || a_key == b_key, "{} of {:?}", a, paths);
+            }
+        }
     }
 }
 

@@ -12,15 +12,10 @@ use tower_quota::{
     store::{Charge, ErrorKind, Operation, Reply, Request, Store},
 };
 
-use crate::support::{Redis, decide, eventually, try_decide};
+use crate::support::{Redis, connected, decide, eventually, patient, timed, try_decide};
 
 async fn store(redis: &Redis) -> RedisStore {
-    let builder = RedisStore::builder()
-        .deadline(Duration::from_secs(60))
-        .deny_cache(false);
-    let store = builder.connect(&redis.url()).await.expect("the URL is good");
-    store.ready().await.expect("Redis answers");
-    store
+    connected(patient().deny_cache(false), &redis.url()).await
 }
 
 /// How often a script was run.
@@ -64,11 +59,7 @@ async fn a_thousand_checks_at_once_are_a_few_calls() {
 #[tokio::test]
 async fn without_it_each_check_is_a_call() {
     let redis = Redis::start();
-    let builder = RedisStore::builder()
-        .deadline(Duration::from_secs(60))
-        .group_commit(false);
-    let store = builder.connect(&redis.url()).await.expect("the URL is good");
-    store.ready().await.expect("Redis answers");
+    let store = connected(patient().group_commit(false), &redis.url()).await;
     let before = calls(&redis).await;
 
     let limit = SlidingLog::per_hour(500).into();
@@ -186,8 +177,7 @@ async fn who_goes_away_before_it_is_sent_is_not_charged_and_disturbs_nobody() {
 async fn who_waits_behind_a_redis_that_hangs_is_told_by_its_deadline() {
     let redis = Redis::start();
     let builder = RedisStore::builder().deadline(Duration::from_millis(100));
-    let store = builder.connect(&redis.url()).await.expect("the URL is good");
-    store.ready().await.expect("Redis answers");
+    let store = connected(builder, &redis.url()).await;
     let limit = SlidingLog::per_hour(5).into();
 
     let frozen = redis.freeze();
@@ -197,10 +187,9 @@ async fn who_waits_behind_a_redis_that_hangs_is_told_by_its_deadline() {
         for number in 0..500 {
             let (store, limit) = (store.clone(), Limit::clone(&limit));
             checks.spawn(async move {
-                let asked = tokio::time::Instant::now();
                 let key = format!("{half} {number}");
-                let error = try_decide(&store, Operation::Check, &limit, &key, 1).await.unwrap_err();
-                (error.kind(), asked.elapsed())
+                let (outcome, waited) = timed(try_decide(&store, Operation::Check, &limit, &key, 1)).await;
+                (outcome.unwrap_err().kind(), waited)
             });
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -1,17 +1,24 @@
 //! What callers over HTTP are told, through the layer: the rows of `tests/vectors/http.md` by their ids.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
+    convert::Infallible,
     process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use axum::{Router, routing::get};
-use http::{HeaderName, Method, Response, StatusCode, header};
-use tower::ServiceExt;
+use axum::{Router, body::Body, middleware::map_request, routing::get};
+use bytes::Bytes;
+use http::{HeaderName, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_http::cors::{Any, CorsLayer};
 use tower_quota::{
-    Decision, FailureMode, FixedWindow, Headers, Limit, MemoryStore, Policy, RateLimitLayer, Reset, SlidingLog,
+    Decision, FailureMode, FixedWindow, Headers, KeyExtractor, Limit, Policy, RateLimitLayer, Reset, SlidingLog,
     TokenBucket, key,
     limit::Calendar,
     response::{self, Empty, Grpc, Negotiated, Plain, Problem, Rejection},
@@ -497,18 +504,80 @@ async fn jitter_goes_upward_within_its_bound() {
         seen.insert(advice);
 
         let decision = denied.extensions.get::<Decision>().expect("a decision");
-        let told = decision.retry_after().expect("a wait");
-        assert_eq!(told.as_nanos().div_ceil(1_000_000_000), advice.into());
-        assert_eq!(
-            denied.field("ratelimit"),
-            Some("\"default\";r=0;t=10"),
-            "the state is what it is"
-        );
+        let waits = [
+            decision.retry_after(),
+            decision.policies().next().expect("a policy").retry_after(),
+        ];
+        for wait in waits {
+            assert_eq!(wait.expect("a wait").as_nanos().div_ceil(1_000_000_000), advice.into());
+        }
     }
     assert!(seen.len() > 2, "{seen:?}");
 
     let denied = call(RateLimitLayer::new(Says::denied(Duration::from_secs(wait)), default())).await;
     assert_eq!(denied.field("retry-after"), Some("10"), "off by default");
+}
+
+/// The wait in seconds as each field of a response has it.
+fn waits(received: &Received) -> Vec<String> {
+    let after = |name: &str, mark: &str| {
+        let value = received.field(name)?;
+        let (_, wait) = value.rsplit_once(mark).expect("a wait");
+        Some(wait.to_owned())
+    };
+    let epoch = |wait: String| (wait.parse::<u64>().expect("a number") - 1_800_000_000).to_string();
+    [
+        received.field("retry-after").map(str::to_owned),
+        after("ratelimit", "="),
+        received.field("ratelimit-reset").map(str::to_owned),
+        received.field("x-ratelimit-reset").map(|reset| epoch(reset.to_owned())),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+#[tokio::test]
+async fn hd_32_jitter_is_the_same_in_each_field() {
+    for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
+        let jitter = Duration::from_secs(1_000);
+        let layer = RateLimitLayer::new(s2(), default())
+            .headers(style)
+            .legacy_headers(Reset::Epoch);
+        let app = hello(layer.retry_jitter(jitter));
+        for _ in 0..20 {
+            let denied = send(&app, support::get("/")).await;
+            let waits = waits(&denied);
+            assert_eq!(waits.len(), 3, "{style:?}: {waits:?}");
+            assert!(waits.iter().all(|wait| *wait == waits[0]), "{style:?}: {waits:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn hd_32_jitter_of_several_policies_is_the_same_in_each() {
+    let wait = |seconds| Some(Duration::from_secs(seconds));
+    let verdicts = [wait(10), wait(20), None].map(|wait| Verdict::new(3, wait, Duration::from_secs(60)));
+    let policies = ["a", "b", "c"].map(|name| Policy::new(name, SlidingLog::per_minute(100)).key(key::ip()));
+    let layer = RateLimitLayer::new(Says(verdicts.to_vec()), policies).retry_jitter(Duration::from_secs(1_000));
+
+    let denied = call(layer).await;
+    let longest: u64 = denied.field("retry-after").expect("a wait").parse().expect("a number");
+    let states = format!("\"a\";r=0;t={}, \"b\";r=0;t={longest}, \"c\";r=3;t=60", longest - 10);
+    assert_eq!(denied.field("ratelimit"), Some(&*states));
+}
+
+#[tokio::test]
+async fn jitter_spreads_the_requests_that_the_store_failed_too() {
+    let app = hello(fails(FailureMode::Closed).retry_jitter(Duration::from_secs(1_000)));
+    let mut waits = BTreeSet::new();
+    for _ in 0..50 {
+        let failed = send(&app, support::get("/")).await;
+        let wait: u64 = failed.field("retry-after").expect("a wait").parse().expect("a number");
+        assert!((1..=1_001).contains(&wait), "{wait}");
+        waits.insert(wait);
+    }
+    assert!(waits.len() > 2, "{waits:?}");
 }
 
 #[tokio::test]
@@ -534,11 +603,11 @@ async fn a_partition_key_is_a_digest_and_only_on_demand() {
         assert!(!lines(&admitted).concat().contains(address));
         of("ratelimit")
     };
-    let one = pk_of(app("secret"), "203.0.113.7").await;
+    let one = pk_of(app("a secret of 21 bytes"), "203.0.113.7").await;
     assert_eq!(one.len(), 24, "128 bits in base64");
-    assert_eq!(one, pk_of(app("secret"), "203.0.113.7").await);
-    assert_ne!(one, pk_of(app("secret"), "203.0.113.8").await);
-    assert_ne!(one, pk_of(app("another"), "203.0.113.7").await);
+    assert_eq!(one, pk_of(app("a secret of 21 bytes"), "203.0.113.7").await);
+    assert_ne!(one, pk_of(app("a secret of 21 bytes"), "203.0.113.8").await);
+    assert_ne!(one, pk_of(app("another secret of more"), "203.0.113.7").await);
 }
 
 #[tokio::test]
@@ -592,24 +661,102 @@ async fn hd_29_a_store_that_fails_open_leaves_the_response_as_it_is() {
     assert_eq!(passed.field("cache-control"), Some("public"));
 }
 
-#[tokio::test]
-async fn only_limited_and_failed_answers_are_not_to_be_stored() {
-    assert_eq!(
-        call(RateLimitLayer::new(s1(), default())).await.field("cache-control"),
-        None
-    );
-    assert_eq!(
-        call(RateLimitLayer::new(s2(), default())).await.field("cache-control"),
-        Some("no-store")
-    );
-    assert_eq!(
-        call(fails(FailureMode::Closed)).await.field("cache-control"),
-        Some("no-store")
-    );
+/// A layer for each kind of response that a layer makes, with a format of success or failure, and the status.
+fn each_rejection() -> Vec<(&'static str, RateLimitLayer, u16)> {
+    struct User;
 
-    let refused = send(&hello(RateLimitLayer::new(s1(), default())), http::Request::get("/")).await;
-    assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert_eq!(refused.field("cache-control"), None);
+    let keyed = |key: Arc<dyn KeyExtractor>| {
+        let policy = Policy::new("default", SlidingLog::per_minute(100)).key(key);
+        RateLimitLayer::new(s1(), policy)
+    };
+    let success = || response::from_fn(|_, _| Response::new("something less".into()));
+    let layers = [
+        ("limited", RateLimitLayer::new(s2(), default()), 429),
+        (
+            "cost above the limit",
+            RateLimitLayer::new(s1(), default().cost(101)),
+            429,
+        ),
+        (
+            "no requests",
+            RateLimitLayer::new(s1(), Policy::new("none", Limit::DenyAll).key(key::ip())),
+            429,
+        ),
+        ("refused", keyed(Arc::new(key::header("x-user-id"))), 400),
+        (
+            "misconfigured",
+            keyed(Arc::new(key::extension::<User>(|_| String::new()))),
+            500,
+        ),
+        ("failed", fails(FailureMode::Closed), 503),
+    ];
+    let formats: [fn(RateLimitLayer) -> RateLimitLayer; 4] = [
+        |layer| layer,
+        |layer| layer.format(Plain),
+        |layer| layer.format(Empty),
+        |layer| layer.format(Grpc::new()),
+    ];
+    let mut rejections = Vec::new();
+    for (why, layer, status) in layers {
+        for format in formats {
+            rejections.push((why, format(layer.clone()), status));
+        }
+        rejections.push((why, layer.format(success()), 200));
+    }
+    rejections
+}
+
+#[tokio::test]
+async fn hd_31_no_response_of_the_layer_is_to_be_stored() {
+    for (why, layer, status) in each_rejection() {
+        for method in [Method::GET, Method::HEAD] {
+            let rejected = send(&hello(layer.clone()), support::get("/").method(&method)).await;
+            assert_eq!(rejected.status, status, "{why}, {method}");
+            assert_eq!(rejected.field("cache-control"), Some("no-store"), "{why}, {method}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn cache_control_of_the_service_is_left_alone() {
+    for theirs in [&[][..], &[("cache-control", "public, max-age=60")]] {
+        let admitted = call_behind(RateLimitLayer::new(s1(), default()), 200, theirs).await;
+        assert_eq!(admitted.field("cache-control"), theirs.first().map(|(_, value)| *value));
+    }
+}
+
+#[tokio::test]
+async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
+    // Of these a browser shows the first three in any case (Fetch standard, "CORS-safelisted response-header name"), and
+    // the last one never.
+    let apart = ["cache-control", "content-type", "content-length", "connection"];
+    let styles = [
+        Headers::Draft08,
+        Headers::Draft07,
+        Headers::Draft06,
+        Headers::Legacy { reset: Reset::Epoch },
+        Headers::None,
+    ];
+    let mut seen = HashSet::new();
+    for (_, layer, _) in each_rejection() {
+        for style in styles {
+            let app = Router::new()
+                .fallback(async || "hi")
+                .layer(layer.clone().headers(style).legacy_headers(Reset::Delta));
+            for content_type in ["application/json", "application/grpc", "application/grpc-web+proto"] {
+                let request = support::get("/")
+                    .method(Method::POST)
+                    .header("content-type", content_type)
+                    .header("content-length", "1000000");
+                let rejected = send(&app, request).await;
+                seen.extend(rejected.headers.keys().cloned());
+            }
+        }
+    }
+    let listed: BTreeSet<String> = Headers::names().iter().map(ToString::to_string).collect();
+    let apart: BTreeSet<String> = apart.map(str::to_owned).into();
+    let seen: BTreeSet<String> = seen.iter().map(ToString::to_string).collect();
+    assert_eq!(seen, &listed | &apart);
 }
 
 #[tokio::test]
@@ -658,7 +805,7 @@ async fn head_gets_the_fields_of_get_without_a_body_in_every_format() {
         RateLimitLayer::new(s2(), default()).format(Problem),
         RateLimitLayer::new(s2(), default()).format(Plain),
         RateLimitLayer::new(s2(), default()).format(Empty),
-        RateLimitLayer::new(s2(), default()).format(Negotiated::new(Plain).grpc(Grpc::new().pushback())),
+        RateLimitLayer::new(s2(), default()).format(Negotiated::new(Plain).grpc(Grpc::new())),
     ];
     for layer in formats {
         let app = hello(layer);
@@ -717,11 +864,45 @@ async fn a_cors_layer_outside_shows_the_fields_to_browsers_on_denials_too() {
     }
 }
 
+/// Without a router, which wraps the bodies of layers.
+#[tokio::test]
+async fn a_cors_layer_goes_around_the_service_itself() {
+    let hello =
+        service_fn(async |_: Request<Full<Bytes>>| Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("hi"))));
+    let service = ServiceBuilder::new()
+        .layer(CorsLayer::new().allow_origin(Any).expose_headers(Headers::names()))
+        .layer(RateLimitLayer::new(s2(), default()))
+        .service(hello);
+
+    for (method, status) in [(Method::OPTIONS, 200), (Method::POST, 429)] {
+        let request = support::get("/")
+            .method(&method)
+            .header("origin", "https://example.com");
+        let Ok(response) = service
+            .clone()
+            .oneshot(request.body(Full::default()).expect("a good request"))
+            .await;
+        let received = Received::read(response).await;
+        assert_eq!(received.status, status, "{method}");
+        assert_eq!(received.field("access-control-allow-origin"), Some("*"), "{method}");
+    }
+}
+
 /// Left alone, curl would wait for one second; it is told to wait for two.
 #[tokio::test]
 async fn curl_waits_as_told_and_then_passes() {
-    let policy = Policy::new("one", SlidingLog::new(1, Duration::from_secs(2))).key(key::ip());
-    let url = serve(hello(RateLimitLayer::new(MemoryStore::new(), policy))).await;
+    const WINDOW: Duration = Duration::from_secs(2);
+    let (clock, requests) = (Clock::new(), Arc::new(AtomicUsize::new(0)));
+    let policy = Policy::new("one", SlidingLog::new(1, WINDOW)).key(key::ip());
+    let app = hello(RateLimitLayer::new(clock.memory_store(), policy));
+    // The window ends after the denial, however long curl takes to start.
+    let url = serve(app.layer(map_request(move |request: Request<Body>| {
+        if requests.fetch_add(1, Ordering::Relaxed) == 2 {
+            clock.advance(WINDOW);
+        }
+        async { request }
+    })));
+    let url = url.await;
     assert_eq!(Browser::http1().get(&url).await.status, StatusCode::OK);
 
     let body = tempfile::NamedTempFile::new().expect("a file");

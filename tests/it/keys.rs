@@ -5,10 +5,11 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 use axum::{
     Router,
     body::Body,
-    extract::ConnectInfo,
+    extract::{ConnectInfo, Path},
     middleware::{Next, from_fn},
     routing::{any, get},
 };
+use base64::{Engine, engine::general_purpose::STANDARD};
 use fastrand::Rng;
 use http::{HeaderValue, Request, Response, StatusCode, request::Builder};
 use tokio::{
@@ -18,18 +19,14 @@ use tokio::{
 use tower_quota::{
     FixedWindow, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
     key::{self, ClientIpSource},
+    store::Store,
 };
 
-use crate::support::{self, Redis, get_from, send};
+use crate::support::{self, Redis, connected, get_from, patient, send};
 
 /// A router whose every response has the key of the request in the field `x-key`.
-/// A store that waits for Redis as long as a busy machine may need.
-fn patient() -> tower_quota::RedisStoreBuilder {
-    RedisStore::builder().deadline(std::time::Duration::from_secs(10))
-}
-
 async fn patient_store(redis: &Redis) -> RedisStore {
-    patient().connect(&redis.url()).await.expect("a store")
+    connected(patient(), &redis.url()).await
 }
 
 fn telling(router: Router, extractor: impl KeyExtractor) -> Router {
@@ -241,8 +238,18 @@ async fn ky_19_ky_21_ky_23_ky_25_ky_26_spellings_of_a_path() {
         ("KY-21", &plain, "/users/1", "/users/%31", true),
         ("KY-21", &plain, "/%7ea", "/~%61", true),
         ("KY-21, nothing twice", &plain, "/%2531", "/1", false),
+        ("KY-21, nothing twice", &plain, "/%25%32%46", "/%2F", false),
         ("KY-21, invalid escapes are kept", &plain, "/%zz", "/%ZZ", false),
+        ("KY-21, invalid escapes are kept", &plain, "/%zz", "/%25zz", true),
         ("KY-21, no escape is made", &plain, "/%%341", "/%41", false),
+        (
+            "reserved characters",
+            &plain,
+            "/o'b+x@a.com",
+            "/o%27b%2bx%40a.com",
+            true,
+        ),
+        ("characters outside ASCII", &plain, "/caf%c3%A9", "/caf%C3%a9", true),
         ("KY-23", &plain, "/a%2Fb", "/a/b", false),
         ("KY-23", &plain, "/a%2fb", "/a%2Fb", true),
         ("KY-25", &plain, "/a/", "/a", false),
@@ -264,6 +271,59 @@ async fn ky_19_ky_21_ky_23_ky_25_ky_26_spellings_of_a_path() {
         let (key_a, key_b) = (server.key(a, &[]).await, server.key(b, &[]).await);
         assert_eq!(key_a == key_b, equal, "{id}: {a} is {key_a}, {b} is {key_b}");
     }
+}
+
+#[tokio::test]
+async fn a_parameter_that_axum_decodes_from_many_spellings_has_one_quota() {
+    let redis = Redis::start();
+    let stores: [Arc<dyn Store>; 2] = [Arc::new(patient_store(&redis).await), Arc::new(MemoryStore::new())];
+    for store in stores {
+        let policy = Policy::new("reset", SlidingLog::per_hour(1)).key(key::path());
+        let echo = get(async |Path(user): Path<String>| user).layer(RateLimitLayer::new(store, policy));
+        let app = Router::new().route("/reset/{user}", echo);
+        let mut admitted = Vec::new();
+        for user in [
+            "o'b+x@a.com",
+            "o%27b+x@a.com",
+            "o'b%2Bx@a.com",
+            "o'b%2bx%40a.com",
+            "%6F'b+x@a%2Ecom",
+        ] {
+            let response = send(&app, support::get(&format!("/reset/{user}"))).await;
+            if response.status == StatusCode::OK {
+                admitted.push(user);
+            }
+        }
+        assert_eq!(admitted, ["o'b+x@a.com"]);
+    }
+}
+
+#[test]
+fn every_character_that_a_path_may_hold_has_one_key_in_every_spelling() {
+    let key_of = |path: &str| {
+        let request = Request::get(path).body(()).ok()?;
+        Some(
+            key::path()
+                .extract(&request.into_parts().0)
+                .expect("a key")
+                .expect("a key"),
+        )
+    };
+    let mut reserved = 0;
+    for character in ('!'..='~').chain(['é', '€', '😀']) {
+        let mut buffer = [0; 4];
+        let bytes = character.encode_utf8(&mut buffer).bytes();
+        let escaped: String = bytes.map(|byte| format!("%{byte:02X}")).collect();
+        let escaped = [format!("/a{escaped}b"), format!("/a{}b", escaped.to_lowercase())];
+        let keys = escaped.map(|path| key_of(&path).expect("a URI"));
+        assert_eq!(keys[0], keys[1], "{character}");
+        let Some(plain) = key_of(&format!("/a{character}b")).filter(|_| !matches!(character, '?' | '#')) else {
+            continue;
+        };
+        assert_eq!(plain == keys[0], character != '/', "{character}");
+        reserved += usize::from(!character.is_alphanumeric() && !"-._~".contains(character));
+    }
+    assert!(reserved >= 21, "{reserved}");
 }
 
 #[tokio::test]
@@ -531,7 +591,7 @@ async fn hashed_keys_tell_nothing_without_the_secret() {
         left_by(&under(store.expect("a store"), extractor()), &redis, requests()).await
     };
 
-    let keys = keys_under("one").await;
+    let keys = keys_under("the one secret of 26 bytes").await;
     assert_eq!(keys.len(), 2, "{keys:?}");
     for key in &keys {
         let hash = tag(key).strip_prefix("keyed=").expect("a keyed hash");
@@ -540,8 +600,12 @@ async fn hashed_keys_tell_nothing_without_the_secret() {
         let (name, _) = key.split_once('{').expect("a tag");
         assert_eq!(name, "quota:1:fixed:default:", "nor does the rest of it tell anything");
     }
-    assert_eq!(keys, keys_under("one").await, "the same secret, the same keys");
-    let others = keys_under("two").await;
+    assert_eq!(
+        keys,
+        keys_under("the one secret of 26 bytes").await,
+        "the same secret, the same keys"
+    );
+    let others = keys_under("another secret of 26 bytes").await;
     assert_eq!(others.len(), 2);
     assert!(
         others.iter().all(|other| !keys.contains(other)),
@@ -559,9 +623,64 @@ async fn hashed_keys_tell_nothing_without_the_secret() {
 }
 
 #[tokio::test]
+async fn what_callers_see_of_a_key_is_not_what_redis_holds() {
+    let redis = Redis::start();
+    let secret = "one secret for both purposes";
+    let store = patient()
+        .hash_keys(secret)
+        .connect(&redis.url())
+        .await
+        .expect("a store");
+    let policy = Policy::new("default", SlidingLog::per_minute(5)).key(key::ip());
+    let layer = RateLimitLayer::new(store, policy).partition_key(secret);
+    let app = Router::new().fallback(async || "hi").layer(layer);
+
+    let admitted = send(&app, support::get("/")).await;
+    let (_, seen) = admitted
+        .field("ratelimit")
+        .expect("the field")
+        .split_once(";pk=:")
+        .expect("a partition key");
+    let seen = STANDARD.decode(seen.trim_end_matches(':')).expect("base64");
+    let seen: String = seen.iter().map(|byte| format!("{byte:02x}")).collect();
+    let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+    assert_eq!(tag(&keys[0]).len(), "keyed=".len() + seen.len());
+    assert!(!keys[0].contains(&seen), "{keys:?} and {seen}");
+}
+
+#[tokio::test]
+async fn a_short_secret_is_refused_when_the_store_is_built() {
+    for secret in ["", "secret", "fifteen bytes.."] {
+        let error = RedisStore::builder()
+            .hash_keys(secret)
+            .connect("redis://127.0.0.1:1")
+            .await;
+        let error = error.expect_err("the secret is short").to_string();
+        assert!(
+            error.contains("at least 16 bytes") && error.contains("`openssl rand -hex 32`"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_short_secret_is_refused_when_the_layer_is_built() {
+    let layer = || {
+        RateLimitLayer::new(
+            MemoryStore::new(),
+            Policy::new("p", SlidingLog::per_minute(5)).key(key::ip()),
+        )
+    };
+    let error = layer().try_partition_key("fifteen bytes..").unwrap_err().to_string();
+    assert!(error.contains("at least 16 bytes"), "{error}");
+    assert!(std::panic::catch_unwind(|| layer().partition_key("fifteen bytes..")).is_err());
+    assert!(layer().try_partition_key("sixteen bytes...").is_ok());
+}
+
+#[tokio::test]
 async fn long_subjects_are_bounded_and_count_as_themselves() {
     let redis = Redis::start();
-    let secretive = patient().hash_keys("secret").connect(&redis.url()).await;
+    let secretive = patient().hash_keys("a secret of 21 bytes.").connect(&redis.url()).await;
     let open = patient_store(&redis).await;
     for store in [open, secretive.expect("a store")] {
         let app = under(store, (key::header("x-user"), key::path()));

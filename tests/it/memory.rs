@@ -7,7 +7,7 @@ use tower_quota::{
     store::{Operation, Outcome},
 };
 
-use crate::support::{Algorithm, Clock, Redis, decide};
+use crate::support::{Algorithm, Clock, Redis, connected, decide, patient};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -56,10 +56,7 @@ async fn a_million_in_ten_seconds_fits_in_4_kb_with_precision_100() {
 async fn shared() -> (Redis, tower_quota::RedisStore) {
     let redis = Redis::start();
     // Denials are not remembered, since what they are denied by is flushed between the rounds.
-    let builder = tower_quota::RedisStore::builder()
-        .deadline(60 * SECOND)
-        .deny_cache(false);
-    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    let store = connected(patient().deny_cache(false), &redis.url()).await;
     (redis, store)
 }
 
@@ -113,6 +110,39 @@ async fn every_key_lives_a_second_longer_than_it_matters_at_most() {
             assert!(
                 ttl + 5 * SECOND > matters,
                 "{limit}, {operations:?}: {ttl:?} for {matters:?}"
+            );
+        }
+    }
+}
+
+/// A key whose last charge is the first one expires in the very millisecond; later ones may leave an expiry that will do.
+#[tokio::test]
+async fn a_key_expires_one_second_after_it_stops_to_matter() {
+    let (redis, store) = shared().await;
+    for algorithm in Algorithm::ALL {
+        let limit = algorithm.limit(7);
+        redis.command::<()>("FLUSHALL", [""; 0]).await;
+        let key = tower_quota::Key::from("k");
+        let mut fresh = true;
+        for (operation, cost) in [(Operation::Check, 1), (Operation::Charge, 3), (Operation::Check, 2)]
+            .into_iter()
+            .chain([(Operation::Charge, 9), (Operation::Check, 1), (Operation::Peek, 1)])
+        {
+            let charges = [tower_quota::store::Charge::new("test", &limit, &key, cost)];
+            let request = tower_quota::store::Request::new(operation, &charges);
+            let answer = tower_quota::store::Store::decide(&store, &[request]).await;
+            let answer = answer.expect("Redis answers");
+            let matters = answer.server_time + answer.outcomes[0].verdicts[0].reset_after;
+            let expires = redis.expires_at(&only_key(&redis).await).await;
+            let expires = Duration::from_millis(u64::try_from(expires).expect("it expires"));
+            if fresh {
+                assert_eq!(expires.as_millis(), (matters + SECOND).as_millis(), "{limit}");
+            }
+            fresh = false;
+            assert!(expires >= matters, "{limit}, {operation:?}: {matters:?}, {expires:?}");
+            assert!(
+                expires <= matters + SECOND,
+                "{limit}, {operation:?}: {matters:?}, {expires:?}"
             );
         }
     }

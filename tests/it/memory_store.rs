@@ -2,12 +2,42 @@
 
 use std::time::Duration;
 
-use tower_quota::{Limit, Limiter, MemoryStore, Policy, SlidingLog, store::Operation};
+use tower_quota::{
+    Key, Limit, Limiter, MemoryStore, Policy, SlidingLog,
+    store::{Charge, Operation, Outcome, Reply, Request, Store},
+};
 
-use crate::support::{Clock, decide};
+use crate::support::{Clock, Log, decide};
 
 fn hourly() -> Limit {
     SlidingLog::per_hour(1).into()
+}
+
+fn limit(text: &str) -> Limit {
+    text.parse().expect("a limit")
+}
+
+fn store(capacity: usize, clock: &Clock) -> MemoryStore {
+    let clock = clock.clone();
+    MemoryStore::with_capacity(capacity).clock(move || Duration::from_micros(clock.now()))
+}
+
+fn outcome(store: &MemoryStore, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+    let Reply::Ready(Ok(answer)) = store.decide(&[Request::new(operation, charges)]) else {
+        panic!("a memory store answers at once");
+    };
+    answer.outcomes.into_iter().next().expect("one outcome for one request")
+}
+
+/// Whether a check of cost 1 is admitted.
+fn admits(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>) -> bool {
+    outcome(store, Operation::Check, &[Charge::new(policy, limit, &key.into(), 1)]).allowed
+}
+
+/// How much of the limit the store has counted.
+fn used(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>) -> u64 {
+    let peeked = outcome(store, Operation::Peek, &[Charge::new(policy, limit, &key.into(), 1)]);
+    limit.quota() - peeked.verdicts[0].remaining
 }
 
 #[tokio::test]
@@ -36,23 +66,330 @@ async fn expired_keys_make_room_first() {
     }
 }
 
-#[tokio::test]
-async fn a_full_store_forgets_what_is_restored_soonest_and_counts_it() {
+#[test]
+fn a_full_store_forgets_what_is_restored_soonest_and_counts_it() {
     let clock = Clock::new();
-    let now = clock.clone();
-    let store = MemoryStore::with_capacity(100).clock(move || Duration::from_micros(now.now()));
-    for key in 0..110 {
-        decide(&store, Operation::Check, &hourly(), &key.to_string(), 1).await;
+    let store = store(100, &clock);
+    // None of them denies, since those that deny stay.
+    let limit = limit("sliding-log 2/h");
+    for key in 0..110_u64 {
+        assert!(admits(&store, "test", &limit, key));
         clock.advance(Duration::from_secs(1));
     }
 
     assert_eq!((store.len(), store.evictions()), (100, 10));
-    for key in 0..110 {
-        let forgotten = decide(&store, Operation::Peek, &hourly(), &key.to_string(), 1)
-            .await
-            .allowed;
-        assert_eq!(forgotten, key < 10, "{key}");
+    for key in 0..110_u64 {
+        assert_eq!(used(&store, "test", &limit, key), u64::from(key >= 10), "{key}");
     }
+}
+
+const FLOOD: u64 = 100_001;
+
+/// How many of 1,000 checks of one key of the policy `login` pass after a flood of keys, `between` being called after each.
+fn passed(store: &MemoryStore, mut between: impl FnMut(u64)) -> usize {
+    let limit = limit("sliding-log 5/min");
+    let tries = (0..1_000).filter(|&n| {
+        let passed = admits(store, "login", &limit, "target");
+        between(n);
+        passed
+    });
+    tries.count()
+}
+
+#[test]
+fn a_limit_that_is_used_up_stays_so_under_a_flood_of_keys() {
+    for (policy, flood) in [
+        ("login", "sliding-log 5/min"),
+        ("paths", "sliding-log 5/min"),
+        ("paths", "sliding-log 5/s"),
+        ("paths", "sliding-log 5/h"),
+        ("paths", "sliding-log 1/s"),
+        ("paths", "sliding-log 1/h"),
+    ] {
+        let (clock, login, flood) = (Clock::new(), limit("sliding-log 5/min"), limit(flood));
+        let store = MemoryStore::new().clock(move || Duration::from_micros(clock.now()));
+        for _ in 0..5 {
+            assert!(admits(&store, "login", &login, "target"));
+        }
+        for key in 0..FLOOD {
+            assert!(admits(&store, policy, &flood, key));
+        }
+        assert_eq!(passed(&store, |_| ()), 0, "{policy} {flood}");
+        assert!(store.evictions() > 0);
+    }
+}
+
+#[test]
+fn a_key_that_comes_after_a_flood_is_limited() {
+    for flood in ["sliding-log 5/s", "sliding-log 5/h", "sliding-log 1/h"] {
+        // Whether the key that follows five tries is of the policy of the flood, or each four tries one of the key's own.
+        for own in [false, true] {
+            for capacity in [1_000, 10_000] {
+                let clock = Clock::new();
+                let (store, login, flood) = (store(capacity, &clock), limit("sliding-log 5/min"), limit(flood));
+                for key in 0..=capacity as u64 {
+                    assert!(admits(&store, "paths", &flood, key));
+                }
+                let passed = passed(&store, |n| match own {
+                    true if n % 4 == 3 => assert!(admits(&store, "login", &login, n)),
+                    false if n % 5 == 4 => assert!(admits(&store, "paths", &flood, FLOOD + n)),
+                    _ => {}
+                });
+                assert_eq!(passed, 5, "{flood}, {own}, {capacity}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flood_evicts_keys_of_its_own_policy_first() {
+    for flood in ["sliding-log 5/s", "sliding-log 5/min", "sliding-log 5/h"] {
+        let clock = Clock::new();
+        let (store, mail, flood) = (store(1_000, &clock), limit("sliding-log 2/min"), limit(flood));
+        for key in 0..500_u64 {
+            assert!(admits(&store, "mail", &mail, key));
+        }
+        for key in 0..5_000_u64 {
+            assert!(admits(&store, "paths", &flood, key));
+        }
+        assert_eq!((store.len(), store.evictions()), (1_000, 4_500));
+        assert!((0..500_u64).all(|key| used(&store, "mail", &mail, key) == 1), "{flood}");
+    }
+}
+
+#[test]
+fn a_policy_with_few_keys_keeps_them() {
+    let clock = Clock::new();
+    for flood in ["sliding-log 2/min", "sliding-log 1/h"] {
+        let (store, mail, flood) = (store(640, &clock), limit("sliding-log 2/min"), limit(flood));
+        let held = |policy, limit| {
+            (0..10_000_u64)
+                .filter(|key| used(&store, policy, limit, *key) == 1)
+                .count()
+        };
+        for key in 0..640_u64 {
+            assert!(admits(&store, "paths", &flood, key));
+        }
+        for key in 0..1_000_u64 {
+            assert!(admits(&store, "mail", &mail, key));
+        }
+        // A 64th.
+        assert_eq!((held("paths", &flood), held("mail", &mail)), (630, 10));
+        assert_eq!(used(&store, "mail", &mail, 999), 1);
+
+        // Less than that.
+        outcome(
+            &store,
+            Operation::Reset,
+            &[Charge::new("mail", &mail, &Key::from(999_u64), 1)],
+        );
+        for key in 1_000..2_000_u64 {
+            assert!(admits(&store, "paths", &flood, key));
+        }
+        assert_eq!((held("paths", &flood), held("mail", &mail)), (631, 9));
+    }
+}
+
+#[test]
+fn where_all_keys_deny_the_oldest_denials_stay() {
+    let clock = Clock::new();
+    let store = store(100, &clock);
+    for key in 0..110_u64 {
+        assert!(admits(&store, "test", &hourly(), key));
+        clock.advance(Duration::from_secs(1));
+    }
+
+    assert_eq!((store.len(), store.evictions()), (100, 10));
+    for key in 0..110_u64 {
+        let kept = key < 99 || key == 109;
+        assert_eq!(used(&store, "test", &hourly(), key), u64::from(kept), "{key}");
+    }
+}
+
+#[test]
+fn a_key_can_be_evicted_when_its_denial_is_over() {
+    let (clock, limit) = (Clock::new(), limit("sliding-log 2/h"));
+    let store = store(2, &clock);
+    let start = clock.now();
+    let at = |minutes: u64, seconds: u64| clock.set(start + (minutes * 60 + seconds) * 1_000_000);
+    let used = |key: &str| used(&store, "test", &limit, key);
+
+    // It denies from 1:00 to 60:00, and expires at 61:00.
+    assert!(admits(&store, "test", &limit, "a"));
+    at(1, 0);
+    assert!(admits(&store, "test", &limit, "a"));
+    at(59, 30);
+    assert!(admits(&store, "test", &limit, "b"));
+    at(59, 45);
+    assert!(admits(&store, "test", &limit, "c"));
+    assert_eq!((used("a"), used("b"), used("c")), (2, 0, 1));
+
+    at(60, 10);
+    assert!(admits(&store, "test", &limit, "d"));
+    assert_eq!((used("a"), used("c"), used("d")), (0, 1, 1));
+    assert_eq!(store.evictions(), 2);
+}
+
+#[test]
+fn a_key_can_be_evicted_when_a_refund_ends_its_denial() {
+    let (clock, limit) = (Clock::new(), limit("sliding-log 2/h"));
+    let store = store(2, &clock);
+    let key = Key::from("a");
+    let charge = [Charge::new("test", &limit, &key, 1)];
+    for operation in [Operation::Check, Operation::Check] {
+        outcome(&store, operation, &charge);
+    }
+    let admitted_at = Duration::from_micros(clock.now());
+    for other in ["b", "c"] {
+        clock.advance(Duration::from_secs(1));
+        assert!(admits(&store, "test", &limit, other));
+    }
+    assert_eq!(used(&store, "test", &limit, "a"), 2);
+
+    outcome(&store, Operation::Refund { admitted_at }, &charge);
+    assert!(admits(&store, "test", &limit, "d"));
+    let used = |key: &str| used(&store, "test", &limit, key);
+    assert_eq!((used("a"), used("b"), used("c"), used("d")), (0, 0, 1, 1));
+}
+
+#[test]
+fn the_order_of_eviction_holds_whatever_happened_before() {
+    const CAPACITY: usize = 6;
+    let policies = [("a", limit("sliding-log 2/h")), ("b", limit("sliding-log 1/30min"))];
+    let mut evictions = [0; 4];
+    for seed in 0..100 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let clock = Clock::new();
+        let store = store(CAPACITY, &clock);
+        // The keys that count, and whether they deny.
+        let counted = || {
+            let all = policies
+                .iter()
+                .flat_map(|policy| (0..8_u64).map(move |key| (policy, key)));
+            let used = all.map(|((name, limit), key)| (*name, key, used(&store, name, limit, key), limit.quota()));
+            let counted = used.filter(|(_, _, used, _)| *used > 0);
+            counted
+                .map(|(name, key, used, quota)| (name, key, used == quota))
+                .collect::<Vec<_>>()
+        };
+        let mut admitted_at = Duration::ZERO;
+        for _ in 0..300 {
+            let (name, limit) = random.choice(&policies).expect("some");
+            let key = random.u64(0..8);
+            let before = counted();
+            let operation = match random.u8(0..8) {
+                0 => Operation::Refund { admitted_at },
+                1 => Operation::Reset,
+                2 => Operation::Peek,
+                _ => Operation::Check,
+            };
+            let allowed = outcome(&store, operation, &[Charge::new(name, limit, &Key::from(key), 1)]).allowed;
+            if operation == Operation::Check && allowed {
+                admitted_at = Duration::from_micros(clock.now());
+            }
+
+            let after = counted();
+            let lost = |(policy, id, _): &&(&str, u64, bool)| {
+                let kept = after.iter().any(|other| (other.0, other.1) == (*policy, *id));
+                !kept && (*policy, *id) != (*name, key)
+            };
+            let lost: Vec<_> = before.iter().filter(lost).collect();
+            let others = |denies| before.iter().any(|other| other.0 != *name && other.2 == denies);
+            let own = |denies| before.iter().any(|other| other.0 == *name && other.2 == denies);
+            let new = operation == Operation::Check && !before.iter().any(|other| (other.0, other.1) == (*name, key));
+            let what = format!("{operation:?} {name} {key} in {before:?} evicts {lost:?}, seed {seed}");
+            assert_eq!(lost.len(), usize::from(new && before.len() == CAPACITY), "{what}");
+            if let [(policy, _, denies)] = lost[..] {
+                let first = [own(false), others(false), own(true), others(true)]
+                    .iter()
+                    .position(|there| *there);
+                let found = usize::from(policy != name) + 2 * usize::from(*denies);
+                assert_eq!(Some(found), first, "{what}");
+                evictions[found] += 1;
+            }
+            if random.u8(0..4) == 0 {
+                clock.advance(Duration::from_secs(random.u64(0..1_200)));
+            }
+        }
+    }
+    assert!(evictions.iter().all(|seen| *seen > 0), "{evictions:?}");
+}
+
+#[test]
+fn small_stores_hold_exactly_as_many_keys() {
+    for capacity in [1, 2, 3, 17, 1_024] {
+        for (limit, newest) in [(limit("sliding-log 2/h"), capacity), (hourly(), 1)] {
+            let clock = Clock::new();
+            let store = store(capacity, &clock);
+            let keys = 2 * capacity as u64 + 7;
+            for key in 0..keys {
+                assert!(admits(&store, "test", &limit, key));
+                clock.advance(Duration::from_micros(1));
+                assert_eq!(store.len(), capacity.min(key as usize + 1));
+            }
+            let oldest = capacity - newest;
+            for key in 0..keys {
+                let kept = key < oldest as u64 || key >= keys - newest as u64;
+                assert_eq!(
+                    used(&store, "test", &limit, key),
+                    u64::from(kept),
+                    "{limit}, {capacity}, {key}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn no_call_exceeds_the_capacity_or_blocks_another() {
+    for capacity in [1, 2, 3, 100, 3_000, 10_000] {
+        let store = MemoryStore::with_capacity(capacity);
+        let limits = ["sliding-log 1/h", "token-bucket 3/s", "fixed-window 2/s"].map(limit);
+        let flood = |thread: u64| {
+            for n in 0..3_000 {
+                let keys: [u64; 3] = std::array::from_fn(|part| (thread * 3_000 + n) * 7 / (part as u64 + 1));
+                let keys = keys.map(Key::from);
+                let parts = limits.iter().zip(&keys).zip(["a", "b", "c"]);
+                let charges: Vec<_> = parts
+                    .map(|((limit, key), policy)| Charge::new(policy, limit, key, 1))
+                    .collect();
+                let charges = if n % 2 == 0 { &charges[..] } else { &charges[..1] };
+                outcome(&store, Operation::Check, charges);
+                if n % 5 == 0 {
+                    outcome(&store, Operation::Reset, charges);
+                }
+                assert!(store.len() <= capacity, "{} of {capacity}", store.len());
+            }
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                scope.spawn(move || flood(thread));
+            }
+        });
+        assert!(store.evictions() > 0, "{capacity}");
+    }
+}
+
+#[test]
+fn the_first_eviction_is_logged_once_with_the_fix() {
+    let log = Log::capture();
+    let store = MemoryStore::with_capacity(10);
+    for key in 0..10_u64 {
+        assert!(admits(&store, "test", &hourly(), key));
+    }
+    assert_eq!(log.text(), "");
+
+    for key in 10..20_u64 {
+        assert!(admits(&store, "test", &hourly(), key));
+    }
+    assert_eq!(store.evictions(), 10);
+    assert_eq!(
+        log.text().matches("MemoryStore::with_capacity").count(),
+        1,
+        "{}",
+        log.text()
+    );
+    assert!(log.text().contains("capacity=10"), "{}", log.text());
 }
 
 #[tokio::test]

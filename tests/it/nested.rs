@@ -3,12 +3,19 @@
 use std::{
     convert::Infallible,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_quota::{Decision, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key};
+use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower_quota::{
+    ClientLibrary, Decision, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
+    TokenBucket, key,
+    store::{self, Reply, Store, StoreId},
+};
+
+use crate::support::Redis;
 
 type Body = Empty<bytes::Bytes>;
 
@@ -179,4 +186,117 @@ async fn methods_that_nobody_registers_share_a_key() {
     }
     let ok = StatusCode::OK;
     assert_eq!(statuses, [ok, ok, ok, StatusCode::TOO_MANY_REQUESTS]);
+}
+
+/// Layers around each other, from the outside to the inside.
+async fn through(layers: Vec<RateLimitLayer>) -> Response<()> {
+    type Boxed = BoxCloneSyncService<Request<Body>, Response<()>, Infallible>;
+
+    let innermost = Boxed::new(service_fn(async |_: Request<Body>| Ok(Response::new(()))));
+    let service = layers.into_iter().rev().fold(innermost, |inner, layer| {
+        let inner = inner.map_response(|response| response.map(|()| Body::new()));
+        Boxed::new(layer.layer(inner).map_response(|response| response.map(drop)))
+    });
+    service.oneshot(Request::new(Body::new())).await.expect("an answer")
+}
+
+/// The policy that the layers have in common, at this cost.
+fn shared(cost: u64) -> Policy {
+    policy("shared", SlidingLog::per_hour(10)).cost(cost)
+}
+
+async fn remaining_in(store: &(impl Store + Clone)) -> u64 {
+    let limiter = Limiter::new(store.clone(), shared(1));
+    let decision = limiter.peek(tower_quota::Key::constant("all")).await;
+    decision.expect("an answer").remaining()
+}
+
+/// Wraps a store, and shares its counts.
+#[derive(Clone)]
+struct Wrapped<S>(S);
+
+impl<S: Store> Store for Wrapped<S> {
+    fn decide(&self, requests: &[store::Request<'_>]) -> Reply {
+        self.0.decide(requests)
+    }
+
+    fn id(&self) -> Option<StoreId> {
+        self.0.id()
+    }
+}
+
+/// What is charged to a policy that several layers have, for stores of one kind.
+async fn a_policy_of_several_layers_is_charged_its_largest_cost<S: Store + Clone>(stores: [S; 8]) {
+    let [by_one, by_more, by_less, by_three, denied, impossible, here, there] = stores;
+    let layer = |store: &S, cost| RateLimitLayer::new(store.clone(), shared(cost));
+
+    for (store, costs, remaining) in [
+        (&by_one, vec![1, 1], 9),
+        (&by_more, vec![1, 4], 6),
+        (&by_less, vec![4, 1], 6),
+        (&by_three, vec![1, 3, 2, 5], 5),
+    ] {
+        let response = through(costs.iter().map(|cost| layer(store, *cost)).collect()).await;
+        assert_eq!(response.status(), StatusCode::OK, "{costs:?}");
+        assert_eq!(remaining_in(store).await, remaining, "{costs:?}");
+    }
+
+    // 7, then 1, and not the rest of 4.
+    assert_eq!(through(vec![layer(&denied, 7)]).await.status(), StatusCode::OK);
+    let response = through(vec![layer(&denied, 1), layer(&denied, 4)]).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(response.headers().contains_key("retry-after"));
+    assert_eq!(remaining_in(&denied).await, 2);
+
+    // 12 of 10 is never admitted, although 7 are charged outside and 5 would be left.
+    let response = through(vec![layer(&impossible, 7), layer(&impossible, 12)]).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(!response.headers().contains_key("retry-after"));
+    assert_eq!(remaining_in(&impossible).await, 3);
+
+    // Another store counts too.
+    let response = through(vec![layer(&here, 1), layer(&there, 3), layer(&here, 2)]).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!((remaining_in(&here).await, remaining_in(&there).await), (8, 7));
+}
+
+#[tokio::test]
+async fn a_policy_of_several_layers_is_charged_its_largest_cost_in_memory() {
+    let stores = || [(); 8].map(|()| MemoryStore::new());
+    a_policy_of_several_layers_is_charged_its_largest_cost(stores()).await;
+    a_policy_of_several_layers_is_charged_its_largest_cost(stores().map(Wrapped)).await;
+    let erased = stores().map(|store| Arc::new(store) as Arc<dyn Store>);
+    a_policy_of_several_layers_is_charged_its_largest_cost(erased).await;
+}
+
+#[tokio::test]
+async fn a_policy_of_several_layers_is_charged_its_largest_cost_in_redis() {
+    let redis = Redis::start();
+    for library in [ClientLibrary::Fred, ClientLibrary::RedisRs] {
+        let mut stores = Vec::new();
+        for n in 0..8 {
+            let builder = RedisStore::builder().prefix(format!("{library:?}:{n}"));
+            let builder = builder.client_library(library).deadline(Duration::from_secs(10));
+            stores.push(builder.connect(&redis.url()).await.expect("a store"));
+        }
+        let stores = stores.try_into().expect("eight stores");
+        a_policy_of_several_layers_is_charged_its_largest_cost::<RedisStore>(stores).await;
+    }
+}
+
+#[tokio::test]
+async fn the_receipts_of_several_layers_give_back_the_largest_cost() {
+    let store = MemoryStore::new();
+    let layer = |cost| RateLimitLayer::new(store.clone(), shared(cost));
+    let limiter = Limiter::new(store.clone(), shared(1));
+    let service = layer(2).layer(layer(5).layer(service_fn(async |request: Request<Body>| {
+        let decision = request.extensions().get::<Decision>().expect("a decision");
+        let receipt = decision.receipt().expect("a receipt");
+        limiter.refund(receipt).await.expect("an answer");
+        answer(request).await
+    })));
+
+    let response = service.oneshot(Request::new(Body::new())).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(remaining_in(&store).await, 10);
 }

@@ -1,9 +1,16 @@
 //! Files of limits.
 
+use std::sync::{Arc, Mutex};
+
+use axum::{Router, body::Body, routing::any};
 use http::{Request, StatusCode};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{Decision, Limit, MemoryStore, Policies, RateLimitLayer, SlidingLog};
+use tower_quota::{
+    Decision, Limit, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
+    key::PeerAddr,
+    store::{self, Reply, Store},
+};
 
 const FILE: &str = r#"
 [policies.say-hi]
@@ -85,6 +92,11 @@ fn a_wrong_line_is_shown() {
         ),
         ("limit = \"sliding-log 2/30s\"\nkey = []", "[]", "`constant:all`"),
         (
+            "limit = \"sliding-log 2/30s\"\nkey = [[\"ip\"]]",
+            "[[\"ip\"]]",
+            "expected a string",
+        ),
+        (
             "limit = \"sliding-log 2/30s\"\nkey = \"header:x user\"",
             "x user",
             "`header:x-user-id`",
@@ -159,8 +171,339 @@ fn a_file_that_is_not_there_is_named() {
 fn the_file_of_the_example_is_a_right_one() {
     let policies = Policies::from_file(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/limits.toml")).unwrap();
     let names: Vec<_> = policies.names().collect();
-    assert_eq!(names, ["leave-requests", "say-hi", "search"]);
+    assert_eq!(names, ["authentication", "leave-requests", "say-hi", "search"]);
     for name in names {
-        assert!(policies.get(name).is_ok());
+        // The key of this one is the user, which only code finds.
+        assert_eq!(policies.get(name).is_ok(), name != "leave-requests", "{name}");
     }
+}
+
+const BEHIND_A_PROXY: &str = r#"
+[client-ip]
+header = "x-forwarded-for"
+trusted = ["10.0.0.0/8"]
+
+[policies.login]
+limit = "sliding-log 1/h"
+key = "client-ip"
+"#;
+
+/// Records the keys of its requests.
+#[derive(Clone, Default)]
+struct Recorded(Arc<Mutex<Vec<String>>>);
+
+impl Store for Recorded {
+    fn decide(&self, requests: &[store::Request<'_>]) -> Reply {
+        let keys = requests.iter().flat_map(store::Request::charges);
+        self.0
+            .lock()
+            .unwrap()
+            .extend(keys.map(|charge| charge.key().to_string()));
+        MemoryStore::new().decide(requests)
+    }
+}
+
+/// The key, under the first policy of a file, of a request from `peer` with these fields.
+async fn key_of(policies: &Policies, peer: &str, fields: &[(&str, &str)]) -> String {
+    let mut request = Request::get("/login").extension(PeerAddr(format!("{peer}:4711").parse().unwrap()));
+    for (name, value) in fields {
+        request = request.header(*name, *value);
+    }
+
+    let recorded = Recorded::default();
+    let policy = policies.get(policies.names().next().unwrap()).unwrap();
+    let service =
+        RateLimitLayer::new(recorded.clone(), policy).layer(service_fn(async |_: Request<Empty<bytes::Bytes>>| {
+            Ok::<_, std::convert::Infallible>(http::Response::new(Empty::<bytes::Bytes>::new()))
+        }));
+    let response = service.oneshot(request.body(Empty::new()).unwrap()).await.unwrap();
+    assert_eq!(response.status(), OK);
+    let keys = recorded.0.lock().unwrap();
+    keys.join(" ")
+}
+
+#[tokio::test]
+async fn a_file_describes_the_client_address() {
+    let file = |table: &str| {
+        let policies =
+            format!("[client-ip]\n{table}\n[policies.a]\nlimit = \"sliding-log 1/h\"\nkey = \"client-ip\"\n");
+        Policies::from_toml(&policies).unwrap()
+    };
+    let xff = [("x-forwarded-for", "1.2.3.4, 198.51.100.9, 10.0.0.3")];
+    for (table, peer, fields, key) in [
+        (
+            "header = \"X-Forwarded-For\"\ntrusted = [\"10.0.0.0/8\"]",
+            "10.0.0.2",
+            &xff[..],
+            "ip=198.51.100.9",
+        ),
+        (
+            "header = \"x-forwarded-for\"\ntrusted = [\"10.0.0.0/8\"]",
+            "203.0.113.7",
+            &xff,
+            "ip=203.0.113.7",
+        ),
+        (
+            "header = \"x-forwarded-for\"\ntrusted = [\"10.0.0.0/8\"]\nhops = 1",
+            "10.0.0.2",
+            &xff,
+            "ip=10.0.0.3",
+        ),
+        (
+            "header = \"x-forwarded-for\"\ntrusted = \"any-peer\"\nhops = 2",
+            "203.0.113.7",
+            &xff,
+            "ip=198.51.100.9",
+        ),
+        (
+            "header = \"forwarded\"\ntrusted = [\"10.0.0.2\", \"fd00::/8\"]",
+            "10.0.0.2",
+            &[("forwarded", "for=198.51.100.9")],
+            "ip=198.51.100.9",
+        ),
+        (
+            "header = \"cf-connecting-ip\"\ntrusted = [\"10.0.0.0/8\"]",
+            "10.0.0.2",
+            &[("cf-connecting-ip", "198.51.100.9"), ("x-forwarded-for", "1.2.3.4")],
+            "ip=198.51.100.9",
+        ),
+    ] {
+        assert_eq!(key_of(&file(table), peer, fields).await, key, "{table}");
+    }
+}
+
+#[tokio::test]
+async fn the_table_of_the_client_address_may_follow_the_policies_and_be_json() {
+    let (table, policies) = BEHIND_A_PROXY.trim_start().split_once("\n\n").unwrap();
+    let turned = Policies::from_toml(&format!("{policies}\n{table}")).unwrap();
+    let json = r#"{"policies": {"login": {"limit": "sliding-log 1/h", "key": "client-ip"}},
+        "client-ip": {"header": "x-forwarded-for", "trusted": ["10.0.0.0/8"]}}"#;
+    for policies in [turned, Policies::from_json(json).unwrap()] {
+        let fields = [("x-forwarded-for", "198.51.100.9")];
+        assert_eq!(key_of(&policies, "10.0.0.2", &fields).await, "ip=198.51.100.9");
+    }
+}
+
+#[test]
+fn a_client_address_that_cannot_be_trusted_is_an_error_that_names_the_fix() {
+    const LIST: &str = "[\"10.0.0.0/8\"]";
+    for (table, fix) in [
+        ("header = \"x-forwarded-for\"", "missing field `trusted`"),
+        ("trusted = [\"10.0.0.0/8\"]", "missing field `header`"),
+        ("header = \"x-forwarded-for\"\ntrusted = []", LIST),
+        ("header = \"x-forwarded-for\"\ntrusted = \"10.0.0.0/8\"", LIST),
+        ("header = \"x-forwarded-for\"\ntrusted = true", LIST),
+        (
+            "header = \"x-forwarded-for\"\ntrusted = [\"10.0.0.0/33\"]",
+            "`10.0.0.0/8`",
+        ),
+        (
+            "header = \"x-forwarded-for\"\ntrusted = [\"0.0.0.0/0\"]",
+            "`trusted = \"any-peer\"`",
+        ),
+        (
+            "header = \"x-forwarded-for\"\ntrusted = [\"::/0\"]",
+            "`trusted = \"any-peer\"`",
+        ),
+        (
+            "header = \"x-forwarded-for\"\ntrusted = [\"10.0.0.0/8\"]\nhops = 0",
+            "`hops = 1`",
+        ),
+        (
+            "header = \"x-forwarded-for\"\ntrusted = [\"10.0.0.0/8\"]\nhops = -1",
+            "hops = -1",
+        ),
+        (
+            "header = \"x-real-ip\"\ntrusted = [\"10.0.0.0/8\"]\nhops = 1",
+            "leave it out for `x-real-ip`",
+        ),
+        (
+            "header = \"forwarded\"\ntrusted = [\"10.0.0.0/8\"]\nhops = 1",
+            "leave it out for `forwarded`",
+        ),
+        (
+            "header = \"x forwarded\"\ntrusted = [\"10.0.0.0/8\"]",
+            "`header = \"x-forwarded-for\"`",
+        ),
+        (
+            "headers = [\"forwarded\"]\ntrusted = [\"10.0.0.0/8\"]",
+            "unknown field `headers`",
+        ),
+    ] {
+        let file = format!("[client-ip]\n{table}\n[policies.a]\nlimit = \"sliding-log 1/h\"\nkey = \"client-ip\"\n");
+        let error = Policies::from_toml(&file).unwrap_err().to_string();
+        assert!(
+            error.contains(fix) && error.contains("line "),
+            "`{fix}` is not in:\n{error}"
+        );
+    }
+
+    let error = Policies::from_toml("[policies.login]\nlimit = \"sliding-log 1/h\"\nkey = [\"client-ip\", \"path\"]")
+        .unwrap_err()
+        .to_string();
+    for expected in ["`login`", "`[client-ip]`", "`header = \"x-forwarded-for\"`"] {
+        assert!(error.contains(expected), "`{expected}` is not in:\n{error}");
+    }
+}
+
+#[test]
+fn a_forwarding_header_is_no_key() {
+    for name in [
+        "x-forwarded-for",
+        "X-Forwarded-For",
+        "forwarded",
+        "x-real-ip",
+        "cf-connecting-ip",
+        "true-client-ip",
+        "fly-client-ip",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "fastly-client-ip",
+        "x-envoy-external-address",
+    ] {
+        for key in [
+            format!("\"header:{name}\""),
+            format!("[\"ip\", \"method or header:{name} or ip\"]"),
+        ] {
+            let file = format!("[policies.login]\nlimit = \"sliding-log 1/h\"\nkey = {key}\n");
+            let error = Policies::from_toml(&file).unwrap_err().to_string();
+            let header = format!("`header = \"{}\"`", name.to_lowercase());
+            for expected in ["line 3", "`client-ip`", "`[client-ip]`", "`trusted`", &header] {
+                assert!(error.contains(expected), "`{expected}` is not in:\n{error}");
+            }
+        }
+    }
+}
+
+/// Each file would need more stack than a thread has if its parts were parsed, used or dropped one within another.
+#[tokio::test]
+async fn a_key_of_many_parts_is_an_error() {
+    const MANY: usize = 100_000;
+    let toml = |key: &str| format!("[policies.a]\nlimit = \"sliding-log 1/h\"\nkey = {key}\n");
+    for (key, fault) in [
+        (
+            format!("\"{}\"", vec!["ip"; MANY].join(" or ")),
+            "at most 16 alternatives",
+        ),
+        (
+            format!("\"{}\"", vec!["ip"; 17].join(" or ")),
+            "at most 16 alternatives",
+        ),
+        (format!("[{}]", vec!["\"ip\""; MANY].join(",")), "at most 16 keys"),
+        (format!("[{}]", vec!["\"ip\""; 17].join(",")), "at most 16 keys"),
+        (format!("{}\"ip\"{}", "[".repeat(MANY), "]".repeat(MANY)), ""),
+        (format!("{}1{}", "{a=".repeat(MANY), "}".repeat(MANY)), ""),
+        (format!("\"{}\"", vec!["ip"; MANY].join(" + ")), "is not a key"),
+    ] {
+        let error = Policies::from_toml(&toml(&key)).unwrap_err().to_string();
+        assert!(
+            error.contains(fault),
+            "`{fault}` is not in:\n{}",
+            &error[..error.len().min(1_000)]
+        );
+    }
+
+    let nested = format!(
+        "{{\"policies\": {{\"a\": {{\"limit\": \"unlimited\", \"key\": {}{}}}}}}}",
+        "[".repeat(MANY),
+        "]".repeat(MANY)
+    );
+    assert!(Policies::from_json(&nested).is_err());
+    assert!(
+        format!("unlimited{}", " unlimited".repeat(MANY))
+            .parse::<Limit>()
+            .is_err()
+    );
+
+    let most = Policies::from_toml(&toml(&format!(
+        "[{}]",
+        vec![format!("\"{}\"", vec!["ip"; 16].join(" or ")); 16].join(",")
+    )));
+    assert!(key_of(&most.unwrap(), "192.0.2.1", &[]).await.starts_with("hash="));
+}
+
+/// The files of limits in the README, the docs and the examples.
+fn example_files() -> Vec<(&'static str, String)> {
+    let block_of = |text: &str, start: &str, end: &str| {
+        let (_, block) = text.split_once(start).unwrap();
+        block.split_once(end).unwrap().0.to_owned()
+    };
+    let readme = include_str!("../../README.md");
+    let docs = include_str!("../../src/policies.rs").replace("///", "");
+    vec![
+        ("README.md", block_of(readme, "```toml\n", "```")),
+        ("src/policies.rs", block_of(&docs, "r#\"\n", "\"#")),
+        (
+            "examples/limits.toml",
+            include_str!("../../examples/limits.toml").to_owned(),
+        ),
+    ]
+}
+
+/// How many of 100 requests a policy admits when the client changes everything that it can choose, or nothing.
+async fn admitted(policy: Policy, peer: &str, changing: bool) -> usize {
+    let app = Router::new()
+        .route("/search/{*rest}", any(async || "hi"))
+        .layer(RateLimitLayer::new(MemoryStore::new(), policy));
+
+    let mut admitted = 0;
+    for n in 0..100 {
+        let n = if changing { n } else { 0 };
+        // The last address is from the proxy, and does not change.
+        let forwarded_for = format!("198.51.100.{n}, 203.0.113.7");
+        let request = Request::builder()
+            .method(["GET", "POST", "OPTIONS"][n % 3])
+            .uri(format!("http://host-{n}.example/search/{n}%{:02x}?{n}", 0x21 + n % 14))
+            .extension(PeerAddr(format!("{peer}:{}", 1_024 + n).parse().unwrap()))
+            .header("x-forwarded-for", forwarded_for);
+        let names = [
+            "host",
+            "forwarded",
+            "x-real-ip",
+            "x-user-id",
+            "cf-connecting-ip",
+            "user-agent",
+            "authorization",
+        ];
+        let request = names
+            .iter()
+            .fold(request, |request, name| request.header(*name, format!("192.0.2.{n}")));
+        let response = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        admitted += usize::from(response.status() == OK);
+    }
+    admitted
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_client_gets_past_a_limit_of_an_example_by_what_it_sends() {
+    let mut tried = 0;
+    for (file, text) in example_files() {
+        let policies = Policies::from_toml(&text).unwrap_or_else(|error| panic!("{file}: {error}"));
+        for name in policies.names() {
+            let Ok(policy) = policies.get(name) else {
+                continue;
+            };
+            // Directly, and through a proxy that all of them trust.
+            for peer in ["203.0.113.7", "10.0.0.2"] {
+                let right = admitted(policy.clone(), peer, false).await;
+                assert!(right > 0 && right < 100, "{file}: {name} admits {right}");
+                assert_eq!(admitted(policy.clone(), peer, true).await, right, "{file}: {name}");
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried >= 14, "{tried}");
+}
+
+#[test]
+fn the_readme_shows_the_error_of_a_wrong_line() {
+    let (_, file) = example_files().swap_remove(0);
+    let error = Policies::from_toml(&file.replace("10/s burst", "10 per s burst"))
+        .unwrap_err()
+        .to_string();
+    let shown = format!("`limits.toml`: {}", error.trim_end());
+    assert!(
+        include_str!("../../README.md").contains(&shown),
+        "README.md does not show:\n{shown}"
+    );
 }

@@ -3,7 +3,7 @@
 use fred::types::Value;
 use tower_quota::{Limit, RedisStore, SlidingLog, store::Operation};
 
-use crate::support::{Redis, decide};
+use crate::support::{Redis, decide, patient};
 
 /// Each algorithm as the script reads it after the cost, for a limit of 5 in 60 seconds.
 const LIMITS: [&str; 6] = [
@@ -239,6 +239,44 @@ async fn a_check_alone_in_its_call_is_told_why_it_failed() {
     }
 }
 
+/// Twice the same call, which Redis decides for its own time.
+#[tokio::test]
+async fn a_call_with_a_calendar_that_does_not_fit_has_done_nothing() {
+    let redis = Redis::start();
+    let [seconds, _]: [u64; 2] = redis.command("TIME", [""; 0]).await;
+    let ahead = |hours: u64| (seconds + 3_600 * hours) * 1_000_000;
+    let boundaries = [3, 4, 5, 6].map(|hours| ahead(hours).to_string()).join(" ");
+    let calendar = format!("fixed 1 9 0 0 {boundaries}");
+    let calls: [&[&str]; 3] = [
+        &["check 1 1 1", "log 1 5 60000000 0", "check 1 1 1", &calendar],
+        &[
+            "charge 1 1 1",
+            "counter 1 5 60000000 1 75059993",
+            "check 1 1 1",
+            &calendar,
+        ],
+        &[
+            "check 1 3 1",
+            "bucket 1 5 1 12000000 375299936",
+            "check 1 1 2",
+            "log 1 5 60000000 0",
+            &calendar,
+        ],
+    ];
+    for arguments in calls {
+        for _ in 0..2 {
+            let keys = ["first", "second", "third"];
+            let count = if arguments.len() == 5 { 3 } else { 2 };
+            let mut words = vec![RedisStore::scripts()[0].to_owned(), count.to_string()];
+            words.extend(keys[..count].iter().map(|key| (*key).to_owned()));
+            words.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+            let reply: Value = redis.command("EVAL", words).await;
+            assert_eq!(reply.into_bytes().expect("the time").len(), 8, "{arguments:?}");
+            assert_eq!(redis.command::<u32>("EXISTS", keys).await, 0, "{arguments:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_key_of_another_type_fails_its_own_request_and_no_other() {
     let redis = Redis::start();
@@ -365,7 +403,7 @@ async fn a_store_whose_scripts_were_loaded_teaches_none() {
     for script in RedisStore::scripts() {
         redis.command::<()>("SCRIPT", ["LOAD", script]).await;
     }
-    let store = RedisStore::connect(&redis.url()).await.expect("a store");
+    let store = patient().connect(&redis.url()).await.expect("a store");
     redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
 
     let limit = Limit::from(SlidingLog::per_minute(5));

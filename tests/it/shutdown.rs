@@ -10,7 +10,6 @@ use std::{
     },
     task::Poll,
     thread,
-    time::Duration,
 };
 
 use axum::{
@@ -25,7 +24,7 @@ use tower_quota::{
     store::{self, Charge, Operation, Store},
 };
 
-use crate::support::{Browser, Redis, each_client, eventually};
+use crate::support::{Browser, PATIENCE, Redis, each_client, eventually, patient};
 
 each_client! {
     requests_on_their_way_are_decided_and_then_the_connection_ends
@@ -34,7 +33,7 @@ each_client! {
 
 async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others(library: ClientLibrary) {
     let redis = Redis::start();
-    let store = RedisStore::builder().deadline(Duration::from_secs(10));
+    let store = patient();
     let store = store.client_library(library).connect(&redis.url()).await;
     let store = store.expect("the URL is good");
     store.ready().await.expect("Redis answers");
@@ -57,7 +56,7 @@ async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others
     });
     ended.join().expect("no panic");
 
-    let answer = timeout(Duration::from_secs(5), charge(&store)).await;
+    let answer = timeout(PATIENCE, charge(&store)).await;
     let answer = answer.expect("it is asked").expect("Redis answers");
     assert_eq!(
         answer.outcomes[0].verdicts[0].remaining, 4,
@@ -73,7 +72,7 @@ async fn requests_on_their_way_are_decided_and_then_the_connection_ends(library:
     };
     let before = connections().await;
 
-    let builder = RedisStore::builder().deadline(Duration::from_secs(10));
+    let builder = patient();
     let store = builder.client_library(library).connect(&redis.url()).await;
     let store = store.expect("the URL is good");
     store.ready().await.expect("Redis answers");

@@ -55,6 +55,57 @@ fn the_docs_and_the_readme_have_every_feature() {
     }
 }
 
+/// A caller that changes such a value with every request has a new quota each time.
+#[test]
+fn no_example_counts_by_what_a_client_chooses() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = vec![root.join("README.md")];
+    let mut folders = vec![root.join("src"), root.join("examples"), root.join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.expect("an entry").path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => files.push(path),
+            }
+        }
+    }
+
+    for path in files {
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        // Its docs describe which headers may be keys.
+        let is_source = path.starts_with(root.join("src"));
+        if path.ends_with("src/key/header.rs") {
+            continue;
+        }
+        let mut in_example = false;
+        for line in text.lines() {
+            let docs = line
+                .trim_start()
+                .strip_prefix("///")
+                .or(line.trim_start().strip_prefix("//!"));
+            if docs.unwrap_or(line).trim_start().starts_with("```") {
+                in_example = !in_example;
+            }
+            let example = if is_source {
+                docs.filter(|_| in_example)
+            } else {
+                Some(line)
+            };
+            let example = example.unwrap_or_default();
+            for chosen in [
+                "key::header(",
+                "\"header:",
+                ".host()",
+                "key(key::path())",
+                "key(key::method())",
+            ] {
+                assert!(!example.contains(chosen), "{}: `{chosen}` in `{line}`", path.display());
+            }
+        }
+    }
+}
+
 #[test]
 fn the_readme_has_every_algorithm() {
     let (readme, limit) = (read("README.md"), read("src/limit/mod.rs"));
@@ -97,6 +148,73 @@ fn every_file_of_this_suite_is_part_of_it() {
                 "tests/it/main.rs has no `mod {name};`"
             );
         }
+    }
+}
+
+/// The tests of this suite.
+fn tests() -> HashSet<String> {
+    let program = std::env::current_exe().expect("this binary");
+    let output = Command::new(program)
+        .args(["--list", "--format", "terse"])
+        .output()
+        .expect("this binary runs");
+    let text = String::from_utf8(output.stdout).expect("names are text");
+    let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_test_that_a_server_skips_exists_and_has_a_reason() {
+    let (tests, script) = (tests(), read(".ci/test-servers"));
+    assert!(tests.len() > 1_000, "the tests were found");
+    for line in read(".ci/skipped-tests").lines().filter(|line| !line.starts_with('#')) {
+        let [server, test, reason] = line.split(" | ").collect::<Vec<_>>()[..] else {
+            panic!("`{line}` is not: server | test | reason")
+        };
+        assert!(script.contains(&format!("{server}) path=")), "no server is {server}");
+        // The harness looks for a part of a name.
+        let skipped: Vec<_> = tests.iter().filter(|name| name.contains(test)).collect();
+        assert_eq!(skipped, [test]);
+        assert!(!reason.is_empty(), "{test} has no reason");
+    }
+}
+
+#[test]
+fn the_workflow_runs_the_tests_on_every_server() {
+    let (workflow, script) = (read(".github/workflows/ci.yml"), read(".ci/test-servers"));
+    let servers: Vec<_> = script
+        .lines()
+        .filter_map(|line| line.trim().split_once(") path=").map(|(server, _)| server))
+        .collect();
+    assert_eq!(servers.len(), 3);
+    let matrix = format!("server: [{}]", servers.join(", "));
+    assert!(workflow.contains(&matrix), "ci.yml has no `{matrix}`");
+}
+
+#[test]
+fn the_workflow_builds_with_the_oldest_rust_that_the_package_declares() {
+    let package = package();
+    let version = package["rust_version"].as_str().expect("a rust-version");
+    assert!(read("README.md").contains(&format!("It needs Rust {version}.")));
+    let install = "rustup toolchain install \"$(sed -n 's/^rust-version = \"\\(.*\\)\"/\\1/p' Cargo.toml)\"";
+    let workflow = read(".github/workflows/ci.yml");
+    assert!(workflow.contains(install), "ci.yml has no `{install}`");
+}
+
+/// A tag can be moved; a commit cannot.
+#[test]
+fn the_workflow_pins_each_action_by_commit() {
+    let workflow = read(".github/workflows/ci.yml");
+    for action in workflow
+        .lines()
+        .filter_map(|line| line.split_once("uses: ").map(|(_, action)| action))
+    {
+        let (commit, version) = action
+            .split_once('@')
+            .and_then(|(_, pin)| pin.split_once(" # v"))
+            .unwrap_or_else(|| panic!("`{action}` is not: action@commit # version"));
+        let hex = commit.len() == 40 && commit.chars().all(|char| char.is_ascii_hexdigit());
+        assert!(hex && !version.is_empty(), "{action}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The layer in tonic: on the whole server and around one service, over real connections.
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     pin::Pin,
     sync::{
@@ -31,7 +32,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use tonic_web::GrpcWebLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    Decision, FailureMode, Key, KeyExtractor, Policy, RateLimitLayer, SlidingLog,
+    Decision, FailureMode, Key, KeyExtractor, Limit, Policy, RateLimitLayer, SlidingLog,
     key::{self, KeyError},
     response::{Grpc, Negotiated},
 };
@@ -365,42 +366,108 @@ async fn gr_17_is_what_the_layer_sends() {
 }
 
 #[tokio::test]
-async fn gr_18_pushback_is_by_choice() {
+async fn gr_18_pushback_is_the_wait_in_milliseconds() {
     let wait = Duration::from_micros(1_234_500);
-    let status = status_from(denied(wait)).await;
-    assert_eq!(field(&status, "grpc-retry-pushback-ms"), None);
+    for layer in [denied(wait), denied(wait).format(Grpc::new())] {
+        let status = status_from(layer).await;
+        assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("1235"));
+        assert_eq!(
+            status.get_details_retry_info().expect("RetryInfo").retry_delay,
+            Some(wait)
+        );
+    }
+}
 
-    let layer = denied(wait).format(Negotiated::default().grpc(Grpc::new().pushback()));
+#[tokio::test]
+async fn pushback_can_be_turned_off() {
+    let layer = denied(Duration::from_secs(30)).format(Negotiated::default().grpc(Grpc::new().pushback(false)));
     let status = status_from(layer).await;
-    assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("1235"));
-    assert_eq!(
-        status.get_details_retry_info().expect("RetryInfo").retry_delay,
-        Some(wait)
-    );
-
-    let closed = RateLimitLayer::new(Broken::default(), default())
-        .failure_mode(FailureMode::Closed)
-        .format(Grpc::new().pushback());
-    assert_eq!(field(&status_from(closed).await, "grpc-retry-pushback-ms"), None);
-}
-
-#[tokio::test]
-async fn a_cost_above_the_limit_promises_no_wait() {
-    let layer = RateLimitLayer::new(Clock::new().memory_store(), default().cost(101));
-    let status = status_from(layer.format(Grpc::new().pushback())).await;
-    assert_eq!(status.code(), Code::ResourceExhausted);
-    assert!(status.get_details_retry_info().is_none());
-    assert!(status.get_details_quota_failure().is_some());
     assert_eq!(field(&status, "grpc-retry-pushback-ms"), None);
+    assert!(status.get_details_retry_info().is_some());
 }
 
 #[tokio::test]
-async fn a_store_that_fails_closed_is_unavailable() {
+async fn gr_25_where_waiting_does_not_help_the_call_is_not_to_be_retried() {
+    let none = Policy::new("none", Limit::DenyAll).key(key::ip());
+    for policies in [vec![default().cost(101)], vec![none.clone()], vec![default(), none]] {
+        let layer = RateLimitLayer::new(Clock::new().memory_store(), policies);
+        let status = status_from(layer.retry_jitter(Duration::from_secs(9))).await;
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(status.get_details_retry_info().is_none());
+        assert!(status.get_details_quota_failure().is_some());
+        assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("-1"));
+    }
+}
+
+#[tokio::test]
+async fn gr_26_a_store_that_fails_closed_is_unavailable_for_a_second() {
     let status = status_from(RateLimitLayer::new(Broken::default(), default()).failure_mode(FailureMode::Closed)).await;
     assert_eq!(status.code(), Code::Unavailable);
-    assert!(status.details().is_empty());
+    assert_eq!(
+        status.get_details_retry_info().expect("RetryInfo").retry_delay,
+        Some(Duration::from_secs(1))
+    );
+    assert!(status.get_details_quota_failure().is_none(), "no quota is exceeded");
+    assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("1000"));
     assert_eq!(field(&status, "ratelimit"), None);
     assert_eq!(field(&status, "retry-after"), None, "HTTP succeeded");
+}
+
+/// RetryInfo and pushback, in milliseconds rounded up.
+fn waits(status: &Status) -> [u128; 2] {
+    let retry_info = status.get_details_retry_info().expect("RetryInfo");
+    let pushback = field(status, "grpc-retry-pushback-ms").expect("pushback");
+    [
+        retry_info.retry_delay.expect("a wait").as_nanos().div_ceil(1_000_000),
+        pushback.parse().expect("a number"),
+    ]
+}
+
+#[tokio::test]
+async fn hd_32_jitter_is_the_same_in_each_field_of_grpc() {
+    let jitter = Duration::from_secs(1_000);
+    let closed = RateLimitLayer::new(Broken::default(), default()).failure_mode(FailureMode::Closed);
+    for layer in [denied(Duration::from_secs(30)), closed] {
+        let mut seen = BTreeSet::new();
+        for _ in 0..10 {
+            let [retry_info, pushback] = waits(&status_from(layer.clone().retry_jitter(jitter)).await);
+            assert_eq!(retry_info, pushback);
+            seen.insert(retry_info);
+        }
+        assert!(seen.len() > 2, "{seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn gr_23_and_gr_24_only_a_post_is_answered_in_grpc_and_none_is_to_be_stored() {
+    let wait = Duration::from_secs(30);
+    for layer in [denied(wait), denied(wait).format(Grpc::new())] {
+        let app = axum::Router::new().fallback(async || "hi").layer(layer);
+        for content_type in [
+            "application/grpc",
+            "application/grpc-web+proto",
+            "application/grpc-web-text",
+        ] {
+            for method in ["GET", "HEAD", "PUT", "post"] {
+                let request = support::get("/app.js")
+                    .method(method)
+                    .header("content-type", content_type);
+                let denied = support::send(&app, request).await;
+                assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS, "{method}");
+                assert_eq!(denied.field("grpc-status"), None, "{method}");
+                assert_eq!(denied.field("retry-after"), Some("30"), "{method}");
+                assert_eq!(denied.field("cache-control"), Some("no-store"), "{method}");
+            }
+
+            let request = support::get("/app.js")
+                .method("POST")
+                .header("content-type", content_type);
+            let denied = support::send(&app, request).await;
+            assert_eq!(denied.status, StatusCode::OK);
+            assert_eq!(denied.field("grpc-status"), Some("8"));
+            assert_eq!(denied.field("cache-control"), Some("no-store"), "GR-24");
+        }
+    }
 }
 
 #[tokio::test]
@@ -415,6 +482,7 @@ async fn a_call_without_a_key_is_refused_in_grpc() {
     assert_eq!(status.code(), Code::InvalidArgument);
     let status = status_from(by(Arc::new(key::extension::<User>(|_| String::new())))).await;
     assert_eq!((status.code(), status.message()), (Code::Internal, "internal error"));
+    assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("-1"));
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use http_body_util::Full;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn};
 use tower_quota::{FailureMode, MemoryStore, Policy, RateLimit, RateLimitLayer, SlidingLog, key, store::Store};
 
-use crate::support::{Broken, Clock, Gated, Later, Log, Received, Redis};
+use crate::support::{Broken, Clock, Gated, Later, Log, PATIENCE, Received, Redis, connected, less_patient};
 
 type Body = Full<Bytes>;
 
@@ -163,9 +163,7 @@ async fn permits_are_used(store: impl Store) {
 
     for (user, status) in [("a", 200), ("a", 429), ("b", 200), ("a", 429), ("b", 429), ("c", 200)] {
         let call = service.clone().oneshot(request(user));
-        let response = tokio::time::timeout(Duration::from_secs(10), call)
-            .await
-            .expect("a permit is free");
+        let response = tokio::time::timeout(PATIENCE, call).await.expect("a permit is free");
         assert_eq!(response.unwrap().status(), status, "{user}");
     }
 }
@@ -190,9 +188,7 @@ async fn a_denial_gives_the_permit_back(store: impl Store) {
     }
 
     let other = service.clone().oneshot(request("b"));
-    let response = tokio::time::timeout(Duration::from_secs(10), other)
-        .await
-        .expect("a permit is free");
+    let response = tokio::time::timeout(PATIENCE, other).await.expect("a permit is free");
     assert_eq!(response.unwrap().status(), StatusCode::OK);
     drop(service);
 }
@@ -213,7 +209,7 @@ async fn buffers_are_used(store: impl Store) {
     let mut service = RateLimitLayer::new(store, one_each()).layer(buffered);
 
     for (user, status) in [("a", 200), ("a", 429), ("a", 429), ("b", 200), ("b", 429), ("c", 200)] {
-        let ready = tokio::time::timeout(Duration::from_secs(10), service.ready())
+        let ready = tokio::time::timeout(PATIENCE, service.ready())
             .await
             .expect("a free slot");
         assert_eq!(
@@ -323,7 +319,8 @@ where
 async fn a_store_that_fails_open_lets_requests_pass_without_fields(store: impl Store) {
     let log = Log::capture();
     let inner = Eager::default();
-    let service = RateLimitLayer::new(store, one_each()).layer(inner.clone());
+    let open = one_each().failure_mode(FailureMode::Open);
+    let service = RateLimitLayer::new(store, open).layer(inner.clone());
 
     for _ in 0..3 {
         let passed = ask(&service).await;
@@ -389,11 +386,7 @@ async fn a_store_that_fails_closed_later_is_503_and_never_429() {
 #[tokio::test]
 async fn redis_that_went_away_is_503_when_closed_and_counts_again_when_it_is_back() {
     let mut redis = Redis::start();
-    let store = tower_quota::RedisStore::builder()
-        .deadline(Duration::from_secs(2))
-        .connect(&redis.url())
-        .await
-        .unwrap();
+    let store = connected(less_patient(), &redis.url()).await;
     let service = RateLimitLayer::new(store, one_each().failure_mode(FailureMode::Closed)).layer(Eager::default());
     assert_eq!(ask(&service).await.status, StatusCode::OK);
 
@@ -412,9 +405,7 @@ async fn redis_that_went_away_is_503_when_closed_and_counts_again_when_it_is_bac
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let status = tokio::time::timeout(Duration::from_secs(20), back)
-        .await
-        .expect("it comes back");
+    let status = tokio::time::timeout(PATIENCE, back).await.expect("it comes back");
     assert_eq!(status, StatusCode::OK);
 }
 
@@ -484,7 +475,7 @@ async fn the_future_can_be_dropped_at_any_point() {
         }
 
         store.open(2);
-        let next = tokio::time::timeout(Duration::from_secs(10), service.oneshot(request("next")));
+        let next = tokio::time::timeout(PATIENCE, service.oneshot(request("next")));
         let response = next.await.expect("a permit is free").unwrap();
         assert_eq!(response.status(), StatusCode::OK, "after {polls} polls");
     }

@@ -1,8 +1,14 @@
-use std::{cmp::Reverse, collections::BinaryHeap, hash::RandomState, mem};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, BinaryHeap},
+    hash::RandomState,
+    mem,
+};
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
+use super::Decided;
 use crate::{Key, limit::State, store::Charge};
 
 /// What a count is stored under.
@@ -31,23 +37,32 @@ impl<'a> Id<'a> {
 }
 
 /// A part of the keys. Two do not share a cache line.
-#[derive(Default)]
 #[repr(align(64))]
 pub(super) struct Shard {
     counts: HashTable<Entry>,
-    expiries: BinaryHeap<Reverse<Expiry>>,
+    /// In no order; those without keys are removed when a key comes.
+    policies: Vec<Queues>,
+    capacity: usize,
     serial: u64,
 }
 
-/// When a key expires, or earlier, with its serial and hash: the time is corrected when its turn comes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Expiry(u64, u64, u64);
-
-impl Expiry {
-    pub(super) fn hash(&self) -> u64 {
-        self.2
-    }
+/// The keys of one policy, in the order of their eviction.
+///
+/// A decision about a key that is there changes no queue. The place of a key is corrected when its turn comes, so it is
+/// never too late in a queue: a decision that brings it forward [relists](Shard::relist) it.
+struct Queues {
+    /// Of the name of the policy.
+    policy: u64,
+    keys: usize,
+    /// By the time of expiry. They may deny by now.
+    free: BinaryHeap<Reverse<Place>>,
+    /// By the end of the denial.
+    denying: BTreeSet<Place>,
 }
+
+/// A time, and the serial and the hash of the key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place(u64, u64, u64);
 
 /// Small, since a table that grows moves all of its entries at once.
 struct Entry {
@@ -60,18 +75,55 @@ pub(super) struct Count {
     key: Key,
     /// Here and not behind a pointer, since memory that is far away is what takes time.
     policy: SmallVec<[u8; 24]>,
+    /// Identifies the place in the queues that is valid.
     serial: u64,
     pub(super) state: State,
-    pub(super) expires_at: u64,
+    expires_at: u64,
+    /// Until then a check of cost 1 is denied.
+    denies_until: u64,
 }
 
-/// So few keys are not worth the trouble of forgetting them when they expire.
+impl Count {
+    /// Keeps what was decided, and returns whether the key is to be [relisted](Shard::relist).
+    #[inline]
+    #[must_use]
+    pub(super) fn update(&mut self, decided: &Decided, now: u64) -> bool {
+        let denied_until = mem::replace(&mut self.denies_until, decided.denies_until);
+        let expired_at = self.expires_at;
+        self.expires_at = decided.expires_at.unwrap_or(expired_at);
+        self.expires_at < expired_at || (self.denies_until < denied_until && denied_until > now)
+    }
+}
+
+/// So few keys are not worth the trouble of removing them when they expire.
 const FEW: usize = 16;
 
-/// How many outdated times are corrected before a key is evicted that may not be the first to expire.
+/// How many keys change their place in one call, except for those that are found to deny.
 const CORRECTIONS: usize = 32;
 
+/// A policy with less than this part of the capacity keeps its keys while another one has more.
+const SHARE: usize = 64;
+
 impl Shard {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            counts: HashTable::new(),
+            policies: Vec::new(),
+            capacity,
+            serial: 0,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// What is counted, for a decision that it is [updated](Count::update) by.
     #[inline]
     pub(super) fn find(&mut self, id: &Id<'_>) -> Option<&mut Count> {
         let entry = self.counts.find_mut(id.hash, |entry| id.is_of(entry))?;
@@ -84,16 +136,26 @@ impl Shard {
         Some(mem::replace(&mut count.state, State::fresh(id.charge.limit())))
     }
 
-    /// Keeps what is counted, until `expires_at` if that has changed.
-    pub(super) fn put_back(&mut self, id: &Id<'_>, state: State, expires_at: Option<u64>) {
+    /// Keeps what is counted.
+    pub(super) fn put_back(&mut self, id: &Id<'_>, state: State, decided: &Decided, now: u64) {
         if let Some(count) = self.find(id) {
             count.state = state;
-            count.expires_at = expires_at.unwrap_or(count.expires_at);
+            if count.update(decided, now) {
+                self.relist(id);
+            }
         }
     }
 
-    /// Keeps what is counted for a new key, which is to be [enlisted](Self::enlist).
-    pub(super) fn insert(&mut self, id: &Id<'_>, state: State, expires_at: u64) -> Expiry {
+    /// Keeps what is counted for a new key, and returns whether a key was evicted for it that had not expired.
+    #[inline(never)]
+    pub(super) fn insert(&mut self, id: &Id<'_>, state: State, decided: &Decided, expires_at: u64, now: u64) -> bool {
+        let policy = id.charge.policy_hash;
+        if self.counts.len() >= FEW.min(self.capacity) {
+            self.expire(now);
+        }
+        let full = self.counts.len() >= self.capacity;
+        let evicted = full && self.evict(policy, now).is_some_and(|expires_at| expires_at > now);
+
         self.serial += 1;
         let count = Count {
             key: id.charge.key().clone(),
@@ -101,82 +163,197 @@ impl Shard {
             serial: self.serial,
             state,
             expires_at,
+            denies_until: decided.denies_until,
         };
         let entry = Entry {
             hash: id.hash,
             count: Box::new(count),
         };
+        let position = self.policies.iter().position(|queues| queues.policy == policy);
+        let position = position.unwrap_or_else(|| {
+            self.policies.push(Queues::new(policy));
+            self.policies.len() - 1
+        });
+        let queues = &mut self.policies[position];
+        queues.keys += 1;
+        queues.enlist(&entry, now);
         self.counts.insert_unique(id.hash, entry, |entry| entry.hash);
-        Expiry(expires_at, self.serial, id.hash)
+        evicted
     }
 
-    /// Lets a key expire, and be evicted.
-    pub(super) fn enlist(&mut self, expiry: Expiry) {
-        self.expiries.push(Reverse(expiry));
-    }
-
-    /// Forgets a key, and whether there was one.
-    pub(super) fn remove(&mut self, id: &Id<'_>) -> bool {
+    /// Removes a key, if it is there.
+    pub(super) fn remove(&mut self, id: &Id<'_>) {
         let Ok(entry) = self.counts.find_entry(id.hash, |entry| id.is_of(entry)) else {
-            return false;
+            return;
         };
         entry.remove();
+        if let Some(queues) = self.queues(id) {
+            queues.keys -= 1;
+        }
+        self.compact(id);
+    }
 
-        // What is left in `expiries` must not pile up where keys come and go.
-        if self.expiries.len() > 2 * self.counts.len() + 64 {
-            self.expiries = self
-                .counts
+    /// Gives a key a new place, which is corrected when its turn comes.
+    #[cold]
+    pub(super) fn relist(&mut self, id: &Id<'_>) {
+        self.serial += 1;
+        let serial = self.serial;
+        let Some(count) = self.find(id) else { return };
+        count.serial = serial;
+        let place = Place(count.expires_at, serial, id.hash);
+        if let Some(queues) = self.queues(id) {
+            queues.free.push(Reverse(place));
+        }
+        self.compact(id);
+    }
+
+    fn queues(&mut self, id: &Id<'_>) -> Option<&mut Queues> {
+        let policy = id.charge.policy_hash;
+        self.policies.iter_mut().find(|queues| queues.policy == policy)
+    }
+
+    /// Removes the places that are no longer valid, so that they do not pile up where keys come and go.
+    fn compact(&mut self, id: &Id<'_>) {
+        let (policy, counts) = (id.charge.policy_hash, &self.counts);
+        let Some(queues) = self.policies.iter_mut().find(|queues| queues.policy == policy) else {
+            return;
+        };
+        if queues.free.len() + queues.denying.len() > 2 * queues.keys + 64 {
+            queues.free.retain(|Reverse(place)| place.find(counts).is_some());
+            queues.denying.retain(|place| place.find(counts).is_some());
+        }
+    }
+
+    /// Removes a few keys that have expired, more than come in one by one, and lets keys whose denial is over be evicted.
+    fn expire(&mut self, now: u64) {
+        self.policies.retain(|queues| queues.keys > 0);
+        for queues in &mut self.policies {
+            queues.end_denials(&mut self.counts, now);
+            queues.expire(&mut self.counts, now);
+        }
+    }
+
+    /// Removes the key whose turn it is, for a new one of a policy, and returns when it would have expired.
+    fn evict(&mut self, newcomer: u64, now: u64) -> Option<u64> {
+        // The policy of the new key, then the one with the most keys.
+        let share = self.capacity / SHARE;
+        let mut order: SmallVec<[usize; 8]> = (0..self.policies.len()).collect();
+        order.sort_unstable_by_key(|position| {
+            let queues = &self.policies[*position];
+            let first = queues.policy == newcomer && queues.keys >= share;
+            (!first, Reverse(queues.keys))
+        });
+        // Else a flood of keys that deny would evict each key that does not yet.
+        let small = order.partition_point(|position| self.policies[*position].keys >= share);
+
+        let (counts, policies) = (&mut self.counts, &mut self.policies);
+        let (large, small) = order.split_at(small);
+        [large, small].into_iter().find_map(|order| {
+            let free = order
                 .iter()
-                .map(|entry| Reverse(Expiry(entry.count.expires_at, entry.count.serial, entry.hash)))
-                .collect();
+                .find_map(|position| policies[*position].evict_free(counts, now));
+            free.or_else(|| {
+                order
+                    .iter()
+                    .find_map(|position| policies[*position].evict_denying(counts))
+            })
+        })
+    }
+}
+
+impl Queues {
+    fn new(policy: u64) -> Self {
+        Self {
+            policy,
+            keys: 0,
+            free: BinaryHeap::new(),
+            denying: BTreeSet::new(),
         }
-        true
     }
 
-    /// Forgets a few keys that have expired, more than come in one by one, and how many.
-    pub(super) fn expire(&mut self, now: u64) -> usize {
-        let mut expired = 0;
-        if self.counts.len() <= FEW {
-            return expired;
+    fn enlist(&mut self, entry: &Entry, now: u64) {
+        let Count {
+            serial,
+            expires_at,
+            denies_until,
+            ..
+        } = *entry.count;
+        if denies_until > now {
+            self.denying.insert(Place(denies_until, serial, entry.hash));
+        } else {
+            self.free.push(Reverse(Place(expires_at, serial, entry.hash)));
         }
+    }
+
+    /// Lets keys whose denial is over be evicted.
+    fn end_denials(&mut self, counts: &mut HashTable<Entry>, now: u64) {
+        let mut ended = 0;
+        while ended < CORRECTIONS
+            && let Some(place) = self.denying.first().copied().filter(|Place(until, ..)| *until <= now)
+        {
+            self.denying.remove(&place);
+            if let Some(entry) = place.find(counts) {
+                ended += usize::from(entry.count.denies_until <= now);
+                self.enlist(entry, now);
+            }
+        }
+    }
+
+    /// Removes a few keys that have expired.
+    fn expire(&mut self, counts: &mut HashTable<Entry>, now: u64) {
         for _ in 0..4 {
-            match self.expiries.peek() {
-                Some(Reverse(Expiry(at, ..))) if *at <= now => expired += usize::from(self.pop(now).is_some()),
-                _ => break,
+            let Some(Reverse(place)) = self.free.peek().copied().filter(|Reverse(place)| place.0 <= now) else {
+                return;
+            };
+            self.free.pop();
+            match place.find(counts) {
+                Some(entry) if entry.count.expires_at > now => self.enlist(entry, now),
+                Some(_) => drop(self.remove(counts, place)),
+                None => {}
             }
         }
-        expired
     }
 
-    /// When the first key expires, or earlier.
-    pub(super) fn soonest(&self) -> u64 {
-        self.expiries.peek().map_or(u64::MAX, |Reverse(Expiry(at, ..))| *at)
+    /// Removes the key that expires first of those that do not deny, and returns when it would have expired.
+    fn evict_free(&mut self, counts: &mut HashTable<Entry>, now: u64) -> Option<u64> {
+        let mut corrections = 0;
+        while let Some(Reverse(place)) = self.free.pop() {
+            let Some(entry) = place.find(counts) else { continue };
+            let later = entry.count.expires_at > place.0 && corrections < CORRECTIONS;
+            if later || entry.count.denies_until > now {
+                corrections += 1;
+                self.enlist(entry, now);
+                continue;
+            }
+            return self.remove(counts, place);
+        }
+        None
     }
 
-    /// Forgets the key that expires first, and says when it would have.
-    pub(super) fn evict(&mut self) -> Option<u64> {
-        for _ in 0..CORRECTIONS {
-            if let Some(expiry) = self.pop(self.soonest()) {
-                return Some(expiry);
+    /// Removes the key whose denial lasts longest, and returns when it would have expired.
+    ///
+    /// Under a flood that is the newest one, so that the denials that were there before stay.
+    fn evict_denying(&mut self, counts: &mut HashTable<Entry>) -> Option<u64> {
+        while let Some(place) = self.denying.pop_last() {
+            if let Some(expires_at) = self.remove(counts, place) {
+                return Some(expires_at);
             }
         }
-        self.pop(u64::MAX)
+        None
     }
 
-    /// Forgets the key whose turn it is if it expires by `now`, and says when it would have; else corrects its time.
-    fn pop(&mut self, now: u64) -> Option<u64> {
-        let Reverse(Expiry(_, serial, hash)) = self.expiries.pop()?;
-        let entry = self
-            .counts
-            .find_entry(hash, |entry| entry.count.serial == serial)
-            .ok()?; // else it was removed
+    fn remove(&mut self, counts: &mut HashTable<Entry>, Place(_, serial, hash): Place) -> Option<u64> {
+        let entry = counts.find_entry(hash, |entry| entry.count.serial == serial).ok()?;
+        let (Entry { count, .. }, _) = entry.remove();
+        self.keys -= 1;
+        Some(count.expires_at)
+    }
+}
 
-        let expires_at = entry.get().count.expires_at;
-        if expires_at > now {
-            self.expiries.push(Reverse(Expiry(expires_at, serial, hash)));
-            return None;
-        }
-        entry.remove();
-        Some(expires_at)
+impl Place {
+    /// The key, if this is still its place.
+    fn find<'a>(&self, counts: &'a HashTable<Entry>) -> Option<&'a Entry> {
+        let Self(_, serial, hash) = *self;
+        counts.find(hash, |entry| entry.count.serial == serial)
     }
 }

@@ -1,25 +1,30 @@
 use std::{sync::Arc, time::Duration};
 
 use smallvec::{SmallVec, smallvec};
-use tokio::{
-    task,
-    time::{Instant, timeout_at},
-};
+use tokio::time::Instant;
 
-use super::{ask::Ask, server::Server, slot::slot_of};
+use super::{ask::Ask, server::Server, slot::slot_of, task::DetachOnDrop};
 use crate::store::{Answer, ErrorKind, Operation, Outcome, StoreError, Verdict};
 
-/// Asks a cluster for what lies in several slots, which no one call can decide: slot after slot. When one denies, what
-/// was charged before is refunded.
+/// Decides requests with keys in several slots of a cluster, which no single call can decide: one slot after the other. When
+/// one denies, the charges of the earlier ones are refunded, also if the caller has left.
 pub(super) async fn ask(server: Arc<Server>, asks: Vec<Ask>, asked_at: Instant) -> Result<Answer, StoreError> {
+    DetachOnDrop::new(ask_all(server, asks, asked_at)).await
+}
+
+async fn ask_all(server: Arc<Server>, asks: Vec<Ask>, asked_at: Instant) -> Result<Answer, StoreError> {
     let mut answer = Answer::new(Duration::ZERO, []);
     for ask in &asks {
         let stamp = server.deny_cache.as_ref().map(|cache| cache.stamp(ask));
-        let (allowed, verdicts) = ask_one(&server, ask, asked_at).await?;
+        let mut asked = Asked::new(ask);
+        asked.decide(&server).await?;
+        let refunds = asked.refund(&server).await?;
 
+        let Asked { allowed, verdicts, .. } = asked;
         let latest = verdicts.iter().filter_map(|verdict| verdict.decided_at).max();
         answer.server_time = answer.server_time.max(latest.unwrap_or_default());
         if let (Some(cache), Some(stamp), false) = (&server.deny_cache, stamp, allowed) {
+            let stamp = cache.stamp_after(stamp, ask, &refunds);
             cache.remember(ask, asked_at, stamp, answer.server_time, &verdicts);
         }
         answer.outcomes.push(Outcome::new(allowed, ask.folds.unfold(&verdicts)));
@@ -27,47 +32,96 @@ pub(super) async fn ask(server: Arc<Server>, asks: Vec<Ask>, asked_at: Instant) 
     Ok(answer)
 }
 
-async fn ask_one(
-    server: &Arc<Server>,
-    ask: &Ask,
-    asked_at: Instant,
-) -> Result<(bool, SmallVec<[Verdict; 1]>), StoreError> {
-    let mut allowed = true;
-    let mut verdicts: SmallVec<[Verdict; 1]> = smallvec![Verdict::new(0, None, Duration::ZERO); ask.debits.len()];
-    let mut charged = Vec::new();
+/// A request on its way from slot to slot.
+struct Asked<'a> {
+    ask: &'a Ask,
+    allowed: bool,
+    verdicts: SmallVec<[Verdict; 1]>,
+    /// The slots that were charged, the positions of their debits, and when.
+    charged: Vec<(u16, Positions, Duration)>,
+}
 
-    for (slot, positions) in by_slot(ask) {
-        // Once one has denied, the others only say how they stand.
-        let operation = match ask.operation {
-            Operation::Check if !allowed => Operation::Peek,
-            operation => operation,
-        };
-        let part = ask.part(operation, &positions);
-        let answer = server.ask(server.lanes.at(slot), vec![part], asked_at, None);
-        let answer = answer.await?;
-        allowed &= note(&mut verdicts, &positions, &answer)?;
-        if operation == Operation::Check && allowed {
-            charged.push((slot, positions, answer.server_time));
+type Positions = SmallVec<[usize; 4]>;
+
+impl<'a> Asked<'a> {
+    fn new(ask: &'a Ask) -> Self {
+        Self {
+            ask,
+            allowed: true,
+            verdicts: smallvec![Verdict::new(0, None, Duration::ZERO); ask.debits.len()],
+            charged: Vec::new(),
         }
     }
 
-    if !allowed && ask.operation == Operation::Check {
-        for (slot, positions, admitted_at) in charged {
-            let refund = ask.part(Operation::Refund { admitted_at }, &positions);
-            // It goes on when the caller does not wait any longer.
-            let lane = server.lanes.at(slot);
-            let refunded = task::spawn(server.ask(lane, vec![refund], Instant::now(), None));
-            if let Ok(Ok(Ok(answer))) = timeout_at(asked_at + server.deadline, refunded).await {
-                note(&mut verdicts, &positions, &answer)?;
+    async fn decide(&mut self, server: &Arc<Server>) -> Result<(), StoreError> {
+        for (slot, positions) in by_slot(self.ask) {
+            // After a denial, the other slots only report their state.
+            let operation = match self.ask.operation {
+                Operation::Check if !self.allowed => Operation::Peek,
+                operation => operation,
+            };
+            match self.ask_slot(server, slot, &positions, operation).await {
+                Ok(answer) => {
+                    self.note(&positions, &answer)?;
+                    if operation == Operation::Check && self.allowed {
+                        self.charged.push((slot, positions, answer.server_time));
+                    }
+                }
+                // The denial stands, and what was charged is refunded, whether or not this slot replies.
+                Err(_) if !self.allowed => {}
+                Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
-    Ok((allowed, verdicts))
+
+    /// Refunds the charges of a check that was denied, and returns the refunds that were made.
+    async fn refund(&mut self, server: &Arc<Server>) -> Result<Vec<Ask>, StoreError> {
+        let mut refunds = Vec::new();
+        if self.allowed {
+            return Ok(refunds);
+        }
+        for (slot, positions, admitted_at) in std::mem::take(&mut self.charged) {
+            let operation = Operation::Refund { admitted_at };
+            if let Ok(answer) = self.ask_slot(server, slot, &positions, operation).await {
+                self.note(&positions, &answer)?;
+                refunds.push(self.ask.part(operation, &positions));
+            }
+        }
+        Ok(refunds)
+    }
+
+    async fn ask_slot(
+        &self,
+        server: &Arc<Server>,
+        slot: u16,
+        positions: &[usize],
+        operation: Operation,
+    ) -> Result<Answer, StoreError> {
+        let part = self.ask.part(operation, positions);
+        let queue = server.queues.at(slot);
+        queue.ask(server.clone(), vec![part], Instant::now(), None).await
+    }
+
+    /// Puts the verdicts of one slot in their places.
+    fn note(&mut self, positions: &[usize], answer: &Answer) -> Result<(), StoreError> {
+        let [outcome] = &*answer.outcomes else {
+            return Err(StoreError::new(
+                ErrorKind::Protocol,
+                "the reply to one request does not contain one answer",
+            ));
+        };
+        for (position, verdict) in positions.iter().zip(&outcome.verdicts) {
+            self.verdicts[*position] = verdict.at(answer.server_time);
+        }
+        self.allowed &= outcome.allowed;
+        Ok(())
+    }
 }
 
 /// Each slot, and the positions of the debits that lie in it.
-fn by_slot(ask: &Ask) -> Vec<(u16, SmallVec<[usize; 4]>)> {
-    let mut slots: Vec<(u16, SmallVec<[usize; 4]>)> = Vec::new();
+fn by_slot(ask: &Ask) -> Vec<(u16, Positions)> {
+    let mut slots: Vec<(u16, Positions)> = Vec::new();
     for (position, debit) in ask.debits.iter().enumerate() {
         let slot = slot_of(&debit.key);
         match slots.iter_mut().find(|(other, _)| *other == slot) {
@@ -76,18 +130,4 @@ fn by_slot(ask: &Ask) -> Vec<(u16, SmallVec<[usize; 4]>)> {
         }
     }
     slots
-}
-
-/// Puts what one slot says in its places, and says whether it allows.
-fn note(verdicts: &mut [Verdict], positions: &[usize], answer: &Answer) -> Result<bool, StoreError> {
-    let [outcome] = &*answer.outcomes else {
-        return Err(StoreError::new(
-            ErrorKind::Protocol,
-            "one request was asked, and not one answered",
-        ));
-    };
-    for (position, verdict) in positions.iter().zip(&outcome.verdicts) {
-        verdicts[*position] = verdict.at(answer.server_time);
-    }
-    Ok(outcome.allowed)
 }

@@ -1,5 +1,6 @@
 use std::{borrow::Cow, fmt, hash::RandomState, time::Duration};
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::{
@@ -67,12 +68,13 @@ impl Ask {
         }
     }
 
+    pub(super) fn is_check(&self) -> bool {
+        self.operation == Operation::Check
+    }
+
     /// Whether asking this after `other` is asking the same twice, and one answer tells what each of many is told.
     pub(super) fn merges_with(&self, other: &Self) -> bool {
-        self.operation == Operation::Check
-            && other.operation == Operation::Check
-            && self.debits == other.debits
-            && self.debits.iter().all(Debit::merges)
+        self.is_check() && other.is_check() && self.debits == other.debits && self.debits.iter().all(Debit::merges)
     }
 }
 
@@ -98,6 +100,7 @@ impl Debit {
 /// How the keys of a store are named, and found again in its own tables.
 #[derive(Clone)]
 pub(super) struct Names {
+    prefix: Box<str>,
     /// What all keys begin with: the prefix, and the version of what lies in Redis.
     head: Box<str>,
     secret: Option<Secret>,
@@ -110,6 +113,7 @@ const LAYOUT: u32 = 1;
 impl Names {
     pub(super) fn new(prefix: &str, secret: Option<Secret>) -> Self {
         Self {
+            prefix: prefix.into(),
             head: format!("{prefix}:{LAYOUT}:").into(),
             secret,
             hasher: RandomState::new(),
@@ -126,6 +130,15 @@ impl Names {
             key.extend_from_slice(part);
         }
         key
+    }
+
+    /// `quota:1:trial:{0}`, the key of a trial in the slot of this hash tag.
+    pub(super) fn trial_key(&self, tag: &str) -> Bytes {
+        format!("{}trial:{{{tag}}}", self.head).into()
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     /// Whether a charge is stored under this key.

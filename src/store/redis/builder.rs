@@ -7,15 +7,22 @@ use super::redis_rs;
 use super::{
     ClientLibrary, RedisStore,
     ask::Names,
-    commit::Group,
+    commit_queue::Group,
     deny_cache::DenyCache,
-    lanes::Lanes,
     link::Link,
+    patience::Patience,
+    queues::CommitQueues,
     script::{SCRIPT, Script},
     server::Server,
+    task::spawn,
+    trial::connect_in_background,
     url::Url,
 };
-use crate::{ConfigError, key::Secret};
+use crate::{
+    ConfigError,
+    health::Health,
+    key::{Secret, ShortSecret},
+};
 
 /// Settings of a [`RedisStore`].
 ///
@@ -36,8 +43,9 @@ use crate::{ConfigError, key::Secret};
 #[must_use]
 pub struct RedisStoreBuilder {
     prefix: Box<str>,
-    secret: Option<Secret>,
+    secret: Option<Result<Secret, ShortSecret>>,
     deadline: Duration,
+    connect_timeout: Duration,
     library: Option<ClientLibrary>,
     connections: usize,
     script: &'static Script,
@@ -51,6 +59,7 @@ impl RedisStoreBuilder {
             prefix: "quota".into(),
             secret: None,
             deadline: Duration::from_millis(100),
+            connect_timeout: Duration::from_secs(5),
             library: None,
             connections: 1,
             script: &SCRIPT,
@@ -69,18 +78,30 @@ impl RedisStoreBuilder {
 
     /// Hashes what the store's keys say of callers, for deployments that must not store addresses or users.
     ///
-    /// It is a keyed hash of 128 bits: who does not have the secret cannot find out whose key it is by trying addresses.
-    /// The default is to store readable keys.
+    /// It is a keyed hash of 128 bits: without the secret, the caller of a key cannot be found by trying addresses. The
+    /// secret is at least 16 bytes, from a random source; connecting with a shorter one is an error. The default is to store
+    /// readable keys.
     pub fn hash_keys(mut self, secret: impl AsRef<[u8]>) -> Self {
-        self.secret = Some(Secret::new(secret));
+        self.secret = Some(Secret::for_stored_keys(secret));
         self
     }
 
-    /// How long a check may take.
+    /// The time that Redis is given to reply to a call, from a few milliseconds to an hour; see
+    /// [deadlines](RedisStore#deadlines).
     ///
     /// The default is 100 ms.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// The time within which [`connect`](Self::connect) must reach Redis, at most an hour.
+    ///
+    /// [`connect_lazy`](Self::connect_lazy) returns at once, and logs a warning after this time.
+    ///
+    /// The default is 5 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
         self
     }
 
@@ -135,20 +156,42 @@ impl RedisStoreBuilder {
     ///
     /// Those of [`RedisStore::connect`], and if a setting cannot work.
     pub async fn connect(self, url: &str) -> Result<RedisStore, ConfigError> {
+        let link = self.open(url)?;
+        self.build_connected(link).await
+    }
+
+    /// A store in the Redis of this URL, which is connected in the background; see [`RedisStore::connect_lazy`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RedisStore::connect_lazy`], and if a setting cannot work.
+    pub fn connect_lazy(self, url: &str) -> Result<RedisStore, ConfigError> {
+        let link = self.open(url)?;
+        let connect_timeout = self.connect_timeout;
+        let store = self.build(link);
+        spawn(connect_in_background(Arc::downgrade(&store.server), connect_timeout));
+        Ok(store)
+    }
+
+    fn open(&self, url: &str) -> Result<Link, ConfigError> {
         self.validate()?;
         let parsed = Url::parse(url, self.library)?;
-        let link = match parsed.library {
+        Ok(match parsed.library {
             #[cfg(feature = "fred")]
-            ClientLibrary::Fred => Link::Fred(fred::Fred::connect(url, self.connections).await?),
+            ClientLibrary::Fred => Link::Fred(fred::Fred::connect(url, self.connections)?),
             #[cfg(feature = "redis-rs")]
-            ClientLibrary::RedisRs => Link::RedisRs(redis_rs::RedisRs::connect(&parsed, self.connections).await?),
-        };
-        Ok(self.build(link))
+            ClientLibrary::RedisRs => Link::RedisRs(redis_rs::RedisRs::connect(&parsed, self.connections)?),
+        })
     }
 
     /// A store on a client that the application already has.
     ///
-    /// The application connects it and, in the end, quits it.
+    /// The application connects it and, in the end, quits it. What Redis refuses is found by the first check, or by
+    /// [`RedisStore::ready`].
     ///
     /// # Errors
     ///
@@ -182,12 +225,13 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// If a setting cannot work, or Redis turns the credentials down.
+    /// If a setting cannot work, or Redis cannot be reached or refuses what a check needs, as for
+    /// [`RedisStore::connect`].
     #[cfg(feature = "redis-rs")]
     pub async fn redis_rs_client(self, client: &::redis::Client) -> Result<RedisStore, ConfigError> {
         self.validate()?;
-        let link = redis_rs::RedisRs::from_client(client, self.connections).await?;
-        Ok(self.build(Link::RedisRs(link)))
+        let link = redis_rs::RedisRs::from_client(client, self.connections);
+        self.build_connected(Link::RedisRs(link)).await
     }
 
     /// A store in the cluster that these nodes belong to, as [`redis_rs_client`](Self::redis_rs_client) is for one server.
@@ -207,8 +251,8 @@ impl RedisStoreBuilder {
     pub async fn redis_rs_cluster(self, nodes: &[::redis::Client]) -> Result<RedisStore, ConfigError> {
         self.validate()?;
         let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();
-        let link = redis_rs::RedisRs::cluster(&nodes, self.connections).await?;
-        Ok(self.build(Link::RedisRs(link)))
+        let link = redis_rs::RedisRs::cluster(&nodes, self.connections)?;
+        self.build_connected(Link::RedisRs(link)).await
     }
 
     fn validate(&self) -> Result<(), ConfigError> {
@@ -219,9 +263,17 @@ impl RedisStoreBuilder {
                 self.prefix,
             )));
         }
+        if let Some(Err(short)) = self.secret {
+            return Err(short.into());
+        }
         if self.deadline.is_zero() || self.deadline > MAX_DEADLINE {
             return Err(ConfigError::new(
                 "the deadline of a check is longer than zero and at most an hour, such as 100 ms",
+            ));
+        }
+        if self.connect_timeout.is_zero() || self.connect_timeout > MAX_DEADLINE {
+            return Err(ConfigError::new(
+                "the connect timeout is longer than zero and at most an hour, such as 5 s",
             ));
         }
         if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
@@ -232,18 +284,27 @@ impl RedisStoreBuilder {
         Ok(())
     }
 
+    async fn build_connected(self, link: Link) -> Result<RedisStore, ConfigError> {
+        let connect_timeout = self.connect_timeout;
+        let store = self.build(link);
+        store.server.connected(connect_timeout).await?;
+        Ok(store)
+    }
+
     fn build(self, link: Link) -> RedisStore {
         let server = Server {
-            lanes: Lanes::new(link.is_clustered()),
+            queues: CommitQueues::new(link.is_clustered()),
             link,
             script: self.script,
-            names: Names::new(&self.prefix, self.secret),
+            names: Names::new(&self.prefix, self.secret.and_then(Result::ok)),
             deadline: self.deadline,
+            patience: Patience::new(self.deadline),
             group: match self.group_commit {
                 true => Group::COMMIT,
                 false => Group::NONE,
             },
             deny_cache: self.deny_cache.then(DenyCache::new),
+            refused: Health::default(),
         };
         RedisStore {
             server: Arc::new(server),
@@ -256,6 +317,7 @@ impl fmt::Debug for RedisStoreBuilder {
         f.debug_struct("RedisStoreBuilder")
             .field("prefix", &self.prefix)
             .field("deadline", &self.deadline)
+            .field("connect_timeout", &self.connect_timeout)
             .field("group_commit", &self.group_commit)
             .field("deny_cache", &self.deny_cache)
             .finish_non_exhaustive()

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     ask::{Ask, Debit, Names},
-    commit::{Place as Asked, Ticket},
+    commit_queue::{Place, QueuedRequest},
     script::Said,
 };
 use crate::store::{
@@ -106,6 +106,16 @@ impl DenyCache {
         stamps.map(|stamp| stamp.load(Ordering::Acquire)).sum()
     }
 
+    /// The stamp once these requests, which are those of the check itself, have taken back what they charged.
+    pub(super) fn stamp_after(&self, stamp: u64, ask: &Ask, refunds: &[Ask]) -> u64 {
+        let refunded = refunds.iter().flat_map(|refund| &refund.debits);
+        let counted = refunded.map(|refund| {
+            let shares = |debit: &&Debit| std::ptr::eq(self.stamp_of(debit.hash), self.stamp_of(refund.hash));
+            ask.debits.iter().filter(shares).count() as u64
+        });
+        stamp + counted.sum::<u64>()
+    }
+
     /// Forgets the denials of what these requests take back.
     pub(super) fn forget(&self, asks: &[Ask]) {
         let takers = asks
@@ -117,15 +127,15 @@ impl DenyCache {
     }
 
     /// Learns from an answer: from a denial, and from what was taken back.
-    pub(super) fn learn(&self, ticket: &Ticket, places: &[Asked], said: &Result<Said, StoreError>) {
+    pub(super) fn learn(&self, request: &QueuedRequest, places: &[Place], said: &Result<Said, StoreError>) {
         // Also if it failed: it may have been done.
-        self.forget(&ticket.asks);
+        self.forget(&request.asks);
 
-        if let (Some(stamp), [ask], [place], Ok(said)) = (ticket.stamp, &ticket.asks[..], places, said)
+        if let (Some(stamp), [ask], [place], Ok(said)) = (request.stamp, &request.asks[..], places, said)
             && let Ok(tally) = &said.tallies[place.question]
             && place.nth == tally.admitted
         {
-            self.remember(ask, ticket.asked_at, stamp, said.server_time, &tally.verdicts);
+            self.remember(ask, request.asked_at, stamp, said.server_time, &tally.verdicts);
         }
     }
 

@@ -10,20 +10,25 @@ use fred::{
     bytes_utils::Str,
     clients::Client,
     error::{Error, ErrorKind},
-    interfaces::ClientLike,
+    interfaces::{ClientLike, EventInterface},
     types::{
         Builder, ClusterHash, CustomCommand, Resp3Frame, Value,
-        config::{Config, Options, ReconnectPolicy, TcpConfig, UnresponsiveConfig},
+        config::{Config, Options, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig},
     },
 };
 use tokio::{
+    sync::broadcast::{self, error::TryRecvError},
     task::AbortHandle,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use super::{
-    link::{AbortOnDrop, Failure},
+    link::Failure,
+    patience::Patience,
+    refusal::{Refusal, plain},
     script::{Call, Program, Reply, Script},
+    server::LONGEST_STALL,
+    task::{AbortOnDrop, DetachOnDrop, try_spawn},
     url::FRED_IN_A_CLUSTER,
 };
 use crate::ConfigError;
@@ -34,42 +39,18 @@ pub(super) struct Fred {
     next: AtomicUsize,
 }
 
-/// How long to wait for Redis when a store is made.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a client on which a request timed out may stay silent.
 const SILENCE: Duration = Duration::from_millis(500);
 
 impl Fred {
-    pub(super) async fn connect(url: &str, connections: usize) -> Result<Self, ConfigError> {
+    pub(super) fn connect(url: &str, connections: usize) -> Result<Self, ConfigError> {
         let lines = (0..connections).map(|_| {
             let config =
                 Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
             let client = build(config).map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
             Ok(Line::open(client))
         });
-        let lines = lines.collect::<Result<Vec<_>, ConfigError>>()?;
-
-        let connected = async {
-            for line in &lines {
-                line.client.wait_for_connect().await?;
-            }
-            Ok(())
-        };
-        match timeout(PATIENCE, connected).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) if is_final(&error) => {
-                return Err(ConfigError::because(
-                    format!("Redis turned the credentials or the database down: {}", error.details()),
-                    error,
-                ));
-            }
-            absent => {
-                #[cfg(feature = "tracing")]
-                tracing::warn!(?absent, "Redis is not there yet; the store keeps on connecting");
-                let _ = absent;
-            }
-        }
-        Ok(Self::new(lines))
+        lines.collect::<Result<_, _>>().map(Self::new)
     }
 
     pub(super) fn from_clients(clients: &[Client]) -> Result<Self, ConfigError> {
@@ -102,12 +83,8 @@ impl Fred {
         script: &'static Script,
         program: Program,
         call: &Call,
-        deadline: Instant,
+        longest: Duration,
     ) -> Result<Reply, Failure> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Failure::Timeout);
-        }
         let Some(line) = self.line() else {
             return Err(Failure::Unreachable("the pool is empty".into()));
         };
@@ -122,22 +99,37 @@ impl Fred {
         arguments.extend(call.keys.iter().chain(&call.arguments).cloned().map(Value::Bytes));
 
         let command = CustomCommand::new_static(name, ClusterHash::Random, false);
-        let answer = match line
-            .client
-            .with_options(&once(left))
-            .custom_raw(command, arguments)
-            .await
-        {
+        let client = line.client.with_options(&once(longest));
+        let was_connected = client.is_connected();
+        // Only its own timeout keeps fred from writing a command later, once it is connected again.
+        let frame = DetachOnDrop::new(async move { client.custom_raw(command, arguments).await });
+        let mut silence = Silence(Some(line));
+        let answer = match frame.await {
             Ok(frame) => read(frame),
-            Err(error) => Err(failure(error)),
+            Err(error) => match failure(error) {
+                Failure::Unreachable(_) if !was_connected => Err(line.why_not_connected()),
+                failure => Err(failure),
+            },
         };
-        match &answer {
-            Err(Failure::Timeout) => line.doubt(),
-            // It became a replica and kept the connection.
-            Err(Failure::Refused(error)) if error.starts_with("READONLY") => line.renew(),
-            _ => {}
+        if !matches!(answer, Err(Failure::Timeout)) {
+            silence.0 = None;
+        }
+        // It became a replica and kept the connection.
+        if matches!(&answer, Err(Failure::Refused(error)) if error.starts_with("READONLY")) {
+            line.renew();
         }
         answer
+    }
+}
+
+/// A request without a reply yet. Dropped then, it is one on which the deadline has passed.
+struct Silence<'a>(Option<&'a Line>);
+
+impl Drop for Silence<'_> {
+    fn drop(&mut self) {
+        if let Some(line) = self.0 {
+            line.doubt();
+        }
     }
 }
 
@@ -151,16 +143,11 @@ fn once(timeout: Duration) -> Options {
     }
 }
 
-/// Whether Redis would say the same again, to a client that waits.
-fn is_final(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url) || error.details().starts_with("ERR ")
-}
-
 fn read(frame: Resp3Frame) -> Result<Reply, Failure> {
     let text = |frame| match frame {
         Resp3Frame::BlobString { data, .. } => Ok(data),
-        Resp3Frame::SimpleError { data, .. } => Err(Failure::Refused(data.to_string())),
-        Resp3Frame::BlobError { data, .. } => Err(Failure::Refused(String::from_utf8_lossy(&data).into_owned())),
+        Resp3Frame::SimpleError { data, .. } => Err(Failure::refused(data.to_string())),
+        Resp3Frame::BlobError { data, .. } => Err(Failure::refused(String::from_utf8_lossy(&data).into_owned())),
         _ => Err(Failure::Protocol("the reply of Redis holds something that is no text")),
     };
     match frame {
@@ -169,13 +156,13 @@ fn read(frame: Resp3Frame) -> Result<Reply, Failure> {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "it maps an error")]
 fn failure(error: Error) -> Failure {
     match error.kind() {
         ErrorKind::Timeout => Failure::Timeout,
-        ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Routing | ErrorKind::Unknown => {
-            Failure::Unreachable(Box::new(error))
-        }
-        _ => Failure::Refused(error.details().to_owned()),
+        ErrorKind::Canceled => Failure::Unreachable("the connection was lost".into()),
+        ErrorKind::IO | ErrorKind::Routing | ErrorKind::Unknown => Failure::Unreachable(plain(error.details()).into()),
+        _ => Failure::refused(error.details().to_owned()),
     }
 }
 
@@ -196,10 +183,8 @@ fn build(config: Config) -> Result<Client, Error> {
             connection.max_command_attempts = 1;
             connection.max_redirections = 0;
             connection.max_command_buffer_len = 0; // a bounded queue ends fred's routing task
-            connection.unresponsive = UnresponsiveConfig {
-                max_timeout: Some(Duration::from_millis(1_500)),
-                interval: Duration::from_millis(250),
-            };
+            // fred's own check would take a stall of this process for silence of Redis.
+            connection.unresponsive = UnresponsiveConfig::default();
             connection.tcp = TcpConfig {
                 nodelay: Some(true),
                 ..TcpConfig::default()
@@ -252,6 +237,13 @@ struct Line {
     client: Client,
     router: Option<Router>,
     doubted: Arc<AtomicBool>,
+    errors: Mutex<Errors>,
+}
+
+/// The errors of the connection of a client.
+struct Errors {
+    receiver: broadcast::Receiver<(Error, Option<Server>)>,
+    latest: Option<Error>,
 }
 
 /// The task that keeps our own client connected; aborted, it begins again.
@@ -262,23 +254,49 @@ struct Router {
 
 impl Line {
     fn open(client: Client) -> Self {
+        // Before it connects, since each error is sent once.
+        let line = Self::of_the_application(client);
         let running = Arc::<Mutex<Option<AbortHandle>>>::default();
-        let keeper = AbortOnDrop(tokio::spawn(keep(client.clone(), running.clone())));
+        let keeper = AbortOnDrop(tokio::spawn(keep(line.client.clone(), running.clone())));
         Self {
             router: Some(Router {
                 running,
                 _keeper: keeper,
             }),
-            ..Self::of_the_application(client)
+            ..line
         }
     }
 
     /// A client that the application keeps connected.
     fn of_the_application(client: Client) -> Self {
         Self {
-            client,
             router: None,
             doubted: Arc::default(),
+            errors: Mutex::new(Errors {
+                receiver: client.error_rx(),
+                latest: None,
+            }),
+            client,
+        }
+    }
+
+    /// Why there is no connection, by the latest attempt.
+    fn why_not_connected(&self) -> Failure {
+        let mut errors = lock(&self.errors);
+        loop {
+            match errors.receiver.try_recv() {
+                Ok((error, _)) => errors.latest = Some(error),
+                Err(TryRecvError::Lagged(_)) => {}
+                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+            }
+        }
+        let Some(error) = &errors.latest else {
+            return Failure::Unreachable("still connecting".into());
+        };
+        match error.kind() {
+            ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url => Failure::Forbidden(Refusal::new(error.details())),
+            ErrorKind::Canceled => Failure::Unreachable("the connection was lost".into()),
+            _ => Failure::not_connected(plain(error.details()).into_owned()),
         }
     }
 
@@ -286,11 +304,14 @@ impl Line {
     fn doubt(&self) {
         self.at_once(|client, renewal| async move {
             let ping = CustomCommand::new_static("PING", ClusterHash::Random, false);
-            // Any answer is a sign of life, even that this user may not ask.
-            let patient = client.with_options(&once(SILENCE));
-            let pong = patient.custom_raw(ping, Vec::<Value>::new()).await;
-            if pong.is_err_and(|error| *error.kind() == ErrorKind::Timeout) {
-                renewal.run(&client).await;
+            let patient = client.with_options(&once(SILENCE + LONGEST_STALL));
+            let pong = patient.custom_raw(ping, Vec::<Value>::new());
+            // Any reply is a sign of life, also that this user has no permission. Without one, the commands that wait for the
+            // connection are given up: they must not be sent later.
+            match Patience::new(SILENCE).wait(pong, || {}).await {
+                Some(Ok(_)) => {}
+                Some(Err(_)) if !renewal.is_of_the_store() => {}
+                _ => renewal.run(&client).await,
             }
         });
     }
@@ -306,7 +327,7 @@ impl Line {
         }
         let (client, doubted) = (self.client.clone(), self.doubted.clone());
         let renewal = Renewal(self.router.as_ref().map(|router| router.running.clone()));
-        tokio::spawn(async move {
+        try_spawn(async move {
             task(client, renewal).await;
             sleep(PAUSE).await;
             doubted.store(false, Ordering::Release);
@@ -318,6 +339,10 @@ impl Line {
 struct Renewal(Option<Arc<Mutex<Option<AbortHandle>>>>);
 
 impl Renewal {
+    fn is_of_the_store(&self) -> bool {
+        self.0.is_some()
+    }
+
     async fn run(self, client: &Client) {
         match self.0 {
             Some(running) => {

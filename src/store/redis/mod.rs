@@ -2,30 +2,36 @@ mod across;
 mod ask;
 mod breaker;
 mod builder;
-mod commit;
+mod commit_queue;
 mod deny_cache;
 #[cfg(feature = "fred")]
 mod fred;
-mod lanes;
 mod link;
+mod patience;
+mod queues;
 #[cfg(feature = "redis-rs")]
 mod redis_rs;
+mod refusal;
 mod script;
 mod server;
+#[cfg(test)]
+mod simulation;
 mod slot;
+mod task;
+mod trial;
 mod url;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 pub use self::{builder::RedisStoreBuilder, link::ClientLibrary};
 
 use self::{ask::Ask, script::SCRIPT, server::Server};
-use super::{Reply, Request, Store, StoreError};
+use super::{Reply, Request, Store, StoreError, StoreId, uncounted};
 use crate::ConfigError;
 
-/// Keeps counts in Redis, 6.2 or later, shared by all replicas of a service.
+/// Keeps counts in Redis, 6.2 or later, or Valkey, shared by all replicas of a service.
 ///
 /// ```no_run
 /// use tower_quota::{key, Policy, RateLimitLayer, RedisStore, SlidingLog};
@@ -44,27 +50,36 @@ use crate::ConfigError;
 /// their clocks do not matter. The script is found by its hash, and taught again to a Redis that does not know it. Nothing
 /// else is ever sent twice: a request is counted once or not at all.
 ///
-/// A check takes at most its [deadline](RedisStoreBuilder::deadline), 100 ms; after that the policy's
-/// [`FailureMode`](crate::FailureMode) decides. A request that was given up, by the deadline or because the caller went
-/// away, may have been counted.
+/// # Deadlines
 ///
-/// # When Redis does not answer
+/// Redis is given the [deadline](RedisStoreBuilder::deadline), 100 ms, from the time a call is sent. A check that waits for
+/// other calls first waits for at most one deadline more. So a check takes at most two deadlines; in a cluster, for each slot
+/// that its keys lie in. A check that fails may have been counted if it was sent.
 ///
-/// After three calls in a row without an answer, a breaker keeps checks from Redis: they fail at once, and what becomes of
-/// the requests is up to their [`FailureMode`](crate::FailureMode), or to a [`Fallback`](crate::Fallback). Ten times a
-/// second somebody probes, and with the first answer checks go on. In a cluster each slot has a breaker of its own.
+/// The deadline measures Redis, not this process. While handlers block the threads of the runtime, or the process is stopped,
+/// a reply that has arrived cannot be read. Such a stall does not count: the deadline is counted in four steps, and a step
+/// that takes longer counts as one. A check then takes longer by at most four of the longest stalls (eight if it had to wait
+/// for other calls), and at most by ten seconds for each call.
+///
+/// The connections belong to the runtime in which the store was built. Checks can be made in other runtimes, and a runtime that
+/// ends holds up no check of another; but if the first one ends, its connections end.
+///
+/// # When Redis does not reply
+///
+/// After three calls in a row without a reply, a breaker opens: checks fail at once, and what happens to the requests is
+/// defined by their [`FailureMode`](crate::FailureMode). A task probes Redis every 100 ms, and the first reply closes the
+/// breaker. In a cluster each slot has a breaker of its own.
 ///
 /// # Group commit
 ///
-/// While calls of the script are on their way, checks gather, and the next call carries them, up to 256. At most eight calls
-/// are on their way at once, and two when they carry many, each with half of those who ask: Redis works on one while the
-/// others are told. In a cluster that holds for each slot. A check that finds none on its way leaves at once and alone:
-/// nothing waits for a timer. Decisions are those that the checks would get one by one, first come, first served. Checks
-/// that are equal are one question in the call, however many they are, so that a hot key costs Redis hardly more than a
-/// cold one.
+/// While calls of the script are on their way, checks wait in a queue, and the next call carries up to 256 of them. At most
+/// eight calls are on their way at once, and two when they carry many checks, each with half of them: Redis works on one while
+/// the callers of the other are answered. In a cluster that holds for each slot. A check that finds no call on its way is sent
+/// at once and alone: no check waits for a timer. Decisions are those that the checks would get one by one, first come, first
+/// served. Equal checks are sent once with their number, so that a hot key costs Redis hardly more than a cold one.
 ///
-/// A check whose caller has gone, or whose deadline has passed, before the call leaves is not counted; after that, it is.
-/// An error that one request meets, such as a key of another type, is no error of its neighbors.
+/// A check whose caller has left before the call is sent is not counted; after that, it is. An error that one request meets,
+/// such as a key of another type, is no error of its neighbors.
 ///
 /// # The deny cache
 ///
@@ -78,8 +93,9 @@ use crate::ConfigError;
 ///
 /// The policies of one caller lie in one slot and are decided together. Those about different callers, such as an address
 /// and a user, lie in several, and no call reaches two: they are asked one after the other, and when one denies, what the
-/// earlier ones were charged is refunded. Meanwhile, or if the refund is lost, others may be denied for it: by that cost at
-/// most, and until it expires. If a later slot does not answer, the earlier ones stay charged.
+/// earlier ones were charged is refunded, also if the caller has left. Meanwhile, or if the refund is lost, other requests may
+/// be denied for it: by that cost at most, and until it expires. If a later slot does not reply, the earlier ones stay
+/// charged.
 ///
 /// # What lies in Redis
 ///
@@ -112,8 +128,10 @@ impl RedisStore {
     /// Redis must be signed by an authority that the system knows, or one in the file that the environment variable
     /// `SSL_CERT_FILE` names.
     ///
-    /// Redis need not be there yet: after a second at most the store is returned and keeps on connecting, and until then
-    /// its checks fail at once. The connection is closed when the last clone of the store is dropped.
+    /// It returns when checks can be made: it has run each command that a check needs, on a key with the
+    /// [prefix](RedisStoreBuilder::prefix) of the store, in a cluster on every primary. A service that must start while
+    /// Redis is away takes [`connect_lazy`](Self::connect_lazy). The connection is closed when the last clone of the store
+    /// is dropped.
     ///
     /// # Panics
     ///
@@ -121,9 +139,42 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If the URL is not one of Redis, needs a feature that is off, or has credentials that Redis turns down.
+    /// * If the URL is not one of Redis, or needs a feature that is off.
+    /// * If Redis refuses the credentials, a command, the keys or the script. The error names what is refused, and the
+    ///   `ACL SETUSER` line of a user that has all permissions that the store needs.
+    /// * If Redis cannot be used within the [connect timeout](RedisStoreBuilder::connect_timeout), 5 s. The
+    ///   [source](std::error::Error::source) of the error is the last cause.
     pub async fn connect(url: &str) -> Result<Self, ConfigError> {
         Self::builder().connect(url).await
+    }
+
+    /// A store in the Redis of this URL, with the default settings, which is connected in the background.
+    ///
+    /// It is for services that must start while Redis is away; others take [`connect`](Self::connect), which finds a wrong
+    /// password or a missing permission when the service starts. Until Redis is connected, checks fail at once, and what
+    /// happens to the requests is defined by their [`FailureMode`](crate::FailureMode). What Redis refuses is logged as an
+    /// error (feature `tracing`), once, with the text of the error that `connect` would return, and each check that meets
+    /// it fails.
+    ///
+    /// ```no_run
+    /// use tower_quota::RedisStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::ConfigError> {
+    /// let store = RedisStore::connect_lazy("redis://127.0.0.1:6379")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// If the URL is not one of Redis, or needs a feature that is off.
+    pub fn connect_lazy(url: &str) -> Result<Self, ConfigError> {
+        Self::builder().connect_lazy(url)
     }
 
     /// A store with other settings.
@@ -134,7 +185,9 @@ impl RedisStore {
 
 /// Operations.
 impl RedisStore {
-    /// Waits until Redis answers, for those who do not want to serve before; it does not end by itself.
+    /// Waits until checks can be made, as [`connect`](Self::connect) does, and without a timeout.
+    ///
+    /// It is for a store that is connected lazily, or on a client of the application.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -142,7 +195,7 @@ impl RedisStore {
     /// use tower_quota::RedisStore;
     ///
     /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
-    /// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+    /// let store = RedisStore::connect_lazy("redis://127.0.0.1:6379")?;
     /// timeout(Duration::from_secs(30), store.ready()).await??;
     /// # Ok(())
     /// # }
@@ -150,17 +203,9 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If Redis answers, but turns the script down, for want of a permission for example.
+    /// If Redis refuses the credentials, a command, the keys or the script, as for [`connect`](Self::connect).
     pub async fn ready(&self) -> Result<(), StoreError> {
-        const PAUSE: Duration = Duration::from_millis(50);
-
-        loop {
-            match self.server.hail(None).await {
-                Ok(()) => return Ok(()),
-                Err(failure) if failure.is_final() => return Err(failure.into()),
-                Err(_) => sleep(PAUSE).await,
-            }
-        }
+        self.server.ready().await
     }
 
     /// The texts of the scripts that the store runs.
@@ -183,7 +228,17 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
+    fn id(&self) -> Option<StoreId> {
+        Some(StoreId::of(&self.server))
+    }
+
     fn decide(&self, requests: &[Request<'_>]) -> Reply {
+        uncounted::apart(requests, |requests| self.decide_counted(requests))
+    }
+}
+
+impl RedisStore {
+    fn decide_counted(&self, requests: &[Request<'_>]) -> Reply {
         let server = &self.server;
         let now = Instant::now();
         if let (Some(cache), [request]) = (&server.deny_cache, requests)
@@ -203,9 +258,11 @@ impl Store for RedisStore {
             }
             cache.forget(&asks);
         }
-        match server.lanes.of(&asks) {
-            Some(lane) if lane.breaker.is_open() => Reply::Ready(Err(server::resting())),
-            Some(lane) => Reply::Pending(Box::pin(server.ask(lane, asks, now, stamp))),
+        match server.queues.of(&asks) {
+            Some(queue) => match server.admits(&queue, &asks) {
+                Ok(()) => Reply::Pending(Box::pin(queue.ask(server.clone(), asks, now, stamp))),
+                Err(error) => Reply::Ready(Err(error)),
+            },
             None => Reply::Pending(Box::pin(across::ask(server.clone(), asks, now))),
         }
     }

@@ -2,10 +2,7 @@ mod cluster;
 mod node;
 mod sentinel;
 
-use std::time::Duration;
-
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, Value};
-use tokio::time::{Instant, timeout};
 
 use self::{
     cluster::Cluster,
@@ -29,11 +26,8 @@ enum Server {
     Cluster(Cluster),
 }
 
-/// How long to wait for Redis when a store is made.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 impl RedisRs {
-    pub(super) async fn connect(url: &Url<'_>, connections: usize) -> Result<Self, ConfigError> {
+    pub(super) fn connect(url: &Url<'_>, connections: usize) -> Result<Self, ConfigError> {
         let dial = match url.topology() {
             Topology::Server => Dial::Server(prepared(&parsed(url.plain())?)),
             Topology::Sentinel { service, .. } => {
@@ -47,21 +41,23 @@ impl RedisRs {
             }
             Topology::Cluster => {
                 let nodes = url.nodes().map(parsed).collect::<Result<Vec<_>, _>>()?;
-                return Self::cluster(&nodes, connections).await;
+                return Self::cluster(&nodes, connections);
             }
         };
-        let server = Server::One(Node::new(dial, connections));
-        Self { server }.settled().await
+        Ok(Self {
+            server: Server::One(Node::new(dial, connections)),
+        })
     }
 
-    pub(super) async fn from_client(client: &redis::Client, connections: usize) -> Result<Self, ConfigError> {
+    pub(super) fn from_client(client: &redis::Client, connections: usize) -> Self {
         let server = prepared(client.get_connection_info());
-        let server = Server::One(Node::new(Dial::Server(server), connections));
-        Self { server }.settled().await
+        Self {
+            server: Server::One(Node::new(Dial::Server(server), connections)),
+        }
     }
 
     /// A cluster, of which these nodes are known.
-    pub(super) async fn cluster(nodes: &[ConnectionInfo], connections: usize) -> Result<Self, ConfigError> {
+    pub(super) fn cluster(nodes: &[ConnectionInfo], connections: usize) -> Result<Self, ConfigError> {
         let seeds = nodes.iter().map(|node| match node.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Ok((host.clone(), *port)),
             _ => Err(ConfigError::new("a cluster cannot be reached through a Unix socket")),
@@ -70,50 +66,25 @@ impl RedisRs {
         let Some(template) = nodes.first() else {
             return Err(ConfigError::new("a cluster needs at least one node to begin with"));
         };
-        let server = Server::Cluster(Cluster::new(seeds, prepared(template), connections));
-        Self { server }.settled().await
+        Ok(Self {
+            server: Server::Cluster(Cluster::new(seeds, prepared(template), connections)),
+        })
     }
 
-    /// Waits a little for Redis; it may come later.
-    async fn settled(self) -> Result<Self, ConfigError> {
-        let settled = async {
-            match &self.server {
-                Server::One(node) => node.settled().await,
-                Server::Cluster(cluster) => cluster.settled().await,
-            }
-        };
-        match timeout(PATIENCE, settled).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                return Err(ConfigError::because(
-                    format!("Redis turned the credentials or the database down: {error}"),
-                    error,
-                ));
-            }
-            Err(_) => {
-                #[cfg(feature = "tracing")]
-                tracing::warn!("Redis is not there yet; the store keeps on connecting");
-            }
+    pub(super) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
+        match &self.server {
+            Server::One(_) => Ok(vec!["0".to_owned()]),
+            Server::Cluster(cluster) => cluster.hash_tags(),
         }
-        Ok(self)
     }
 
-    pub(super) async fn run(
-        &self,
-        script: &'static Script,
-        program: Program,
-        call: &Call,
-        deadline: Instant,
-    ) -> Result<Reply, Failure> {
-        if deadline <= Instant::now() {
-            return Err(Failure::Timeout);
-        }
+    pub(super) async fn run(&self, script: &'static Script, program: Program, call: &Call) -> Result<Reply, Failure> {
         let command = command(script, program, call);
         let answer = match &self.server {
-            Server::One(node) => node.send(&command, false, deadline).await?,
+            Server::One(node) => node.send(&command, false).await?,
             Server::Cluster(cluster) => {
                 let key = call.keys.first().map_or(&b""[..], |key| key);
-                cluster.send(key, &command, deadline).await?
+                cluster.send(key, &command).await?
             }
         };
         read(answer)
@@ -142,15 +113,20 @@ fn command(script: &'static Script, program: Program, call: &Call) -> Cmd {
 fn read(answer: Value) -> Result<Reply, Failure> {
     let text = |answer| match answer {
         Value::BulkString(text) => Ok(text.into()),
-        Value::ServerError(error) => Err(Failure::Refused(match error.details() {
-            Some(details) => format!("{} {details}", error.code()),
-            None => error.code().to_owned(),
-        })),
+        Value::ServerError(error) => Err(Failure::refused(in_full(error.code(), error.details()))),
         _ => Err(Failure::Protocol("the reply of Redis holds something that is no text")),
     };
     match answer {
         Value::Array(answers) => Reply::from_texts(answers.into_iter().map(text)),
         answer => Reply::from_texts([text(answer)]),
+    }
+}
+
+/// An error of Redis as it replied.
+fn in_full(code: &str, details: Option<&str>) -> String {
+    match details {
+        Some(details) => format!("{code} {details}"),
+        None => code.to_owned(),
     }
 }
 

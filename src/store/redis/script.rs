@@ -29,6 +29,7 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
     include_str!("../../../lua/token_bucket.lua"),
+    include_str!("../../../lua/trial.lua"),
     include_str!("../../../lua/driver.lua"),
 );
 
@@ -143,6 +144,13 @@ impl Call {
     pub(super) fn probe(key: Option<Bytes>) -> Self {
         let mut call = Self::new(&[], 0);
         call.keys.extend(key);
+        call
+    }
+
+    /// A call that tries each command of the scripts on this key.
+    pub(super) fn trial(key: Bytes) -> Self {
+        let mut call = Self::probe(Some(key));
+        call.arguments.push(Bytes::from_static(b"trial"));
         call
     }
 
@@ -503,10 +511,10 @@ mod tests {
             value in any::<Vec<u8>>(),
             path in "[/{}|=^:]{0,9}|\\PC{0,9}",
             limit in sample::select(vec![Limit::from(SlidingLog::per_minute(5)), FixedWindow::per_minute(5).into()]),
-            secret in proptest::option::of(any::<[u8; 4]>()),
+            secret in proptest::option::of(any::<[u8; 16]>()),
         ) {
             assert!(Policy::try_new(policy.clone(), limit.clone()).is_ok());
-            let secret = secret.map(Secret::new);
+            let secret = secret.map(|secret| Secret::for_stored_keys(secret).unwrap());
             let names = Names::new(&prefix, secret.clone());
             let mut key = Key::header(&name, value).and(Key::path(&path));
             key.bound();

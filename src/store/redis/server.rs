@@ -4,132 +4,115 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::{
-    task,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 use super::{
     ask::{Ask, Names},
-    commit::{Alone, Group, Lane, Ticket},
+    commit_queue::{CommitQueue, Group},
     deny_cache::DenyCache,
-    lanes::Lanes,
     link::{Failure, Link},
-    script::{Call, Said, Script},
+    patience::Patience,
+    queues::CommitQueues,
+    script::{Call, Reply, Said, Script},
+    task::try_spawn,
 };
-use crate::store::{Answer, ErrorKind, Operation, StoreError};
+use crate::{
+    health::Health,
+    store::{ErrorKind, StoreError},
+};
 
-/// What the clones of a store share: Redis, and how to ask it.
+/// What the clones of a store share.
 pub(super) struct Server {
     pub(super) link: Link,
     pub(super) script: &'static Script,
     pub(super) names: Names,
     pub(super) deadline: Duration,
+    /// The deadline, as Redis is given it.
+    pub(super) patience: Patience,
     pub(super) group: Group,
     pub(super) deny_cache: Option<DenyCache>,
-    pub(super) lanes: Lanes,
+    pub(super) queues: CommitQueues,
+    /// Whether Redis refused the last calls for good.
+    pub(super) refused: Health,
 }
 
-/// How often a Redis that does not answer is probed.
-const PAUSE: Duration = Duration::from_millis(100);
+/// How often Redis is probed while the breaker is open.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
+/// How much longer than the deadline a client may keep a command, so that a stall of this process is no failure.
+pub(super) const LONGEST_STALL: Duration = Duration::from_secs(10);
 
 impl Server {
-    /// Asks all of these in one call, once it is polled.
-    pub(super) fn ask(
-        self: &Arc<Self>,
-        lane: Arc<Lane>,
-        mut asks: Vec<Ask>,
-        asked_at: Instant,
-        stamp: Option<u64>,
-    ) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
-        let server = self.clone();
-        async move {
-            if matches!(&*asks, [ask] if ask.operation == Operation::Check)
-                && let Some(departure) = lane.departs_alone()
-                && let Some(ask) = asks.pop()
-            {
-                return Alone::new(server, departure, ask, asked_at, stamp).await;
-            }
-            let (ticket, answer) = Ticket::new(asks, asked_at, stamp);
-            lane.submit(&server, ticket);
-            drop(server); // who waits keeps no connection open
-            answer.await.unwrap_or_else(|_| Err(abandoned()))
+    /// Fails while the breaker is open.
+    pub(super) fn admits(self: &Arc<Self>, queue: &Arc<CommitQueue>, asks: &[Ask]) -> Result<(), StoreError> {
+        if !queue.breaker.is_open() {
+            return Ok(());
         }
-    }
-
-    /// When a request must have its answer.
-    pub(super) fn due(&self, asked_at: Instant) -> Instant {
-        asked_at + self.deadline
-    }
-
-    /// Whether there is any use in asking now.
-    pub(super) fn admits(&self, lane: &Lane, asked_at: Instant, now: Instant) -> Result<(), StoreError> {
-        if lane.breaker.is_open() {
-            return Err(resting());
-        }
-        if self.due(asked_at) <= now {
-            return Err(Failure::Timeout.into());
-        }
-        Ok(())
+        // The task that probes may have ended with its runtime.
+        self.ensure_probe(queue, || {
+            let key = asks.iter().flat_map(|ask| &ask.debits).next()?;
+            Some(Bytes::copy_from_slice(&key.key))
+        });
+        Err(StoreError::new(
+            ErrorKind::Unreachable,
+            "Redis did not reply to the last calls; checks fail until it replies to a probe",
+        ))
     }
 
     /// Runs the script, once or, if it did nothing for want of the right calendar windows, twice.
-    pub(super) async fn run(
-        self: &Arc<Self>,
-        lane: &Arc<Lane>,
-        call: &mut Call,
-        deadline: Instant,
-    ) -> Result<Said, Failure> {
-        let mut reply = self.link.run(self.script, call, deadline).await;
+    pub(super) async fn run(self: &Arc<Self>, queue: &Arc<CommitQueue>, call: &mut Call) -> Result<Said, Failure> {
+        let mut reply = self.send(call).await;
         if let Some(now) = reply.as_ref().ok().and_then(|reply| call.missed(reply)) {
             call.guess(now);
-            reply = self.link.run(self.script, call, deadline).await;
+            reply = self.send(call).await;
         }
 
         match &reply {
             Err(failure) if failure.is_silence() => {
-                if lane.breaker.failed() {
-                    let key = call.keys.first().cloned();
-                    task::spawn(probe(Arc::downgrade(self), lane.clone(), key));
-                }
+                queue.breaker.failed();
+                self.ensure_probe(queue, || call.keys.first().cloned());
             }
-            _ => lane.breaker.answered(),
+            _ => queue.breaker.answered(),
         }
+        self.note(&reply);
         call.decode(&reply?)
     }
 
-    /// Asks nothing, to hear whether Redis answers.
-    pub(super) async fn hail(&self, key: Option<Bytes>) -> Result<(), Failure> {
-        let deadline = Instant::now() + self.deadline;
-        self.link.run(self.script, &Call::probe(key), deadline).await.map(drop)
+    /// Sends a call. The deadline runs from now on, whenever the requests in it were made.
+    async fn send(&self, call: &Call) -> Result<Reply, Failure> {
+        let reply = self.link.run(self.script, call, self.deadline + LONGEST_STALL);
+        let reply = self.patience.wait(reply, || {}).await;
+        reply.unwrap_or(Err(Failure::Timeout))
     }
-}
 
-/// What is told to those who come while the breaker is open.
-pub(super) fn resting() -> StoreError {
-    StoreError::new(
-        ErrorKind::Unreachable,
-        "Redis did not answer lately, and is not asked until it does",
-    )
-}
+    /// Sends a call without requests, which any reply answers.
+    async fn hail(&self, key: Option<Bytes>) -> Result<(), Failure> {
+        self.send(&Call::probe(key)).await.map(drop)
+    }
 
-/// What is told to those whose call went away with its runtime.
-fn abandoned() -> StoreError {
-    StoreError::new(
-        ErrorKind::Unreachable,
-        "the runtime in which Redis was asked has shut down",
-    )
-}
-
-/// Waits until Redis answers again, or the store is gone.
-async fn probe(server: Weak<Server>, lane: Arc<Lane>, key: Option<Bytes>) {
-    while lane.breaker.is_open() {
-        sleep(PAUSE).await;
-        let Some(server) = server.upgrade() else { break };
-        match server.hail(key.clone()).await {
-            Err(failure) if failure.is_silence() => {}
-            _ => lane.breaker.answered(),
+    /// Starts a task that probes, if the breaker is open and none runs.
+    fn ensure_probe(self: &Arc<Self>, queue: &Arc<CommitQueue>, key: impl FnOnce() -> Option<Bytes>) {
+        if let Some(id) = queue.breaker.needs_probe(Instant::now(), self.probe_lease()) {
+            try_spawn(probe(Arc::downgrade(self), queue.clone(), key(), id));
         }
     }
-    lane.breaker.probing_ends();
+
+    /// A probe that has not been seen for so long has ended.
+    fn probe_lease(&self) -> Duration {
+        2 * (PROBE_PAUSE + self.deadline)
+    }
+}
+
+/// Sends calls without requests until Redis replies, or the store is dropped.
+async fn probe(server: Weak<Server>, queue: Arc<CommitQueue>, key: Option<Bytes>, id: u32) {
+    loop {
+        sleep(PROBE_PAUSE).await;
+        let Some(server) = server.upgrade() else { return };
+        if !queue.breaker.goes_on(id, Instant::now(), server.probe_lease()) {
+            return;
+        }
+        match server.hail(key.clone()).await {
+            Err(failure) if failure.is_silence() => {}
+            _ => queue.breaker.answered(),
+        }
+    }
 }

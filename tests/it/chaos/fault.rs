@@ -1,10 +1,11 @@
 use std::{
     fmt,
+    pin::pin,
     process::{Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower_quota::ClientLibrary;
 
 use crate::support::{Cluster, Faketime, Proxy, Redis, Sentinel};
@@ -80,6 +81,29 @@ impl Fault {
         }
     }
 
+    /// Whether Redis admits nothing while the fault lasts.
+    pub(super) fn is_outage(self) -> bool {
+        match self {
+            Self::Kill
+            | Self::KillUnsaved
+            | Self::Stop
+            | Self::Restart
+            | Self::Partition
+            | Self::OutOfMemory
+            | Self::Busy => true,
+            // Of these, some calls succeed: a reply that is late for a healthy process is used by one that was stalled.
+            Self::SentinelFailover
+            | Self::ClusterFailover
+            | Self::Reshard
+            | Self::ScriptFlush
+            | Self::Latency
+            | Self::Cuts
+            | Self::ClientKill
+            | Self::HourForward
+            | Self::HourBack => false,
+        }
+    }
+
     pub(super) fn runs_on(self, library: ClientLibrary) -> bool {
         let clustered = matches!(self, Self::ClusterFailover | Self::Reshard);
         !clustered || library == ClientLibrary::RedisRs
@@ -89,8 +113,9 @@ impl Fault {
         match self {
             Self::Kill => Place::Server(Redis::start_with(&["--appendonly", "yes", "--appendfsync", "always"])),
             Self::Busy => Place::Server(Redis::start_with(&["--lua-time-limit", "50"])),
-            Self::SentinelFailover => Place::Sentinel(Sentinel::start().await),
-            Self::ClusterFailover | Self::Reshard => Place::Cluster(Cluster::start().await),
+            Self::SentinelFailover => Place::Sentinel(Sentinel::start_that_fails_over().await),
+            Self::ClusterFailover => Place::Cluster(Cluster::start_that_fails_over().await),
+            Self::Reshard => Place::Cluster(Cluster::start().await),
             Self::Partition | Self::Latency | Self::Cuts => {
                 let redis = Redis::start();
                 let proxy = Proxy::start(redis.port()).await;
@@ -104,67 +129,72 @@ impl Fault {
         }
     }
 
-    /// Lets it happen for this long; a clock that was set stays so.
-    pub(super) async fn strike(self, place: &mut Place, time: Duration, keys: &[String]) {
+    /// Causes the fault, runs `during`, and ends the fault; a clock that was set stays so.
+    pub(super) async fn strike<T>(self, place: &mut Place, keys: &[String], during: impl Future<Output = T>) -> T {
         match (self, place) {
             (Self::Kill | Self::KillUnsaved, Place::Server(redis)) => {
                 redis.kill();
-                sleep(time).await;
+                let output = during.await;
                 redis.restart();
+                output
             }
             (Self::Stop, Place::Server(redis)) => {
                 let _frozen = redis.freeze();
-                sleep(time).await;
+                during.await
             }
             (Self::Restart, Place::Server(redis)) => {
                 redis.cli(&["SHUTDOWN", "SAVE"]);
                 redis.kill();
-                sleep(time).await;
+                let output = during.await;
                 redis.restart();
+                output
             }
             (Self::SentinelFailover, Place::Sentinel(sentinel)) => {
                 cut_off(&sentinel.primary, &sentinel.replicas).await;
                 sentinel.primary.kill();
-                sleep(time).await;
+                during.await
             }
             (Self::ClusterFailover, Place::Cluster(cluster)) => {
                 cut_off(&cluster.primaries[1], &cluster.replicas[1..2]).await;
                 cluster.primaries[1].kill();
-                sleep(time).await;
+                during.await
             }
-            (Self::Reshard, Place::Cluster(cluster)) => reshard(cluster, time, keys).await,
+            (Self::Reshard, Place::Cluster(cluster)) => reshard(cluster, keys, during).await,
             (Self::ScriptFlush, Place::Server(redis)) => {
-                again_and_again(time, OFTEN, async || redis.command("SCRIPT", ["FLUSH"]).await).await;
+                again_and_again(during, OFTEN, async || redis.command("SCRIPT", ["FLUSH"]).await).await
             }
             (Self::Partition, Place::Proxied(_, proxy)) => {
                 proxy.partition();
-                sleep(time).await;
+                let output = during.await;
                 proxy.heal();
+                output
             }
             (Self::Latency, Place::Proxied(_, proxy)) => {
                 proxy.delay(Duration::from_millis(200));
-                sleep(time).await;
+                let output = during.await;
                 proxy.delay(Duration::ZERO);
+                output
             }
             (Self::Cuts, Place::Proxied(_, proxy)) => {
-                again_and_again(time, SELDOM, async || proxy.cut_before_the_next_answer()).await;
+                again_and_again(during, SELDOM, async || proxy.cut_before_the_next_answer()).await
             }
             (Self::ClientKill, Place::Server(redis)) => {
                 let kill = ["KILL", "TYPE", "normal", "SKIPME", "yes"];
-                again_and_again(time, SELDOM, async || redis.command("CLIENT", kill).await).await;
+                again_and_again(during, SELDOM, async || redis.command("CLIENT", kill).await).await
             }
             (Self::HourForward, Place::Clocked(_, clock)) => {
                 clock.set(HOUR_MS);
-                sleep(time).await;
+                during.await
             }
             (Self::HourBack, Place::Clocked(_, clock)) => {
                 clock.set(-HOUR_MS);
-                sleep(time).await;
+                during.await
             }
             (Self::OutOfMemory, Place::Server(redis)) => {
                 redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
-                sleep(time).await;
+                let output = during.await;
                 redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
+                output
             }
             (Self::Busy, Place::Server(redis)) => {
                 let mut endless = Command::new("redis-cli")
@@ -172,9 +202,13 @@ impl Fault {
                     .stdout(Stdio::null())
                     .spawn()
                     .expect("redis-cli starts");
-                sleep(time).await;
+                while !redis.cli(&["PING"]).contains("BUSY") {
+                    sleep(Duration::from_millis(5)).await;
+                }
+                let output = during.await;
                 redis.cli(&["SCRIPT", "KILL"]);
                 endless.wait().expect("the script was killed");
+                output
             }
             _ => unreachable!("{self} happens in a place of its own"),
         }
@@ -209,11 +243,13 @@ const OFTEN: Duration = Duration::from_millis(50);
 /// Seldom enough for callers to be connected again in between.
 const SELDOM: Duration = Duration::from_millis(300);
 
-async fn again_and_again(time: Duration, pause: Duration, mut fault: impl AsyncFnMut()) {
-    let started = Instant::now();
-    while started.elapsed() < time {
+async fn again_and_again<T>(during: impl Future<Output = T>, pause: Duration, mut fault: impl AsyncFnMut()) -> T {
+    let mut during = pin!(during);
+    loop {
         fault().await;
-        sleep(pause).await;
+        if let Ok(output) = timeout(pause, &mut during).await {
+            return output;
+        }
     }
 }
 
@@ -228,21 +264,21 @@ async fn cut_off(primary: &Redis, replicas: &[Redis]) {
 }
 
 /// Moves the slots of these keys from primary to primary.
-async fn reshard(cluster: &Cluster, time: Duration, keys: &[String]) {
+async fn reshard<T>(cluster: &Cluster, keys: &[String], during: impl Future<Output = T>) -> T {
     let mut slots = Vec::new();
     for key in keys {
         let slot = cluster.slot(key).await;
         slots.push((slot, Cluster::owner(slot)));
     }
     let mut next = (0..slots.len()).cycle();
-    again_and_again(time, OFTEN, async || {
+    again_and_again(during, OFTEN, async || {
         let (slot, owner) = &mut slots[next.next().expect("there are keys")];
         let from = std::mem::replace(owner, (*owner + 1) % cluster.primaries.len());
         cluster.begin_to_move(*slot, from, *owner).await;
         cluster.move_keys(*slot, from, *owner).await;
         cluster.end_moving(*slot, *owner).await;
     })
-    .await;
+    .await
 }
 
 impl Place {

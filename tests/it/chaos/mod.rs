@@ -1,15 +1,17 @@
 //! Several processes check without pause while something goes wrong, and what they were told must agree with what Redis
 //! holds in the end.
 //!
-//! The tests give each fault a few seconds. To give it longer, and get a table:
+//! The tests give each fault a few seconds. To give it longer, and print the tables:
 //!
 //! ```sh
-//! CHAOS_SECONDS=8 cargo test --all-features --test it -- --ignored --exact --nocapture chaos::the_tables_of_all_faults
+//! CHAOS_SECONDS=8 cargo test --all-features --test it -- --ignored --nocapture --test-threads 1 chaos::the_tables
 //! ```
 
 mod callers;
 mod fault;
 mod history;
+mod modes;
+mod process;
 mod run;
 
 use std::{env, time::Duration};
@@ -70,10 +72,60 @@ each_fault! {
     busy_with_a_script: Busy, ON_FRED;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes; `CHAOS_SECONDS` says how long each fault is given"]
-async fn the_tables_of_all_faults() {
+/// Runs one fault briefly with each failure mode, and asserts what the modes promise.
+async fn admits_what_the_modes_promise(fault: Fault, setup: Setup) {
+    let row = modes::run(fault, setup, Duration::from_secs(1)).await;
+    println!("{row}");
+    row.verify();
+}
+
+macro_rules! each_mode {
+    ($($test:ident: $fault:ident, $setup:ident;)*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $test() {
+            admits_what_the_modes_promise(Fault::$fault, $setup).await;
+        }
+    )*};
+}
+
+each_mode! {
+    modes_while_killed: Kill, ON_REDIS_RS;
+    modes_while_stopped: Stop, ON_FRED;
+    modes_while_failed_over_by_sentinel: SentinelFailover, ON_FRED;
+    modes_while_failed_over_in_a_cluster: ClusterFailover, ON_REDIS_RS;
+    modes_while_resharded: Reshard, ON_REDIS_RS;
+    modes_while_scripts_are_flushed: ScriptFlush, ON_FRED;
+    modes_while_partitioned: Partition, ON_FRED;
+    modes_while_slow: Latency, ON_FRED;
+    modes_while_answers_are_lost: Cuts, ALONE;
+    modes_while_connections_are_killed: ClientKill, ON_FRED;
+    modes_while_an_hour_forward: HourForward, ON_FRED;
+    modes_while_out_of_memory: OutOfMemory, ON_FRED;
+    modes_while_busy: Busy, ON_FRED;
+}
+
+/// How long each fault is given in the tables.
+fn time() -> Duration {
     let seconds = env::var("CHAOS_SECONDS").map_or(8, |seconds| seconds.parse().expect("a number of seconds"));
+    Duration::from_secs(seconds)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes; `CHAOS_SECONDS` is how long each fault is given"]
+async fn the_tables_of_all_failure_modes() {
+    for (title, setup) in [("Through fred", ON_FRED), ("Through redis-rs", ON_REDIS_RS)] {
+        println!("\n{title}:\n\n{}", modes::Row::HEAD);
+        for fault in Fault::ALL.into_iter().filter(|fault| fault.runs_on(setup.library)) {
+            let row = modes::run(fault, setup, time() / 2).await;
+            println!("{row}");
+            row.verify();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes; `CHAOS_SECONDS` is how long each fault is given"]
+async fn the_tables_of_all_faults() {
     for (title, setup) in [
         ("With group commit and deny cache, through fred", ON_FRED),
         ("With both, through redis-rs", ON_REDIS_RS),
@@ -81,7 +133,7 @@ async fn the_tables_of_all_faults() {
     ] {
         println!("\n{title}:\n\n{}", Row::HEAD);
         for fault in Fault::ALL.into_iter().filter(|fault| fault.runs_on(setup.library)) {
-            let row = run(fault, setup, Duration::from_secs(seconds)).await;
+            let row = run(fault, setup, time()).await;
             println!("{row}");
             row.verify();
         }
@@ -91,12 +143,27 @@ async fn the_tables_of_all_faults() {
 #[test]
 fn the_docs_have_every_fault() {
     let docs = include_str!("../../../src/store/redis/faults.md");
-    for fault in Fault::ALL {
-        assert!(docs.contains(&format!("| {fault} |")), "{fault} is not in the table");
+    for head in [Row::HEAD, modes::Row::HEAD] {
+        let rows: String = docs
+            .split(head)
+            .skip(1)
+            .filter_map(|table| table.split("\n\n").next())
+            .collect();
+        for fault in Fault::ALL {
+            assert!(
+                rows.contains(&format!("| {fault} |")),
+                "{fault} is not in a table under {head}"
+            );
+        }
     }
 }
 
 #[tokio::test]
 async fn a_caller_checks_until_it_is_told_to_stop() {
     callers::call().await;
+}
+
+#[tokio::test]
+async fn a_process_checks_with_each_failure_mode() {
+    modes::call().await;
 }

@@ -4,9 +4,10 @@ use tokio::time::{sleep, timeout};
 use tower_quota::ClientLibrary;
 
 use super::{
-    callers::{Callers, now},
+    callers::Callers,
     fault::{Fault, Leaves, Place},
     history::{Check, Held, KEYS, Quota, Verdict, held, quotas},
+    process::now,
 };
 
 /// How callers ask.
@@ -42,7 +43,7 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
     let callers = Callers::start(&place.url(), setup, checks);
     sleep(time / 4).await;
     let before = callers.memory();
-    fault.strike(&mut place, time / 2, &logs).await;
+    fault.strike(&mut place, &logs, sleep(time / 2)).await;
     let healed = now();
     let answered = async {
         while !callers.are_answered_since(healed) {

@@ -7,8 +7,8 @@ use std::{
 };
 
 use tower_quota::{
-    Limit,
-    store::{Operation, Outcome, Store},
+    Key, Limit,
+    store::{Charge, Operation, Outcome, Request, Store},
 };
 
 use super::{Clock, Redis, decide};
@@ -105,6 +105,13 @@ impl Bench {
         Some(redis.expires_at(keys.first()?).await)
     }
 
+    /// How many members the sorted set of the key has, if the store has one.
+    pub(crate) async fn members(&self) -> Option<u64> {
+        let redis = self.redis.as_ref()?;
+        let keys: Vec<String> = redis.command("KEYS", [format!("*{{key={}}}", self.key)]).await;
+        Some(redis.command("ZCARD", [keys.first()?]).await)
+    }
+
     pub(crate) async fn check(&self, limit: &Limit, cost: u64) -> Outcome {
         decide(&self.store, Operation::Check, limit, &self.key, cost).await
     }
@@ -115,6 +122,14 @@ impl Bench {
 
     pub(crate) async fn charge(&self, limit: &Limit, cost: u64) -> Outcome {
         decide(&self.store, Operation::Charge, limit, &self.key, cost).await
+    }
+
+    /// Charges 1 so many times in one call.
+    pub(crate) async fn charge_each(&self, limit: &Limit, times: usize) {
+        let key = Key::from(self.key.as_str());
+        let charges = [Charge::new("test", limit, &key, 1)];
+        let charges = vec![Request::new(Operation::Charge, &charges); times];
+        self.store.decide(&charges).await.expect("the store answers");
     }
 
     /// Gives back what was counted at that time of the clock.

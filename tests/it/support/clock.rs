@@ -8,7 +8,10 @@ use std::{
 
 use tower_quota::{ClientLibrary, MemoryStore, RedisStore, RedisStoreBuilder};
 
-use super::Redis;
+use super::{
+    connected::{connected, patient},
+    redis::Redis,
+};
 
 /// A clock that a test sets, and the stores that go by it.
 #[derive(Clone)]
@@ -49,14 +52,14 @@ impl Clock {
 
     /// The same through redis-rs.
     pub(crate) async fn redis_store_on_redis_rs(&self, redis: &Redis) -> RedisStore {
+        // A script that is to go by a clock fails as long as there is none.
+        self.tell(redis).await;
         let builder = Self::builder().client_library(ClientLibrary::RedisRs);
-        builder.connect(&redis.url()).await.expect("the URL is good")
+        connected(builder, &redis.url()).await
     }
 
     fn builder() -> RedisStoreBuilder {
-        RedisStore::builder()
-            .clock_in(Self::KEY)
-            .deadline(Duration::from_secs(10))
+        patient().clock_in(Self::KEY)
     }
 
     /// Tells the time to the scripts in this Redis.

@@ -1,6 +1,8 @@
 use tokio::task::JoinSet;
 
-use super::{Redis, eventually};
+use tower_quota::{Limit, RedisStore, SlidingLog, store::Operation};
+
+use super::{Redis, eventually, try_decide};
 
 /// Three primaries with a third of the slots each, and a replica of each primary.
 pub(crate) struct Cluster {
@@ -18,15 +20,29 @@ impl Cluster {
     }
 
     /// Starts a cluster whose nodes have these settings too.
+    ///
+    /// No replica takes over, however long a busy machine keeps its primary silent.
     pub(crate) async fn start_with(settings: &'static [&'static str]) -> Self {
+        // Nodes that wait longer for each other also send less, so that they learn later which slots have moved.
+        let patient = ["--cluster-node-timeout", "1000", "--cluster-replica-no-failover", "yes"];
+        Self::start_nodes(patient.iter().chain(settings).copied().collect()).await
+    }
+
+    /// Starts a cluster in which a replica takes over from a primary that is silent for three seconds.
+    pub(crate) async fn start_that_fails_over() -> Self {
+        Self::start_nodes(vec!["--cluster-node-timeout", "3000"]).await
+    }
+
+    async fn start_nodes(settings: Vec<&'static str>) -> Self {
         let mut starting = JoinSet::new();
         for _ in 0..2 * PRIMARIES {
+            let settings = settings.clone();
             starting.spawn_blocking(move || {
-                let mut all = vec!["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+                let mut all = vec!["--cluster-enabled", "yes"];
                 // The slots of a dead primary are no reason to stop serving the others.
                 all.extend(["--cluster-require-full-coverage", "no"]);
                 all.extend(["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]);
-                all.extend(settings);
+                all.extend(&settings);
                 Redis::start_with(&all)
             });
         }
@@ -114,6 +130,28 @@ impl Cluster {
             .expect("a slot")
     }
 
+    /// A key of the limiter in each primary's slots: `quota:1:log:test:{key=k0}` or another number.
+    pub(crate) async fn keys(&self) -> [String; PRIMARIES] {
+        let mut found = [const { None }; PRIMARIES];
+        for number in 0..100 {
+            let key = format!("k{number}");
+            let owner = Self::owner(self.slot(&format!("{{key={key}}}")).await);
+            found[owner].get_or_insert(key);
+        }
+        found.map(|key| key.expect("one in a hundred"))
+    }
+
+    /// Waits until the store is connected to every primary.
+    pub(crate) async fn serves(&self, store: &RedisStore) {
+        let limit = Limit::from(SlidingLog::per_hour(1));
+        for key in self.keys().await {
+            eventually("the primary answers the store", async || {
+                try_decide(store, Operation::Peek, &limit, &key, 1).await.is_ok()
+            })
+            .await;
+        }
+    }
+
     /// The slot of a key.
     pub(crate) async fn slot(&self, key: &str) -> u16 {
         self.primaries[0].command("CLUSTER", ["KEYSLOT", key]).await
@@ -154,6 +192,22 @@ impl Cluster {
 
     /// Gives the slot to its new owner.
     pub(crate) async fn end_moving(&self, slot: u16, to: usize) {
+        // Its claim must be newer than those of all others, which it may not have learned yet.
+        let mut newest = 0;
+        for primary in &self.primaries {
+            newest = newest.max(number(primary, "cluster_my_epoch:").await);
+        }
+        eventually("the new owner knows all epochs", async || {
+            let known = number(&self.primaries[to], "cluster_current_epoch:").await >= newest;
+            for other in self.primaries.iter().filter(|_| !known) {
+                let port = other.port().to_string();
+                let meet = ["MEET", "127.0.0.1", &port];
+                self.primaries[to].command::<()>("CLUSTER", meet).await;
+            }
+            known
+        })
+        .await;
+
         let (slot, id) = (slot.to_string(), self.id(to).await);
         let setslot = ["SETSLOT", &slot, "NODE", &id];
         self.primaries[to].command::<()>("CLUSTER", setslot).await;
@@ -165,4 +219,13 @@ impl Cluster {
     async fn id(&self, primary: usize) -> String {
         self.primaries[primary].command("CLUSTER", ["MYID"]).await
     }
+}
+
+/// A number that `CLUSTER INFO` has.
+async fn number(node: &Redis, name: &str) -> u64 {
+    let info: String = node.command("CLUSTER", ["INFO"]).await;
+    let number = info
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    number.expect("a number")
 }

@@ -4,6 +4,7 @@ mod algorithms;
 mod bench;
 mod clock;
 mod cluster;
+mod connected;
 mod faketime;
 mod frames;
 mod http;
@@ -16,7 +17,13 @@ mod traffic;
 mod usage;
 mod worker;
 
-use std::time::{Duration, Instant};
+use std::{
+    pin::pin,
+    time::{Duration, Instant},
+};
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::time::{MissedTickBehavior, interval_at};
 
 /// A test of a store, through each client of Redis.
 macro_rules! each_client {
@@ -45,6 +52,7 @@ pub(crate) use self::{
     bench::Bench,
     clock::Clock,
     cluster::Cluster,
+    connected::{PATIENCE, connected, less_patient, patient},
     faketime::Faketime,
     frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
@@ -84,14 +92,37 @@ pub(crate) async fn try_decide(
     Ok(answer.outcomes.into_iter().next().expect("one outcome for one request"))
 }
 
-/// Waits until the condition holds, and panics if that takes longer than ten seconds.
+/// The output of a future, and how long it took in ticks of [`TICK`] of this runtime.
+///
+/// The ticks that the runtime misses, since the machine is busy with something else, do not count.
+pub(crate) async fn timed<F: Future>(future: F) -> (F::Output, Duration) {
+    let mut future = pin!(future);
+    let mut ticks = interval_at(tokio::time::Instant::now() + TICK, TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut passed = Duration::ZERO;
+    loop {
+        tokio::select! {
+            biased;
+            output = &mut future => return (output, passed),
+            _ = ticks.tick() => passed += TICK,
+        }
+    }
+}
+
+/// The time that this thread has had a processor.
+pub(crate) fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// The tick of [`timed`].
+const TICK: Duration = Duration::from_millis(10);
+
+/// Waits until the condition holds, and panics if that takes longer than [`PATIENCE`].
 pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !condition().await {
-        assert!(
-            started.elapsed() < Duration::from_secs(10),
-            "after ten seconds still not: {what}"
-        );
+        assert!(started.elapsed() < PATIENCE, "after {PATIENCE:?} still not: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -27,6 +27,8 @@ struct Trouble {
     /// The next answer is lost, and the connection with it.
     cut: AtomicBool,
     delay_ms: AtomicU64,
+    /// No answer is carried.
+    held: watch::Sender<bool>,
     /// Connections opened before this many are silent.
     silent: watch::Sender<u64>,
     opened: AtomicU64,
@@ -40,6 +42,7 @@ impl Proxy {
             target: target.into(),
             cut: AtomicBool::new(false),
             delay_ms: AtomicU64::new(0),
+            held: watch::Sender::new(false),
             silent: watch::Sender::new(0),
             opened: AtomicU64::new(0),
         });
@@ -80,6 +83,12 @@ impl Proxy {
         self.trouble.delay_ms.store(by.as_millis() as u64, Ordering::Relaxed);
     }
 
+    /// Holds all answers back until what this returns is dropped.
+    pub(crate) fn hold(&self) -> Held<'_> {
+        self.trouble.held.send_replace(true);
+        Held(&self.trouble)
+    }
+
     /// Carries nothing anymore over the connections that there are, and leaves them open; new ones go to this port.
     pub(crate) fn blackhole_and_go_to(&self, target: u16) {
         self.trouble.target.store(target, Ordering::Relaxed);
@@ -94,6 +103,15 @@ impl Proxy {
     /// Carries what comes over new connections.
     pub(crate) fn heal(&self) {
         self.trouble.silent.send_replace(self.opened());
+    }
+}
+
+/// Answers are held back until this is dropped.
+pub(crate) struct Held<'a>(&'a Trouble);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.held.send_replace(false);
     }
 }
 
@@ -126,6 +144,7 @@ async fn forward(mut client: TcpStream, trouble: Arc<Trouble>) {
                 Ok(_) if trouble.cut.swap(false, Ordering::Relaxed) => return,
                 Ok(length @ 1..) => {
                     sleep(Duration::from_millis(trouble.delay_ms.load(Ordering::Relaxed))).await;
+                    let _ = trouble.held.subscribe().wait_for(|held| !held).await;
                     client.write_all(&answers[..length]).await
                 }
                 _ => return,

@@ -1,7 +1,8 @@
 use std::{
+    env,
     io::{BufRead, BufReader},
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
@@ -34,6 +35,9 @@ impl Redis {
         for _ in 0..5 {
             let mut redis = Self::not_started();
             redis.settings = settings.iter().map(|&setting| setting.to_owned()).collect();
+            if settings.contains(&"--cluster-enabled") {
+                redis.folder = folder_in_memory();
+            }
             redis.server = spawn(redis.port, &redis.settings, &redis.folder);
             if redis.server.is_some() {
                 return redis;
@@ -200,6 +204,19 @@ fn signal(name: &str, server: &Child) {
     assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
 }
 
+/// A folder in memory where the system has one.
+///
+/// Sentinels and nodes of a cluster write what they learn to a file, and wait until it is on the disk. Where the disk is
+/// busy that takes seconds, in which others take them for dead.
+pub(crate) fn folder_in_memory() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let folder = match memory.is_dir() {
+        true => tempfile::tempdir_in(memory),
+        false => tempfile::tempdir(),
+    };
+    folder.expect("a folder for the server")
+}
+
 /// A port that is free, and of a cluster's node the port for its bus, which is 10,000 higher; neither is one that the
 /// system gives to outgoing connections.
 pub(crate) fn free_port() -> u16 {
@@ -223,7 +240,12 @@ pub(crate) fn cli(port: u16, password: Option<&str>, command: &[&str]) -> String
 
 /// A server that accepts connections; `None` if it ends before, since the port is taken.
 fn spawn(port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {
-    launch(Command::new("redis-server"), port, settings, folder)
+    launch(server(), port, settings, folder)
+}
+
+/// The program of the server: `redis-server`, unless this variable of the environment has the path of another one.
+pub(crate) fn server() -> Command {
+    Command::new(env::var_os("TOWER_QUOTA_REDIS_SERVER").unwrap_or_else(|| "redis-server".into()))
 }
 
 fn launch(mut command: Command, port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {

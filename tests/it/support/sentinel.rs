@@ -1,13 +1,13 @@
 use std::{
     fs,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
 };
 
 use tempfile::TempDir;
 
 use super::{
     Redis, eventually,
-    redis::{cli, free_port},
+    redis::{cli, folder_in_memory, free_port, server},
 };
 
 /// A primary with two replicas, and three sentinels who watch them.
@@ -25,17 +25,24 @@ struct Watcher {
 
 impl Sentinel {
     /// Starts all of them and waits until the sentinels know each other and the replicas.
+    ///
+    /// On a busy machine the primary may be silent for a while, for which no replica takes over.
     pub(crate) async fn start() -> Self {
-        Self::start_with(&[], None).await
+        Self::start_with(&[], None, 30_000).await
+    }
+
+    /// Starts sentinels that fail over when the primary is silent for a second.
+    pub(crate) async fn start_that_fails_over() -> Self {
+        Self::start_with(&[], None, 1_000).await
     }
 
     /// Starts all of them, where the servers have the first of these passwords, and the sentinels the other one.
     pub(crate) async fn start_with_passwords(of_redis: &str, of_sentinels: &str) -> Self {
         let settings = ["--requirepass", of_redis, "--masterauth", of_redis];
-        Self::start_with(&settings, Some((of_redis, of_sentinels))).await
+        Self::start_with(&settings, Some((of_redis, of_sentinels)), 30_000).await
     }
 
-    async fn start_with(settings: &[&str], passwords: Option<(&str, &str)>) -> Self {
+    async fn start_with(settings: &[&str], passwords: Option<(&str, &str)>, silence_ms: u64) -> Self {
         let all = [
             &["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"],
             settings,
@@ -52,7 +59,9 @@ impl Sentinel {
             replication.matches("state=online").count() == 2
         })
         .await;
-        let watchers = (0..3).map(|_| Watcher::start(primary.port(), passwords)).collect();
+        let watchers = (0..3)
+            .map(|_| Watcher::start(primary.port(), passwords, silence_ms))
+            .collect();
 
         let sentinel = Self {
             primary,
@@ -112,8 +121,8 @@ impl Sentinel {
 }
 
 impl Watcher {
-    fn start(primary: u16, passwords: Option<(&str, &str)>) -> Self {
-        let folder = tempfile::tempdir().expect("a folder for the sentinel");
+    fn start(primary: u16, passwords: Option<(&str, &str)>, silence_ms: u64) -> Self {
+        let folder = folder_in_memory();
         let file = folder.path().join("sentinel.conf");
         let port = free_port();
         let passwords = passwords.map_or(String::new(), |(of_redis, of_sentinels)| {
@@ -123,11 +132,11 @@ impl Watcher {
         });
         let settings = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor main 127.0.0.1 {primary} 2\n\
-             sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n{passwords}\n",
+             sentinel down-after-milliseconds main {silence_ms}\nsentinel failover-timeout main 3000\n{passwords}\n",
             folder.path().display()
         );
         fs::write(&file, settings).expect("the sentinel's settings");
-        let process = Command::new("redis-server")
+        let process = server()
             .arg(&file)
             .arg("--sentinel")
             .stdout(Stdio::null())

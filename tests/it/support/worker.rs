@@ -7,9 +7,9 @@ use std::{
 };
 
 use tokio::task::JoinSet;
-use tower_quota::{ClientLibrary, Limiter, Policy, RedisStore, SlidingLog};
+use tower_quota::{ClientLibrary, Limiter, Policy, SlidingLog};
 
-use super::Redis;
+use super::{Faketime, Redis, connected, patient};
 
 /// Another process of an application, with a connection of its own to the Redis of the test.
 ///
@@ -48,12 +48,12 @@ impl Worker {
 
     /// Starts one on a host whose clock is an hour fast.
     pub(crate) fn start_an_hour_ahead(redis: &Redis) -> Self {
-        let mut faketime = Command::new("faketime");
-        faketime
-            .args(["-f", "+1h"])
-            .arg(env::current_exe().expect("this binary"))
+        let mut command = Command::new(env::current_exe().expect("this binary"));
+        command
+            .env("LD_PRELOAD", Faketime::library())
+            .env("FAKETIME", "+1h")
             .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        Self::spawn(faketime, &redis.url())
+        Self::spawn(command, &redis.url())
     }
 
     fn spawn(mut command: Command, url: &str) -> Self {
@@ -63,7 +63,7 @@ impl Worker {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("{command:?}: {error}; the package `faketime` has `faketime`"));
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let orders = process.stdin.take();
         let stdout = process.stdout.take().expect("a pipe");
 
@@ -107,7 +107,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Without orders it goes home; so does the one behind `faketime`.
+        // Without orders it ends.
         drop(self.orders.take());
         let _ = self.process.wait();
     }
@@ -118,11 +118,11 @@ pub(crate) async fn work() {
     let Ok(url) = env::var(URL) else {
         return;
     };
-    let mut builder = RedisStore::builder().deadline(Duration::from_secs(30));
+    let mut builder = patient();
     if env::var(REDIS_RS).is_ok() {
         builder = builder.client_library(ClientLibrary::RedisRs);
     }
-    let store = builder.connect(&url).await.expect("the URL is good");
+    let store = connected(builder, &url).await;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     println!("{REPORT}{}", now.expect("a time after 1970").as_secs());
 

@@ -4,18 +4,15 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, ConnectionInfo, RedisError, Value};
+use redis::{Cmd, ConnectionInfo, ServerError, Value};
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{sleep, timeout},
 };
 
 use super::{
-    super::{
-        link::{AbortOnDrop, Failure},
-        slot::slot_of,
-    },
-    at,
+    super::{link::Failure, slot::slot_of, task::AbortOnDrop},
+    at, in_full,
     node::{CONNECT, Dial, Node},
 };
 
@@ -36,7 +33,8 @@ struct Shared {
     map: Mutex<Map>,
     /// Somebody has reason to think that the map is out of date.
     outdated: Notify,
-    mapped: Notify,
+    /// The error that a node replied with when it was asked for the map.
+    unmapped: Mutex<Option<ServerError>>,
 }
 
 type Address = (String, u16);
@@ -71,7 +69,7 @@ impl Cluster {
             connections,
             map: Mutex::default(),
             outdated: Notify::new(),
-            mapped: Notify::new(),
+            unmapped: Mutex::default(),
         });
         for seed in &shared.seeds {
             shared.member_at(seed.clone());
@@ -82,35 +80,47 @@ impl Cluster {
         }
     }
 
-    /// Waits until the slots are known and their nodes connected.
-    pub(super) async fn settled(&self) -> Result<(), RedisError> {
-        loop {
-            let mapped = self.shared.mapped.notified();
-            let members: Vec<_> = self.shared.map().nodes.values().cloned().collect();
-            let complete = !self.shared.map().ranges.is_empty();
-            for member in members {
-                member.node.settled().await?;
-            }
-            if complete {
-                return Ok(());
-            }
-            mapped.await;
+    /// A hash tag in a slot of each primary.
+    pub(super) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
+        // A primary with a single slot has one in 16,384 of them.
+        const TAGS: u32 = 500_000;
+
+        let map = self.shared.map();
+        let mut primaries: Vec<_> = map.ranges.values().map(|(_, primary)| Arc::as_ptr(primary)).collect();
+        primaries.sort_unstable();
+        primaries.dedup();
+        if primaries.is_empty() {
+            drop(map);
+            return Err(self.shared.why_unmapped());
         }
+
+        let mut tags = Vec::with_capacity(primaries.len());
+        for tag in 0..TAGS {
+            let tag = tag.to_string();
+            let owner = map.member_of(slot_of(tag.as_bytes()));
+            let owner = owner.and_then(|owner| primaries.iter().position(|primary| *primary == Arc::as_ptr(&owner)));
+            if let Some(position) = owner {
+                primaries.swap_remove(position);
+                tags.push(tag);
+            }
+            if primaries.is_empty() {
+                break;
+            }
+        }
+        Ok(tags)
     }
 
     /// Sends a command to the node that has the slot of this key. It follows redirections, which prove that nothing ran.
-    pub(super) async fn send(&self, key: &[u8], command: &Cmd, deadline: Instant) -> Result<Value, Failure> {
+    pub(super) async fn send(&self, key: &[u8], command: &Cmd) -> Result<Value, Failure> {
         let Some(mut member) = self.shared.map().member_of(slot_of(key)) else {
             self.shared.outdated.notify_one();
-            return Err(Failure::Unreachable("no node of the cluster has this slot".into()));
+            return Err(self.shared.why_unmapped());
         };
         let mut asking = false;
         for _ in 0..REDIRECTIONS {
-            let answer = member.node.send(command, asking, deadline).await;
-            if answer.is_err() {
-                self.shared.outdated.notify_one();
-            }
-            let answer = answer?;
+            let mut doubt = Doubt(Some(&self.shared.outdated));
+            let answer = member.node.send(command, asking).await?;
+            doubt.0 = None;
             let Some(redirection) = Redirection::of(&answer) else {
                 return Ok(answer);
             };
@@ -120,9 +130,20 @@ impl Cluster {
             asking = !redirection.moved;
             member = self.shared.member_at(redirection.address(&member.host));
             // A node that nobody has named before is connected now.
-            let _ = timeout_at(deadline, member.node.settled()).await;
+            member.node.settled().await;
         }
         Err(Failure::Refused("redirected without end".into()))
+    }
+}
+
+/// A request that fails, or has no reply at its deadline, is a reason to look up the slots.
+struct Doubt<'a>(Option<&'a Notify>);
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        if let Some(outdated) = self.0 {
+            outdated.notify_one();
+        }
     }
 }
 
@@ -201,8 +222,38 @@ impl Shared {
         let _ = timeout(patience, node.settled()).await;
         let mut command = redis::cmd("CLUSTER");
         command.arg("SLOTS");
-        let answer = node.send(&command, false, Instant::now() + PATIENCE).await.ok()?;
+        let answer = timeout(PATIENCE, node.send(&command, false)).await.ok()?.ok()?;
+        if let Value::ServerError(error) = &answer {
+            *self.unmapped() = Some(error.clone());
+        }
         ranges(&answer, &address.0).filter(|ranges| !ranges.is_empty())
+    }
+
+    /// Why no node is known that has a slot.
+    fn why_unmapped(&self) -> Failure {
+        let map = self.map();
+        let faults: Vec<_> = match map.ranges.is_empty() {
+            true => map.nodes.values().filter_map(|member| member.node.fault()).collect(),
+            false => Vec::new(),
+        };
+        drop(map);
+        let (mut refused, others): (Vec<_>, Vec<_>) = faults
+            .into_iter()
+            .partition(|fault| matches!(fault, Failure::Forbidden(_)));
+        if let Some(refused) = refused.pop() {
+            return refused;
+        }
+        match &*self.unmapped() {
+            Some(error) => Failure::not_connected(in_full(error.code(), error.details())),
+            None => others
+                .into_iter()
+                .next()
+                .unwrap_or_else(|| Failure::Unreachable("no node of the cluster has this slot".into())),
+        }
+    }
+
+    fn unmapped(&self) -> std::sync::MutexGuard<'_, Option<ServerError>> {
+        self.unmapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Goes by this map from now on, and lets go of the nodes that have no slots in it.
@@ -217,7 +268,7 @@ impl Shared {
             adopted.replicas.extend(range.replicas);
         }
         *map = adopted;
-        self.mapped.notify_waiters();
+        *self.unmapped() = None;
     }
 }
 

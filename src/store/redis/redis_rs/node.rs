@@ -14,11 +14,12 @@ use redis::{
 };
 use tokio::{
     sync::{Notify, watch},
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::{
-    super::link::{AbortOnDrop, Failure},
+    super::{link::Failure, patience::Patience, refusal::Refusal, task::AbortOnDrop},
+    in_full,
     sentinel::Sentinels,
 };
 
@@ -53,8 +54,8 @@ impl Node {
     }
 
     /// Sends a command once, with `ASKING` before it if the slot is on its way to this server.
-    pub(super) async fn send(&self, command: &Cmd, asking: bool, deadline: Instant) -> Result<Value, Failure> {
-        self.connection()?.send(command, asking, deadline).await
+    pub(super) async fn send(&self, command: &Cmd, asking: bool) -> Result<Value, Failure> {
+        self.connection()?.send(command, asking).await
     }
 
     /// The next connection that stands.
@@ -69,36 +70,41 @@ impl Node {
                 State::Connecting => {}
             }
         }
-        Err(Failure::Unreachable(match last_error {
-            Some(error) => error.into(),
-            None => "still connecting".into(),
-        }))
+        Err(match last_error {
+            Some(error) => not_connected(&error),
+            None => Failure::Unreachable("still connecting".into()),
+        })
     }
 
-    /// Waits until it can be sent to, or cannot be for good.
-    pub(super) async fn settled(&self) -> Result<(), RedisError> {
-        let Some(line) = self.lines.first() else { return Ok(()) };
+    /// Why there is no connection, if there is none.
+    pub(super) fn fault(&self) -> Option<Failure> {
+        self.connection().err()
+    }
+
+    /// Waits until it can be sent to, or Redis refuses the connection for good.
+    pub(super) async fn settled(&self) {
+        let Some(line) = self.lines.first() else { return };
         let mut state = line.state.clone();
         let settled = state.wait_for(|state| match state {
             State::Connected(_) => true,
-            State::Failed(error) => is_final(error),
+            State::Failed(error) => matches!(not_connected(error), Failure::Forbidden(_)),
             State::Connecting => false,
         });
-        match settled.await.as_deref() {
-            Ok(State::Failed(error)) => Err(error.clone()),
-            _ => Ok(()),
-        }
+        let _ = settled.await; // an error means that the store is dropped
     }
 }
 
-/// Whether Redis would say the same again, to a client that waits.
-fn is_final(error: &RedisError) -> bool {
+/// The failure that this error of a new connection is.
+fn not_connected(error: &RedisError) -> Failure {
     use redis::ErrorKind::{AuthenticationFailed, InvalidClientConfig, RESP3NotSupported};
 
-    matches!(
-        error.kind(),
-        AuthenticationFailed | InvalidClientConfig | RESP3NotSupported
-    ) || matches!(error.code(), Some("ERR" | "NOAUTH" | "NOPERM" | "WRONGPASS"))
+    match (error.kind(), error.code()) {
+        (_, Some(code)) => Failure::not_connected(in_full(code, error.detail())),
+        (AuthenticationFailed | InvalidClientConfig | RESP3NotSupported, None) => {
+            Failure::Forbidden(Refusal::new(error.to_string()))
+        }
+        _ => Failure::Unreachable(error.to_string().into()),
+    }
 }
 
 /// A connection that is made anew whenever it is lost.
@@ -166,35 +172,38 @@ impl Fate {
     }
 }
 
-impl Connection {
-    async fn send(mut self, command: &Cmd, asking: bool, deadline: Instant) -> Result<Value, Failure> {
-        let answer = async {
-            if !asking {
-                return self.redis.send_packed_command(command).await;
-            }
-            // In one piece, so that no other request comes between the two.
-            let mut both = redis::pipe();
-            both.cmd("ASKING").add_command(command.clone());
-            let answers = self.redis.send_packed_commands(&both, 1, 1).await?;
-            Ok(answers.into_iter().next().unwrap_or_default())
-        };
-        match timeout_at(deadline, answer).await {
-            Ok(Ok(value)) => {
-                // The server became a replica and kept the connection.
-                if matches!(&value, Value::ServerError(error) if error.code() == "READONLY") {
-                    self.fate.end();
-                }
-                Ok(value)
-            }
-            Ok(Err(error)) => {
-                self.fate.doubt.notify_one();
-                Err(Failure::Unreachable(error.into()))
-            }
-            Err(_) => {
-                self.fate.doubt.notify_one();
-                Err(Failure::Timeout)
-            }
+/// A request without a reply yet.
+struct Silence(Option<Arc<Fate>>);
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        if let Some(fate) = &self.0 {
+            fate.doubt.notify_one();
         }
+    }
+}
+
+impl Connection {
+    /// Dropped before there is a reply, the request is one on which the deadline has passed.
+    async fn send(mut self, command: &Cmd, asking: bool) -> Result<Value, Failure> {
+        let mut silence = Silence(Some(self.fate.clone()));
+        let answer = match asking {
+            false => self.redis.send_packed_command(command).await,
+            true => {
+                // In one piece, so that no other request comes between the two.
+                let mut both = redis::pipe();
+                both.cmd("ASKING").add_command(command.clone());
+                let answers = self.redis.send_packed_commands(&both, 1, 1).await;
+                answers.map(|answers| answers.into_iter().next().unwrap_or_default())
+            }
+        };
+        let value = answer.map_err(|error| Failure::Unreachable(error.to_string().into()))?;
+        silence.0 = None;
+        // The server became a replica and kept the connection.
+        if matches!(&value, Value::ServerError(error) if error.code() == "READONLY") {
+            self.fate.end();
+        }
+        Ok(value)
     }
 
     /// Returns when it breaks, or stays silent after a request had no answer.
@@ -206,8 +215,9 @@ impl Connection {
                 return;
             }
             // Any answer is a sign of life, even that this user may not ask.
-            let pong = timeout(SILENCE, self.redis.send_packed_command(&ping)).await;
-            if !matches!(pong, Ok(Ok(_))) {
+            let pong = self.redis.send_packed_command(&ping);
+            let pong = Patience::new(SILENCE).wait(pong, || {}).await;
+            if !matches!(pong, Some(Ok(_))) {
                 return;
             }
         }

@@ -1,0 +1,288 @@
+#[cfg(feature = "tracing")]
+use std::error::Error as _;
+use std::{
+    collections::HashMap,
+    fmt,
+    str::FromStr,
+    sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak},
+};
+
+use super::{Charge, MemoryStore, Operation, Reply, Request, Store, StoreError, StoreId};
+use crate::{ConfigError, Limit, health::Health, limit::Share};
+
+/// What happens to requests while the store fails.
+///
+/// A store fails when it does not reply in time, cannot be reached, or replies with an error. A failure is never reported as
+/// a denial by a limit.
+///
+/// By default each process counts by itself, with the same limits, until the store replies again:
+///
+/// ```
+/// use tower_quota::{FailureMode, Limiter, Policy, SlidingLog};
+/// use tower_quota::store::{ErrorKind, Reply, Request, Store, StoreError};
+///
+/// /// A Redis that is down.
+/// struct Down;
+///
+/// impl Store for Down {
+///     fn decide(&self, _: &[Request<'_>]) -> Reply {
+///         Reply::Ready(Err(StoreError::new(ErrorKind::Unreachable, "connection refused")))
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mail = Policy::new("mail", SlidingLog::per_hour(2));
+/// let limiter = Limiter::new(Down, mail.clone());
+/// assert!(limiter.check("42").await?.is_allowed());
+/// assert!(limiter.check("42").await?.is_allowed());
+/// assert!(!limiter.check("42").await?.is_allowed());
+///
+/// // One of two replicas.
+/// let limiter = Limiter::new(Down, mail.clone().failure_mode(FailureMode::local_share(1, 2)));
+/// assert!(limiter.check("42").await?.is_allowed());
+/// assert!(!limiter.check("42").await?.is_allowed());
+///
+/// let limiter = Limiter::new(Down, mail.clone().failure_mode(FailureMode::Open));
+/// assert!(limiter.check("42").await?.is_allowed()); // and every other one
+///
+/// let limiter = Limiter::new(Down, mail.failure_mode(FailureMode::Closed));
+/// assert!(limiter.check("42").await.is_err());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// | mode | most that N processes admit during a failure, from empty counts |
+/// | --- | --- |
+/// | `Local`, the default | N times the limit |
+/// | `local_share(1, N)` | the limit, if it is at least N; else N |
+/// | `Open` | everything |
+/// | `Closed` | nothing |
+///
+/// The docs of [`RedisStore`](crate::RedisStore#what-each-failure-mode-admits) list what three processes admit in each mode
+/// when Redis is killed, stopped, cut off or failed over.
+///
+/// # Counting locally
+///
+/// The counts of the process start empty, in a [`MemoryStore`] of 100,000 keys that all layers and limiters on one store
+/// share. When the store replies again, its own counts apply and the local ones do not. So in one window a caller may be
+/// admitted up to the limit by the store, and up to the limit by each process. A check that timed out may have been counted
+/// in both. An attacker that makes the store fail meets the same limits in each process.
+///
+/// `limit` and `RateLimit-Policy` show the whole limit; `remaining` and the waits are those of the share. A share is rounded
+/// down, and never below 1. Of a [`TokenBucket`](crate::TokenBucket) the burst and the rate are shared, and the rate exactly: a
+/// quarter of 3 a day is 3 in 4 days. (Where such a rate is not exact in integers below 2^53, only the burst is shared.) A
+/// request whose cost is within the limit but above the share counts as the whole share, so that it is admitted if nothing
+/// else was.
+///
+/// A refund goes to where the request was counted. A [reset](crate::Limiter::reset) resets the store and the counts of this
+/// process, and fails if the store does.
+///
+/// Of several policies that a request counts against, one that is `Closed` closes the request. Else those that count locally
+/// are decided together, and those that are `Open` are left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureMode {
+    /// Each process counts by itself, with the same limits.
+    #[default]
+    Local,
+    /// Each process counts by itself, with a [share](Self::local_share) of the limits.
+    LocalShare(Share),
+    /// The request passes uncounted, and its response has no rate-limit fields.
+    Open,
+    /// The request is rejected with `503 Service Unavailable`, or as the layer's
+    /// [`format`](crate::RateLimitLayer::format) has it; a limiter returns the error of the store.
+    Closed,
+}
+
+impl FailureMode {
+    /// Each process counts by itself, with `parts` of `of` parts of the limits: `local_share(1, 4)` for four replicas.
+    ///
+    /// # Panics
+    ///
+    /// If `parts` is 0 or above `of`; at compile time in a `const`.
+    #[must_use]
+    #[track_caller]
+    pub const fn local_share(parts: u32, of: u32) -> Self {
+        match Share::new(parts, of) {
+            Some(share) => Self::LocalShare(share),
+            None => panic!("a share is above 0 and at most 1, as in `FailureMode::local_share(1, 4)`"),
+        }
+    }
+
+    fn share(self) -> Option<Share> {
+        match self {
+            Self::Local => Some(Share::WHOLE),
+            Self::LocalShare(share) => Some(share),
+            Self::Open | Self::Closed => None,
+        }
+    }
+}
+
+/// The text that parses to the same mode.
+impl fmt::Display for FailureMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.write_str("local"),
+            Self::LocalShare(share) => write!(f, "local {share}"),
+            Self::Open => f.write_str("open"),
+            Self::Closed => f.write_str("closed"),
+        }
+    }
+}
+
+/// `local`, `local 1/4`, `open` or `closed`.
+impl FromStr for FailureMode {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "local" => return Ok(Self::Local),
+            "open" => return Ok(Self::Open),
+            "closed" => return Ok(Self::Closed),
+            _ => {}
+        }
+        let share = text.strip_prefix("local ").and_then(|share| {
+            let (parts, of) = share.trim().split_once('/')?;
+            Share::new(parts.parse().ok()?, of.parse().ok()?)
+        });
+        share.map(Self::LocalShare).ok_or_else(|| {
+            ConfigError::new(format!(
+                "{text:?} is not a failure mode; write `local`, `local 1/4`, `open` or `closed`"
+            ))
+        })
+    }
+}
+
+/// The counts of this process while a store fails, and whether it fails. The layers and limiters on one store share it.
+#[derive(Default)]
+pub(crate) struct Failover {
+    counts: OnceLock<MemoryStore>,
+    health: Health,
+}
+
+/// The failovers of the stores that are in use, since a store may have several layers.
+static FAILOVERS: LazyLock<Mutex<HashMap<StoreId, Weak<Failover>>>> = LazyLock::new(Mutex::default);
+
+impl Failover {
+    /// The failover of a store.
+    pub(crate) fn of(store: &impl Store) -> Arc<Self> {
+        let Some(id) = store.id() else { return Arc::default() };
+        let mut failovers = FAILOVERS.lock().unwrap_or_else(PoisonError::into_inner);
+        failovers.retain(|_, failover| failover.strong_count() > 0);
+        if let Some(failover) = failovers.get(&id).and_then(Weak::upgrade) {
+            return failover;
+        }
+        let failover = Arc::default();
+        failovers.insert(id, Arc::downgrade(&failover));
+        failover
+    }
+
+    /// Records a failure, with one warning per change of state.
+    pub(crate) fn failed(&self, error: &StoreError) {
+        if self.health.fails() {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(
+                %error,
+                source = error.source(),
+                "the store of the limits fails; until it replies, each policy applies its failure mode, by default counting \
+                 in this process"
+            );
+        }
+        let _ = error;
+    }
+
+    /// Records an answer of the store.
+    #[inline]
+    pub(crate) fn answered(&self) {
+        if self.health.answers() {
+            #[cfg(feature = "tracing")]
+            tracing::warn!("the store of the limits replies again; its own counts apply");
+        }
+    }
+
+    /// Decides in this process. The charges are those of [`LocalCharge::charge`].
+    pub(crate) fn decide(&self, operation: Operation, charges: &[Charge<'_>]) -> Reply {
+        let counts = self.counts.get_or_init(MemoryStore::new);
+        counts.decide(&[Request::new(operation, charges)])
+    }
+
+    /// Forgets what this process has counted.
+    pub(crate) fn reset(&self, charges: &[Charge<'_>]) {
+        if let Some(counts) = self.counts.get() {
+            // A memory store replies at once and does not fail.
+            drop(counts.decide(&[Request::new(Operation::Reset, charges)]));
+        }
+    }
+}
+
+impl fmt::Debug for Failover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failover").field("counts", &self.counts.get()).finish()
+    }
+}
+
+/// A limit and a cost as this process counts them.
+pub(crate) struct LocalCharge {
+    limit: Limit,
+    pub(crate) cost: u64,
+}
+
+impl LocalCharge {
+    /// The charge in this mode, if it is one that counts locally.
+    pub(crate) fn new(mode: FailureMode, operation: Operation, charge: &Charge<'_>) -> Option<Self> {
+        let limit = charge.limit.scaled(mode.share()?);
+        let cost = match operation {
+            Operation::Check | Operation::Peek => charge.cost.min(limit.quota()),
+            // What has happened counts in full, and a receipt holds the cost that was counted.
+            Operation::Charge | Operation::Refund { .. } | Operation::Reset => charge.cost,
+        };
+        Some(Self { limit, cost })
+    }
+
+    pub(crate) fn charge<'a>(&'a self, charge: &Charge<'a>) -> Charge<'a> {
+        Charge {
+            limit: &self.limit,
+            cost: self.cost,
+            ..*charge
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_a_line_of_text() {
+        for mode in [
+            FailureMode::Local,
+            FailureMode::local_share(1, 4),
+            FailureMode::Open,
+            FailureMode::Closed,
+        ] {
+            assert_eq!(mode.to_string().parse::<FailureMode>().ok(), Some(mode));
+        }
+        for wrong in [
+            "",
+            "Open",
+            "local 0/4",
+            "local 5/4",
+            "local 1/0",
+            "local x/y",
+            "share 1/4",
+        ] {
+            let error = wrong.parse::<FailureMode>().unwrap_err();
+            assert!(error.to_string().contains("`local 1/4`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn layers_on_one_store_share_a_failover_and_stores_do_not() {
+        let (one, other) = (MemoryStore::new(), MemoryStore::new());
+        let failover = Failover::of(&one);
+        assert!(Arc::ptr_eq(&failover, &Failover::of(&one.clone())));
+        assert!(Arc::ptr_eq(&failover, &Failover::of(&Arc::new(one))));
+        assert!(!Arc::ptr_eq(&failover, &Failover::of(&other)));
+    }
+}

@@ -1,0 +1,277 @@
+//! The permissions that a store needs in Redis, and the message that names the missing one.
+
+use std::borrow::Cow;
+
+/// The commands of the scripts.
+const COMMANDS: [&str; 18] = [
+    "time",
+    "get",
+    "set",
+    "setrange",
+    "unlink",
+    "pexpireat",
+    "pttl",
+    "zadd",
+    "zcard",
+    "zcount",
+    "zincrby",
+    "zrange",
+    "zrangebyscore",
+    "zrevrangebyscore",
+    "zrem",
+    "zremrangebyrank",
+    "zremrangebyscore",
+    "zscore",
+];
+
+/// The line that creates a user with the permissions of a store whose keys have this prefix. A strict user may run only the
+/// scripts that are loaded.
+fn acl_line(prefix: &str, strict: bool) -> String {
+    let (user, eval) = match strict {
+        true => ("strict-limiter", ""),
+        false => ("limiter", " +eval"),
+    };
+    let commands = COMMANDS.join(" +");
+    format!("ACL SETUSER {user} reset on >password ~{prefix}:* +ping{eval} +evalsha +{commands}")
+}
+
+/// What Redis replies, up to 7.0 and since 7.2, where a script calls a command that is not permitted.
+const IN_SCRIPT: [&str; 2] = ["The user executing the script", "ACL failure in script"];
+
+/// An error that Redis replies with until its settings or those of the store are changed.
+#[derive(Clone, Debug)]
+pub(super) struct Refusal {
+    /// The command that is not permitted, in upper case.
+    command: Option<String>,
+    /// The reply of Redis.
+    pub(super) error: String,
+}
+
+impl Refusal {
+    /// The refusal that this error of a script call is, if it is one.
+    pub(super) fn of_call(error: &str) -> Option<Self> {
+        const CODES: [&str; 4] = ["DENIED", "NOAUTH", "NOPERM", "WRONGPASS"];
+        const TEXTS: [&str; 4] = [
+            "no permissions to",
+            "nknown Redis command",
+            "unauthenticated",
+            "unknown command",
+        ];
+        let is_final = CODES.iter().any(|code| error.starts_with(code))
+            || TEXTS.iter().chain(&IN_SCRIPT).any(|text| error.contains(text));
+        is_final.then(|| Self::new(error))
+    }
+
+    /// The refusal that this error of a new connection is, if it is one.
+    pub(super) fn of_connection(error: &str) -> Option<Self> {
+        // Of a credential, or of the database.
+        let is_final = error.starts_with("ERR ") && !error.contains("max number of clients");
+        is_final.then(|| Self::new(error)).or_else(|| Self::of_call(error))
+    }
+
+    /// The refusal that this error of a command in the trial is, if it is one.
+    pub(super) fn of_trial(command: &str, error: &str) -> Option<Self> {
+        // `OOM` or `READONLY` may pass, and what has no code of its own is about the command.
+        let is_final = error.starts_with("ERR ") || Self::of_call(error).is_some();
+        is_final.then(|| Self {
+            command: Some(command.to_uppercase()),
+            error: error.to_owned(),
+        })
+    }
+
+    /// The same of a trial, which met it before its first command: of `TIME`, with which the script begins.
+    pub(super) fn before_the_commands(mut self) -> Self {
+        if self.command.is_none() && IN_SCRIPT.iter().any(|text| self.error.contains(text)) {
+            self.command = Some("TIME".to_owned());
+        }
+        self
+    }
+
+    pub(super) fn new(error: impl Into<String>) -> Self {
+        let error = error.into();
+        Self {
+            command: command_in(&error),
+            error,
+        }
+    }
+
+    /// Where the permission is missing, and what would grant it, for a store whose keys have this prefix.
+    pub(super) fn explain(&self, prefix: &str) -> String {
+        let error = &self.error;
+        let user = acl_line(prefix, false);
+        let user = format!("; a user that has all permissions of the store: `{user}` (Redis replied: {error})");
+        match self.command.as_deref() {
+            _ if error.starts_with("NOSCRIPT") => format!(
+                "Redis does not keep the script of the store, and `EVAL` does not load it (Redis replied: {error})"
+            ),
+            Some("EVAL") => {
+                let strict = acl_line(prefix, true);
+                format!(
+                    "Redis does not know the script of the store, and refuses `EVAL`, which would load it; load the texts of \
+                     `RedisStore::scripts()` with `SCRIPT LOAD` for a user such as `{strict}`, or permit `EVAL`{user}"
+                )
+            }
+            Some(command) if ["syntax error", "nknown"].iter().any(|text| error.contains(text)) => format!(
+                "this Redis has no command `{command}` as of Redis 6.2, which the store needs (Redis replied: {error})"
+            ),
+            Some(command) => format!(
+                "Redis refuses the command `{command}`; grant it with `+{}`{user}",
+                command.replace(' ', "|").to_lowercase()
+            ),
+            None if is_about_keys(error) => format!("Redis refuses the keys `{prefix}:*`{user}"),
+            None if is_about_credentials(error) => {
+                let url = "; they are part of the URL, `redis://user:password@host:6379`";
+                format!("Redis refuses the credentials{url}{user}")
+            }
+            None => format!("Redis refuses the connection (Redis replied: {error})"),
+        }
+    }
+}
+
+fn is_about_keys(error: &str) -> bool {
+    [
+        "access one of the keys",
+        "access a key",
+        "access at least one of the keys",
+    ]
+    .iter()
+    .any(|text| error.contains(text))
+}
+
+fn is_about_credentials(error: &str) -> bool {
+    ["AUTH", "WRONGPASS", "uthenticat"]
+        .iter()
+        .any(|text| error.contains(text))
+}
+
+/// `NOPERM this user has no permissions to run the 'evalsha' command`
+fn command_in(error: &str) -> Option<String> {
+    let (_, rest) = error.split_once("permissions to run the '")?;
+    let (command, _) = rest.split_once('\'')?;
+    Some(command.to_uppercase().replace('|', " "))
+}
+
+/// The text of an error of the system, of which some clients keep only the `Debug` text:
+/// `Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }`
+#[cfg_attr(not(feature = "fred"), expect(dead_code, reason = "redis-rs keeps the error"))]
+pub(super) fn plain(details: &str) -> Cow<'_, str> {
+    let is_debug = ["Os {", "Custom {"].iter().any(|begin| details.starts_with(begin));
+    let quoted = details.split_once('"').and_then(|(_, rest)| rest.rsplit_once('"'));
+    match (is_debug, quoted) {
+        (true, Some((message, _))) => message.replace("\\\"", "\"").into(),
+        _ => details.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{super::script::SCRIPT, *};
+
+    #[test]
+    fn the_readme_has_both_users() {
+        let readme = include_str!("../../../README.md");
+        for strict in [false, true] {
+            let line = acl_line("quota", strict);
+            assert!(readme.lines().any(|of_readme| of_readme == line), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_users_may_run_what_the_scripts_call_and_no_more() {
+        let calls = SCRIPT.source.split("call('").skip(1);
+        let called: BTreeSet<_> = calls
+            .filter_map(|rest| rest.split_once('\''))
+            .map(|(command, _)| command.to_lowercase())
+            .collect();
+        assert_eq!(called, COMMANDS.map(str::to_owned).into());
+    }
+
+    #[test]
+    fn the_trial_runs_each_command_that_the_scripts_call() {
+        let trial = include_str!("../../../lua/trial.lua");
+        let tried = trial.lines().filter_map(|line| line.trim().strip_prefix("{ '"));
+        let tried = tried.filter_map(|line| line.split_once('\''));
+        let tried = tried.map(|(command, _)| command.to_lowercase());
+        // The script begins with it.
+        let tried: BTreeSet<_> = tried.chain(["time".to_owned()]).collect();
+        assert_eq!(tried, COMMANDS.map(str::to_owned).into());
+    }
+
+    #[test]
+    fn a_refusal_names_what_is_missing() {
+        // As Redis 6.2, 7.0 and 7.2 reply.
+        for (error, names) in [
+            (
+                "NOPERM this user has no permissions to run the 'evalsha' command or its subcommand",
+                "`+evalsha`",
+            ),
+            (
+                "NOPERM This user has no permissions to run the 'evalsha' command",
+                "`EVALSHA`",
+            ),
+            (
+                "NOPERM User limiter has no permissions to run the 'cluster|slots' command",
+                "`+cluster|slots`",
+            ),
+            (
+                "NOPERM User limiter has no permissions to run the 'eval' command",
+                "`SCRIPT LOAD`",
+            ),
+            (
+                "NOPERM this user has no permissions to access one of the keys used as arguments",
+                "`shop:*`",
+            ),
+            ("NOPERM No permissions to access a key", "`shop:*`"),
+            ("NOAUTH Authentication required.", "credentials"),
+            (
+                "WRONGPASS invalid username-password pair or user is disabled.",
+                "credentials",
+            ),
+            ("ERR Protocol error: unauthenticated multibulk length", "credentials"),
+        ] {
+            let refusal = Refusal::of_call(error).unwrap_or_else(|| panic!("{error}"));
+            let text = refusal.explain("shop");
+            assert!(text.contains(names) && text.contains(error), "{text}");
+            assert!(
+                text.contains("`ACL SETUSER limiter reset on >password ~shop:* +ping "),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_may_pass_is_no_refusal() {
+        for error in [
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "READONLY You can't write against a read only replica.",
+            "LOADING Redis is loading the dataset in memory",
+            "BUSY Redis is busy running a script.",
+            "MASTERDOWN Link with MASTER is down",
+            "NOREPLICAS Not enough good replicas to write.",
+            "CLUSTERDOWN The cluster is down",
+            "ERR max number of clients reached",
+        ] {
+            assert!(Refusal::of_call(error).is_none(), "{error}");
+            assert!(Refusal::of_connection(error).is_none(), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_system_is_read_in_plain_words() {
+        for (details, text) in [
+            (
+                r#"Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }"#,
+                "Connection refused",
+            ),
+            (
+                r#"Custom { kind: Uncategorized, error: "failed to lookup address information" }"#,
+                "failed to lookup address information",
+            ),
+            ("Request timed out.", "Request timed out."),
+        ] {
+            assert_eq!(plain(details), text);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Tasks of the store.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::{runtime::Handle, task::JoinHandle};
+
+/// A task that ends with its owner.
+pub(super) struct AbortOnDrop<T>(pub(super) JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A future that goes on in a task of its own when it is dropped before it is ready.
+pub(super) struct DetachOnDrop<T: Send + 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
+
+impl<T: Send + 'static> DetachOnDrop<T> {
+    pub(super) fn new(future: impl Future<Output = T> + Send + 'static) -> Self {
+        Self(Some(Box::pin(future)))
+    }
+}
+
+impl<T: Send + 'static> Future for DetachOnDrop<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let Some(future) = &mut self.0 else {
+            return Poll::Pending;
+        };
+        let polled = future.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+impl<T: Send + 'static> Drop for DetachOnDrop<T> {
+    fn drop(&mut self) {
+        if let Some(future) = self.0.take() {
+            try_spawn(future);
+        }
+    }
+}
+
+/// Runs a future in a task, unless there is no runtime any longer.
+pub(super) fn try_spawn(future: impl Future<Output: Send + 'static> + Send + 'static) {
+    if let Ok(runtime) = Handle::try_current() {
+        spawn_on(&runtime, future);
+    }
+}
+
+pub(super) fn spawn(future: impl Future<Output: Send + 'static> + Send + 'static) {
+    spawn_on(&Handle::current(), future);
+}
+
+#[cfg(not(test))]
+fn spawn_on(runtime: &Handle, future: impl Future<Output: Send + 'static> + Send + 'static) {
+    runtime.spawn(future);
+}
+
+/// The simulation ends runtimes: each task belongs to the simulated runtime of the task that spawned it.
+#[cfg(test)]
+fn spawn_on(runtime: &Handle, future: impl Future<Output: Send + 'static> + Send + 'static) {
+    super::simulation::runtime::spawn_on(runtime, future);
+}

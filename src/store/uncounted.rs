@@ -1,0 +1,94 @@
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::{Answer, Charge, Operation, Outcome, Reply, Request, Verdict};
+use crate::Limit;
+
+/// Decides charges of [`Limit::Unlimited`] and [`Limit::DenyAll`] and requests without charges, which need no count, and
+/// passes all others to a store.
+pub(super) fn apart(requests: &[Request<'_>], decide: impl FnOnce(&[Request<'_>]) -> Reply) -> Reply {
+    let counted = |request: &Request<'_>| {
+        let charges = request.charges();
+        !charges.is_empty() && charges.iter().all(|charge| charge.limit().is_counted())
+    };
+    if requests.iter().all(counted) {
+        return decide(requests);
+    }
+    decide_apart(requests, decide)
+}
+
+/// What is known of a request before its other charges are decided.
+struct Part {
+    denied: bool,
+    /// One for each charge; `None` for those of the store.
+    verdicts: SmallVec<[Option<Verdict>; 1]>,
+}
+
+#[cold]
+fn decide_apart(requests: &[Request<'_>], decide: impl FnOnce(&[Request<'_>]) -> Reply) -> Reply {
+    let parts: Vec<Part> = requests.iter().map(part_of).collect();
+    let charges: Vec<Vec<Charge<'_>>> = requests
+        .iter()
+        .map(|request| {
+            let charges = request.charges().iter();
+            charges.filter(|charge| charge.limit().is_counted()).copied().collect()
+        })
+        .collect();
+    let counted = requests.iter().zip(&parts).zip(&charges);
+    let counted: Vec<Request<'_>> = counted
+        .filter(|(_, charges)| !charges.is_empty())
+        .map(|((request, part), charges)| match request.operation() {
+            // Nothing is charged, and each verdict states what is left.
+            Operation::Check if part.denied => Request::new(Operation::Peek, charges),
+            operation => Request::new(operation, charges),
+        })
+        .collect();
+
+    if counted.is_empty() {
+        let outcomes = parts.into_iter().map(|part| part.join(None));
+        return Reply::Ready(Ok(Answer::new(Duration::ZERO, outcomes)));
+    }
+    match decide(&counted) {
+        Reply::Ready(answer) => Reply::Ready(answer.map(|answer| join(parts, answer))),
+        Reply::Pending(answer) => {
+            Reply::Pending(Box::pin(async move { answer.await.map(|answer| join(parts, answer)) }))
+        }
+    }
+}
+
+fn part_of(request: &Request<'_>) -> Part {
+    let verdict = |charge: &Charge<'_>| {
+        let limit = charge.limit();
+        (!limit.is_counted()).then(|| Verdict::new(limit.quota(), None, Duration::ZERO))
+    };
+    let denies = request.charges().iter().any(|charge| *charge.limit() == Limit::DenyAll);
+    Part {
+        denied: denies && matches!(request.operation(), Operation::Check | Operation::Peek),
+        verdicts: request.charges().iter().map(verdict).collect(),
+    }
+}
+
+/// Puts the outcomes of the store where they belong.
+fn join(parts: Vec<Part>, mut answer: Answer) -> Answer {
+    let mut outcomes = std::mem::take(&mut answer.outcomes).into_iter();
+    let joined = parts.into_iter().map(|part| {
+        let counted = part.verdicts.iter().any(Option::is_none);
+        let outcome = if counted { outcomes.next() } else { None };
+        part.join(outcome)
+    });
+    answer.outcomes = joined.collect();
+    answer
+}
+
+impl Part {
+    fn join(self, counted: Option<Outcome>) -> Outcome {
+        let allowed = !self.denied && counted.as_ref().is_none_or(|outcome| outcome.allowed);
+        let mut counted = counted.into_iter().flat_map(|outcome| outcome.verdicts);
+        let verdicts = self
+            .verdicts
+            .into_iter()
+            .filter_map(|verdict| verdict.or_else(|| counted.next()));
+        Outcome::new(allowed, verdicts)
+    }
+}

@@ -1,0 +1,359 @@
+//! What `connect` finds out before it returns, and what is found later.
+
+use std::{
+    error::Error,
+    fs,
+    time::{Duration, Instant},
+};
+
+use tokio::net::TcpListener;
+use tower_quota::{
+    ClientLibrary, ConfigError, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
+    store::{ErrorKind, Operation},
+};
+
+use crate::support::{Cluster, Log, Redis, each_client, eventually, try_decide};
+
+each_client! {
+    a_missing_command_is_named
+    a_missing_key_pattern_is_named
+    a_strict_user_needs_the_script
+    a_trial_leaves_nothing_behind
+    a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout
+    a_redis_that_never_replies_is_an_error_after_the_connect_timeout
+    a_redis_that_cannot_write_yet_is_waited_for
+    a_redis_that_starts_within_the_connect_timeout_is_waited_for
+    a_lazy_store_logs_a_refusal_once
+    a_lazy_store_logs_that_redis_is_away_in_plain_words
+    a_password_that_is_changed_later_is_logged_once
+    a_permission_that_is_lost_later_is_logged_once
+}
+
+fn builder(library: ClientLibrary) -> RedisStoreBuilder {
+    RedisStore::builder()
+        .client_library(library)
+        .deadline(Duration::from_secs(2))
+}
+
+fn limit() -> Limit {
+    SlidingLog::per_minute(100).into()
+}
+
+async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
+    builder(library).connect(url).await.expect("Redis permits it")
+}
+
+async fn answers(store: &RedisStore) -> bool {
+    try_decide(store, Operation::Check, &limit(), "k", 1).await.is_ok()
+}
+
+const PLAIN: &str = "ACL SETUSER limiter ";
+const STRICT: &str = "ACL SETUSER strict-limiter ";
+
+/// The line of the README that begins with this.
+fn line(begin: &str) -> String {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    let readme = fs::read_to_string(readme).expect("the README");
+    let line = readme.lines().find(|line| line.starts_with(begin));
+    line.expect("the README has the line of the user").to_owned()
+}
+
+/// Makes a user by this line.
+async fn set_user(redis: &Redis, line: &str) {
+    redis.command::<()>("ACL", line.split(' ').skip(1)).await;
+}
+
+fn url(redis: &Redis, user: &str) -> String {
+    redis.url().replace("://", &format!("://{user}:password@"))
+}
+
+async fn refusal(builder: RedisStoreBuilder, url: &str) -> String {
+    let error = builder.connect(url).await.expect_err("Redis refuses");
+    assert!(!error.to_string().contains(":password"), "{error}");
+    error.to_string()
+}
+
+async fn a_missing_command_is_named(library: ClientLibrary) {
+    let redis = Redis::start();
+    let line = line(PLAIN);
+    let granted: Vec<_> = line.split(' ').filter_map(|word| word.strip_prefix('+')).collect();
+    assert!(granted.len() > 20, "{line}");
+    for command in granted {
+        let without = format!("{line} ").replace(&format!(" +{command} "), " ");
+        set_user(&redis, without.trim_end()).await;
+        redis.command::<()>("SCRIPT", ["FLUSH"]).await;
+        let connected = builder(library).connect(&url(&redis, "limiter")).await;
+        if command == "ping" {
+            drop(connected.expect("a check needs no `PING`"));
+            continue;
+        }
+        let error = connected.expect_err(command).to_string();
+        assert!(
+            error.contains(&format!("`{}`", command.to_uppercase())),
+            "{command}: {error}"
+        );
+        assert!(error.contains(&format!("`{line}`")), "{command}: {error}");
+    }
+}
+
+async fn a_missing_key_pattern_is_named(library: ClientLibrary) {
+    let redis = Redis::start();
+    // Redis 6.2 has no patterns for reading alone.
+    let reading = redis.cli(&["ACL", "SETUSER", "reader", "%R~quota:*"]).starts_with("OK");
+    let patterns = if reading {
+        &["~other:*", "%R~quota:*"][..]
+    } else {
+        &["~other:*"]
+    };
+    for pattern in patterns {
+        set_user(&redis, &line(PLAIN).replace("~quota:*", pattern)).await;
+        let error = refusal(builder(library), &url(&redis, "limiter")).await;
+        assert!(error.contains("the keys `quota:*`"), "{error}");
+        assert!(error.contains(&format!("`{}`", line(PLAIN))), "{error}");
+    }
+
+    set_user(&redis, &line(PLAIN)).await;
+    let error = refusal(builder(library).prefix("shop:quota"), &url(&redis, "limiter")).await;
+    assert!(
+        error.contains("the keys `shop:quota:*`") && error.contains(" ~shop:quota:* "),
+        "{error}"
+    );
+}
+
+async fn a_strict_user_needs_the_script(library: ClientLibrary) {
+    let redis = Redis::start();
+    set_user(&redis, &line(STRICT)).await;
+    let error = refusal(builder(library), &url(&redis, "strict-limiter")).await;
+    assert!(error.contains("`SCRIPT LOAD`") && error.contains("`EVAL`"), "{error}");
+    assert!(error.contains(&format!("`{}`", line(STRICT))), "{error}");
+
+    for script in RedisStore::scripts() {
+        redis.command::<()>("SCRIPT", ["LOAD", script]).await;
+    }
+    assert!(answers(&connect(library, &url(&redis, "strict-limiter")).await).await);
+}
+
+async fn a_trial_leaves_nothing_behind(library: ClientLibrary) {
+    let redis = Redis::start();
+    set_user(&redis, &line(PLAIN).replace(" +zrem ", " ")).await;
+    refusal(builder(library), &url(&redis, "limiter")).await;
+    drop(connect(library, &redis.url()).await);
+    assert_eq!(redis.command::<u64>("DBSIZE", [""; 0]).await, 0);
+}
+
+/// The cause of an error, which is in plain words.
+fn cause(error: &ConfigError) -> String {
+    let cause = error.source().expect("a cause").to_string();
+    assert!(!cause.is_empty() && !cause.contains(['{', '"']), "{cause}");
+    cause
+}
+
+const SHORT: Duration = Duration::from_millis(300);
+
+async fn a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout(library: ClientLibrary) {
+    let redis = Redis::not_started();
+    let started = Instant::now();
+    let connected = builder(library)
+        .connect_timeout(SHORT)
+        .connect(&url(&redis, "user"))
+        .await;
+    assert!(started.elapsed() >= SHORT, "{:?}", started.elapsed());
+    let error = connected.unwrap_err();
+    assert!(error.to_string().contains("300ms"), "{error}");
+    assert!(error.to_string().contains("`connect_lazy`"), "{error}");
+    assert!(cause(&error).starts_with("Connection refused"), "{}", cause(&error));
+}
+
+async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(library: ClientLibrary) {
+    // The system accepts the connections.
+    let silent = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = silent.local_addr().expect("a bound port");
+    for user in ["", "user:password@"] {
+        let url = format!("redis://{user}{address}");
+        let connected = builder(library).connect_timeout(SHORT).connect(&url).await;
+        let error = connected.unwrap_err();
+        assert!(!cause(&error).contains("password"), "{}", cause(&error));
+    }
+}
+
+async fn a_redis_that_cannot_write_yet_is_waited_for(library: ClientLibrary) {
+    let redis = Redis::start();
+    redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
+    let connected = builder(library).connect_timeout(SHORT).connect(&redis.url()).await;
+    let error = connected.unwrap_err();
+    assert!(cause(&error).contains("READONLY"), "{}", cause(&error));
+
+    let url = redis.url();
+    let connecting = tokio::spawn(async move { builder(library).connect(&url).await });
+    redis.command::<()>("REPLICAOF", ["NO", "ONE"]).await;
+    let store = connecting.await.expect("no panic").expect("it is a primary again");
+    assert!(answers(&store).await);
+}
+
+async fn a_redis_that_starts_within_the_connect_timeout_is_waited_for(library: ClientLibrary) {
+    let mut redis = Redis::not_started();
+    let url = redis.url();
+    let patient = builder(library).connect_timeout(Duration::from_secs(60));
+    let connecting = tokio::spawn(async move { patient.connect(&url).await });
+    tokio::task::yield_now().await;
+    redis.restart();
+    let store = connecting.await.expect("no panic").expect("Redis is there");
+    assert!(answers(&store).await);
+}
+
+fn errors(log: &Log) -> Vec<String> {
+    let text = log.text();
+    text.lines()
+        .filter(|line| line.contains("ERROR"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Waits until an error is logged, makes some checks more, and gives back the only one.
+async fn the_only_error(log: &Log, store: &RedisStore) -> String {
+    eventually("the refusal is logged", async || !errors(log).is_empty()).await;
+    for _ in 0..10 {
+        let error = try_decide(store, Operation::Check, &limit(), "k", 1).await;
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Refused);
+    }
+    let mut errors = errors(log);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    errors.remove(0)
+}
+
+async fn a_lazy_store_logs_a_refusal_once(library: ClientLibrary) {
+    let log = Log::capture();
+    let redis = Redis::start();
+    set_user(&redis, &line(PLAIN).replace(" +zadd ", " ")).await;
+    let store = builder(library)
+        .connect_lazy(&url(&redis, "limiter"))
+        .expect("a good URL");
+    let logged = the_only_error(&log, &store).await;
+    assert!(
+        logged.contains(&refusal(builder(library), &url(&redis, "limiter")).await),
+        "{logged}"
+    );
+
+    let error = store.ready().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(logged.contains(&error.to_string()), "{error}");
+
+    set_user(&redis, &line(PLAIN)).await;
+    store.ready().await.expect("it may now");
+    assert!(answers(&store).await);
+}
+
+async fn a_lazy_store_logs_that_redis_is_away_in_plain_words(library: ClientLibrary) {
+    let log = Log::capture();
+    let mut redis = Redis::not_started();
+    let store = builder(library).connect_timeout(SHORT).connect_lazy(&redis.url());
+    let store = store.expect("a good URL");
+    eventually("it is logged", async || log.text().contains("Redis cannot be used yet")).await;
+    let text = log.text();
+    assert!(text.contains("Connection refused"), "{text}");
+    assert!(!text.contains("Os {") && !text.contains("Err("), "{text}");
+
+    redis.restart();
+    store.ready().await.expect("Redis is there");
+    assert!(answers(&store).await);
+    eventually("it is logged", async || log.text().contains("Redis can be used now")).await;
+    assert_eq!(log.text().matches("Redis cannot be used yet").count(), 1);
+}
+
+async fn a_password_that_is_changed_later_is_logged_once(library: ClientLibrary) {
+    let log = Log::capture();
+    let redis = Redis::start();
+    set_user(&redis, &line(PLAIN)).await;
+    let store = connect(library, &url(&redis, "limiter")).await;
+
+    // Its connections end with the old one.
+    redis.command::<()>("ACL", ["DELUSER", "limiter"]).await;
+    set_user(&redis, &line(PLAIN).replace(">password", ">another")).await;
+    eventually("checks are refused", async || {
+        let check = try_decide(&store, Operation::Check, &limit(), "k", 1).await;
+        check.is_err_and(|error| error.kind() == ErrorKind::Refused)
+    })
+    .await;
+    let logged = the_only_error(&log, &store).await;
+    assert!(
+        logged.contains("credentials") && logged.contains("WRONGPASS"),
+        "{logged}"
+    );
+}
+
+async fn a_permission_that_is_lost_later_is_logged_once(library: ClientLibrary) {
+    let log = Log::capture();
+    let redis = Redis::start();
+    set_user(&redis, &line(PLAIN)).await;
+    let store = connect(library, &url(&redis, "limiter")).await;
+    assert!(answers(&store).await);
+
+    redis.command::<()>("ACL", ["SETUSER", "limiter", "-zadd"]).await;
+    assert!(!answers(&store).await);
+    let logged = the_only_error(&log, &store).await;
+    assert!(logged.contains("`ZADD`") && logged.contains(&line(PLAIN)), "{logged}");
+}
+
+#[tokio::test]
+async fn a_client_of_the_application_logs_a_refusal_once() {
+    let log = Log::capture();
+    let redis = Redis::start();
+    let store = RedisStore::builder().deadline(Duration::from_secs(2));
+    let store = store.client(redis.client().await.clone()).expect("a good client");
+    redis.command::<()>("ACL", ["SETUSER", "default", "-zadd"]).await;
+    assert!(!answers(&store).await);
+    let logged = the_only_error(&log, &store).await;
+    assert!(logged.contains("`ZADD`"), "{logged}");
+    let error = store.ready().await.unwrap_err();
+    assert!(logged.contains(&error.to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn a_client_of_redis_rs_that_may_not_is_an_error() {
+    let redis = Redis::start();
+    set_user(&redis, &line(PLAIN).replace(" +zadd ", " ")).await;
+    let client = redis::Client::open(url(&redis, "limiter")).expect("a good URL");
+    let error = RedisStore::builder().redis_rs_client(&client).await.unwrap_err();
+    assert!(error.to_string().contains("`ZADD`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
+    let cluster = Cluster::start().await;
+    let url = cluster.url().replace("://", "://limiter:password@");
+    let connect = async || builder(ClientLibrary::RedisRs).connect(&url).await;
+    for primary in &cluster.primaries {
+        set_user(primary, &line(PLAIN)).await;
+    }
+    let error = connect().await.unwrap_err().to_string();
+    // Redis 6.2 does not name the subcommand.
+    let named = error.contains("`CLUSTER SLOTS`") && error.contains("`+cluster|slots`");
+    assert!(
+        named || error.contains("`CLUSTER`") && error.contains("`+cluster`"),
+        "{error}"
+    );
+
+    for primary in &cluster.primaries {
+        set_user(primary, &format!("{} +cluster|slots", line(PLAIN))).await;
+    }
+    assert!(answers(&connect().await.expect("all nodes have it")).await);
+
+    for primary in &cluster.primaries {
+        primary.command::<()>("ACL", ["SETUSER", "limiter", "-zrem"]).await;
+        let error = connect().await.unwrap_err().to_string();
+        assert!(error.contains("`ZREM`"), "{error}");
+        primary.command::<()>("ACL", ["DELUSER", "limiter"]).await;
+        let error = connect().await.unwrap_err().to_string();
+        assert!(error.contains("credentials") && error.contains("WRONGPASS"), "{error}");
+        set_user(primary, &format!("{} +cluster|slots", line(PLAIN))).await;
+    }
+}
+
+#[tokio::test]
+async fn a_connect_timeout_of_zero_or_without_end_is_an_error() {
+    for timeout in [Duration::ZERO, Duration::MAX] {
+        let builder = RedisStore::builder().connect_timeout(timeout);
+        let error = builder.connect_lazy("redis://127.0.0.1:1").unwrap_err();
+        assert!(error.to_string().contains("such as 5 s"), "{error}");
+    }
+}

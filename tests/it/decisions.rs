@@ -1,0 +1,442 @@
+//! Scenes in which decisions were wrong, in every store.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use tower_quota::{
+    FixedWindow, Key, Limit, MemoryStore, SlidingCounter, SlidingLog, TokenBucket,
+    limit::Calendar,
+    store::{Charge, Operation, Outcome, Reply, Request, Store},
+};
+
+use crate::support::{Bench, Clock, Redis, berlin, decide};
+
+macro_rules! in_every_store {
+    ($($test:ident)*) => {
+        mod memory_store {$(
+            #[tokio::test]
+            async fn $test() {
+                super::$test(crate::support::Bench::memory_store().await).await;
+            }
+        )*}
+
+        mod redis_store {$(
+            #[tokio::test]
+            async fn $test() {
+                super::$test(crate::support::Bench::redis_store().await).await;
+            }
+        )*}
+    };
+}
+
+in_every_store! {
+    charges_beyond_the_limit_count_for_one_window
+    a_refund_finds_what_was_admitted_before_charges_beyond_the_limit
+    a_refund_finds_charges_beyond_the_limit_that_were_merged
+    a_flood_of_charges_beyond_the_limit_is_a_bounded_number_of_entries
+    a_refund_of_a_bucket_gives_back_no_token_that_has_come_back
+    a_refund_of_what_was_taken_last_gives_back_all_of_it
+    a_cost_above_the_burst_waits_until_the_bucket_is_full
+    a_log_from_which_1000_entries_expire_with_a_heavy_one_admits_what_the_others_leave
+    a_clock_set_back_after_1000_entries_expired_loses_no_entry
+    a_debt_of_many_full_charges_is_clamped_and_forgotten_in_order
+    a_large_count_of_a_counter_is_judged_by_a_window_of_a_year
+    one_check_removes_fewer_than_1000_of_the_entries_that_have_expired
+    a_wait_looks_past_entries_that_have_expired_and_are_still_there
+    a_wait_that_would_read_more_than_1000_entries_is_a_lower_bound
+    a_reset_looks_past_entries_of_a_clock_that_is_gone
+    a_refund_reads_fewer_than_1000_entries
+    a_merge_reads_fewer_than_1000_entries
+    a_bucket_at_its_largest_debt_settles_what_has_come
+    a_window_at_its_largest_debt_counts_no_more
+    entries_of_one_time_expire_by_weight
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+const WINDOW: Duration = Duration::from_secs(10);
+
+fn remaining(outcome: &Outcome) -> u64 {
+    outcome.verdicts[0].remaining
+}
+
+async fn charges_beyond_the_limit_count_for_one_window(bench: Bench) {
+    let limit = SlidingLog::per_minute(10).into();
+    assert!(bench.check(&limit, 10).await.allowed);
+    for _ in 0..6 {
+        bench.advance(40 * SECOND).await;
+        bench.charge(&limit, 1).await;
+    }
+    // The last minute holds the charges at 200 s and 240 s.
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 8);
+    bench.advance(25 * SECOND).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 9, "only the charge at 240 s");
+}
+
+async fn a_refund_finds_what_was_admitted_before_charges_beyond_the_limit(bench: Bench) {
+    let limit = SlidingLog::per_minute(10).into();
+    let admitted_at = bench.now();
+    assert!(bench.check(&limit, 10).await.allowed);
+    for _ in 0..3 {
+        bench.advance(10 * MILLISECOND).await;
+        bench.charge(&limit, 1).await;
+    }
+    assert_eq!(remaining(&bench.refund(&limit, 10, admitted_at).await), 7);
+    assert_eq!(remaining(&bench.refund(&limit, 10, admitted_at - 1_000_000).await), 7);
+}
+
+async fn a_refund_finds_charges_beyond_the_limit_that_were_merged(bench: Bench) {
+    let limit = SlidingLog::per_minute(10).into();
+    bench.charge(&limit, 12).await;
+    bench.advance(SECOND).await;
+    // A thousandth of the window is 60 ms.
+    let start = bench.now().next_multiple_of(60_000);
+    bench.advance(Duration::from_micros(start - bench.now())).await;
+    for _ in 0..3 {
+        bench.charge(&limit, 2).await;
+        bench.advance(10 * MILLISECOND).await;
+    }
+    bench.refund(&limit, 2, start).await;
+    bench.refund(&limit, 1, start + 20_000).await;
+    bench.advance(59 * SECOND).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 7, "3 of 6 were given back");
+    bench.advance(SECOND).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 10);
+}
+
+async fn a_flood_of_charges_beyond_the_limit_is_a_bounded_number_of_entries(bench: Bench) {
+    let limit = SlidingLog::new(10, 2 * SECOND).into();
+    for _ in 0..4 {
+        bench.charge_each(&limit, 500).await;
+        bench.advance(MILLISECOND / 2).await;
+    }
+    if let Some(members) = bench.members().await {
+        assert!(members <= 13, "{members} members");
+    }
+    // In order, they leave the window with the last one of their two milliseconds.
+    bench.advance(2 * SECOND).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 10);
+}
+
+async fn a_refund_of_a_bucket_gives_back_no_token_that_has_come_back(bench: Bench) {
+    let limit = TokenBucket::per_second(1).burst(10).into();
+    let admitted_at = bench.now();
+    assert!(bench.check(&limit, 5).await.allowed);
+    bench.advance(4 * SECOND).await;
+    assert!(bench.check(&limit, 6).await.allowed);
+    // Without the first five: a full bucket of ten, less six.
+    assert_eq!(remaining(&bench.refund(&limit, 5, admitted_at).await), 4);
+    assert_eq!(
+        remaining(&bench.refund(&limit, 5, admitted_at).await),
+        5,
+        "one more was missing"
+    );
+}
+
+async fn a_refund_of_what_was_taken_last_gives_back_all_of_it(bench: Bench) {
+    let limit = TokenBucket::per_second(1).burst(10).into();
+    assert!(bench.check(&limit, 9).await.allowed);
+    bench.advance(SECOND).await;
+    let admitted_at = bench.now();
+    assert!(bench.check(&limit, 1).await.allowed);
+    bench.advance(3 * SECOND).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 4);
+    // The tokens that came were those of the nine.
+    assert_eq!(remaining(&bench.refund(&limit, 1, admitted_at).await), 5);
+}
+
+async fn a_cost_above_the_burst_waits_until_the_bucket_is_full(bench: Bench) {
+    let limit = TokenBucket::per_second(1).burst(10).into();
+    assert!(bench.check(&limit, 4).await.allowed);
+    for cost in [11, 100, 999_999_999_999_999] {
+        let denied = bench.check(&limit, cost).await;
+        assert!(!denied.allowed);
+        assert_eq!(denied.verdicts[0].retry_after, Some(4 * SECOND), "{cost}");
+    }
+}
+
+async fn a_log_from_which_1000_entries_expire_with_a_heavy_one_admits_what_the_others_leave(bench: Bench) {
+    let limit = SlidingLog::new(5_000, 10 * SECOND).into();
+    assert!(bench.check(&limit, 100).await.allowed);
+    bench.advance(MILLISECOND).await;
+    bench.charge_each(&limit, 1_500).await;
+    bench.advance(5 * SECOND).await;
+    bench.charge_each(&limit, 500).await;
+    bench.advance(5 * SECOND).await;
+    // The heavy one is removed, and the others that have expired weigh 1: none of them counts.
+    let admitted = bench.check(&limit, 4_000).await;
+    assert!(admitted.allowed, "{admitted:?}");
+    assert_eq!(remaining(&admitted), 500);
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 500);
+}
+
+async fn a_clock_set_back_after_1000_entries_expired_loses_no_entry(bench: Bench) {
+    let limit = SlidingLog::new(6_000, 10 * SECOND).into();
+    bench.charge_each(&limit, 5_000).await;
+    bench.advance(12 * SECOND).await;
+    bench.check(&limit, 6_000).await;
+    bench.set_back(1_500 * MILLISECOND).await;
+    // 998 of the expired ones at most were removed, and the heavy one lies ahead.
+    for _ in 0..3 {
+        let outcome = bench.peek(&limit, 1).await;
+        assert_eq!(outcome.verdicts.len(), 1);
+    }
+    let denied = bench.check(&limit, 6_000).await;
+    assert!(!denied.allowed || remaining(&denied) == 0);
+}
+
+async fn a_debt_of_many_full_charges_is_clamped_and_forgotten_in_order(bench: Bench) {
+    const LARGEST: u64 = 999_999_999_999_999;
+    let limit = SlidingLog::new(10, 20 * SECOND).into();
+    for _ in 0..12 {
+        bench.charge(&limit, LARGEST).await;
+        bench.advance(SECOND).await;
+    }
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 0);
+    // Five were counted, the fifth in part, and of each later one 1.
+    bench.advance(12 * SECOND).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 3);
+    bench.advance(3 * SECOND).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 6);
+}
+
+async fn a_large_count_of_a_counter_is_judged_by_a_window_of_a_year(bench: Bench) {
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+    let (daily, yearly) = (
+        SlidingCounter::per_day(585_000).into(),
+        SlidingCounter::new(10, YEAR).into(),
+    );
+    // Both windows begin here.
+    bench.set("2027-01-01T00:00Z[UTC]").await;
+    let year = YEAR.as_micros() as u64;
+    let start = bench.now().next_multiple_of(year);
+    bench.advance(Duration::from_micros(start - bench.now())).await;
+    assert!(bench.check(&daily, 585_000).await.allowed);
+    assert!(!bench.check(&yearly, 1).await.allowed);
+    assert_eq!(remaining(&bench.charge(&yearly, 1).await), 0);
+
+    bench.advance(YEAR).await;
+    let denied = bench.check(&yearly, 1).await;
+    let wait = denied.verdicts[0].retry_after.expect("the year before counts");
+    bench.advance(wait - Duration::from_micros(1)).await;
+    assert!(!bench.check(&yearly, 1).await.allowed);
+    bench.advance(Duration::from_micros(1)).await;
+    assert!(bench.check(&yearly, 1).await.allowed);
+}
+
+async fn one_check_removes_fewer_than_1000_of_the_entries_that_have_expired(bench: Bench) {
+    let limit = SlidingLog::new(5_000, 10 * SECOND).into();
+    bench.charge_each(&limit, 3_000).await;
+    bench.advance(10 * SECOND).await;
+    for left in [2_006, 1_012, 18, 1] {
+        assert!(bench.check(&limit, 1).await.allowed);
+        bench.advance(MILLISECOND).await;
+        if let Some(members) = bench.members().await {
+            assert!(
+                (left..=left + 4).contains(&members),
+                "{members} members instead of {left}"
+            );
+        }
+    }
+}
+
+async fn a_wait_looks_past_entries_that_have_expired_and_are_still_there(bench: Bench) {
+    let limit = SlidingLog::new(3_000, 10 * SECOND).into();
+    bench.charge_each(&limit, 2_000).await;
+    bench.advance(5 * SECOND).await;
+    bench.charge_each(&limit, 1_000).await;
+    bench.advance(5 * SECOND).await;
+    let denied = bench.check(&limit, 3_000).await;
+    assert_eq!(denied.verdicts[0].retry_after, Some(5 * SECOND));
+    assert_eq!(remaining(&denied), 2_000);
+}
+
+async fn a_wait_that_would_read_more_than_1000_entries_is_a_lower_bound(bench: Bench) {
+    let limit = SlidingLog::new(4_000, 10 * SECOND).into();
+    bench.charge_each(&limit, 1_500).await;
+    bench.advance(5 * SECOND).await;
+    bench.charge_each(&limit, 1_500).await;
+    bench.charge(&limit, 2).await;
+    bench.advance(5 * SECOND).await;
+    let denied = bench.check(&limit, 4_000).await;
+    assert_eq!(denied.verdicts[0].retry_after, Some(Duration::from_micros(1)));
+    let denied = bench.check(&limit, 4_000).await;
+    assert_eq!(denied.verdicts[0].retry_after, Some(5 * SECOND));
+}
+
+async fn a_reset_looks_past_entries_of_a_clock_that_is_gone(bench: Bench) {
+    let limit = SlidingLog::new(3_000, 10 * SECOND).into();
+    bench.charge_each(&limit, 2_500).await;
+    bench.set_back(20 * SECOND).await;
+    assert!(bench.check(&limit, 1).await.allowed);
+    bench.advance(SECOND).await;
+    let denied = bench.peek(&limit, 3_000).await;
+    assert!(!denied.allowed);
+    assert_eq!(denied.verdicts[0].reset_after, 9 * SECOND);
+}
+
+async fn a_refund_reads_fewer_than_1000_entries(bench: Bench) {
+    let limit = SlidingLog::new(3_000, 10 * SECOND).into();
+    let admitted_at = bench.now();
+    bench.charge_each(&limit, 2_000).await;
+    let refunded = remaining(&bench.refund(&limit, 2_000, admitted_at).await);
+    assert!((1_900..2_000).contains(&refunded), "{refunded} of 3000");
+}
+
+async fn a_merge_reads_fewer_than_1000_entries(bench: Bench) {
+    let exact = SlidingLog::new(3_000, 10 * SECOND);
+    bench.set("2027-01-15T08:00Z[UTC]").await;
+    bench.charge_each(&exact.into(), 2_000).await;
+    bench.advance(SECOND).await;
+    let coarse = exact.precision(4).into();
+    bench.charge(&coarse, 1).await;
+    // Those that were not merged leave first.
+    bench.advance(9 * SECOND).await;
+    let left = remaining(&bench.peek(&coarse, 1).await);
+    assert!(left < 2_100, "{left} of 3000: fewer than 1000 were merged");
+    bench.peek(&coarse, 1).await;
+    let left = remaining(&bench.peek(&coarse, 1).await);
+    assert!(
+        (2_000..2_100).contains(&left),
+        "{left} of 3000: more than 900 were merged"
+    );
+}
+
+async fn a_bucket_at_its_largest_debt_settles_what_has_come(bench: Bench) {
+    let limit = TokenBucket::new(7, 10 * MILLISECOND).into();
+    let full = |outcome: &Outcome| outcome.verdicts[0].reset_after;
+    let most = full(&bench.charge(&limit, 999_999_999_999_999).await);
+    bench.advance(30 * MILLISECOND).await;
+    // 21 tokens have come, and one is taken.
+    let charged = full(&bench.charge(&limit, 1).await);
+    let due = most - 30 * MILLISECOND + Duration::from_micros(1_429);
+    assert!(
+        charged.abs_diff(due) <= Duration::from_micros(1),
+        "{charged:?} instead of {due:?}"
+    );
+}
+
+async fn a_window_at_its_largest_debt_counts_no_more(bench: Bench) {
+    const LARGEST: u64 = 999_999_999_999_999;
+    let limit = FixedWindow::new(10, WINDOW).into();
+    let admitted_at = bench.now();
+    for _ in 0..6 {
+        bench.charge(&limit, LARGEST).await;
+    }
+    // Less than five of them were counted.
+    for left in [0, 0, 0, 0, 10] {
+        assert_eq!(remaining(&bench.refund(&limit, LARGEST, admitted_at).await), left);
+    }
+}
+
+async fn entries_of_one_time_expire_by_weight(bench: Bench) {
+    let limit = SlidingLog::new(5_000, WINDOW).into();
+    for weight in [20, 5] {
+        bench.charge(&limit, weight).await;
+    }
+    bench.charge_each(&limit, 994).await;
+    bench.advance(WINDOW / 2).await;
+    bench.charge(&limit, 2).await;
+    bench.advance(WINDOW / 2).await;
+    // The lighter ones are removed first, and 20 of those that have expired is left.
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 5_000 - 22);
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 5_000 - 2);
+}
+
+/// By its clock, the calendar that the store guesses does not fit.
+#[tokio::test]
+async fn a_calendar_that_is_guessed_wrong_charges_no_other_request_of_the_call_twice() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    clock.set(
+        "2062-05-04T12:00Z"
+            .parse::<jiff::Timestamp>()
+            .expect("a moment")
+            .as_microsecond() as u64,
+    );
+    clock.tell(&redis).await;
+    let store = clock.redis_store(&redis).await;
+    let log = SlidingLog::per_minute(5).into();
+    let month = FixedWindow::calendar(9, Calendar::Month, berlin()).into();
+    let keys = ["a", "b", "c"].map(Key::from);
+    let others = [
+        [Charge::new("log", &log, &keys[0], 1)],
+        [Charge::new("log", &log, &keys[1], 1)],
+        [Charge::new("month", &month, &keys[2], 1)],
+    ];
+    let checks = others.each_ref().map(|charges| Request::new(Operation::Check, charges));
+    let answer = store.decide(&checks).await.expect("Redis answers");
+    let left: Vec<_> = answer.outcomes.iter().map(remaining).collect();
+    assert_eq!(left, [4, 4, 8]);
+}
+
+/// Each reading of the clock takes a microsecond, and another thread may run before the time is used.
+#[test]
+fn decisions_about_one_key_come_in_the_order_of_their_times() {
+    const CHECKS: u64 = 2_000;
+    let time = Arc::new(AtomicU64::new(1_800_000_000_000_000));
+    let store = MemoryStore::new().clock(move || {
+        let now = time.fetch_add(1, Ordering::Relaxed);
+        thread::yield_now();
+        Duration::from_micros(now)
+    });
+    let limit: Limit = FixedWindow::per_day(1_000_000).into();
+    for charges in [1, 2] {
+        let (store, limit) = (&store, &limit);
+        let mut seen: Vec<(Duration, u64)> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(move || {
+                        let keys = [Key::from("k"), Key::from("l")];
+                        let charges: Vec<_> = keys[..charges]
+                            .iter()
+                            .map(|key| Charge::new("test", limit, key, 1))
+                            .collect();
+                        let check = || match store.decide(&[Request::new(Operation::Check, &charges)]) {
+                            Reply::Ready(answer) => answer.expect("memory answers"),
+                            Reply::Pending(_) => panic!("memory answers at once"),
+                        };
+                        let answers = (0..CHECKS).map(|_| check());
+                        answers
+                            .map(|answer| (answer.server_time, remaining(&answer.outcomes[0])))
+                            .collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            let seen = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+            seen.flatten().collect()
+        });
+
+        seen.sort_unstable();
+        let early = seen.windows(2).find(|pair| pair[0].1 <= pair[1].1);
+        assert_eq!(early, None, "what remains is less at a later time");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_is_decided_at_one_time() {
+    let time = Arc::new(AtomicU64::new(1_800_000_000_000_000));
+    let store = MemoryStore::new().clock(move || Duration::from_micros(time.fetch_add(1, Ordering::Relaxed)));
+    let limit = Limit::from(FixedWindow::per_day(5));
+    let keys = ["a", "b", "a", "c"].map(Key::from);
+    let charges = keys.each_ref().map(|key| [Charge::new("test", &limit, key, 1)]);
+    let mut requests: Vec<_> = charges
+        .iter()
+        .map(|charges| Request::new(Operation::Check, charges))
+        .collect();
+    // A key that comes and goes with one call is not among the keys.
+    requests.push(Request::new(Operation::Reset, &charges[1]));
+    let answer = store.decide(&requests).await.expect("memory answers");
+    let resets: Vec<_> = answer.outcomes[..4]
+        .iter()
+        .map(|outcome| outcome.verdicts[0].reset_after)
+        .collect();
+    assert!(resets.iter().all(|reset| *reset == resets[0]), "{resets:?}");
+    assert_eq!((store.len(), remaining(&answer.outcomes[2])), (2, 3));
+    assert_eq!(remaining(&decide(&store, Operation::Peek, &limit, "b", 1).await), 5);
+}

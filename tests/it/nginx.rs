@@ -1,0 +1,182 @@
+//! A shared cache in front of the layer: nginx, which stores whatever it may.
+
+use std::{
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{Router, body::Body};
+use http::{Method, Request, Response, StatusCode, request::Parts};
+use hyper_util::rt::TokioIo;
+use tempfile::TempDir;
+use tokio::net::UnixStream;
+use tower_quota::{
+    FailureMode, KeyExtractor, Limit, Policy, RateLimitLayer, SlidingLog, key,
+    response::{self, Grpc, Plain},
+    store::Store,
+};
+
+use crate::support::{Broken, Received, Says, eventually, serve};
+
+/// An nginx of the test's own, which listens on a Unix socket in its folder and ends with it.
+struct Nginx {
+    process: Child,
+    folder: TempDir,
+}
+
+impl Nginx {
+    /// Starts a cache in front of this server, and waits until it listens.
+    async fn start(upstream: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder for nginx");
+        std::fs::write(folder.path().join("nginx.conf"), config(upstream)).expect("a file");
+        let process = Command::new("nginx")
+            .args(["-e", "stderr", "-c", "nginx.conf", "-p"])
+            .arg(folder.path())
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("nginx runs; this test needs it on the PATH");
+
+        let nginx = Self { process, folder };
+        eventually("nginx listens", async || {
+            UnixStream::connect(nginx.socket()).await.is_ok()
+        })
+        .await;
+        nginx
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("nginx.sock")
+    }
+
+    /// The response to a request, and whether it comes from the cache.
+    async fn send(&self, request: Request<Body>) -> (Received, bool) {
+        let stream = UnixStream::connect(self.socket()).await.expect("nginx listens");
+        let (mut client, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .expect("a connection");
+        tokio::spawn(connection);
+        let response = client.send_request(request).await.expect("nginx answers");
+        let received = Received::read(response).await;
+        let hit = received.field("x-cache") == Some("HIT");
+        (received, hit)
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Every status is stored, whatever the method, and a path has one entry.
+fn config(upstream: &str) -> String {
+    let temporary =
+        ["client_body", "fastcgi", "proxy", "scgi", "uwsgi"].map(|kind| format!("{kind}_temp_path {kind};\n"));
+    format!(
+        "daemon off;
+        master_process off;
+        pid nginx.pid;
+        events {{}}
+        http {{
+            access_log off;
+            {}
+            proxy_cache_path cache keys_zone=cache:1m;
+            server {{
+                listen unix:nginx.sock;
+                location / {{
+                    proxy_pass {upstream};
+                    proxy_http_version 1.1;
+                    proxy_cache cache;
+                    proxy_cache_key $uri;
+                    proxy_cache_methods GET HEAD POST;
+                    proxy_cache_valid any 10m;
+                    add_header x-cache $upstream_cache_status always;
+                }}
+            }}
+        }}",
+        temporary.concat(),
+    )
+}
+
+/// The caller whose requests are rejected.
+const ATTACKER: &str = "attacker";
+
+fn from_the_attacker(parts: &Parts) -> bool {
+    parts.headers.contains_key(ATTACKER)
+}
+
+fn request(method: Method, content_type: &str) -> http::request::Builder {
+    Request::builder()
+        .method(method)
+        .uri("/app.js")
+        .header("host", "example.com")
+        .header("content-type", content_type)
+}
+
+/// A server whose cache meets this request of the attacker first, and then those of other callers.
+async fn the_cache_has_no_response_of(layer: RateLimitLayer, method: Method, content_type: &str, status: u16) {
+    let upstream = serve(Router::new().fallback(async || "the page").layer(layer)).await;
+    let nginx = Nginx::start(&upstream).await;
+
+    let attack = request(method.clone(), content_type).header(ATTACKER, "1");
+    let (rejected, _) = nginx.send(attack.body(Body::empty()).expect("a good request")).await;
+    assert_eq!(rejected.status, status);
+    assert_ne!(rejected.body, "the page", "the layer responds");
+
+    for cached in [false, true] {
+        let other = request(Method::GET, "text/plain");
+        let (received, hit) = nginx.send(other.body(Body::empty()).expect("a good request")).await;
+        assert_eq!(
+            (received.status, &received.body[..]),
+            (StatusCode::OK, &b"the page"[..]),
+            "after {status} to {method} {content_type}"
+        );
+        // The second time shows that the cache works.
+        assert_eq!(hit, cached, "after {status} to {method} {content_type}");
+    }
+}
+
+fn layer(store: impl Store, limit: impl Into<Limit>, key: Arc<dyn KeyExtractor>) -> RateLimitLayer {
+    let policy = Policy::new("attacker", limit).key(key).only(from_the_attacker);
+    RateLimitLayer::new(store, policy.failure_mode(FailureMode::Closed))
+}
+
+fn denied() -> RateLimitLayer {
+    let all = Arc::new(key::constant("all"));
+    layer(Says::denied(Duration::from_secs(30)), SlidingLog::per_minute(1), all)
+}
+
+#[tokio::test]
+async fn a_denial_of_a_request_that_looks_like_grpc_is_not_stored() {
+    the_cache_has_no_response_of(denied(), Method::GET, "application/grpc", 429).await;
+    the_cache_has_no_response_of(denied(), Method::POST, "application/grpc", 200).await;
+    the_cache_has_no_response_of(denied(), Method::POST, "application/grpc-web+proto", 200).await;
+    the_cache_has_no_response_of(denied().format(Grpc::new()), Method::GET, "application/grpc", 429).await;
+}
+
+#[tokio::test]
+async fn no_response_of_the_layer_is_stored() {
+    struct User;
+
+    let limit = SlidingLog::per_minute(1);
+    let all = || Arc::new(key::constant("all"));
+    let user = Arc::new(key::extension::<User>(|_| String::new()));
+    for (layer, status) in [
+        (denied(), 429),
+        (denied().format(Plain), 429),
+        (layer(Broken::default(), Limit::DenyAll, all()), 429),
+        (layer(Broken::default(), limit, Arc::new(key::header("x-user-id"))), 400),
+        (layer(Broken::default(), limit, user), 500),
+        (layer(Broken::default(), limit, all()), 503),
+        (
+            denied().format(response::from_fn(|_, _| Response::new("something less".into()))),
+            200,
+        ),
+    ] {
+        the_cache_has_no_response_of(layer, Method::GET, "text/plain", status).await;
+    }
+}

@@ -1,0 +1,82 @@
+//! Handlers that block the threads of the runtime: the process stands still, and Redis does not.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Empty;
+use tokio::{runtime::Builder, task::JoinSet};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_quota::{ClientLibrary, FailureMode, Policy, RateLimitLayer, RedisStore, SlidingLog, key};
+
+use crate::support::Redis;
+
+/// How many of 100 requests at once reach a handler that blocks its thread, behind a limit of 5 a minute.
+fn admitted(library: ClientLibrary, workers: usize, blocks: Duration) -> usize {
+    let redis = Redis::start();
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(workers)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let builder = RedisStore::builder().client_library(library);
+        let store = builder.connect(&redis.url()).await.expect("the URL is good");
+        store.ready().await.expect("Redis replies");
+
+        let admitted = Arc::new(AtomicUsize::new(0));
+        let reached = admitted.clone();
+        let policy = Policy::new("login", SlidingLog::per_minute(5)).key(key::constant("k"));
+        let service = RateLimitLayer::new(store, policy)
+            .failure_mode(FailureMode::Open)
+            .layer(service_fn(move |_: Request<()>| {
+                reached.fetch_add(1, Ordering::Relaxed);
+                // A password hash on the thread of the runtime.
+                thread::sleep(blocks);
+                std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Empty::<Bytes>::new())))
+            }));
+
+        let mut requests = JoinSet::new();
+        for _ in 0..100 {
+            requests.spawn(service.clone().oneshot(Request::new(())));
+        }
+        for response in requests.join_all().await {
+            response.expect("the service does not fail");
+        }
+        admitted.load(Ordering::Relaxed)
+    })
+}
+
+#[test]
+fn handlers_that_block_two_threads_for_a_while_let_no_request_pass_uncounted() {
+    for library in [ClientLibrary::Fred, ClientLibrary::RedisRs] {
+        for blocks in [60, 120] {
+            assert_eq!(
+                admitted(library, 2, Duration::from_millis(blocks)),
+                5,
+                "{library:?}, {blocks} ms"
+            );
+        }
+    }
+}
+
+#[test]
+fn handlers_that_block_four_threads_for_longer_than_the_deadline_let_no_request_pass_uncounted() {
+    for library in [ClientLibrary::Fred, ClientLibrary::RedisRs] {
+        assert_eq!(admitted(library, 4, Duration::from_millis(250)), 5, "{library:?}");
+    }
+}
+
+#[test]
+fn a_handler_that_blocks_the_only_thread_lets_no_request_pass_uncounted() {
+    for library in [ClientLibrary::Fred, ClientLibrary::RedisRs] {
+        assert_eq!(admitted(library, 1, Duration::from_millis(250)), 5, "{library:?}");
+    }
+}
