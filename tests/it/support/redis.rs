@@ -1,9 +1,10 @@
 use std::{
     env,
     io::{BufRead, BufReader},
-    net::TcpListener,
+    net::{TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::Mutex,
 };
 
 use fred::{
@@ -219,11 +220,23 @@ pub(crate) fn folder_in_memory() -> TempDir {
 
 /// A port that is free, and of a cluster's node the port for its bus, which is 10,000 higher; neither is one that the
 /// system gives to outgoing connections.
+///
+/// A server takes its port later than it is chosen, and a server that is started again takes the same one. Until this
+/// process ends, no other test gets it: the UDP port of the same number, which no server uses, is held for that.
 pub(crate) fn free_port() -> u16 {
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    static HELD: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
+
+    fn hold(port: u16) -> Option<UdpSocket> {
+        let held = UdpSocket::bind(("127.0.0.1", port)).ok()?;
+        TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(held)
+    }
     std::iter::repeat_with(|| fastrand::u16(10_000..22_000))
         .take(1_000)
-        .find(|port| free(port) && free(&(port + 10_000)))
+        .find_map(|port| {
+            let ports = [hold(port)?, hold(port + 10_000)?];
+            HELD.lock().expect("no test panics while it holds a port").extend(ports);
+            Some(port)
+        })
         .expect("a free port")
 }
 
@@ -249,21 +262,27 @@ pub(crate) fn server() -> Command {
 }
 
 fn launch(mut command: Command, port: u16, settings: &[String], folder: &TempDir) -> Option<Child> {
-    let mut server = command
+    let server = command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
         .args(settings)
         .arg("--dir")
-        .arg(folder.path())
+        .arg(folder.path());
+    start(server, "eady to accept connections")
+}
+
+/// A server that has written this to its log; `None` if it ends before.
+///
+/// An answer on its port would prove less, since it could be another server's.
+pub(crate) fn start(server: &mut Command, ready: &str) -> Option<Child> {
+    let mut server = server
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .expect("redis-server starts; `.ci/test` installs it");
-
-    // Its log, and not an answer on the port, which could be another server's.
     let log = BufReader::new(server.stdout.take().expect("a pipe"));
     let mut lines = log.lines().map_while(Result::ok);
-    if lines.any(|line| line.contains("eady to accept connections")) {
+    if lines.any(|line| line.contains(ready)) {
         return Some(server);
     }
     let _ = server.wait();

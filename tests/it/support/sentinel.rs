@@ -1,20 +1,18 @@
-use std::{
-    fs,
-    process::{Child, Stdio},
-};
+use std::{fs, process::Child};
 
 use tempfile::TempDir;
 
 use super::{
     Redis, eventually,
-    redis::{cli, folder_in_memory, free_port, server},
+    redis::{cli, folder_in_memory, free_port, server, start},
 };
 
 /// A primary with two replicas, and three sentinels who watch them.
 pub(crate) struct Sentinel {
+    // They end first: a sentinel that finds another test's server on the primary's port would join the sentinels of that one.
+    watchers: Vec<Watcher>,
     pub(crate) primary: Redis,
     pub(crate) replicas: Vec<Redis>,
-    watchers: Vec<Watcher>,
 }
 
 struct Watcher {
@@ -64,9 +62,9 @@ impl Sentinel {
             .collect();
 
         let sentinel = Self {
+            watchers,
             primary,
             replicas,
-            watchers,
         };
         for watcher in &sentinel.watchers {
             eventually("the sentinel knows all the others", async || {
@@ -136,13 +134,7 @@ impl Watcher {
             folder.path().display()
         );
         fs::write(&file, settings).expect("the sentinel's settings");
-        let process = server()
-            .arg(&file)
-            .arg("--sentinel")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("redis-server starts; `.ci/test` installs it");
+        let process = start(server().arg(&file).arg("--sentinel"), "+monitor").expect("the sentinel starts");
         Self {
             port,
             process,
