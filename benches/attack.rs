@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tower_quota::{
     Key, Limit, MemoryStore, SlidingLog, TokenBucket,
-    store::{Charge, Operation, Reply, Request, Store},
+    store::{Charge, Operation, Store, StoreFuture, StoreRequest},
 };
 
 const CALLERS: u64 = 1_000_000;
@@ -61,9 +61,9 @@ impl Run {
             let key = Key::from(caller);
             let charges = [Charge::new("bench", limit, &key, 1)];
             let start = on_processor();
-            let reply = store.decide(&[Request::new(Operation::Check, &charges)]);
+            let reply = store.decide(&[StoreRequest::new(Operation::Check, &charges)]);
             times.push((on_processor() - start).saturating_sub(reading));
-            assert!(matches!(reply, Reply::Ready(Ok(answer)) if answer.outcomes[0].allowed));
+            assert!(matches!(reply, StoreFuture::Ready(Ok(answer)) if answer.outcomes[0].allowed));
         }
 
         times.sort_unstable();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tower_quota::{
     FixedWindow, Key, Limit, MemoryStore, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
-    store::{Charge, Operation, Request, Store},
+    store::{Charge, Operation, Store, StoreRequest},
 };
 
 const ROUNDS: usize = 4_000;
@@ -57,7 +57,7 @@ async fn ratio(store: &impl Store, limit: &Limit) -> f64 {
             let charges = [Charge::new("bench", limit, &key, cost)];
             let start = Instant::now();
             let answer = store
-                .decide(&[Request::new(Operation::Check, &charges)])
+                .decide(&[StoreRequest::new(Operation::Check, &charges)])
                 .await
                 .expect("an answer");
             times.push(start.elapsed());

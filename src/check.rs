@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::{
     Decision, Denial, FailureMode, Limit, PolicyDecision,
     decision::PolicyDecisions,
-    store::{Answer, Charge, ErrorKind, LocalCharge, Operation, Reply, Request, StoreError},
+    store::{Charge, ErrorKind, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 impl PolicyDecision {
@@ -46,7 +46,7 @@ pub(crate) enum Asked {
 
 /// A decision on its way.
 pub(crate) struct Pending {
-    answer: Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>,
+    answer: Pin<Box<dyn Future<Output = Result<StoreResponse, StoreError>> + Send>>,
     operation: Operation,
     undecided: Option<Decision>,
 }
@@ -64,15 +64,15 @@ pub(crate) fn ask(operation: Operation, undecided: Decision) -> Asked {
         [policy] => policy
             .terms
             .store
-            .decide(&[Request::new(operation, &[policy.charge()])]),
+            .decide(&[StoreRequest::new(operation, &[policy.charge()])]),
         several => {
             let charges: SmallVec<[Charge<'_>; 4]> = several.iter().map(PolicyDecision::charge).collect();
-            several[0].terms.store.decide(&[Request::new(operation, &charges)])
+            several[0].terms.store.decide(&[StoreRequest::new(operation, &charges)])
         }
     };
     match reply {
-        Reply::Ready(answer) => Asked::Decided(conclude(answer, operation, undecided)),
-        Reply::Pending(answer) => Asked::Pending(Pending {
+        StoreFuture::Ready(answer) => Asked::Decided(conclude(answer, operation, undecided)),
+        StoreFuture::Pending(answer) => Asked::Pending(Pending {
             answer,
             operation,
             undecided: Some(undecided),
@@ -114,7 +114,7 @@ impl Future for Pending {
 
 #[inline]
 fn conclude(
-    answer: Result<Answer, StoreError>,
+    answer: Result<StoreResponse, StoreError>,
     operation: Operation,
     mut undecided: Decision,
 ) -> Result<Decision, StoreError> {
@@ -134,9 +134,9 @@ fn conclude(
 }
 
 #[inline]
-fn settle(answer: &Answer, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
+fn settle(answer: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
     match answer.outcomes.first() {
-        Some(outcome) if outcome.verdicts.len() == undecided.as_slice().len() => {
+        Some(outcome) if outcome.states.len() == undecided.as_slice().len() => {
             let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
             undecided.settle(answer, outcome, charged);
             Ok(())
@@ -181,7 +181,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     let scaled = decision.as_slice().iter().zip(&charges);
     let scaled: Vec<Charge<'_>> = scaled.map(|(policy, charge)| charge.charge(&policy.charge())).collect();
     if !scaled.is_empty()
-        && let Reply::Ready(answer) = failover.decide(operation, &scaled)
+        && let StoreFuture::Ready(answer) = failover.decide(operation, &scaled)
     {
         drop(scaled);
         settle(&answer?, operation, &mut decision)?;
@@ -197,7 +197,7 @@ fn reset_locally(undecided: &Decision) {
 }
 
 /// Gives back what a policy was charged, where that was counted.
-pub(crate) fn refund(decision: &Decision, policy: &PolicyDecision) -> Reply {
+pub(crate) fn refund(decision: &Decision, policy: &PolicyDecision) -> StoreFuture {
     let operation = Operation::Refund {
         admitted_at: policy.decided_at,
     };
@@ -207,6 +207,6 @@ pub(crate) fn refund(decision: &Decision, policy: &PolicyDecision) -> Reply {
         .and_then(|_| LocalCharge::new(policy.failure_mode(), operation, &charge));
     match local {
         Some(local) => policy.terms.failover.decide(operation, &[local.charge(&charge)]),
-        None => policy.terms.store.decide(&[Request::new(operation, &[charge])]),
+        None => policy.terms.store.decide(&[StoreRequest::new(operation, &[charge])]),
     }
 }

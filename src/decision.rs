@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::{
     FailureMode, Key,
     policy::{Quota, Terms},
-    store::{Answer, Outcome, Store, StoreError, Verdict},
+    store::{ChargeState, Outcome, Store, StoreError, StoreResponse},
 };
 
 /// What came of a check.
@@ -173,14 +173,14 @@ impl Decision {
 
     /// Notes what the store said, where it lies, before there are clones.
     #[inline]
-    pub(crate) fn settle(&mut self, answer: &Answer, outcome: &Outcome, charged: bool) {
+    pub(crate) fn settle(&mut self, answer: &StoreResponse, outcome: &Outcome, charged: bool) {
         let Some(inner) = Arc::get_mut(&mut self.0) else {
             return;
         };
         inner.allowed = outcome.allowed;
         inner.server_time = answer.server_time;
         *inner.receipt_taken.get_mut() = !charged;
-        for (policy, verdict) in inner.policies.iter_mut().zip(&outcome.verdicts) {
+        for (policy, verdict) in inner.policies.iter_mut().zip(&outcome.states) {
             policy.settle(verdict, answer.server_time);
         }
     }
@@ -323,7 +323,7 @@ impl PolicyDecision {
         }
     }
 
-    fn settle(&mut self, verdict: &Verdict, server_time: Duration) {
+    fn settle(&mut self, verdict: &ChargeState, server_time: Duration) {
         self.decided_at = verdict.decided_at.unwrap_or(server_time);
         self.denial = verdict.retry_after.map(|_| Denial::QuotaExceeded);
         self.remaining = verdict.remaining;

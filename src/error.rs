@@ -18,7 +18,7 @@ impl ConfigError {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "redis-rs", feature = "serde"))]
+    #[cfg(any(feature = "fred", feature = "redis", feature = "serde"))]
     pub(crate) fn because(
         message: impl Into<Cow<'static, str>>,
         source: impl Into<Box<dyn Error + Send + Sync>>,

@@ -60,10 +60,10 @@
 //! | feature | default | what it turns on |
 //! | --- | --- | --- |
 //! | `fred` | yes | [`RedisStore`] through the client fred: one server, or Sentinel |
-//! | `fred-rustls` | | TLS for it: `rediss://` |
-//! | `fred-unix-sockets` | | Redis on a Unix socket: `redis+unix:///run/redis.sock` |
-//! | `redis-rs` | | [`RedisStore`] through the client redis-rs: a cluster, and by choice all that fred does |
-//! | `redis-rs-rustls` | | TLS for it: `rediss://` |
+//! | `enable-rustls-ring` | | TLS for it: `rediss://` |
+//! | `unix-sockets` | | Redis on a Unix socket: `redis+unix:///run/redis.sock` |
+//! | `redis` | | [`RedisStore`] through the client redis-rs: a cluster, and by choice all that fred does |
+//! | `tokio-rustls-comp` | | TLS for it: `rediss://` |
 //! | `axum` | | [`key::route`](fn@key::route), the peer that axum saw for [`key::ip`](fn@key::ip), and [`Decision`] as an extractor |
 //! | `tonic` | | the peer that tonic saw, and [`RateLimit`] around a single tonic service |
 //! | `tonic-tls` | | the peer behind the TLS of tonic's own server |
@@ -100,7 +100,7 @@ pub mod store;
 pub use self::axum::MissingDecision;
 #[cfg(feature = "serde")]
 pub use self::policies::Policies;
-#[cfg(any(feature = "fred", feature = "redis-rs"))]
+#[cfg(any(feature = "fred", feature = "redis"))]
 pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,

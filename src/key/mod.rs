@@ -53,7 +53,7 @@ use http::request::Parts;
 #[cfg(feature = "axum")]
 pub use self::request::{Route, route};
 pub(crate) use self::secret::Secret;
-#[cfg(any(feature = "fred", feature = "redis-rs"))]
+#[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::secret::ShortSecret;
 pub use self::{
     combine::{FromFn, IntoExtracted, Or, from_fn},

@@ -17,7 +17,7 @@ const MIN_SECRET: usize = 16;
 
 impl Secret {
     /// For the keys of callers in a store.
-    #[cfg(any(feature = "fred", feature = "redis-rs"))]
+    #[cfg(any(feature = "fred", feature = "redis"))]
     pub(crate) fn for_stored_keys(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
         Self::derive("tower-quota 2026 keys of callers", secret.as_ref())
     }
@@ -75,7 +75,7 @@ mod tests {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "redis-rs"))]
+    #[cfg(any(feature = "fred", feature = "redis"))]
     #[test]
     fn a_digest_of_one_purpose_is_none_of_another() {
         let secret = "0123456789abcdef";

@@ -2,7 +2,7 @@ use std::{fmt, net::Ipv4Addr};
 
 use smallvec::SmallVec;
 
-#[cfg(any(feature = "fred", feature = "redis-rs"))]
+#[cfg(any(feature = "fred", feature = "redis"))]
 use super::Secret;
 use super::{header, request};
 
@@ -153,7 +153,7 @@ impl Key {
     }
 
     /// A keyed hash of this key.
-    #[cfg(any(feature = "fred", feature = "redis-rs"))]
+    #[cfg(any(feature = "fred", feature = "redis"))]
     pub(crate) fn hashed(&self, secret: &Secret) -> Self {
         let digest = u128::from_be_bytes(secret.digest(&self.text));
         Self::plain("keyed", format_args!("{digest:032x}"))

@@ -135,7 +135,7 @@ impl FixedWindow {
     }
 
     /// For `lua/fixed_window.lua`: the length, and whether windows are aligned.
-    #[cfg(any(feature = "fred", feature = "redis-rs"))]
+    #[cfg(any(feature = "fred", feature = "redis"))]
     pub(crate) fn length(&self) -> Option<(u64, bool)> {
         match self.kind {
             Kind::Anchored(window) => Some((window.as_micros() as u64, false)),
@@ -160,7 +160,7 @@ impl FixedWindow {
     }
 
     /// For `lua/fixed_window.lua`: the boundaries of calendar windows around a guess of the time; none for other windows.
-    #[cfg(any(feature = "fred", feature = "redis-rs"))]
+    #[cfg(any(feature = "fred", feature = "redis"))]
     pub(crate) fn boundaries(&self, guess: u64) -> Option<[u64; 4]> {
         if self.length().is_some() {
             return None;

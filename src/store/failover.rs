@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak},
 };
 
-use super::{Charge, MemoryStore, Operation, Reply, Request, Store, StoreError, StoreId};
+use super::{Charge, MemoryStore, Operation, Store, StoreError, StoreFuture, StoreId, StoreRequest};
 use crate::{ConfigError, Limit, health::Health, limit::Share};
 
 /// What happens to requests while the store fails.
@@ -19,14 +19,14 @@ use crate::{ConfigError, Limit, health::Health, limit::Share};
 ///
 /// ```
 /// use tower_quota::{FailureMode, Limiter, Policy, SlidingLog};
-/// use tower_quota::store::{ErrorKind, Reply, Request, Store, StoreError};
+/// use tower_quota::store::{ErrorKind, StoreFuture, StoreRequest, Store, StoreError};
 ///
 /// /// A Redis that is down.
 /// struct Down;
 ///
 /// impl Store for Down {
-///     fn decide(&self, _: &[Request<'_>]) -> Reply {
-///         Reply::Ready(Err(StoreError::new(ErrorKind::Unreachable, "connection refused")))
+///     fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
+///         StoreFuture::Ready(Err(StoreError::new(ErrorKind::Unreachable, "connection refused")))
 ///     }
 /// }
 ///
@@ -202,16 +202,16 @@ impl Failover {
     }
 
     /// Decides in this process. The charges are those of [`LocalCharge::charge`].
-    pub(crate) fn decide(&self, operation: Operation, charges: &[Charge<'_>]) -> Reply {
+    pub(crate) fn decide(&self, operation: Operation, charges: &[Charge<'_>]) -> StoreFuture {
         let counts = self.counts.get_or_init(MemoryStore::new);
-        counts.decide(&[Request::new(operation, charges)])
+        counts.decide(&[StoreRequest::new(operation, charges)])
     }
 
     /// Forgets what this process has counted.
     pub(crate) fn reset(&self, charges: &[Charge<'_>]) {
         if let Some(counts) = self.counts.get() {
             // A memory store replies at once and does not fail.
-            drop(counts.decide(&[Request::new(Operation::Reset, charges)]));
+            drop(counts.decide(&[StoreRequest::new(Operation::Reset, charges)]));
         }
     }
 }

@@ -1,6 +1,6 @@
 use std::borrow::Cow;
 
-use super::{Charge, Operation, Request, Verdict};
+use super::{Charge, ChargeState, Operation, StoreRequest};
 use crate::limit::MAX_QUOTA;
 
 /// A request in which no two charges are on the same key.
@@ -15,7 +15,7 @@ pub(super) struct Folded<'a> {
 pub(super) struct Folds(Option<Box<[usize]>>);
 
 /// Adds up the charges that a request has on one key.
-pub(super) fn fold<'a>(request: &Request<'a>) -> Folded<'a> {
+pub(super) fn fold<'a>(request: &StoreRequest<'a>) -> Folded<'a> {
     let charges = request.charges();
     let repeats =
         |(position, charge): (usize, &Charge<'_>)| charges[..position].iter().any(|earlier| earlier.same_key(charge));
@@ -47,12 +47,12 @@ fn add_up<'a>(charges: &[Charge<'a>]) -> (Cow<'a, [Charge<'a>]>, Folds) {
 
 impl Folds {
     /// A verdict for each charge, from those for each key.
-    pub(super) fn unfold(&self, verdicts: &[Verdict]) -> impl Iterator<Item = Verdict> {
+    pub(super) fn unfold(&self, states: &[ChargeState]) -> impl Iterator<Item = ChargeState> {
         let places = self.0.as_deref();
-        let charges = places.map_or(verdicts.len(), <[usize]>::len);
+        let charges = places.map_or(states.len(), <[usize]>::len);
         (0..charges).filter_map(move |charge| {
             let place = places.map_or(charge, |places| places[charge]);
-            verdicts.get(place).copied()
+            states.get(place).copied()
         })
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use self::shard::{Id, Shard};
 use super::{
-    Answer, Charge, Operation, Outcome, Reply, Request, Store, StoreId, Verdict,
+    Charge, ChargeState, Operation, Outcome, Store, StoreFuture, StoreId, StoreRequest, StoreResponse,
     fold::{Folded, fold},
 };
 use crate::limit::{Change, Standing, State};
@@ -191,9 +191,9 @@ impl Store for MemoryStore {
         Some(StoreId::of(&self.shared))
     }
 
-    fn decide(&self, requests: &[Request<'_>]) -> Reply {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let (now, outcomes) = self.shared.decide(requests);
-        Reply::Ready(Ok(Answer {
+        StoreFuture::Ready(Ok(StoreResponse {
             server_time: Duration::from_micros(now),
             outcomes,
         }))
@@ -242,7 +242,7 @@ fn micros(time: Duration) -> u64 {
 
 impl Shared {
     #[inline]
-    fn decide(&self, requests: &[Request<'_>]) -> (u64, SmallVec<[Outcome; 1]>) {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> (u64, SmallVec<[Outcome; 1]>) {
         if let [request] = requests
             && let [charge] = request.charges()
             && request.operation() != Operation::Reset
@@ -285,14 +285,14 @@ impl Shared {
         };
         let outcome = Outcome {
             allowed,
-            verdicts: [decided.verdict].into(),
+            states: [decided.verdict].into(),
         };
         (now, outcome)
     }
 
     /// All requests are decided at one time, under the locks of all of their keys.
     #[inline(never)] // it would make the frame of the plain case large
-    fn decide_all(&self, requests: &[Request<'_>]) -> (u64, SmallVec<[Outcome; 1]>) {
+    fn decide_all(&self, requests: &[StoreRequest<'_>]) -> (u64, SmallVec<[Outcome; 1]>) {
         let folded: SmallVec<[Folded<'_>; 1]> = requests.iter().map(fold).collect();
         let ids = folded.iter().map(|request| {
             let charges = request.charges.iter();
@@ -317,9 +317,9 @@ impl Shared {
         for id in ids {
             shards.of(id.hash).remove(id);
         }
-        let untouched = |charge: &Charge<'_>| Verdict::new(charge.limit().quota(), None, Duration::ZERO);
-        let verdicts: SmallVec<[Verdict; 4]> = request.charges.iter().map(untouched).collect();
-        Outcome::new(true, request.folds.unfold(&verdicts))
+        let untouched = |charge: &Charge<'_>| ChargeState::new(charge.limit().quota(), None, Duration::ZERO);
+        let states: SmallVec<[ChargeState; 4]> = request.charges.iter().map(untouched).collect();
+        Outcome::new(true, request.folds.unfold(&states))
     }
 
     fn decide_several(
@@ -364,8 +364,8 @@ impl Shared {
                 *evicted += u64::from(shard.insert(id, state, decided, expires_at, now));
             }
         }
-        let verdicts: SmallVec<[Verdict; 4]> = decided.iter().map(|decided| decided.verdict).collect();
-        Outcome::new(allowed, folds.unfold(&verdicts))
+        let states: SmallVec<[ChargeState; 4]> = decided.iter().map(|decided| decided.verdict).collect();
+        Outcome::new(allowed, folds.unfold(&states))
     }
 }
 
@@ -435,7 +435,7 @@ struct Step<'a> {
 
 /// What was decided about a charge.
 struct Decided {
-    verdict: Verdict,
+    verdict: ChargeState,
     /// When the count expires, if anything was added or taken back.
     expires_at: Option<u64>,
     /// Until when a check of cost 1 is denied; 0 if it is not.
@@ -496,7 +496,7 @@ impl<'a> Step<'a> {
             *state = unsettled;
         }
         Decided {
-            verdict: Verdict::new(room, retry_after, Duration::from_micros(reset)),
+            verdict: ChargeState::new(room, retry_after, Duration::from_micros(reset)),
             expires_at: changed.then_some(now + reset),
             denies_until: if room == 0 { now.saturating_add(wait_for_one) } else { 0 },
         }

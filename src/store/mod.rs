@@ -6,9 +6,9 @@
 mod failover;
 mod fold;
 mod memory;
-#[cfg(any(feature = "fred", feature = "redis-rs"))]
+#[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) mod redis;
-#[cfg(any(feature = "fred", feature = "redis-rs"))]
+#[cfg(any(feature = "fred", feature = "redis"))]
 mod uncounted;
 
 use std::{
@@ -36,18 +36,18 @@ use crate::{Key, Limit, limit::MAX_QUOTA, policy::Quota};
 /// fit, and only then is anything counted. A request without charges is admitted, and so is a charge of
 /// [`Limit::Unlimited`]. A check of [`Limit::DenyAll`] is denied and has no `retry_after`. Nothing is counted for these.
 ///
-/// A store that wraps another one passes the requests on and changes the [`Reply`]:
+/// A store that wraps another one passes the requests on and changes the [`StoreFuture`]:
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
-/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::{Reply, Request, Store, StoreId}};
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::{StoreFuture, StoreRequest, Store, StoreId}};
 ///
 /// /// Counts how often a store is asked.
 /// #[derive(Debug)]
 /// struct Counted<S>(S, &'static AtomicUsize);
 ///
 /// impl<S: Store> Store for Counted<S> {
-///     fn decide(&self, requests: &[Request<'_>]) -> Reply {
+///     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
 ///         self.1.fetch_add(requests.len(), Ordering::Relaxed);
 ///         self.0.decide(requests)
 ///     }
@@ -74,7 +74,7 @@ use crate::{Key, Limit, limit::MAX_QUOTA, policy::Quota};
 )]
 pub trait Store: Send + Sync + 'static {
     /// Decides the requests one after the other.
-    fn decide(&self, requests: &[Request<'_>]) -> Reply;
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture;
 
     /// The identity of the counts: equal for stores that share them, such as clones.
     ///
@@ -87,7 +87,7 @@ pub trait Store: Send + Sync + 'static {
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
-    fn decide(&self, requests: &[Request<'_>]) -> Reply {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         (**self).decide(requests)
     }
 
@@ -110,12 +110,12 @@ impl StoreId {
 
 /// What is asked of a store: an operation on one charge or several.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct StoreRequest<'a> {
     operation: Operation,
     charges: &'a [Charge<'a>],
 }
 
-impl<'a> Request<'a> {
+impl<'a> StoreRequest<'a> {
     /// An operation on these charges; several on one key of one policy are added up.
     #[must_use]
     pub fn new(operation: Operation, charges: &'a [Charge<'a>]) -> Self {
@@ -241,15 +241,15 @@ pub(crate) fn hash_name(name: &str) -> u64 {
 
 /// The answer of a store, ready or on its way; a future either way.
 #[must_use]
-pub enum Reply {
+pub enum StoreFuture {
     /// The store knew at once.
-    Ready(Result<Answer, StoreError>),
+    Ready(Result<StoreResponse, StoreError>),
     /// The store asks somebody else.
-    Pending(Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send>>),
+    Pending(Pin<Box<dyn Future<Output = Result<StoreResponse, StoreError>> + Send>>),
 }
 
-impl Future for Reply {
-    type Output = Result<Answer, StoreError>;
+impl Future for StoreFuture {
+    type Output = Result<StoreResponse, StoreError>;
 
     /// # Panics
     ///
@@ -265,7 +265,7 @@ impl Future for Reply {
     }
 }
 
-impl fmt::Debug for Reply {
+impl fmt::Debug for StoreFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ready(answer) => f.debug_tuple("Ready").field(answer).finish(),
@@ -277,7 +277,7 @@ impl fmt::Debug for Reply {
 /// What a store decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Answer {
+pub struct StoreResponse {
     /// The time of the decisions by the clock of the store, since the Unix epoch.
     pub server_time: Duration,
     /// One for each request, in their order.
@@ -291,13 +291,13 @@ pub struct Outcome {
     /// Whether the request may pass.
     pub allowed: bool,
     /// One for each charge, in their order.
-    pub verdicts: SmallVec<[Verdict; 1]>,
+    pub states: SmallVec<[ChargeState; 1]>,
 }
 
 /// How one charge stands after the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Verdict {
+pub struct ChargeState {
     /// How much more weight fits.
     pub remaining: u64,
     /// How long until the charge will fit, if it is one that does not.
@@ -308,7 +308,7 @@ pub struct Verdict {
     pub decided_at: Option<Duration>,
 }
 
-impl Answer {
+impl StoreResponse {
     /// An answer at this time.
     pub fn new(server_time: Duration, outcomes: impl IntoIterator<Item = Outcome>) -> Self {
         Self {
@@ -320,15 +320,15 @@ impl Answer {
 
 impl Outcome {
     /// An outcome with a verdict for each charge.
-    pub fn new(allowed: bool, verdicts: impl IntoIterator<Item = Verdict>) -> Self {
+    pub fn new(allowed: bool, states: impl IntoIterator<Item = ChargeState>) -> Self {
         Self {
             allowed,
-            verdicts: verdicts.into_iter().collect(),
+            states: states.into_iter().collect(),
         }
     }
 }
 
-impl Verdict {
+impl ChargeState {
     /// A verdict.
     #[must_use]
     pub fn new(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {

@@ -2,13 +2,16 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Answer, Charge, Operation, Outcome, Reply, Request, Verdict};
+use super::{Charge, ChargeState, Operation, Outcome, StoreFuture, StoreRequest, StoreResponse};
 use crate::Limit;
 
 /// Decides charges of [`Limit::Unlimited`] and [`Limit::DenyAll`] and requests without charges, which need no count, and
 /// passes all others to a store.
-pub(super) fn apart(requests: &[Request<'_>], decide: impl FnOnce(&[Request<'_>]) -> Reply) -> Reply {
-    let counted = |request: &Request<'_>| {
+pub(super) fn apart(
+    requests: &[StoreRequest<'_>],
+    decide: impl FnOnce(&[StoreRequest<'_>]) -> StoreFuture,
+) -> StoreFuture {
+    let counted = |request: &StoreRequest<'_>| {
         let charges = request.charges();
         !charges.is_empty() && charges.iter().all(|charge| charge.limit().is_counted())
     };
@@ -22,11 +25,11 @@ pub(super) fn apart(requests: &[Request<'_>], decide: impl FnOnce(&[Request<'_>]
 struct Part {
     denied: bool,
     /// One for each charge; `None` for those of the store.
-    verdicts: SmallVec<[Option<Verdict>; 1]>,
+    states: SmallVec<[Option<ChargeState>; 1]>,
 }
 
 #[cold]
-fn decide_apart(requests: &[Request<'_>], decide: impl FnOnce(&[Request<'_>]) -> Reply) -> Reply {
+fn decide_apart(requests: &[StoreRequest<'_>], decide: impl FnOnce(&[StoreRequest<'_>]) -> StoreFuture) -> StoreFuture {
     let parts: Vec<Part> = requests.iter().map(part_of).collect();
     let charges: Vec<Vec<Charge<'_>>> = requests
         .iter()
@@ -36,44 +39,44 @@ fn decide_apart(requests: &[Request<'_>], decide: impl FnOnce(&[Request<'_>]) ->
         })
         .collect();
     let counted = requests.iter().zip(&parts).zip(&charges);
-    let counted: Vec<Request<'_>> = counted
+    let counted: Vec<StoreRequest<'_>> = counted
         .filter(|(_, charges)| !charges.is_empty())
         .map(|((request, part), charges)| match request.operation() {
             // Nothing is charged, and each verdict states what is left.
-            Operation::Check if part.denied => Request::new(Operation::Peek, charges),
-            operation => Request::new(operation, charges),
+            Operation::Check if part.denied => StoreRequest::new(Operation::Peek, charges),
+            operation => StoreRequest::new(operation, charges),
         })
         .collect();
 
     if counted.is_empty() {
         let outcomes = parts.into_iter().map(|part| part.join(None));
-        return Reply::Ready(Ok(Answer::new(Duration::ZERO, outcomes)));
+        return StoreFuture::Ready(Ok(StoreResponse::new(Duration::ZERO, outcomes)));
     }
     match decide(&counted) {
-        Reply::Ready(answer) => Reply::Ready(answer.map(|answer| join(parts, answer))),
-        Reply::Pending(answer) => {
-            Reply::Pending(Box::pin(async move { answer.await.map(|answer| join(parts, answer)) }))
+        StoreFuture::Ready(answer) => StoreFuture::Ready(answer.map(|answer| join(parts, answer))),
+        StoreFuture::Pending(answer) => {
+            StoreFuture::Pending(Box::pin(async move { answer.await.map(|answer| join(parts, answer)) }))
         }
     }
 }
 
-fn part_of(request: &Request<'_>) -> Part {
+fn part_of(request: &StoreRequest<'_>) -> Part {
     let verdict = |charge: &Charge<'_>| {
         let limit = charge.limit();
-        (!limit.is_counted()).then(|| Verdict::new(limit.quota(), None, Duration::ZERO))
+        (!limit.is_counted()).then(|| ChargeState::new(limit.quota(), None, Duration::ZERO))
     };
     let denies = request.charges().iter().any(|charge| *charge.limit() == Limit::DenyAll);
     Part {
         denied: denies && matches!(request.operation(), Operation::Check | Operation::Peek),
-        verdicts: request.charges().iter().map(verdict).collect(),
+        states: request.charges().iter().map(verdict).collect(),
     }
 }
 
 /// Puts the outcomes of the store where they belong.
-fn join(parts: Vec<Part>, mut answer: Answer) -> Answer {
+fn join(parts: Vec<Part>, mut answer: StoreResponse) -> StoreResponse {
     let mut outcomes = std::mem::take(&mut answer.outcomes).into_iter();
     let joined = parts.into_iter().map(|part| {
-        let counted = part.verdicts.iter().any(Option::is_none);
+        let counted = part.states.iter().any(Option::is_none);
         let outcome = if counted { outcomes.next() } else { None };
         part.join(outcome)
     });
@@ -84,11 +87,11 @@ fn join(parts: Vec<Part>, mut answer: Answer) -> Answer {
 impl Part {
     fn join(self, counted: Option<Outcome>) -> Outcome {
         let allowed = !self.denied && counted.as_ref().is_none_or(|outcome| outcome.allowed);
-        let mut counted = counted.into_iter().flat_map(|outcome| outcome.verdicts);
-        let verdicts = self
-            .verdicts
+        let mut counted = counted.into_iter().flat_map(|outcome| outcome.states);
+        let states = self
+            .states
             .into_iter()
             .filter_map(|verdict| verdict.or_else(|| counted.next()));
-        Outcome::new(allowed, verdicts)
+        Outcome::new(allowed, states)
     }
 }

@@ -96,7 +96,7 @@ async fn callers_who_are_denied_together_leave_no_keys_of_their_own() {
                 Charge::new("own", &limit, &own, 1),
                 Charge::new("test", &limit, &everybody, 1),
             ];
-            let request = store::Request::new(Operation::Check, &charges);
+            let request = store::StoreRequest::new(Operation::Check, &charges);
             let answer = store.decide(&[request]).await.expect("Redis answers");
             assert!(!answer.outcomes[0].allowed, "{limit}");
         }

@@ -8,7 +8,10 @@ use tower_quota::{
     RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
     key::{self, KeyError, PeerAddr},
     response::{Problem, ResponseFormat},
-    store::{Answer, Charge, ErrorKind, Operation, Outcome, Reply, Request, Store, StoreError, StoreId, Verdict},
+    store::{
+        Charge, ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest,
+        StoreResponse,
+    },
 };
 
 fn shared<T: Clone + Debug + Send + Sync + 'static>() {}
@@ -44,16 +47,16 @@ fn public_types_are_shared_and_cloned() {
 
 #[test]
 fn what_a_store_takes_and_gives_is_shared_and_cloned() {
-    shared::<Answer>();
+    shared::<StoreResponse>();
     shared::<ErrorKind>();
     shared::<Operation>();
     shared::<Outcome>();
     shared::<StoreError>();
     shared::<StoreId>();
-    shared::<Verdict>();
+    shared::<ChargeState>();
     borrowed::<Charge<'_>>();
-    borrowed::<Request<'_>>();
-    sent::<Reply>();
+    borrowed::<StoreRequest<'_>>();
+    sent::<StoreFuture>();
 }
 
 #[test]

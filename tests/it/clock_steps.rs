@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_quota::{
     Key, Limit, RedisStore,
-    store::{Charge, Operation, Request, Store},
+    store::{Charge, Operation, Store, StoreRequest},
 };
 
 use crate::support::{Faketime, Redis, decide, eventually, patient};
@@ -65,7 +65,10 @@ impl Bench {
     async fn admits(&self, limit: &Limit) -> Option<u64> {
         let key = Key::from(limit.to_string());
         let charges = [Charge::new("test", limit, &key, 1)];
-        let answer = self.store.decide(&[Request::new(Operation::Check, &charges)]).await;
+        let answer = self
+            .store
+            .decide(&[StoreRequest::new(Operation::Check, &charges)])
+            .await;
         let answer = answer.expect("Redis answers");
         let admitted = answer.outcomes[0].allowed;
         admitted.then_some(answer.server_time.as_micros() as u64)
@@ -182,10 +185,10 @@ async fn windows_of_a_calendar_follow_the_clock_of_redis() {
         for remaining in (0..5).rev() {
             let admitted = decide(&bench.store, Operation::Check, &limit, "k", 1).await;
             assert!(admitted.allowed, "{days} days off");
-            assert_eq!(admitted.verdicts[0].remaining, remaining);
+            assert_eq!(admitted.states[0].remaining, remaining);
         }
         let denied = decide(&bench.store, Operation::Check, &limit, "k", 1).await;
-        let wait = denied.verdicts[0].retry_after.expect("it is denied");
+        let wait = denied.states[0].retry_after.expect("it is denied");
         assert!(wait <= Duration::from_secs(25 * 3_600), "{wait:?}");
     }
 }

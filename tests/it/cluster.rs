@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt};
 use tower_quota::{
     Decision, Key, Limit, Limiter, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
-    store::{Answer, Charge, ErrorKind, Operation, Reply, Request, Store},
+    store::{Charge, ErrorKind, Operation, Store, StoreFuture, StoreRequest, StoreResponse},
 };
 
 use crate::support::{Cluster, connected, decide, eventually, patient, timed, try_decide};
@@ -50,7 +50,7 @@ fn redis_key(key: &str) -> String {
 }
 
 async fn remaining(store: &RedisStore, limit: &Limit, key: &str) -> u64 {
-    decide(store, Operation::Peek, limit, key, 1).await.verdicts[0].remaining
+    decide(store, Operation::Peek, limit, key, 1).await.states[0].remaining
 }
 
 #[tokio::test]
@@ -77,10 +77,10 @@ async fn all_policies_of_one_caller_are_decided_together() {
         let key = Key::path(&format!("/{number}"));
         let charges = [Charge::new("a", &log, &key, 1), Charge::new("b", &bucket, &key, 1)];
         for admitted in [true, true, true, false] {
-            let answer = store.decide(&[Request::new(Operation::Check, &charges)]).await;
+            let answer = store.decide(&[StoreRequest::new(Operation::Check, &charges)]).await;
             let outcome = &answer.expect("both are in one slot").outcomes[0];
             assert_eq!(outcome.allowed, admitted);
-            assert!(outcome.verdicts[0].remaining >= 2, "a denial charges neither");
+            assert!(outcome.states[0].remaining >= 2, "a denial charges neither");
         }
     }
 }
@@ -117,7 +117,7 @@ async fn a_request_whose_keys_are_torn_apart_fails_uncharged() {
     let store = store(&cluster).await;
     let (log, key) = (limit(10), Key::from("k"));
     let charges = [Charge::new("a", &log, &key, 1), Charge::new("b", &log, &key, 1)];
-    let check = [Request::new(Operation::Check, &charges)];
+    let check = [StoreRequest::new(Operation::Check, &charges)];
     store.decide(&check).await.expect("both are there");
 
     let slot = cluster.slot(&redis_key("k")).await;
@@ -133,7 +133,7 @@ async fn a_request_whose_keys_are_torn_apart_fails_uncharged() {
     cluster.end_moving(slot, to).await;
     let answer = store.decide(&check).await.expect("both are there");
     let remaining: Vec<_> = answer.outcomes[0]
-        .verdicts
+        .states
         .iter()
         .map(|verdict| verdict.remaining)
         .collect();
@@ -161,7 +161,7 @@ async fn keys_of_a_moving_slot_that_are_emptied_or_reset_fail_no_request() {
         vec![charge("reset-too", &short, 1), charge("reset-bucket", &bucket, 1)],
     ];
     let decide = async |operation, charges: &[Charge<'_>]| {
-        let answer = store.decide(&[Request::new(operation, charges)]).await;
+        let answer = store.decide(&[StoreRequest::new(operation, charges)]).await;
         answer.unwrap_or_else(|error| panic!("{operation:?} of {}: {error}", charges[0].policy()))
     };
     for charges in &requests {
@@ -175,7 +175,7 @@ async fn keys_of_a_moving_slot_that_are_emptied_or_reset_fail_no_request() {
     tokio::time::sleep(WINDOW).await;
     for charges in &requests[5..] {
         let reset = decide(Operation::Reset, charges).await;
-        assert_eq!(reset.outcomes[0].verdicts[0].remaining, 5);
+        assert_eq!(reset.outcomes[0].states[0].remaining, 5);
     }
     for charges in &requests[..5] {
         let admitted = decide(Operation::Check, charges).await;
@@ -189,7 +189,7 @@ async fn requests_that_left_together_are_served_when_their_keys_are_torn_apart()
     let store = store(&cluster).await;
     let (log, key) = (limit(10), Key::from("k"));
     let [a, b] = ["a", "b"].map(|policy| [Charge::new(policy, &log, &key, 1)]);
-    let check = |charges| store.decide(&[Request::new(Operation::Check, charges)]);
+    let check = |charges| store.decide(&[StoreRequest::new(Operation::Check, charges)]);
     let (first, second) = tokio::join!(check(&a), check(&b));
     assert!(first.is_ok() && second.is_ok());
 
@@ -201,18 +201,18 @@ async fn requests_that_left_together_are_served_when_their_keys_are_torn_apart()
     let (first, second) = tokio::join!(check(&a), check(&b));
     for answer in [first, second] {
         let answer = answer.expect("each is in one place");
-        assert_eq!(answer.outcomes[0].verdicts[0].remaining, 8);
+        assert_eq!(answer.outcomes[0].states[0].remaining, 8);
     }
 }
 
 /// Policies about the callers of these names, which lie in different slots.
-async fn check_both(store: &RedisStore, limits: [&Limit; 2], callers: [&str; 2]) -> Answer {
+async fn check_both(store: &RedisStore, limits: [&Limit; 2], callers: [&str; 2]) -> StoreResponse {
     let keys = callers.map(Key::from);
     let charges = [
         Charge::new("test", limits[0], &keys[0], 1),
         Charge::new("test", limits[1], &keys[1], 1),
     ];
-    let answer = store.decide(&[Request::new(Operation::Check, &charges)]).await;
+    let answer = store.decide(&[StoreRequest::new(Operation::Check, &charges)]).await;
     answer.expect("the cluster answers")
 }
 
@@ -234,7 +234,7 @@ async fn a_denial_across_slots_is_refunded_although_the_caller_leaves() {
         Charge::new("test", &few, &keys[2], 1),
     ];
     for run in 0..300 {
-        let check = store.decide(&[Request::new(Operation::Check, &charges)]);
+        let check = store.decide(&[StoreRequest::new(Operation::Check, &charges)]);
         let _ = tokio::time::timeout(Duration::from_micros(run * 10), check).await;
     }
     eventually("all charges are refunded", async || {
@@ -257,26 +257,28 @@ async fn a_denial_across_slots_is_cached() {
         Charge::new("test", &many, &keys[0], 1),
         Charge::new("test", &few, &keys[1], 1),
     ];
-    let check = [Request::new(Operation::Check, &charges)];
+    let check = [StoreRequest::new(Operation::Check, &charges)];
     assert!(!store.decide(&check).await.expect("the cluster replies").outcomes[0].allowed);
     // The refund of its own charge does not keep the denial out of the cache.
     let cached = store.decide(&check);
     assert!(
-        matches!(&cached, Reply::Ready(Ok(answer)) if !answer.outcomes[0].allowed),
+        matches!(&cached, StoreFuture::Ready(Ok(answer)) if !answer.outcomes[0].allowed),
         "{cached:?}"
     );
     assert_eq!(remaining(&store, &many, one).await, 100);
 
     // A refund by another request does.
-    let answer = store.decide(&[Request::new(Operation::Check, &charges[..1])]).await;
+    let answer = store
+        .decide(&[StoreRequest::new(Operation::Check, &charges[..1])])
+        .await;
     let refund = Operation::Refund {
         admitted_at: answer.expect("the cluster replies").server_time,
     };
     store
-        .decide(&[Request::new(refund, &charges[..1])])
+        .decide(&[StoreRequest::new(refund, &charges[..1])])
         .await
         .expect("the cluster replies");
-    assert!(matches!(store.decide(&check), Reply::Pending(_)));
+    assert!(matches!(store.decide(&check), StoreFuture::Pending(_)));
 }
 
 #[tokio::test]
@@ -289,12 +291,12 @@ async fn policies_about_different_callers_are_asked_in_turn_and_refunded_when_a_
     for left in [1, 0] {
         let answer = check_both(&store, [&many, &few], [one, two]).await;
         assert!(answer.outcomes[0].allowed);
-        assert_eq!(answer.outcomes[0].verdicts[1].remaining, left);
+        assert_eq!(answer.outcomes[0].states[1].remaining, left);
     }
     for _ in 0..5 {
         let answer = check_both(&store, [&many, &few], [one, two]).await;
-        let [first, second] = &answer.outcomes[0].verdicts[..] else {
-            panic!("two verdicts: {answer:?}")
+        let [first, second] = &answer.outcomes[0].states[..] else {
+            panic!("two states: {answer:?}")
         };
         assert!(!answer.outcomes[0].allowed);
         assert_eq!(
@@ -309,7 +311,7 @@ async fn policies_about_different_callers_are_asked_in_turn_and_refunded_when_a_
     // The other way around the second one is not charged at all, and says how it stands.
     let answer = check_both(&store, [&few, &many], [two, one]).await;
     assert!(!answer.outcomes[0].allowed);
-    assert_eq!(answer.outcomes[0].verdicts[1].remaining, 8);
+    assert_eq!(answer.outcomes[0].states[1].remaining, 8);
 }
 
 #[tokio::test]
@@ -380,7 +382,7 @@ impl Load {
                         Ok(outcome) => {
                             assert!(outcome.allowed, "there is room for {}", seen.key);
                             seen.admitted += 1;
-                            let left = outcome.verdicts[0].remaining;
+                            let left = outcome.states[0].remaining;
                             let own = (quota - 400_000..quota).contains(&left);
                             assert!(own, "{left} left of {quota} is the answer to somebody else");
                         }
@@ -484,7 +486,7 @@ async fn a_node_that_has_forgotten_the_script_is_taught_again() {
     cluster.primaries[1].command::<()>("SCRIPT", ["FLUSH"]).await;
     for key in &keys {
         let outcome = decide(&store, Operation::Check, &limit(10), key, 1).await;
-        assert_eq!(outcome.verdicts[0].remaining, 8);
+        assert_eq!(outcome.states[0].remaining, 8);
     }
 }
 

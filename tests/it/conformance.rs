@@ -4,7 +4,7 @@ use std::{mem::discriminant, time::Duration};
 
 use tower_quota::{
     Key, Limit,
-    store::{Charge, Operation, Outcome, Request, Verdict},
+    store::{Charge, ChargeState, Operation, Outcome, StoreRequest},
 };
 
 use crate::support::{Algorithm, Bench};
@@ -152,17 +152,17 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const MICROSECOND: Duration = Duration::from_micros(1);
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.verdicts[0].remaining
+    outcome.states[0].remaining
 }
 
 fn reset_after(outcome: &Outcome) -> Duration {
-    outcome.verdicts[0].reset_after
+    outcome.states[0].reset_after
 }
 
 /// The wait of a denied request.
 fn wait(outcome: &Outcome) -> Duration {
     assert!(!outcome.allowed, "only a denied request waits: {outcome:?}");
-    outcome.verdicts[0].retry_after.expect("waiting helps")
+    outcome.states[0].retry_after.expect("waiting helps")
 }
 
 /// Admits one after the other, a second apart.
@@ -321,7 +321,7 @@ async fn a_charge_may_exceed_the_limit_and_later_requests_pay(bench: &Bench, alg
     bench.check(&limit, 1).await;
     let charged = bench.charge(&limit, 5).await;
     assert!(charged.allowed);
-    assert_eq!(charged.verdicts[0].retry_after, None);
+    assert_eq!(charged.states[0].retry_after, None);
     assert_eq!(remaining(&charged), 0);
 
     bench.advance(SECOND).await;
@@ -372,8 +372,8 @@ async fn a_refund_after_expiry_does_nothing(bench: &Bench, algorithm: Algorithm)
     let later = bench.check(&limit, 2).await;
 
     let refunded = bench.refund(&limit, 3, admitted_at).await;
-    assert_eq!(refunded.verdicts, later.verdicts);
-    assert_eq!(bench.peek(&limit, 1).await.verdicts, later.verdicts);
+    assert_eq!(refunded.states, later.states);
+    assert_eq!(bench.peek(&limit, 1).await.states, later.states);
 }
 
 async fn a_refund_never_gives_more_than_counts(bench: &Bench, algorithm: Algorithm) {
@@ -405,7 +405,10 @@ async fn a_refund_after_a_reset_does_nothing(bench: &Bench, algorithm: Algorithm
 async fn check_both(bench: &Bench, policies: [(&str, &Limit); 2]) -> Outcome {
     let key = Key::from("both");
     let charges = policies.map(|(name, limit)| Charge::new(name, limit, &key, 1));
-    let answer = bench.store.decide(&[Request::new(Operation::Check, &charges)]).await;
+    let answer = bench
+        .store
+        .decide(&[StoreRequest::new(Operation::Check, &charges)])
+        .await;
     answer.expect("the store answers").outcomes.remove(0)
 }
 
@@ -418,13 +421,13 @@ async fn several_charges_are_all_or_nothing(bench: &Bench, algorithm: Algorithm)
     for _ in 0..3 {
         let denied = check_both(bench, [tight, wide]).await;
         assert!(!denied.allowed);
-        assert!(denied.verdicts[0].retry_after.is_some());
-        assert_eq!(denied.verdicts[1], admitted.verdicts[1]);
+        assert!(denied.states[0].retry_after.is_some());
+        assert_eq!(denied.states[1], admitted.states[1]);
 
         let denied = check_both(bench, [wide, tight]).await;
         assert!(!denied.allowed);
-        assert_eq!(denied.verdicts[0], admitted.verdicts[1]);
-        assert!(denied.verdicts[1].retry_after.is_some());
+        assert_eq!(denied.states[0], admitted.states[1]);
+        assert!(denied.states[1].retry_after.is_some());
     }
 }
 
@@ -433,7 +436,7 @@ async fn several_charges_that_fit_all_count(bench: &Bench, algorithm: Algorithm)
     for left in [[1, 4], [0, 3]] {
         let admitted = check_both(bench, [("two", &two), ("five", &five)]).await;
         assert!(admitted.allowed);
-        assert_eq!([0, 1].map(|policy| admitted.verdicts[policy].remaining), left);
+        assert_eq!([0, 1].map(|policy| admitted.states[policy].remaining), left);
     }
     assert!(!check_both(bench, [("two", &two), ("five", &five)]).await.allowed);
 }
@@ -447,7 +450,7 @@ async fn requests_of_one_batch_are_decided_one_after_the_other(bench: &Bench, al
     );
     let other = [Charge::new("test", &limit, &theirs, 1)];
 
-    let batch = [&one, &other, &two, &one].map(|charges| Request::new(Operation::Check, charges));
+    let batch = [&one, &other, &two, &one].map(|charges| StoreRequest::new(Operation::Check, charges));
     let answer = bench.store.decide(&batch).await.expect("the store answers");
     let allowed: Vec<_> = answer.outcomes.iter().map(|outcome| outcome.allowed).collect();
     let left: Vec<_> = answer.outcomes.iter().map(remaining).collect();
@@ -484,7 +487,7 @@ async fn at_once_and_one_by_one(bench: &Bench, limit: &Limit, requests: &[&[(&st
             .collect();
         let requests: Vec<_> = charges
             .iter()
-            .map(|charges| Request::new(Operation::Check, charges))
+            .map(|charges| StoreRequest::new(Operation::Check, charges))
             .collect();
         for batch in requests.chunks(if at_once { requests.len() } else { 1 }) {
             outcomes.extend(bench.store.decide(batch).await.expect("the store answers").outcomes);
@@ -501,12 +504,15 @@ async fn charges_on_one_key_in_one_request_fold(bench: &Bench, algorithm: Algori
     let limit = algorithm.limit(5);
     let key = Key::from("folded");
     let charges = [1, 3].map(|cost| Charge::new("test", &limit, &key, cost));
-    let answer = bench.store.decide(&[Request::new(Operation::Check, &charges)]).await;
+    let answer = bench
+        .store
+        .decide(&[StoreRequest::new(Operation::Check, &charges)])
+        .await;
     let folded = answer.expect("the store answers").outcomes.remove(0);
 
     let whole = bench.check(&limit, 4).await;
     assert!(folded.allowed);
-    assert_eq!(folded.verdicts[..], [whole.verdicts[0]; 2]);
+    assert_eq!(folded.states[..], [whole.states[0]; 2]);
 }
 
 async fn charges_that_fold_are_all_or_nothing(bench: &Bench, algorithm: Algorithm) {
@@ -515,7 +521,7 @@ async fn charges_that_fold_are_all_or_nothing(bench: &Bench, algorithm: Algorith
     let requests: [&[_]; 2] = [&[("k1", 3), ("k2", 1), ("k1", 3)], &[("k1", 5), ("k2", 5)]];
     let [together, _] = at_once_and_one_by_one(bench, &limit, &requests).await;
     assert_eq!(allowed(&together), [false, true]);
-    let left: Vec<_> = together[0].verdicts.iter().map(|verdict| verdict.remaining).collect();
+    let left: Vec<_> = together[0].states.iter().map(|verdict| verdict.remaining).collect();
     assert_eq!(left, [5, 5, 5]);
 }
 
@@ -584,7 +590,10 @@ async fn two_keys_never_share_a_count(bench: &Bench, algorithm: Algorithm) {
     ];
     for key in &keys {
         let charges = [Charge::new("test", &limit, key, 1)];
-        let answer = bench.store.decide(&[Request::new(Operation::Check, &charges)]).await;
+        let answer = bench
+            .store
+            .decide(&[StoreRequest::new(Operation::Check, &charges)])
+            .await;
         assert!(answer.expect("the store answers").outcomes[0].allowed, "{key}");
     }
 }
@@ -650,7 +659,7 @@ async fn decide_all(bench: &Bench, requests: &[(Operation, &[&Limit])]) -> Vec<O
         .collect();
     let requests = requests.iter().zip(&charges);
     let requests: Vec<_> = requests
-        .map(|((operation, _), charges)| Request::new(*operation, charges))
+        .map(|((operation, _), charges)| StoreRequest::new(*operation, charges))
         .collect();
     let answer = bench.store.decide(&requests).await.expect("the store answers");
     answer.outcomes.into_vec()
@@ -668,7 +677,7 @@ async fn a_request_without_charges_is_admitted(bench: &Bench, algorithm: Algorit
     }
     let limit = algorithm.limit(5);
     let outcomes = decide_all(bench, &[(Check, &[]), (Check, &[&limit]), (Check, &[])]).await;
-    assert_eq!(outcomes[1].verdicts.len(), 1);
+    assert_eq!(outcomes[1].states.len(), 1);
     assert_eq!(remaining(&outcomes[1]), 4);
     assert_eq!([&outcomes[0], &outcomes[2]], [&Outcome::new(true, []); 2]);
 }
@@ -676,7 +685,7 @@ async fn a_request_without_charges_is_admitted(bench: &Bench, algorithm: Algorit
 async fn an_unlimited_charge_is_admitted_beside_others(bench: &Bench, algorithm: Algorithm) {
     use Operation::{Charge, Check, Peek, Reset};
     let limit = algorithm.limit(1);
-    let unlimited = Verdict::new(u64::MAX, None, Duration::ZERO);
+    let unlimited = ChargeState::new(u64::MAX, None, Duration::ZERO);
     for operation in [Check, Charge, Peek, Reset, REFUND] {
         let alone = decide_all(bench, &[(operation, &[&Limit::Unlimited])]).await;
         assert_eq!(alone, [Outcome::new(true, [unlimited])], "{operation:?}");
@@ -684,15 +693,15 @@ async fn an_unlimited_charge_is_admitted_beside_others(bench: &Bench, algorithm:
     for allowed in [true, false] {
         let outcomes = decide_all(bench, &[(Check, &[&Limit::Unlimited, &limit, &Limit::Unlimited])]).await;
         assert_eq!(outcomes[0].allowed, allowed);
-        assert_eq!(outcomes[0].verdicts[1].retry_after.is_none(), allowed);
-        assert_eq!([outcomes[0].verdicts[0], outcomes[0].verdicts[2]], [unlimited; 2]);
+        assert_eq!(outcomes[0].states[1].retry_after.is_none(), allowed);
+        assert_eq!([outcomes[0].states[0], outcomes[0].states[2]], [unlimited; 2]);
     }
 }
 
 async fn a_charge_of_deny_all_denies_without_a_wait_and_charges_no_other(bench: &Bench, algorithm: Algorithm) {
     use Operation::{Charge, Check, Peek, Reset};
     let limit = algorithm.limit(5);
-    let nothing = Verdict::new(0, None, Duration::ZERO);
+    let nothing = ChargeState::new(0, None, Duration::ZERO);
     for operation in [Check, Charge, Peek, Reset, REFUND] {
         let allowed = !matches!(operation, Check | Peek);
         let alone = decide_all(bench, &[(operation, &[&Limit::DenyAll])]).await;
@@ -703,7 +712,7 @@ async fn a_charge_of_deny_all_denies_without_a_wait_and_charges_no_other(bench: 
             .await
             .remove(0);
         assert!(!denied.allowed);
-        assert_eq!(denied.verdicts[..], [Verdict::new(5, None, Duration::ZERO), nothing]);
+        assert_eq!(denied.states[..], [ChargeState::new(5, None, Duration::ZERO), nothing]);
     }
     let charged = decide_all(bench, &[(Charge, &[&limit, &Limit::DenyAll])])
         .await

@@ -14,7 +14,7 @@ use proptest::{
 use tower_quota::{
     FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{Charge, Operation, Request, Store},
+    store::{Charge, Operation, Store, StoreRequest},
 };
 
 use crate::support::{Clock, Redis, connected, eventually, patient};
@@ -227,7 +227,7 @@ async fn agree_on(
         let charges: Vec<_> = next.requests.iter().map(charges_of).collect();
         let requests = charges.iter().zip(&next.requests);
         let requests: Vec<_> = requests
-            .flat_map(|(charges, asked)| std::vec![Request::new(asked.operation, charges); asked.callers])
+            .flat_map(|(charges, asked)| std::vec![StoreRequest::new(asked.operation, charges); asked.callers])
             .collect();
         let in_memory = memory.decide(&requests).await.expect("memory answers");
         let in_redis = shared.decide(&requests).await.expect("Redis answers");
@@ -484,7 +484,7 @@ async fn keys_that_expire_decide_alike_in_rust_and_in_lua() {
                 &keys[rng.usize(..keys.len())],
                 rng.u64(1..4),
             )];
-            let request = [Request::new(operation, &charges)];
+            let request = [StoreRequest::new(operation, &charges)];
             let in_redis = shared.decide(&request).await.expect("Redis replies");
             clock.set(in_redis.server_time.as_micros() as u64);
             let in_memory = memory.decide(&request).await.expect("memory replies");

@@ -13,7 +13,7 @@ use http::StatusCode;
 use tokio::time::advance;
 use tower_quota::{
     Decision, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
-    store::{ErrorKind, Reply, Request, Store, StoreError, StoreId},
+    store::{ErrorKind, Store, StoreError, StoreFuture, StoreId, StoreRequest},
 };
 
 use crate::support::{
@@ -45,7 +45,7 @@ impl Store for Flaky {
         self.store.id()
     }
 
-    fn decide(&self, requests: &[Request<'_>]) -> Reply {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         match self.fails.load(Ordering::Relaxed) {
             true => Broken::default().decide(requests),
             false => self.store.decide(requests),
@@ -102,8 +102,8 @@ async fn every_kind_of_failure_is_one() {
     struct Fails(ErrorKind);
 
     impl Store for Fails {
-        fn decide(&self, _: &[Request<'_>]) -> Reply {
-            Reply::Ready(Err(StoreError::new(self.0, "it fails")))
+        fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
+            StoreFuture::Ready(Err(StoreError::new(self.0, "it fails")))
         }
     }
 

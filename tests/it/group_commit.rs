@@ -9,7 +9,7 @@ use std::{
 use tokio::task::JoinSet;
 use tower_quota::{
     FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket,
-    store::{Charge, ErrorKind, Operation, Reply, Request, Store},
+    store::{Charge, ErrorKind, Operation, Store, StoreFuture, StoreRequest},
 };
 
 use crate::support::{Redis, connected, decide, eventually, patient, timed, try_decide};
@@ -36,7 +36,7 @@ async fn check_at_once(store: &RedisStore, limit: &Limit, keys: impl IntoIterato
         let (store, limit) = (store.clone(), limit.clone());
         checks.spawn(async move {
             let outcome = decide(&store, Operation::Check, &limit, &key, 1).await;
-            (outcome.allowed, outcome.verdicts[0].remaining)
+            (outcome.allowed, outcome.states[0].remaining)
         });
     }
     checks.join_all().await
@@ -103,8 +103,8 @@ async fn first_come_is_first_served() {
     let key = Key::from("k");
     let charges = [Charge::new("test", &limit, &key, 1)];
 
-    let mut replies: Vec<Reply> = (0..200)
-        .map(|_| store.decide(&[Request::new(Operation::Check, &charges)]))
+    let mut replies: Vec<StoreFuture> = (0..200)
+        .map(|_| store.decide(&[StoreRequest::new(Operation::Check, &charges)]))
         .collect();
     let mut answers = Vec::new();
     // All are asked before the first one is answered, in this order.
@@ -114,7 +114,7 @@ async fn first_come_is_first_served() {
 }
 
 /// Polls all, in turn, until all are ready.
-async fn futures_in_order(replies: &mut [Reply], answers: &mut Vec<bool>) {
+async fn futures_in_order(replies: &mut [StoreFuture], answers: &mut Vec<bool>) {
     use std::{future::poll_fn, pin::Pin, task::Poll};
 
     let mut done: Vec<Option<bool>> = vec![None; replies.len()];

@@ -22,7 +22,7 @@ use tower_quota::{
     TokenBucket, key,
     limit::Calendar,
     response::{self, Empty, Grpc, Negotiated, Plain, Problem, Rejection},
-    store::Verdict,
+    store::ChargeState,
 };
 
 use crate::support::{self, Broken, Browser, Clock, Received, Says, get_from, send, serve};
@@ -197,7 +197,7 @@ async fn the_wait_is_whole_seconds_of_at_least_one() {
 
 #[tokio::test]
 async fn numbers_of_any_store_fit_in_the_fields() {
-    let most = || Says(vec![Verdict::new(u64::MAX, None, Duration::MAX)]);
+    let most = || Says(vec![ChargeState::new(u64::MAX, None, Duration::MAX)]);
     let admitted = call(RateLimitLayer::new(most(), default())).await;
     assert_eq!(
         admitted.field("ratelimit"),
@@ -219,8 +219,8 @@ fn burst_and_daily() -> [Policy; 2] {
 #[tokio::test]
 async fn hd_14_two_policies_are_one_list_in_their_order() {
     let store = Says(vec![
-        Verdict::new(9, None, Duration::from_secs(1)),
-        Verdict::new(999, None, Duration::from_secs(86_400)),
+        ChargeState::new(9, None, Duration::from_secs(1)),
+        ChargeState::new(999, None, Duration::from_secs(86_400)),
     ]);
     let admitted = call(RateLimitLayer::new(store, burst_and_daily())).await;
     assert_eq!(
@@ -240,8 +240,8 @@ async fn hd_16_those_that_deny_are_named_and_the_longest_wait_counts() {
         ([wait(1), None], &["burst"], "1"),
         ([None, wait(3_600)], &["daily"], "3600"),
     ] {
-        let verdicts = waits.map(|wait| Verdict::new(3, wait, Duration::from_secs(3_600)));
-        let layer = RateLimitLayer::new(Says(verdicts.to_vec()), burst_and_daily());
+        let states = waits.map(|wait| ChargeState::new(3, wait, Duration::from_secs(3_600)));
+        let layer = RateLimitLayer::new(Says(states.to_vec()), burst_and_daily());
         let denied = call(layer).await;
         assert_eq!(denied.json()["violated-policies"], serde_json::json!(violated));
         assert_eq!(denied.field("retry-after"), Some(retry_after));
@@ -257,7 +257,7 @@ async fn hd_16_those_that_deny_are_named_and_the_longest_wait_counts() {
 
 #[tokio::test]
 async fn of_several_policies_single_values_tell_of_the_one_that_matters_most() {
-    for (verdicts, expected) in [
+    for (states, expected) in [
         // 5 of 10 is less of its limit than 900 of 1000.
         (
             [(5, None), (900, None)],
@@ -278,8 +278,8 @@ async fn of_several_policies_single_values_tell_of_the_one_that_matters_most() {
         ),
     ] {
         let store = Says(
-            verdicts
-                .map(|(left, wait)| Verdict::new(left, wait.map(Duration::from_secs), Duration::from_secs(9)))
+            states
+                .map(|(left, wait)| ChargeState::new(left, wait.map(Duration::from_secs), Duration::from_secs(9)))
                 .to_vec(),
         );
         let layer = RateLimitLayer::new(store, burst_and_daily()).headers(Headers::Legacy { reset: Reset::Delta });
@@ -557,9 +557,9 @@ async fn hd_32_jitter_is_the_same_in_each_field() {
 #[tokio::test]
 async fn hd_32_jitter_of_several_policies_is_the_same_in_each() {
     let wait = |seconds| Some(Duration::from_secs(seconds));
-    let verdicts = [wait(10), wait(20), None].map(|wait| Verdict::new(3, wait, Duration::from_secs(60)));
+    let states = [wait(10), wait(20), None].map(|wait| ChargeState::new(3, wait, Duration::from_secs(60)));
     let policies = ["a", "b", "c"].map(|name| Policy::new(name, SlidingLog::per_minute(100)).key(key::ip()));
-    let layer = RateLimitLayer::new(Says(verdicts.to_vec()), policies).retry_jitter(Duration::from_secs(1_000));
+    let layer = RateLimitLayer::new(Says(states.to_vec()), policies).retry_jitter(Duration::from_secs(1_000));
 
     let denied = call(layer).await;
     let longest: u64 = denied.field("retry-after").expect("a wait").parse().expect("a number");

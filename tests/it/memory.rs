@@ -33,7 +33,7 @@ async fn bytes_of_a_million(precision: u32) -> u64 {
         last = Some(admitted);
     }
 
-    assert_eq!(last.map(|admitted| admitted.verdicts[0].remaining), Some(0));
+    assert_eq!(last.map(|admitted| admitted.states[0].remaining), Some(0));
     assert!(!decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
     let members: u32 = redis.command("ZCARD", ["quota:1:log:test:{key=k}"]).await;
     assert!((precision..=precision + 2).contains(&members), "{members} members");
@@ -100,7 +100,7 @@ async fn every_key_lives_a_second_longer_than_it_matters_at_most() {
             let mut matters = Duration::ZERO;
             for operation in operations {
                 let outcome: Outcome = decide(&store, *operation, &limit, "k", 2).await;
-                matters = matters.max(outcome.verdicts[0].reset_after);
+                matters = matters.max(outcome.states[0].reset_after);
             }
             let ttl = ttl(&redis, &only_key(&redis).await).await;
             assert!(
@@ -129,10 +129,10 @@ async fn a_key_expires_one_second_after_it_stops_to_matter() {
             .chain([(Operation::Charge, 9), (Operation::Check, 1), (Operation::Peek, 1)])
         {
             let charges = [tower_quota::store::Charge::new("test", &limit, &key, cost)];
-            let request = tower_quota::store::Request::new(operation, &charges);
+            let request = tower_quota::store::StoreRequest::new(operation, &charges);
             let answer = tower_quota::store::Store::decide(&store, &[request]).await;
             let answer = answer.expect("Redis answers");
-            let matters = answer.server_time + answer.outcomes[0].verdicts[0].reset_after;
+            let matters = answer.server_time + answer.outcomes[0].states[0].reset_after;
             let expires = redis.expires_at(&only_key(&redis).await).await;
             let expires = Duration::from_millis(u64::try_from(expires).expect("it expires"));
             if fresh {
@@ -158,13 +158,13 @@ async fn a_refund_leaves_no_key_without_expiry() {
             let admitted_at = {
                 let key = tower_quota::Key::from("k");
                 let charges = [tower_quota::store::Charge::new("test", &limit, &key, 3)];
-                let request = tower_quota::store::Request::new(Operation::Check, &charges);
+                let request = tower_quota::store::StoreRequest::new(Operation::Check, &charges);
                 let answer = tower_quota::store::Store::decide(&store, &[request]).await;
                 answer.expect("Redis answers").server_time
             };
             let refund = Operation::Refund { admitted_at };
             let outcome = decide(&store, refund, &limit, "k", given_back).await;
-            assert!(outcome.verdicts[0].remaining >= given_back, "{limit}: {outcome:?}");
+            assert!(outcome.states[0].remaining >= given_back, "{limit}: {outcome:?}");
 
             let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
             for key in keys {

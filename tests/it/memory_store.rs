@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_quota::{
     Key, Limit, Limiter, MemoryStore, Policy, SlidingLog,
-    store::{Charge, Operation, Outcome, Reply, Request, Store},
+    store::{Charge, Operation, Outcome, Store, StoreFuture, StoreRequest},
 };
 
 use crate::support::{Clock, Log, decide};
@@ -23,7 +23,7 @@ fn store(capacity: usize, clock: &Clock) -> MemoryStore {
 }
 
 fn outcome(store: &MemoryStore, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
-    let Reply::Ready(Ok(answer)) = store.decide(&[Request::new(operation, charges)]) else {
+    let StoreFuture::Ready(Ok(answer)) = store.decide(&[StoreRequest::new(operation, charges)]) else {
         panic!("a memory store answers at once");
     };
     answer.outcomes.into_iter().next().expect("one outcome for one request")
@@ -37,7 +37,7 @@ fn admits(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>)
 /// How much of the limit the store has counted.
 fn used(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>) -> u64 {
     let peeked = outcome(store, Operation::Peek, &[Charge::new(policy, limit, &key.into(), 1)]);
-    limit.quota() - peeked.verdicts[0].remaining
+    limit.quota() - peeked.states[0].remaining
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_quota::{
     ClientLibrary, Decision, FixedWindow, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
     TokenBucket, key,
-    store::{self, Reply, Store, StoreId},
+    store::{self, Store, StoreFuture, StoreId},
 };
 
 use crate::support::Redis;
@@ -216,7 +216,7 @@ async fn remaining_in(store: &(impl Store + Clone)) -> u64 {
 struct Wrapped<S>(S);
 
 impl<S: Store> Store for Wrapped<S> {
-    fn decide(&self, requests: &[store::Request<'_>]) -> Reply {
+    fn decide(&self, requests: &[store::StoreRequest<'_>]) -> StoreFuture {
         self.0.decide(requests)
     }
 

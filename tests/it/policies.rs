@@ -9,7 +9,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     Decision, Limit, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
     key::PeerAddr,
-    store::{self, Reply, Store},
+    store::{self, Store, StoreFuture},
 };
 
 const FILE: &str = r#"
@@ -193,8 +193,8 @@ key = "client-ip"
 struct Recorded(Arc<Mutex<Vec<String>>>);
 
 impl Store for Recorded {
-    fn decide(&self, requests: &[store::Request<'_>]) -> Reply {
-        let keys = requests.iter().flat_map(store::Request::charges);
+    fn decide(&self, requests: &[store::StoreRequest<'_>]) -> StoreFuture {
+        let keys = requests.iter().flat_map(store::StoreRequest::charges);
         self.0
             .lock()
             .unwrap()

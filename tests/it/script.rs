@@ -19,28 +19,28 @@ const LIMITS: [&str; 6] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Said {
     /// How many callers are admitted; and remaining, wait and reset of each charge.
-    Answer(i64, Vec<[i64; 3]>),
+    StoreResponse(i64, Vec<[i64; 3]>),
     Error(String),
 }
 
 impl Said {
     fn admitted(&self) -> i64 {
         match self {
-            Self::Answer(admitted, _) => *admitted,
+            Self::StoreResponse(admitted, _) => *admitted,
             Self::Error(error) => panic!("{error}"),
         }
     }
 
     fn verdict(&self) -> [i64; 3] {
         match self {
-            Self::Answer(_, verdicts) => verdicts[0],
+            Self::StoreResponse(_, states) => states[0],
             Self::Error(error) => panic!("{error}"),
         }
     }
 
     fn error(&self) -> &str {
         match self {
-            Self::Answer(..) => panic!("{self:?}"),
+            Self::StoreResponse(..) => panic!("{self:?}"),
             Self::Error(error) => error,
         }
     }
@@ -77,14 +77,14 @@ async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Said>
         .map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")) as i64);
     let said = requests().map(|request| {
         let mut admitted = 0;
-        let verdicts = request.split(' ').map(|_| {
+        let states = request.split(' ').map(|_| {
             let mut number = || numbers.next().expect("four numbers for each charge");
             admitted = number();
             [number(), number(), number()]
         });
-        let verdicts = verdicts.collect();
+        let states = states.collect();
         match admitted {
-            0.. => Said::Answer(admitted, verdicts),
+            0.. => Said::StoreResponse(admitted, states),
             _ => Said::Error(errors[(-admitted - 1) as usize].clone()),
         }
     });
@@ -319,7 +319,7 @@ async fn a_refund_that_fails_disturbs_no_other() {
     for limit in LIMITS {
         let said = call(&redis, limit, &[("refund 1 1 9", &["bad", "good"])]).await;
         assert!(said[0].error().starts_with("WRONGTYPE "), "{limit}: {said:?}");
-        assert_eq!(said[1], Said::Answer(1, vec![[5, 0, 0]]), "{limit}");
+        assert_eq!(said[1], Said::StoreResponse(1, vec![[5, 0, 0]]), "{limit}");
     }
 }
 
@@ -365,9 +365,9 @@ async fn members_that_are_not_ours_fail_no_other_request() {
         let said = call(&redis, log, &[("check 1 1", &["a", "bad", "b"])]).await;
 
         assert_eq!([said[0].admitted(), said[2].admitted()], [1, 1], "{score} {member}");
-        if let Said::Answer(_, verdicts) = &said[1] {
+        if let Said::StoreResponse(_, states) = &said[1] {
             assert!(
-                verdicts[0].iter().all(|number| *number >= 0),
+                states[0].iter().all(|number| *number >= 0),
                 "{score} {member}: {said:?}"
             );
         }

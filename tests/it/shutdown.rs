@@ -41,7 +41,7 @@ async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others
     let charge = move |store: &RedisStore| {
         let key = Key::from("k");
         let charges = [Charge::new("test", &limit, &key, 1)];
-        store.decide(&[store::Request::new(Operation::Charge, &charges)])
+        store.decide(&[store::StoreRequest::new(Operation::Charge, &charges)])
     };
 
     let (brief, ask) = (store.clone(), charge.clone());
@@ -59,7 +59,7 @@ async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others
     let answer = timeout(PATIENCE, charge(&store)).await;
     let answer = answer.expect("it is asked").expect("Redis answers");
     assert_eq!(
-        answer.outcomes[0].verdicts[0].remaining, 4,
+        answer.outcomes[0].states[0].remaining, 4,
         "who went away was not counted"
     );
 }

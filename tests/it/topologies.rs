@@ -9,7 +9,7 @@ use std::{
 use tokio::task::JoinSet;
 use tower_quota::{
     ClientLibrary, Key, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
-    store::{Charge, Operation, Request, Store},
+    store::{Charge, Operation, Store, StoreRequest},
 };
 
 use crate::support::{
@@ -102,7 +102,7 @@ async fn a_pool_has_as_many_connections_as_it_is_told(library: ClientLibrary) {
     eventually("all are connected", async || connections(&redis).await == before + 3).await;
     for remaining in (999_990..1_000_000).rev() {
         let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
-        assert_eq!(outcome.verdicts[0].remaining, remaining);
+        assert_eq!(outcome.states[0].remaining, remaining);
     }
     let list: String = redis.command("CLIENT", ["LIST"]).await;
     let asked = list.lines().filter(|client| client.contains("cmd=evalsha")).count();
@@ -226,7 +226,7 @@ async fn a_connection_that_is_full_is_replaced(library: ClientLibrary) {
     let charges: Vec<_> = keys.iter().map(|key| [Charge::new("test", &limit, key, 1)]).collect();
     let requests: Vec<_> = charges
         .iter()
-        .map(|charge| Request::new(Operation::Peek, charge))
+        .map(|charge| StoreRequest::new(Operation::Peek, charge))
         .collect();
     let mut calls = JoinSet::new();
     for _ in 0..20 {

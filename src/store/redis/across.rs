@@ -4,30 +4,30 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{ask::Ask, server::Server, slot::slot_of, task::DetachOnDrop};
-use crate::store::{Answer, ErrorKind, Operation, Outcome, StoreError, Verdict};
+use crate::store::{ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreResponse};
 
 /// Decides requests with keys in several slots of a cluster, which no single call can decide: one slot after the other. When
 /// one denies, the charges of the earlier ones are refunded, also if the caller has left.
-pub(super) async fn ask(server: Arc<Server>, asks: Vec<Ask>, asked_at: Instant) -> Result<Answer, StoreError> {
+pub(super) async fn ask(server: Arc<Server>, asks: Vec<Ask>, asked_at: Instant) -> Result<StoreResponse, StoreError> {
     DetachOnDrop::new(ask_all(server, asks, asked_at)).await
 }
 
-async fn ask_all(server: Arc<Server>, asks: Vec<Ask>, asked_at: Instant) -> Result<Answer, StoreError> {
-    let mut answer = Answer::new(Duration::ZERO, []);
+async fn ask_all(server: Arc<Server>, asks: Vec<Ask>, asked_at: Instant) -> Result<StoreResponse, StoreError> {
+    let mut answer = StoreResponse::new(Duration::ZERO, []);
     for ask in &asks {
         let stamp = server.deny_cache.as_ref().map(|cache| cache.stamp(ask));
         let mut asked = Asked::new(ask);
         asked.decide(&server).await?;
         let refunds = asked.refund(&server).await?;
 
-        let Asked { allowed, verdicts, .. } = asked;
-        let latest = verdicts.iter().filter_map(|verdict| verdict.decided_at).max();
+        let Asked { allowed, states, .. } = asked;
+        let latest = states.iter().filter_map(|verdict| verdict.decided_at).max();
         answer.server_time = answer.server_time.max(latest.unwrap_or_default());
         if let (Some(cache), Some(stamp), false) = (&server.deny_cache, stamp, allowed) {
             let stamp = cache.stamp_after(stamp, ask, &refunds);
-            cache.remember(ask, asked_at, stamp, answer.server_time, &verdicts);
+            cache.remember(ask, asked_at, stamp, answer.server_time, &states);
         }
-        answer.outcomes.push(Outcome::new(allowed, ask.folds.unfold(&verdicts)));
+        answer.outcomes.push(Outcome::new(allowed, ask.folds.unfold(&states)));
     }
     Ok(answer)
 }
@@ -36,7 +36,7 @@ async fn ask_all(server: Arc<Server>, asks: Vec<Ask>, asked_at: Instant) -> Resu
 struct Asked<'a> {
     ask: &'a Ask,
     allowed: bool,
-    verdicts: SmallVec<[Verdict; 1]>,
+    states: SmallVec<[ChargeState; 1]>,
     /// The slots that were charged, the positions of their debits, and when.
     charged: Vec<(u16, Positions, Duration)>,
 }
@@ -48,7 +48,7 @@ impl<'a> Asked<'a> {
         Self {
             ask,
             allowed: true,
-            verdicts: smallvec![Verdict::new(0, None, Duration::ZERO); ask.debits.len()],
+            states: smallvec![ChargeState::new(0, None, Duration::ZERO); ask.debits.len()],
             charged: Vec::new(),
         }
     }
@@ -97,22 +97,22 @@ impl<'a> Asked<'a> {
         slot: u16,
         positions: &[usize],
         operation: Operation,
-    ) -> Result<Answer, StoreError> {
+    ) -> Result<StoreResponse, StoreError> {
         let part = self.ask.part(operation, positions);
         let queue = server.queues.at(slot);
         queue.ask(server.clone(), vec![part], Instant::now(), None).await
     }
 
-    /// Puts the verdicts of one slot in their places.
-    fn note(&mut self, positions: &[usize], answer: &Answer) -> Result<(), StoreError> {
+    /// Puts the states of one slot in their places.
+    fn note(&mut self, positions: &[usize], answer: &StoreResponse) -> Result<(), StoreError> {
         let [outcome] = &*answer.outcomes else {
             return Err(StoreError::new(
                 ErrorKind::Protocol,
                 "the reply to one request does not contain one answer",
             ));
         };
-        for (position, verdict) in positions.iter().zip(&outcome.verdicts) {
-            self.verdicts[*position] = verdict.at(answer.server_time);
+        for (position, verdict) in positions.iter().zip(&outcome.states) {
+            self.states[*position] = verdict.at(answer.server_time);
         }
         self.allowed &= outcome.allowed;
         Ok(())

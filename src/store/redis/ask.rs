@@ -7,7 +7,7 @@ use crate::{
     Key, Limit,
     key::Secret,
     store::{
-        Charge, Operation, Request,
+        Charge, Operation, StoreRequest,
         fold::{Folded, Folds, fold},
     },
 };
@@ -34,7 +34,7 @@ pub(super) struct Debit {
 pub(super) type RedisKey = SmallVec<[u8; 96]>;
 
 impl Ask {
-    pub(super) fn new(names: &Names, request: &Request<'_>) -> Self {
+    pub(super) fn new(names: &Names, request: &StoreRequest<'_>) -> Self {
         let Folded {
             operation,
             charges,

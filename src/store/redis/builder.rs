@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 #[cfg(feature = "fred")]
 use super::fred;
-#[cfg(feature = "redis-rs")]
+#[cfg(feature = "redis")]
 use super::redis_rs;
 use super::{
     ClientLibrary, RedisStore,
@@ -183,7 +183,7 @@ impl RedisStoreBuilder {
         Ok(match parsed.library {
             #[cfg(feature = "fred")]
             ClientLibrary::Fred => Link::Fred(fred::Fred::connect(url, self.connections)?),
-            #[cfg(feature = "redis-rs")]
+            #[cfg(feature = "redis")]
             ClientLibrary::RedisRs => Link::RedisRs(redis_rs::RedisRs::connect(&parsed, self.connections)?),
         })
     }
@@ -227,7 +227,7 @@ impl RedisStoreBuilder {
     ///
     /// If a setting cannot work, or Redis cannot be reached or refuses what a check needs, as for
     /// [`RedisStore::connect`].
-    #[cfg(feature = "redis-rs")]
+    #[cfg(feature = "redis")]
     pub async fn redis_rs_client(self, client: &::redis::Client) -> Result<RedisStore, ConfigError> {
         self.validate()?;
         let link = redis_rs::RedisRs::from_client(client, self.connections);
@@ -247,7 +247,7 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// Those of [`redis_rs_client`](Self::redis_rs_client), and if there is no node.
-    #[cfg(feature = "redis-rs")]
+    #[cfg(feature = "redis")]
     pub async fn redis_rs_cluster(self, nodes: &[::redis::Client]) -> Result<RedisStore, ConfigError> {
         self.validate()?;
         let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();

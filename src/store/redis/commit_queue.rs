@@ -18,7 +18,7 @@ use super::{
     server::Server,
     task::{DetachOnDrop, spawn},
 };
-use crate::store::{Answer, ErrorKind, StoreError};
+use crate::store::{ErrorKind, StoreError, StoreResponse};
 
 /// Requests to one place of Redis: a server, or a slot of a cluster.
 ///
@@ -77,8 +77,8 @@ pub(super) struct QueuedRequest {
     answer: Option<AnswerSender>,
 }
 
-type AnswerSender = oneshot::Sender<Result<Answer, StoreError>>;
-type AnswerReceiver = oneshot::Receiver<Result<Answer, StoreError>>;
+type AnswerSender = oneshot::Sender<Result<StoreResponse, StoreError>>;
+type AnswerReceiver = oneshot::Receiver<Result<StoreResponse, StoreError>>;
 
 impl QueuedRequest {
     fn new(asks: Vec<Ask>, asked_at: Instant, stamp: Option<u64>) -> (Self, AnswerReceiver) {
@@ -98,7 +98,7 @@ impl QueuedRequest {
         self.answer.as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
-    fn answer(&mut self, answer: Result<Answer, StoreError>) {
+    fn answer(&mut self, answer: Result<StoreResponse, StoreError>) {
         if let Some(caller) = self.answer.take() {
             let _ = caller.send(answer); // a caller that left needs none
         }
@@ -113,7 +113,7 @@ impl CommitQueue {
         mut asks: Vec<Ask>,
         asked_at: Instant,
         stamp: Option<u64>,
-    ) -> Result<Answer, StoreError> {
+    ) -> Result<StoreResponse, StoreError> {
         server.admits(&self, &asks)?;
         if matches!(&*asks, [ask] if ask.is_check())
             && let Some(departure) = self.departs_alone()
@@ -301,7 +301,7 @@ async fn carry_alone(
     ask: Ask,
     asked_at: Instant,
     stamp: Option<u64>,
-) -> Result<Answer, StoreError> {
+) -> Result<StoreResponse, StoreError> {
     let mut call = Call::new(&[Question { ask: &ask, times: 1 }], guess());
     let said = server.run(&departure.queue, &mut call).await;
     departure.finish(&server);
@@ -312,9 +312,9 @@ async fn carry_alone(
         None => return Err(Failure::Protocol("the reply of Redis contains no answer").into()),
     };
     if let (Some(cache), Some(stamp), 0) = (&server.deny_cache, stamp, tally.admitted) {
-        cache.remember(&ask, asked_at, stamp, said.server_time, &tally.verdicts);
+        cache.remember(&ask, asked_at, stamp, said.server_time, &tally.states);
     }
-    Ok(Answer::new(said.server_time, [tally.outcome(&ask, 0)]))
+    Ok(StoreResponse::new(said.server_time, [tally.outcome(&ask, 0)]))
 }
 
 fn send(server: &Arc<Server>, departure: Option<Departure>) {
@@ -422,8 +422,8 @@ fn arrange(requests: &[QueuedRequest]) -> (Vec<Question<'_>>, Vec<Place>) {
 }
 
 /// The answer to a request, from the reply.
-fn answer(request: &QueuedRequest, places: &[Place], said: &Said) -> Result<Answer, StoreError> {
-    let mut answer = Answer::new(said.server_time, []);
+fn answer(request: &QueuedRequest, places: &[Place], said: &Said) -> Result<StoreResponse, StoreError> {
+    let mut answer = StoreResponse::new(said.server_time, []);
     for (ask, place) in request.asks.iter().zip(places) {
         let tally = said.tallies[place.question].as_ref().map_err(Clone::clone)?;
         answer.outcomes.push(tally.outcome(ask, place.nth));
@@ -454,7 +454,7 @@ mod tests {
     use super::*;
     use crate::{
         Key, Limit, SlidingLog, TokenBucket,
-        store::{Charge, Operation, Request, redis::ask::Names},
+        store::{Charge, Operation, StoreRequest, redis::ask::Names},
     };
 
     static NAMES: LazyLock<Names> = LazyLock::new(|| Names::new("quota", None));
@@ -463,7 +463,7 @@ mod tests {
     fn queued(operation: Operation, limit: &Limit, keys: &[&str]) -> QueuedRequest {
         let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
         let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
-        let ask = Ask::new(&NAMES, &Request::new(operation, &charges));
+        let ask = Ask::new(&NAMES, &StoreRequest::new(operation, &charges));
         QueuedRequest::new(vec![ask], Instant::now(), None).0
     }
 

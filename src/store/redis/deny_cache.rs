@@ -17,7 +17,7 @@ use super::{
     script::Said,
 };
 use crate::store::{
-    Answer, Charge, Operation, Outcome, Request, StoreError, Verdict,
+    Charge, ChargeState, Operation, Outcome, StoreError, StoreRequest, StoreResponse,
     fold::{Folded, fold},
 };
 
@@ -45,7 +45,7 @@ struct Denial {
     serial: u64,
     debits: SmallVec<[Debit; 1]>,
     stamp: u64,
-    verdicts: SmallVec<[Verdict; 1]>,
+    states: SmallVec<[ChargeState; 1]>,
     server_time: Duration,
     answered_at: Instant,
     /// Reckoned from before Redis was asked.
@@ -66,7 +66,7 @@ impl DenyCache {
     }
 
     /// Denies what was denied a moment ago, if nothing was taken back since.
-    pub(super) fn answer(&self, names: &Names, request: &Request<'_>, now: Instant) -> Option<Answer> {
+    pub(super) fn answer(&self, names: &Names, request: &StoreRequest<'_>, now: Instant) -> Option<StoreResponse> {
         if request.operation() != Operation::Check {
             return None;
         }
@@ -90,9 +90,9 @@ impl DenyCache {
         }
 
         let passed = now.saturating_duration_since(denial.answered_at);
-        let verdicts = folds.unfold(&denial.verdicts).map(|verdict| later(&verdict, passed));
-        let outcome = Outcome::new(false, verdicts);
-        Some(Answer::new(denial.server_time + passed, [outcome]))
+        let states = folds.unfold(&denial.states).map(|verdict| later(&verdict, passed));
+        let outcome = Outcome::new(false, states);
+        Some(StoreResponse::new(denial.server_time + passed, [outcome]))
     }
 
     /// What tells, later, whether anything was taken back since.
@@ -135,7 +135,7 @@ impl DenyCache {
             && let Ok(tally) = &said.tallies[place.question]
             && place.nth == tally.admitted
         {
-            self.remember(ask, request.asked_at, stamp, said.server_time, &tally.verdicts);
+            self.remember(ask, request.asked_at, stamp, said.server_time, &tally.states);
         }
     }
 
@@ -146,9 +146,9 @@ impl DenyCache {
         asked_at: Instant,
         stamp: u64,
         server_time: Duration,
-        verdicts: &[Verdict],
+        states: &[ChargeState],
     ) {
-        let Some(wait) = verdicts.iter().filter_map(|verdict| verdict.retry_after).max() else {
+        let Some(wait) = states.iter().filter_map(|verdict| verdict.retry_after).max() else {
             return;
         };
         let answered_at = Instant::now();
@@ -163,7 +163,7 @@ impl DenyCache {
             serial: 0,
             debits: ask.debits.clone(),
             stamp,
-            verdicts: verdicts.into(),
+            states: states.into(),
             server_time,
             answered_at,
             expires_at,
@@ -220,9 +220,9 @@ fn same_keys(a: &[Debit], b: &[Debit]) -> bool {
 }
 
 /// The same verdict, when so much time has passed.
-fn later(verdict: &Verdict, passed: Duration) -> Verdict {
+fn later(verdict: &ChargeState, passed: Duration) -> ChargeState {
     let left = |span: Duration| span.saturating_sub(passed);
-    Verdict::new(
+    ChargeState::new(
         verdict.remaining,
         verdict.retry_after.map(left).filter(|wait| !wait.is_zero()),
         left(verdict.reset_after),
@@ -258,18 +258,18 @@ mod tests {
         }
 
         fn ask(&self, operation: Operation) -> Ask {
-            Ask::new(&NAMES, &Request::new(operation, &[self.charge()]))
+            Ask::new(&NAMES, &StoreRequest::new(operation, &[self.charge()]))
         }
     }
 
-    fn cached(cache: &DenyCache, question: &Question, now: Instant) -> Option<Answer> {
-        cache.answer(&NAMES, &Request::new(Operation::Check, &[question.charge()]), now)
+    fn cached(cache: &DenyCache, question: &Question, now: Instant) -> Option<StoreResponse> {
+        cache.answer(&NAMES, &StoreRequest::new(Operation::Check, &[question.charge()]), now)
     }
 
     const WAIT: Duration = Duration::from_millis(400);
 
     fn deny(cache: &DenyCache, question: &Question, asked_at: Instant) {
-        let verdict = Verdict::new(1, Some(WAIT), Duration::from_secs(5));
+        let verdict = ChargeState::new(1, Some(WAIT), Duration::from_secs(5));
         let ask = question.ask(Operation::Check);
         cache.remember(&ask, asked_at, cache.stamp(&ask), Duration::from_secs(9), &[verdict]);
     }
@@ -282,7 +282,7 @@ mod tests {
         tokio::time::advance(Duration::from_millis(300)).await;
         let answer = cached(&cache, &question, Instant::now()).expect("it is denied still");
         assert_eq!(answer.server_time, Duration::from_millis(9_300));
-        let verdict = answer.outcomes[0].verdicts[0];
+        let verdict = answer.outcomes[0].states[0];
         assert_eq!(verdict.remaining, 1);
         assert_eq!(verdict.retry_after, Some(Duration::from_millis(100)));
         assert_eq!(verdict.reset_after, Duration::from_millis(4_700));
@@ -309,7 +309,7 @@ mod tests {
             start,
             cache.stamp(&ask),
             hour,
-            &[Verdict::new(0, Some(hour), hour)],
+            &[ChargeState::new(0, Some(hour), hour)],
         );
 
         assert!(cached(&cache, &question, start + LONGEST - Duration::from_micros(1)).is_some());
@@ -339,7 +339,7 @@ mod tests {
         let ask = question.ask(Operation::Check);
         let stamp = cache.stamp(&ask);
         cache.forget(&[question.ask(Operation::Reset)]);
-        cache.remember(&ask, now, stamp, WAIT, &[Verdict::new(0, Some(WAIT), WAIT)]);
+        cache.remember(&ask, now, stamp, WAIT, &[ChargeState::new(0, Some(WAIT), WAIT)]);
         assert_eq!(cached(&cache, &question, now), None);
 
         deny(&cache, &question, now);

@@ -26,7 +26,7 @@ use super::{
     link::Failure,
     patience::Patience,
     refusal::{Refusal, plain},
-    script::{Call, Program, Reply, Script},
+    script::{Call, Program, RawReply, Script},
     server::LONGEST_STALL,
     task::{AbortOnDrop, DetachOnDrop, try_spawn},
     url::FRED_IN_A_CLUSTER,
@@ -84,7 +84,7 @@ impl Fred {
         program: Program,
         call: &Call,
         longest: Duration,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<RawReply, Failure> {
         let Some(line) = self.line() else {
             return Err(Failure::Unreachable("the pool is empty".into()));
         };
@@ -143,7 +143,7 @@ fn once(timeout: Duration) -> Options {
     }
 }
 
-fn read(frame: Resp3Frame) -> Result<Reply, Failure> {
+fn read(frame: Resp3Frame) -> Result<RawReply, Failure> {
     let text = |frame| match frame {
         Resp3Frame::BlobString { data, .. } => Ok(data),
         Resp3Frame::SimpleError { data, .. } => Err(Failure::refused(data.to_string())),
@@ -151,8 +151,8 @@ fn read(frame: Resp3Frame) -> Result<Reply, Failure> {
         _ => Err(Failure::Protocol("the reply of Redis holds something that is no text")),
     };
     match frame {
-        Resp3Frame::Array { data, .. } => Reply::from_texts(data.into_iter().map(text)),
-        frame => Reply::from_texts([text(frame)]),
+        Resp3Frame::Array { data, .. } => RawReply::from_texts(data.into_iter().map(text)),
+        frame => RawReply::from_texts([text(frame)]),
     }
 }
 
@@ -200,7 +200,7 @@ fn audit(client: &Client) -> Result<(), ConfigError> {
     if client.is_clustered() {
         return Err(ConfigError::new(format!(
             "this fred client is clustered, and {FRED_IN_A_CLUSTER}; give the URL `redis-cluster://..`, with the \
-             feature `redis-rs`"
+             feature `redis`"
         )));
     }
     if client.client_reconnect_policy().is_none() {

@@ -2,11 +2,11 @@ use std::time::Duration;
 
 #[cfg(feature = "fred")]
 use super::fred;
-#[cfg(feature = "redis-rs")]
+#[cfg(feature = "redis")]
 use super::redis_rs;
 use super::{
     refusal::Refusal,
-    script::{self, Call, Program, Reply, Script},
+    script::{self, Call, Program, RawReply, Script},
 };
 use crate::store::{ErrorKind, StoreError};
 
@@ -18,7 +18,7 @@ pub enum ClientLibrary {
     #[cfg(feature = "fred")]
     Fred,
     /// [redis-rs](https://crates.io/crates/redis), for one server, Sentinel or a cluster.
-    #[cfg(feature = "redis-rs")]
+    #[cfg(feature = "redis")]
     RedisRs,
 }
 
@@ -33,7 +33,7 @@ impl ClientLibrary {
 pub(super) enum Link {
     #[cfg(feature = "fred")]
     Fred(fred::Fred),
-    #[cfg(feature = "redis-rs")]
+    #[cfg(feature = "redis")]
     RedisRs(redis_rs::RedisRs),
     #[cfg(test)]
     Simulated(super::simulation::Network),
@@ -56,7 +56,12 @@ impl Link {
     ///
     /// The caller has the deadline, and drops the future when it has passed. `longest` is how long a client may keep the
     /// command then.
-    pub(super) async fn run(&self, script: &'static Script, call: &Call, longest: Duration) -> Result<Reply, Failure> {
+    pub(super) async fn run(
+        &self,
+        script: &'static Script,
+        call: &Call,
+        longest: Duration,
+    ) -> Result<RawReply, Failure> {
         match self.run_as(script, Program::Known, call, longest).await {
             // Proves that nothing ran, so this is not a second attempt.
             Err(Failure::Refused(error)) if error.starts_with("NOSCRIPT") => {
@@ -81,11 +86,11 @@ impl Link {
         program: Program,
         call: &Call,
         longest: Duration,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<RawReply, Failure> {
         match self {
             #[cfg(feature = "fred")]
             Self::Fred(link) => link.run(script, program, call, longest).await,
-            #[cfg(feature = "redis-rs")]
+            #[cfg(feature = "redis")]
             Self::RedisRs(link) => link.run(script, program, call).await,
             #[cfg(test)]
             Self::Simulated(network) => network.run(program, call).await,
@@ -95,7 +100,7 @@ impl Link {
     /// A hash tag in a slot of each primary that is known; an error if none is.
     pub(super) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
         match self {
-            #[cfg(feature = "redis-rs")]
+            #[cfg(feature = "redis")]
             Self::RedisRs(link) => link.hash_tags(),
             #[cfg(feature = "fred")]
             Self::Fred(_) => Ok(vec!["0".to_owned()]),
@@ -109,7 +114,7 @@ impl Link {
         match self {
             #[cfg(feature = "fred")]
             Self::Fred(_) => false,
-            #[cfg(feature = "redis-rs")]
+            #[cfg(feature = "redis")]
             Self::RedisRs(link) => link.is_clustered(),
             #[cfg(test)]
             Self::Simulated(network) => network.is_clustered(),

@@ -9,7 +9,7 @@ mod fred;
 mod link;
 mod patience;
 mod queues;
-#[cfg(feature = "redis-rs")]
+#[cfg(feature = "redis")]
 mod redis_rs;
 mod refusal;
 mod script;
@@ -28,7 +28,7 @@ use tokio::time::Instant;
 pub use self::{builder::RedisStoreBuilder, link::ClientLibrary};
 
 use self::{ask::Ask, script::SCRIPT, server::Server};
-use super::{Reply, Request, Store, StoreError, StoreId, uncounted};
+use super::{Store, StoreError, StoreFuture, StoreId, StoreRequest, uncounted};
 use crate::ConfigError;
 
 /// Keeps counts in Redis, 6.2 or later, or Valkey, shared by all replicas of a service.
@@ -122,9 +122,9 @@ impl RedisStore {
     /// | one server | `redis://user:password@127.0.0.1:6379/0` |
     /// | a Unix socket | `redis+unix:///run/redis.sock` |
     /// | Sentinel | `redis-sentinel://user:password@host:26379/0?sentinelServiceName=name&node=host:26379`; if the sentinels want credentials too, `&sentinelUsername=user&sentinelPassword=password` |
-    /// | a cluster | `redis-cluster://user:password@host:6379?node=host:6379`, any of its nodes (feature `redis-rs`) |
+    /// | a cluster | `redis-cluster://user:password@host:6379?node=host:6379`, any of its nodes (feature `redis`) |
     ///
-    /// With `rediss` in place of `redis` it is TLS (feature `fred-rustls` or `redis-rs-rustls`), and the certificate of
+    /// With `rediss` in place of `redis` it is TLS (feature `enable-rustls-ring` or `tokio-rustls-comp`), and the certificate of
     /// Redis must be signed by an authority that the system knows, or one in the file that the environment variable
     /// `SSL_CERT_FILE` names.
     ///
@@ -232,19 +232,19 @@ impl Store for RedisStore {
         Some(StoreId::of(&self.server))
     }
 
-    fn decide(&self, requests: &[Request<'_>]) -> Reply {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         uncounted::apart(requests, |requests| self.decide_counted(requests))
     }
 }
 
 impl RedisStore {
-    fn decide_counted(&self, requests: &[Request<'_>]) -> Reply {
+    fn decide_counted(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let server = &self.server;
         let now = Instant::now();
         if let (Some(cache), [request]) = (&server.deny_cache, requests)
             && let Some(answer) = cache.answer(&server.names, request, now)
         {
-            return Reply::Ready(Ok(answer));
+            return StoreFuture::Ready(Ok(answer));
         }
 
         let asks: Vec<Ask> = requests
@@ -260,10 +260,10 @@ impl RedisStore {
         }
         match server.queues.of(&asks) {
             Some(queue) => match server.admits(&queue, &asks) {
-                Ok(()) => Reply::Pending(Box::pin(queue.ask(server.clone(), asks, now, stamp))),
-                Err(error) => Reply::Ready(Err(error)),
+                Ok(()) => StoreFuture::Pending(Box::pin(queue.ask(server.clone(), asks, now, stamp))),
+                Err(error) => StoreFuture::Ready(Err(error)),
             },
-            None => Reply::Pending(Box::pin(across::ask(server.clone(), asks, now))),
+            None => StoreFuture::Pending(Box::pin(across::ask(server.clone(), asks, now))),
         }
     }
 }

@@ -11,7 +11,7 @@ use self::{
 };
 use super::{
     link::Failure,
-    script::{Call, Program, Reply, Script},
+    script::{Call, Program, RawReply, Script},
     url::{Topology, Url},
 };
 use crate::ConfigError;
@@ -78,7 +78,12 @@ impl RedisRs {
         }
     }
 
-    pub(super) async fn run(&self, script: &'static Script, program: Program, call: &Call) -> Result<Reply, Failure> {
+    pub(super) async fn run(
+        &self,
+        script: &'static Script,
+        program: Program,
+        call: &Call,
+    ) -> Result<RawReply, Failure> {
         let command = command(script, program, call);
         let answer = match &self.server {
             Server::One(node) => node.send(&command, false).await?,
@@ -110,15 +115,15 @@ fn command(script: &'static Script, program: Program, call: &Call) -> Cmd {
     command
 }
 
-fn read(answer: Value) -> Result<Reply, Failure> {
+fn read(answer: Value) -> Result<RawReply, Failure> {
     let text = |answer| match answer {
         Value::BulkString(text) => Ok(text.into()),
         Value::ServerError(error) => Err(Failure::refused(in_full(error.code(), error.details()))),
         _ => Err(Failure::Protocol("the reply of Redis holds something that is no text")),
     };
     match answer {
-        Value::Array(answers) => Reply::from_texts(answers.into_iter().map(text)),
-        answer => Reply::from_texts([text(answer)]),
+        Value::Array(answers) => RawReply::from_texts(answers.into_iter().map(text)),
+        answer => RawReply::from_texts([text(answer)]),
     }
 }
 

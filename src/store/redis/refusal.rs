@@ -269,7 +269,7 @@ mod tests {
                 r#"Custom { kind: Uncategorized, error: "failed to lookup address information" }"#,
                 "failed to lookup address information",
             ),
-            ("Request timed out.", "Request timed out."),
+            ("StoreRequest timed out.", "StoreRequest timed out."),
         ] {
             assert_eq!(plain(details), text);
         }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Limit,
-    store::{ErrorKind, Operation, Outcome, StoreError, Verdict},
+    store::{ChargeState, ErrorKind, Operation, Outcome, StoreError},
 };
 
 /// A script, and what Redis knows it by.
@@ -80,12 +80,12 @@ pub(super) struct Call {
 
 /// What the script replies: little-endian doubles, and why requests failed.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Reply {
+pub(super) struct RawReply {
     pub(super) numbers: Bytes,
     pub(super) errors: Vec<String>,
 }
 
-impl Reply {
+impl RawReply {
     /// The numbers, then the errors.
     pub(super) fn from_texts(texts: impl IntoIterator<Item = Result<Bytes, Failure>>) -> Result<Self, Failure> {
         let mut texts = texts.into_iter();
@@ -155,7 +155,7 @@ impl Call {
     }
 
     /// The time of Redis, if the guess was so far off that nothing was decided.
-    pub(super) fn missed(&self, reply: &Reply) -> Option<u64> {
+    pub(super) fn missed(&self, reply: &RawReply) -> Option<u64> {
         let mut numbers = numbers(&reply.numbers);
         match (numbers.next(), numbers.next()) {
             (Some(now), None) if !self.calendars.is_empty() => Some(now as u64),
@@ -246,43 +246,43 @@ pub(super) struct Tally {
     /// How many of those who ask are admitted: the first ones.
     pub(super) admitted: u64,
     /// How each key stands after the last of them.
-    pub(super) verdicts: SmallVec<[Verdict; 1]>,
+    pub(super) states: SmallVec<[ChargeState; 1]>,
 }
 
 impl Tally {
     /// What the nth of those who ask is told, from 0.
     pub(super) fn outcome(&self, ask: &Ask, nth: u64) -> Outcome {
         if nth >= self.admitted {
-            return Outcome::new(false, ask.folds.unfold(&self.verdicts));
+            return Outcome::new(false, ask.folds.unfold(&self.states));
         }
 
         let later = self.admitted - 1 - nth;
-        let mut verdicts = self.verdicts.clone();
-        for (verdict, debit) in verdicts.iter_mut().zip(&ask.debits) {
+        let mut states = self.states.clone();
+        for (verdict, debit) in states.iter_mut().zip(&ask.debits) {
             let weight = later.saturating_mul(debit.cost);
             verdict.remaining = verdict.remaining.saturating_add(weight);
             verdict.retry_after = None;
             verdict.reset_after = verdict.reset_after.saturating_sub(debit.delay(weight));
         }
-        Outcome::new(true, ask.folds.unfold(&verdicts))
+        Outcome::new(true, ask.folds.unfold(&states))
     }
 }
 
 impl Call {
     /// Reads a reply: the time, then for each key of each question how many are admitted and three numbers; or in their
     /// place, which of the errors says why it could not be decided.
-    pub(super) fn decode(&self, reply: &Reply) -> Result<Said, Failure> {
+    pub(super) fn decode(&self, reply: &RawReply) -> Result<Said, Failure> {
         let mut numbers = numbers(&reply.numbers);
         let mut next = || numbers.next().ok_or_else(malformed);
         let server_time = duration(next()?)?;
         let mut tallies = SmallVec::with_capacity(self.shape.len());
         for (times, keys) in &self.shape {
             let mut admitted = None;
-            let mut verdicts = SmallVec::<[Verdict; 1]>::with_capacity(*keys);
+            let mut states = SmallVec::<[ChargeState; 1]>::with_capacity(*keys);
             for _ in 0..*keys {
                 let (callers, remaining, wait, reset_after) = (next()?, count(next()?)?, duration(next()?)?, next()?);
                 admitted = Some(callers);
-                verdicts.push(Verdict::new(
+                states.push(ChargeState::new(
                     remaining,
                     (!wait.is_zero()).then_some(wait),
                     duration(reset_after)?,
@@ -296,11 +296,11 @@ impl Call {
             }
             let admitted = count(admitted)?;
             // Where somebody is denied it is said why, and nowhere else.
-            let denies = verdicts.iter().any(|verdict| verdict.retry_after.is_some());
+            let denies = states.iter().any(|verdict| verdict.retry_after.is_some());
             if admitted > *times || denies != (admitted < *times) {
                 return Err(malformed());
             }
-            tallies.push(Ok(Tally { admitted, verdicts }));
+            tallies.push(Ok(Tally { admitted, states }));
         }
 
         match next() {
@@ -347,7 +347,7 @@ mod tests {
     use crate::{
         FixedWindow, Key, Policy, SlidingLog, TokenBucket,
         key::Secret,
-        store::{Charge, Request, redis::ask::Names},
+        store::{Charge, StoreRequest, redis::ask::Names},
     };
 
     fn names() -> Names {
@@ -355,11 +355,11 @@ mod tests {
     }
 
     fn ask(charges: &[Charge<'_>]) -> Ask {
-        Ask::new(&names(), &Request::new(Operation::Check, charges))
+        Ask::new(&names(), &StoreRequest::new(Operation::Check, charges))
     }
 
-    fn reply(numbers: &[i64]) -> Reply {
-        Reply {
+    fn reply(numbers: &[i64]) -> RawReply {
+        RawReply {
             numbers: numbers
                 .iter()
                 .flat_map(|number| (*number as f64).to_le_bytes())
@@ -414,7 +414,7 @@ mod tests {
 
         let said = call.decode(&reply(&[9, 1, 2, 0, 60, 1, 4, 0, 70])).unwrap();
         let outcome = said.tallies[0].as_ref().unwrap().outcome(&asks[0], 0);
-        let remaining: Vec<_> = outcome.verdicts.iter().map(|verdict| verdict.remaining).collect();
+        let remaining: Vec<_> = outcome.states.iter().map(|verdict| verdict.remaining).collect();
         assert_eq!(remaining, [2, 4, 2]);
     }
 
@@ -432,7 +432,7 @@ mod tests {
         let told: Vec<_> = (0..4)
             .map(|nth| {
                 let outcome = tally.outcome(&ask, nth);
-                let verdict = outcome.verdicts[0];
+                let verdict = outcome.states[0];
                 (outcome.allowed, verdict.remaining, verdict.reset_after.as_secs())
             })
             .collect();
@@ -482,7 +482,7 @@ mod tests {
             let mut numbers = [1.0, 1.0, 4.0, 0.0, 60.0];
             numbers[2] = number;
             let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
-            let mut reply = Reply {
+            let mut reply = RawReply {
                 numbers: numbers.collect(),
                 errors: Vec::new(),
             };

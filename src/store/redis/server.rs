@@ -13,7 +13,7 @@ use super::{
     link::{Failure, Link},
     patience::Patience,
     queues::CommitQueues,
-    script::{Call, Reply, Said, Script},
+    script::{Call, RawReply, Said, Script},
     task::try_spawn,
 };
 use crate::{
@@ -78,7 +78,7 @@ impl Server {
     }
 
     /// Sends a call. The deadline runs from now on, whenever the requests in it were made.
-    async fn send(&self, call: &Call) -> Result<Reply, Failure> {
+    async fn send(&self, call: &Call) -> Result<RawReply, Failure> {
         let reply = self.link.run(self.script, call, self.deadline + LONGEST_STALL);
         let reply = self.patience.wait(reply, || {}).await;
         reply.unwrap_or(Err(Failure::Timeout))

@@ -12,7 +12,7 @@ use super::{
     link::Failure,
     patience::Patience,
     refusal::Refusal,
-    script::{Call, Reply},
+    script::{Call, RawReply},
     server::{LONGEST_STALL, Server},
     task::try_spawn,
 };
@@ -100,7 +100,7 @@ impl Server {
     }
 
     /// Takes note of what Redis replied to a call. A refusal is logged once per change of state.
-    pub(super) fn note(self: &Arc<Self>, reply: &Result<Reply, Failure>) {
+    pub(super) fn note(self: &Arc<Self>, reply: &Result<RawReply, Failure>) {
         let refusal = match reply {
             Ok(reply) => reply.errors.iter().find_map(|error| Refusal::of_call(error)),
             Err(Failure::Forbidden(refusal)) => Some(refusal.clone()),

@@ -2,10 +2,7 @@ use super::ClientLibrary;
 use crate::ConfigError;
 
 /// A URL that no client will misread. No error shows it, since it may hold a password.
-#[cfg_attr(
-    not(feature = "redis-rs"),
-    expect(dead_code, reason = "fred reads the URL by itself")
-)]
+#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "fred reads the URL by itself"))]
 pub(super) struct Url<'a> {
     tls: bool,
     kind: Kind,
@@ -102,15 +99,15 @@ fn library(kind: Kind, chosen: Option<ClientLibrary>) -> Result<ClientLibrary, C
         Kind::Cluster if chosen == Some(ClientLibrary::Fred) => Err(ConfigError::new(format!(
             "a cluster needs redis-rs: {FRED_IN_A_CLUSTER}",
         ))),
-        #[cfg(not(feature = "redis-rs"))]
+        #[cfg(not(feature = "redis"))]
         Kind::Cluster => Err(ConfigError::new(format!(
-            "a cluster needs the feature `redis-rs`: {FRED_IN_A_CLUSTER}",
+            "a cluster needs the feature `redis`: {FRED_IN_A_CLUSTER}",
         ))),
-        #[cfg(feature = "redis-rs")]
+        #[cfg(feature = "redis")]
         Kind::Cluster => Ok(ClientLibrary::RedisRs),
-        #[cfg(all(feature = "fred", not(feature = "fred-unix-sockets")))]
+        #[cfg(all(feature = "fred", not(feature = "unix-sockets")))]
         Kind::UnixSocket if chosen.unwrap_or(ClientLibrary::DEFAULT) == ClientLibrary::Fred => {
-            Err(ConfigError::new("a Unix socket needs the feature `fred-unix-sockets`"))
+            Err(ConfigError::new("a Unix socket needs the feature `unix-sockets`"))
         }
         _ => Ok(chosen.unwrap_or(ClientLibrary::DEFAULT)),
     }
@@ -119,9 +116,9 @@ fn library(kind: Kind, chosen: Option<ClientLibrary>) -> Result<ClientLibrary, C
 fn prepare_tls(scheme: &str, library: ClientLibrary) -> Result<(), ConfigError> {
     let (built_in, feature) = match library {
         #[cfg(feature = "fred")]
-        ClientLibrary::Fred => (cfg!(feature = "fred-rustls"), "fred-rustls"),
-        #[cfg(feature = "redis-rs")]
-        ClientLibrary::RedisRs => (cfg!(feature = "redis-rs-rustls"), "redis-rs-rustls"),
+        ClientLibrary::Fred => (cfg!(feature = "enable-rustls-ring"), "enable-rustls-ring"),
+        #[cfg(feature = "redis")]
+        ClientLibrary::RedisRs => (cfg!(feature = "tokio-rustls-comp"), "tokio-rustls-comp"),
     };
     // Without TLS built in, fred would connect in plain text.
     if !built_in {
@@ -130,7 +127,7 @@ fn prepare_tls(scheme: &str, library: ClientLibrary) -> Result<(), ConfigError> 
         )));
     }
     // Where the application has two providers compiled in and has chosen none, rustls would panic.
-    #[cfg(any(feature = "fred-rustls", feature = "redis-rs-rustls"))]
+    #[cfg(any(feature = "enable-rustls-ring", feature = "tokio-rustls-comp"))]
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // An error means that somebody else was faster.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -143,7 +140,7 @@ fn prepare_tls(scheme: &str, library: ClientLibrary) -> Result<(), ConfigError> 
 pub(super) const FRED_IN_A_CLUSTER: &str =
     "while slots move, fred 10 may hand one caller's reply to another, and while one primary is down it serves none";
 
-#[cfg(feature = "redis-rs")]
+#[cfg(feature = "redis")]
 pub(super) enum Topology {
     Server,
     /// The primary of this name; those who know it are asked with these credentials.
@@ -155,7 +152,7 @@ pub(super) enum Topology {
 }
 
 /// In plain URLs of single servers, for a client that knows no others.
-#[cfg(feature = "redis-rs")]
+#[cfg(feature = "redis")]
 impl<'a> Url<'a> {
     pub(super) fn topology(&self) -> Topology {
         match self.kind {
@@ -257,9 +254,9 @@ mod tests {
             let refused = parse(url).err().map(|error| error.to_string());
             let (built_in, feature) = match ClientLibrary::DEFAULT {
                 #[cfg(feature = "fred")]
-                ClientLibrary::Fred => (cfg!(feature = "fred-rustls"), "feature `fred-rustls`"),
-                #[cfg(feature = "redis-rs")]
-                ClientLibrary::RedisRs => (cfg!(feature = "redis-rs-rustls"), "feature `redis-rs-rustls`"),
+                ClientLibrary::Fred => (cfg!(feature = "enable-rustls-ring"), "feature `enable-rustls-ring`"),
+                #[cfg(feature = "redis")]
+                ClientLibrary::RedisRs => (cfg!(feature = "tokio-rustls-comp"), "feature `tokio-rustls-comp`"),
             };
             assert_eq!(refused.is_none(), built_in, "{url}");
             assert!(refused.is_none_or(|error| error.contains(feature)));
@@ -279,18 +276,18 @@ mod tests {
     }
 
     #[test]
-    #[cfg(not(feature = "redis-rs"))]
+    #[cfg(not(feature = "redis"))]
     fn a_cluster_without_redis_rs_is_refused_with_the_fix() {
         let error = parse("redis-cluster://:secret@127.0.0.1")
             .err()
             .expect("an error")
             .to_string();
-        assert!(error.contains("feature `redis-rs`"), "{error}");
+        assert!(error.contains("feature `redis`"), "{error}");
         assert!(!error.contains("secret"), "{error}");
     }
 
     #[test]
-    #[cfg(all(feature = "fred", feature = "redis-rs"))]
+    #[cfg(all(feature = "fred", feature = "redis"))]
     fn a_cluster_is_served_by_redis_rs_alone() {
         let url = "redis-cluster://127.0.0.1";
         assert_eq!(parse(url).expect("a good URL").library, ClientLibrary::RedisRs);
@@ -301,14 +298,14 @@ mod tests {
         assert!(error.contains("a cluster needs redis-rs"), "{error}");
     }
 
-    #[cfg(feature = "redis-rs")]
+    #[cfg(feature = "redis")]
     fn in_plain(url: &str) -> (String, Vec<String>) {
         let url = parse(url).expect("a good URL");
         (url.plain(), url.nodes().collect())
     }
 
     #[test]
-    #[cfg(feature = "redis-rs")]
+    #[cfg(feature = "redis")]
     fn sentinels_have_credentials_of_their_own_and_no_database() {
         let url = "redis-sentinel://u:p@a:1/3?sentinelServiceName=s&node=[::1]&sentinelPassword=x+y";
         assert_eq!(
@@ -321,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "redis-rs")]
+    #[cfg(feature = "redis")]
     fn nodes_of_a_cluster_share_their_credentials() {
         let (_, nodes) = in_plain("valkey-cluster://u:p@a:1?node=b:2");
         assert_eq!(nodes, ["redis://u:p@a:1", "redis://u:p@b:2"]);

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tower_quota::{
     Key, RedisStore,
-    store::{Charge, ErrorKind, Operation, Reply, Request, Store, StoreError},
+    store::{Charge, ErrorKind, Operation, Store, StoreError, StoreFuture, StoreRequest},
 };
 
 use super::{
@@ -96,13 +96,13 @@ async fn check(store: &RedisStore, quotas: &[Quota], key: usize, begun: Instant)
     let (sent, started) = (now(), Instant::now());
     let name = Key::from(Quota::name(key));
     let charges = [Charge::new(POLICY, &quotas[key].limit, &name, 1)];
-    let told = match store.decide(&[Request::new(Operation::Check, &charges)]) {
+    let told = match store.decide(&[StoreRequest::new(Operation::Check, &charges)]) {
         // What is answered at once was not sent.
-        Reply::Ready(Ok(_)) => Told::DeniedFromMemory,
-        Reply::Ready(Err(_)) => Told::NotAsked,
-        Reply::Pending(answer) => match answer.await {
+        StoreFuture::Ready(Ok(_)) => Told::DeniedFromMemory,
+        StoreFuture::Ready(Err(_)) => Told::NotAsked,
+        StoreFuture::Pending(answer) => match answer.await {
             Ok(answer) if answer.outcomes[0].allowed => {
-                let at = answer.outcomes[0].verdicts[0].decided_at.unwrap_or(answer.server_time);
+                let at = answer.outcomes[0].states[0].decided_at.unwrap_or(answer.server_time);
                 Told::Admitted(at.as_micros() as u64)
             }
             Ok(_) => Told::Denied,

@@ -8,7 +8,7 @@ use std::{
 
 use tower_quota::{
     Key, Limit,
-    store::{Charge, Operation, Outcome, Request, Store},
+    store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
 use super::{Clock, Redis, decide};
@@ -128,7 +128,7 @@ impl Bench {
     pub(crate) async fn charge_each(&self, limit: &Limit, times: usize) {
         let key = Key::from(self.key.as_str());
         let charges = [Charge::new("test", limit, &key, 1)];
-        let charges = vec![Request::new(Operation::Charge, &charges); times];
+        let charges = vec![StoreRequest::new(Operation::Charge, &charges); times];
         self.store.decide(&charges).await.expect("the store answers");
     }
 

@@ -68,7 +68,7 @@ pub(crate) use self::{
 
 use tower_quota::{
     Key, Limit,
-    store::{Charge, Operation, Outcome, Request, Store, StoreError},
+    store::{Charge, Operation, Outcome, Store, StoreError, StoreRequest},
 };
 
 /// Asks a store for one operation on one key, and panics if it does not answer.
@@ -88,7 +88,7 @@ pub(crate) async fn try_decide(
 ) -> Result<Outcome, StoreError> {
     let key = Key::from(key);
     let charges = [Charge::new("test", limit, &key, cost)];
-    let answer = store.decide(&[Request::new(operation, &charges)]).await?;
+    let answer = store.decide(&[StoreRequest::new(operation, &charges)]).await?;
     Ok(answer.outcomes.into_iter().next().expect("one outcome for one request"))
 }
 

@@ -7,15 +7,17 @@ use std::{
 };
 
 use tokio::sync::Semaphore;
-use tower_quota::store::{Answer, ErrorKind, Outcome, Reply, Request, Store, StoreError, Verdict};
+use tower_quota::store::{
+    ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreRequest, StoreResponse,
+};
 
 /// A store whose answers are never ready at once.
 pub(crate) struct Later<S>(pub(crate) S);
 
 impl<S: Store> Store for Later<S> {
-    fn decide(&self, requests: &[Request<'_>]) -> Reply {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let answer = self.0.decide(requests);
-        Reply::Pending(Box::pin(async {
+        StoreFuture::Pending(Box::pin(async {
             tokio::task::yield_now().await;
             answer.await
         }))
@@ -44,10 +46,10 @@ impl<S> Gated<S> {
 }
 
 impl<S: Store> Store for Gated<S> {
-    fn decide(&self, requests: &[Request<'_>]) -> Reply {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let answer = self.store.decide(requests);
         let gate = self.gate.clone();
-        Reply::Pending(Box::pin(async move {
+        StoreFuture::Pending(Box::pin(async move {
             gate.acquire().await.expect("the gate stays").forget();
             answer.await
         }))
@@ -75,7 +77,7 @@ impl<S> Counted<S> {
 }
 
 impl<S: Store> Store for Counted<S> {
-    fn decide(&self, requests: &[Request<'_>]) -> Reply {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.store.decide(requests)
     }
@@ -94,31 +96,35 @@ impl Broken {
 }
 
 impl Store for Broken {
-    fn decide(&self, _: &[Request<'_>]) -> Reply {
+    fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        Reply::Ready(Err(StoreError::new(ErrorKind::Unreachable, "the store is away")))
+        StoreFuture::Ready(Err(StoreError::new(ErrorKind::Unreachable, "the store is away")))
     }
 }
 
 /// A store that always says the same: one verdict for each charge. It is 2027-01-15 08:00:00 UTC.
-pub(crate) struct Says(pub(crate) Vec<Verdict>);
+pub(crate) struct Says(pub(crate) Vec<ChargeState>);
 
 impl Says {
     /// So much left, and all of it after so many milliseconds.
     pub(crate) fn admitted(remaining: u64, reset_after: u64) -> Self {
-        Self(vec![Verdict::new(remaining, None, Duration::from_millis(reset_after))])
+        Self(vec![ChargeState::new(
+            remaining,
+            None,
+            Duration::from_millis(reset_after),
+        )])
     }
 
     /// Come back after this.
     pub(crate) fn denied(wait: Duration) -> Self {
-        Self(vec![Verdict::new(0, Some(wait), wait)])
+        Self(vec![ChargeState::new(0, Some(wait), wait)])
     }
 }
 
 impl Store for Says {
-    fn decide(&self, _: &[Request<'_>]) -> Reply {
+    fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
         let allowed = self.0.iter().all(|verdict| verdict.retry_after.is_none());
         let outcome = Outcome::new(allowed, self.0.iter().copied());
-        Reply::Ready(Ok(Answer::new(Duration::from_secs(1_800_000_000), [outcome])))
+        StoreFuture::Ready(Ok(StoreResponse::new(Duration::from_secs(1_800_000_000), [outcome])))
     }
 }

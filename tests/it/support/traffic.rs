@@ -2,7 +2,7 @@ use std::{fmt, time::Duration};
 
 use tower_quota::{
     Key, Limit,
-    store::{Charge, Operation, Request, Store},
+    store::{Charge, Operation, Store, StoreRequest},
 };
 
 use super::clock::Clock;
@@ -175,8 +175,11 @@ impl<'a> Road<'a> {
         self.clock.set(at);
         let key = Key::from("k");
         let charges = [Charge::new("test", self.limit, &key, 1)];
-        let answer = self.store.decide(&[Request::new(Operation::Check, &charges)]).await;
-        let wait = answer.expect("an answer").outcomes[0].verdicts[0].retry_after;
+        let answer = self
+            .store
+            .decide(&[StoreRequest::new(Operation::Check, &charges)])
+            .await;
+        let wait = answer.expect("an answer").outcomes[0].states[0].retry_after;
 
         let expired = self.admitted.partition_point(|past| past + Traffic::WINDOW_US <= at);
         let held = (self.admitted.len() - expired) as u64;

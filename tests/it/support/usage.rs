@@ -2,7 +2,7 @@ use std::{fmt, time::Duration};
 
 use tower_quota::{
     FixedWindow, Key, Limit, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
-    store::{Charge, Operation, Request, Store},
+    store::{Charge, Operation, Store, StoreRequest},
 };
 
 use super::{clock::Clock, redis::Redis};
@@ -137,7 +137,10 @@ impl Keys<'_> {
     async fn check(&self, cost: u64) -> bool {
         let key = Key::header("x-user-id", "42");
         let charges = [Charge::new("login", self.limit, &key, cost)];
-        let answer = self.store.decide(&[Request::new(Operation::Check, &charges)]).await;
+        let answer = self
+            .store
+            .decide(&[StoreRequest::new(Operation::Check, &charges)])
+            .await;
         let answer = answer.unwrap_or_else(|error| panic!("{error}: {:?}", std::error::Error::source(&error)));
         answer.outcomes[0].allowed
     }

@@ -9,7 +9,7 @@ use super::{
     network::{Faults, Network},
     schedule::{Kind, Plan},
 };
-use crate::store::{Answer, ErrorKind, StoreError};
+use crate::store::{ErrorKind, StoreError, StoreResponse};
 
 /// A request of a caller.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Record {
     pub(super) left: bool,
     /// If the deny cache answered: whether the server would deny it too.
     pub(super) cached: Option<bool>,
-    pub(super) answer: Option<Result<Answer, StoreError>>,
+    pub(super) answer: Option<Result<StoreResponse, StoreError>>,
 }
 
 impl Record {

@@ -20,12 +20,12 @@ use tokio::{
 
 use super::super::{
     link::Failure,
-    script::{Call, Program, Reply},
+    script::{Call, Program, RawReply},
 };
 use crate::{
     FixedWindow, Key, Limit, MemoryStore, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{self, Charge, Operation, Outcome, Request, Store, Verdict},
+    store::{self, Charge, ChargeState, Operation, Outcome, Store, StoreRequest},
 };
 
 /// How often something happens to a call, in a thousand.
@@ -156,7 +156,11 @@ impl Network {
     pub(super) async fn has_room(&self, key: &str, limit: &Limit, cost: u64) -> bool {
         let key = Key::from(key);
         let charges = [Charge::new("simulated", limit, &key, cost)];
-        let answer = self.0.counts.decide(&[Request::new(Operation::Peek, &charges)]).await;
+        let answer = self
+            .0
+            .counts
+            .decide(&[StoreRequest::new(Operation::Peek, &charges)])
+            .await;
         answer.expect("memory replies").outcomes[0].allowed
     }
 
@@ -165,7 +169,7 @@ impl Network {
     }
 
     /// Sends a call. The server works on it also if the future is dropped.
-    pub(in crate::store::redis) async fn run(&self, program: Program, call: &Call) -> Result<Reply, Failure> {
+    pub(in crate::store::redis) async fn run(&self, program: Program, call: &Call) -> Result<RawReply, Failure> {
         let (number, fate) = self.send(call);
         let (sender, reply) = oneshot::channel();
         let (network, keys, arguments) = (self.clone(), call.keys.to_vec(), call.arguments.to_vec());
@@ -199,7 +203,7 @@ impl Network {
         program: Program,
         keys: &[Bytes],
         arguments: &[Bytes],
-    ) -> Result<Reply, Failure> {
+    ) -> Result<RawReply, Failure> {
         let lost = || Failure::Unreachable("the connection was lost".into());
         sleep(fate.there).await;
         match fate.happens {
@@ -225,7 +229,7 @@ impl Network {
         program: Program,
         keys: &[Bytes],
         arguments: &[Bytes],
-    ) -> Result<Reply, Failure> {
+    ) -> Result<RawReply, Failure> {
         let refused = |error: &str| Err(Failure::Refused(error.into()));
         let mut server = self.server();
         server.script_known &= !fate.flush;
@@ -270,7 +274,9 @@ impl Network {
         let mut admitted = 0;
         let mut last: Option<Outcome> = None;
         for _ in 0..request.times {
-            let store::Reply::Ready(answer) = self.0.counts.decide(&[Request::new(request.operation, &charges)]) else {
+            let store::StoreFuture::Ready(answer) =
+                self.0.counts.decide(&[StoreRequest::new(request.operation, &charges)])
+            else {
                 unreachable!("memory replies at once")
             };
             let outcome = answer.expect("memory replies").outcomes.swap_remove(0);
@@ -288,13 +294,13 @@ impl Network {
         }
 
         let micros = |time: Duration| time.as_micros() as f64;
-        let verdicts = last.map(|outcome| outcome.verdicts).unwrap_or_default();
-        for Verdict {
+        let states = last.map(|outcome| outcome.states).unwrap_or_default();
+        for ChargeState {
             remaining,
             retry_after,
             reset_after,
             ..
-        } in verdicts
+        } in states
         {
             let wait = retry_after.map_or(0.0, micros);
             numbers.extend([admitted as f64, remaining as f64, wait, micros(reset_after)]);
@@ -302,8 +308,8 @@ impl Network {
     }
 }
 
-fn reply(numbers: &[f64], errors: Vec<String>) -> Reply {
-    Reply {
+fn reply(numbers: &[f64], errors: Vec<String>) -> RawReply {
+    RawReply {
         numbers: numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
         errors,
     }

@@ -37,7 +37,7 @@ use crate::{
     FixedWindow, Key, Limit, SlidingLog,
     health::Health,
     limit::Calendar,
-    store::{Charge, Operation, Reply, Request, Store},
+    store::{Charge, Operation, Store, StoreFuture, StoreRequest},
 };
 
 /// What a schedule is made of.
@@ -153,13 +153,13 @@ impl Asked {
     }
 
     /// Calls a store, as a caller that leaves its borrowed values behind.
-    fn call(&self, store: &RedisStore) -> Reply {
+    fn call(&self, store: &RedisStore) -> StoreFuture {
         let charges: Vec<_> = self
             .charges
             .iter()
             .map(|(policy, limit, key)| Charge::new(policy, limit, key, 1))
             .collect();
-        store.decide(&[Request::new(self.kind.operation(), &charges)])
+        store.decide(&[StoreRequest::new(self.kind.operation(), &charges)])
     }
 
     fn redis_keys(&self, names: &Names) -> Vec<String> {
@@ -168,7 +168,7 @@ impl Asked {
             .iter()
             .map(|(policy, limit, key)| Charge::new(policy, limit, key, 1))
             .collect();
-        let ask = Ask::new(names, &Request::new(Operation::Check, &charges));
+        let ask = Ask::new(names, &StoreRequest::new(Operation::Check, &charges));
         let text = |key: &[u8]| String::from_utf8(key.to_vec()).expect("text");
         ask.debits.iter().map(|debit| text(&debit.key)).collect()
     }
@@ -221,7 +221,7 @@ async fn play(seed: u64, plan: &Plan) {
         let full = Asked::new(Kind::Across, usize::MAX, &mut rng);
         let (policy, limit, key) = &full.charges[2];
         let charges = [Charge::new(policy, limit, key, 1)];
-        let filled = store.decide(&[Request::new(Operation::Charge, &charges)]).await;
+        let filled = store.decide(&[StoreRequest::new(Operation::Charge, &charges)]).await;
         filled.expect("the network is good");
     }
     let learned = Asked::new(Kind::Own, usize::MAX, &mut rng).call(&store).await;
@@ -235,7 +235,7 @@ async fn play(seed: u64, plan: &Plan) {
     let bursts: Vec<_> = (0..rng.u32(1..6)).map(|_| at(&mut rng)).collect();
     let in_burst = |rng: &mut Rng| bursts[rng.usize(..bursts.len())] + Duration::from_micros(rng.u64(..6_000));
     for _ in 0..rng.u32(1..40) {
-        happenings.push((in_burst(&mut rng), Happening::Request));
+        happenings.push((in_burst(&mut rng), Happening::StoreRequest));
     }
     happenings.extend((0..plan.endings).map(|_| (in_burst(&mut rng), Happening::End)));
     happenings.extend((0..plan.stalls).map(|_| (in_burst(&mut rng), Happening::Stall)));
@@ -245,7 +245,7 @@ async fn play(seed: u64, plan: &Plan) {
         sleep_until(started + at).await;
         let place = rng.usize(..runtimes.len());
         match happening {
-            Happening::Request => {
+            Happening::StoreRequest => {
                 let asked = Asked::new(Kind::any(&mut rng, plan), number, &mut rng);
                 let late = rng.u32(..10) == 0;
                 let patience = (rng.u32(..8) == 0).then(|| Duration::from_micros(rng.u64(..20_000)));
@@ -293,7 +293,7 @@ async fn play(seed: u64, plan: &Plan) {
 }
 
 enum Happening {
-    Request,
+    StoreRequest,
     End,
     Stall,
 }
@@ -378,7 +378,7 @@ enum Then {
 impl Caller {
     async fn run(self, stage: Stage, number: usize, runtime: Runtime) {
         let mut reply = match self.asked.call(&stage.store) {
-            Reply::Ready(answer) => {
+            StoreFuture::Ready(answer) => {
                 let mut cached = None;
                 if let Ok(answer) = &answer {
                     let denies = !answer.outcomes[0].allowed;
@@ -391,7 +391,7 @@ impl Caller {
                     record.answer = Some(answer);
                 });
             }
-            Reply::Pending(reply) => reply,
+            StoreFuture::Pending(reply) => reply,
         };
         sleep(self.delay).await;
 
@@ -450,7 +450,7 @@ async fn deny_cache_agrees(store: &RedisStore, network: &Network) {
             then: Then::Wait,
         };
         let denied = caller.is_denied_by(network).await;
-        if let Reply::Ready(Ok(_)) = caller.asked.call(store) {
+        if let StoreFuture::Ready(Ok(_)) = caller.asked.call(store) {
             assert!(denied, "the deny cache denies {key}, and the server would admit it");
         }
     }
