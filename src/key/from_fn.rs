@@ -91,6 +91,12 @@ impl<F> fmt::Debug for FromFn<F> {
 /// assert_eq!(scheme.extract(&parts)?, Some(Key::from("https")));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// Text that is borrowed from the request does not compile:
+///
+/// ```compile_fail,E0277
+/// let scheme = tower_quota::key::from_fn(|parts| parts.uri.scheme_str());
+/// ```
 // Not for `&str`: with an impl, text borrowed from `parts` would fail with a lifetime error that does not name the fix.
 #[diagnostic::on_unimplemented(
     message = "a function for `key::from_fn` cannot return `{Self}`",
