@@ -24,7 +24,10 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub use self::{failover::FailureMode, memory::MemoryStore};
+pub use self::{
+    failover::FailureMode,
+    memory::{MemoryStore, MemoryStoreBuilder},
+};
 
 pub(crate) use self::failover::{Failover, LocalCharge};
 

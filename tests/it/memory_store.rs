@@ -19,7 +19,10 @@ fn limit(text: &str) -> Limit {
 
 fn store(capacity: usize, clock: &Clock) -> MemoryStore {
     let clock = clock.clone();
-    MemoryStore::with_capacity(capacity).clock(move || Duration::from_micros(clock.now()))
+    MemoryStore::builder()
+        .capacity(capacity)
+        .clock(move || Duration::from_micros(clock.now()))
+        .build()
 }
 
 fn outcome(store: &MemoryStore, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
@@ -44,7 +47,10 @@ fn used(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>) -
 async fn expired_keys_make_room_first() {
     let clock = Clock::new();
     let now = clock.clone();
-    let store = MemoryStore::with_capacity(1_000).clock(move || Duration::from_micros(now.now()));
+    let store = MemoryStore::builder()
+        .capacity(1_000)
+        .clock(move || Duration::from_micros(now.now()))
+        .build();
     let short = Limit::from(SlidingLog::per_second(1));
     for key in 0..900 {
         decide(&store, Operation::Check, &short, &format!("short {key}"), 1).await;
@@ -107,7 +113,9 @@ fn a_limit_that_is_used_up_stays_so_under_a_flood_of_keys() {
         ("paths", "sliding-log 1/h"),
     ] {
         let (clock, login, flood) = (Clock::new(), limit("sliding-log 5/min"), limit(flood));
-        let store = MemoryStore::new().clock(move || Duration::from_micros(clock.now()));
+        let store = MemoryStore::builder()
+            .clock(move || Duration::from_micros(clock.now()))
+            .build();
         for _ in 0..5 {
             assert!(admits(&store, "login", &login, "target"));
         }
@@ -343,7 +351,7 @@ fn small_stores_hold_exactly_as_many_keys() {
 #[test]
 fn no_call_exceeds_the_capacity_or_blocks_another() {
     for capacity in [1, 2, 3, 100, 3_000, 10_000] {
-        let store = MemoryStore::with_capacity(capacity);
+        let store = MemoryStore::builder().capacity(capacity).build();
         let limits = ["sliding-log 1/h", "token-bucket 3/s", "fixed-window 2/s"].map(limit);
         let flood = |thread: u64| {
             for n in 0..3_000 {
@@ -373,7 +381,7 @@ fn no_call_exceeds_the_capacity_or_blocks_another() {
 #[test]
 fn the_first_eviction_is_logged_once_with_the_fix() {
     let log = Log::capture();
-    let store = MemoryStore::with_capacity(10);
+    let store = MemoryStore::builder().capacity(10).build();
     for key in 0..10_u64 {
         assert!(admits(&store, "test", &hourly(), key));
     }
@@ -384,7 +392,7 @@ fn the_first_eviction_is_logged_once_with_the_fix() {
     }
     assert_eq!(store.evictions(), 10);
     assert_eq!(
-        log.text().matches("MemoryStore::with_capacity").count(),
+        log.text().matches("MemoryStoreBuilder::capacity").count(),
         1,
         "{}",
         log.text()
@@ -394,7 +402,7 @@ fn the_first_eviction_is_logged_once_with_the_fix() {
 
 #[tokio::test]
 async fn a_key_that_comes_to_a_full_store_is_kept() {
-    let store = MemoryStore::with_capacity(100);
+    let store = MemoryStore::builder().capacity(100).build();
     let daily = Limiter::new(store.clone(), Policy::new("daily", SlidingLog::per_day(1)));
     for key in 0..100_u64 {
         assert!(daily.check(key).await.unwrap().is_allowed());
@@ -429,7 +437,7 @@ async fn denied_and_peeked_keys_are_not_stored() {
 #[tokio::test]
 async fn a_clock_at_the_end_of_time_panics_nowhere() {
     for now in [0, 1, u64::MAX] {
-        let store = MemoryStore::new().clock(move || Duration::from_micros(now));
+        let store = MemoryStore::builder().clock(move || Duration::from_micros(now)).build();
         for limit in [
             "sliding-log 2/h",
             "sliding-counter 2/h",

@@ -9,7 +9,7 @@ use proptest::{
 };
 use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
 
-use crate::support::{Bench, berlin};
+use crate::support::{BERLIN, Bench};
 
 /// The window of all limits here: 10 ms, or an hour for those of a calendar, in `units` of a microsecond.
 const WINDOW: u64 = 10_000;
@@ -159,7 +159,7 @@ const ALIGNED_WINDOW: Algorithm = Algorithm {
 };
 
 const CALENDAR_HOUR: Algorithm = Algorithm {
-    limit: |quota| FixedWindow::calendar(quota, Calendar::Hour, berlin()).into(),
+    limit: |quota| FixedWindow::calendar(quota, Calendar::Hour, BERLIN).into(),
     units: 3_600_000_000 / WINDOW,
     ..ALIGNED_WINDOW
 };
@@ -510,7 +510,7 @@ async fn the_largest_limit_admits_itself_and_no_more(bench: Bench) {
             SlidingCounter::new(LARGEST, window).into(),
             FixedWindow::new(LARGEST, window).into(),
             FixedWindow::new(LARGEST, window).aligned().into(),
-            FixedWindow::calendar(LARGEST, Calendar::Year, berlin()).into(),
+            FixedWindow::calendar(LARGEST, Calendar::Year, BERLIN).into(),
         ];
         for limit in limits {
             let bench = bench.with_a_fresh_key();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_quota::{FixedWindow, Limit, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
 
-use crate::support::{Bench, Clock, Redis, berlin, decide};
+use crate::support::{BERLIN, Bench, Clock, Redis, decide};
 
 macro_rules! in_every_store {
     ($($test:ident)*) => {
@@ -87,7 +87,7 @@ async fn around_two_o_clock(bench: &Bench, limit: &Limit) -> [usize; 2] {
 }
 
 async fn three_in_a_clock_hour_are_three_more_after_the_full_hour(bench: Bench) {
-    let hours = FixedWindow::calendar(3, Calendar::Hour, berlin());
+    let hours = FixedWindow::calendar(3, Calendar::Hour, BERLIN);
     for limit in [FixedWindow::per_hour(3).aligned(), hours] {
         assert_eq!(
             around_two_o_clock(&bench.with_a_fresh_key(), &limit.into()).await,
@@ -116,7 +116,7 @@ async fn three_in_any_hour_are_no_more_after_the_full_hour(bench: Bench) {
 /// October (Directive 2000/84/EC).
 async fn a_month_ends(bench: &Bench, last: &str, first: &str, next_month: Duration) {
     const MICROSECOND: Duration = Duration::from_micros(1);
-    let limit = FixedWindow::calendar(3, Calendar::Month, berlin()).into();
+    let limit = FixedWindow::calendar(3, Calendar::Month, BERLIN).into();
 
     bench.set(&format!("{last}[Europe/Berlin]")).await;
     assert!(bench.check(&limit, 3).await.allowed);
@@ -179,7 +179,7 @@ async fn the_time_of_redis_chooses_the_month_and_the_wrong_guess_is_not_charged(
     );
     clock.tell(&redis).await;
     let store = clock.redis_store(&redis).await;
-    let limit = Limit::from(FixedWindow::calendar(3, Calendar::Month, berlin()));
+    let limit = Limit::from(FixedWindow::calendar(3, Calendar::Month, BERLIN));
     let check = async || decide(&store, tower_quota::store::Operation::Check, &limit, "k", 1).await;
     check().await;
     redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
