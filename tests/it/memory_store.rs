@@ -1,4 +1,4 @@
-//! What a memory store forgets, and when.
+//! Eviction and expiry of the keys of a memory store.
 
 use std::time::Duration;
 
@@ -26,10 +26,14 @@ fn store(capacity: usize, clock: &Clock) -> MemoryStore {
 }
 
 fn outcome(store: &MemoryStore, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
-    let StoreFuture::Ready(Ok(answer)) = store.decide(&[StoreRequest::new(operation, charges)]) else {
-        panic!("a memory store answers at once");
+    let StoreFuture::Ready(Ok(response)) = store.decide(&[StoreRequest::new(operation, charges)]) else {
+        panic!("the response of a memory store is ready at once");
     };
-    answer.outcomes.into_iter().next().expect("one outcome for one request")
+    response
+        .outcomes
+        .into_iter()
+        .next()
+        .expect("one outcome for one request")
 }
 
 /// Whether a check of cost 1 is admitted.
@@ -37,14 +41,14 @@ fn admits(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>)
     outcome(store, Operation::Check, &[Charge::new(policy, limit, &key.into(), 1)]).allowed
 }
 
-/// How much of the limit the store has counted.
+/// The units of the quota that the store has counted.
 fn used(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>) -> u64 {
     let peeked = outcome(store, Operation::Peek, &[Charge::new(policy, limit, &key.into(), 1)]);
     limit.quota() - peeked.states[0].remaining
 }
 
 #[tokio::test]
-async fn expired_keys_make_room_first() {
+async fn expired_keys_are_evicted_first() {
     let clock = Clock::new();
     let now = clock.clone();
     let store = MemoryStore::builder()
@@ -73,10 +77,10 @@ async fn expired_keys_make_room_first() {
 }
 
 #[test]
-fn a_full_store_forgets_what_is_restored_soonest_and_counts_it() {
+fn a_full_store_evicts_the_key_that_expires_first_and_counts_it() {
     let clock = Clock::new();
     let store = store(100, &clock);
-    // None of them denies, since those that deny stay.
+    // No key denies, since keys that deny are evicted last.
     let limit = limit("sliding-log 2/h");
     for key in 0..110_u64 {
         assert!(admits(&store, "test", &limit, key));
@@ -91,7 +95,7 @@ fn a_full_store_forgets_what_is_restored_soonest_and_counts_it() {
 
 const FLOOD: u64 = 100_001;
 
-/// How many of 1,000 checks of one key of the policy `login` pass after a flood of keys, `between` being called after each.
+/// How many of 1,000 checks of one key of the policy `login` are admitted after a flood of keys. `between` is called after each.
 fn passed(store: &MemoryStore, mut between: impl FnMut(u64)) -> usize {
     let limit = limit("sliding-log 5/min");
     let tries = (0..1_000).filter(|&n| {
@@ -128,9 +132,9 @@ fn a_limit_that_is_used_up_stays_so_under_a_flood_of_keys() {
 }
 
 #[test]
-fn a_key_that_comes_after_a_flood_is_limited() {
+fn a_new_key_after_a_flood_is_limited() {
     for flood in ["sliding-log 5/s", "sliding-log 5/h", "sliding-log 1/h"] {
-        // Whether the key that follows five tries is of the policy of the flood, or each four tries one of the key's own.
+        // The keys between the tries: of the flood, one after each five tries, or of the policy itself, one after each four.
         for own in [false, true] {
             for capacity in [1_000, 10_000] {
                 let clock = Clock::new();
@@ -222,7 +226,7 @@ fn a_key_can_be_evicted_when_its_denial_is_over() {
     let at = |minutes: u64, seconds: u64| clock.set(start + (minutes * 60 + seconds) * 1_000_000);
     let used = |key: &str| used(&store, "test", &limit, key);
 
-    // It denies from 1:00 to 60:00, and expires at 61:00.
+    // `a` denies from 1:00 to 60:00, and expires at 61:00.
     assert!(admits(&store, "test", &limit, "a"));
     at(1, 0);
     assert!(admits(&store, "test", &limit, "a"));
@@ -261,7 +265,7 @@ fn a_key_can_be_evicted_when_a_refund_ends_its_denial() {
 }
 
 #[test]
-fn the_order_of_eviction_holds_whatever_happened_before() {
+fn the_order_of_eviction_holds_after_any_history() {
     const CAPACITY: usize = 6;
     let policies = [("a", limit("sliding-log 2/h")), ("b", limit("sliding-log 1/30min"))];
     let mut evictions = [0; 4];
@@ -269,7 +273,7 @@ fn the_order_of_eviction_holds_whatever_happened_before() {
         let mut random = fastrand::Rng::with_seed(seed);
         let clock = Clock::new();
         let store = store(CAPACITY, &clock);
-        // The keys that count, and whether they deny.
+        // The keys with a count, and whether they deny.
         let counted = || {
             let all = policies
                 .iter()
@@ -401,7 +405,7 @@ fn the_first_eviction_is_logged_once_with_the_fix() {
 }
 
 #[tokio::test]
-async fn a_key_that_comes_to_a_full_store_is_kept() {
+async fn a_new_key_in_a_full_store_is_kept() {
     let store = MemoryStore::builder().capacity(100).build();
     let daily = Limiter::new(store.clone(), Policy::new("daily", SlidingLog::per_day(1)));
     for key in 0..100_u64 {
@@ -415,7 +419,7 @@ async fn a_key_that_comes_to_a_full_store_is_kept() {
 }
 
 #[tokio::test]
-async fn keys_that_come_and_go_leave_nothing() {
+async fn keys_that_are_reset_leave_nothing() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone(), Policy::new("mail", SlidingLog::per_hour(1)));
     for key in 0..10_000_u64 {
