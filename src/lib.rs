@@ -75,6 +75,10 @@
 //! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] from a file, limits as text in configuration |
 //! | `tracing` | yes | warnings and errors as `tracing` events |
+//!
+//! # Measurements
+//!
+//! [Speed](guide::speed), compared with other crates, and [behavior under faults](guide::faults) of Redis.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
