@@ -6,7 +6,7 @@
 //! hi, Ada
 //! ResourceExhausted: rate limit exceeded
 //! RateLimit: "say-hi";r=0;t=30
-//! RetryInfo: 29.9 s
+//! RetryInfo: 30 s
 //! QuotaFailure: policy:say-hi, 2 requests per 30s
 //! ```
 //!
@@ -73,7 +73,7 @@ pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
 
     let wait = status.get_details_retry_info().and_then(|info| info.retry_delay);
     let wait = wait.expect("a wait");
-    println!("RetryInfo: {:.1} s", wait.as_secs_f64());
+    println!("RetryInfo: {:.0} s", wait.as_secs_f64());
     assert!(wait <= Duration::from_secs(30));
 
     for violation in status.get_details_quota_failure().expect("a policy").violations {
