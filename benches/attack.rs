@@ -55,7 +55,7 @@ impl Run {
         });
         let reading = reading.min().unwrap_or_default();
 
-        let store = MemoryStore::with_capacity(capacity);
+        let store = MemoryStore::builder().capacity(capacity).build();
         let mut times: Vec<Duration> = Vec::with_capacity(CALLERS as usize);
         for caller in 0..CALLERS {
             let key = Key::from(caller);

@@ -123,7 +123,7 @@ pub use self::{
     limiter::Limiter,
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
-    store::{FailureMode, MemoryStore},
+    store::{FailureMode, MemoryStore, MemoryStoreBuilder},
 };
 
 /// The example of the README.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub use self::{
     error::{ErrorKind, StoreError},
     failover::FailureMode,
-    memory::MemoryStore,
+    memory::{MemoryStore, MemoryStoreBuilder},
     request::{Charge, Operation, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},
 };
