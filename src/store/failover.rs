@@ -65,8 +65,8 @@ use crate::{ConfigError, Limit, limit::Share};
 /// | `Open` | everything |
 /// | `Closed` | nothing |
 ///
-/// The docs of [`RedisStore`](crate::RedisStore#what-each-failure-mode-admits) list what three processes admit in each mode
-/// when Redis is killed, stopped, cut off or failed over.
+/// [Behavior under faults](crate::guide::faults) lists what three processes admit in each mode when Redis is killed, stopped,
+/// cut off or failed over.
 ///
 /// # Counting locally
 ///

@@ -104,9 +104,11 @@ use crate::ConfigError;
 /// Set Redis's `maxmemory-policy` to `noeviction`, or choose an instance of its own: a key that is evicted is a limit that
 /// is reset. A failover loses what the replica had not received yet, and as much may be admitted again.
 ///
-#[doc = include_str!("faults.md")]
+/// # Measurements
 ///
-#[doc = include_str!("speed.md")]
+/// * [Behavior under faults](crate::guide::faults): what is admitted and how long checks fail while Redis is killed, hangs,
+///   fails over or runs out of memory.
+/// * [Speed](crate::guide::speed), compared with other crates.
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStore {
