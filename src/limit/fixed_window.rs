@@ -287,11 +287,13 @@ impl FixedWindow {
 
     /// The end of the window that opened at `start`, given the one around now.
     fn finish(&self, start: u64, (opens, closes): (u64, u64), now: u64) -> u64 {
-        match self.kind {
-            Kind::Anchored(window) => start + window.as_micros() as u64,
+        if let Kind::Anchored(window) = self.kind {
+            return start + window.as_micros() as u64;
+        }
+        match start > now {
             // The clock was set back over a boundary.
-            _ if start > now => start + (closes - opens),
-            _ => closes,
+            true => start + (closes - opens),
+            false => closes,
         }
     }
 }
@@ -330,9 +332,9 @@ impl Rule for FixedWindow {
         let finish = self.finish(window.start, (opens, closes), now);
         let slack = SLACK.min(closes - opens);
 
-        let open = match self.kind {
-            Kind::Anchored(_) => now < finish,
-            _ => window.start >= opens,
+        let open = match self.is_aligned() {
+            true => window.start >= opens,
+            false => now < finish,
         };
         if window.used > 0 && open && window.start <= now + slack {
             window.finish = finish;
