@@ -1,7 +1,7 @@
 //! Limits by name in a configuration file.
 //!
 //! ```text
-//! cargo run --example limits_file --features axum,calendar,serde
+//! cargo run --example limits_file --features axum,calendar,file
 //!
 //! curl -i http://127.0.0.1:3000/hello/sayHi
 //! curl -i http://127.0.0.1:3000/search

@@ -43,7 +43,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // not for all methods says which.
     let say_hi = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30)))
         .key(key::ip())
-        .only(|parts| parts.uri.path() == "/hello.Greeter/SayHi");
+        .apply_if(|parts| parts.uri.path() == "/hello.Greeter/SayHi");
 
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);

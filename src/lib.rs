@@ -68,7 +68,8 @@
 //! | `tonic` | | the peer that tonic saw, and [`RateLimit`] around a single tonic service |
 //! | `tonic-tls` | | the peer behind the TLS of tonic's own server |
 //! | `calendar` | | windows of a calendar for [`FixedWindow`]: three a month in Europe/Berlin |
-//! | `serde` | | [`Policies`] from a file, and limits as text in configuration |
+//! | `serde` | | [`Policies`] and limits in the configuration of an application |
+//! | `file` | | [`Policies`] from files in TOML or JSON |
 //! | `tonic-tls` | | the peer behind the TLS of tonic's own server |
 //! | `tracing` | yes | warnings and errors as events of `tracing` |
 

@@ -1,10 +1,11 @@
-//! What cannot work is said when it is built, in words that name the fix.
+//! Settings that cannot work are errors when they are built, with messages that name the fix.
 
 use std::{sync::Arc, time::Duration};
 
 use http::Request;
 use tower_quota::{
-    Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key, limit::Limit,
+    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+    limit::Limit,
 };
 
 fn policy(name: &'static str) -> Policy {
@@ -34,7 +35,7 @@ fn a_policy_name_in_capitals() {
 #[test]
 fn two_policies_of_one_name_in_a_layer() {
     let error = RateLimitLayer::try_new(MemoryStore::new(), [policy("a"), policy("b"), policy("a")]).unwrap_err();
-    assert_says(error, &["two policies are named `a`", "give each its own"]);
+    assert_says(error, &["two policies are named `a`", "each policy needs its own"]);
 }
 
 #[test]
@@ -46,7 +47,7 @@ fn two_policies_of_one_name_in_a_layer_that_cannot_fail() {
 #[test]
 fn two_policies_of_one_name_in_a_limiter() {
     let error = Limiter::try_new(MemoryStore::new(), [policy("a"), policy("a")]).unwrap_err();
-    assert_says(error, &["two policies are named `a`", "give each its own"]);
+    assert_says(error, &["two policies are named `a`", "each policy needs its own"]);
 }
 
 #[test]
@@ -77,6 +78,21 @@ fn a_limit_of_nothing() {
 #[should_panic(expected = "at least 1")]
 fn a_request_that_costs_nothing() {
     let _ = policy("free").cost(0);
+}
+
+#[test]
+fn a_request_that_costs_nothing_by_configuration() {
+    let error = policy("free").try_cost(0).unwrap_err();
+    assert_says(error, &["at least 1", "`Limit::Unlimited`"]);
+    assert!(policy("five").try_cost(5).is_ok());
+}
+
+#[test]
+fn a_share_that_is_none() {
+    for (parts, of) in [(0, 4), (5, 4), (1, 0)] {
+        let error = FailureMode::try_local_share(parts, of).unwrap_err();
+        assert_says(error, &[&format!("{parts}/{of}"), "`FailureMode::local_share(1, 4)`"]);
+    }
 }
 
 #[test]

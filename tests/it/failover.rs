@@ -181,7 +181,7 @@ async fn open_policies_admit_everything_and_closed_ones_nothing() {
         let decision = open.check("k").await.expect("a decision");
         assert!(decision.is_allowed());
         assert_eq!(decision.policies().count(), 0, "it is not counted");
-        assert!(decision.receipt().is_none());
+        assert!(decision.take_receipt().is_none());
         assert!(decision.store_error().is_some());
     }
 
@@ -350,8 +350,7 @@ fn a_share_is_above_0_and_at_most_1() {
 
 #[tokio::test]
 async fn a_refund_goes_to_where_the_request_was_counted() {
-    let refund =
-        async |limiter: &Limiter, decision: Decision| limiter.refund(decision.receipt().expect("it was charged")).await;
+    let refund = async |decision: Decision| decision.take_receipt().expect("it was charged").refund().await;
     for cost in [1, 2, 8] {
         let store = Flaky::new();
         let share = FailureMode::local_share(1, 4);
@@ -363,13 +362,13 @@ async fn a_refund_goes_to_where_the_request_was_counted() {
         // Also when the store replies again, which has counted the same meanwhile.
         store.fail(false);
         let shared = limiter.check_n("k", cost).await.expect("a decision");
-        refund(&limiter, local).await.expect("the process has counted it");
+        refund(local).await.expect("the process has counted it");
         assert_eq!(remaining(&limiter).await, 8 - cost);
         store.fail(true);
         assert_eq!(remaining(&limiter).await, 2);
 
         // And what the store has counted, this process cannot give back.
-        let error = refund(&limiter, shared).await.expect_err("the store is down");
+        let error = refund(shared).await.expect_err("the store is down");
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         assert_eq!(remaining(&limiter).await, 2);
     }
@@ -384,8 +383,8 @@ async fn a_refund_gives_back_exactly_what_was_counted() {
     let charged = limiter.charge("k", 50).await.expect("a decision");
 
     for (decision, left) in [(charged, 0), (checked, 25)] {
-        let receipt = decision.receipt().expect("it was charged");
-        limiter.refund(receipt).await.expect("the process has counted it");
+        let receipt = decision.take_receipt().expect("it was charged");
+        receipt.refund().await.expect("the process has counted it");
         assert_eq!(remaining(&limiter).await, left);
     }
 }

@@ -164,7 +164,7 @@ async fn a_policy_that_is_closed_closes_nothing_that_does_not_count_against_it()
     let unkeyed = Policy::new("p", SlidingLog::per_hour(1));
     let by_user = |parts: &Parts| Some(parts.headers.get("user")?.to_str().ok()?.to_owned());
     for (what, closed) in [
-        ("another path", closed().only(|parts| parts.uri.path() == "/login")),
+        ("another path", closed().apply_if(|parts| parts.uri.path() == "/login")),
         (
             "no cost",
             closed().cost_fn(|parts| (parts.uri.path() == "/login").into()),
@@ -182,6 +182,46 @@ async fn a_policy_that_is_closed_closes_nothing_that_does_not_count_against_it()
             503,
             "{what}"
         );
+    }
+}
+
+#[tokio::test]
+async fn each_closure_runs_once_for_a_request_that_the_store_fails() {
+    for mode in [FailureMode::Local, FailureMode::Open, FailureMode::Closed] {
+        for later in [false, true] {
+            let calls = Arc::new(Mutex::new(Vec::new()));
+            let note = |what| {
+                let calls = calls.clone();
+                move || calls.lock().expect("no test panics").push(what)
+            };
+            let (applies, cost, key) = (note("apply_if"), note("cost_fn"), note("key"));
+            let policy = Policy::new("p", SlidingLog::per_hour(9))
+                .key(key::from_fn(move |_: &Parts| {
+                    key();
+                    Some("k".to_owned())
+                }))
+                .apply_if(move |_| {
+                    applies();
+                    true
+                })
+                .cost_fn(move |_| {
+                    cost();
+                    1
+                })
+                .failure_mode(mode);
+            let store: Arc<dyn Store> = match later {
+                true => Arc::new(Later(Broken::default())),
+                false => Arc::new(Broken::default()),
+            };
+
+            let status = ask(RateLimitLayer::new(store, policy)).await.status;
+            assert_eq!(status == 503, mode == FailureMode::Closed);
+            assert_eq!(
+                calls.lock().expect("no test panics")[..],
+                ["apply_if", "cost_fn", "key"],
+                "{mode}"
+            );
+        }
     }
 }
 

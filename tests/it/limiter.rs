@@ -137,9 +137,9 @@ async fn reset_forgets(store: Arc<impl Store>) {
 async fn a_refund_gives_back_what_a_check_was_charged(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
     assert!(check(&limiter).await.is_allowed());
-    let receipt = check_n(&limiter, 3).await.receipt().expect("it was charged");
+    let receipt = check_n(&limiter, 3).await.take_receipt().expect("it was charged");
     assert_eq!(remaining(&limiter).await, 1);
-    limiter.refund(receipt).await.expect("the store answers");
+    receipt.refund().await.expect("the store answers");
     assert_eq!(remaining(&limiter).await, 4);
 }
 
@@ -154,25 +154,25 @@ async fn a_refund_gives_back_to_all_policies(store: Arc<impl Store>) {
         peeked.policies().map(|policy| policy.remaining()).collect()
     };
 
-    let receipt = check_n(&limiter, 2).await.receipt().expect("it was charged");
+    let receipt = check_n(&limiter, 2).await.take_receipt().expect("it was charged");
     assert_eq!(left().await, [3, 1]);
-    limiter.refund(receipt).await.expect("the store answers");
+    receipt.refund().await.expect("the store answers");
     assert_eq!(left().await, [5, 3]);
 }
 
 async fn a_receipt_is_for_one_refund_and_clones_share_it(store: Arc<impl Store>) {
     let decision = check(&limiter(&store, LOG_OF_5)).await;
     let clone = decision.clone();
-    assert!(clone.receipt().is_some());
-    assert!(decision.receipt().is_none());
-    assert!(clone.receipt().is_none());
+    assert!(clone.take_receipt().is_some());
+    assert!(decision.take_receipt().is_none());
+    assert!(clone.take_receipt().is_none());
 }
 
 async fn what_was_denied_or_not_counted_has_no_receipt(store: Arc<impl Store>) {
     let limited = limiter(&store, LOG_OF_5);
     assert!(check_n(&limited, 5).await.is_allowed());
-    assert!(check(&limited).await.receipt().is_none());
-    assert!(check(&limiter(&store, Limit::Unlimited)).await.receipt().is_none());
+    assert!(check(&limited).await.take_receipt().is_none());
+    assert!(check(&limiter(&store, Limit::Unlimited)).await.take_receipt().is_none());
 }
 
 /// Sends a request for `/`, and returns the response; the service behind answers with the decision it was told of.
@@ -208,8 +208,8 @@ async fn a_receipt_of_a_layer_is_good_for_a_limiter(store: Arc<impl Store>) {
     let decision = response.extensions.get::<Decision>().expect("it was counted");
     assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 2);
 
-    let receipt = decision.receipt().expect("it was charged");
-    limiter.refund(receipt).await.expect("the store answers");
+    let receipt = decision.take_receipt().expect("it was charged");
+    receipt.refund().await.expect("the store answers");
     assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 5);
 }
 
@@ -239,7 +239,7 @@ fn assert_hopeless(decision: &Decision, denial: Denial) {
     assert_eq!(decision.retry_after(), None);
     let reasons: Vec<_> = decision.policies().map(|policy| policy.denial()).collect();
     assert_eq!(reasons, [Some(denial)]);
-    assert!(decision.receipt().is_none());
+    assert!(decision.take_receipt().is_none());
 }
 
 async fn a_cost_above_the_limit_is_denied_without_asking_the_store(store: Arc<impl Store>) {
