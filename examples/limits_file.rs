@@ -1,7 +1,7 @@
 //! Limits by name in a configuration file, `examples/limits.toml` or the file that `LIMITS` names.
 //!
 //! ```console
-//! $ cargo run --example limits_file --features axum,calendar,serde
+//! $ cargo run --example limits_file --features axum,calendar,file
 //!
 //! $ curl -i http://127.0.0.1:3000/hello/sayHi
 //! HTTP/1.1 200 OK

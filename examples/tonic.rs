@@ -48,7 +48,7 @@ pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
     // The layer runs before tonic's router and sees all methods. This policy applies to one of them.
     let say_hi = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30)))
         .key(key::ip())
-        .only(|parts| parts.uri.path() == "/hello.Greeter/SayHi");
+        .apply_if(|parts| parts.uri.path() == "/hello.Greeter/SayHi");
 
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);

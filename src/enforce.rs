@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Decision, Key, Policy, PolicyDecision,
-    check::{Asked, Pending, ask},
+    check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
     drain::Rejected,
     headers::{Fields, retry_after},
@@ -54,7 +54,7 @@ pub(crate) struct Warned {
 /// How far a request got.
 pub(crate) enum Progress {
     Done(Verdict),
-    Asking(Pending),
+    Checking(PendingCheck),
 }
 
 /// What becomes of a request.
@@ -81,9 +81,9 @@ impl Enforcer {
             Ok(None) => return Progress::Done(Verdict::Pass(None)),
             Err(error) => return Progress::Done(self.refuse(&error, parts)),
         };
-        match ask(Operation::Check, undecided) {
-            Asked::Decided(decision) => Progress::Done(self.conclude(decision, parts)),
-            Asked::Pending(decision) => Progress::Asking(decision),
+        match check::begin(Operation::Check, undecided) {
+            Check::Decided(decision) => Progress::Done(self.conclude(decision, parts)),
+            Check::Pending(check) => Progress::Checking(check),
         }
     }
 

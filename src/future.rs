@@ -11,7 +11,7 @@ use tower_service::Service;
 
 use crate::{
     ResponseBody,
-    check::Pending,
+    check::PendingCheck,
     drain::{Content, Rejected},
     enforce::{Counted, Enforcer, Verdict},
 };
@@ -29,7 +29,7 @@ pin_project! {
     enum State<S, B, F> {
         /// The store is asked; the service and the request wait.
         Asking {
-            pending: Pending,
+            pending: PendingCheck,
             // In parts, as the keys were found in them.
             waiting: Option<(S, Parts, B, Arc<Enforcer>)>,
         },
@@ -53,7 +53,7 @@ pub(crate) enum Outcome<B, C> {
 }
 
 impl<S, B, F> ResponseFuture<S, B, F> {
-    pub(crate) fn asking(pending: Pending, ready: S, (parts, body): (Parts, B), enforcer: Arc<Enforcer>) -> Self {
+    pub(crate) fn asking(pending: PendingCheck, ready: S, (parts, body): (Parts, B), enforcer: Arc<Enforcer>) -> Self {
         Self {
             state: State::Asking {
                 pending,

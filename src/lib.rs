@@ -73,7 +73,8 @@
 //! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service |
 //! | `tonic-tls` | | the peer address behind the TLS of tonic's server |
 //! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
-//! | `serde` | | [`Policies`] from a file, limits as text in configuration |
+//! | `serde` | | [`Policies`] and limits in the configuration of an application |
+//! | `file` | | [`Policies`] from files in TOML or JSON |
 //! | `tracing` | yes | warnings and errors as `tracing` events |
 //!
 //! # Measurements

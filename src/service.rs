@@ -56,7 +56,7 @@ where
                 self.inner = self.inner.clone();
                 ResponseFuture::rejected(rejected, body)
             }
-            Progress::Asking(pending) => {
+            Progress::Checking(pending) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
                 let fresh = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, fresh);

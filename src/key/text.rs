@@ -289,7 +289,7 @@ mod tests {
     fn the_docs_and_the_errors_have_every_key() {
         let error = Component::parse("address").unwrap_err();
         for Named { name, example, .. } in KEYS {
-            let docs = include_str!("../policy/file.rs");
+            let docs = include_str!("../policy/file/mod.rs");
             assert!(
                 docs.contains(&format!("/// | `{name}")),
                 "`{name}` is not in the docs of `Policies`"
