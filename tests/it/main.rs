@@ -38,6 +38,7 @@ mod redis_store;
 mod reference;
 mod script;
 mod shutdown;
+mod stack;
 mod stalls;
 mod support;
 mod tidy;
