@@ -1,7 +1,6 @@
 use std::borrow::Cow;
 
 use super::{Charge, ChargeState, Operation, StoreRequest};
-use crate::limit::MAX_QUOTA;
 
 /// A request in which no two charges are on the same key.
 pub(super) struct Folded<'a> {
@@ -37,7 +36,7 @@ fn add_up<'a>(charges: &[Charge<'a>]) -> (Cow<'a, [Charge<'a>]>, Folds) {
     for charge in charges {
         let place = folded.iter().position(|earlier| earlier.same_key(charge));
         match place {
-            Some(place) => folded[place].cost = (folded[place].cost + charge.cost).min(MAX_QUOTA),
+            Some(place) => folded[place] = folded[place].plus(charge.cost()),
             None => folded.push(*charge),
         }
         places.push(place.unwrap_or(folded.len() - 1));

@@ -193,7 +193,7 @@ impl Store for MemoryStore {
 
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let (now, outcomes) = self.shared.decide(requests);
-        StoreFuture::Ready(Ok(StoreResponse {
+        StoreFuture::ready(Ok(StoreResponse {
             server_time: Duration::from_micros(now),
             outcomes,
         }))

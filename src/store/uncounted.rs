@@ -50,13 +50,11 @@ fn decide_apart(requests: &[StoreRequest<'_>], decide: impl FnOnce(&[StoreReques
 
     if counted.is_empty() {
         let outcomes = parts.into_iter().map(|part| part.join(None));
-        return StoreFuture::Ready(Ok(StoreResponse::new(Duration::ZERO, outcomes)));
+        return StoreFuture::ready(Ok(StoreResponse::new(Duration::ZERO, outcomes)));
     }
-    match decide(&counted) {
-        StoreFuture::Ready(answer) => StoreFuture::Ready(answer.map(|answer| join(parts, answer))),
-        StoreFuture::Pending(answer) => {
-            StoreFuture::Pending(Box::pin(async move { answer.await.map(|answer| join(parts, answer)) }))
-        }
+    match decide(&counted).try_ready() {
+        Ok(response) => StoreFuture::ready(response.map(|response| join(parts, response))),
+        Err(pending) => StoreFuture::pending(async { pending.await.map(|response| join(parts, response)) }),
     }
 }
 

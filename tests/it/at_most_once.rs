@@ -42,7 +42,7 @@ async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
 /// How much is counted, as another store sees it.
 async fn counted(url: &str) -> u64 {
     let store = connected(patient(), url).await;
-    QUOTA - decide(&store, Operation::Peek, &limit(), "k", 1).await.states[0].remaining
+    QUOTA - decide(&store, Operation::Peek, &limit(), "k", 1).await.states()[0].remaining
 }
 
 /// Callers who check one key without pause.

@@ -98,7 +98,7 @@ async fn callers_who_are_denied_together_leave_no_keys_of_their_own() {
             ];
             let request = store::StoreRequest::new(Operation::Check, &charges);
             let answer = store.decide(&[request]).await.expect("Redis answers");
-            assert!(!answer.outcomes[0].allowed, "{limit}");
+            assert!(!answer.outcomes()[0].allowed, "{limit}");
         }
         assert_eq!(everything(&redis).await, before, "{limit}");
     }

@@ -64,7 +64,7 @@ async fn after_a_few_silent_calls_checks_fail_at_once_and_go_on_when_redis_answe
     .await;
     // What was sent before it opened may have been counted, and no more.
     let peeked = decide(&store, Operation::Peek, &limit(), "k", 1).await;
-    assert!(peeked.states[0].remaining >= 50_000 - 6, "{peeked:?}");
+    assert!(peeked.states()[0].remaining >= 50_000 - 6, "{peeked:?}");
 }
 
 async fn callers_who_leave_early_find_out_together_that_redis_is_silent(library: ClientLibrary) {

@@ -152,17 +152,17 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const MICROSECOND: Duration = Duration::from_micros(1);
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.states[0].remaining
+    outcome.states()[0].remaining
 }
 
 fn reset_after(outcome: &Outcome) -> Duration {
-    outcome.states[0].reset_after
+    outcome.states()[0].reset_after
 }
 
 /// The wait of a denied request.
 fn wait(outcome: &Outcome) -> Duration {
     assert!(!outcome.allowed, "only a denied request waits: {outcome:?}");
-    outcome.states[0].retry_after.expect("waiting helps")
+    outcome.states()[0].retry_after.expect("waiting helps")
 }
 
 /// Admits one after the other, a second apart.
@@ -321,7 +321,7 @@ async fn a_charge_may_exceed_the_limit_and_later_requests_pay(bench: &Bench, alg
     bench.check(&limit, 1).await;
     let charged = bench.charge(&limit, 5).await;
     assert!(charged.allowed);
-    assert_eq!(charged.states[0].retry_after, None);
+    assert_eq!(charged.states()[0].retry_after, None);
     assert_eq!(remaining(&charged), 0);
 
     bench.advance(SECOND).await;
@@ -372,8 +372,8 @@ async fn a_refund_after_expiry_does_nothing(bench: &Bench, algorithm: Algorithm)
     let later = bench.check(&limit, 2).await;
 
     let refunded = bench.refund(&limit, 3, admitted_at).await;
-    assert_eq!(refunded.states, later.states);
-    assert_eq!(bench.peek(&limit, 1).await.states, later.states);
+    assert_eq!(refunded.states(), later.states());
+    assert_eq!(bench.peek(&limit, 1).await.states(), later.states());
 }
 
 async fn a_refund_never_gives_more_than_counts(bench: &Bench, algorithm: Algorithm) {
@@ -409,7 +409,7 @@ async fn check_both(bench: &Bench, policies: [(&str, &Limit); 2]) -> Outcome {
         .store
         .decide(&[StoreRequest::new(Operation::Check, &charges)])
         .await;
-    answer.expect("the store answers").outcomes.remove(0)
+    answer.expect("the store answers").outcomes()[0].clone()
 }
 
 async fn several_charges_are_all_or_nothing(bench: &Bench, algorithm: Algorithm) {
@@ -421,13 +421,13 @@ async fn several_charges_are_all_or_nothing(bench: &Bench, algorithm: Algorithm)
     for _ in 0..3 {
         let denied = check_both(bench, [tight, wide]).await;
         assert!(!denied.allowed);
-        assert!(denied.states[0].retry_after.is_some());
-        assert_eq!(denied.states[1], admitted.states[1]);
+        assert!(denied.states()[0].retry_after.is_some());
+        assert_eq!(denied.states()[1], admitted.states()[1]);
 
         let denied = check_both(bench, [wide, tight]).await;
         assert!(!denied.allowed);
-        assert_eq!(denied.states[0], admitted.states[1]);
-        assert!(denied.states[1].retry_after.is_some());
+        assert_eq!(denied.states()[0], admitted.states()[1]);
+        assert!(denied.states()[1].retry_after.is_some());
     }
 }
 
@@ -436,7 +436,7 @@ async fn several_charges_that_fit_all_count(bench: &Bench, algorithm: Algorithm)
     for left in [[1, 4], [0, 3]] {
         let admitted = check_both(bench, [("two", &two), ("five", &five)]).await;
         assert!(admitted.allowed);
-        assert_eq!([0, 1].map(|policy| admitted.states[policy].remaining), left);
+        assert_eq!([0, 1].map(|policy| admitted.states()[policy].remaining), left);
     }
     assert!(!check_both(bench, [("two", &two), ("five", &five)]).await.allowed);
 }
@@ -452,8 +452,8 @@ async fn requests_of_one_batch_are_decided_one_after_the_other(bench: &Bench, al
 
     let batch = [&one, &other, &two, &one].map(|charges| StoreRequest::new(Operation::Check, charges));
     let answer = bench.store.decide(&batch).await.expect("the store answers");
-    let allowed: Vec<_> = answer.outcomes.iter().map(|outcome| outcome.allowed).collect();
-    let left: Vec<_> = answer.outcomes.iter().map(remaining).collect();
+    let allowed: Vec<_> = answer.outcomes().iter().map(|outcome| outcome.allowed).collect();
+    let left: Vec<_> = answer.outcomes().iter().map(remaining).collect();
     assert_eq!(allowed, [true, true, true, false]);
     assert_eq!(left, [2, 2, 0, 0]);
     assert_eq!(answer.server_time.as_micros(), u128::from(bench.now()));
@@ -490,7 +490,15 @@ async fn at_once_and_one_by_one(bench: &Bench, limit: &Limit, requests: &[&[(&st
             .map(|charges| StoreRequest::new(Operation::Check, charges))
             .collect();
         for batch in requests.chunks(if at_once { requests.len() } else { 1 }) {
-            outcomes.extend(bench.store.decide(batch).await.expect("the store answers").outcomes);
+            outcomes.extend(
+                bench
+                    .store
+                    .decide(batch)
+                    .await
+                    .expect("the store answers")
+                    .outcomes()
+                    .to_vec(),
+            );
         }
     }
     outcomes
@@ -508,11 +516,11 @@ async fn charges_on_one_key_in_one_request_fold(bench: &Bench, algorithm: Algori
         .store
         .decide(&[StoreRequest::new(Operation::Check, &charges)])
         .await;
-    let folded = answer.expect("the store answers").outcomes.remove(0);
+    let folded = answer.expect("the store answers").outcomes()[0].clone();
 
     let whole = bench.check(&limit, 4).await;
     assert!(folded.allowed);
-    assert_eq!(folded.states[..], [whole.states[0]; 2]);
+    assert_eq!(folded.states()[..], [whole.states()[0]; 2]);
 }
 
 async fn charges_that_fold_are_all_or_nothing(bench: &Bench, algorithm: Algorithm) {
@@ -521,7 +529,7 @@ async fn charges_that_fold_are_all_or_nothing(bench: &Bench, algorithm: Algorith
     let requests: [&[_]; 2] = [&[("k1", 3), ("k2", 1), ("k1", 3)], &[("k1", 5), ("k2", 5)]];
     let [together, _] = at_once_and_one_by_one(bench, &limit, &requests).await;
     assert_eq!(allowed(&together), [false, true]);
-    let left: Vec<_> = together[0].states.iter().map(|verdict| verdict.remaining).collect();
+    let left: Vec<_> = together[0].states().iter().map(|verdict| verdict.remaining).collect();
     assert_eq!(left, [5, 5, 5]);
 }
 
@@ -594,7 +602,7 @@ async fn two_keys_never_share_a_count(bench: &Bench, algorithm: Algorithm) {
             .store
             .decide(&[StoreRequest::new(Operation::Check, &charges)])
             .await;
-        assert!(answer.expect("the store answers").outcomes[0].allowed, "{key}");
+        assert!(answer.expect("the store answers").outcomes()[0].allowed, "{key}");
     }
 }
 
@@ -662,7 +670,7 @@ async fn decide_all(bench: &Bench, requests: &[(Operation, &[&Limit])]) -> Vec<O
         .map(|((operation, _), charges)| StoreRequest::new(*operation, charges))
         .collect();
     let answer = bench.store.decide(&requests).await.expect("the store answers");
-    answer.outcomes.into_vec()
+    answer.outcomes().to_vec()
 }
 
 const REFUND: Operation = Operation::Refund {
@@ -677,7 +685,7 @@ async fn a_request_without_charges_is_admitted(bench: &Bench, algorithm: Algorit
     }
     let limit = algorithm.limit(5);
     let outcomes = decide_all(bench, &[(Check, &[]), (Check, &[&limit]), (Check, &[])]).await;
-    assert_eq!(outcomes[1].states.len(), 1);
+    assert_eq!(outcomes[1].states().len(), 1);
     assert_eq!(remaining(&outcomes[1]), 4);
     assert_eq!([&outcomes[0], &outcomes[2]], [&Outcome::new(true, []); 2]);
 }
@@ -693,8 +701,8 @@ async fn an_unlimited_charge_is_admitted_beside_others(bench: &Bench, algorithm:
     for allowed in [true, false] {
         let outcomes = decide_all(bench, &[(Check, &[&Limit::Unlimited, &limit, &Limit::Unlimited])]).await;
         assert_eq!(outcomes[0].allowed, allowed);
-        assert_eq!(outcomes[0].states[1].retry_after.is_none(), allowed);
-        assert_eq!([outcomes[0].states[0], outcomes[0].states[2]], [unlimited; 2]);
+        assert_eq!(outcomes[0].states()[1].retry_after.is_none(), allowed);
+        assert_eq!([outcomes[0].states()[0], outcomes[0].states()[2]], [unlimited; 2]);
     }
 }
 
@@ -712,7 +720,10 @@ async fn a_charge_of_deny_all_denies_without_a_wait_and_charges_no_other(bench: 
             .await
             .remove(0);
         assert!(!denied.allowed);
-        assert_eq!(denied.states[..], [ChargeState::new(5, None, Duration::ZERO), nothing]);
+        assert_eq!(
+            denied.states()[..],
+            [ChargeState::new(5, None, Duration::ZERO), nothing]
+        );
     }
     let charged = decide_all(bench, &[(Charge, &[&limit, &Limit::DenyAll])])
         .await

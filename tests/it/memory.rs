@@ -33,7 +33,7 @@ async fn bytes_of_a_million(precision: u32) -> u64 {
         last = Some(admitted);
     }
 
-    assert_eq!(last.map(|admitted| admitted.states[0].remaining), Some(0));
+    assert_eq!(last.map(|admitted| admitted.states()[0].remaining), Some(0));
     assert!(!decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
     let members: u32 = redis.command("ZCARD", ["quota:1:log:test:{key=k}"]).await;
     assert!((precision..=precision + 2).contains(&members), "{members} members");
@@ -100,7 +100,7 @@ async fn every_key_lives_a_second_longer_than_it_matters_at_most() {
             let mut matters = Duration::ZERO;
             for operation in operations {
                 let outcome: Outcome = decide(&store, *operation, &limit, "k", 2).await;
-                matters = matters.max(outcome.states[0].reset_after);
+                matters = matters.max(outcome.states()[0].reset_after);
             }
             let ttl = ttl(&redis, &only_key(&redis).await).await;
             assert!(
@@ -132,7 +132,7 @@ async fn a_key_expires_one_second_after_it_stops_to_matter() {
             let request = tower_quota::store::StoreRequest::new(operation, &charges);
             let answer = tower_quota::store::Store::decide(&store, &[request]).await;
             let answer = answer.expect("Redis answers");
-            let matters = answer.server_time + answer.outcomes[0].states[0].reset_after;
+            let matters = answer.server_time + answer.outcomes()[0].states()[0].reset_after;
             let expires = redis.expires_at(&only_key(&redis).await).await;
             let expires = Duration::from_millis(u64::try_from(expires).expect("it expires"));
             if fresh {
@@ -164,7 +164,7 @@ async fn a_refund_leaves_no_key_without_expiry() {
             };
             let refund = Operation::Refund { admitted_at };
             let outcome = decide(&store, refund, &limit, "k", given_back).await;
-            assert!(outcome.states[0].remaining >= given_back, "{limit}: {outcome:?}");
+            assert!(outcome.states()[0].remaining >= given_back, "{limit}: {outcome:?}");
 
             let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
             for key in keys {

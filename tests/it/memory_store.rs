@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_quota::{
     Key, Limit, Limiter, MemoryStore, Policy, SlidingLog,
-    store::{Charge, Operation, Outcome, Store, StoreFuture, StoreRequest},
+    store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
 use crate::support::{Clock, Log, decide};
@@ -23,10 +23,10 @@ fn store(capacity: usize, clock: &Clock) -> MemoryStore {
 }
 
 fn outcome(store: &MemoryStore, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
-    let StoreFuture::Ready(Ok(answer)) = store.decide(&[StoreRequest::new(operation, charges)]) else {
+    let Ok(Ok(answer)) = store.decide(&[StoreRequest::new(operation, charges)]).try_ready() else {
         panic!("a memory store answers at once");
     };
-    answer.outcomes.into_iter().next().expect("one outcome for one request")
+    answer.outcomes().first().cloned().expect("one outcome for one request")
 }
 
 /// Whether a check of cost 1 is admitted.
@@ -37,7 +37,7 @@ fn admits(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>)
 /// How much of the limit the store has counted.
 fn used(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>) -> u64 {
     let peeked = outcome(store, Operation::Peek, &[Charge::new(policy, limit, &key.into(), 1)]);
-    limit.quota() - peeked.states[0].remaining
+    limit.quota() - peeked.states()[0].remaining
 }
 
 #[tokio::test]

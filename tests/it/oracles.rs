@@ -23,7 +23,7 @@ fn micros(time: u64) -> Duration {
 }
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.states[0].remaining
+    outcome.states()[0].remaining
 }
 
 /// Tries a property on this many timelines, each on a key of its own, and shrinks the one that fails.
@@ -78,7 +78,7 @@ async fn a_bucket_decides_as_governor_does(bench: Bench, timeline: Checks) -> Re
         let expected = governor.check_n(cost).expect("within the burst");
         let outcome = bench.check(&limit, cost.get().into()).await;
         let wait = expected.err().map(|denied| denied.wait_time_from(clock.now()));
-        prop_assert_eq!(outcome.states[0].retry_after, wait);
+        prop_assert_eq!(outcome.states()[0].retry_after, wait);
         prop_assert_eq!(outcome.allowed, wait.is_none());
     }
     Ok(())

@@ -259,7 +259,7 @@ impl Case {
 }
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.states[0].remaining
+    outcome.states()[0].remaining
 }
 
 async fn no_window_holds_more_than_the_promise(case: Case, history: History) -> Result<(), TestCaseError> {
@@ -303,7 +303,7 @@ async fn retry_after_is_exact_at_its_edge(case: Case, history: History) -> Resul
     case.live_until_the_last(&history).await;
     let (bench, limit, cost) = (&case.bench, case.algorithm.limit(history.lowered), history.last.cost);
     let outcome = bench.check(&limit, cost).await;
-    let Some(told) = outcome.states[0].retry_after else {
+    let Some(told) = outcome.states()[0].retry_after else {
         prop_assert!(outcome.allowed);
         return Ok(());
     };
@@ -312,7 +312,7 @@ async fn retry_after_is_exact_at_its_edge(case: Case, history: History) -> Resul
     bench.advance(told - MICROSECOND).await;
     let early = bench.check(&limit, cost).await;
     prop_assert!(!early.allowed, "1 µs before {told:?}");
-    prop_assert_eq!(early.states[0].retry_after, Some(MICROSECOND));
+    prop_assert_eq!(early.states()[0].retry_after, Some(MICROSECOND));
     bench.advance(MICROSECOND).await;
     let in_time = bench.check(&limit, cost).await;
     prop_assert!(in_time.allowed, "after {told:?}: {in_time:?}");
@@ -349,7 +349,7 @@ async fn a_denied_request_adds_no_weight_and_no_time_to_live(
     for _ in 0..3 {
         let denied = bench.check(&limit, cost).await;
         prop_assert!(!denied.allowed);
-        prop_assert_eq!(denied.states[0].reset_after, before.states[0].reset_after);
+        prop_assert_eq!(denied.states()[0].reset_after, before.states()[0].reset_after);
     }
     prop_assert_eq!(bench.peek(&limit, 1).await, before);
     // What had expired may be gone, and with it the key.
@@ -364,14 +364,14 @@ async fn a_denied_request_adds_no_weight_and_no_time_to_live(
 async fn reset_after_is_exact_at_its_edge(case: Case, history: History) -> Result<(), TestCaseError> {
     case.live_until_the_last(&history).await;
     let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
-    let told = bench.check(&limit, history.last.cost).await.states[0].reset_after;
+    let told = bench.check(&limit, history.last.cost).await.states()[0].reset_after;
 
     bench.advance(told - MICROSECOND).await;
     prop_assert!(remaining(&bench.peek(&limit, 1).await) < history.quota);
     bench.advance(MICROSECOND).await;
     let restored = bench.peek(&limit, history.quota).await;
     prop_assert!(restored.allowed);
-    prop_assert_eq!(restored.states[0].reset_after, Duration::ZERO);
+    prop_assert_eq!(restored.states()[0].reset_after, Duration::ZERO);
     Ok(())
 }
 
@@ -398,7 +398,7 @@ async fn a_clock_set_back_blocks_nobody_for_long(case: Case, history: History) -
     bench.set_back(case.algorithm.duration(history.step_back)).await;
 
     let longest = case.algorithm.duration(case.algorithm.longest_block);
-    let told = bench.peek(&limit, 1).await.states[0].retry_after.unwrap_or_default();
+    let told = bench.peek(&limit, 1).await.states()[0].retry_after.unwrap_or_default();
     prop_assert!(told <= longest, "{told:?}");
     bench.advance(told).await;
     prop_assert!(bench.check(&limit, 1).await.allowed, "after {told:?}");
@@ -520,7 +520,9 @@ async fn the_largest_limit_admits_itself_and_no_more(bench: Bench) {
             assert_eq!(remaining(&bench.check(&limit, 1).await), 0, "{limit}");
 
             let denied = bench.check(&limit, LARGEST).await;
-            let told = denied.states[0].retry_after.unwrap_or_else(|| panic!("{limit} denies"));
+            let told = denied.states()[0]
+                .retry_after
+                .unwrap_or_else(|| panic!("{limit} denies"));
             bench.advance(told - MICROSECOND).await;
             assert!(
                 !bench.check(&limit, LARGEST).await.allowed,
@@ -541,7 +543,7 @@ async fn does_not_drift(bench: &Bench, rate: u64, period: Duration, at_once: u64
 
     let mut taken = 0;
     while taken + at_once <= rate * periods {
-        let told = bench.check(&limit, at_once).await.states[0].retry_after;
+        let told = bench.check(&limit, at_once).await.states()[0].retry_after;
         bench.advance(told.expect("the bucket is empty")).await;
         assert!(bench.check(&limit, at_once).await.allowed);
         taken += at_once;

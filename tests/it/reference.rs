@@ -40,7 +40,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// What `CL.THROTTLE` answers: limited, limit, remaining, and the seconds to retry (-1: now) and to reset.
 fn as_redis_cell(limit: &Limit, outcome: &Outcome) -> [i64; 5] {
-    let verdict = outcome.states[0];
+    let verdict = outcome.states()[0];
     let seconds = |duration: Duration| duration.as_secs_f64().ceil() as i64;
     [
         i64::from(!outcome.allowed),
@@ -120,17 +120,17 @@ async fn a_month_ends(bench: &Bench, last: &str, first: &str, next_month: Durati
 
     bench.set(&format!("{last}[Europe/Berlin]")).await;
     assert!(bench.check(&limit, 3).await.allowed);
-    assert_eq!(bench.check(&limit, 1).await.states[0].retry_after, Some(MICROSECOND));
+    assert_eq!(bench.check(&limit, 1).await.states()[0].retry_after, Some(MICROSECOND));
 
     bench.set(&format!("{first}[Europe/Berlin]")).await;
     for remaining in [2, 1, 0] {
         let admitted = bench.check(&limit, 1).await;
         assert!(admitted.allowed);
-        assert_eq!(admitted.states[0].remaining, remaining);
-        assert_eq!(admitted.states[0].reset_after, next_month);
+        assert_eq!(admitted.states()[0].remaining, remaining);
+        assert_eq!(admitted.states()[0].reset_after, next_month);
     }
     let denied = bench.check(&limit, 1).await;
-    assert_eq!(denied.states[0].retry_after, Some(next_month));
+    assert_eq!(denied.states()[0].retry_after, Some(next_month));
 
     bench.advance(next_month - MICROSECOND).await;
     assert!(!bench.check(&limit, 1).await.allowed);
@@ -185,12 +185,15 @@ async fn the_time_of_redis_chooses_the_month_and_the_wrong_guess_is_not_charged(
     redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
 
     let admitted = check().await;
-    assert_eq!(admitted.states[0].remaining, 1, "each of two checks was charged once");
+    assert_eq!(admitted.states()[0].remaining, 1, "each of two checks was charged once");
     let end = "2062-06-01T00:00+02:00"
         .parse::<jiff::Timestamp>()
         .expect("a moment")
         .as_microsecond() as u64;
-    assert_eq!(admitted.states[0].reset_after, Duration::from_micros(end - clock.now()));
+    assert_eq!(
+        admitted.states()[0].reset_after,
+        Duration::from_micros(end - clock.now())
+    );
 
     let stats: String = redis.command("INFO", ["commandstats"]).await;
     let count = |command: &str| {

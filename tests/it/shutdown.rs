@@ -59,7 +59,8 @@ async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others
     let answer = timeout(PATIENCE, charge(&store)).await;
     let answer = answer.expect("it is asked").expect("Redis answers");
     assert_eq!(
-        answer.outcomes[0].states[0].remaining, 4,
+        answer.outcomes()[0].states()[0].remaining,
+        4,
         "who went away was not counted"
     );
 }

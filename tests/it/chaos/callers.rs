@@ -10,7 +10,7 @@ use tokio::{
 };
 use tower_quota::{
     Key, RedisStore,
-    store::{Charge, ErrorKind, Operation, Store, StoreError, StoreFuture, StoreRequest},
+    store::{Charge, ErrorKind, Operation, Store, StoreError, StoreRequest},
 };
 
 use super::{
@@ -96,13 +96,18 @@ async fn check(store: &RedisStore, quotas: &[Quota], key: usize, begun: Instant)
     let (sent, started) = (now(), Instant::now());
     let name = Key::from(Quota::name(key));
     let charges = [Charge::new(POLICY, &quotas[key].limit, &name, 1)];
-    let told = match store.decide(&[StoreRequest::new(Operation::Check, &charges)]) {
+    let told = match store
+        .decide(&[StoreRequest::new(Operation::Check, &charges)])
+        .try_ready()
+    {
         // What is answered at once was not sent.
-        StoreFuture::Ready(Ok(_)) => Told::DeniedFromMemory,
-        StoreFuture::Ready(Err(_)) => Told::NotAsked,
-        StoreFuture::Pending(answer) => match answer.await {
-            Ok(answer) if answer.outcomes[0].allowed => {
-                let at = answer.outcomes[0].states[0].decided_at.unwrap_or(answer.server_time);
+        Ok(Ok(_)) => Told::DeniedFromMemory,
+        Ok(Err(_)) => Told::NotAsked,
+        Err(answer) => match answer.await {
+            Ok(answer) if answer.outcomes()[0].allowed => {
+                let at = answer.outcomes()[0].states()[0]
+                    .decided_at
+                    .unwrap_or(answer.server_time);
                 Told::Admitted(at.as_micros() as u64)
             }
             Ok(_) => Told::Denied,

@@ -25,7 +25,7 @@ use super::super::{
 use crate::{
     FixedWindow, Key, Limit, MemoryStore, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{self, Charge, ChargeState, Operation, Outcome, Store, StoreRequest},
+    store::{Charge, ChargeState, Operation, Outcome, Store, StoreRequest},
 };
 
 /// How often something happens to a call, in a thousand.
@@ -274,11 +274,8 @@ impl Network {
         let mut admitted = 0;
         let mut last: Option<Outcome> = None;
         for _ in 0..request.times {
-            let store::StoreFuture::Ready(answer) =
-                self.0.counts.decide(&[StoreRequest::new(request.operation, &charges)])
-            else {
-                unreachable!("memory replies at once")
-            };
+            let reply = self.0.counts.decide(&[StoreRequest::new(request.operation, &charges)]);
+            let answer = reply.try_ready().expect("memory replies at once");
             let outcome = answer.expect("memory replies").outcomes.swap_remove(0);
             for ((_, cost), key) in request.charges.iter().zip(keys) {
                 match request.operation {

@@ -1,6 +1,7 @@
 //! One schedule: the callers, the network and the runtimes, from a seed.
 
 use std::{
+    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -35,9 +36,8 @@ use super::{
 };
 use crate::{
     FixedWindow, Key, Limit, SlidingLog,
-    health::Health,
     limit::Calendar,
-    store::{Charge, Operation, Store, StoreFuture, StoreRequest},
+    store::{Charge, Operation, Store, StoreFuture, StoreRequest, health::Health},
 };
 
 /// What a schedule is made of.
@@ -377,8 +377,8 @@ enum Then {
 
 impl Caller {
     async fn run(self, stage: Stage, number: usize, runtime: Runtime) {
-        let mut reply = match self.asked.call(&stage.store) {
-            StoreFuture::Ready(answer) => {
+        let mut reply = match self.asked.call(&stage.store).try_ready() {
+            Ok(answer) => {
                 let mut cached = None;
                 if let Ok(answer) = &answer {
                     let denies = !answer.outcomes[0].allowed;
@@ -391,7 +391,7 @@ impl Caller {
                     record.answer = Some(answer);
                 });
             }
-            StoreFuture::Pending(reply) => reply,
+            Err(reply) => reply,
         };
         sleep(self.delay).await;
 
@@ -400,7 +400,7 @@ impl Caller {
         stage.edit(number, |record| {
             (record.polled_at, record.order) = (Some(now), Some(first))
         });
-        let polled = std::future::poll_fn(|cx| Poll::Ready(reply.as_mut().poll(cx))).await;
+        let polled = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut reply).poll(cx))).await;
         match self.then {
             Then::Wait => {}
             Then::End => stage.end(&runtime),
@@ -450,7 +450,7 @@ async fn deny_cache_agrees(store: &RedisStore, network: &Network) {
             then: Then::Wait,
         };
         let denied = caller.is_denied_by(network).await;
-        if let StoreFuture::Ready(Ok(_)) = caller.asked.call(store) {
+        if let Ok(Ok(_)) = caller.asked.call(store).try_ready() {
             assert!(denied, "the deny cache denies {key}, and the server would admit it");
         }
     }

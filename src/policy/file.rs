@@ -6,10 +6,10 @@ use serde::{
     de::{Error as _, MapAccess, SeqAccess, Visitor},
 };
 
+use super::{Policy, Unkeyed, validate_name};
 use crate::{
-    ConfigError, FailureMode, Key, KeyExtractor, Limit, Policy, Unkeyed,
+    ConfigError, FailureMode, Key, KeyExtractor, Limit,
     key::{self, ClientIpSource, KeyError},
-    policy::validate_name,
 };
 
 /// Policies by name, from a file.
