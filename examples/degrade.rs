@@ -19,7 +19,7 @@ use http::{Response, request::Parts};
 use tokio::net::TcpListener;
 use tower_quota::{
     FailureMode, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
-    response::{self, Problem, Rejection, ResponseFormat},
+    response::{Problem, Rejection, ResponseFormat},
     store::StoreError,
 };
 
@@ -51,7 +51,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let download = limit(policy("download", 20).failure_mode(FailureMode::local_share(1, 4)));
     let news = limit(policy("news", 20).failure_mode(FailureMode::Open));
     let login = limit(policy("login", 20).failure_mode(FailureMode::Closed));
-    let search = limit(policy("search", 2).failure_mode(FailureMode::Closed)).format(response::from_fn(say_less));
+    let search = limit(policy("search", 2).failure_mode(FailureMode::Closed)).format(say_less);
 
     let app = Router::new()
         .route("/news", get(async || "the news\n").layer(news))

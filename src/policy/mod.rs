@@ -11,7 +11,7 @@ pub use self::file::Policies;
 use crate::{
     ConfigError, KeyExtractor, Limit,
     decision::{CheckContext, Rendered},
-    headers::announced,
+    headers::policy_item,
     response::violates,
     store::{Failover, FailureMode, Quota, Store},
 };
@@ -104,7 +104,7 @@ impl Policy<Unkeyed> {
 
         Ok(Self {
             rendered: Rendered {
-                policy_item: announced(&name, &limit),
+                policy_item: policy_item(&name, &limit),
                 problem: violates(&[&name]),
             },
             quota: Arc::new(Quota::new(name, limit)),

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tower_quota::{
     FailureMode, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
-    response::{self, Rejection},
+    response::Rejection,
     store::{ErrorKind, Store},
 };
 
@@ -83,8 +83,7 @@ fn degraded(rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
 async fn a_format_sees_why_and_answers_in_its_own_way() {
     let closed = policy().failure_mode(FailureMode::Closed);
     let store = MemoryStore::new();
-    let layer =
-        |policy: Policy, store: Arc<dyn Store>| RateLimitLayer::new(store, policy).format(response::from_fn(degraded));
+    let layer = |policy: Policy, store: Arc<dyn Store>| RateLimitLayer::new(store, policy).format(degraded);
     ask(layer(policy(), Arc::new(store.clone()))).await;
 
     let by_user = Policy::new("q", SlidingLog::per_hour(1)).key(key::header("user"));
@@ -218,7 +217,7 @@ async fn assert_follows_the_failure_mode(store: RedisStore, kinds: &[ErrorKind],
     let call = send(&app, call).await;
     assert_eq!((call.status.as_u16(), call.field("grpc-status")), (200, Some("14")));
 
-    let answered = ask(layer(FailureMode::Closed).format(response::from_fn(degraded))).await;
+    let answered = ask(layer(FailureMode::Closed).format(degraded)).await;
     assert_eq!(answered.status, 200);
     assert!(answered.body.starts_with(b"an empty page; "), "{:?}", answered.body);
     assert_eq!(told.take().len(), 3);

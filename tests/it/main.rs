@@ -31,6 +31,7 @@ mod memory;
 mod memory_store;
 mod nested;
 mod nginx;
+mod observers;
 mod oracles;
 mod policies;
 mod properties;
