@@ -1,7 +1,9 @@
 use std::{fmt, sync::Arc};
 
 /// A callback of the application, if it has set one.
-pub(crate) struct Observer<T>(Option<Arc<dyn Fn(&T) + Send + Sync>>);
+pub(crate) struct Observer<T>(Option<Arc<Callback<T>>>);
+
+type Callback<T> = dyn Fn(&T) + Send + Sync;
 
 impl<T> Observer<T> {
     pub(crate) fn new(observe: impl Fn(&T) + Send + Sync + 'static) -> Self {

@@ -132,7 +132,7 @@ impl RateLimitLayer {
     ///
     /// let denied = service.oneshot(Request::new(Body::new())).await?;
     /// let wait = denied.headers()["retry-after"].to_str()?;
-    /// assert!((60..=90).contains(&wait.parse()?), "{wait}");
+    /// assert!((60..=90).contains(&wait.parse::<u64>()?), "{wait}");
     /// assert_eq!(denied.headers()["ratelimit"], *format!(r#""hello";r=0;t={wait}"#));
     /// # Ok(())
     /// # }

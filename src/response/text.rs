@@ -19,7 +19,7 @@ use super::{format::ResponseFormat, rejection::Rejection};
 /// use tower::{Layer, ServiceExt, service_fn};
 /// use tower_quota::{key, response, MemoryStore, Policy, RateLimitLayer, SlidingLog};
 ///
-/// # #[tokio::main(flavor = "current_thread")]
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
 /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).format(response::json(|rejection, _| {

@@ -7,7 +7,7 @@ use std::{
 
 use axum::{Router, routing};
 use tower_quota::{
-    Decision, Denial, FailureMode, Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    Decision, Denial, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
     store::Store,
 };
 
@@ -174,6 +174,46 @@ async fn nested_layers_observe_their_own_decisions() {
         assert_eq!(
             decisions.iter().filter(|decision| !decision.is_allowed()).count(),
             denials
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_observes_checks_and_charges_and_no_peek() {
+    let observed = Arc::new(Mutex::new(Vec::new()));
+    let events = observed.clone();
+    let limiter = Limiter::new(Clock::new().memory_store(), policy()).on_decision(move |decision| {
+        let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.push((decision.is_allowed(), decision.remaining()));
+    });
+
+    assert!(limiter.check("42").await.expect("a decision").is_allowed());
+    assert!(limiter.peek("42").await.expect("a decision").is_allowed());
+    assert!(limiter.charge("42", 1).await.expect("a decision").is_allowed());
+    assert!(!limiter.check_n("42", 2).await.expect("a decision").is_allowed());
+    assert!(limiter.check_n("42", 0).await.expect("a decision").is_allowed());
+    limiter.reset("42").await.expect("a reset");
+
+    let observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
+    assert_eq!(*observed, [(true, 1), (true, 0), (false, 0)]);
+}
+
+#[tokio::test]
+async fn a_limiter_whose_store_fails_observes_local_decisions() {
+    for (mode, expected) in [
+        (FailureMode::Local, 1),
+        (FailureMode::Open, 0),
+        (FailureMode::Closed, 0),
+    ] {
+        let observed = Arc::new(Mutex::new(0));
+        let events = observed.clone();
+        let limiter = Limiter::new(Broken::default(), policy().failure_mode(mode))
+            .on_decision(move |_| *events.lock().unwrap_or_else(PoisonError::into_inner) += 1);
+        let _ = limiter.check("42").await;
+        assert_eq!(
+            *observed.lock().unwrap_or_else(PoisonError::into_inner),
+            expected,
+            "{mode}"
         );
     }
 }
