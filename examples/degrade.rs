@@ -37,7 +37,7 @@ use http::{Response, request::Parts};
 use tokio::net::TcpListener;
 use tower_quota::{
     FailureMode, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
-    response::{self, Problem, Rejection, ResponseFormat},
+    response::{Problem, Rejection, ResponseFormat},
     store::StoreError,
 };
 
@@ -62,7 +62,7 @@ pub(crate) fn app(redis: &RedisStore) -> Router {
     let download = limit(policy("download").failure_mode(FailureMode::local_share(1, 4)));
     let news = limit(policy("news").failure_mode(FailureMode::Open));
     let login = limit(policy("login").failure_mode(FailureMode::Closed));
-    let search = limit(policy("search").failure_mode(FailureMode::Closed)).format(response::from_fn(popular));
+    let search = limit(policy("search").failure_mode(FailureMode::Closed)).format(popular);
 
     Router::new()
         .route("/download", get(async || "a file\n").layer(download))

@@ -101,6 +101,7 @@ pub mod limit;
 mod limiter;
 mod observer;
 mod policy;
+mod rejected;
 pub mod response;
 mod service;
 pub mod store;
@@ -117,7 +118,7 @@ pub use self::{
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     error::ConfigError,
     future::ResponseFuture,
-    headers::{Headers, Reset},
+    headers::{Headers, ResetFormat},
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
     limit::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},

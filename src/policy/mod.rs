@@ -18,7 +18,7 @@ use self::name::validate_name;
 use crate::{
     ConfigError, KeyExtractor, Limit,
     decision::Rendered,
-    headers::announced,
+    headers::policy_item,
     response::violates,
     store::{FailureMode, Quota},
 };
@@ -119,7 +119,7 @@ impl Policy<Unkeyed> {
 
         Ok(Self {
             rendered: Rendered {
-                policy_item: announced(&name, &limit),
+                policy_item: policy_item(&name, &limit),
                 problem: violates(&[&name]),
             },
             quota: Arc::new(Quota::new(name, limit)),

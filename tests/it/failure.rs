@@ -22,7 +22,7 @@ use tokio::{
 };
 use tower_quota::{
     FailureMode, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
-    response::{self, Rejection},
+    response::Rejection,
     store::{ErrorKind, Store},
 };
 
@@ -84,8 +84,7 @@ fn degraded(rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
 async fn a_format_receives_the_reason_and_builds_the_response() {
     let closed = policy().failure_mode(FailureMode::Closed);
     let store = MemoryStore::new();
-    let layer =
-        |policy: Policy, store: Arc<dyn Store>| RateLimitLayer::new(store, policy).format(response::from_fn(degraded));
+    let layer = |policy: Policy, store: Arc<dyn Store>| RateLimitLayer::new(store, policy).format(degraded);
     call(layer(policy(), Arc::new(store.clone()))).await;
 
     let by_user = Policy::new("q", SlidingLog::per_hour(1)).key(key::header("user"));
@@ -259,7 +258,7 @@ async fn assert_follows_the_failure_mode(store: RedisStore, kinds: &[ErrorKind],
     let grpc = send(&app, grpc).await;
     assert_eq!((grpc.status.as_u16(), grpc.field("grpc-status")), (200, Some("14")));
 
-    let answered = call(layer(FailureMode::Closed).format(response::from_fn(degraded))).await;
+    let answered = call(layer(FailureMode::Closed).format(degraded)).await;
     assert_eq!(answered.status, 200);
     assert!(answered.body.starts_with(b"an empty page; "), "{:?}", answered.body);
     assert_eq!(reported.take().len(), 3);

@@ -28,7 +28,7 @@ const REDIS_RS: &str = "TOWER_QUOTA_WORKER_REDIS_RS";
 /// What its reports begin with, since the test harness prints too.
 const REPORT: &str = "worker: ";
 /// The test that calls [`work`].
-const TEST: &str = "admission::a_worker_does_as_it_is_told";
+const TEST: &str = "admission::a_worker_checks_what_it_is_sent";
 
 impl Worker {
     pub(crate) fn start(redis: &Redis) -> Self {
