@@ -229,7 +229,7 @@ impl FixedWindow {
     /// use std::time::Duration;
     /// use tower_quota::FixedWindow;
     ///
-    /// let minute = |n| Duration::from_secs(60 * n);
+    /// let minute = |n: u64| Duration::from_secs(60 * n);
     /// let hourly = FixedWindow::per_hour(3);
     /// assert_eq!(hourly.window_at(minute(90)), minute(90)..minute(150));
     /// assert_eq!(hourly.aligned().window_at(minute(90)), minute(60)..minute(120));
