@@ -363,6 +363,63 @@ async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
 }
 
 #[tokio::test]
+async fn a_store_without_a_source_is_an_error_that_names_the_fix() {
+    for error in [
+        RedisStore::builder().connect().await.unwrap_err(),
+        RedisStore::builder().connect_lazy().unwrap_err(),
+    ] {
+        assert!(
+            error.to_string().contains("`.url(\"redis://127.0.0.1:6379\")`"),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_client_of_the_application_keeps_all_other_settings() {
+    let redis = Redis::start();
+    let (fred, redis_rs) = (redis.client().await.clone(), redis::Client::open(redis.url()));
+    let redis_rs = redis_rs.expect("a good URL");
+    let builder = || {
+        RedisStore::builder()
+            .prefix("shop")
+            .deadline(Duration::from_secs(3))
+            .url("redis://127.0.0.1:1")
+    };
+    for builder in [builder().fred_client(fred), builder().redis_rs_client(redis_rs)] {
+        let store = builder.connect().await.expect("Redis permits it");
+        assert!(format!("{store:?}").contains("deadline: 3s"), "{store:?}");
+        assert!(answers(&store).await);
+        let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+        assert_eq!(keys, ["shop:1:log:test:{key=k}"]);
+        redis.command::<()>("FLUSHALL", [""; 0]).await;
+    }
+}
+
+#[tokio::test]
+async fn connect_runs_the_trial_on_a_client_of_the_application() {
+    let redis = Redis::start();
+    let client = redis.client().await.clone();
+    redis.command::<()>("ACL", ["SETUSER", "default", "-zadd"]).await;
+    let error = RedisStore::builder().fred_client(client).connect().await.unwrap_err();
+    assert!(error.to_string().contains("`ZADD`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_store_on_a_client_of_redis_rs_starts_before_its_redis() {
+    let mut redis = Redis::not_started();
+    let client = redis::Client::open(redis.url()).expect("a good URL");
+    let store = RedisStore::builder().deadline(Duration::from_secs(2));
+    let store = store
+        .redis_rs_client(client)
+        .connect_lazy()
+        .expect("Redis may come later");
+    assert!(!answers(&store).await);
+    redis.restart();
+    eventually("the store answers", async || answers(&store).await).await;
+}
+
+#[tokio::test]
 async fn a_connect_timeout_of_zero_or_without_end_is_an_error() {
     for timeout in [Duration::ZERO, Duration::MAX] {
         let builder = RedisStore::builder().connect_timeout(timeout);

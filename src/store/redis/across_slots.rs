@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::{queues::CommitQueues, request::OwnedRequest, slot::slot_of, task::DetachOnDrop};
 use crate::store::{ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreResponse};
 
-/// Decides requests whose keys lie in several slots of a cluster, one slot after the other, since no script call can reach two.
+/// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two.
 /// When a slot denies, the charges in the earlier ones are refunded, also if the caller drops its future.
 pub(super) async fn decide(
     queues: Arc<CommitQueues>,

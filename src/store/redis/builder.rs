@@ -129,7 +129,7 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets a redis-rs client, whose settings the [connections](Self::connections) of the store have.
+    /// Sets a redis-rs client. The store makes [connections](Self::connections) of its own with the settings of the client.
     ///
     /// It is for settings that a URL does not have, such as certificates. Its type is that of
     /// [`tower_quota::redis`](crate::redis).

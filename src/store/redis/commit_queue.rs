@@ -7,6 +7,7 @@ use std::{
     time::SystemTime,
 };
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
@@ -87,7 +88,7 @@ impl CommitQueue {
     pub(super) fn check_breaker(&self, requests: &[OwnedRequest]) -> Result<(), StoreError> {
         self.backend.check_breaker(&self.breaker, || {
             let charge = requests.iter().flat_map(|request| &request.charges).next()?;
-            Some(charge.key[..].to_vec().into())
+            Some(Bytes::copy_from_slice(&charge.key))
         })
     }
 
@@ -161,8 +162,8 @@ impl CommitQueue {
         if state.unsent_since.is_some_and(|since| since + step <= now) {
             state.unsent_since = None;
         }
-        // A call whose runtime is stalled counts as in flight without end, so an overdue request is sent regardless of the
-        // calls in flight.
+        // A call counts as in flight while its runtime is stalled, so an overdue request is sent regardless of the calls in
+        // flight.
         let deadline = self.backend.deadline.duration();
         let overdue = state
             .waiting
@@ -205,7 +206,7 @@ impl CommitQueue {
         };
 
         match self.backend.run(&self.breaker, &mut call).await {
-            // The requests whose keys are on one node can be decided alone.
+            // Requests that have all keys on one node can be decided alone.
             Err(failure) if failure.is_try_again() && batch.len() > 1 => {
                 for request in batch {
                     Box::pin(self.send_batch(vec![request])).await;
@@ -373,7 +374,7 @@ fn send_next(permit: Option<CallPermit>) {
     }
 }
 
-/// The error of a request whose call ended with its runtime.
+/// The error of a request if its call ended with its runtime.
 fn runtime_shut_down() -> StoreError {
     StoreError::new(
         ErrorKind::Unreachable,

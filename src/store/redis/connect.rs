@@ -155,7 +155,7 @@ impl RedisStoreBuilder {
 
     fn build(self) -> Result<RedisStore, ConfigError> {
         self.validate()?;
-        let client = self.client()?;
+        let client = self.redis_client()?;
         let key_format = KeyFormat::new(&self.prefix, self.secret.and_then(Result::ok));
         let backend = Backend::new(client, self.script, key_format, self.deadline);
         let limits = match self.group_commit {
@@ -166,7 +166,7 @@ impl RedisStoreBuilder {
         Ok(RedisStore::new(CommitQueues::new(backend, deny_cache, limits)))
     }
 
-    fn client(&self) -> Result<RedisClient, ConfigError> {
+    fn redis_client(&self) -> Result<RedisClient, ConfigError> {
         let url = match &self.source {
             None => return Err(no_source()),
             Some(Source::Url(url)) => url,

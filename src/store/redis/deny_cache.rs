@@ -64,7 +64,7 @@ impl DenyCache {
         }
     }
 
-    /// The response to a check whose denial is cached.
+    /// The response to a check if its denial is cached.
     pub(super) fn get(
         &self,
         key_format: &KeyFormat,

@@ -79,7 +79,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, uncoun
 /// waits for a timer. The decisions are those of the checks one by one, in the order in which they were made. Equal checks are
 /// sent once with their number, so a hot key costs Redis hardly more than a cold one.
 ///
-/// A check whose caller has left before the call is sent is not counted; later it is. An error of one check, such as a key of
+/// A check is not counted if its caller leaves before the call is sent; later it is. An error of one check, such as a key of
 /// another type, is no error of the others in the call.
 ///
 /// # Deny cache
@@ -183,16 +183,19 @@ impl RedisStore {
         let queues = &self.queues;
         let (cache, key_format) = (queues.deny_cache.as_deref(), &queues.backend.key_format);
         let made_at = Instant::now();
-        let mut owned = Vec::with_capacity(requests.len());
-        for request in requests {
-            let hashed = HashedRequest::new(key_format, request);
-            if requests.len() == 1
-                && let Some(response) = cache.and_then(|cache| cache.get(key_format, &hashed, made_at))
-            {
-                return StoreFuture::Ready(Ok(response));
+        let owned: Vec<_> = match requests {
+            [request] => {
+                let request = HashedRequest::new(key_format, request);
+                if let Some(response) = cache.and_then(|cache| cache.get(key_format, &request, made_at)) {
+                    return StoreFuture::Ready(Ok(response));
+                }
+                vec![OwnedRequest::new(key_format, request)]
             }
-            owned.push(OwnedRequest::new(key_format, hashed));
-        }
+            _ => requests
+                .iter()
+                .map(|request| OwnedRequest::new(key_format, HashedRequest::new(key_format, request)))
+                .collect(),
+        };
 
         let mut generation = None;
         if let Some(cache) = cache {

@@ -137,7 +137,8 @@ fn prepare_tls(scheme: &str, library: ClientLibrary) -> Result<(), ConfigError> 
 
 /// Why fred does not serve a cluster.
 #[cfg(feature = "fred")]
-pub(super) const FRED_IN_A_CLUSTER: &str = "while slots move, fred 10 may return the reply to one caller to another, and while one primary is down it serves none";
+pub(super) const FRED_IN_A_CLUSTER: &str = "while slots move, fred 10 may return the reply to one caller to another, and \
+                                            while one primary is down it serves none";
 
 #[cfg(feature = "redis")]
 pub(super) enum Topology {

@@ -28,10 +28,8 @@ pub(super) enum RedisClient {
 }
 
 impl RedisClient {
-    /// Runs a script by its digest, and by its text if Redis replies that it does not have it. The reply must arrive within the
-    /// deadline.
-    ///
-    /// A call is sent once: an unknown script proves that nothing was executed.
+    /// Runs a script by its digest, and by its text if Redis replies that it does not have the script, which proves that
+    /// nothing was executed. The reply must arrive within the deadline.
     pub(super) async fn run(
         &self,
         script: &'static Script,
@@ -39,39 +37,26 @@ impl RedisClient {
         deadline: Deadline,
     ) -> Result<RawReply, Failure> {
         let reply = async {
-            match self.eval(script, EvalCommand::EvalSha, call, deadline).await {
-                Err(failure) if failure.is_unknown_script() => {}
-                reply => return reply,
-            }
-            match self.eval(script, EvalCommand::Eval, call, deadline).await {
-                Err(Failure::Refused(error)) if error.starts_with("NOSCRIPT") => {
-                    Err(Failure::Forbidden(Refusal::new(error)))
+            let mut command = EvalCommand::EvalSha;
+            loop {
+                let reply = match self {
+                    #[cfg(feature = "fred")]
+                    Self::Fred(client) => client.eval(script, command, call, deadline).await,
+                    #[cfg(feature = "redis")]
+                    Self::RedisRs(client) => client.eval(script, command, call).await,
+                    #[cfg(test)]
+                    Self::Simulated(network) => network.eval(command, call).await,
+                };
+                match (command, reply) {
+                    (EvalCommand::EvalSha, Err(failure)) if failure.is_unknown_script() => command = EvalCommand::Eval,
+                    (EvalCommand::Eval, Err(Failure::Refused(error))) if error.starts_with("NOSCRIPT") => {
+                        return Err(Failure::Forbidden(Refusal::new(error)));
+                    }
+                    (_, reply) => return reply,
                 }
-                reply => reply,
             }
         };
         deadline.wait(reply).await.unwrap_or(Err(Failure::Timeout))
-    }
-
-    #[cfg_attr(
-        not(feature = "fred"),
-        expect(unused_variables, reason = "redis-rs drops a command with its future")
-    )]
-    async fn eval(
-        &self,
-        script: &'static Script,
-        command: EvalCommand,
-        call: &ScriptCall,
-        deadline: Deadline,
-    ) -> Result<RawReply, Failure> {
-        match self {
-            #[cfg(feature = "fred")]
-            Self::Fred(client) => client.eval(script, command, call, deadline).await,
-            #[cfg(feature = "redis")]
-            Self::RedisRs(client) => client.eval(script, command, call).await,
-            #[cfg(test)]
-            Self::Simulated(network) => network.eval(command, call).await,
-        }
     }
 
     /// A hash tag in a slot of each known primary; an error if none is known.

@@ -20,11 +20,11 @@ use super::{
     runtime::Runtime,
 };
 use crate::{
-    FixedWindow, Key, Limit, RedisStore, SlidingLog,
+    FixedWindow, Key, Limit, SlidingLog,
     limit::Calendar,
     store::{
         Charge, Operation, Store, StoreFuture, StoreRequest,
-        redis::{key_format::KeyFormat, request::OwnedRequest},
+        redis::{key_format::KeyFormat, request::OwnedRequest, store::RedisStore},
     },
 };
 

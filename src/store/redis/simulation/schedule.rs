@@ -18,10 +18,10 @@ use super::{
     runtime::Runtime,
 };
 use crate::{
-    Key, RedisStore, SlidingLog,
+    Key, SlidingLog,
     store::{
         Charge, Operation, Store, StoreFuture, StoreRequest,
-        redis::{commit_queue::BatchLimits, deny_cache::DenyCache, queues::CommitQueues},
+        redis::{commit_queue::BatchLimits, deny_cache::DenyCache, queues::CommitQueues, store::RedisStore},
     },
 };
 

@@ -43,8 +43,8 @@ impl Drop for UnansweredCall<'_> {
 
 /// A client with one connection, which is set up again when it no longer replies.
 ///
-/// The check of fred goes by the time of the last write, so it does not end while calls are sent, and its routing task receives
-/// no command while it waits to write.
+/// The check of fred goes by the time of the last write, so it does not fire while calls are sent. While the routing task of fred
+/// waits to write, it executes no command, such as one to reconnect.
 pub(super) struct Connection {
     pub(super) client: Client,
     /// If the store keeps the client connected.

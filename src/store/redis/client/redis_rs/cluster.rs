@@ -322,7 +322,7 @@ fn slot_ranges(reply: &Value, sender: &str) -> Option<Vec<SlotRange>> {
     Some(ranges.iter().filter_map(range).collect())
 }
 
-/// Reads the address of a node. A node whose host is not configured has the host of the node that sent the reply.
+/// Reads the address of a node. Without a configured host, it is the host of the node that sent the reply.
 ///
 /// <https://redis.io/docs/latest/commands/cluster-slots/>
 fn address(node: &Value, sender: &str) -> Option<Address> {

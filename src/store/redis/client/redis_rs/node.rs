@@ -37,7 +37,7 @@ pub(super) enum Endpoint {
 
 /// Connections to one server, which are used in turn.
 pub(in crate::store::redis) struct Node {
-    slots: Vec<ConnectionSlot>,
+    connections: Vec<ManagedConnection>,
     next: AtomicUsize,
 }
 
@@ -45,8 +45,8 @@ impl Node {
     pub(super) fn new(endpoint: Endpoint, connections: usize) -> Self {
         let endpoint = Arc::new(endpoint);
         Self {
-            slots: (0..connections)
-                .map(|_| ConnectionSlot::open(endpoint.clone()))
+            connections: (0..connections)
+                .map(|_| ManagedConnection::open(endpoint.clone()))
                 .collect(),
             next: AtomicUsize::new(0),
         }
@@ -61,9 +61,9 @@ impl Node {
     fn connection(&self) -> Result<Connection, Failure> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut last_error = None;
-        for offset in 0..self.slots.len() {
-            let slot = &self.slots[first.wrapping_add(offset) % self.slots.len()];
-            match &*slot.state.borrow() {
+        for offset in 0..self.connections.len() {
+            let managed = &self.connections[first.wrapping_add(offset) % self.connections.len()];
+            match &*managed.state.borrow() {
                 ConnectionState::Connected(connection) => return Ok(connection.clone()),
                 ConnectionState::Failed(error) => last_error = Some(error.clone()),
                 ConnectionState::Connecting => {}
@@ -82,8 +82,10 @@ impl Node {
 
     /// Waits until there is a connection, or a refusal.
     pub(super) async fn connected_or_refused(&self) {
-        let Some(slot) = self.slots.first() else { return };
-        let mut state = slot.state.clone();
+        let Some(managed) = self.connections.first() else {
+            return;
+        };
+        let mut state = managed.state.clone();
         let settled = state.wait_for(|state| match state {
             ConnectionState::Connected(_) => true,
             ConnectionState::Failed(error) => matches!(connect_failure(error), Failure::Forbidden(_)),
@@ -94,7 +96,7 @@ impl Node {
 }
 
 /// A connection, which is replaced when it is lost.
-struct ConnectionSlot {
+struct ManagedConnection {
     state: watch::Receiver<ConnectionState>,
     _keeper: AbortOnDrop<()>,
 }
@@ -105,7 +107,7 @@ enum ConnectionState {
     Failed(RedisError),
 }
 
-impl ConnectionSlot {
+impl ManagedConnection {
     fn open(endpoint: Arc<Endpoint>) -> Self {
         let (sender, state) = watch::channel(ConnectionState::Connecting);
         Self {
@@ -115,7 +117,7 @@ impl ConnectionSlot {
     }
 }
 
-/// Replaces the connection whenever it is lost, until the slot is dropped.
+/// Replaces the connection whenever it is lost, until the managed one is dropped.
 async fn keep_connected(endpoint: Arc<Endpoint>, state: watch::Sender<ConnectionState>) {
     loop {
         let started = Instant::now();
