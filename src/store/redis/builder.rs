@@ -47,7 +47,7 @@ pub(super) enum Source {
     #[cfg(feature = "fred")]
     Fred(Box<[fred::clients::Client]>),
     #[cfg(feature = "redis")]
-    RedisRs(redis::Client),
+    RedisRs(Box<redis::Client>),
     #[cfg(feature = "redis")]
     RedisRsCluster(Box<[redis::Client]>),
 }
@@ -145,7 +145,7 @@ impl RedisStoreBuilder {
     /// ```
     #[cfg(feature = "redis")]
     pub fn redis_rs_client(mut self, client: redis::Client) -> Self {
-        self.source = Some(Source::RedisRs(client));
+        self.source = Some(Source::RedisRs(Box::new(client)));
         self
     }
 
