@@ -20,7 +20,8 @@ async fn main() {
     let redis = redis::Redis::start();
     let shared = RedisStore::builder()
         .deadline(Duration::from_secs(10))
-        .connect(&redis.url())
+        .url(&redis.url())
+        .connect()
         .await
         .expect("a store");
     let memory = MemoryStore::new();

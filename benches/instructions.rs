@@ -70,7 +70,7 @@ fn main() {
 /// A denial is cached for 1 s, so that one request in some thousand is sent to Redis.
 async fn cached(url: &str, requests: u32) {
     let store = RedisStore::builder().deadline(Duration::from_secs(10));
-    let store = store.connect(url).await.expect("a store");
+    let store = store.url(url).connect().await.expect("a store");
     let policy = Policy::new("bench", denying()).key(key::ip());
     let mut service = RateLimitLayer::new(store, policy).layer(Bare);
 

@@ -127,6 +127,10 @@ pub use self::{
     service::RateLimit,
     store::{FailureMode, MemoryStore, MemoryStoreBuilder},
 };
+#[cfg(feature = "fred")]
+pub use fred;
+#[cfg(feature = "redis")]
+pub use redis;
 
 /// The example of the README.
 #[cfg(all(doctest, feature = "axum", feature = "fred"))]

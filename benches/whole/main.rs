@@ -69,7 +69,7 @@ async fn stores(server: &Server) -> Vec<(Kind, &'static str, &'static str, Arc<d
         let patient = RedisStore::builder()
             .deadline(Duration::from_secs(10))
             .client_library(library);
-        Arc::new(patient.connect(&server.url()).await.expect("a store"))
+        Arc::new(patient.url(&server.url()).connect().await.expect("a store"))
     };
     vec![
         (Kind::InMemory, "MemoryStore", "", Arc::new(MemoryStore::new())),

@@ -44,7 +44,7 @@ fn url(redis: &Redis, user: &str) -> String {
 
 async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
     let builder = patient().client_library(library);
-    builder.connect(url).await.expect("the user may connect")
+    builder.url(url).connect().await.expect("the user may connect")
 }
 
 /// Every algorithm and operation, the waits of what is denied, and a refund.
@@ -108,7 +108,7 @@ async fn the_strict_user_fails_without_the_script(library: ClientLibrary) {
     let redis = Redis::start();
     allow(&redis, STRICT).await;
     let builder = RedisStore::builder().client_library(library);
-    let store = builder.connect_lazy(&url(&redis, "strict-limiter"));
+    let store = builder.url(&url(&redis, "strict-limiter")).connect_lazy();
     let store = store.expect("the URL is good");
     store.ready().await.unwrap_err();
     let error = try_decide(&store, Operation::Check, &Algorithm::SLIDING_LOG.limit(3), "k", 1).await;

@@ -36,7 +36,7 @@ async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
     let builder = RedisStore::builder()
         .client_library(library)
         .deadline(Duration::from_millis(500));
-    builder.connect(url).await.expect("the URL is good")
+    builder.url(url).connect().await.expect("the URL is good")
 }
 
 /// How much is counted, as another store sees it.

@@ -120,7 +120,7 @@ async fn a_redis_url_with_a_bad_port_shows_no_password() {
 #[tokio::test]
 async fn a_prefix_that_could_forge_a_key() {
     let builder = RedisStore::builder().prefix("quota{a}");
-    let error = builder.connect("redis://127.0.0.1:6379").await.unwrap_err();
+    let error = builder.url("redis://127.0.0.1:6379").connect().await.unwrap_err();
     assert_contains(error, &["prefix"]);
 }
 

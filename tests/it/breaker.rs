@@ -156,7 +156,10 @@ async fn a_decision_takes_as_long_as_the_deadline_at_most_and_is_observed() {
     let (mut decisions, mut controls) = (Vec::new(), Vec::new());
     for _ in 0..100 {
         // A store of its own each time, whose breaker has seen nothing yet.
-        let store = RedisStore::builder().deadline(SHORT).client(client.clone());
+        let store = RedisStore::builder()
+            .deadline(SHORT)
+            .fred_client(client.clone())
+            .connect_lazy();
         let policy = Policy::new("test", SlidingLog::per_hour(5)).key(key::constant("k"));
         let observed = failures.clone();
         let layer = RateLimitLayer::new(store.expect("the client will do"), policy)

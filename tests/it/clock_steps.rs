@@ -43,7 +43,7 @@ impl Bench {
         clock.stop_at(Self::START);
         let redis = clock.start_redis();
         // Denials are not cached: they are by another clock, a second longer at most.
-        let store = patient().deny_cache(false).connect(&redis.url()).await;
+        let store = patient().deny_cache(false).url(&redis.url()).connect().await;
         let store = store.expect("the URL is good");
         store.ready().await.expect("Redis answers");
         Self { clock, redis, store }

@@ -223,7 +223,7 @@ async fn a_denial_across_slots_is_refunded_although_the_caller_leaves() {
     let builder = RedisStore::builder()
         .deadline(Duration::from_secs(60))
         .deny_cache(false);
-    let store = builder.connect(&cluster.url()).await.expect("the URL is good");
+    let store = builder.url(&cluster.url()).connect().await.expect("the URL is good");
     let [one, two, three] = &cluster.keys().await;
     let (many, few) = (limit(10_000), limit(1));
     decide(&store, Operation::Check, &few, three, 1).await;
@@ -248,7 +248,7 @@ async fn a_denial_across_slots_is_refunded_although_the_caller_leaves() {
 async fn a_denial_across_slots_is_cached() {
     let cluster = Cluster::start().await;
     let builder = RedisStore::builder().deadline(Duration::from_secs(60));
-    let store = builder.connect(&cluster.url()).await.expect("the URL is good");
+    let store = builder.url(&cluster.url()).connect().await.expect("the URL is good");
     let [one, two, _] = &cluster.keys().await;
     let (many, few) = (limit(100), limit(1));
     decide(&store, Operation::Check, &few, two, 1).await;
@@ -565,7 +565,7 @@ async fn the_nodes_may_be_named_by_clients_of_the_application() {
     let cluster = Cluster::start().await;
     let url = format!("redis://127.0.0.1:{}", cluster.primaries[2].port());
     let nodes = [redis::Client::open(url).expect("a good URL")];
-    let store = patient().redis_rs_cluster(&nodes);
+    let store = patient().redis_rs_cluster(nodes).connect();
     let store = store.await.expect("the node is there");
     cluster.serves(&store).await;
     let mut owners = HashSet::new();

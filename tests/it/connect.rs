@@ -40,7 +40,7 @@ fn limit() -> Limit {
 }
 
 async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
-    builder(library).connect(url).await.expect("Redis permits it")
+    builder(library).url(url).connect().await.expect("Redis permits it")
 }
 
 async fn answers(store: &RedisStore) -> bool {
@@ -68,7 +68,7 @@ fn url(redis: &Redis, user: &str) -> String {
 }
 
 async fn refusal(builder: RedisStoreBuilder, url: &str) -> String {
-    let error = builder.connect(url).await.expect_err("Redis refuses");
+    let error = builder.url(url).connect().await.expect_err("Redis refuses");
     assert!(!error.to_string().contains(":password"), "{error}");
     error.to_string()
 }
@@ -82,7 +82,7 @@ async fn a_missing_command_is_named(library: ClientLibrary) {
         let without = format!("{line} ").replace(&format!(" +{command} "), " ");
         set_user(&redis, without.trim_end()).await;
         redis.command::<()>("SCRIPT", ["FLUSH"]).await;
-        let connected = builder(library).connect(&url(&redis, "limiter")).await;
+        let connected = builder(library).url(&url(&redis, "limiter")).connect().await;
         if command == "ping" {
             drop(connected.expect("a check needs no `PING`"));
             continue;
@@ -155,7 +155,8 @@ async fn a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout(li
     let started = Instant::now();
     let connected = builder(library)
         .connect_timeout(SHORT)
-        .connect(&url(&redis, "user"))
+        .url(&url(&redis, "user"))
+        .connect()
         .await;
     assert!(started.elapsed() >= SHORT, "{:?}", started.elapsed());
     let error = connected.unwrap_err();
@@ -170,7 +171,7 @@ async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(librar
     let address = silent.local_addr().expect("a bound port");
     for user in ["", "user:password@"] {
         let url = format!("redis://{user}{address}");
-        let connected = builder(library).connect_timeout(SHORT).connect(&url).await;
+        let connected = builder(library).connect_timeout(SHORT).url(&url).connect().await;
         let error = connected.unwrap_err();
         assert!(!cause(&error).contains("password"), "{}", cause(&error));
     }
@@ -179,12 +180,16 @@ async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(librar
 async fn a_redis_that_cannot_write_yet_is_waited_for(library: ClientLibrary) {
     let redis = Redis::start();
     redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
-    let connected = builder(library).connect_timeout(SHORT).connect(&redis.url()).await;
+    let connected = builder(library)
+        .connect_timeout(SHORT)
+        .url(&redis.url())
+        .connect()
+        .await;
     let error = connected.unwrap_err();
     assert!(cause(&error).contains("READONLY"), "{}", cause(&error));
 
     let url = redis.url();
-    let connecting = tokio::spawn(async move { builder(library).connect(&url).await });
+    let connecting = tokio::spawn(async move { builder(library).url(&url).connect().await });
     redis.command::<()>("REPLICAOF", ["NO", "ONE"]).await;
     let store = connecting.await.expect("no panic").expect("it is a primary again");
     assert!(answers(&store).await);
@@ -194,7 +199,7 @@ async fn a_redis_that_starts_within_the_connect_timeout_is_waited_for(library: C
     let mut redis = Redis::not_started();
     let url = redis.url();
     let patient = builder(library).connect_timeout(Duration::from_secs(60));
-    let connecting = tokio::spawn(async move { patient.connect(&url).await });
+    let connecting = tokio::spawn(async move { patient.url(&url).connect().await });
     tokio::task::yield_now().await;
     redis.restart();
     let store = connecting.await.expect("no panic").expect("Redis is there");
@@ -226,7 +231,8 @@ async fn a_lazy_store_logs_a_refusal_once(library: ClientLibrary) {
     let redis = Redis::start();
     set_user(&redis, &line(PLAIN).replace(" +zadd ", " ")).await;
     let store = builder(library)
-        .connect_lazy(&url(&redis, "limiter"))
+        .url(&url(&redis, "limiter"))
+        .connect_lazy()
         .expect("a good URL");
     let logged = the_only_error(&log, &store).await;
     assert!(
@@ -246,7 +252,7 @@ async fn a_lazy_store_logs_a_refusal_once(library: ClientLibrary) {
 async fn a_lazy_store_logs_that_redis_is_away_in_plain_words(library: ClientLibrary) {
     let log = Log::capture();
     let mut redis = Redis::not_started();
-    let store = builder(library).connect_timeout(SHORT).connect_lazy(&redis.url());
+    let store = builder(library).connect_timeout(SHORT).url(&redis.url()).connect_lazy();
     let store = store.expect("a good URL");
     eventually("it is logged", async || log.text().contains("Redis cannot be used yet")).await;
     let text = log.text();
@@ -299,7 +305,10 @@ async fn a_client_of_the_application_logs_a_refusal_once() {
     let log = Log::capture();
     let redis = Redis::start();
     let store = RedisStore::builder().deadline(Duration::from_secs(2));
-    let store = store.client(redis.client().await.clone()).expect("a good client");
+    let store = store
+        .fred_client(redis.client().await.clone())
+        .connect_lazy()
+        .expect("a good client");
     redis.command::<()>("ACL", ["SETUSER", "default", "-zadd"]).await;
     assert!(!answers(&store).await);
     let logged = the_only_error(&log, &store).await;
@@ -313,7 +322,11 @@ async fn a_client_of_redis_rs_that_may_not_is_an_error() {
     let redis = Redis::start();
     set_user(&redis, &line(PLAIN).replace(" +zadd ", " ")).await;
     let client = redis::Client::open(url(&redis, "limiter")).expect("a good URL");
-    let error = RedisStore::builder().redis_rs_client(&client).await.unwrap_err();
+    let error = RedisStore::builder()
+        .redis_rs_client(client)
+        .connect()
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("`ZADD`"), "{error}");
 }
 
@@ -321,7 +334,7 @@ async fn a_client_of_redis_rs_that_may_not_is_an_error() {
 async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
     let cluster = Cluster::start().await;
     let url = cluster.url().replace("://", "://limiter:password@");
-    let connect = async || builder(ClientLibrary::RedisRs).connect(&url).await;
+    let connect = async || builder(ClientLibrary::RedisRs).url(&url).connect().await;
     for primary in &cluster.primaries {
         set_user(primary, &line(PLAIN)).await;
     }
@@ -350,10 +363,67 @@ async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
 }
 
 #[tokio::test]
+async fn a_store_without_a_source_is_an_error_that_names_the_fix() {
+    for error in [
+        RedisStore::builder().connect().await.unwrap_err(),
+        RedisStore::builder().connect_lazy().unwrap_err(),
+    ] {
+        assert!(
+            error.to_string().contains("`.url(\"redis://127.0.0.1:6379\")`"),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_client_of_the_application_keeps_all_other_settings() {
+    let redis = Redis::start();
+    let (fred, redis_rs) = (redis.client().await.clone(), redis::Client::open(redis.url()));
+    let redis_rs = redis_rs.expect("a good URL");
+    let builder = || {
+        RedisStore::builder()
+            .prefix("shop")
+            .deadline(Duration::from_secs(3))
+            .url("redis://127.0.0.1:1")
+    };
+    for builder in [builder().fred_client(fred), builder().redis_rs_client(redis_rs)] {
+        let store = builder.connect().await.expect("Redis permits it");
+        assert!(format!("{store:?}").contains("deadline: 3s"), "{store:?}");
+        assert!(answers(&store).await);
+        let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+        assert_eq!(keys, ["shop:1:log:test:{key=k}"]);
+        redis.command::<()>("FLUSHALL", [""; 0]).await;
+    }
+}
+
+#[tokio::test]
+async fn connect_runs_the_trial_on_a_client_of_the_application() {
+    let redis = Redis::start();
+    let client = redis.client().await.clone();
+    redis.command::<()>("ACL", ["SETUSER", "default", "-zadd"]).await;
+    let error = RedisStore::builder().fred_client(client).connect().await.unwrap_err();
+    assert!(error.to_string().contains("`ZADD`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_store_on_a_client_of_redis_rs_starts_before_its_redis() {
+    let mut redis = Redis::not_started();
+    let client = redis::Client::open(redis.url()).expect("a good URL");
+    let store = RedisStore::builder().deadline(Duration::from_secs(2));
+    let store = store
+        .redis_rs_client(client)
+        .connect_lazy()
+        .expect("Redis may come later");
+    assert!(!answers(&store).await);
+    redis.restart();
+    eventually("the store answers", async || answers(&store).await).await;
+}
+
+#[tokio::test]
 async fn a_connect_timeout_of_zero_or_without_end_is_an_error() {
     for timeout in [Duration::ZERO, Duration::MAX] {
         let builder = RedisStore::builder().connect_timeout(timeout);
-        let error = builder.connect_lazy("redis://127.0.0.1:1").unwrap_err();
+        let error = builder.url("redis://127.0.0.1:1").connect_lazy().unwrap_err();
         assert!(error.to_string().contains("such as 5 s"), "{error}");
     }
 }

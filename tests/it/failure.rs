@@ -277,7 +277,7 @@ async fn assert_is_a_failure(store: RedisStore, code: &str) {
 async fn a_redis_that_hangs() {
     let redis = Redis::start();
     let builder = RedisStore::builder().deadline(Duration::from_millis(100));
-    let store = builder.connect(&redis.url()).await.expect("the URL is good");
+    let store = builder.url(&redis.url()).connect().await.expect("the URL is good");
     let _frozen = redis.freeze();
     assert_follows_the_failure_mode(store, &[ErrorKind::Timeout, ErrorKind::Unreachable], "Redis").await;
 }
@@ -377,7 +377,7 @@ async fn a_user_without_access_to_the_key() {
 async fn a_connection_without_a_password() {
     let redis = Redis::start();
     let client = redis.client().await.clone();
-    let store = patient().client(client).expect("a good client");
+    let store = patient().fred_client(client).connect_lazy().expect("a good client");
     redis.command::<()>("CONFIG", ["SET", "requirepass", "secret"]).await;
     redis.command::<String>("RESET", [""; 0]).await;
     // `NOAUTH`, or for a call of more than ten words that such a length is not for the unauthenticated.
@@ -402,7 +402,7 @@ async fn a_script_that_is_unknown_twice() {
     let client = builder.build().expect("a client");
     client.init().await.expect("the server answers");
 
-    let store = patient().client(client).expect("a good client");
+    let store = patient().fred_client(client).connect_lazy().expect("a good client");
     assert_is_a_failure(store, "NOSCRIPT").await;
 }
 

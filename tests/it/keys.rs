@@ -532,7 +532,7 @@ async fn ky_06_ky_07_ky_09_no_caller_chooses_a_slot() {
 async fn ky_31_ten_thousand_random_paths_are_one_redis_key() {
     let redis = Redis::start();
     let store = patient();
-    let store = store.connect(&redis.url()).await.expect("a store");
+    let store = store.url(&redis.url()).connect().await.expect("a store");
     let app = under(store, key::route());
     let _: () = redis.command("FLUSHALL", [""; 0]).await;
 
@@ -587,7 +587,7 @@ async fn hashed_keys_reveal_nothing_without_the_secret() {
     let extractor = || (key::ip(), key::header("x-user"), key::path());
     let requests = || ["/account/1", "/account/2"].map(|path| support::get(path).header("x-user", "alice@example.org"));
     let keys_under = async |secret: &'static str| {
-        let store = patient().hash_keys(secret).connect(&redis.url()).await;
+        let store = patient().hash_keys(secret).url(&redis.url()).connect().await;
         left_by(&under(store.expect("a store"), extractor()), &redis, requests()).await
     };
 
@@ -628,7 +628,8 @@ async fn a_partition_key_is_not_the_hash_in_redis() {
     let secret = "one secret for both purposes";
     let store = patient()
         .hash_keys(secret)
-        .connect(&redis.url())
+        .url(&redis.url())
+        .connect()
         .await
         .expect("a store");
     let policy = Policy::new("default", SlidingLog::per_minute(5)).key(key::ip());
@@ -653,7 +654,8 @@ async fn a_short_secret_is_refused_when_the_store_is_built() {
     for secret in ["", "secret", "fifteen bytes.."] {
         let error = RedisStore::builder()
             .hash_keys(secret)
-            .connect("redis://127.0.0.1:1")
+            .url("redis://127.0.0.1:1")
+            .connect()
             .await;
         let error = error.expect_err("the secret is short").to_string();
         assert!(
@@ -680,7 +682,11 @@ fn a_short_secret_is_refused_when_the_layer_is_built() {
 #[tokio::test]
 async fn long_keys_are_bounded_and_count_apart() {
     let redis = Redis::start();
-    let secretive = patient().hash_keys("a secret of 21 bytes.").connect(&redis.url()).await;
+    let secretive = patient()
+        .hash_keys("a secret of 21 bytes.")
+        .url(&redis.url())
+        .connect()
+        .await;
     let open = patient_store(&redis).await;
     for store in [open, secretive.expect("a store")] {
         let app = under(store, (key::header("x-user"), key::path()));

@@ -59,7 +59,7 @@ in_every_store! {
 async fn store_in(redis: &Redis) -> RedisStore {
     let builder = RedisStore::builder().deadline(Duration::from_secs(60));
     let client = redis.client().await.clone();
-    builder.client(client).expect("the client will do")
+    builder.fred_client(client).connect_lazy().expect("the client will do")
 }
 
 const LOG_OF_5: SlidingLog = SlidingLog::per_hour(5);

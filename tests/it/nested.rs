@@ -310,7 +310,7 @@ async fn a_policy_of_several_layers_is_charged_its_largest_cost_in_redis() {
         for n in 0..8 {
             let builder = RedisStore::builder().prefix(format!("{library:?}:{n}"));
             let builder = builder.client_library(library).deadline(Duration::from_secs(10));
-            stores.push(builder.connect(&redis.url()).await.expect("a store"));
+            stores.push(builder.url(&redis.url()).connect().await.expect("a store"));
         }
         let stores = stores.try_into().expect("eight stores");
         a_policy_of_several_layers_is_charged_its_largest_cost::<RedisStore>(stores).await;

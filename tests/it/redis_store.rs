@@ -28,7 +28,7 @@ each_client! {
 }
 
 async fn connect(library: ClientLibrary, url: &str) -> Result<RedisStore, ConfigError> {
-    patient().client_library(library).connect(url).await
+    patient().client_library(library).url(url).connect().await
 }
 
 /// The error that a store of this URL cannot be made with.
@@ -38,7 +38,7 @@ async fn error_of(library: ClientLibrary, url: &str) -> ConfigError {
 
 fn lazy(library: ClientLibrary, url: &str) -> RedisStore {
     let builder = RedisStore::builder().client_library(library);
-    builder.connect_lazy(url).expect("Redis may come later")
+    builder.url(url).connect_lazy().expect("Redis may come later")
 }
 
 fn limit() -> Limit {
@@ -142,7 +142,8 @@ async fn a_database_that_does_not_exist_is_an_error(library: ClientLibrary) {
 async fn a_deadline_without_end_is_an_error() {
     let error = RedisStore::builder()
         .deadline(Duration::MAX)
-        .connect("redis://127.0.0.1:1")
+        .url("redis://127.0.0.1:1")
+        .connect()
         .await
         .unwrap_err();
     assert!(error.to_string().contains("at most an hour"), "{error}");
@@ -154,7 +155,8 @@ async fn a_prefix_that_could_break_a_key_is_an_error() {
     for prefix in ["", "shop quota", "shop{1}", "quota*", "größe", "a\nb"] {
         let error = RedisStore::builder()
             .prefix(prefix)
-            .connect(&redis.url())
+            .url(&redis.url())
+            .connect()
             .await
             .unwrap_err();
         assert!(error.to_string().contains("`shop:quota`"), "{prefix:?}: {error}");
@@ -174,7 +176,7 @@ async fn keys_begin_with_the_prefix() {
 async fn a_deadline_of_zero_is_an_error() {
     let redis = Redis::start();
     let builder = RedisStore::builder().deadline(Duration::ZERO);
-    let error = builder.connect(&redis.url()).await.unwrap_err();
+    let error = builder.url(&redis.url()).connect().await.unwrap_err();
     assert!(error.to_string().contains("such as 100 ms"), "{error}");
 }
 
@@ -205,7 +207,7 @@ async fn a_check_ends_by_its_deadline_when_redis_hangs(library: ClientLibrary) {
 /// What is wrong with the client that this builder builds.
 fn fault(builder: &Builder) -> String {
     let client = builder.build().expect("a client");
-    let error = RedisStore::builder().client(client).unwrap_err();
+    let error = RedisStore::builder().fred_client(client).connect_lazy().unwrap_err();
     error.to_string()
 }
 
@@ -258,7 +260,7 @@ async fn a_pool_of_clients_is_audited_too() {
     let mut builder = redis.builder();
     builder.with_connection_config(|connection| connection.max_command_attempts = 3);
     let pool = builder.build_pool(3).expect("a pool");
-    let error = RedisStore::builder().pool(pool).unwrap_err();
+    let error = RedisStore::builder().fred_pool(pool).connect_lazy().unwrap_err();
     assert!(error.to_string().contains("config.max_command_attempts = 1"), "{error}");
 }
 
@@ -267,7 +269,10 @@ async fn a_client_of_the_application_counts_and_stays_its_own() {
     let redis = Redis::start();
     let client = redis.builder().build().expect("a client");
     client.init().await.expect("the server answers");
-    let store = patient().client(client.clone()).expect("a good client");
+    let store = patient()
+        .fred_client(client.clone())
+        .connect_lazy()
+        .expect("a good client");
     let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
     assert_eq!(outcome.states()[0].remaining, 99);
 
@@ -280,7 +285,7 @@ async fn the_clients_of_a_pool_share_one_count() {
     let redis = Redis::start();
     let pool = redis.builder().build_pool(3).expect("a pool");
     pool.init().await.expect("the server answers");
-    let store = patient().pool(pool).expect("a good pool");
+    let store = patient().fred_pool(pool).connect_lazy().expect("a good pool");
     for remaining in (94..100).rev() {
         let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
         assert_eq!(outcome.states()[0].remaining, remaining);

@@ -403,7 +403,7 @@ async fn a_store_whose_scripts_were_loaded_teaches_none() {
     for script in RedisStore::scripts() {
         redis.command::<()>("SCRIPT", ["LOAD", script]).await;
     }
-    let store = patient().connect(&redis.url()).await.expect("a store");
+    let store = patient().url(&redis.url()).connect().await.expect("a store");
     redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
 
     let limit = Limit::from(SlidingLog::per_minute(5));

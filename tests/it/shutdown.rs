@@ -34,7 +34,7 @@ each_client! {
 async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others(library: ClientLibrary) {
     let redis = Redis::start();
     let store = patient();
-    let store = store.client_library(library).connect(&redis.url()).await;
+    let store = store.client_library(library).url(&redis.url()).connect().await;
     let store = store.expect("the URL is good");
     store.ready().await.expect("Redis answers");
     let limit = Limit::from(SlidingLog::per_hour(5));
@@ -74,7 +74,7 @@ async fn requests_on_their_way_are_decided_and_then_the_connection_ends(library:
     let before = connections().await;
 
     let builder = patient();
-    let store = builder.client_library(library).connect(&redis.url()).await;
+    let store = builder.client_library(library).url(&redis.url()).connect().await;
     let store = store.expect("the URL is good");
     store.ready().await.expect("Redis answers");
     let policy = Policy::new("test", SlidingLog::per_hour(5)).key(key::constant("k"));

@@ -28,7 +28,7 @@ fn admitted(library: ClientLibrary, workers: usize, blocks: Duration) -> usize {
         .expect("a runtime");
     runtime.block_on(async {
         let builder = RedisStore::builder().client_library(library);
-        let store = builder.connect(&redis.url()).await.expect("the URL is good");
+        let store = builder.url(&redis.url()).connect().await.expect("the URL is good");
         store.ready().await.expect("Redis replies");
 
         let admitted = Arc::new(AtomicUsize::new(0));

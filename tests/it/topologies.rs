@@ -45,7 +45,7 @@ fn builder(library: ClientLibrary) -> RedisStoreBuilder {
 }
 
 async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
-    builder(library).connect(url).await.expect("the URL is good")
+    builder(library).url(url).connect().await.expect("the URL is good")
 }
 
 async fn answers(store: &impl Store) -> bool {
@@ -165,7 +165,8 @@ async fn a_certificate_that_nobody_has_signed_is_not_trusted(library: ClientLibr
     let (_redis, port) = tls();
     let builder = builder(library).connect_timeout(Duration::from_secs(1));
     let error = builder
-        .connect(&format!("rediss://localhost:{port}"))
+        .url(&format!("rediss://localhost:{port}"))
+        .connect()
         .await
         .unwrap_err();
     assert!(in_full(&error).contains("ertificate"), "{}", in_full(&error));
@@ -326,9 +327,9 @@ async fn a_password_is_nowhere_to_be_read(library: ClientLibrary) {
         format!(":{SECRET}@{address}"),
     ] {
         let builder = builder(library).connect_timeout(Duration::from_millis(300));
-        let error = builder.clone().connect(&url).await.unwrap_err();
+        let error = builder.clone().url(&url).connect().await.unwrap_err();
         seen += &in_full(&error);
-        match builder.connect_lazy(&url) {
+        match builder.url(&url).connect_lazy() {
             Ok(store) => {
                 let error = try_decide(&store, Operation::Check, &limit(), "k", 1)
                     .await
@@ -357,7 +358,7 @@ async fn a_password_is_nowhere_to_be_read(library: ClientLibrary) {
 async fn a_pool_of_no_connections_is_an_error(library: ClientLibrary) {
     for connections in [0, 65] {
         let builder = builder(library).connections(connections);
-        let error = builder.connect("redis://127.0.0.1:1").await.unwrap_err();
+        let error = builder.url("redis://127.0.0.1:1").connect().await.unwrap_err();
         assert!(error.to_string().contains("1 to 64"), "{error}");
     }
 }
@@ -372,7 +373,8 @@ async fn a_client_of_redis_rs_says_how_to_connect() {
     };
     let client = redis::Client::build_with_tls(format!("rediss://localhost:{port}"), certificates);
     let store = RedisStore::builder()
-        .redis_rs_client(&client.expect("a good certificate"))
+        .redis_rs_client(client.expect("a good certificate"))
+        .connect()
         .await;
     serves(&store.expect("the client will do")).await;
 }

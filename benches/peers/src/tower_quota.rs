@@ -19,7 +19,7 @@ pub(crate) async fn distributed(server: &Server) -> Vec<Peer> {
         let patient = RedisStore::builder()
             .deadline(Duration::from_secs(10))
             .client_library(library);
-        Arc::new(patient.connect(&server.url()).await.expect("a store")) as Arc<dyn Store>
+        Arc::new(patient.url(&server.url()).connect().await.expect("a store")) as Arc<dyn Store>
     };
     let window = Duration::from_secs(1);
 

@@ -8,26 +8,26 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Keeps requests from a Redis that does not reply.
+/// A circuit breaker: requests fail at once while Redis does not reply.
 ///
 /// It opens after three calls in a row without a reply and closes with the first reply. While it is open, one task probes
-/// Redis, so that no request has to wait for the deadline.
+/// Redis, so that no request waits for the deadline.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
-    /// How many calls failed since the last reply.
+    /// The number of calls without a reply since the last reply, up to [`FAILURES`].
     failures: AtomicU32,
     probe: Mutex<Option<Probe>>,
     probes: AtomicU32,
 }
 
-/// The task that probes. It may end without notice, with its runtime, so it holds its office for a limited time only.
+/// The task that probes. Since it may end with its runtime, it has a lease that it must renew.
 #[derive(Debug)]
 struct Probe {
     id: u32,
     until: Instant,
 }
 
-/// How many calls in a row fail before the breaker opens. One slow moment does not open it.
+/// The number of calls in a row without a reply that opens the breaker. One slow moment does not open it.
 const FAILURES: u32 = 3;
 
 impl Breaker {
@@ -35,26 +35,26 @@ impl Breaker {
         self.failures.load(Ordering::Acquire) >= FAILURES
     }
 
-    /// Records a reply of Redis, an error included.
-    pub(super) fn answered(&self) {
-        // Reading first keeps the cache line shared between cores while all is well.
+    /// Records a reply of Redis, which may be an error.
+    pub(super) fn record_reply(&self) {
+        // Reading first keeps the cache line shared between cores while Redis replies.
         if self.failures.load(Ordering::Acquire) > 0 {
             self.failures.store(0, Ordering::Release);
         }
     }
 
     /// Records a call without a reply.
-    pub(super) fn failed(&self) {
-        // It stops counting there, and so never wraps.
+    pub(super) fn record_failure(&self) {
+        // It stops there and so never wraps.
         let count = |failures| (failures < FAILURES).then_some(failures + 1);
         let _ = self.failures.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
     }
 
-    /// The id of a probe that is to start now, if the breaker is open and no probe runs.
+    /// Starts a probe if the breaker is open and no probe runs, and returns its id.
     ///
-    /// A probe runs while it calls [`goes_on`](Self::goes_on) within each `lease`.
+    /// A probe counts as running while it calls [`renew_probe`](Self::renew_probe) within each `lease`.
     #[must_use]
-    pub(super) fn needs_probe(&self, now: Instant, lease: Duration) -> Option<u32> {
+    pub(super) fn start_probe(&self, now: Instant, lease: Duration) -> Option<u32> {
         if !self.is_open() {
             return None;
         }
@@ -67,10 +67,11 @@ impl Breaker {
         Some(id)
     }
 
-    /// Whether the probe of this id goes on: the breaker is open, and no other probe has replaced it.
+    /// Renews the lease of a probe. Returns false if the probe has to end: the breaker is closed, or another probe has replaced
+    /// it.
     ///
-    /// The test and the end of the probe are one step, so that no failure after the test is left without a probe.
-    pub(super) fn goes_on(&self, id: u32, now: Instant, lease: Duration) -> bool {
+    /// The test and the end of the probe are one step, so that a breaker that opens after the test starts a new probe.
+    pub(super) fn renew_probe(&self, id: u32, now: Instant, lease: Duration) -> bool {
         let mut probe = self.probe.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(own) = probe.as_mut().filter(|probe| probe.id == id) else {
             return false;
@@ -93,7 +94,7 @@ mod tests {
     fn open() -> Breaker {
         let breaker = Breaker::default();
         for _ in 0..FAILURES {
-            breaker.failed();
+            breaker.record_failure();
         }
         breaker
     }
@@ -102,59 +103,61 @@ mod tests {
     fn it_opens_after_failures_in_a_row_and_closes_with_a_reply() {
         let breaker = Breaker::default();
         for _ in 0..5 {
-            breaker.failed();
-            breaker.failed();
+            breaker.record_failure();
+            breaker.record_failure();
             assert!(!breaker.is_open());
-            breaker.answered();
+            breaker.record_reply();
         }
-        assert_eq!(breaker.needs_probe(Instant::now(), LEASE), None);
+        assert_eq!(breaker.start_probe(Instant::now(), LEASE), None);
 
         for _ in 0..10 {
-            breaker.failed();
+            breaker.record_failure();
         }
         assert!(breaker.is_open());
-        breaker.answered();
+        breaker.record_reply();
         assert!(!breaker.is_open());
     }
 
     #[test]
     fn one_probe_runs_at_a_time() {
         let (breaker, now) = (open(), Instant::now());
-        let probe = breaker.needs_probe(now, LEASE).expect("no probe runs");
-        assert_eq!(breaker.needs_probe(now, LEASE), None);
-        assert!(breaker.goes_on(probe, now + LEASE / 2, LEASE));
-        assert_eq!(breaker.needs_probe(now + LEASE, LEASE), None);
+        let probe = breaker.start_probe(now, LEASE).expect("no probe runs");
+        assert_eq!(breaker.start_probe(now, LEASE), None);
+        assert!(breaker.renew_probe(probe, now + LEASE / 2, LEASE));
+        assert_eq!(breaker.start_probe(now + LEASE, LEASE), None);
     }
 
     #[test]
-    fn a_probe_that_is_gone_is_replaced() {
+    fn a_probe_whose_lease_is_over_is_replaced() {
         let (breaker, now) = (open(), Instant::now());
-        let gone = breaker.needs_probe(now, LEASE).expect("no probe runs");
-        let next = breaker.needs_probe(now + LEASE, LEASE).expect("the first one is gone");
+        let slow = breaker.start_probe(now, LEASE).expect("no probe runs");
+        let next = breaker
+            .start_probe(now + LEASE, LEASE)
+            .expect("the lease of the first one is over");
 
-        // It was only slow: one of them ends.
-        assert!(!breaker.goes_on(gone, now + LEASE, LEASE));
-        assert!(breaker.goes_on(next, now + LEASE, LEASE));
+        // The first one was only slow: one of both ends.
+        assert!(!breaker.renew_probe(slow, now + LEASE, LEASE));
+        assert!(breaker.renew_probe(next, now + LEASE, LEASE));
     }
 
     #[test]
     fn a_breaker_that_opens_again_has_a_probe() {
         let (breaker, now) = (open(), Instant::now());
-        let probe = breaker.needs_probe(now, LEASE).expect("no probe runs");
-        breaker.answered();
-        // It opens before the probe has seen that it was closed: the probe goes on.
+        let probe = breaker.start_probe(now, LEASE).expect("no probe runs");
+        breaker.record_reply();
+        // It opens before the probe has seen that it was closed: the probe continues.
         for _ in 0..FAILURES {
-            breaker.failed();
+            breaker.record_failure();
         }
-        assert_eq!(breaker.needs_probe(now, LEASE), None);
-        assert!(breaker.goes_on(probe, now, LEASE));
+        assert_eq!(breaker.start_probe(now, LEASE), None);
+        assert!(breaker.renew_probe(probe, now, LEASE));
 
-        // It opens after the probe has seen it: another one starts.
-        breaker.answered();
-        assert!(!breaker.goes_on(probe, now, LEASE));
+        // It opens after the probe has seen it: a new one starts.
+        breaker.record_reply();
+        assert!(!breaker.renew_probe(probe, now, LEASE));
         for _ in 0..FAILURES {
-            breaker.failed();
+            breaker.record_failure();
         }
-        assert!(breaker.needs_probe(now, LEASE).is_some());
+        assert!(breaker.start_probe(now, LEASE).is_some());
     }
 }

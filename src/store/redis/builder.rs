@@ -1,30 +1,15 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
-#[cfg(feature = "fred")]
-use super::fred;
-#[cfg(feature = "redis")]
-use super::redis_rs;
 use super::{
-    ClientLibrary, RedisStore,
-    ask::Names,
-    commit_queue::Group,
-    deny_cache::DenyCache,
-    link::Link,
-    patience::Patience,
-    queues::CommitQueues,
+    client::library::ClientLibrary,
     script::{SCRIPT, Script},
-    server::Server,
-    task::spawn,
-    trial::connect_in_background,
-    url::Url,
 };
-use crate::{
-    ConfigError,
-    key::{Secret, ShortSecret},
-    store::health::Health,
-};
+use crate::key::{Secret, ShortSecret};
 
-/// Settings of a [`RedisStore`].
+/// Settings of a [`RedisStore`](crate::RedisStore).
+///
+/// A source, such as the [`url`](Self::url), is required; if several are set, the last one is used. All other settings have
+/// defaults.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -32,9 +17,10 @@ use crate::{
 ///
 /// # async fn f() -> Result<(), tower_quota::ConfigError> {
 /// let store = RedisStore::builder()
+///     .url("redis://127.0.0.1:6379")
 ///     .prefix("shop:quota")
 ///     .deadline(Duration::from_millis(20))
-///     .connect("redis://127.0.0.1:6379")
+///     .connect()
 ///     .await?;
 /// # Ok(())
 /// # }
@@ -42,287 +28,304 @@ use crate::{
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStoreBuilder {
-    prefix: Box<str>,
-    secret: Option<Result<Secret, ShortSecret>>,
-    deadline: Duration,
-    connect_timeout: Duration,
-    library: Option<ClientLibrary>,
-    connections: usize,
-    script: &'static Script,
-    group_commit: bool,
-    deny_cache: bool,
+    pub(super) source: Option<Source>,
+    pub(super) client_library: Option<ClientLibrary>,
+    pub(super) connections: usize,
+    pub(super) connect_timeout: Duration,
+    pub(super) deadline: Duration,
+    pub(super) prefix: Box<str>,
+    pub(super) secret: Option<Result<Secret, ShortSecret>>,
+    pub(super) group_commit: bool,
+    pub(super) deny_cache: bool,
+    pub(super) script: &'static Script,
+}
+
+/// The Redis of a store.
+#[derive(Clone)]
+pub(super) enum Source {
+    Url(Box<str>),
+    #[cfg(feature = "fred")]
+    Fred(Box<[fred::clients::Client]>),
+    #[cfg(feature = "redis")]
+    RedisRs(Box<redis::Client>),
+    #[cfg(feature = "redis")]
+    RedisRsCluster(Box<[redis::Client]>),
 }
 
 impl RedisStoreBuilder {
     pub(super) fn new() -> Self {
         Self {
+            source: None,
+            client_library: None,
+            connections: 1,
+            connect_timeout: Duration::from_secs(5),
+            deadline: Duration::from_millis(100),
             prefix: "quota".into(),
             secret: None,
-            deadline: Duration::from_millis(100),
-            connect_timeout: Duration::from_secs(5),
-            library: None,
-            connections: 1,
-            script: &SCRIPT,
             group_commit: true,
             deny_cache: true,
+            script: &SCRIPT,
         }
     }
+}
 
-    /// What the store's keys begin with: letters, digits, `.`, `_`, `:` and `-`.
+/// Sources, of which one is required.
+impl RedisStoreBuilder {
+    /// Sets the [URL](crate::RedisStore#connecting) of Redis.
     ///
-    /// The default is `quota`.
-    pub fn prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
-        self.prefix = prefix.into();
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// let builder = RedisStore::builder().url("redis://:password@127.0.0.1:6379/0");
+    /// assert!(!format!("{builder:?}").contains("password"));
+    /// ```
+    pub fn url(mut self, url: &str) -> Self {
+        self.source = Some(Source::Url(url.into()));
         self
     }
 
-    /// Hashes what the store's keys say of callers, for deployments that must not store addresses or users.
+    /// Sets a fred client of the application.
     ///
-    /// It is a keyed hash of 128 bits: without the secret, the caller of a key cannot be found by trying addresses. The
-    /// secret is at least 16 bytes, from a random source; connecting with a shorter one is an error. The default is to store
-    /// readable keys.
-    pub fn hash_keys(mut self, secret: impl AsRef<[u8]>) -> Self {
-        self.secret = Some(Secret::for_stored_keys(secret));
+    /// The application connects it and in the end quits it. Its type is that of [`tower_quota::fred`](crate::fred). Connecting
+    /// fails if the client is clustered, or would not reconnect, or sends a command twice.
+    ///
+    /// ```no_run
+    /// use tower_quota::{RedisStore, fred::{prelude::*, types::config::ReconnectPolicy}};
+    ///
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = Builder::from_config(Config::from_url("redis://127.0.0.1:6379")?)
+    ///     .set_policy(ReconnectPolicy::new_constant(0, 150))
+    ///     .with_connection_config(|config| {
+    ///         config.max_command_attempts = 1;
+    ///         config.max_command_buffer_len = 0;
+    ///         config.tcp.nodelay = Some(true);
+    ///     })
+    ///     .build()?;
+    /// client.init().await?;
+    /// let store = RedisStore::builder().fred_client(client).connect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "fred")]
+    pub fn fred_client(mut self, client: fred::clients::Client) -> Self {
+        self.source = Some(Source::Fred([client].into()));
         self
     }
 
-    /// The time that Redis is given to reply to a call, from a few milliseconds to an hour; see
-    /// [deadlines](RedisStore#deadlines).
+    /// Sets a pool of fred clients of the application, which are used in turn; see [`fred_client`](Self::fred_client).
     ///
-    /// The default is 100 ms.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+    /// ```no_run
+    /// use tower_quota::{RedisStore, fred::clients::Pool};
+    ///
+    /// # async fn f(pool: Pool) -> Result<(), tower_quota::ConfigError> {
+    /// let store = RedisStore::builder().fred_pool(pool).connect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "fred")]
+    #[expect(clippy::needless_pass_by_value, reason = "the store shares its clients")]
+    pub fn fred_pool(mut self, pool: fred::clients::Pool) -> Self {
+        self.source = Some(Source::Fred(pool.clients().into()));
         self
     }
 
-    /// The time within which [`connect`](Self::connect) must reach Redis, at most an hour.
+    /// Sets a redis-rs client. The store makes [connections](Self::connections) of its own with the settings of the client.
     ///
-    /// [`connect_lazy`](Self::connect_lazy) returns at once, and logs a warning after this time.
+    /// It is for settings that a URL does not have, such as certificates. Its type is that of
+    /// [`tower_quota::redis`](crate::redis).
     ///
-    /// The default is 5 s.
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout;
+    /// ```no_run
+    /// use tower_quota::{RedisStore, redis::Client};
+    ///
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = Client::open("redis://127.0.0.1:6379")?;
+    /// let store = RedisStore::builder().redis_rs_client(client).connect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn redis_rs_client(mut self, client: redis::Client) -> Self {
+        self.source = Some(Source::RedisRs(Box::new(client)));
         self
     }
 
-    /// Whether checks that come while others are on their way to Redis gather and leave together, as one call of the
-    /// script; see [group commit](RedisStore#group-commit).
+    /// Sets nodes of a cluster as redis-rs clients.
     ///
-    /// The default is that they do.
-    pub fn group_commit(mut self, on: bool) -> Self {
-        self.group_commit = on;
+    /// A few nodes are enough to find the others, which are connected to with the settings of the first one. The cluster client
+    /// of redis-rs itself cannot be used: it sends a command again after a connection was lost, which would count a request
+    /// twice. Connecting fails if there is no node, or one is a Unix socket.
+    ///
+    /// ```no_run
+    /// use tower_quota::{RedisStore, redis::Client};
+    ///
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let nodes = [Client::open("redis://10.0.0.1:6379")?, Client::open("redis://10.0.0.2:6379")?];
+    /// let store = RedisStore::builder().redis_rs_cluster(nodes).connect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn redis_rs_cluster(mut self, nodes: impl IntoIterator<Item = redis::Client>) -> Self {
+        self.source = Some(Source::RedisRsCluster(nodes.into_iter().collect()));
         self
     }
+}
 
-    /// Whether denials are remembered, for a second at most; see [the deny cache](RedisStore#the-deny-cache).
+/// Settings of connections.
+impl RedisStoreBuilder {
+    /// Sets the client library that connects to the [`url`](Self::url).
     ///
-    /// The default is that they are.
-    pub fn deny_cache(mut self, on: bool) -> Self {
-        self.deny_cache = on;
-        self
-    }
-
-    /// The client through which to talk to Redis.
+    /// The default is fred; for a cluster, or if the feature `fred` is off, it is redis-rs.
     ///
-    /// The default is fred, and redis-rs for a cluster or where the feature `fred` is off.
+    /// ```
+    /// use tower_quota::{ClientLibrary, RedisStore};
+    ///
+    /// # #[cfg(feature = "redis")]
+    /// let builder = RedisStore::builder().client_library(ClientLibrary::RedisRs);
+    /// ```
     pub fn client_library(mut self, library: ClientLibrary) -> Self {
-        self.library = Some(library);
+        self.client_library = Some(library);
         self
     }
 
-    /// How many connections to open to Redis, in a cluster to each node; checks take turns. From 1 to 64.
+    /// Sets the number of connections to Redis, in a cluster to each node, from 1 to 64. They are used in turn.
     ///
-    /// One carries many checks at a time. More help where a single one is the bottleneck, such as with TLS.
+    /// One connection carries many checks at a time. More help if a single one is the bottleneck, such as with TLS. Clients of
+    /// fred that the application connects have a connection each.
     ///
     /// The default is 1.
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// let builder = RedisStore::builder().connections(2);
+    /// ```
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// For this crate's own tests: the time is what this key of Redis holds, in microseconds.
+    /// Sets the time within which [`connect`](Self::connect) must be able to use Redis, above zero and at most an hour.
     ///
-    /// Denials are not remembered, since the clock that they would be remembered by is another one.
-    #[doc(hidden)]
-    pub fn clock_in(mut self, key: &str) -> Self {
-        self.script = Script::with_clock_in(key);
-        self.deny_cache = false;
+    /// [`connect_lazy`](Self::connect_lazy) returns at once, and a warning is logged after this time.
+    ///
+    /// The default is 5 s.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::RedisStore;
+    ///
+    /// let builder = RedisStore::builder().connect_timeout(Duration::from_secs(30));
+    /// ```
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+}
+
+/// Settings of checks.
+impl RedisStoreBuilder {
+    /// Sets the time for a reply of Redis to a call, from a few milliseconds to an hour; see
+    /// [deadlines](crate::RedisStore#deadlines).
+    ///
+    /// The default is 100 ms.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::RedisStore;
+    ///
+    /// let builder = RedisStore::builder().deadline(Duration::from_millis(20));
+    /// ```
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
         self
     }
 
-    /// A store in the Redis of this URL; see [`RedisStore::connect`].
+    /// Sets the prefix of the keys in Redis: letters, digits, `.`, `_`, `:` and `-`.
     ///
-    /// # Errors
+    /// The default is `quota`.
     ///
-    /// Those of [`RedisStore::connect`], and if a setting cannot work.
-    pub async fn connect(self, url: &str) -> Result<RedisStore, ConfigError> {
-        let link = self.open(url)?;
-        self.build_connected(link).await
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::ConfigError> {
+    /// let store = RedisStore::builder().url("redis://127.0.0.1:6379").prefix("shop").connect_lazy()?;
+    /// assert!(format!("{store:?}").contains("shop:1:<algorithm>:<policy>:{<key>}"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
+        self.prefix = prefix.into();
+        self
     }
 
-    /// A store in the Redis of this URL, which is connected in the background; see [`RedisStore::connect_lazy`].
+    /// Hashes the keys of callers in Redis, for deployments that must not store addresses or users.
     ///
-    /// # Panics
+    /// It is a keyed hash of 128 bits: without the secret, the caller of a key cannot be found by trying addresses. The secret
+    /// has at least 16 bytes from a random source; connecting with a shorter one is an error. The default is to store readable
+    /// keys.
     ///
-    /// Outside of a tokio runtime.
+    /// ```
+    /// use tower_quota::RedisStore;
     ///
-    /// # Errors
-    ///
-    /// Those of [`RedisStore::connect_lazy`], and if a setting cannot work.
-    pub fn connect_lazy(self, url: &str) -> Result<RedisStore, ConfigError> {
-        let link = self.open(url)?;
-        let connect_timeout = self.connect_timeout;
-        let store = self.build(link);
-        spawn(connect_in_background(Arc::downgrade(&store.server), connect_timeout));
-        Ok(store)
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379").hash_keys("too short");
+    /// assert!(builder.connect().await.is_err());
+    /// # }
+    /// ```
+    pub fn hash_keys(mut self, secret: impl AsRef<[u8]>) -> Self {
+        self.secret = Some(Secret::for_stored_keys(secret));
+        self
     }
 
-    fn open(&self, url: &str) -> Result<Link, ConfigError> {
-        self.validate()?;
-        let parsed = Url::parse(url, self.library)?;
-        Ok(match parsed.library {
-            #[cfg(feature = "fred")]
-            ClientLibrary::Fred => Link::Fred(fred::Fred::connect(url, self.connections)?),
-            #[cfg(feature = "redis")]
-            ClientLibrary::RedisRs => Link::RedisRs(redis_rs::RedisRs::connect(&parsed, self.connections)?),
-        })
+    /// Sets whether checks that are made while calls are in flight are sent together, in one call; see
+    /// [group commit](crate::RedisStore#group-commit).
+    ///
+    /// The default is `true`.
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// let builder = RedisStore::builder().group_commit(false);
+    /// ```
+    pub fn group_commit(mut self, on: bool) -> Self {
+        self.group_commit = on;
+        self
     }
 
-    /// A store on a client that the application already has.
+    /// Sets whether denials are cached in the process, for at most 1 s; see [the deny cache](crate::RedisStore#deny-cache).
     ///
-    /// The application connects it and, in the end, quits it. What Redis refuses is found by the first check, or by
-    /// [`RedisStore::ready`].
+    /// The default is `true`.
     ///
-    /// # Errors
+    /// ```
+    /// use tower_quota::RedisStore;
     ///
-    /// If a setting cannot work, or the client is configured so that it would not come back after a disconnect, or is
-    /// clustered.
-    #[cfg(feature = "fred")]
-    pub fn client(self, client: ::fred::clients::Client) -> Result<RedisStore, ConfigError> {
-        self.validate()?;
-        Ok(self.build(Link::Fred(fred::Fred::from_clients(&[client])?)))
+    /// let builder = RedisStore::builder().deny_cache(false);
+    /// ```
+    pub fn deny_cache(mut self, on: bool) -> Self {
+        self.deny_cache = on;
+        self
     }
 
-    /// A store on a pool of clients that the application already has; checks take turns.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`client`](Self::client).
-    #[cfg(feature = "fred")]
-    #[expect(clippy::needless_pass_by_value, reason = "the store shares its clients")]
-    pub fn pool(self, pool: ::fred::clients::Pool) -> Result<RedisStore, ConfigError> {
-        self.validate()?;
-        Ok(self.build(Link::Fred(fred::Fred::from_clients(pool.clients())?)))
-    }
-
-    /// A store on [connections](Self::connections) of its own, made as this client of redis-rs would make them.
-    ///
-    /// It is for what a URL cannot say, such as certificates.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// If a setting cannot work, or Redis cannot be reached or refuses what a check needs, as for
-    /// [`RedisStore::connect`].
-    #[cfg(feature = "redis")]
-    pub async fn redis_rs_client(self, client: &::redis::Client) -> Result<RedisStore, ConfigError> {
-        self.validate()?;
-        let link = redis_rs::RedisRs::from_client(client, self.connections);
-        self.build_connected(Link::RedisRs(link)).await
-    }
-
-    /// A store in the cluster that these nodes belong to, as [`redis_rs_client`](Self::redis_rs_client) is for one server.
-    ///
-    /// A few nodes are enough to find the others, which are connected to as the first one is. The cluster connection of
-    /// redis-rs itself will not do: it sends a command again after a connection was lost, which would count a request
-    /// twice.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`redis_rs_client`](Self::redis_rs_client), and if there is no node.
-    #[cfg(feature = "redis")]
-    pub async fn redis_rs_cluster(self, nodes: &[::redis::Client]) -> Result<RedisStore, ConfigError> {
-        self.validate()?;
-        let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();
-        let link = redis_rs::RedisRs::cluster(&nodes, self.connections)?;
-        self.build_connected(Link::RedisRs(link)).await
-    }
-
-    fn validate(&self) -> Result<(), ConfigError> {
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        if self.prefix.is_empty() || !self.prefix.bytes().all(allowed) {
-            return Err(ConfigError::new(format!(
-                "{:?} is not a prefix; one is made of letters, digits, `.`, `_`, `:` and `-`, such as `shop:quota`",
-                self.prefix,
-            )));
-        }
-        if let Some(Err(short)) = self.secret {
-            return Err(short.into());
-        }
-        if self.deadline.is_zero() || self.deadline > MAX_DEADLINE {
-            return Err(ConfigError::new(
-                "the deadline of a check is longer than zero and at most an hour, such as 100 ms",
-            ));
-        }
-        if self.connect_timeout.is_zero() || self.connect_timeout > MAX_DEADLINE {
-            return Err(ConfigError::new(
-                "the connect timeout is longer than zero and at most an hour, such as 5 s",
-            ));
-        }
-        if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
-            return Err(ConfigError::new(format!(
-                "a store has 1 to {MAX_CONNECTIONS} connections"
-            )));
-        }
-        Ok(())
-    }
-
-    async fn build_connected(self, link: Link) -> Result<RedisStore, ConfigError> {
-        let connect_timeout = self.connect_timeout;
-        let store = self.build(link);
-        store.server.connected(connect_timeout).await?;
-        Ok(store)
-    }
-
-    fn build(self, link: Link) -> RedisStore {
-        let server = Server {
-            queues: CommitQueues::new(link.is_clustered()),
-            link,
-            script: self.script,
-            names: Names::new(&self.prefix, self.secret.and_then(Result::ok)),
-            deadline: self.deadline,
-            patience: Patience::new(self.deadline),
-            group: match self.group_commit {
-                true => Group::COMMIT,
-                false => Group::NONE,
-            },
-            deny_cache: self.deny_cache.then(DenyCache::new),
-            refused: Health::default(),
-        };
-        RedisStore {
-            server: Arc::new(server),
-        }
+    /// Replaces the text of the script, which is never freed. For the tests of this crate, which set the time of the script.
+    #[doc(hidden)]
+    pub fn script(mut self, source: String) -> Self {
+        self.script = Box::leak(Box::new(Script::new(source.leak())));
+        self
     }
 }
 
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStoreBuilder")
-            .field("prefix", &self.prefix)
-            .field("deadline", &self.deadline)
+            .field("connections", &self.connections)
             .field("connect_timeout", &self.connect_timeout)
+            .field("deadline", &self.deadline)
+            .field("prefix", &self.prefix)
             .field("group_commit", &self.group_commit)
             .field("deny_cache", &self.deny_cache)
             .finish_non_exhaustive()
     }
 }
-
-const MAX_DEADLINE: Duration = Duration::from_secs(3_600);
-const MAX_CONNECTIONS: usize = 64;

@@ -7,211 +7,238 @@ use std::{
     time::SystemTime,
 };
 
-use hashbrown::HashTable;
-use tokio::{sync::oneshot, time::Instant};
+use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::{
-    ask::{Ask, Debit},
+    backend::Backend,
     breaker::Breaker,
-    link::Failure,
-    script::{Call, Question, Said},
-    server::Server,
+    call::{MergedRequest, ScriptCall},
+    deny_cache::{DenyCache, Generation},
+    failure::Failure,
+    merge::{BatchPosition, merge},
+    queued_request::QueuedRequest,
+    reply::ScriptReply,
+    request::OwnedRequest,
     task::{DetachOnDrop, spawn},
 };
 use crate::store::{ErrorKind, StoreError, StoreResponse};
 
-/// Requests to one place of Redis: a server, or a slot of a cluster.
+/// Requests to a server or a slot of a cluster, which are sent in batches (group commit).
 ///
-/// They are sent in groups (group commit): while calls of the script are on their way, requests wait in the queue, and the
-/// next call carries all of them. A request that finds no call on its way is sent at once.
-#[derive(Default)]
+/// While script calls are in flight, requests wait in the queue, and the next call contains all of them. A request is sent at
+/// once if no call is in flight.
 pub(super) struct CommitQueue {
+    backend: Arc<Backend>,
+    breaker: Arc<Breaker>,
+    deny_cache: Option<Arc<DenyCache>>,
+    limits: BatchLimits,
     state: Mutex<State>,
-    pub(super) breaker: Breaker,
 }
 
 #[derive(Default)]
 struct State {
     waiting: VecDeque<QueuedRequest>,
-    /// How many calls are on their way or about to leave.
+    /// The calls in flight or about to be sent.
     calls: usize,
-    /// How many requests they carry.
-    carried: usize,
-    /// Since when one of them is about to leave.
-    gathering: Option<Instant>,
+    /// The requests in calls in flight.
+    requests_in_flight: usize,
+    /// Since when a call has had a permit and not taken its requests.
+    unsent_since: Option<Instant>,
 }
 
-/// How requests are grouped.
+/// How many requests are sent in a call, and how many calls are in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Group {
-    /// The most requests in one call.
-    pub(super) requests: usize,
-    /// The most calls on their way while they carry few requests.
-    pub(super) calls: usize,
-    /// Below this many requests on their way they are few. Above it, at most two calls are on their way: Redis works on one
-    /// while the callers of the other continue. More calls would only carry fewer requests each.
-    pub(super) few: usize,
+pub(super) struct BatchLimits {
+    /// The most requests in a call.
+    max_requests: usize,
+    /// The most calls in flight below `low_load` requests in flight.
+    max_calls: usize,
+    /// From this many requests in flight on, at most two calls are: Redis executes one while the callers of the other
+    /// continue. More calls would only contain fewer requests each.
+    low_load: usize,
 }
 
-impl Group {
-    pub(super) const COMMIT: Self = Self {
-        requests: 256,
-        calls: 8,
-        few: 16,
+impl BatchLimits {
+    pub(super) const GROUP_COMMIT: Self = Self {
+        max_requests: 256,
+        max_calls: 8,
+        low_load: 16,
     };
-    pub(super) const NONE: Self = Self {
-        requests: 1,
-        calls: usize::MAX,
-        few: usize::MAX,
+    /// Each request is sent at once, in a call of its own.
+    pub(super) const NO_BATCHES: Self = Self {
+        max_requests: 1,
+        max_calls: usize::MAX,
+        low_load: usize::MAX,
     };
-}
-
-/// The requests of one caller, which waits for the answer. They are never split.
-pub(super) struct QueuedRequest {
-    pub(super) asks: Vec<Ask>,
-    /// When the caller made the request.
-    pub(super) asked_at: Instant,
-    queued_at: Instant,
-    /// The stamp of the deny cache for a lone check, from before it was sent.
-    pub(super) stamp: Option<u64>,
-    answer: Option<AnswerSender>,
-}
-
-type AnswerSender = oneshot::Sender<Result<StoreResponse, StoreError>>;
-type AnswerReceiver = oneshot::Receiver<Result<StoreResponse, StoreError>>;
-
-impl QueuedRequest {
-    fn new(asks: Vec<Ask>, asked_at: Instant, stamp: Option<u64>) -> (Self, AnswerReceiver) {
-        let (sender, receiver) = oneshot::channel();
-        let request = Self {
-            asks,
-            asked_at,
-            queued_at: Instant::now(),
-            stamp,
-            answer: Some(sender),
-        };
-        (request, receiver)
-    }
-
-    /// Whether the caller no longer waits.
-    fn is_given_up(&self) -> bool {
-        self.answer.as_ref().is_none_or(oneshot::Sender::is_closed)
-    }
-
-    fn answer(&mut self, answer: Result<StoreResponse, StoreError>) {
-        if let Some(caller) = self.answer.take() {
-            let _ = caller.send(answer); // a caller that left needs none
-        }
-    }
 }
 
 impl CommitQueue {
-    /// Sends these requests in one call, once the future is polled, and waits for the answer.
-    pub(super) async fn ask(
+    pub(super) fn new(backend: Arc<Backend>, deny_cache: Option<Arc<DenyCache>>, limits: BatchLimits) -> Self {
+        Self {
+            backend,
+            breaker: Arc::default(),
+            deny_cache,
+            limits,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Fails while the breaker is open.
+    pub(super) fn check_breaker(&self, requests: &[OwnedRequest]) -> Result<(), StoreError> {
+        self.backend.check_breaker(&self.breaker, || {
+            let charge = requests.iter().flat_map(|request| &request.charges).next()?;
+            Some(Bytes::copy_from_slice(&charge.key))
+        })
+    }
+
+    /// Sends requests in one call once the future is polled, and waits for the reply.
+    pub(super) async fn decide(
         self: Arc<Self>,
-        server: Arc<Server>,
-        mut asks: Vec<Ask>,
-        asked_at: Instant,
-        stamp: Option<u64>,
+        mut requests: Vec<OwnedRequest>,
+        made_at: Instant,
+        generation: Option<Generation>,
     ) -> Result<StoreResponse, StoreError> {
-        server.admits(&self, &asks)?;
-        if matches!(&*asks, [ask] if ask.is_check())
-            && let Some(departure) = self.departs_alone()
-            && let Some(ask) = asks.pop()
+        self.check_breaker(&requests)?;
+        if matches!(&*requests, [request] if request.is_check())
+            && let Some(permit) = self.try_lone_permit()
+            && let Some(request) = requests.pop()
         {
-            // If its caller leaves, it goes on: whether Redis replies matters to the requests that come next.
-            return DetachOnDrop::new(carry_alone(server, departure, ask, asked_at, stamp)).await;
+            // It continues if its caller leaves: whether Redis replies matters to the next requests.
+            return DetachOnDrop::new(permit.send_alone(request, made_at, generation)).await;
         }
 
-        let (request, answer) = QueuedRequest::new(asks, asked_at, stamp);
-        self.submit(&server, request);
-        let patience = server.patience.doubled();
-        let server = {
-            let weak = Arc::downgrade(&server);
-            drop(server); // a caller that waits keeps no connection open
-            weak
-        };
-        let nudge = || {
-            if let Some(server) = server.upgrade() {
-                self.nudge(&server);
+        let deadline = self.backend.deadline.doubled();
+        let (request, response) = QueuedRequest::new(requests, made_at, generation);
+        self.push(request);
+        let queue = Arc::downgrade(&self);
+        drop(self); // a waiting caller keeps no connection open
+        let after_step = || {
+            if let Some(queue) = queue.upgrade() {
+                queue.send_overdue();
             }
         };
-        match patience.wait(answer, nudge).await {
-            Some(answer) => answer.unwrap_or_else(|_| Err(abandoned())),
+        match deadline.wait_in_steps(response, after_step).await {
+            Some(response) => response.unwrap_or_else(|_| Err(runtime_shut_down())),
             None => Err(Failure::Timeout.into()),
         }
     }
 
-    /// Queues a request, and sends a call for it if none is about to leave.
-    fn submit(self: &Arc<Self>, server: &Arc<Server>, request: QueuedRequest) {
+    /// Queues a request, and sends a call unless one is about to be sent.
+    fn push(self: &Arc<Self>, request: QueuedRequest) {
         let mut state = self.state();
         let now = request.queued_at;
         state.waiting.push_back(request);
-        let departure = self.departs(&mut state, server.group, now);
+        let permit = self.try_permit(&mut state, self.limits, now);
         drop(state);
-        send(server, departure);
+        send_next(permit);
     }
 
-    /// A call for one request, if none is on its way and no other request waits.
-    fn departs_alone(self: &Arc<Self>) -> Option<Departure> {
+    /// A permit for a call with one request, if no call is in flight and no request waits.
+    fn try_lone_permit(self: &Arc<Self>) -> Option<CallPermit> {
         let mut state = self.state();
         if state.calls > 0 || !state.waiting.is_empty() {
             return None;
         }
         state.calls = 1;
-        state.carried += 1;
+        state.requests_in_flight += 1;
         drop(state);
-        Some(Departure {
+        Some(CallPermit {
             queue: self.clone(),
-            gathering: None,
-            carried: 1,
-            over: false,
+            unsent_since: None,
+            requests: 1,
+            released: false,
         })
     }
 
-    /// Sends a call if one is due that has not left: a caller that waits makes sure that it does not wait in vain.
+    /// Sends a call that is due and was not sent.
     ///
-    /// The task that was to send it may have ended with its runtime, or a handler blocks the thread that was to run it.
-    fn nudge(self: &Arc<Self>, server: &Arc<Server>) {
+    /// Waiting callers do this because the task that was to send it may have ended with its runtime, or a handler may block
+    /// the thread that is to run it.
+    fn send_overdue(self: &Arc<Self>) {
         let now = Instant::now();
         let mut state = self.state();
-        if state
-            .gathering
-            .is_some_and(|since| since + server.patience.step() <= now)
-        {
-            state.gathering = None;
+        let step = self.backend.deadline.step();
+        if state.unsent_since.is_some_and(|since| since + step <= now) {
+            state.unsent_since = None;
         }
-        // A call whose runtime stands still occupies its place without end, so an overdue request needs no room.
-        let overdue = state.waiting.front().map(|request| request.queued_at + server.deadline);
-        let departure = match overdue.is_some_and(|due| due <= now) {
-            true => self.departs(&mut state, Group::NONE, now),
-            false => self.departs(&mut state, server.group, now),
-        };
+        // A call counts as in flight while its runtime is stalled, so an overdue request is sent regardless of the calls in
+        // flight.
+        let deadline = self.backend.deadline.duration();
+        let overdue = state
+            .waiting
+            .front()
+            .is_some_and(|request| request.queued_at + deadline <= now);
+        let limits = if overdue { BatchLimits::NO_BATCHES } else { self.limits };
+        let permit = self.try_permit(&mut state, limits, now);
         drop(state);
-        send(server, departure);
+        send_next(permit);
     }
 
-    /// The call that is to leave for the requests that wait, if any; it counts from then on.
-    fn departs(self: &Arc<Self>, state: &mut State, group: Group, now: Instant) -> Option<Departure> {
-        if state.gathering.is_some() || state.waiting.is_empty() || !state.has_room(group) {
+    /// A permit for a call with the waiting requests, if it is to be sent now. From now on it counts as in flight.
+    fn try_permit(self: &Arc<Self>, state: &mut State, limits: BatchLimits, now: Instant) -> Option<CallPermit> {
+        if state.unsent_since.is_some() || state.waiting.is_empty() || !state.has_room(limits) {
             return None;
         }
-        state.gathering = Some(now);
+        state.unsent_since = Some(now);
         state.calls += 1;
-        Some(Departure {
+        Some(CallPermit {
             queue: self.clone(),
-            gathering: Some(now),
-            carried: 0,
-            over: false,
+            unsent_since: Some(now),
+            requests: 0,
+            released: false,
         })
+    }
+
+    /// Sends requests in one call, and responds to each.
+    async fn send_batch(&self, mut batch: Vec<QueuedRequest>) {
+        batch.retain(|request| !request.is_canceled());
+        let Some(first) = batch.first() else { return };
+        if let Err(error) = self.check_breaker(&first.requests) {
+            for request in batch {
+                request.respond(Err(error.clone()));
+            }
+            return;
+        }
+        let (mut call, positions) = {
+            let (merged, positions) = merge(batch.iter().map(|request| &*request.requests));
+            (ScriptCall::new(&merged, process_time_us()), positions)
+        };
+
+        match self.backend.run(&self.breaker, &mut call).await {
+            // Requests that have all keys on one node can be decided alone.
+            Err(failure) if failure.is_try_again() && batch.len() > 1 => {
+                for request in batch {
+                    Box::pin(self.send_batch(vec![request])).await;
+                }
+            }
+            reply => self.respond_all(batch, &positions, &reply.map_err(StoreError::from)),
+        }
+    }
+
+    /// Responds to each request of a call.
+    fn respond_all(
+        &self,
+        batch: Vec<QueuedRequest>,
+        mut positions: &[BatchPosition],
+        reply: &Result<ScriptReply, StoreError>,
+    ) {
+        for request in batch {
+            let (own, rest) = positions.split_at(request.requests.len().min(positions.len()));
+            positions = rest;
+            if let Some(cache) = &self.deny_cache {
+                request.update_cache(cache, own, reply);
+            }
+            request.respond_with(own, reply);
+        }
     }
 
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         let state = self.state();
-        // The next call drops requests that are given up.
-        let given_up = state.waiting.iter().all(QueuedRequest::is_given_up);
-        state.calls == 0 && state.carried == 0 && state.gathering.is_none() && given_up
+        // The next call drops canceled requests.
+        let canceled = state.waiting.iter().all(QueuedRequest::is_canceled);
+        state.calls == 0 && state.requests_in_flight == 0 && state.unsent_since.is_none() && canceled
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -221,226 +248,142 @@ impl CommitQueue {
 }
 
 impl State {
-    fn has_room(&self, group: Group) -> bool {
-        self.calls < 2 || self.calls < group.calls && self.carried < group.few
+    fn has_room(&self, limits: BatchLimits) -> bool {
+        self.calls < 2 || self.calls < limits.max_calls && self.requests_in_flight < limits.low_load
     }
 
-    /// The requests that leave now, first come, first served. If there are many, at most half of all that are on their way or
-    /// wait: while Redis works on the others, the callers of these are answered and send again.
-    fn take(&mut self, group: Group) -> Vec<QueuedRequest> {
-        let half = (self.carried + self.waiting.len()).div_ceil(2);
-        let most = half.max(group.few).min(group.requests);
+    /// Removes the requests of the next call in the order in which they came.
+    ///
+    /// Under load it contains at most half of the requests that wait or are in flight: while Redis executes the other half, the
+    /// callers of this one receive their responses and send the next requests.
+    fn take_batch(&mut self, limits: BatchLimits) -> Vec<QueuedRequest> {
+        let half = (self.requests_in_flight + self.waiting.len()).div_ceil(2);
+        let max_requests = half.max(limits.low_load).min(limits.max_requests);
         let mut requests = 0;
         let fits = self.waiting.iter().take_while(|request| {
-            requests += request.asks.len();
-            requests <= most
+            requests += request.requests.len();
+            requests <= max_requests
         });
-        // A request that is too large leaves alone.
+        // Too many requests of one caller are sent in a call of their own.
         let count = fits.count().max(1).min(self.waiting.len());
         self.waiting.drain(..count).collect()
     }
 }
 
-/// A call, which counts in its queue until it is over, also if its task is aborted.
-struct Departure {
+/// The permit of a call, which counts as in flight until the permit is released or dropped.
+struct CallPermit {
     queue: Arc<CommitQueue>,
-    /// While it gathers: since when.
-    gathering: Option<Instant>,
-    carried: usize,
-    over: bool,
+    /// Since when it has had the permit, until it takes its requests.
+    unsent_since: Option<Instant>,
+    requests: usize,
+    released: bool,
 }
 
-impl Departure {
-    /// Takes the requests that leave with it, and returns the call that is to leave for the rest.
-    fn take(&mut self, group: Group) -> (Vec<QueuedRequest>, Option<Self>) {
-        let mut state = self.queue.state();
-        let requests = state.take(group);
-        self.carried = requests.iter().map(|request| request.asks.len()).sum();
-        state.carried += self.carried;
-        if state.gathering == self.gathering.take() {
-            state.gathering = None;
+impl CallPermit {
+    /// Sends one check in a call of its own, without the queue and without a task.
+    async fn send_alone(
+        self,
+        request: OwnedRequest,
+        made_at: Instant,
+        generation: Option<Generation>,
+    ) -> Result<StoreResponse, StoreError> {
+        let queue = self.queue.clone();
+        let merged = MergedRequest {
+            request: &request,
+            times: 1,
+        };
+        let mut call = ScriptCall::new(&[merged], process_time_us());
+        let reply = queue.backend.run(&queue.breaker, &mut call).await;
+        self.release();
+
+        let ScriptReply { server_time, replies } = reply?;
+        let reply = match replies.into_iter().next() {
+            Some(reply) => reply?,
+            None => return Err(Failure::malformed_reply().into()),
+        };
+        if let (Some(cache), Some(generation), 0) = (&queue.deny_cache, generation, reply.admitted) {
+            cache.insert(&request, made_at, generation, server_time, &reply.states);
         }
-        let next = self.queue.departs(&mut state, group, Instant::now());
-        drop(state);
-        (requests, next)
+        Ok(StoreResponse::new(server_time, [reply.outcome(&request, 0)]))
     }
 
-    /// Ends the call and sends another one for the requests that gathered meanwhile. Both are one step, so that no request
-    /// finds the queue without a call and overtakes those that wait.
-    fn finish(mut self, server: &Arc<Server>) {
-        self.over = true;
-        let mut state = self.queue.state();
-        self.leave(&mut state);
-        let next = self.queue.departs(&mut state, server.group, Instant::now());
-        drop(state);
-        send(server, next);
+    /// Sends the waiting requests.
+    async fn send_waiting(mut self) {
+        let queue = self.queue.clone();
+        let (batch, next) = self.take_batch();
+        let mut sending = pin!(queue.send_batch(batch));
+        // The client receives this call before the next one is sent; else it would write both at once, and Redis would reply
+        // to both at once.
+        let sent = poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await;
+        send_next(next);
+        if sent.is_pending() {
+            sending.await;
+        }
+        // Callers that have their responses may send requests before the next call is sent.
+        self.release();
     }
 
-    fn leave(&self, state: &mut State) {
+    /// Takes the requests of this call, and returns a permit for the next one.
+    fn take_batch(&mut self) -> (Vec<QueuedRequest>, Option<Self>) {
+        let queue = &self.queue;
+        let mut state = queue.state();
+        let batch = state.take_batch(queue.limits);
+        self.requests = batch.iter().map(|request| request.requests.len()).sum();
+        state.requests_in_flight += self.requests;
+        if state.unsent_since == self.unsent_since.take() {
+            state.unsent_since = None;
+        }
+        let next = queue.try_permit(&mut state, queue.limits, Instant::now());
+        drop(state);
+        (batch, next)
+    }
+
+    /// Ends the call, and sends the next one for the requests that wait. Both are one step, so that no request finds the queue
+    /// without a call and overtakes those that wait.
+    fn release(mut self) {
+        self.released = true;
+        let queue = &self.queue;
+        let mut state = queue.state();
+        self.remove_from(&mut state);
+        let next = queue.try_permit(&mut state, queue.limits, Instant::now());
+        drop(state);
+        send_next(next);
+    }
+
+    fn remove_from(&self, state: &mut State) {
         state.calls -= 1;
-        state.carried -= self.carried;
-        if self.gathering.is_some() && state.gathering == self.gathering {
-            state.gathering = None;
+        state.requests_in_flight -= self.requests;
+        if self.unsent_since.is_some() && state.unsent_since == self.unsent_since {
+            state.unsent_since = None;
         }
     }
 }
 
-impl Drop for Departure {
-    /// Its runtime ends: the callers that wait send the next call from theirs, see [`CommitQueue::nudge`].
+impl Drop for CallPermit {
+    /// Its runtime has ended. The waiting callers send the next call from theirs, see [`CommitQueue::send_overdue`].
     fn drop(&mut self) {
-        if !self.over {
-            self.leave(&mut self.queue.state());
+        if !self.released {
+            self.remove_from(&mut self.queue.state());
         }
     }
 }
 
-/// Sends one check in a call of its own, without the queue and without a task.
-async fn carry_alone(
-    server: Arc<Server>,
-    departure: Departure,
-    ask: Ask,
-    asked_at: Instant,
-    stamp: Option<u64>,
-) -> Result<StoreResponse, StoreError> {
-    let mut call = Call::new(&[Question { ask: &ask, times: 1 }], guess());
-    let said = server.run(&departure.queue, &mut call).await;
-    departure.finish(&server);
-
-    let said = said?;
-    let tally = match said.tallies.into_iter().next() {
-        Some(tally) => tally?,
-        None => return Err(Failure::Protocol("the reply of Redis contains no answer").into()),
-    };
-    if let (Some(cache), Some(stamp), 0) = (&server.deny_cache, stamp, tally.admitted) {
-        cache.remember(&ask, asked_at, stamp, said.server_time, &tally.states);
-    }
-    Ok(StoreResponse::new(said.server_time, [tally.outcome(&ask, 0)]))
-}
-
-fn send(server: &Arc<Server>, departure: Option<Departure>) {
-    if let Some(departure) = departure {
-        spawn(depart(server.clone(), departure));
+fn send_next(permit: Option<CallPermit>) {
+    if let Some(permit) = permit {
+        spawn(permit.send_waiting());
     }
 }
 
-/// Sends the requests that wait.
-async fn depart(server: Arc<Server>, mut departure: Departure) {
-    let queue = departure.queue.clone();
-    let (requests, next) = departure.take(server.group);
-    let mut carrying = pin!(carry(&server, &queue, requests));
-    // The client has this call before the next one leaves; else both would be written, and answered, together.
-    let carried = poll_fn(|cx| Poll::Ready(carrying.as_mut().poll(cx))).await;
-    send(&server, next);
-    if carried.is_pending() {
-        carrying.await;
-    }
-    // Callers that were answered may send again before the next call leaves.
-    departure.finish(&server);
-}
-
-/// Sends these requests in one call, and answers each.
-async fn carry(server: &Arc<Server>, queue: &Arc<CommitQueue>, mut requests: Vec<QueuedRequest>) {
-    requests.retain_mut(|request| match server.admits(queue, &request.asks) {
-        Ok(()) => !request.is_given_up(),
-        Err(error) => {
-            request.answer(Err(error));
-            false
-        }
-    });
-    if requests.is_empty() {
-        return;
-    }
-    let (mut call, places) = {
-        let (questions, places) = arrange(&requests);
-        (Call::new(&questions, guess()), places)
-    };
-
-    match server.run(queue, &mut call).await {
-        // Requests whose keys are on one node can be served, if not together.
-        Err(failure) if failure.tears_apart() && requests.len() > 1 => {
-            for request in requests {
-                Box::pin(carry(server, queue, vec![request])).await;
-            }
-        }
-        said => answer_all(server, requests, &places, &said.map_err(StoreError::from)),
-    }
-}
-
-/// Answers each request.
-fn answer_all(server: &Server, requests: Vec<QueuedRequest>, mut places: &[Place], said: &Result<Said, StoreError>) {
-    for mut request in requests {
-        let (its_places, rest) = places.split_at(request.asks.len().min(places.len()));
-        places = rest;
-        if let Some(cache) = &server.deny_cache {
-            cache.learn(&request, its_places, said);
-        }
-        let answer = said
-            .as_ref()
-            .map_err(Clone::clone)
-            .and_then(|said| answer(&request, its_places, said));
-        request.answer(answer);
-    }
-}
-
-/// Which question a request became part of, and how many ask it before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) question: usize,
-    pub(super) nth: u64,
-}
-
-/// Puts equal requests together where that changes nothing: where no other between them touches their keys.
-fn arrange(requests: &[QueuedRequest]) -> (Vec<Question<'_>>, Vec<Place>) {
-    let mut questions = Vec::<Question<'_>>::with_capacity(requests.len());
-    let mut places = Vec::with_capacity(requests.len());
-    // The last question about each key.
-    let mut latest = HashTable::<(&Debit, usize)>::with_capacity(requests.len());
-
-    for ask in requests.iter().flat_map(|request| &*request.asks) {
-        let mut before = ask.debits.iter().map(|debit| {
-            let same = latest.find(debit.hash, |(other, _)| other.key == debit.key);
-            same.map(|(_, question)| *question)
-        });
-        let same = before.next().flatten().filter(|question| {
-            before.all(|before| before == Some(*question)) && ask.merges_with(questions[*question].ask)
-        });
-        let question = same.unwrap_or_else(|| {
-            for debit in &ask.debits {
-                let same = |(other, _): &(&Debit, usize)| other.key == debit.key;
-                let entry = latest.entry(debit.hash, same, |(other, _)| other.hash);
-                entry.insert((debit, questions.len()));
-            }
-            questions.push(Question { ask, times: 0 });
-            questions.len() - 1
-        });
-
-        let nth = questions[question].times;
-        places.push(Place { question, nth });
-        questions[question].times += 1;
-    }
-    (questions, places)
-}
-
-/// The answer to a request, from the reply.
-fn answer(request: &QueuedRequest, places: &[Place], said: &Said) -> Result<StoreResponse, StoreError> {
-    let mut answer = StoreResponse::new(said.server_time, []);
-    for (ask, place) in request.asks.iter().zip(places) {
-        let tally = said.tallies[place.question].as_ref().map_err(Clone::clone)?;
-        answer.outcomes.push(tally.outcome(ask, place.nth));
-    }
-    Ok(answer)
-}
-
-/// The answer to a request whose call ended with its runtime.
-fn abandoned() -> StoreError {
+/// The error of a request if its call ended with its runtime.
+fn runtime_shut_down() -> StoreError {
     StoreError::new(
         ErrorKind::Unreachable,
         "the runtime that sent the check to Redis has shut down",
     )
 }
 
-/// About the time that Redis has, in microseconds, to find the calendar windows around it.
-fn guess() -> u64 {
+/// The time of this process in microseconds, to find the windows of a calendar around the time of Redis.
+fn process_time_us() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
@@ -449,97 +392,23 @@ fn guess() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::LazyLock;
-
     use super::*;
-    use crate::{
-        Key, Limit, SlidingLog, TokenBucket,
-        store::{Charge, Operation, StoreRequest, redis::ask::Names},
-    };
+    use crate::store::redis::simulation::{backend::simulated_backend, network::Network};
 
-    static NAMES: LazyLock<Names> = LazyLock::new(|| Names::new("quota", None));
-
-    /// A request for these keys of one policy.
-    fn queued(operation: Operation, limit: &Limit, keys: &[&str]) -> QueuedRequest {
-        let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
-        let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
-        let ask = Ask::new(&NAMES, &StoreRequest::new(operation, &charges));
-        QueuedRequest::new(vec![ask], Instant::now(), None).0
-    }
-
-    #[test]
-    fn a_request_does_not_overtake_those_that_wait() {
-        let limit = SlidingLog::per_minute(5).into();
-        let queue = Arc::<CommitQueue>::default();
-        let alone = queue.departs_alone().expect("nothing waits");
-        assert!(queue.departs_alone().is_none(), "one is on its way");
-        queue
-            .state()
-            .waiting
-            .push_back(queued(Operation::Check, &limit, &["a"]));
+    #[tokio::test(start_paused = true)]
+    async fn a_request_does_not_overtake_those_that_wait() {
+        let backend = simulated_backend(Network::new(0, false));
+        let queue = CommitQueue::new(Arc::new(backend), None, BatchLimits::GROUP_COMMIT);
+        let queue = Arc::new(queue);
+        let lone = queue.try_lone_permit().expect("nothing waits");
+        assert!(queue.try_lone_permit().is_none(), "one call is in flight");
+        let (waiting, _response) = QueuedRequest::new(Vec::new(), Instant::now(), None);
+        queue.state().waiting.push_back(waiting);
 
         // Its runtime ends.
-        drop(alone);
-        assert!(queue.departs_alone().is_none(), "one waits");
-        let departs = queue.departs(&mut queue.state(), Group::COMMIT, Instant::now());
-        assert!(departs.is_some());
-    }
-
-    /// For each request its question, and how often each question is asked.
-    fn arranged(requests: &[QueuedRequest]) -> (Vec<usize>, Vec<u64>) {
-        let (questions, places) = arrange(requests);
-        (
-            places.iter().map(|place| place.question).collect(),
-            questions.iter().map(|question| question.times).collect(),
-        )
-    }
-
-    #[test]
-    fn equal_checks_are_one_question() {
-        let limit = SlidingLog::per_minute(5).into();
-        let [a, b] = ["a", "b"].map(|key| move |limit: &Limit| queued(Operation::Check, limit, &[key]));
-        let requests = [a(&limit), b(&limit), a(&limit), a(&limit), b(&limit)];
-        assert_eq!(arranged(&requests), (vec![0, 1, 0, 0, 1], vec![3, 2]));
-        assert_eq!(arrange(&requests).1[3], Place { question: 0, nth: 2 },);
-    }
-
-    #[test]
-    fn checks_with_another_request_on_their_key_between_them_are_not() {
-        let limit = SlidingLog::per_minute(5).into();
-        let check = |keys| queued(Operation::Check, &limit, keys);
-        for between in [
-            queued(Operation::Reset, &limit, &["a"]),
-            check(&["a", "b"]),
-            check(&["b", "a"]),
-            queued(Operation::Check, &SlidingLog::per_minute(6).into(), &["a"]),
-        ] {
-            let requests = [check(&["a"]), between, check(&["a"])];
-            assert_eq!(arranged(&requests), (vec![0, 1, 2], vec![1, 1, 1]));
-        }
-
-        let pairs = [check(&["a", "b"]), check(&["b"]), check(&["a", "b"])];
-        assert_eq!(arranged(&pairs), (vec![0, 1, 2], vec![1, 1, 1]));
-        let pairs = [check(&["a", "b"]), check(&["c"]), check(&["a", "b"])];
-        assert_eq!(arranged(&pairs), (vec![0, 1, 0], vec![2, 1]));
-    }
-
-    #[test]
-    fn only_checks_merge() {
-        let limit = SlidingLog::per_minute(5).into();
-        let refund = Operation::Refund {
-            admitted_at: std::time::Duration::ZERO,
-        };
-        for operation in [Operation::Charge, Operation::Peek, Operation::Reset, refund] {
-            let requests = [0; 2].map(|_| queued(operation, &limit, &["a"]));
-            assert_eq!(arranged(&requests), (vec![0, 1], vec![1, 1]), "{operation:?}");
-        }
-    }
-
-    #[test]
-    fn a_bucket_whose_tokens_take_fractions_of_microseconds_does_not_merge() {
-        for (limit, questions) in [(TokenBucket::per_second(7), 2), (TokenBucket::per_second(8), 1)] {
-            let requests = [0; 2].map(|_| queued(Operation::Check, &limit.into(), &["a"]));
-            assert_eq!(arrange(&requests).0.len(), questions, "{limit}");
-        }
+        drop(lone);
+        assert!(queue.try_lone_permit().is_none(), "one request waits");
+        let permit = queue.try_permit(&mut queue.state(), BatchLimits::GROUP_COMMIT, Instant::now());
+        assert!(permit.is_some());
     }
 }

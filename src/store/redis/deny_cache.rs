@@ -12,28 +12,28 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    ask::{Ask, Debit, Names},
-    commit_queue::{Place, QueuedRequest},
-    script::Said,
+    key_format::KeyFormat,
+    request::{HashedRequest, OwnedCharge, OwnedRequest},
 };
-use crate::store::{
-    Charge, ChargeState, Operation, Outcome, StoreError, StoreRequest, StoreResponse,
-    fold::{Folded, fold},
-};
+use crate::store::{Charge, ChargeState, Operation, Outcome, StoreResponse};
 
-/// Remembers denials, so that those who are denied again and again do not ask Redis each time.
+/// Caches denials, so that repeated denied checks are not sent to Redis.
 ///
-/// Until the wait is over, and for a second at most, a denied request is denied again: the same policies with the same
-/// numbers for the same keys, at the same cost or a higher one. Nothing but a reset or a refund makes room earlier. Those
-/// of this process are seen at once; others, and a clock that is set forward, when the second is over.
+/// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
+/// the same cost or a higher one. Only a reset or a refund can make room earlier. Those of this process invalidate the denial
+/// at once; those of other processes, and a clock that is set forward, are seen after 1 s at most.
 pub(super) struct DenyCache {
-    tables: Box<[Mutex<Table>]>,
-    /// One changes whenever what counts on a key is taken back; keys share them.
-    stamps: Box<[AtomicU64]>,
+    shards: Box<[Mutex<Shard>]>,
+    /// One is incremented for each reset or refund; each is that of many keys.
+    generations: Box<[AtomicU64]>,
 }
 
+/// The sum of the generations of the keys of a request: it changes with each reset or refund of one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Generation(u64);
+
 #[derive(Default)]
-struct Table {
+struct Shard {
     denials: HashTable<Denial>,
     /// The hashes and serials of the denials, oldest first, and of some that were replaced.
     order: VecDeque<(u64, u64)>,
@@ -43,161 +43,169 @@ struct Table {
 struct Denial {
     hash: u64,
     serial: u64,
-    debits: SmallVec<[Debit; 1]>,
-    stamp: u64,
+    charges: SmallVec<[OwnedCharge; 1]>,
+    generation: Generation,
     states: SmallVec<[ChargeState; 1]>,
     server_time: Duration,
-    answered_at: Instant,
-    /// Reckoned from before Redis was asked.
+    received_at: Instant,
     expires_at: Instant,
 }
 
 const CAPACITY: usize = 10_000;
-const LONGEST: Duration = Duration::from_secs(1);
-const TABLES: usize = 16;
-const STAMPS: usize = 1_024;
+const MAX_AGE: Duration = Duration::from_secs(1);
+const SHARDS: usize = 16;
+const GENERATIONS: usize = 1_024;
 
 impl DenyCache {
     pub(super) fn new() -> Self {
         Self {
-            tables: (0..TABLES).map(|_| Mutex::default()).collect(),
-            stamps: (0..STAMPS).map(|_| AtomicU64::new(0)).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            generations: (0..GENERATIONS).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
-    /// Denies what was denied a moment ago, if nothing was taken back since.
-    pub(super) fn answer(&self, names: &Names, request: &StoreRequest<'_>, now: Instant) -> Option<StoreResponse> {
-        if request.operation() != Operation::Check {
-            return None;
-        }
-        let Folded { charges, folds, .. } = fold(request);
-        let hashes: SmallVec<[u64; 1]> = charges.iter().map(|charge| names.hash(charge)).collect();
-        let hash = joint_hash(&hashes);
-
-        let table = self.table(hash);
-        let denial = table.denials.find(hash, |denial| {
-            let same = |(debit, charge): (&Debit, &Charge<'_>)| {
-                debit.limit == *charge.limit() && names.are_of(&debit.key, charge)
-            };
-            denial.debits.len() == charges.len() && denial.debits.iter().zip(&*charges).all(same)
-        })?;
-        let dearer = |(denied, asked): (&Debit, &Charge<'_>)| denied.cost <= asked.cost();
-        let holds = denial.expires_at > now
-            && denial.stamp == self.stamp_of_all(&hashes)
-            && denial.debits.iter().zip(&*charges).all(dearer);
-        if !holds {
-            return None;
-        }
-
-        let passed = now.saturating_duration_since(denial.answered_at);
-        let states = folds.unfold(&denial.states).map(|verdict| later(&verdict, passed));
-        let outcome = Outcome::new(false, states);
-        Some(StoreResponse::new(denial.server_time + passed, [outcome]))
-    }
-
-    /// What tells, later, whether anything was taken back since.
-    pub(super) fn stamp(&self, ask: &Ask) -> u64 {
-        self.stamp_of_all(&hashes(&ask.debits))
-    }
-
-    fn stamp_of_all(&self, hashes: &[u64]) -> u64 {
-        // Each only grows, so the sum is the same only if they are.
-        let stamps = hashes.iter().map(|hash| self.stamp_of(*hash));
-        stamps.map(|stamp| stamp.load(Ordering::Acquire)).sum()
-    }
-
-    /// The stamp once these requests, which are those of the check itself, have taken back what they charged.
-    pub(super) fn stamp_after(&self, stamp: u64, ask: &Ask, refunds: &[Ask]) -> u64 {
-        let refunded = refunds.iter().flat_map(|refund| &refund.debits);
-        let counted = refunded.map(|refund| {
-            let shares = |debit: &&Debit| std::ptr::eq(self.stamp_of(debit.hash), self.stamp_of(refund.hash));
-            ask.debits.iter().filter(shares).count() as u64
-        });
-        stamp + counted.sum::<u64>()
-    }
-
-    /// Forgets the denials of what these requests take back.
-    pub(super) fn forget(&self, asks: &[Ask]) {
-        let takers = asks
-            .iter()
-            .filter(|ask| matches!(ask.operation, Operation::Reset | Operation::Refund { .. }));
-        for debit in takers.flat_map(|ask| &ask.debits) {
-            self.stamp_of(debit.hash).fetch_add(1, Ordering::Release);
-        }
-    }
-
-    /// Learns from an answer: from a denial, and from what was taken back.
-    pub(super) fn learn(&self, request: &QueuedRequest, places: &[Place], said: &Result<Said, StoreError>) {
-        // Also if it failed: it may have been done.
-        self.forget(&request.asks);
-
-        if let (Some(stamp), [ask], [place], Ok(said)) = (request.stamp, &request.asks[..], places, said)
-            && let Ok(tally) = &said.tallies[place.question]
-            && place.nth == tally.admitted
-        {
-            self.remember(ask, request.asked_at, stamp, said.server_time, &tally.states);
-        }
-    }
-
-    /// Remembers a denial. The request was asked at that time, and with that stamp.
-    pub(super) fn remember(
+    /// The response to a check if its denial is cached.
+    pub(super) fn get(
         &self,
-        ask: &Ask,
-        asked_at: Instant,
-        stamp: u64,
+        key_format: &KeyFormat,
+        request: &HashedRequest<'_>,
+        now: Instant,
+    ) -> Option<StoreResponse> {
+        let HashedRequest { folded, hashes } = request;
+        if folded.operation != Operation::Check {
+            return None;
+        }
+        let charges = &*folded.charges;
+        let hash = combined_hash(hashes.iter().copied());
+
+        let shard = self.shard(hash);
+        let denial = shard.denials.find(hash, |denial| {
+            let same = |(denied, charge): (&OwnedCharge, &Charge<'_>)| {
+                denied.limit == *charge.limit() && key_format.is_key_of(&denied.key, charge)
+            };
+            denial.charges.len() == charges.len() && denial.charges.iter().zip(charges).all(same)
+        })?;
+        let covers_cost = |(denied, charge): (&OwnedCharge, &Charge<'_>)| denied.cost <= charge.cost();
+        let is_valid = denial.expires_at > now
+            && denial.generation == self.generation_of(hashes.iter().copied())
+            && denial.charges.iter().zip(charges).all(covers_cost);
+        if !is_valid {
+            return None;
+        }
+
+        let elapsed = now.saturating_duration_since(denial.received_at);
+        let states = folded
+            .folds
+            .unfold(&denial.states)
+            .map(|state| state_after(&state, elapsed));
+        let outcome = Outcome::new(false, states);
+        Some(StoreResponse::new(denial.server_time + elapsed, [outcome]))
+    }
+
+    /// The generation of a request, to be read before it is sent.
+    pub(super) fn generation(&self, request: &OwnedRequest) -> Generation {
+        self.generation_of(hashes(&request.charges))
+    }
+
+    fn generation_of(&self, hashes: impl IntoIterator<Item = u64>) -> Generation {
+        // Each only increases, so the sum is equal only if they are.
+        let counters = hashes.into_iter().map(|hash| self.counter(hash));
+        Generation(counters.map(|counter| counter.load(Ordering::Acquire)).sum())
+    }
+
+    /// The generation of a request after refunds of its own charges.
+    pub(super) fn generation_after_refunds(
+        &self,
+        generation: Generation,
+        request: &OwnedRequest,
+        refunds: &[OwnedRequest],
+    ) -> Generation {
+        let refunded = refunds.iter().flat_map(|refund| &refund.charges);
+        let increments = refunded.map(|refund| {
+            let shares_counter =
+                |charge: &&OwnedCharge| std::ptr::eq(self.counter(charge.hash), self.counter(refund.hash));
+            request.charges.iter().filter(shares_counter).count() as u64
+        });
+        Generation(generation.0 + increments.sum::<u64>())
+    }
+
+    /// Invalidates the denials of the keys that these requests reset or refund.
+    pub(super) fn invalidate(&self, requests: &[OwnedRequest]) {
+        for request in requests {
+            let makes_room = match request.operation {
+                Operation::Reset | Operation::Refund { .. } => true,
+                Operation::Check | Operation::Charge | Operation::Peek => false,
+            };
+            if makes_room {
+                for charge in &request.charges {
+                    self.counter(charge.hash).fetch_add(1, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    /// Caches the denial of a check that was made at this time and had this generation before it was sent.
+    pub(super) fn insert(
+        &self,
+        request: &OwnedRequest,
+        made_at: Instant,
+        generation: Generation,
         server_time: Duration,
         states: &[ChargeState],
     ) {
-        let Some(wait) = states.iter().filter_map(|verdict| verdict.retry_after).max() else {
+        let Some(wait) = states.iter().filter_map(|state| state.retry_after).max() else {
             return;
         };
-        let answered_at = Instant::now();
-        let expires_at = asked_at + wait.min(LONGEST);
-        if ask.operation != Operation::Check || expires_at <= answered_at {
+        let received_at = Instant::now();
+        // Redis decides after the request was made, so its wait does not end earlier than this.
+        let expires_at = made_at + wait.min(MAX_AGE);
+        if !request.is_check() || expires_at <= received_at {
             return;
         }
 
-        let hash = joint_hash(&hashes(&ask.debits));
-        self.table(hash).insert(Denial {
+        let hash = combined_hash(hashes(&request.charges));
+        self.shard(hash).insert(Denial {
             hash,
             serial: 0,
-            debits: ask.debits.clone(),
-            stamp,
+            charges: request.charges.clone(),
+            generation,
             states: states.into(),
             server_time,
-            answered_at,
+            received_at,
             expires_at,
         });
     }
 
-    fn stamp_of(&self, hash: u64) -> &AtomicU64 {
-        &self.stamps[hash as usize % STAMPS]
+    fn counter(&self, hash: u64) -> &AtomicU64 {
+        &self.generations[hash as usize % GENERATIONS]
     }
 
-    fn table(&self, hash: u64) -> MutexGuard<'_, Table> {
-        // Within the table, the bits at both ends are used. Nothing panics while it is locked.
-        self.tables[(hash >> 32) as usize % TABLES]
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        // Other bits than those that the table of the shard uses. No code panics while it is locked.
+        self.shards[(hash >> 32) as usize % SHARDS]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn hashes(debits: &[Debit]) -> SmallVec<[u64; 1]> {
-    debits.iter().map(|debit| debit.hash).collect()
+fn hashes(charges: &[OwnedCharge]) -> impl Iterator<Item = u64> {
+    charges.iter().map(|charge| charge.hash)
 }
 
-fn joint_hash(hashes: &[u64]) -> u64 {
-    hashes.iter().fold(0, |joint, hash| joint.rotate_left(1) ^ hash)
+fn combined_hash(hashes: impl IntoIterator<Item = u64>) -> u64 {
+    hashes
+        .into_iter()
+        .fold(0, |combined, hash| u64::rotate_left(combined, 1) ^ hash)
 }
 
-impl Table {
-    /// Adds a denial, at the cost of the oldest one.
+impl Shard {
+    /// Adds a denial, and removes the oldest one if the shard is full.
     fn insert(&mut self, mut denial: Denial) {
         self.serial += 1;
         denial.serial = self.serial;
         self.order.push_back((denial.hash, denial.serial));
 
-        let same = |other: &Denial| same_keys(&other.debits, &denial.debits);
+        let same = |other: &Denial| same_keys(&other.charges, &denial.charges);
         match self.denials.entry(denial.hash, same, |denial| denial.hash) {
             Entry::Occupied(mut earlier) => *earlier.get_mut() = denial,
             Entry::Vacant(vacant) => {
@@ -205,7 +213,7 @@ impl Table {
             }
         }
 
-        if self.order.len() > CAPACITY / TABLES
+        if self.order.len() > CAPACITY / SHARDS
             && let Some((hash, serial)) = self.order.pop_front()
             && let Ok(oldest) = self.denials.find_entry(hash, |denial| denial.serial == serial)
         {
@@ -214,18 +222,18 @@ impl Table {
     }
 }
 
-fn same_keys(a: &[Debit], b: &[Debit]) -> bool {
-    let same = |(a, b): (&Debit, &Debit)| a.key == b.key && a.limit == b.limit;
+fn same_keys(a: &[OwnedCharge], b: &[OwnedCharge]) -> bool {
+    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.key == b.key && a.limit == b.limit;
     a.len() == b.len() && a.iter().zip(b).all(same)
 }
 
-/// The same verdict, when so much time has passed.
-fn later(verdict: &ChargeState, passed: Duration) -> ChargeState {
-    let left = |span: Duration| span.saturating_sub(passed);
+/// The state of a denied charge after this time.
+fn state_after(state: &ChargeState, elapsed: Duration) -> ChargeState {
+    let left = |span: Duration| span.saturating_sub(elapsed);
     ChargeState::new(
-        verdict.remaining,
-        verdict.retry_after.map(left).filter(|wait| !wait.is_zero()),
-        left(verdict.reset_after),
+        state.remaining,
+        state.retry_after.map(left).filter(|wait| !wait.is_zero()),
+        left(state.reset_after),
     )
 }
 
@@ -234,17 +242,17 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use crate::{Key, Limit, SlidingLog};
+    use crate::{Key, Limit, SlidingLog, store::StoreRequest};
 
-    static NAMES: LazyLock<Names> = LazyLock::new(|| Names::new("quota", None));
+    static KEY_FORMAT: LazyLock<KeyFormat> = LazyLock::new(|| KeyFormat::new("quota", None));
 
-    struct Question {
+    struct TestCharge {
         limit: Limit,
         key: Key,
         cost: u64,
     }
 
-    impl Question {
+    impl TestCharge {
         fn new(key: &str, limit: u64, cost: u64) -> Self {
             Self {
                 limit: SlidingLog::per_minute(limit).into(),
@@ -257,106 +265,114 @@ mod tests {
             Charge::new("p", &self.limit, &self.key, self.cost)
         }
 
-        fn ask(&self, operation: Operation) -> Ask {
-            Ask::new(&NAMES, &StoreRequest::new(operation, &[self.charge()]))
+        fn request(&self, operation: Operation) -> OwnedRequest {
+            OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(operation, &[self.charge()]))
         }
     }
 
-    fn cached(cache: &DenyCache, question: &Question, now: Instant) -> Option<StoreResponse> {
-        cache.answer(&NAMES, &StoreRequest::new(Operation::Check, &[question.charge()]), now)
+    fn cached(cache: &DenyCache, charge: &TestCharge, now: Instant) -> Option<StoreResponse> {
+        let charges = [charge.charge()];
+        let request = HashedRequest::new(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
+        cache.get(&KEY_FORMAT, &request, now)
     }
 
     const WAIT: Duration = Duration::from_millis(400);
 
-    fn deny(cache: &DenyCache, question: &Question, asked_at: Instant) {
-        let verdict = ChargeState::new(1, Some(WAIT), Duration::from_secs(5));
-        let ask = question.ask(Operation::Check);
-        cache.remember(&ask, asked_at, cache.stamp(&ask), Duration::from_secs(9), &[verdict]);
+    fn deny(cache: &DenyCache, charge: &TestCharge, made_at: Instant) {
+        let state = ChargeState::new(1, Some(WAIT), Duration::from_secs(5));
+        let check = charge.request(Operation::Check);
+        cache.insert(
+            &check,
+            made_at,
+            cache.generation(&check),
+            Duration::from_secs(9),
+            &[state],
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_denial_holds_until_the_wait_is_over_and_its_wait_runs_down() {
-        let (cache, question, start) = (DenyCache::new(), Question::new("a", 5, 1), Instant::now());
-        deny(&cache, &question, start);
+    async fn a_denial_is_valid_until_its_retry_after_which_decreases() {
+        let (cache, charge, start) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
+        deny(&cache, &charge, start);
 
         tokio::time::advance(Duration::from_millis(300)).await;
-        let answer = cached(&cache, &question, Instant::now()).expect("it is denied still");
-        assert_eq!(answer.server_time, Duration::from_millis(9_300));
-        let verdict = answer.outcomes[0].states[0];
-        assert_eq!(verdict.remaining, 1);
-        assert_eq!(verdict.retry_after, Some(Duration::from_millis(100)));
-        assert_eq!(verdict.reset_after, Duration::from_millis(4_700));
+        let response = cached(&cache, &charge, Instant::now()).expect("the denial is valid");
+        assert_eq!(response.server_time, Duration::from_millis(9_300));
+        let state = response.outcomes[0].states[0];
+        assert_eq!(state.remaining, 1);
+        assert_eq!(state.retry_after, Some(Duration::from_millis(100)));
+        assert_eq!(state.reset_after, Duration::from_millis(4_700));
 
-        assert!(cached(&cache, &question, start + WAIT - Duration::from_micros(1)).is_some());
-        assert_eq!(cached(&cache, &question, start + WAIT), None);
+        assert!(cached(&cache, &charge, start + WAIT - Duration::from_micros(1)).is_some());
+        assert_eq!(cached(&cache, &charge, start + WAIT), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_denial_holds_from_before_redis_was_asked() {
-        let (cache, question, start) = (DenyCache::new(), Question::new("a", 5, 1), Instant::now());
+    async fn the_time_of_a_denial_starts_when_the_request_is_made() {
+        let (cache, charge, start) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
         tokio::time::advance(Duration::from_millis(150)).await;
-        deny(&cache, &question, start);
+        deny(&cache, &charge, start);
 
-        assert_eq!(cached(&cache, &question, start + WAIT), None);
+        assert_eq!(cached(&cache, &charge, start + WAIT), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_long_wait_is_remembered_for_a_second() {
-        let (cache, question, start) = (DenyCache::new(), Question::new("a", 5, 1), Instant::now());
-        let (ask, hour) = (question.ask(Operation::Check), Duration::from_secs(3_600));
-        cache.remember(
-            &ask,
+    async fn a_denial_with_a_long_wait_is_valid_for_a_second() {
+        let (cache, charge, start) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
+        let (check, hour) = (charge.request(Operation::Check), Duration::from_secs(3_600));
+        cache.insert(
+            &check,
             start,
-            cache.stamp(&ask),
+            cache.generation(&check),
             hour,
             &[ChargeState::new(0, Some(hour), hour)],
         );
 
-        assert!(cached(&cache, &question, start + LONGEST - Duration::from_micros(1)).is_some());
-        assert_eq!(cached(&cache, &question, start + LONGEST), None);
+        assert!(cached(&cache, &charge, start + MAX_AGE - Duration::from_micros(1)).is_some());
+        assert_eq!(cached(&cache, &charge, start + MAX_AGE), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_the_same_numbers_for_the_same_key_at_no_lower_cost_are_denied() {
+    async fn a_denial_applies_to_the_same_limit_and_key_at_no_lower_cost() {
         let (cache, now) = (DenyCache::new(), Instant::now());
-        deny(&cache, &Question::new("a", 5, 2), now);
+        deny(&cache, &TestCharge::new("a", 5, 2), now);
 
-        assert!(cached(&cache, &Question::new("a", 5, 2), now).is_some());
-        assert!(cached(&cache, &Question::new("a", 5, 3), now).is_some());
-        assert_eq!(cached(&cache, &Question::new("a", 5, 1), now), None);
-        assert_eq!(cached(&cache, &Question::new("a", 6, 2), now), None);
-        assert_eq!(cached(&cache, &Question::new("b", 5, 2), now), None);
+        assert!(cached(&cache, &TestCharge::new("a", 5, 2), now).is_some());
+        assert!(cached(&cache, &TestCharge::new("a", 5, 3), now).is_some());
+        assert_eq!(cached(&cache, &TestCharge::new("a", 5, 1), now), None);
+        assert_eq!(cached(&cache, &TestCharge::new("a", 6, 2), now), None);
+        assert_eq!(cached(&cache, &TestCharge::new("b", 5, 2), now), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_taken_back_is_seen_at_once() {
-        let (cache, question, now) = (DenyCache::new(), Question::new("a", 5, 1), Instant::now());
-        deny(&cache, &question, now);
-        cache.forget(&[question.ask(Operation::Reset)]);
-        assert_eq!(cached(&cache, &question, now), None);
+    async fn a_reset_invalidates_a_denial() {
+        let (cache, charge, now) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
+        deny(&cache, &charge, now);
+        cache.invalidate(&[charge.request(Operation::Reset)]);
+        assert_eq!(cached(&cache, &charge, now), None);
 
-        // Denied by Redis before it was taken back, heard of afterwards.
-        let ask = question.ask(Operation::Check);
-        let stamp = cache.stamp(&ask);
-        cache.forget(&[question.ask(Operation::Reset)]);
-        cache.remember(&ask, now, stamp, WAIT, &[ChargeState::new(0, Some(WAIT), WAIT)]);
-        assert_eq!(cached(&cache, &question, now), None);
+        // Redis denies before the reset, and the reply arrives after it.
+        let check = charge.request(Operation::Check);
+        let generation = cache.generation(&check);
+        cache.invalidate(&[charge.request(Operation::Reset)]);
+        cache.insert(&check, now, generation, WAIT, &[ChargeState::new(0, Some(WAIT), WAIT)]);
+        assert_eq!(cached(&cache, &charge, now), None);
 
-        deny(&cache, &question, now);
-        assert!(cached(&cache, &question, now).is_some());
+        deny(&cache, &charge, now);
+        assert!(cached(&cache, &charge, now).is_some());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_bounded_and_the_oldest_leave_first() {
+    async fn the_cache_is_bounded_and_evicts_the_oldest_denials() {
         let (cache, now) = (DenyCache::new(), Instant::now());
         for number in 0..50_000 {
-            deny(&cache, &Question::new(&number.to_string(), 5, 1), now);
+            deny(&cache, &TestCharge::new(&number.to_string(), 5, 1), now);
         }
 
         let held = |cache: &DenyCache| -> (usize, usize) {
-            let tables = cache.tables.iter().map(|table| table.lock().unwrap());
-            tables.fold((0, 0), |(denials, order), table| {
-                (denials + table.denials.len(), order + table.order.len())
+            let shards = cache.shards.iter().map(|shard| shard.lock().unwrap());
+            shards.fold((0, 0), |(denials, order), shard| {
+                (denials + shard.denials.len(), order + shard.order.len())
             })
         };
         assert!(
@@ -365,11 +381,11 @@ mod tests {
             held(&cache)
         );
         assert!(held(&cache).0 > CAPACITY / 2);
-        assert!(cached(&cache, &Question::new("49999", 5, 1), now).is_some());
-        assert_eq!(cached(&cache, &Question::new("0", 5, 1), now), None);
+        assert!(cached(&cache, &TestCharge::new("49999", 5, 1), now).is_some());
+        assert_eq!(cached(&cache, &TestCharge::new("0", 5, 1), now), None);
 
         for _ in 0..50_000 {
-            deny(&cache, &Question::new("0", 5, 1), now);
+            deny(&cache, &TestCharge::new("0", 5, 1), now);
         }
         assert!(held(&cache).1 <= CAPACITY, "{:?}", held(&cache));
     }

@@ -3,50 +3,79 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{ask::Ask, commit_queue::CommitQueue, slot::slot_of};
+use super::{
+    backend::Backend,
+    commit_queue::{BatchLimits, CommitQueue},
+    deny_cache::DenyCache,
+    request::OwnedRequest,
+    slot::slot_of,
+};
 
-/// The queues of a store: one for a single server, or one for each slot of a cluster that was ever used.
-pub(super) enum CommitQueues {
-    Server(Arc<CommitQueue>),
+/// The commit queues of a store, and what they share. The clones of a store have it in common.
+pub(super) struct CommitQueues {
+    pub(super) backend: Arc<Backend>,
+    pub(super) deny_cache: Option<Arc<DenyCache>>,
+    limits: BatchLimits,
+    queues: Queues,
+}
+
+enum Queues {
+    SingleServer(Arc<CommitQueue>),
+    /// One for each slot of a cluster that was ever used.
     Slots(Mutex<HashMap<u16, Arc<CommitQueue>>>),
 }
 
 impl CommitQueues {
-    pub(super) fn new(clustered: bool) -> Self {
-        match clustered {
-            true => Self::Slots(Mutex::default()),
-            false => Self::Server(Arc::default()),
+    pub(super) fn new(backend: Backend, deny_cache: Option<DenyCache>, limits: BatchLimits) -> Self {
+        let (backend, deny_cache) = (Arc::new(backend), deny_cache.map(Arc::new));
+        let queues = match backend.client.is_clustered() {
+            true => Queues::Slots(Mutex::default()),
+            false => {
+                let queue = CommitQueue::new(backend.clone(), deny_cache.clone(), limits);
+                Queues::SingleServer(Arc::new(queue))
+            }
+        };
+        Self {
+            backend,
+            deny_cache,
+            limits,
+            queues,
         }
     }
 
-    /// The queue for all of these, unless their keys lie in several slots.
-    pub(super) fn of(&self, asks: &[Ask]) -> Option<Arc<CommitQueue>> {
-        if let Self::Server(queue) = self {
+    /// The queue for requests, unless their keys lie in several slots.
+    pub(super) fn queue_of(&self, requests: &[OwnedRequest]) -> Option<Arc<CommitQueue>> {
+        if let Queues::SingleServer(queue) = &self.queues {
             return Some(queue.clone());
         }
-        let mut slots = asks.iter().flat_map(|ask| &ask.debits).map(|debit| slot_of(&debit.key));
+        let charges = requests.iter().flat_map(|request| &request.charges);
+        let mut slots = charges.map(|charge| slot_of(&charge.key));
         let slot = slots.next().unwrap_or_default();
-        slots.all(|other| other == slot).then(|| self.at(slot))
+        slots.all(|other| other == slot).then(|| self.queue_at(slot))
     }
 
     /// The queue for a slot.
-    pub(super) fn at(&self, slot: u16) -> Arc<CommitQueue> {
-        match self {
-            Self::Server(queue) => queue.clone(),
-            Self::Slots(queues) => {
+    pub(super) fn queue_at(&self, slot: u16) -> Arc<CommitQueue> {
+        match &self.queues {
+            Queues::SingleServer(queue) => queue.clone(),
+            Queues::Slots(queues) => {
                 // No code panics while they are locked.
                 let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
-                queues.entry(slot).or_default().clone()
+                let queue = queues.entry(slot).or_insert_with(|| {
+                    let queue = CommitQueue::new(self.backend.clone(), self.deny_cache.clone(), self.limits);
+                    Arc::new(queue)
+                });
+                queue.clone()
             }
         }
     }
 
-    /// Whether no call is on its way and no request waits.
+    /// Whether no call is in flight and no request waits.
     #[cfg(test)]
     pub(super) fn are_idle(&self) -> bool {
-        match self {
-            Self::Server(queue) => queue.is_idle(),
-            Self::Slots(queues) => queues
+        match &self.queues {
+            Queues::SingleServer(queue) => queue.is_idle(),
+            Queues::Slots(queues) => queues
                 .lock()
                 .is_ok_and(|queues| queues.values().all(|queue| queue.is_idle())),
         }

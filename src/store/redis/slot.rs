@@ -1,4 +1,4 @@
-/// The slot of a key in a cluster.
+/// The slot of a key in Redis Cluster.
 ///
 /// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags>
 pub(super) fn slot_of(key: &[u8]) -> u16 {
@@ -6,7 +6,7 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
     crc16(hash_tag(key).unwrap_or(key)) % SLOTS
 }
 
-/// What stands between the first `{` and the first `}` after it, unless it is nothing.
+/// The bytes between the first `{` and the first `}` after it, unless there are none.
 fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let (_, rest) = split(key, b'{')?;
     let (tag, _) = split(rest, b'}')?;
@@ -18,7 +18,7 @@ fn split(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     Some((&bytes[..position], &bytes[position + 1..]))
 }
 
-/// CRC-16 as XMODEM has it.
+/// CRC-16 of XMODEM.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes
         .iter()

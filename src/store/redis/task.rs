@@ -1,4 +1,4 @@
-//! Tasks of the store.
+//! How the store spawns and ends tasks.
 
 use std::{
     pin::Pin,
@@ -7,7 +7,7 @@ use std::{
 
 use tokio::{runtime::Handle, task::JoinHandle};
 
-/// A task that ends with its owner.
+/// Aborts a task when it is dropped.
 pub(super) struct AbortOnDrop<T>(pub(super) JoinHandle<T>);
 
 impl<T> Drop for AbortOnDrop<T> {
@@ -16,7 +16,7 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// A future that goes on in a task of its own when it is dropped before it is ready.
+/// A future that continues in a task of its own when it is dropped before it is ready.
 pub(super) struct DetachOnDrop<T: Send + 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
 
 impl<T: Send + 'static> DetachOnDrop<T> {
@@ -48,13 +48,18 @@ impl<T: Send + 'static> Drop for DetachOnDrop<T> {
     }
 }
 
-/// Runs a future in a task, unless there is no runtime any longer.
+/// Runs a future in a task if the current thread has a runtime.
 pub(super) fn try_spawn(future: impl Future<Output: Send + 'static> + Send + 'static) {
     if let Ok(runtime) = Handle::try_current() {
         spawn_on(&runtime, future);
     }
 }
 
+/// Runs a future in a task.
+///
+/// # Panics
+///
+/// Outside of a tokio runtime.
 pub(super) fn spawn(future: impl Future<Output: Send + 'static> + Send + 'static) {
     spawn_on(&Handle::current(), future);
 }

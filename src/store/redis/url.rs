@@ -1,30 +1,30 @@
-use super::ClientLibrary;
+use super::client::library::ClientLibrary;
 use crate::ConfigError;
 
-/// A URL that no client will misread. No error shows it, since it may hold a password.
+/// A URL that all clients read alike. No error contains it, since it may contain a password.
 #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "fred reads the URL by itself"))]
 pub(super) struct Url<'a> {
     tls: bool,
     kind: Kind,
     credentials: Option<&'a str>,
     host: &'a str,
-    /// The client that is to connect to it.
+    /// The library to connect with.
     pub(super) library: ClientLibrary,
-    /// From the slash on.
+    /// Begins with the slash.
     path: &'a str,
     query: &'a str,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    Server,
+    SingleServer,
     UnixSocket,
     Sentinel,
     Cluster,
 }
 
 impl<'a> Url<'a> {
-    /// Reads a URL for this library, or for the one that suits it best.
+    /// Reads a URL for this library, or for the default library of its topology.
     pub(super) fn parse(url: &'a str, chosen: Option<ClientLibrary>) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(not_redis)?;
         let (base, kind) = match scheme.split_once(['-', '+']) {
@@ -32,7 +32,7 @@ impl<'a> Url<'a> {
             Some((base, "cluster")) => (base, Kind::Cluster),
             Some((base, "unix")) => (base, Kind::UnixSocket),
             Some(_) => return Err(not_redis()),
-            None => (scheme, Kind::Server),
+            None => (scheme, Kind::SingleServer),
         };
         let tls = match base {
             "redis" | "valkey" => false,
@@ -123,13 +123,13 @@ fn prepare_tls(scheme: &str, library: ClientLibrary) -> Result<(), ConfigError> 
     // Without TLS built in, fred would connect in plain text.
     if !built_in {
         return Err(ConfigError::new(format!(
-            "`{scheme}://` asks for TLS: turn on the feature `{feature}`"
+            "`{scheme}://` means TLS: turn on the feature `{feature}`"
         )));
     }
     // Where the application has two providers compiled in and has chosen none, rustls would panic.
     #[cfg(any(feature = "enable-rustls-ring", feature = "tokio-rustls-comp"))]
     if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // An error means that somebody else was faster.
+        // An error means that another thread has installed one.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
     Ok(())
@@ -137,13 +137,13 @@ fn prepare_tls(scheme: &str, library: ClientLibrary) -> Result<(), ConfigError> 
 
 /// Why fred does not serve a cluster.
 #[cfg(feature = "fred")]
-pub(super) const FRED_IN_A_CLUSTER: &str =
-    "while slots move, fred 10 may hand one caller's reply to another, and while one primary is down it serves none";
+pub(super) const FRED_IN_A_CLUSTER: &str = "while slots move, fred 10 may return the reply to one caller to another, and \
+                                            while one primary is down it serves none";
 
 #[cfg(feature = "redis")]
 pub(super) enum Topology {
-    Server,
-    /// The primary of this name; those who know it are asked with these credentials.
+    SingleServer,
+    /// The primary of this name, and the credentials of the sentinels.
     Sentinel {
         service: String,
         credentials: Option<String>,
@@ -151,12 +151,12 @@ pub(super) enum Topology {
     Cluster,
 }
 
-/// In plain URLs of single servers, for a client that knows no others.
+/// URLs of single servers, for redis-rs, which reads no others.
 #[cfg(feature = "redis")]
 impl<'a> Url<'a> {
     pub(super) fn topology(&self) -> Topology {
         match self.kind {
-            Kind::Server | Kind::UnixSocket => Topology::Server,
+            Kind::SingleServer | Kind::UnixSocket => Topology::SingleServer,
             Kind::Cluster => Topology::Cluster,
             Kind::Sentinel => Topology::Sentinel {
                 service: self.parameter("sentinelServiceName").unwrap_or_default().to_owned(),
@@ -169,8 +169,8 @@ impl<'a> Url<'a> {
         }
     }
 
-    /// The server, or for Sentinel and a cluster all that is not an address.
-    pub(super) fn plain(&self) -> String {
+    /// The URL of the server; for Sentinel and a cluster, the settings of connections to a server.
+    pub(super) fn server_url(&self) -> String {
         match self.kind {
             Kind::UnixSocket => {
                 let (user, password) = self
@@ -185,12 +185,12 @@ impl<'a> Url<'a> {
                 }
                 url
             }
-            _ => self.at(self.host, self.credentials, self.path),
+            Kind::SingleServer | Kind::Sentinel | Kind::Cluster => self.url_of(self.host, self.credentials, self.path),
         }
     }
 
-    /// All nodes that the URL names.
-    pub(super) fn nodes(&self) -> impl Iterator<Item = String> {
+    /// The URLs of all nodes in this URL.
+    pub(super) fn node_urls(&self) -> impl Iterator<Item = String> {
         let (credentials, path) = match self.topology() {
             // Sentinels have credentials of their own, and no databases.
             Topology::Sentinel { credentials, .. } => (credentials, ""),
@@ -199,10 +199,10 @@ impl<'a> Url<'a> {
         let more = self.parameters().filter(|(name, _)| *name == "node");
         std::iter::once(self.host)
             .chain(more.map(|(_, node)| node))
-            .map(move |node| self.at(node, credentials.as_deref(), path))
+            .map(move |node| self.url_of(node, credentials.as_deref(), path))
     }
 
-    fn at(&self, host: &str, credentials: Option<&str>, path: &str) -> String {
+    fn url_of(&self, host: &str, credentials: Option<&str>, path: &str) -> String {
         let scheme = if self.tls { "rediss" } else { "redis" };
         let (credentials, at) = credentials.map_or(("", ""), |credentials| (credentials, "@"));
         let has_port = host.rfind(':') > host.rfind(']');
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_a_client_would_misread_is_refused_with_the_fix() {
+    fn a_url_that_clients_read_differently_is_refused_with_the_fix() {
         for (url, fix) in [
             ("", "redis://"),
             ("127.0.0.1:6379", "redis://"),
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     #[cfg(all(feature = "fred", feature = "redis"))]
-    fn a_cluster_is_served_by_redis_rs_alone() {
+    fn only_redis_rs_serves_a_cluster() {
         let url = "redis-cluster://127.0.0.1";
         assert_eq!(parse(url).expect("a good URL").library, ClientLibrary::RedisRs);
         let error = Url::parse(url, Some(ClientLibrary::Fred))
@@ -299,9 +299,9 @@ mod tests {
     }
 
     #[cfg(feature = "redis")]
-    fn in_plain(url: &str) -> (String, Vec<String>) {
+    fn urls_in(url: &str) -> (String, Vec<String>) {
         let url = parse(url).expect("a good URL");
-        (url.plain(), url.nodes().collect())
+        (url.server_url(), url.node_urls().collect())
     }
 
     #[test]
@@ -309,7 +309,7 @@ mod tests {
     fn sentinels_have_credentials_of_their_own_and_no_database() {
         let url = "redis-sentinel://u:p@a:1/3?sentinelServiceName=s&node=[::1]&sentinelPassword=x+y";
         assert_eq!(
-            in_plain(url),
+            urls_in(url),
             (
                 "redis://u:p@a:1/3".into(),
                 vec!["redis://:x%20y@a:1".into(), "redis://:x%20y@[::1]:26379".into()]
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     #[cfg(feature = "redis")]
     fn nodes_of_a_cluster_share_their_credentials() {
-        let (_, nodes) = in_plain("valkey-cluster://u:p@a:1?node=b:2");
+        let (_, nodes) = urls_in("valkey-cluster://u:p@a:1?node=b:2");
         assert_eq!(nodes, ["redis://u:p@a:1", "redis://u:p@b:2"]);
     }
 }

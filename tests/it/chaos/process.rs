@@ -154,7 +154,8 @@ pub(super) async fn connect() -> Option<(RedisStore, u64)> {
         .client_library(library)
         .group_commit(together)
         .deny_cache(together)
-        .connect(url)
+        .url(url)
+        .connect()
         .await
         .expect("the URL is good");
     store.ready().await.expect("Redis replies");

@@ -49,7 +49,10 @@ impl Clock {
     pub(crate) async fn redis_store(&self, redis: &Redis) -> RedisStore {
         // On the client that the test has already: a store of its own takes its time to connect.
         let client = redis.client().await.clone();
-        Self::builder().client(client).expect("the client will do")
+        Self::builder()
+            .fred_client(client)
+            .connect_lazy()
+            .expect("the client will do")
     }
 
     /// The same through redis-rs.
@@ -60,8 +63,20 @@ impl Clock {
         connected(builder, &redis.url()).await
     }
 
+    /// Denials are not cached, since the deny cache goes by another clock.
     fn builder() -> RedisStoreBuilder {
-        patient().clock_in(Self::KEY)
+        patient().script(Self::script()).deny_cache(false)
+    }
+
+    /// The script of the store, with the time from a Redis key, and keys that do not expire, since the time of the test is not
+    /// that of Redis.
+    fn script() -> String {
+        let [script] = RedisStore::scripts();
+        let with_time = script.replacen("call('TIME')", &format!("{{ '', call('GET', '{}') }}", Self::KEY), 1);
+        assert_ne!(with_time, script, "the script reads the time");
+        let script = with_time.replacen("(at + SLACK)", "(at + 4000000000000000)", 1);
+        assert_ne!(script, with_time, "the script sets expiry times");
+        script
     }
 
     /// Tells the time to the scripts in this Redis.

@@ -16,7 +16,7 @@ pub(crate) fn less_patient() -> RedisStoreBuilder {
 
 /// A store made by this builder, connected.
 pub(crate) async fn connected(builder: RedisStoreBuilder, url: &str) -> RedisStore {
-    let store = builder.connect(url).await.expect("the URL is good");
+    let store = builder.url(url).connect().await.expect("the URL is good");
     store.ready().await.expect("Redis answers");
     store
 }

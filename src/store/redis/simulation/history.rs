@@ -1,13 +1,13 @@
-//! What happened in a schedule, held against what is promised.
+//! Verifies the promises of the store in what happened in a schedule.
 
 use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    DEADLINE,
-    network::{Faults, Network},
-    schedule::{Kind, Plan},
+    faults::Faults,
+    network::Network,
+    plan::{DEADLINE, Kind, Plan},
 };
 use crate::store::{ErrorKind, StoreError, StoreResponse};
 
@@ -15,26 +15,27 @@ use crate::store::{ErrorKind, StoreError, StoreResponse};
 #[derive(Clone, Debug)]
 pub(super) struct Record {
     pub(super) kind: Kind,
-    /// The Redis keys it charges, of which the first is its own, unless it is about a shared one.
+    /// The Redis keys that it charges. The first one is its own unless it is of a shared key.
     pub(super) keys: Vec<String>,
     /// The runtime of the caller.
     pub(super) runtime: usize,
-    /// Whether that ended or stood still before the answer.
+    /// Whether that ended or was stalled before the response.
     pub(super) disturbed: bool,
-    /// In which order it was first polled.
+    /// Its position in the order in which requests were first polled.
     pub(super) order: Option<usize>,
     pub(super) polled_at: Option<Instant>,
-    pub(super) answered_at: Option<Instant>,
+    pub(super) responded_at: Option<Instant>,
+    /// Whether the caller left before the response.
     pub(super) left: bool,
-    /// If the deny cache answered: whether the server would deny it too.
+    /// If the response is cached: whether the server would deny the request too.
     pub(super) cached: Option<bool>,
-    pub(super) answer: Option<Result<StoreResponse, StoreError>>,
+    pub(super) response: Option<Result<StoreResponse, StoreError>>,
 }
 
 impl Record {
     fn allowed(&self) -> Option<bool> {
-        match &self.answer {
-            Some(Ok(answer)) => Some(answer.outcomes[0].allowed),
+        match &self.response {
+            Some(Ok(response)) => Some(response.outcomes[0].allowed),
             _ => None,
         }
     }
@@ -43,8 +44,8 @@ impl Record {
 /// The longest round trip on a good network.
 const ROUND_TRIP: Duration = Duration::from_millis(6);
 
-/// The longest that a caller may wait for what it sends to one queue: one deadline in the queue and one for Redis, both
-/// counted in steps, of which each is rounded up to the resolution of the timer.
+/// The longest wait for a response from one queue: one deadline in the queue and one for Redis, both counted in steps, each
+/// rounded up to the resolution of the timer.
 const LONGEST: Duration = DEADLINE.saturating_mul(2).saturating_add(Duration::from_millis(20));
 
 pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
@@ -54,18 +55,18 @@ pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
             Some(false),
             "the server would admit what the deny cache denies: {record:?}"
         );
-        each_is_charged_at_most_once(record, network);
-        each_is_answered_in_time(plan, record, network);
+        verify_charged_at_most_once(record, network);
+        verify_response_in_time(plan, record, network);
     }
-    the_limit_is_kept(plan, records, network);
-    they_are_sent_in_order(plan, records, network);
+    verify_limits(plan, records, network);
+    verify_order(plan, records, network);
 }
 
-fn each_is_charged_at_most_once(record: &Record, network: &Network) {
+fn verify_charged_at_most_once(record: &Record, network: &Network) {
     let times = |key: &String| network.charged(key).len();
     let own = match record.kind {
         Kind::Own | Kind::OwnCharge | Kind::OwnPair => &record.keys[..],
-        // The last key is one that always denies.
+        // The last key always denies.
         Kind::Across => &record.keys[..2],
         Kind::Shared | Kind::Calendar | Kind::Peek | Kind::Reset => return,
     };
@@ -84,27 +85,25 @@ fn each_is_charged_at_most_once(record: &Record, network: &Network) {
     }
 }
 
-fn each_is_answered_in_time(plan: &Plan, record: &Record, network: &Network) {
+fn verify_response_in_time(plan: &Plan, record: &Record, network: &Network) {
     let Some(polled_at) = record.polled_at else { return };
     if record.left || record.disturbed {
         return;
     }
-    let answered_at = record
-        .answered_at
-        .unwrap_or_else(|| panic!("never answered: {record:?}"));
+    let responded_at = record.responded_at.unwrap_or_else(|| panic!("no response: {record:?}"));
     let longest = match record.kind {
         // Three slots, then two refunds.
         Kind::Across => 5 * LONGEST,
         _ => LONGEST,
     };
-    let waited = answered_at - polled_at;
-    assert!(waited <= longest, "answered after {waited:?}: {record:?}");
+    let waited = responded_at - polled_at;
+    assert!(waited <= longest, "a response after {waited:?}: {record:?}");
 
     if plan.faults != Faults::default() {
         return;
     }
-    // Nothing but a call that went away, or stands still, with its runtime keeps a good server from answering.
-    if let Some(Err(error)) = &record.answer {
+    // With a good server, only the end or a stall of the runtime of the call is a reason for an error.
+    if let Some(Err(error)) = &record.response {
         let disturbed = plan.endings > 0 && error.kind() == ErrorKind::Unreachable
             || plan.stalls > 0 && error.kind() == ErrorKind::Timeout;
         assert!(disturbed, "{error}: {record:?}");
@@ -115,13 +114,13 @@ fn each_is_answered_in_time(plan: &Plan, record: &Record, network: &Network) {
         let longest = 4 * ROUND_TRIP;
         assert!(
             waited <= longest,
-            "answered after {waited:?} by a good server: {record:?}"
+            "a response of a good server after {waited:?}: {record:?}"
         );
     }
 }
 
-/// No window holds more than the limit, by the clock of the server, unless that was set.
-fn the_limit_is_kept(plan: &Plan, records: &[Record], network: &Network) {
+/// No window of the server's clock contains more than the limit, unless the clock was set.
+fn verify_limits(plan: &Plan, records: &[Record], network: &Network) {
     if plan.faults.clock_step > 0 || plan.resets {
         return;
     }
@@ -137,18 +136,18 @@ fn the_limit_is_kept(plan: &Plan, records: &[Record], network: &Network) {
             charged.len()
         );
         for (position, (at, _)) in charged.iter().enumerate() {
-            let held = charged[..=position]
+            let in_window = charged[..=position]
                 .iter()
                 .filter(|(earlier, _)| earlier + Plan::WINDOW_US > *at);
-            let weight: u64 = held.map(|(_, cost)| cost).sum();
+            let weight: u64 = in_window.map(|(_, cost)| cost).sum();
             assert!(weight <= Plan::QUOTA, "{key}: {weight} in a window");
         }
     }
 }
 
 /// Requests to one queue are sent in the order in which they were made.
-fn they_are_sent_in_order(plan: &Plan, records: &[Record], network: &Network) {
-    // What cannot be served together is sent again one by one.
+fn verify_order(plan: &Plan, records: &[Record], network: &Network) {
+    // Requests that cannot be decided together are sent again one by one.
     if plan.clustered || plan.faults.try_again > 0 {
         return;
     }
@@ -156,7 +155,7 @@ fn they_are_sent_in_order(plan: &Plan, records: &[Record], network: &Network) {
         .iter()
         .filter(|record| matches!(record.kind, Kind::Own | Kind::OwnCharge))
         .filter_map(|record| {
-            // A script that is not known, and a second guess of a calendar window, send a call again.
+            // A call is sent again if the script is unknown or no window of a calendar encloses the time.
             let first = network.sent(&record.keys[0]).into_iter().min()?;
             Some((record.order?, first, record))
         })

@@ -1,30 +1,30 @@
-//! Deterministic simulation of the way to Redis: queue, deadlines, breaker, deny cache and refunds across slots.
+//! Deterministic simulation of commit queues, deadlines, breaker, deny cache and refunds across slots.
 //!
-//! A schedule is made from a seed: callers that send, wait late and leave, a network with faults, a server whose clock is set,
-//! and runtimes that end or stand still. It runs in virtual time, with the real code down to the client, and what happened is
-//! held against what is promised. A schedule that fails prints its seed; `TOWER_QUOTA_SEED` replays it.
+//! A schedule is made from a seed: callers that send, wait late and leave, a network with faults, a server with a clock that is set,
+//! and runtimes that end or stall. It runs in virtual time with the code of the store down to the client, and the promises of the
+//! store are verified in what happened. A schedule that fails prints its seed; `TOWER_QUOTA_SEED` replays it.
 
+mod arguments;
+pub(super) mod backend;
+mod caller;
+mod faults;
 mod history;
-mod network;
+pub(super) mod network;
+mod plan;
 pub(super) mod runtime;
 mod schedule;
 
-pub(super) use self::network::Network;
+use std::panic;
 
-use std::{panic, time::Duration};
+use self::{faults::Faults, plan::Plan, schedule::run};
 
-use self::{
-    network::Faults,
-    schedule::{Plan, run},
-};
-
-/// How many schedules each test runs; `TOWER_QUOTA_SCHEDULES` is another number.
+/// The number of schedules of each test; `TOWER_QUOTA_SCHEDULES` replaces it.
 fn schedules() -> u64 {
     let given = std::env::var("TOWER_QUOTA_SCHEDULES").ok();
     given.map_or(4_000, |number| number.parse().expect("a number of schedules"))
 }
 
-/// Runs schedules of a kind, each from a seed of its own.
+/// Runs schedules of one plan, each from a seed of its own.
 fn simulate(plan: impl Fn(u64) -> Plan) {
     if let Ok(seed) = std::env::var("TOWER_QUOTA_SEED") {
         let seed = seed.parse().expect("a seed");
@@ -46,7 +46,7 @@ fn a_good_network_decides_each_request_once_and_in_order() {
 }
 
 #[test]
-fn a_network_with_faults_charges_nothing_twice_and_leaves_no_caller_without_an_answer() {
+fn a_network_with_faults_charges_nothing_twice_and_each_caller_has_a_response() {
     simulate(|seed| {
         // Each schedule has some of the faults, so that one does not hide another.
         let some = |bit: u32, chance: u32| if seed >> bit & 1 == 1 { chance } else { 0 };
@@ -69,7 +69,7 @@ fn a_network_with_faults_charges_nothing_twice_and_leaves_no_caller_without_an_a
 }
 
 #[test]
-fn a_server_that_is_silent_for_a_while_is_found_again() {
+fn checks_succeed_again_after_a_server_did_not_reply() {
     simulate(|_| Plan {
         faults: Faults {
             request_lost: 1_000,
@@ -80,7 +80,7 @@ fn a_server_that_is_silent_for_a_while_is_found_again() {
 }
 
 #[test]
-fn runtimes_that_end_or_stand_still_hold_up_no_caller_of_another() {
+fn runtimes_that_end_or_stall_delay_no_caller_of_another() {
     simulate(|seed| Plan {
         runtimes: 3,
         endings: 4,
@@ -94,7 +94,7 @@ fn runtimes_that_end_or_stand_still_hold_up_no_caller_of_another() {
 }
 
 #[test]
-fn a_clock_that_is_set_loses_no_answer() {
+fn a_clock_that_is_set_loses_no_response() {
     simulate(|_| Plan {
         faults: Faults {
             clock_step: 100,
@@ -105,7 +105,7 @@ fn a_clock_that_is_set_loses_no_answer() {
 }
 
 #[test]
-fn a_reset_is_seen_by_the_deny_cache() {
+fn a_reset_invalidates_the_deny_cache() {
     simulate(|_| Plan {
         resets: true,
         ..Plan::default()
@@ -113,7 +113,7 @@ fn a_reset_is_seen_by_the_deny_cache() {
 }
 
 #[test]
-fn a_cluster_refunds_what_was_charged_before_a_denial() {
+fn a_cluster_refunds_the_charges_before_a_denial() {
     simulate(|seed| Plan {
         clustered: true,
         runtimes: 2,
@@ -125,6 +125,3 @@ fn a_cluster_refunds_what_was_charged_before_a_denial() {
         ..Plan::default()
     });
 }
-
-/// The deadline of all simulated stores.
-const DEADLINE: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Runtimes that end or stand still, as parts of one real runtime with virtual time.
+//! Simulated runtimes that end or stall, within one real runtime with virtual time.
 
 use std::{
     pin::Pin,

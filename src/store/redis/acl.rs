@@ -1,8 +1,6 @@
-//! The permissions that a store needs in Redis, and the message that names the missing one.
+//! The permissions that a store requires in Redis, and the errors that name a missing one.
 
-use std::borrow::Cow;
-
-/// The commands of the scripts.
+/// The commands that the script calls.
 const COMMANDS: [&str; 18] = [
     "time",
     "get",
@@ -24,8 +22,8 @@ const COMMANDS: [&str; 18] = [
     "zscore",
 ];
 
-/// The line that creates a user with the permissions of a store whose keys have this prefix. A strict user may run only the
-/// scripts that are loaded.
+/// The command that creates a user with the permissions of a store with this prefix. A strict user may only run scripts that
+/// Redis has already.
 fn acl_line(prefix: &str, strict: bool) -> String {
     let (user, eval) = match strict {
         true => ("strict-limiter", ""),
@@ -35,20 +33,20 @@ fn acl_line(prefix: &str, strict: bool) -> String {
     format!("ACL SETUSER {user} reset on >password ~{prefix}:* +ping{eval} +evalsha +{commands}")
 }
 
-/// What Redis replies, up to 7.0 and since 7.2, where a script calls a command that is not permitted.
+/// The errors up to Redis 7.0 and since 7.2 if a script calls a command without permission.
 const IN_SCRIPT: [&str; 2] = ["The user executing the script", "ACL failure in script"];
 
-/// An error that Redis replies with until its settings or those of the store are changed.
+/// An error reply of Redis that does not change until the settings of Redis or of the store are changed.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
-    /// The command that is not permitted, in upper case.
+    /// The command without permission, in upper case.
     command: Option<String>,
     /// The reply of Redis.
     pub(super) error: String,
 }
 
 impl Refusal {
-    /// The refusal that this error of a script call is, if it is one.
+    /// The refusal in an error of a script call, if it is one.
     pub(super) fn of_call(error: &str) -> Option<Self> {
         const CODES: [&str; 4] = ["DENIED", "NOAUTH", "NOPERM", "WRONGPASS"];
         const TEXTS: [&str; 4] = [
@@ -62,16 +60,16 @@ impl Refusal {
         is_final.then(|| Self::new(error))
     }
 
-    /// The refusal that this error of a new connection is, if it is one.
+    /// The refusal in an error of a new connection, if it is one.
     pub(super) fn of_connection(error: &str) -> Option<Self> {
-        // Of a credential, or of the database.
+        // About the credentials or the database.
         let is_final = error.starts_with("ERR ") && !error.contains("max number of clients");
         is_final.then(|| Self::new(error)).or_else(|| Self::of_call(error))
     }
 
-    /// The refusal that this error of a command in the trial is, if it is one.
+    /// The refusal in an error of a command of the trial, if it is one.
     pub(super) fn of_trial(command: &str, error: &str) -> Option<Self> {
-        // `OOM` or `READONLY` may pass, and what has no code of its own is about the command.
+        // `OOM` and `READONLY` are temporary; an error without a code of its own is about the command.
         let is_final = error.starts_with("ERR ") || Self::of_call(error).is_some();
         is_final.then(|| Self {
             command: Some(command.to_uppercase()),
@@ -79,7 +77,7 @@ impl Refusal {
         })
     }
 
-    /// The same of a trial, which met it before its first command: of `TIME`, with which the script begins.
+    /// The same refusal if the trial received it before its first command: it is about `TIME`, which the script calls first.
     pub(super) fn before_the_commands(mut self) -> Self {
         if self.command.is_none() && IN_SCRIPT.iter().any(|text| self.error.contains(text)) {
             self.command = Some("TIME".to_owned());
@@ -95,11 +93,11 @@ impl Refusal {
         }
     }
 
-    /// Where the permission is missing, and what would grant it, for a store whose keys have this prefix.
+    /// Names the missing permission and what grants it, for a store with this prefix.
     pub(super) fn explain(&self, prefix: &str) -> String {
         let error = &self.error;
         let user = acl_line(prefix, false);
-        let user = format!("; a user that has all permissions of the store: `{user}` (Redis replied: {error})");
+        let user = format!("; a user with all permissions of the store: `{user}` (Redis replied: {error})");
         match self.command.as_deref() {
             _ if error.starts_with("NOSCRIPT") => format!(
                 "Redis does not keep the script of the store, and `EVAL` does not load it (Redis replied: {error})"
@@ -107,12 +105,12 @@ impl Refusal {
             Some("EVAL") => {
                 let strict = acl_line(prefix, true);
                 format!(
-                    "Redis does not know the script of the store, and refuses `EVAL`, which would load it; load the texts of \
+                    "Redis does not have the script of the store and refuses `EVAL`, which would load it; load the texts of \
                      `RedisStore::scripts()` with `SCRIPT LOAD` for a user such as `{strict}`, or permit `EVAL`{user}"
                 )
             }
             Some(command) if ["syntax error", "nknown"].iter().any(|text| error.contains(text)) => format!(
-                "this Redis has no command `{command}` as of Redis 6.2, which the store needs (Redis replied: {error})"
+                "this Redis has no command `{command}` as of Redis 6.2, which the store requires (Redis replied: {error})"
             ),
             Some(command) => format!(
                 "Redis refuses the command `{command}`; grant it with `+{}`{user}",
@@ -151,18 +149,6 @@ fn command_in(error: &str) -> Option<String> {
     Some(command.to_uppercase().replace('|', " "))
 }
 
-/// The text of an error of the system, of which some clients keep only the `Debug` text:
-/// `Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }`
-#[cfg_attr(not(feature = "fred"), expect(dead_code, reason = "redis-rs keeps the error"))]
-pub(super) fn plain(details: &str) -> Cow<'_, str> {
-    let is_debug = ["Os {", "Custom {"].iter().any(|begin| details.starts_with(begin));
-    let quoted = details.split_once('"').and_then(|(_, rest)| rest.rsplit_once('"'));
-    match (is_debug, quoted) {
-        (true, Some((message, _))) => message.replace("\\\"", "\"").into(),
-        _ => details.into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -179,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_users_may_run_what_the_scripts_call_and_no_more() {
+    fn the_users_may_run_the_commands_of_the_script_and_no_others() {
         let calls = SCRIPT.source.split("call('").skip(1);
         let called: BTreeSet<_> = calls
             .filter_map(|rest| rest.split_once('\''))
@@ -189,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trial_runs_each_command_that_the_scripts_call() {
+    fn the_trial_runs_each_command_that_the_script_calls() {
         let trial = include_str!("../../../lua/trial.lua");
         let tried = trial.lines().filter_map(|line| line.trim().strip_prefix("{ '"));
         let tried = tried.filter_map(|line| line.split_once('\''));
@@ -200,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_what_is_missing() {
+    fn a_refusal_names_the_missing_permission() {
         // As Redis 6.2, 7.0 and 7.2 reply.
         for (error, names) in [
             (
@@ -242,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_no_refusal() {
+    fn a_temporary_error_is_no_refusal() {
         for error in [
             "OOM command not allowed when used memory > 'maxmemory'.",
             "READONLY You can't write against a read only replica.",
@@ -255,23 +241,6 @@ mod tests {
         ] {
             assert!(Refusal::of_call(error).is_none(), "{error}");
             assert!(Refusal::of_connection(error).is_none(), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_error_of_the_system_is_read_in_plain_words() {
-        for (details, text) in [
-            (
-                r#"Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }"#,
-                "Connection refused",
-            ),
-            (
-                r#"Custom { kind: Uncategorized, error: "failed to lookup address information" }"#,
-                "failed to lookup address information",
-            ),
-            ("StoreRequest timed out.", "StoreRequest timed out."),
-        ] {
-            assert_eq!(plain(details), text);
         }
     }
 }

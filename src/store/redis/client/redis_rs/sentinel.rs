@@ -5,20 +5,20 @@ use std::{
 
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisError};
 
-use super::at;
+use super::connection_info::at;
 
-/// Those who know which server is the primary.
+/// The sentinels, which report the address of the primary.
 pub(super) struct Sentinels {
     sentinels: Vec<ConnectionInfo>,
     service: String,
-    /// How to connect to the primary, wherever it is.
+    /// The settings of connections to the primary.
     template: ConnectionInfo,
-    /// The one that answered last is asked first.
+    /// The position of the sentinel that replied last, to which the next query is sent first.
     first: AtomicUsize,
 }
 
-/// How long one of them may take, for connecting and again for its answer.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// The time for a connection to a sentinel, and again for its reply.
+const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
 
 impl Sentinels {
     pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, template: ConnectionInfo) -> Self {
@@ -30,23 +30,23 @@ impl Sentinels {
         }
     }
 
-    /// The primary, by the first of them that answers.
+    /// The primary that the first sentinel with a reply reports.
     ///
-    /// <https://redis.io/docs/latest/develop/reference/sentinel-clients/>. It is not asked for its role: one that has
-    /// become a replica answers `READONLY`, and then they are asked again.
+    /// <https://redis.io/docs/latest/develop/reference/sentinel-clients/>. The role of the server is not verified: if it has
+    /// become a replica, it replies `READONLY`, and the sentinels are queried again.
     pub(super) async fn primary(&self) -> Result<ConnectionInfo, RedisError> {
         let first = self.first.load(Ordering::Relaxed);
-        let mut last_error = RedisError::from((ErrorKind::EmptySentinelList, "there is no sentinel"));
+        let mut last_error = RedisError::from((ErrorKind::EmptySentinelList, "the URL has no sentinel"));
         for offset in 0..self.sentinels.len() {
             let position = (first + offset) % self.sentinels.len();
-            match self.ask(&self.sentinels[position]).await {
+            match self.query(&self.sentinels[position]).await {
                 Ok((host, port)) => {
                     self.first.store(position, Ordering::Relaxed);
                     return Ok(at(&self.template, host, port));
                 }
                 Err(error) => {
                     last_error = error;
-                    // This attempt may be cut short, and the next one is to begin behind whoever is silent.
+                    // This attempt may be canceled; the next one starts after the sentinel that did not reply.
                     self.first.store(position + 1, Ordering::Relaxed);
                 }
             }
@@ -54,10 +54,10 @@ impl Sentinels {
         Err(last_error)
     }
 
-    async fn ask(&self, sentinel: &ConnectionInfo) -> Result<(String, u16), RedisError> {
+    async fn query(&self, sentinel: &ConnectionInfo) -> Result<(String, u16), RedisError> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
-            .set_response_timeout(Some(PATIENCE));
+            .set_connection_timeout(Some(SENTINEL_TIMEOUT))
+            .set_response_timeout(Some(SENTINEL_TIMEOUT));
         let mut connection = Client::open(sentinel.clone())?
             .get_multiplexed_async_connection_with_config(&config)
             .await?;
@@ -67,7 +67,7 @@ impl Sentinels {
             .query_async(&mut connection)
             .await?;
         primary.ok_or_else(|| {
-            let error = "no sentinel knows a primary of this name";
+            let error = "the sentinel has no primary of this name";
             RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, error))
         })
     }

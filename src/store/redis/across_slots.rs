@@ -1,0 +1,141 @@
+use std::{sync::Arc, time::Duration};
+
+use smallvec::{SmallVec, smallvec};
+use tokio::time::Instant;
+
+use super::{queues::CommitQueues, request::OwnedRequest, slot::slot_of, task::DetachOnDrop};
+use crate::store::{ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreResponse};
+
+/// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two.
+/// When a slot denies, the charges in the earlier ones are refunded, also if the caller drops its future.
+pub(super) async fn decide(
+    queues: Arc<CommitQueues>,
+    requests: Vec<OwnedRequest>,
+    made_at: Instant,
+) -> Result<StoreResponse, StoreError> {
+    DetachOnDrop::new(decide_all(queues, requests, made_at)).await
+}
+
+async fn decide_all(
+    queues: Arc<CommitQueues>,
+    requests: Vec<OwnedRequest>,
+    made_at: Instant,
+) -> Result<StoreResponse, StoreError> {
+    let mut response = StoreResponse::new(Duration::ZERO, []);
+    for request in &requests {
+        let cache = queues.deny_cache.as_deref();
+        let generation = cache.map(|cache| cache.generation(request));
+        let mut progress = Progress::new(&queues, request);
+        progress.decide().await?;
+        let refunds = progress.refund().await?;
+
+        let Progress { allowed, states, .. } = progress;
+        let latest = states.iter().filter_map(|state| state.decided_at).max();
+        response.server_time = response.server_time.max(latest.unwrap_or_default());
+        if let (Some(cache), Some(generation), false) = (cache, generation, allowed) {
+            let generation = cache.generation_after_refunds(generation, request, &refunds);
+            cache.insert(request, made_at, generation, response.server_time, &states);
+        }
+        response
+            .outcomes
+            .push(Outcome::new(allowed, request.folds.unfold(&states)));
+    }
+    Ok(response)
+}
+
+/// A request that is decided slot by slot.
+struct Progress<'a> {
+    queues: &'a CommitQueues,
+    request: &'a OwnedRequest,
+    allowed: bool,
+    states: SmallVec<[ChargeState; 1]>,
+    /// The slots that were charged, the positions of their charges, and when.
+    charged: Vec<(u16, Positions, Duration)>,
+}
+
+type Positions = SmallVec<[usize; 4]>;
+
+impl<'a> Progress<'a> {
+    fn new(queues: &'a CommitQueues, request: &'a OwnedRequest) -> Self {
+        Self {
+            queues,
+            request,
+            allowed: true,
+            states: smallvec![ChargeState::new(0, None, Duration::ZERO); request.charges.len()],
+            charged: Vec::new(),
+        }
+    }
+
+    async fn decide(&mut self) -> Result<(), StoreError> {
+        for (slot, positions) in by_slot(self.request) {
+            // After a denial, the other slots only report their states.
+            let operation = match self.request.operation {
+                Operation::Check if !self.allowed => Operation::Peek,
+                operation => operation,
+            };
+            match self.run_in(slot, &positions, operation).await {
+                Ok(response) => {
+                    self.record(&positions, &response)?;
+                    if operation == Operation::Check && self.allowed {
+                        self.charged.push((slot, positions, response.server_time));
+                    }
+                }
+                // The request is denied and its charges are refunded, whether or not this slot replies.
+                Err(_) if !self.allowed => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Refunds the charges of a denied check, and returns the refunds.
+    async fn refund(&mut self) -> Result<Vec<OwnedRequest>, StoreError> {
+        let mut refunds = Vec::new();
+        if self.allowed {
+            return Ok(refunds);
+        }
+        for (slot, positions, admitted_at) in std::mem::take(&mut self.charged) {
+            let operation = Operation::Refund { admitted_at };
+            if let Ok(response) = self.run_in(slot, &positions, operation).await {
+                self.record(&positions, &response)?;
+                refunds.push(self.request.part(operation, &positions));
+            }
+        }
+        Ok(refunds)
+    }
+
+    /// Runs an operation on the charges in one slot.
+    async fn run_in(&self, slot: u16, positions: &[usize], operation: Operation) -> Result<StoreResponse, StoreError> {
+        let part = self.request.part(operation, positions);
+        let queue = self.queues.queue_at(slot);
+        queue.decide(vec![part], Instant::now(), None).await
+    }
+
+    /// Records the states of one slot.
+    fn record(&mut self, positions: &[usize], response: &StoreResponse) -> Result<(), StoreError> {
+        let [outcome] = &*response.outcomes else {
+            return Err(StoreError::new(
+                ErrorKind::Protocol,
+                "the reply to one request does not contain one outcome",
+            ));
+        };
+        for (position, state) in positions.iter().zip(&outcome.states) {
+            self.states[*position] = state.at(response.server_time);
+        }
+        self.allowed &= outcome.allowed;
+        Ok(())
+    }
+}
+
+/// Each slot, and the positions of the charges that lie in it.
+fn by_slot(request: &OwnedRequest) -> Vec<(u16, Positions)> {
+    let mut slots: Vec<(u16, Positions)> = Vec::new();
+    for (position, charge) in request.charges.iter().enumerate() {
+        let slot = slot_of(&charge.key);
+        match slots.iter_mut().find(|(other, _)| *other == slot) {
+            Some((_, positions)) => positions.push(position),
+            None => slots.push((slot, smallvec![position])),
+        }
+    }
+    slots
+}

@@ -1,0 +1,193 @@
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use fred::{
+    clients::Client,
+    error::{Error, ErrorKind},
+    interfaces::{ClientLike, EventInterface},
+    types::{ClusterHash, CustomCommand, Value, config::Server},
+};
+use tokio::{
+    sync::broadcast::{self, error::TryRecvError},
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
+
+use super::{failure::connect_failure, settings::send_once};
+use crate::store::redis::{
+    deadline::Deadline,
+    failure::Failure,
+    task::{AbortOnDrop, try_spawn},
+};
+
+/// The time for a reply to `PING` after a call without a reply.
+const PING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The pause before a connection is checked or set up again.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
+
+/// A call that has no reply yet. It is dropped in this state when its deadline has passed.
+pub(super) struct UnansweredCall<'a>(pub(super) Option<&'a Connection>);
+
+impl Drop for UnansweredCall<'_> {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0 {
+            connection.check();
+        }
+    }
+}
+
+/// A client with one connection, which is set up again when it no longer replies.
+///
+/// The check of fred goes by the time of the last write, so it does not fire while calls are sent. While the routing task of fred
+/// waits to write, it executes no command, such as one to reconnect.
+pub(super) struct Connection {
+    pub(super) client: Client,
+    /// If the store keeps the client connected.
+    routing: Option<RoutingTask>,
+    suspect: Arc<AtomicBool>,
+    errors: Mutex<ConnectErrors>,
+}
+
+/// The errors of a client while it connects.
+struct ConnectErrors {
+    receiver: broadcast::Receiver<(Error, Option<Server>)>,
+    latest: Option<Error>,
+}
+
+/// The task of fred that keeps a client connected. It is started again when it is aborted.
+struct RoutingTask {
+    current: Arc<Mutex<Option<AbortHandle>>>,
+    _keeper: AbortOnDrop<()>,
+}
+
+impl Connection {
+    /// A client that the store keeps connected.
+    pub(super) fn open(client: Client) -> Self {
+        // It subscribes to the errors before the client connects, since each is sent once.
+        let connection = Self::new(client);
+        let current = Arc::<Mutex<Option<AbortHandle>>>::default();
+        let keeper = tokio::spawn(keep_connected(connection.client.clone(), current.clone()));
+        Self {
+            routing: Some(RoutingTask {
+                current,
+                _keeper: AbortOnDrop(keeper),
+            }),
+            ..connection
+        }
+    }
+
+    /// A client that the application keeps connected.
+    pub(super) fn new(client: Client) -> Self {
+        Self {
+            routing: None,
+            suspect: Arc::default(),
+            errors: Mutex::new(ConnectErrors {
+                receiver: client.error_rx(),
+                latest: None,
+            }),
+            client,
+        }
+    }
+
+    /// Whether it is being checked or set up again.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Acquire)
+    }
+
+    /// Why there is no connection, from the latest attempt.
+    pub(super) fn connect_failure(&self) -> Failure {
+        let mut errors = lock(&self.errors);
+        loop {
+            match errors.receiver.try_recv() {
+                Ok((error, _)) => errors.latest = Some(error),
+                Err(TryRecvError::Lagged(_)) => {}
+                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+            }
+        }
+        let Some(error) = &errors.latest else {
+            return Failure::Unreachable("still connecting".into());
+        };
+        connect_failure(error)
+    }
+
+    /// Sends `PING` after a call without a reply, and reconnects if that has no reply either.
+    fn check(&self) {
+        self.spawn_once(|client, reconnect| async move {
+            let deadline = Deadline::new(PING_TIMEOUT);
+            let ping = CustomCommand::new_static("PING", ClusterHash::Random, false);
+            let with_timeout = client.with_options(&send_once(deadline));
+            let pong = with_timeout.custom_raw(ping, Vec::<Value>::new());
+            // Any reply will do, also that this user has no permission. Without one, the commands that wait for the
+            // connection are dropped: they must not be sent later.
+            match deadline.wait(pong).await {
+                Some(Ok(_)) => {}
+                Some(Err(_)) if reconnect.is_up_to_the_application() => {}
+                _ => reconnect.run(&client).await,
+            }
+        });
+    }
+
+    pub(super) fn reconnect(&self) {
+        self.spawn_once(|client, reconnect| async move { reconnect.run(&client).await });
+    }
+
+    /// Spawns a task unless one runs.
+    fn spawn_once<F: Future<Output = ()> + Send>(&self, task: impl FnOnce(Client, Reconnect) -> F + Send + 'static) {
+        if self.suspect.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (client, suspect) = (self.client.clone(), self.suspect.clone());
+        let reconnect = Reconnect(self.routing.as_ref().map(|routing| routing.current.clone()));
+        try_spawn(async move {
+            task(client, reconnect).await;
+            sleep(RECONNECT_PAUSE).await;
+            suspect.store(false, Ordering::Release);
+        });
+    }
+}
+
+/// Sets up a connection again: the routing task is aborted, or that of the application receives a command to reconnect.
+struct Reconnect(Option<Arc<Mutex<Option<AbortHandle>>>>);
+
+impl Reconnect {
+    fn is_up_to_the_application(&self) -> bool {
+        self.0.is_none()
+    }
+
+    async fn run(self, client: &Client) {
+        match self.0 {
+            Some(current) => {
+                if let Some(current) = &*lock(&current) {
+                    current.abort();
+                }
+            }
+            None => {
+                let _ = timeout(PING_TIMEOUT, client.force_reconnection()).await;
+            }
+        }
+    }
+}
+
+/// Keeps a client connected until it is dropped.
+async fn keep_connected(client: Client, current: Arc<Mutex<Option<AbortHandle>>>) {
+    loop {
+        // The routing task of fred ends on some errors against its policy and without an event.
+        let mut routing = AbortOnDrop(client.connect());
+        *lock(&current) = Some(routing.0.abort_handle());
+        match (&mut routing.0).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Config | ErrorKind::Url) => return,
+            Err(aborted) if aborted.is_cancelled() => {}
+            _ => sleep(RECONNECT_PAUSE).await,
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,127 @@
+mod connection;
+mod failure;
+mod settings;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fred::{
+    bytes_utils::Str,
+    clients::Client,
+    interfaces::ClientLike,
+    types::{ClusterHash, CustomCommand, Resp3Frame, Value, config::Config},
+};
+
+use self::{
+    connection::{Connection, UnansweredCall},
+    failure::call_failure,
+    settings::{build, check_settings, send_once},
+};
+use crate::{
+    ConfigError,
+    store::redis::{
+        call::ScriptCall,
+        deadline::Deadline,
+        failure::Failure,
+        reply::RawReply,
+        script::{EvalCommand, Script},
+        task::DetachOnDrop,
+    },
+};
+
+/// Runs scripts through fred.
+pub(in crate::store::redis) struct FredClient {
+    connections: Vec<Connection>,
+    next: AtomicUsize,
+}
+
+impl FredClient {
+    pub(in crate::store::redis) fn connect(url: &str, connections: usize) -> Result<Self, ConfigError> {
+        let connections = (0..connections).map(|_| {
+            let config =
+                Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
+            let client = build(config).map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
+            Ok(Connection::open(client))
+        });
+        connections.collect::<Result<_, _>>().map(Self::new)
+    }
+
+    /// On clients that the application connects.
+    pub(in crate::store::redis) fn from_clients(clients: &[Client]) -> Result<Self, ConfigError> {
+        for client in clients {
+            check_settings(client)?;
+        }
+        Ok(Self::new(clients.iter().cloned().map(Connection::new).collect()))
+    }
+
+    fn new(connections: Vec<Connection>) -> Self {
+        Self {
+            connections,
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// The next connection that is established and not suspect: fred notices late that a connection is lost. Without one, the
+    /// next connection.
+    fn connection(&self) -> Option<&Connection> {
+        let count = self.connections.len();
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut connections = (0..count).map(|offset| &self.connections[first.wrapping_add(offset) % count]);
+        let is_usable = |connection: &&Connection| connection.client.is_connected() && !connection.is_suspect();
+        connections.clone().find(is_usable).or(connections.next())
+    }
+
+    /// The caller drops the future when the deadline has passed.
+    pub(in crate::store::redis) async fn eval(
+        &self,
+        script: &'static Script,
+        command: EvalCommand,
+        call: &ScriptCall,
+        deadline: Deadline,
+    ) -> Result<RawReply, Failure> {
+        let Some(connection) = self.connection() else {
+            return Err(Failure::Unreachable("the pool is empty".into()));
+        };
+
+        let (name, text) = script.command(command);
+        let mut arguments = Vec::with_capacity(2 + call.keys.len() + call.arguments.len());
+        arguments.push(Value::String(Str::from_static(text)));
+        arguments.push(Value::Integer(call.keys.len() as i64));
+        arguments.extend(call.keys.iter().chain(&call.arguments).cloned().map(Value::Bytes));
+
+        let command = CustomCommand::new_static(name, ClusterHash::Random, false);
+        let client = connection.client.with_options(&send_once(deadline));
+        let was_connected = client.is_connected();
+        // A command ends with its timeout in fred and not with its future: without the timeout, fred would write it after it
+        // has reconnected.
+        let frame = DetachOnDrop::new(async move { client.custom_raw(command, arguments).await });
+        let mut unanswered = UnansweredCall(Some(connection));
+        let reply = match frame.await {
+            Ok(frame) => raw_reply(frame),
+            Err(error) => match call_failure(error) {
+                Failure::Unreachable(_) if !was_connected => Err(connection.connect_failure()),
+                failure => Err(failure),
+            },
+        };
+        if !matches!(reply, Err(Failure::Timeout)) {
+            unanswered.0 = None;
+        }
+        // The server has become a replica and has kept the connection.
+        if matches!(&reply, Err(Failure::Refused(error)) if error.starts_with("READONLY")) {
+            connection.reconnect();
+        }
+        reply
+    }
+}
+
+fn raw_reply(frame: Resp3Frame) -> Result<RawReply, Failure> {
+    let text = |frame| match frame {
+        Resp3Frame::BlobString { data, .. } => Ok(data),
+        Resp3Frame::SimpleError { data, .. } => Err(Failure::of_call(data.to_string())),
+        Resp3Frame::BlobError { data, .. } => Err(Failure::of_call(String::from_utf8_lossy(&data).into_owned())),
+        _ => Err(Failure::malformed_reply()),
+    };
+    match frame {
+        Resp3Frame::Array { data, .. } => RawReply::from_texts(data.into_iter().map(text)),
+        frame => RawReply::from_texts([text(frame)]),
+    }
+}

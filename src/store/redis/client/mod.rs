@@ -1,0 +1,85 @@
+//! The seam to the client libraries. No file outside of this folder uses one, but for the types that the builder receives.
+
+#[cfg(feature = "fred")]
+pub(super) mod fred;
+pub(super) mod library;
+#[cfg(feature = "redis")]
+pub(super) mod redis_rs;
+
+#[cfg(test)]
+use super::simulation::network::Network;
+use super::{
+    acl::Refusal,
+    call::ScriptCall,
+    deadline::Deadline,
+    failure::Failure,
+    reply::RawReply,
+    script::{EvalCommand, Script},
+};
+
+/// A client that runs a script on the node that owns its keys.
+pub(super) enum RedisClient {
+    #[cfg(feature = "fred")]
+    Fred(fred::FredClient),
+    #[cfg(feature = "redis")]
+    RedisRs(redis_rs::RedisRsClient),
+    #[cfg(test)]
+    Simulated(Network),
+}
+
+impl RedisClient {
+    /// Runs a script by its digest, and by its text if Redis replies that it does not have the script, which proves that
+    /// nothing was executed. The reply must arrive within the deadline.
+    pub(super) async fn run(
+        &self,
+        script: &'static Script,
+        call: &ScriptCall,
+        deadline: Deadline,
+    ) -> Result<RawReply, Failure> {
+        let reply = async {
+            let mut command = EvalCommand::EvalSha;
+            loop {
+                let reply = match self {
+                    #[cfg(feature = "fred")]
+                    Self::Fred(client) => client.eval(script, command, call, deadline).await,
+                    #[cfg(feature = "redis")]
+                    Self::RedisRs(client) => client.eval(script, command, call).await,
+                    #[cfg(test)]
+                    Self::Simulated(network) => network.eval(command, call).await,
+                };
+                match (command, reply) {
+                    (EvalCommand::EvalSha, Err(failure)) if failure.is_unknown_script() => command = EvalCommand::Eval,
+                    (EvalCommand::Eval, Err(Failure::Refused(error))) if error.starts_with("NOSCRIPT") => {
+                        return Err(Failure::Forbidden(Refusal::new(error)));
+                    }
+                    (_, reply) => return reply,
+                }
+            }
+        };
+        deadline.wait(reply).await.unwrap_or(Err(Failure::Timeout))
+    }
+
+    /// A hash tag in a slot of each known primary; an error if none is known.
+    pub(super) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::RedisRs(client) => client.hash_tags(),
+            #[cfg(feature = "fred")]
+            Self::Fred(_) => Ok(vec!["0".to_owned()]),
+            #[cfg(test)]
+            Self::Simulated(_) => Ok(vec!["0".to_owned()]),
+        }
+    }
+
+    /// Whether all keys of a call must lie in one slot.
+    pub(super) fn is_clustered(&self) -> bool {
+        match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(_) => false,
+            #[cfg(feature = "redis")]
+            Self::RedisRs(client) => client.is_clustered(),
+            #[cfg(test)]
+            Self::Simulated(network) => network.is_clustered(),
+        }
+    }
+}

@@ -1,0 +1,407 @@
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use redis::{Cmd, ConnectionInfo, ServerError, Value};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
+
+use super::{
+    connection_info::at,
+    error::error_text,
+    node::{CONNECT_TIMEOUT, Endpoint, Node},
+};
+use crate::store::redis::{failure::Failure, slot::slot_of, task::AbortOnDrop};
+
+/// The nodes of a cluster, each with connections of its own, so that a node that hangs delays no other.
+///
+/// The cluster connection of redis-rs is not used because all requests wait while it looks up the slots, and because it sends
+/// requests again after a connection was lost.
+pub(in crate::store::redis) struct Cluster {
+    shared: Arc<Shared>,
+    _slots_task: AbortOnDrop<()>,
+}
+
+struct Shared {
+    seeds: Vec<Address>,
+    /// The settings of connections to a node.
+    template: ConnectionInfo,
+    connections: usize,
+    slots: Mutex<SlotMap>,
+    /// The slot map may be out of date.
+    outdated: Notify,
+    /// The last error reply to `CLUSTER SLOTS`.
+    slots_error: Mutex<Option<ServerError>>,
+}
+
+type Address = (String, u16);
+
+/// The primary of each slot.
+#[derive(Default)]
+struct SlotMap {
+    nodes: HashMap<Address, Arc<ClusterNode>>,
+    /// By the first slot of each range: the last slot and the primary.
+    ranges: BTreeMap<u16, (u16, Arc<ClusterNode>)>,
+    /// Nodes for `CLUSTER SLOTS` when no other one replies.
+    replicas: Vec<Address>,
+}
+
+struct ClusterNode {
+    host: String,
+    connections: Node,
+}
+
+/// The least pause between two lookups of the slots.
+const LOOKUP_PAUSE: Duration = Duration::from_millis(100);
+/// The time for a reply to `CLUSTER SLOTS`.
+const LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
+/// The most redirections of a command: the slot may have moved twice.
+const MAX_REDIRECTIONS: usize = 5;
+
+impl Cluster {
+    pub(super) fn new(seeds: Vec<Address>, template: ConnectionInfo, connections: usize) -> Self {
+        let shared = Arc::new(Shared {
+            seeds,
+            template,
+            connections,
+            slots: Mutex::default(),
+            outdated: Notify::new(),
+            slots_error: Mutex::default(),
+        });
+        for seed in &shared.seeds {
+            shared.node_at(seed.clone());
+        }
+        Self {
+            shared: shared.clone(),
+            _slots_task: AbortOnDrop(tokio::spawn(keep_slots(shared))),
+        }
+    }
+
+    /// A hash tag in a slot of each primary; an error if no slot has a known one.
+    pub(super) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
+        // One in 16,384 tags lies in the slot of a primary that has a single one.
+        const TAGS: u32 = 500_000;
+
+        let slots = self.shared.slots();
+        let mut primaries: Vec<_> = slots.ranges.values().map(|(_, primary)| Arc::as_ptr(primary)).collect();
+        primaries.sort_unstable();
+        primaries.dedup();
+        if primaries.is_empty() {
+            drop(slots);
+            return Err(self.shared.no_primary());
+        }
+
+        let mut tags = Vec::with_capacity(primaries.len());
+        for tag in 0..TAGS {
+            let tag = tag.to_string();
+            let owner = slots.primary_of(slot_of(tag.as_bytes()));
+            let owner = owner.and_then(|owner| primaries.iter().position(|primary| *primary == Arc::as_ptr(&owner)));
+            if let Some(position) = owner {
+                primaries.swap_remove(position);
+                tags.push(tag);
+            }
+            if primaries.is_empty() {
+                break;
+            }
+        }
+        Ok(tags)
+    }
+
+    /// Sends a command to the primary of this key. It follows redirections, which prove that nothing was executed.
+    pub(super) async fn send(&self, key: &[u8], command: &Cmd) -> Result<Value, Failure> {
+        let Some(mut node) = self.shared.slots().primary_of(slot_of(key)) else {
+            self.shared.outdated.notify_one();
+            return Err(self.shared.no_primary());
+        };
+        let mut asking = false;
+        for _ in 0..MAX_REDIRECTIONS {
+            let mut unanswered = UnansweredCommand(Some(&self.shared.outdated));
+            let reply = node.connections.send(command, asking).await?;
+            unanswered.0 = None;
+            let Some(redirection) = Redirection::of(&reply) else {
+                return Ok(reply);
+            };
+            if redirection.moved {
+                self.shared.outdated.notify_one();
+            }
+            asking = !redirection.moved;
+            node = self.shared.node_at(redirection.address(&node.host));
+            // A new node is being connected.
+            node.connections.connected_or_refused().await;
+        }
+        Err(Failure::Refused("too many redirections".into()))
+    }
+}
+
+/// A command that has no reply yet. If it fails, or is dropped because its deadline has passed, the slots are looked up.
+struct UnansweredCommand<'a>(Option<&'a Notify>);
+
+impl Drop for UnansweredCommand<'_> {
+    fn drop(&mut self) {
+        if let Some(outdated) = self.0 {
+            outdated.notify_one();
+        }
+    }
+}
+
+struct Redirection<'a> {
+    moved: bool,
+    host: &'a str,
+    port: u16,
+}
+
+impl<'a> Redirection<'a> {
+    /// `MOVED 3999 127.0.0.1:6381` or `ASK 3999 127.0.0.1:6381`
+    fn of(reply: &'a Value) -> Option<Self> {
+        let Value::ServerError(error) = reply else { return None };
+        let moved = match error.code() {
+            "MOVED" => true,
+            "ASK" => false,
+            _ => return None,
+        };
+        let (_, address) = error.details()?.split_once(' ')?;
+        let (host, port) = address.rsplit_once(':')?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let port = port.parse().ok()?;
+        Some(Self { moved, host, port })
+    }
+
+    /// The address of the new node. A redirection without a host means the host of the node that sent it.
+    fn address(&self, sender: &str) -> Address {
+        let host = if self.host.is_empty() { sender } else { self.host };
+        (host.to_owned(), self.port)
+    }
+}
+
+impl Shared {
+    fn slots(&self) -> MutexGuard<'_, SlotMap> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn node_at(&self, address: Address) -> Arc<ClusterNode> {
+        let mut slots = self.slots();
+        slots
+            .nodes
+            .entry(address)
+            .or_insert_with_key(|address| self.connect(address))
+            .clone()
+    }
+
+    fn connect(&self, (host, port): &Address) -> Arc<ClusterNode> {
+        let server = at(&self.template, host.clone(), *port);
+        Arc::new(ClusterNode {
+            host: host.clone(),
+            connections: Node::new(Endpoint::Server(server), self.connections),
+        })
+    }
+
+    /// Looks up the slots: sends `CLUSTER SLOTS` to one node after the other until one replies, first to those of the slot map.
+    async fn look_up_slots(&self) {
+        let mut known: Vec<_> = self.slots().nodes.keys().cloned().collect();
+        fastrand::shuffle(&mut known);
+        let mut all = known.clone();
+        for address in self.seeds.iter().chain(&self.slots().replicas) {
+            if !all.contains(address) {
+                all.push(address.clone());
+            }
+        }
+
+        for (addresses, connect_timeout) in [(&known, Duration::ZERO), (&all, CONNECT_TIMEOUT)] {
+            for address in addresses {
+                if let Some(ranges) = self.ranges_from(address, connect_timeout).await {
+                    return self.replace_slots(ranges);
+                }
+            }
+        }
+    }
+
+    async fn ranges_from(&self, address: &Address, connect_timeout: Duration) -> Option<Vec<SlotRange>> {
+        let connections = &self.node_at(address.clone()).connections;
+        let _ = timeout(connect_timeout, connections.connected_or_refused()).await;
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("SLOTS");
+        let reply = timeout(LOOKUP_TIMEOUT, connections.send(&command, false))
+            .await
+            .ok()?
+            .ok()?;
+        if let Value::ServerError(error) = &reply {
+            *self.slots_error() = Some(error.clone());
+        }
+        slot_ranges(&reply, &address.0).filter(|ranges| !ranges.is_empty())
+    }
+
+    /// The failure for a slot without a known primary.
+    fn no_primary(&self) -> Failure {
+        let slots = self.slots();
+        let nodes = slots.nodes.values();
+        let failures: Vec<_> = match slots.ranges.is_empty() {
+            true => nodes.filter_map(|node| node.connections.connection_failure()).collect(),
+            false => Vec::new(),
+        };
+        drop(slots);
+        let (mut refused, others): (Vec<_>, Vec<_>) = failures
+            .into_iter()
+            .partition(|failure| matches!(failure, Failure::Forbidden(_)));
+        if let Some(refused) = refused.pop() {
+            return refused;
+        }
+        match &*self.slots_error() {
+            Some(error) => Failure::of_connection(error_text(error.code(), error.details())),
+            None => others
+                .into_iter()
+                .next()
+                .unwrap_or_else(|| Failure::Unreachable("no node of the cluster has this slot".into())),
+        }
+    }
+
+    fn slots_error(&self) -> MutexGuard<'_, Option<ServerError>> {
+        self.slots_error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the slot map, and disconnects the nodes without slots in the new one.
+    fn replace_slots(&self, ranges: Vec<SlotRange>) {
+        let mut slots = self.slots();
+        let mut new = SlotMap::default();
+        for range in ranges {
+            let known = slots.nodes.get(&range.primary).or(new.nodes.get(&range.primary));
+            let primary = known.cloned().unwrap_or_else(|| self.connect(&range.primary));
+            new.nodes.insert(range.primary, primary.clone());
+            new.ranges.insert(range.first, (range.last, primary));
+            new.replicas.extend(range.replicas);
+        }
+        *slots = new;
+        *self.slots_error() = None;
+    }
+}
+
+impl SlotMap {
+    fn primary_of(&self, slot: u16) -> Option<Arc<ClusterNode>> {
+        let (_, (last, primary)) = self.ranges.range(..=slot).next_back()?;
+        (slot <= *last).then(|| primary.clone())
+    }
+}
+
+/// Looks up the slots at first, and whenever the slot map may be out of date.
+async fn keep_slots(shared: Arc<Shared>) {
+    loop {
+        shared.look_up_slots().await;
+        sleep(LOOKUP_PAUSE).await;
+        if !shared.slots().ranges.is_empty() {
+            shared.outdated.notified().await;
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct SlotRange {
+    first: u16,
+    last: u16,
+    primary: Address,
+    replicas: Vec<Address>,
+}
+
+/// Reads the reply to `CLUSTER SLOTS` of the node at this host: for each range its ends, the primary, then the replicas.
+fn slot_ranges(reply: &Value, sender: &str) -> Option<Vec<SlotRange>> {
+    let Value::Array(ranges) = reply else { return None };
+    let range = |range: &Value| {
+        let Value::Array(range) = range else { return None };
+        let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = &range[..] else {
+            return None;
+        };
+        Some(SlotRange {
+            first: u16::try_from(*first).ok()?,
+            last: u16::try_from(*last).ok()?,
+            primary: address(primary, sender)?,
+            replicas: replicas.iter().filter_map(|replica| address(replica, sender)).collect(),
+        })
+    };
+    Some(ranges.iter().filter_map(range).collect())
+}
+
+/// Reads the address of a node. Without a configured host, it is the host of the node that sent the reply.
+///
+/// <https://redis.io/docs/latest/commands/cluster-slots/>
+fn address(node: &Value, sender: &str) -> Option<Address> {
+    let Value::Array(node) = node else { return None };
+    let [host, Value::Int(port), ..] = &node[..] else {
+        return None;
+    };
+    let host = match host {
+        Value::Nil => sender.to_owned(),
+        Value::BulkString(host) if host.is_empty() => sender.to_owned(),
+        Value::BulkString(host) if host == b"?" => return None,
+        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
+        _ => return None,
+    };
+    Some((host, u16::try_from(*port).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(host: Value, port: i64) -> Value {
+        Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".to_vec())])
+    }
+
+    fn named(host: &str) -> Value {
+        Value::BulkString(host.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn a_node_without_a_host_has_the_host_of_the_sender() {
+        for nameless in [Value::Nil, named("")] {
+            assert_eq!(address(&node(nameless, 1), "sender"), Some(("sender".into(), 1)));
+        }
+    }
+
+    #[test]
+    fn ranges_without_a_usable_address_are_left_out() {
+        let good = Value::Array(vec![
+            Value::Int(0),
+            Value::Int(9),
+            node(named("a"), 1),
+            node(named("?"), 2),
+            node(named("b"), 3),
+        ]);
+        let negative = Value::Array(vec![Value::Int(-1), Value::Int(9), node(named("a"), 1)]);
+        let unknown = Value::Array(vec![Value::Int(10), Value::Int(19), node(named("?"), 1)]);
+        let high = Value::Array(vec![Value::Int(20), Value::Int(29), node(named("a"), 70_000)]);
+        let reply = Value::Array(vec![negative, Value::Nil, good, unknown, high, Value::Array(vec![])]);
+        assert_eq!(
+            slot_ranges(&reply, "sender"),
+            Some(vec![SlotRange {
+                first: 0,
+                last: 9,
+                primary: ("a".into(), 1),
+                replicas: vec![("b".into(), 3)],
+            }])
+        );
+        assert_eq!(slot_ranges(&Value::Okay, "sender"), None);
+    }
+
+    fn redirected(words: &str) -> Option<(bool, Address)> {
+        let reply = redis::parse_redis_value(format!("-{words}\r\n").as_bytes()).expect("a reply");
+        Redirection::of(&reply).map(|redirection| (redirection.moved, redirection.address("same")))
+    }
+
+    #[test]
+    fn redirections_name_a_host_of_any_kind() {
+        for (words, moved, host, port) in [
+            ("MOVED 3999 127.0.0.1:6381", true, "127.0.0.1", 6_381),
+            ("ASK 3999 redis.internal:6381", false, "redis.internal", 6_381),
+            ("MOVED 3999 ::1:6381", true, "::1", 6_381),
+            ("MOVED 3999 [::1]:6381", true, "::1", 6_381),
+            ("MOVED 3999 :6381", true, "same", 6_381),
+        ] {
+            assert_eq!(redirected(words), Some((moved, (host.into(), port))), "{words}");
+        }
+        for words in ["MOVED", "MOVED 1", "MOVED 1 a", "MOVED 1 a:70000", "TRYAGAIN", "ERR no"] {
+            assert_eq!(redirected(words), None, "{words}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
+
+use crate::ConfigError;
+
+pub(super) fn parse(url: String) -> Result<ConnectionInfo, ConfigError> {
+    url.into_connection_info()
+        .map_err(|error| ConfigError::because("this Redis URL cannot be used", error))
+}
+
+/// The same server, with `TCP_NODELAY` and RESP3, in which redis-rs reports a lost connection at once.
+pub(super) fn for_limiter(server: &ConnectionInfo) -> ConnectionInfo {
+    let server = without_library_name(server);
+    let settings = server.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    let tcp = server.tcp_settings().clone().set_nodelay(true);
+    server.set_redis_settings(settings).set_tcp_settings(tcp)
+}
+
+/// The same server, without `CLIENT SETINFO`, for which the user may have no permission.
+pub(super) fn without_library_name(server: &ConnectionInfo) -> ConnectionInfo {
+    let settings = server.redis_settings().clone().set_skip_set_lib_name();
+    server.clone().set_redis_settings(settings)
+}
+
+/// The server at an address, with the settings of the template.
+pub(super) fn at(template: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
+    let address = match template.addr() {
+        ConnectionAddr::TcpTls {
+            insecure, tls_params, ..
+        } => ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    template.clone().set_addr(address)
+}

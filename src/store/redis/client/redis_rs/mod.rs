@@ -1,0 +1,123 @@
+mod cluster;
+mod connection_info;
+mod error;
+mod node;
+mod sentinel;
+
+use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
+
+use self::{
+    cluster::Cluster,
+    connection_info::{for_limiter, parse, without_library_name},
+    error::error_text,
+    node::{Endpoint, Node},
+    sentinel::Sentinels,
+};
+use crate::{
+    ConfigError,
+    store::redis::{
+        call::ScriptCall,
+        failure::Failure,
+        reply::RawReply,
+        script::{EvalCommand, Script},
+        url::{Topology, Url},
+    },
+};
+
+/// Runs scripts through redis-rs.
+pub(in crate::store::redis) enum RedisRsClient {
+    SingleServer(Node),
+    Cluster(Cluster),
+}
+
+impl RedisRsClient {
+    pub(in crate::store::redis) fn connect(url: &Url<'_>, connections: usize) -> Result<Self, ConfigError> {
+        let endpoint = match url.topology() {
+            Topology::SingleServer => Endpoint::Server(for_limiter(&parse(url.server_url())?)),
+            Topology::Sentinel { service, .. } => {
+                let sentinels: Vec<_> = url.node_urls().map(parse).collect::<Result<_, _>>()?;
+                let template = for_limiter(&parse(url.server_url())?);
+                Endpoint::SentinelPrimary(Sentinels::new(
+                    sentinels.iter().map(without_library_name).collect(),
+                    service,
+                    template,
+                ))
+            }
+            Topology::Cluster => {
+                let nodes = url.node_urls().map(parse).collect::<Result<Vec<_>, _>>()?;
+                return Self::cluster(&nodes, connections);
+            }
+        };
+        Ok(Self::SingleServer(Node::new(endpoint, connections)))
+    }
+
+    pub(in crate::store::redis) fn from_client(client: &redis::Client, connections: usize) -> Self {
+        let server = for_limiter(client.get_connection_info());
+        Self::SingleServer(Node::new(Endpoint::Server(server), connections))
+    }
+
+    /// A cluster that these nodes belong to.
+    pub(in crate::store::redis) fn cluster(nodes: &[ConnectionInfo], connections: usize) -> Result<Self, ConfigError> {
+        let seeds = nodes.iter().map(|node| match node.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Ok((host.clone(), *port)),
+            _ => Err(ConfigError::new("a cluster cannot be reached through a Unix socket")),
+        });
+        let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
+        let Some(template) = nodes.first() else {
+            return Err(ConfigError::new("a cluster needs at least one node to begin with"));
+        };
+        Ok(Self::Cluster(Cluster::new(seeds, for_limiter(template), connections)))
+    }
+
+    pub(in crate::store::redis) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
+        match self {
+            Self::SingleServer(_) => Ok(vec!["0".to_owned()]),
+            Self::Cluster(cluster) => cluster.hash_tags(),
+        }
+    }
+
+    pub(in crate::store::redis) async fn eval(
+        &self,
+        script: &'static Script,
+        command: EvalCommand,
+        call: &ScriptCall,
+    ) -> Result<RawReply, Failure> {
+        let command = packed(script, command, call);
+        let reply = match self {
+            Self::SingleServer(node) => node.send(&command, false).await?,
+            Self::Cluster(cluster) => {
+                let key = call.keys.first().map_or(&b""[..], |key| key);
+                cluster.send(key, &command).await?
+            }
+        };
+        raw_reply(reply)
+    }
+
+    pub(in crate::store::redis) fn is_clustered(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+}
+
+fn packed(script: &'static Script, command: EvalCommand, call: &ScriptCall) -> Cmd {
+    let (name, text) = script.command(command);
+    let arguments = || call.keys.iter().chain(&call.arguments);
+    let bytes = arguments().map(bytes::Bytes::len).sum::<usize>();
+    let mut command = Cmd::with_capacity(3 + arguments().count(), text.len() + bytes + 8);
+    command.arg(name).arg(text).arg(call.keys.len());
+    for argument in arguments() {
+        command.arg(&argument[..]);
+    }
+    command
+}
+
+fn raw_reply(reply: Value) -> Result<RawReply, Failure> {
+    let text = |value| match value {
+        Value::BulkString(text) => Ok(text.into()),
+        Value::ServerError(error) => Err(Failure::of_call(error_text(error.code(), error.details()))),
+        _ => Err(Failure::malformed_reply()),
+    };
+    match reply {
+        Value::Array(values) => RawReply::from_texts(values.into_iter().map(text)),
+        value => RawReply::from_texts([text(value)]),
+    }
+}

@@ -1,0 +1,236 @@
+use std::{
+    convert::Infallible,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, PushInfo, PushKind, RedisError, Value,
+    aio::MultiplexedConnection,
+};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{error::connect_failure, sentinel::Sentinels};
+use crate::store::redis::{deadline::Deadline, failure::Failure, task::AbortOnDrop};
+
+/// The time for a new connection with its first commands, such as `HELLO`.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for a reply to `PING` after a command without a reply.
+const PING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The least time from one attempt to connect to the next one, and the most that is added at random.
+const ATTEMPT_INTERVAL_MS: u64 = 150;
+const ATTEMPT_JITTER_MS: u64 = 100;
+
+/// A server to connect to.
+pub(super) enum Endpoint {
+    Server(ConnectionInfo),
+    /// The server that is the primary when a connection is made.
+    SentinelPrimary(Sentinels),
+}
+
+/// Connections to one server, which are used in turn.
+pub(in crate::store::redis) struct Node {
+    connections: Vec<ManagedConnection>,
+    next: AtomicUsize,
+}
+
+impl Node {
+    pub(super) fn new(endpoint: Endpoint, connections: usize) -> Self {
+        let endpoint = Arc::new(endpoint);
+        Self {
+            connections: (0..connections)
+                .map(|_| ManagedConnection::open(endpoint.clone()))
+                .collect(),
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// Sends a command once, with `ASKING` before it if the slot is being moved to this server.
+    pub(super) async fn send(&self, command: &Cmd, asking: bool) -> Result<Value, Failure> {
+        self.connection()?.send(command, asking).await
+    }
+
+    /// The next established connection.
+    fn connection(&self) -> Result<Connection, Failure> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut last_error = None;
+        for offset in 0..self.connections.len() {
+            let managed = &self.connections[first.wrapping_add(offset) % self.connections.len()];
+            match &*managed.state.borrow() {
+                ConnectionState::Connected(connection) => return Ok(connection.clone()),
+                ConnectionState::Failed(error) => last_error = Some(error.clone()),
+                ConnectionState::Connecting => {}
+            }
+        }
+        Err(match last_error {
+            Some(error) => connect_failure(&error),
+            None => Failure::Unreachable("still connecting".into()),
+        })
+    }
+
+    /// The failure if there is no connection.
+    pub(super) fn connection_failure(&self) -> Option<Failure> {
+        self.connection().err()
+    }
+
+    /// Waits until there is a connection, or a refusal.
+    pub(super) async fn connected_or_refused(&self) {
+        let Some(managed) = self.connections.first() else {
+            return;
+        };
+        let mut state = managed.state.clone();
+        let settled = state.wait_for(|state| match state {
+            ConnectionState::Connected(_) => true,
+            ConnectionState::Failed(error) => matches!(connect_failure(error), Failure::Forbidden(_)),
+            ConnectionState::Connecting => false,
+        });
+        let _ = settled.await; // an error means that the store is dropped
+    }
+}
+
+/// A connection, which is replaced when it is lost.
+struct ManagedConnection {
+    state: watch::Receiver<ConnectionState>,
+    _keeper: AbortOnDrop<()>,
+}
+
+enum ConnectionState {
+    Connecting,
+    Connected(Connection),
+    Failed(RedisError),
+}
+
+impl ManagedConnection {
+    fn open(endpoint: Arc<Endpoint>) -> Self {
+        let (sender, state) = watch::channel(ConnectionState::Connecting);
+        Self {
+            state,
+            _keeper: AbortOnDrop(tokio::spawn(keep_connected(endpoint, sender))),
+        }
+    }
+}
+
+/// Replaces the connection whenever it is lost, until the managed one is dropped.
+async fn keep_connected(endpoint: Arc<Endpoint>, state: watch::Sender<ConnectionState>) {
+    loop {
+        let started = Instant::now();
+        match timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
+            Ok(Ok(connection)) => {
+                state.send_replace(ConnectionState::Connected(connection.clone()));
+                connection.lost().await;
+                state.send_replace(ConnectionState::Connecting);
+            }
+            Ok(Err(error)) => {
+                state.send_replace(ConnectionState::Failed(error));
+            }
+            Err(_) => {
+                let error = io::Error::from(io::ErrorKind::TimedOut);
+                state.send_replace(ConnectionState::Failed(error.into()));
+            }
+        }
+        let pause = Duration::from_millis(ATTEMPT_INTERVAL_MS + fastrand::u64(..ATTEMPT_JITTER_MS));
+        sleep_until(started + pause).await;
+    }
+}
+
+#[derive(Clone)]
+struct Connection {
+    redis: MultiplexedConnection,
+    health: Arc<ConnectionHealth>,
+}
+
+#[derive(Default)]
+struct ConnectionHealth {
+    /// A command had no reply, or the connection is closed.
+    suspect: Notify,
+    closed: AtomicBool,
+}
+
+impl ConnectionHealth {
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.suspect.notify_one();
+    }
+}
+
+/// A command that has no reply yet. It is dropped in this state when its deadline has passed.
+struct UnansweredCommand(Option<Arc<ConnectionHealth>>);
+
+impl Drop for UnansweredCommand {
+    fn drop(&mut self) {
+        if let Some(health) = &self.0 {
+            health.suspect.notify_one();
+        }
+    }
+}
+
+impl Connection {
+    async fn send(mut self, command: &Cmd, asking: bool) -> Result<Value, Failure> {
+        let mut unanswered = UnansweredCommand(Some(self.health.clone()));
+        let reply = match asking {
+            false => self.redis.send_packed_command(command).await,
+            true => {
+                // In one write, so that no other command comes between the two.
+                let mut both = redis::pipe();
+                both.cmd("ASKING").add_command(command.clone());
+                let replies = self.redis.send_packed_commands(&both, 1, 1).await;
+                replies.map(|replies| replies.into_iter().next().unwrap_or_default())
+            }
+        };
+        let value = reply.map_err(|error| Failure::Unreachable(error.to_string().into()))?;
+        unanswered.0 = None;
+        // The server has become a replica and has kept the connection.
+        if matches!(&value, Value::ServerError(error) if error.code() == "READONLY") {
+            self.health.close();
+        }
+        Ok(value)
+    }
+
+    /// Returns when the connection is lost, or `PING` has no reply after a command without a reply.
+    async fn lost(mut self) {
+        let ping = redis::cmd("PING");
+        loop {
+            self.health.suspect.notified().await;
+            if self.health.closed.load(Ordering::Acquire) {
+                return;
+            }
+            // Any reply will do, also that this user has no permission.
+            let pong = self.redis.send_packed_command(&ping);
+            let pong = Deadline::new(PING_TIMEOUT).wait(pong).await;
+            if !matches!(pong, Some(Ok(_))) {
+                return;
+            }
+        }
+    }
+}
+
+impl Endpoint {
+    async fn connect(&self) -> Result<Connection, RedisError> {
+        let server = match self {
+            Self::Server(server) => server.clone(),
+            Self::SentinelPrimary(sentinels) => sentinels.primary().await?,
+        };
+        let health = Arc::<ConnectionHealth>::default();
+        let of_push = health.clone();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(move |push: PushInfo| {
+                if push.kind == PushKind::Disconnection {
+                    of_push.close();
+                }
+                Ok::<(), Infallible>(())
+            });
+        let redis = Client::open(server)?
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
+        Ok(Connection { redis, health })
+    }
+}

@@ -1,0 +1,229 @@
+use std::{sync::Arc, time::Duration};
+
+#[cfg(feature = "fred")]
+use super::client::fred::FredClient;
+#[cfg(feature = "redis")]
+use super::client::redis_rs::RedisRsClient;
+use super::{
+    backend::Backend,
+    builder::{RedisStoreBuilder, Source},
+    client::{RedisClient, library::ClientLibrary},
+    commit_queue::BatchLimits,
+    deny_cache::DenyCache,
+    key_format::KeyFormat,
+    queues::CommitQueues,
+    ready::{connect_in_background, connected},
+    store::RedisStore,
+    task::spawn,
+    url::Url,
+};
+use crate::ConfigError;
+
+const MAX_TIMEOUT: Duration = Duration::from_secs(3_600);
+const MAX_CONNECTIONS: usize = 64;
+
+/// Constructors.
+impl RedisStore {
+    /// Connects to the Redis of a [URL](#connecting), with the default settings.
+    ///
+    /// It returns when checks can be made: it has run each command that a check requires, on a key with the
+    /// [prefix](RedisStoreBuilder::prefix) of the store, in a cluster on every primary. A service that must start without
+    /// Redis uses [`connect_lazy`](Self::connect_lazy). The connection is closed when the last clone of the store is dropped.
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let error = RedisStore::connect("http://127.0.0.1").await.unwrap_err();
+    /// assert!(error.to_string().contains("`redis://"));
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// * If the URL is not one of Redis, or requires a feature that is off.
+    /// * If Redis refuses the credentials, a command, the keys or the script. The error names what is refused, and the
+    ///   `ACL SETUSER` command for a user with all permissions of the store.
+    /// * If Redis cannot be used within the [connect timeout](RedisStoreBuilder::connect_timeout), 5 s. The
+    ///   [source](std::error::Error::source) of the error is the last cause.
+    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
+        Self::builder().url(url).connect().await
+    }
+
+    /// Connects to the Redis of a [URL](#connecting) in the background, with the default settings.
+    ///
+    /// It is for services that must start without Redis; others use [`connect`](Self::connect), which finds a wrong password
+    /// or a missing permission when the service starts. Until Redis is connected, checks fail at once, and the
+    /// [`FailureMode`](crate::FailureMode) defines what happens to the requests. A refusal of Redis is logged as an error
+    /// (feature `tracing`), once, with the text of the error of `connect`, and each check that meets it fails.
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::ConfigError> {
+    /// let store = RedisStore::connect_lazy("redis://127.0.0.1:6379")?;
+    /// assert!(RedisStore::connect_lazy("http://127.0.0.1").is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// If the URL is not one of Redis, or requires a feature that is off.
+    pub fn connect_lazy(url: &str) -> Result<Self, ConfigError> {
+        Self::builder().url(url).connect_lazy()
+    }
+
+    /// A builder for a store with other settings, or on a client of the application.
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379").prefix("shop");
+    /// ```
+    pub fn builder() -> RedisStoreBuilder {
+        RedisStoreBuilder::new()
+    }
+}
+
+/// Connecting.
+impl RedisStoreBuilder {
+    /// Connects the store, and returns when checks can be made; see [`RedisStore::connect`].
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let error = RedisStore::builder().connect().await.unwrap_err();
+    /// assert!(error.to_string().contains("`.url(\"redis://127.0.0.1:6379\")`"));
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RedisStore::connect`], and if a setting is out of its range, there is no source, or a client of the
+    /// application cannot serve a limiter.
+    pub async fn connect(self) -> Result<RedisStore, ConfigError> {
+        let connect_timeout = self.connect_timeout;
+        let store = self.build()?;
+        connected(&store.queues().backend, connect_timeout).await?;
+        Ok(store)
+    }
+
+    /// Returns the store at once, and connects it in the background; see [`RedisStore::connect_lazy`].
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::ConfigError> {
+    /// let store = RedisStore::builder().url("redis://127.0.0.1:6379").connect_lazy()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RedisStore::connect_lazy`], and if a setting is out of its range, there is no source, or a client of the
+    /// application cannot serve a limiter.
+    pub fn connect_lazy(self) -> Result<RedisStore, ConfigError> {
+        let connect_timeout = self.connect_timeout;
+        let store = self.build()?;
+        let backend = Arc::downgrade(&store.queues().backend);
+        spawn(connect_in_background(backend, connect_timeout));
+        Ok(store)
+    }
+
+    fn build(self) -> Result<RedisStore, ConfigError> {
+        self.validate()?;
+        let client = self.redis_client()?;
+        let key_format = KeyFormat::new(&self.prefix, self.secret.and_then(Result::ok));
+        let backend = Backend::new(client, self.script, key_format, self.deadline);
+        let limits = match self.group_commit {
+            true => BatchLimits::GROUP_COMMIT,
+            false => BatchLimits::NO_BATCHES,
+        };
+        let deny_cache = self.deny_cache.then(DenyCache::new);
+        Ok(RedisStore::new(CommitQueues::new(backend, deny_cache, limits)))
+    }
+
+    fn redis_client(&self) -> Result<RedisClient, ConfigError> {
+        let url = match &self.source {
+            None => return Err(no_source()),
+            Some(Source::Url(url)) => url,
+            #[cfg(feature = "fred")]
+            Some(Source::Fred(clients)) => return FredClient::from_clients(clients).map(RedisClient::Fred),
+            #[cfg(feature = "redis")]
+            Some(Source::RedisRs(client)) => {
+                let client = RedisRsClient::from_client(client, self.connections);
+                return Ok(RedisClient::RedisRs(client));
+            }
+            #[cfg(feature = "redis")]
+            Some(Source::RedisRsCluster(nodes)) => {
+                let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();
+                return RedisRsClient::cluster(&nodes, self.connections).map(RedisClient::RedisRs);
+            }
+        };
+        let parsed = Url::parse(url, self.client_library)?;
+        match parsed.library {
+            #[cfg(feature = "fred")]
+            ClientLibrary::Fred => FredClient::connect(url, self.connections).map(RedisClient::Fred),
+            #[cfg(feature = "redis")]
+            ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, self.connections).map(RedisClient::RedisRs),
+        }
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
+        if self.prefix.is_empty() || !self.prefix.bytes().all(allowed) {
+            return Err(ConfigError::new(format!(
+                "{:?} is not a prefix; one is made of letters, digits, `.`, `_`, `:` and `-`, such as `shop:quota`",
+                self.prefix,
+            )));
+        }
+        if let Some(Err(short)) = self.secret {
+            return Err(short.into());
+        }
+        if self.deadline.is_zero() || self.deadline > MAX_TIMEOUT {
+            return Err(ConfigError::new(
+                "the deadline of a check is longer than zero and at most an hour, such as 100 ms",
+            ));
+        }
+        if self.connect_timeout.is_zero() || self.connect_timeout > MAX_TIMEOUT {
+            return Err(ConfigError::new(
+                "the connect timeout is longer than zero and at most an hour, such as 5 s",
+            ));
+        }
+        if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
+            return Err(ConfigError::new(format!(
+                "a store has 1 to {MAX_CONNECTIONS} connections"
+            )));
+        }
+        Ok(())
+    }
+}
+
+fn no_source() -> ConfigError {
+    ConfigError::new(
+        "the store has no Redis to connect to; set one, such as `.url(\"redis://127.0.0.1:6379\")`, before `.connect()`",
+    )
+}

@@ -1,0 +1,75 @@
+use std::error::Error;
+
+use super::acl::Refusal;
+use crate::store::{ErrorKind, StoreError};
+
+/// Why a script call has no reply, or one that is an error.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// No reply arrived within the deadline.
+    Timeout,
+    /// There is no connection, or it was lost before the reply arrived.
+    Unreachable(Box<dyn Error + Send + Sync>),
+    /// The server replied with this error.
+    Refused(String),
+    /// The server will reply with this error until its settings or those of the store are changed.
+    Forbidden(Refusal),
+    /// The reply is not one of the script.
+    Protocol(&'static str),
+}
+
+impl Failure {
+    /// The failure for an error reply to a script call.
+    pub(super) fn of_call(error: String) -> Self {
+        Refusal::of_call(&error).map_or(Self::Refused(error), Self::Forbidden)
+    }
+
+    /// The failure for an error while a connection is set up.
+    pub(super) fn of_connection(error: String) -> Self {
+        match Refusal::of_connection(&error) {
+            Some(refusal) => Self::Forbidden(refusal),
+            None => Self::Unreachable(error.into()),
+        }
+    }
+
+    pub(super) fn malformed_reply() -> Self {
+        Self::Protocol("the reply of Redis is not one of the script")
+    }
+
+    /// Whether there was no reply, not even an error.
+    pub(super) fn is_no_reply(&self) -> bool {
+        matches!(self, Self::Timeout | Self::Unreachable(_))
+    }
+
+    /// Whether a cluster node has only some of the keys because their slot is being moved. Nothing was executed.
+    pub(super) fn is_try_again(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.starts_with("TRYAGAIN"))
+    }
+
+    /// Whether the server does not have the script in its cache. Nothing was executed.
+    pub(super) fn is_unknown_script(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.starts_with("NOSCRIPT"))
+    }
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Timeout => Self::new(
+                ErrorKind::Timeout,
+                "Redis did not reply within the deadline of the check",
+            ),
+            Failure::Unreachable(source) => {
+                Self::new(ErrorKind::Unreachable, "there is no connection to Redis").with_source(source)
+            }
+            Failure::Refused(error) => error_reply(&error),
+            Failure::Forbidden(refusal) => error_reply(&refusal.error),
+            Failure::Protocol(fault) => Self::new(ErrorKind::Protocol, fault),
+        }
+    }
+}
+
+/// The error of a request to which Redis replied with this error.
+pub(super) fn error_reply(error: &str) -> StoreError {
+    StoreError::new(ErrorKind::Refused, format!("Redis replied: {error}"))
+}

@@ -1,0 +1,142 @@
+use std::{borrow::Cow, fmt, hash::RandomState};
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use crate::{Key, key::Secret, store::Charge};
+
+/// The layout of the keys of a store in Redis, and their hashes in the tables of this process.
+#[derive(Clone)]
+pub(super) struct KeyFormat {
+    prefix: Box<str>,
+    /// The prefix of the store and the version of the layout.
+    head: Box<str>,
+    /// With it, the keys of callers are hashed.
+    secret: Option<Secret>,
+    hasher: RandomState,
+}
+
+/// A key in Redis.
+pub(super) type RedisKey = SmallVec<[u8; 96]>;
+
+/// The version of the layout, which changes if the script no longer reads what is stored under such a key.
+const LAYOUT: u32 = 1;
+
+impl KeyFormat {
+    pub(super) fn new(prefix: &str, secret: Option<Secret>) -> Self {
+        Self {
+            prefix: prefix.into(),
+            head: format!("{prefix}:{LAYOUT}:").into(),
+            secret,
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// The Redis key of a charge, such as `quota:1:log:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`.
+    ///
+    /// The braces are the hash tag of Redis Cluster: all policies of one caller lie in one slot. Neither the key within them
+    /// nor what stands before them contains a brace.
+    pub(super) fn redis_key(&self, charge: &Charge<'_>) -> RedisKey {
+        let mut redis_key = RedisKey::new();
+        for part in self.parts(charge, &self.stored_key(charge)) {
+            redis_key.extend_from_slice(part);
+        }
+        redis_key
+    }
+
+    /// Whether this is the Redis key of a charge, without an allocation.
+    pub(super) fn is_key_of(&self, redis_key: &[u8], charge: &Charge<'_>) -> bool {
+        let stored_key = self.stored_key(charge);
+        let rest = self
+            .parts(charge, &stored_key)
+            .into_iter()
+            .try_fold(redis_key, <[u8]>::strip_prefix);
+        rest.is_some_and(<[u8]>::is_empty)
+    }
+
+    /// The key of a trial in the slot of this hash tag, such as `quota:1:trial:{0}`.
+    pub(super) fn trial_key(&self, tag: &str) -> Bytes {
+        format!("{}trial:{{{tag}}}", self.head).into()
+    }
+
+    /// The prefix of the store.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The hash of a charge in the tables of this process.
+    pub(super) fn hash(&self, charge: &Charge<'_>) -> u64 {
+        charge.hash(&self.hasher)
+    }
+
+    fn stored_key<'a>(&self, charge: &Charge<'a>) -> Cow<'a, Key> {
+        match &self.secret {
+            Some(secret) => Cow::Owned(charge.key().hashed(secret)),
+            None => Cow::Borrowed(charge.key()),
+        }
+    }
+
+    fn parts<'a>(&'a self, charge: &Charge<'a>, stored_key: &'a Key) -> [&'a [u8]; 7] {
+        let algorithm = charge.limit().algorithm().as_bytes();
+        let (head, policy) = (self.head.as_bytes(), charge.policy().as_bytes());
+        [head, algorithm, b":", policy, b":{", stored_key.as_bytes(), b"}"]
+    }
+}
+
+impl fmt::Debug for KeyFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = if self.secret.is_some() { "<hash>" } else { "<key>" };
+        write!(f, "{}<algorithm>:<policy>:{{{key}}}", self.head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{
+        prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, proptest},
+        sample,
+    };
+
+    use super::*;
+    use crate::{FixedWindow, Limit, Policy, SlidingLog};
+
+    /// The prefix, the algorithm, the policy and the key of the caller, read back from a Redis key.
+    fn read_back(redis_key: &str) -> Option<(String, String, String, String)> {
+        let (name, key) = redis_key.strip_suffix('}')?.split_once(":{")?;
+        let mut parts = name.rsplitn(4, ':').map(str::to_owned);
+        let (policy, algorithm, layout, prefix) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        (layout == "1").then_some((prefix, algorithm, policy, key.to_owned()))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        #[test]
+        fn a_redis_key_has_one_tag_and_can_be_read_back(
+            prefix in "[A-Za-z0-9._:-]{1,12}|quota:1:log:a|1:log:a:1|:::",
+            policy in "[a-z][a-z0-9_.-]{0,8}",
+            name in ".{0,6}",
+            value in any::<Vec<u8>>(),
+            path in "[/{}|=^:]{0,9}|\\PC{0,9}",
+            limit in sample::select(vec![Limit::from(SlidingLog::per_minute(5)), FixedWindow::per_minute(5).into()]),
+            secret in proptest::option::of(any::<[u8; 16]>()),
+        ) {
+            assert!(Policy::try_new(policy.clone(), limit.clone()).is_ok());
+            let secret = secret.map(|secret| Secret::for_stored_keys(secret).unwrap());
+            let format = KeyFormat::new(&prefix, secret.clone());
+            let mut key = Key::header(&name, value).and(Key::path(&path));
+            key.bound();
+
+            let charge = Charge::new(&policy, &limit, &key, 1);
+            let redis_key = format.redis_key(&charge);
+            prop_assert!(format.is_key_of(&redis_key, &charge));
+
+            let redis_key = std::str::from_utf8(&redis_key).unwrap();
+            prop_assert_eq!(redis_key.matches('{').count(), 1);
+            prop_assert_eq!(redis_key.matches('}').count(), 1);
+            let stored_key = secret.as_ref().map_or(key.clone(), |secret| key.hashed(secret)).to_string();
+            let parts = (prefix, limit.algorithm().to_owned(), policy, stored_key);
+            prop_assert_eq!(read_back(redis_key), Some(parts));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+use smallvec::SmallVec;
+
+use super::{
+    algorithm,
+    key_format::{KeyFormat, RedisKey},
+};
+use crate::{
+    Limit,
+    store::{
+        Operation, StoreRequest,
+        fold::{Folded, Folds, fold},
+    },
+};
+
+/// A store request whose charges on one key are added up, with the hash of each charge.
+pub(super) struct HashedRequest<'a> {
+    pub(super) folded: Folded<'a>,
+    pub(super) hashes: SmallVec<[u64; 1]>,
+}
+
+/// A store request that can wait: it owns its keys in Redis, each of which it charges once.
+#[derive(Clone, Debug)]
+pub(super) struct OwnedRequest {
+    pub(super) operation: Operation,
+    pub(super) charges: SmallVec<[OwnedCharge; 1]>,
+    /// Which of the owned charges each charge of the store request is part of.
+    pub(super) folds: Folds,
+}
+
+/// A cost on one key in Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct OwnedCharge {
+    pub(super) key: RedisKey,
+    /// The hash of the charge by [`KeyFormat::hash`].
+    pub(super) hash: u64,
+    pub(super) limit: Limit,
+    pub(super) cost: u64,
+}
+
+impl<'a> HashedRequest<'a> {
+    pub(super) fn new(key_format: &KeyFormat, request: &StoreRequest<'a>) -> Self {
+        let folded = fold(request);
+        let hashes = folded.charges.iter().map(|charge| key_format.hash(charge)).collect();
+        Self { folded, hashes }
+    }
+}
+
+impl OwnedRequest {
+    pub(super) fn new(key_format: &KeyFormat, request: HashedRequest<'_>) -> Self {
+        let HashedRequest { folded, hashes } = request;
+        let mut charges = SmallVec::new();
+        for (charge, hash) in folded.charges.iter().zip(hashes) {
+            charges.push(OwnedCharge {
+                key: key_format.redis_key(charge),
+                hash,
+                limit: charge.limit().clone(),
+                cost: charge.cost(),
+            });
+        }
+        Self {
+            operation: folded.operation,
+            charges,
+            folds: folded.folds,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(key_format: &KeyFormat, request: &StoreRequest<'_>) -> Self {
+        Self::new(key_format, HashedRequest::new(key_format, request))
+    }
+
+    /// An operation on the charges at these positions.
+    pub(super) fn part(&self, operation: Operation, positions: &[usize]) -> Self {
+        Self {
+            operation,
+            charges: positions
+                .iter()
+                .map(|position| self.charges[*position].clone())
+                .collect(),
+            folds: Folds::default(),
+        }
+    }
+
+    pub(super) fn is_check(&self) -> bool {
+        self.operation == Operation::Check
+    }
+
+    /// Whether both are the same check, and the outcome of each of several can be computed from that of the last one.
+    pub(super) fn merges_with(&self, other: &Self) -> bool {
+        self.is_check()
+            && other.is_check()
+            && self.charges == other.charges
+            && self.charges.iter().all(|charge| algorithm::merges(&charge.limit))
+    }
+}

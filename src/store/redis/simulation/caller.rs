@@ -1,0 +1,225 @@
+//! The callers of a schedule and their requests.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use fastrand::Rng;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{
+    history::Record,
+    network::Network,
+    plan::{Kind, Plan},
+    runtime::Runtime,
+};
+use crate::{
+    FixedWindow, Key, Limit, SlidingLog,
+    limit::Calendar,
+    store::{
+        Charge, Operation, Store, StoreFuture, StoreRequest,
+        redis::{key_format::KeyFormat, request::OwnedRequest, store::RedisStore},
+    },
+};
+
+/// A request with its charges.
+pub(super) struct SimulatedRequest {
+    pub(super) kind: Kind,
+    pub(super) charges: Vec<(&'static str, Limit, Key)>,
+}
+
+impl SimulatedRequest {
+    pub(super) fn new(kind: Kind, number: usize, rng: &mut Rng) -> Self {
+        let roomy = || Limit::from(SlidingLog::per_hour(1_000));
+        let own = || Key::from(format!("own-{number}"));
+        let shared = |rng: &mut Rng| Key::from(format!("shared-{}", rng.u32(..3)));
+        let charges = match kind {
+            Kind::Shared | Kind::Peek | Kind::Reset => {
+                vec![("shared", SlidingLog::new(Plan::QUOTA, Plan::WINDOW).into(), shared(rng))]
+            }
+            Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own())],
+            Kind::OwnPair => vec![("own", roomy(), own()), ("pair", roomy(), own())],
+            Kind::Calendar => {
+                let hourly = FixedWindow::calendar(1_000, Calendar::Hour, "UTC");
+                vec![("calendar", hourly.into(), shared(rng))]
+            }
+            Kind::Across => vec![
+                ("own", roomy(), own()),
+                ("other", roomy(), Key::from(format!("other-{number}"))),
+                ("full", SlidingLog::per_day(1).into(), Key::from("full")),
+            ],
+        };
+        Self { kind, charges }
+    }
+
+    /// A check of this shared key.
+    pub(super) fn of_shared(key: &str) -> Self {
+        let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW).into();
+        Self {
+            kind: Kind::Shared,
+            charges: vec![("shared", limit, Key::from(key))],
+        }
+    }
+
+    /// Whether the server would deny it now.
+    pub(super) async fn is_denied_by(&self, network: &Network) -> bool {
+        let keys = self.redis_keys(&KeyFormat::new("quota", None));
+        for ((_, limit, _), key) in self.charges.iter().zip(&keys) {
+            if !network.has_room(key, limit, 1).await {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Calls a store; the future does not borrow the request.
+    pub(super) fn call(&self, store: &RedisStore) -> StoreFuture {
+        let charges: Vec<_> = self
+            .charges
+            .iter()
+            .map(|(policy, limit, key)| Charge::new(policy, limit, key, 1))
+            .collect();
+        store.decide(&[StoreRequest::new(self.kind.operation(), &charges)])
+    }
+
+    pub(super) fn redis_keys(&self, key_format: &KeyFormat) -> Vec<String> {
+        let charges: Vec<_> = self
+            .charges
+            .iter()
+            .map(|(policy, limit, key)| Charge::new(policy, limit, key, 1))
+            .collect();
+        let request = OwnedRequest::of(key_format, &StoreRequest::new(Operation::Check, &charges));
+        let text = |key: &[u8]| String::from_utf8(key.to_vec()).expect("text");
+        request.charges.iter().map(|charge| text(&charge.key)).collect()
+    }
+}
+
+pub(super) type Records = Arc<Mutex<Vec<Record>>>;
+
+/// What all callers share.
+#[derive(Clone)]
+pub(super) struct Stage {
+    pub(super) store: RedisStore,
+    pub(super) network: Network,
+    pub(super) records: Records,
+    pub(super) polled: Arc<AtomicUsize>,
+    /// Whether counts change without a request of the caller: the clock is set, or there are resets.
+    pub(super) counts_jump: bool,
+}
+
+impl Stage {
+    pub(super) fn end(&self, runtime: &Runtime) {
+        self.disturb(runtime);
+        runtime.end();
+    }
+
+    pub(super) fn stall(&self, runtime: &Runtime, lasts: Duration) {
+        self.disturb(runtime);
+        runtime.freeze();
+        let runtime = runtime.clone();
+        tokio::spawn(async move {
+            sleep(lasts).await;
+            runtime.thaw();
+        });
+    }
+
+    /// Records that a runtime does not continue: its callers may have their responses late or never.
+    fn disturb(&self, runtime: &Runtime) {
+        for record in self.records.lock().expect("no panic").iter_mut() {
+            if record.runtime == runtime.id() && record.responded_at.is_none() {
+                record.disturbed = true;
+            }
+        }
+    }
+
+    pub(super) fn start(&self, caller: Caller, runtime: &Runtime) {
+        let number = {
+            let mut records = self.records.lock().expect("no panic");
+            records.push(Record {
+                kind: caller.request.kind,
+                keys: caller.request.redis_keys(&self.store.queues().backend.key_format),
+                runtime: runtime.id(),
+                disturbed: !runtime.is_running(),
+                order: None,
+                polled_at: None,
+                responded_at: None,
+                left: false,
+                cached: None,
+                response: None,
+            });
+            records.len() - 1
+        };
+        let (stage, its_runtime) = (self.clone(), runtime.clone());
+        runtime.spawn(async move { caller.run(stage, number, its_runtime).await });
+    }
+
+    fn edit(&self, number: usize, edit: impl FnOnce(&mut Record)) {
+        edit(&mut self.records.lock().expect("no panic")[number]);
+    }
+}
+
+pub(super) struct Caller {
+    pub(super) request: SimulatedRequest,
+    /// The time from when the request is made until it is first polled.
+    pub(super) delay: Duration,
+    pub(super) leaves_after: Option<Duration>,
+    pub(super) then: Then,
+}
+
+/// What happens to the runtime of a caller right after the caller was first polled.
+pub(super) enum Then {
+    Wait,
+    End,
+    Stall(Duration),
+}
+
+impl Caller {
+    async fn run(self, stage: Stage, number: usize, runtime: Runtime) {
+        let mut future = match self.request.call(&stage.store).try_ready() {
+            Ok(response) => {
+                let mut cached = None;
+                if let Ok(response) = &response {
+                    let denies = !response.outcomes()[0].allowed;
+                    cached = Some(denies && (stage.counts_jump || self.request.is_denied_by(&stage.network).await));
+                }
+                let now = Some(Instant::now());
+                return stage.edit(number, |record| {
+                    (record.polled_at, record.responded_at) = (now, now);
+                    record.cached = cached;
+                    record.response = Some(response);
+                });
+            }
+            Err(future) => future,
+        };
+        sleep(self.delay).await;
+
+        let now = Instant::now();
+        let first = stage.polled.fetch_add(1, Ordering::Relaxed);
+        stage.edit(number, |record| {
+            (record.polled_at, record.order) = (Some(now), Some(first))
+        });
+        let polled = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut future).poll(cx))).await;
+        match self.then {
+            Then::Wait => {}
+            Then::End => stage.end(&runtime),
+            Then::Stall(lasts) => stage.stall(&runtime, lasts),
+        }
+        let response = match (polled, self.leaves_after) {
+            (Poll::Ready(response), _) => Some(response),
+            (Poll::Pending, Some(after)) => timeout(after, future).await.ok(),
+            (Poll::Pending, None) => Some(future.await),
+        };
+        let now = Instant::now();
+        stage.edit(number, |record| {
+            record.left = response.is_none();
+            record.responded_at = Some(now);
+            record.response = response;
+        });
+    }
+}

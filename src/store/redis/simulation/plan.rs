@@ -1,0 +1,93 @@
+//! What a schedule contains.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use super::faults::Faults;
+use crate::store::Operation;
+
+/// The deadline of all simulated stores.
+pub(super) const DEADLINE: Duration = Duration::from_millis(100);
+
+/// The contents of a schedule.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) clustered: bool,
+    pub(super) runtimes: usize,
+    /// How many runtimes end while the faults last.
+    pub(super) endings: usize,
+    /// How many runtimes are stalled while the faults last.
+    pub(super) stalls: usize,
+    pub(super) faults: Faults,
+    /// Whether counts of shared keys are reset.
+    pub(super) resets: bool,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            clustered: false,
+            runtimes: 1,
+            endings: 0,
+            stalls: 0,
+            faults: Faults::default(),
+            resets: false,
+        }
+    }
+}
+
+impl Plan {
+    /// The limit of the shared keys.
+    pub(super) const QUOTA: u64 = 5;
+    pub(super) const WINDOW: Duration = Duration::from_millis(400);
+    pub(super) const WINDOW_US: u64 = Self::WINDOW.as_micros() as u64;
+    /// The time of requests and faults.
+    pub(super) const LASTS: Duration = Duration::from_millis(1_500);
+    /// The time after the faults in which checks succeed again: a request replaces a probe that has ended, the new one waits and
+    /// sends, and its reply closes the breaker.
+    pub(super) const RECOVERS: Duration = Duration::from_secs(1);
+}
+
+/// A kind of request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    /// A check of a shared key, which often denies.
+    Shared,
+    /// A check of a key of its own, which has room.
+    Own,
+    OwnCharge,
+    /// A check of two keys of its own in one slot.
+    OwnPair,
+    /// A check of a shared key with windows of a calendar.
+    Calendar,
+    Peek,
+    Reset,
+    /// A check of two keys of its own and of one that denies, in three slots.
+    Across,
+}
+
+impl Kind {
+    pub(super) fn any(rng: &mut Rng, plan: &Plan) -> Self {
+        match rng.u32(..100) {
+            ..35 => Self::Shared,
+            35..60 => Self::Own,
+            60..70 => Self::OwnCharge,
+            70..80 => Self::OwnPair,
+            80..85 => Self::Calendar,
+            85..92 => Self::Peek,
+            92.. if plan.clustered => Self::Across,
+            92.. if plan.resets => Self::Reset,
+            _ => Self::Own,
+        }
+    }
+
+    pub(super) fn operation(self) -> Operation {
+        match self {
+            Self::OwnCharge => Operation::Charge,
+            Self::Peek => Operation::Peek,
+            Self::Reset => Operation::Reset,
+            Self::Shared | Self::Own | Self::OwnPair | Self::Calendar | Self::Across => Operation::Check,
+        }
+    }
+}

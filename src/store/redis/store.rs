@@ -1,0 +1,227 @@
+use std::{fmt, sync::Arc};
+
+use tokio::time::Instant;
+
+use super::{
+    across_slots,
+    queues::CommitQueues,
+    ready::ready,
+    request::{HashedRequest, OwnedRequest},
+    script::SCRIPT,
+};
+use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, uncounted};
+
+/// Storage backend in Redis 6.2 or later, or Valkey, shared by all replicas of a service.
+///
+/// ```no_run
+/// use tower_quota::{key, Policy, RateLimitLayer, RedisStore, SlidingLog};
+///
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+/// let policy = Policy::new("login", SlidingLog::per_minute(5)).key((key::ip(), key::path()));
+/// let layer = RateLimitLayer::new(store, policy);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Connecting
+///
+/// | | |
+/// | --- | --- |
+/// | [`RedisStore::connect(url).await?`](Self::connect) | connects, and checks all permissions |
+/// | [`RedisStore::connect_lazy(url)?`](Self::connect_lazy) | connects in the background, for a service that must start without Redis |
+/// | [`RedisStore::builder()`](Self::builder) | other settings, or a client of the application |
+///
+/// URLs:
+///
+/// | | |
+/// | --- | --- |
+/// | one server | `redis://user:password@127.0.0.1:6379/0` |
+/// | a Unix socket | `redis+unix:///run/redis.sock` (with fred: feature `unix-sockets`) |
+/// | Sentinel | `redis-sentinel://user:password@host:26379/0?sentinelServiceName=name&node=host:26379`; with credentials of the sentinels, `&sentinelUsername=user&sentinelPassword=password` |
+/// | a cluster | `redis-cluster://user:password@host:6379?node=host:6379`, any of its nodes (feature `redis`) |
+///
+/// `rediss` in place of `redis` means TLS (feature `enable-rustls-ring` for fred, `tokio-rustls-comp` for redis-rs). The
+/// certificate of Redis must be signed by an authority of the system, or by one in the file that the environment variable
+/// `SSL_CERT_FILE` contains.
+///
+/// The connections belong to the runtime in which the store was built, and end with it. Checks can be made in other runtimes, and
+/// a runtime that ends delays no check of another.
+///
+/// # Checks
+///
+/// A check is one call of one Lua script, which decides and counts at one instant of the clock of Redis, so replicas do not
+/// race and their clocks do not matter. The script is called by its digest, and sent once more with its text if Redis does not
+/// have it. Nothing else is sent twice: a request is counted once or not at all.
+///
+/// # Deadlines
+///
+/// A call has the [deadline](crate::RedisStoreBuilder::deadline), by default 100 ms, from when it is sent. A check that has to wait for
+/// other calls first waits for at most one deadline more. So a check takes at most two deadlines; in a cluster, two for each
+/// slot of its keys. A check that fails may have been counted if it was sent.
+///
+/// The deadline measures Redis and not this process. While handlers block the threads of the runtime, or the process is stopped,
+/// a reply that has arrived cannot be read. Such a stall does not count: the deadline is counted in four steps, and a step that
+/// takes longer counts as one. A check then takes longer by at most four of the longest stalls (eight if it had to wait for
+/// other calls), and by at most 10 s for each call.
+///
+/// # When Redis does not reply
+///
+/// After three calls in a row without a reply, a breaker opens: checks fail at once, and the
+/// [`FailureMode`](crate::FailureMode) defines what happens to the requests. While it is open, a task probes Redis every
+/// 100 ms; the first reply closes it. In a cluster each slot has a breaker of its own.
+///
+/// # Group commit
+///
+/// While script calls are in flight, checks wait in a queue, and the next call contains up to 256 of them. At most eight calls
+/// are in flight, and two when they contain many checks, each with half of them: Redis executes one while the callers of the
+/// other continue. In a cluster this holds for each slot. If no call is in flight, a check is sent at once and alone: no check
+/// waits for a timer. The decisions are those of the checks one by one, in the order in which they were made. Equal checks are
+/// sent once with their number, so a hot key costs Redis hardly more than a cold one.
+///
+/// A check is not counted if its caller leaves before the call is sent; later it is. An error of one check, such as a key of
+/// another type, is no error of the others in the call.
+///
+/// # Deny cache
+///
+/// Denials are cached in the process until their `retry_after`, for at most 1 s. A cached denial applies to checks of the same
+/// policies with the same limits and the same key, at the same cost or a higher one, for which the wait is a lower bound.
+/// A [reset](crate::Limiter::reset) or [refund](crate::Limiter::refund) by this process ends it at once. A reset by another
+/// process, a key deleted in Redis, or a clock that was set is seen after 1 s at most. The cache has 10,000 entries; the oldest
+/// ones are evicted.
+///
+/// # In a cluster
+///
+/// The policies of one caller lie in one slot and are decided together. Those of different keys, such as an address and a user,
+/// lie in several slots, and no call reaches two: they are decided one after the other, and when one denies, the charges in the
+/// earlier ones are refunded, also if the caller has left. Until then, or if the refund is lost, other requests may be denied
+/// for it: by that cost at most, and until it expires. If a later slot does not reply, the charges in the earlier ones stay.
+///
+/// # Keys in Redis
+///
+/// One key for each policy and caller, `<prefix>:1:<algorithm>:<policy>:{<key>}`, such as
+/// `quota:1:log:login:{ip=203.0.113.7|path=/login}`. Each expires at most 1 s after it stops to matter. Set the
+/// `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted key is a limit that is reset. A
+/// failover loses what the replica had not received yet, and as much may be admitted again.
+///
+/// # Measurements
+///
+/// * [Behavior under faults](crate::guide::faults): what is admitted and how long checks fail while Redis is killed, hangs,
+///   fails over or runs out of memory.
+/// * [Speed](crate::guide::speed), compared with other crates.
+#[derive(Clone)]
+#[must_use]
+pub struct RedisStore {
+    queues: Arc<CommitQueues>,
+}
+
+/// Operations.
+impl RedisStore {
+    pub(super) fn new(queues: CommitQueues) -> Self {
+        Self {
+            queues: Arc::new(queues),
+        }
+    }
+
+    pub(super) fn queues(&self) -> &CommitQueues {
+        &self.queues
+    }
+
+    /// Waits until checks can be made, as [`connect`](Self::connect) does, and without a timeout.
+    ///
+    /// It is for a store that connects in the background; use it before accepting traffic.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tokio::time::timeout;
+    /// use tower_quota::RedisStore;
+    ///
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = RedisStore::connect_lazy("redis://127.0.0.1:6379")?;
+    /// timeout(Duration::from_secs(30), store.ready()).await??;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If Redis refuses the credentials, a command, the keys or the script, as for [`connect`](Self::connect).
+    pub async fn ready(&self) -> Result<(), StoreError> {
+        ready(&self.queues.backend).await
+    }
+
+    /// The texts of the scripts that the store runs.
+    ///
+    /// A store sends them to Redis with `EVAL` when Redis does not have them. If its user has no permission for that, load them
+    /// into every node, replicas included, each time that one starts: `SCRIPT LOAD` returns the digest by which the store calls
+    /// them.
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// for script in RedisStore::scripts() {
+    ///     // redis-cli SCRIPT LOAD "$script"
+    ///     assert!(script.starts_with("-- Decides a batch of requests"));
+    /// }
+    /// ```
+    #[must_use]
+    pub fn scripts() -> [&'static str; 1] {
+        [SCRIPT.source]
+    }
+}
+
+impl Store for RedisStore {
+    fn id(&self) -> Option<StoreId> {
+        Some(StoreId::of(&self.queues))
+    }
+
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        uncounted::apart(requests, |requests| self.decide_counted(requests))
+    }
+}
+
+impl RedisStore {
+    fn decide_counted(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        let queues = &self.queues;
+        let (cache, key_format) = (queues.deny_cache.as_deref(), &queues.backend.key_format);
+        let made_at = Instant::now();
+        let owned: Vec<_> = match requests {
+            [request] => {
+                let request = HashedRequest::new(key_format, request);
+                if let Some(response) = cache.and_then(|cache| cache.get(key_format, &request, made_at)) {
+                    return StoreFuture::ready(Ok(response));
+                }
+                vec![OwnedRequest::new(key_format, request)]
+            }
+            _ => requests
+                .iter()
+                .map(|request| OwnedRequest::new(key_format, HashedRequest::new(key_format, request)))
+                .collect(),
+        };
+
+        let mut generation = None;
+        if let Some(cache) = cache {
+            if let [request] = &*owned {
+                generation = Some(cache.generation(request));
+            }
+            cache.invalidate(&owned);
+        }
+        let Some(queue) = queues.queue_of(&owned) else {
+            return StoreFuture::pending(across_slots::decide(queues.clone(), owned, made_at));
+        };
+        match queue.check_breaker(&owned) {
+            Ok(()) => StoreFuture::pending(queue.decide(owned, made_at, generation)),
+            Err(error) => StoreFuture::ready(Err(error)),
+        }
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let backend = &self.queues.backend;
+        f.debug_struct("RedisStore")
+            .field("keys", &backend.key_format)
+            .field("deadline", &backend.deadline.duration())
+            .finish_non_exhaustive()
+    }
+}
