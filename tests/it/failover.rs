@@ -20,7 +20,7 @@ use crate::support::{
     Algorithm, Broken, Later, Log, Redis, connected, eventually, get, less_patient, send, try_decide,
 };
 
-/// A store that fails when the test says so.
+/// A store that fails while the test sets it to fail.
 #[derive(Clone)]
 struct Flaky {
     store: MemoryStore,
@@ -413,8 +413,8 @@ async fn a_reset_is_for_the_store_and_the_process() {
 
 #[tokio::test]
 async fn each_failure_is_observed_although_the_process_counts() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let sink = told.clone();
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let sink = reported.clone();
     let layer = RateLimitLayer::new(Later(Broken::default()), policy(hourly(2)).key(key::ip()))
         .on_failure(move |error| sink.lock().expect("no panic").push(error.kind()));
     let app = Router::new().route("/", route(async || "hi").layer(layer));
@@ -422,7 +422,7 @@ async fn each_failure_is_observed_although_the_process_counts() {
     for status in [200, 200, 429] {
         assert_eq!(send(&app, get("/")).await.status, status);
     }
-    assert_eq!(*told.lock().expect("no panic"), [ErrorKind::Unreachable; 3]);
+    assert_eq!(*reported.lock().expect("no panic"), [ErrorKind::Unreachable; 3]);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Layers within layers, and the receipts of what they charged.
+//! Layers around each other, and the receipts of their charges.
 
 use std::{
     convert::Infallible,
@@ -98,7 +98,7 @@ async fn nested_layers_give_each_charge_back_once() {
 }
 
 #[tokio::test]
-async fn the_decision_on_the_response_tells_of_all_layers() {
+async fn the_decision_on_the_response_has_the_policies_of_all_layers() {
     let store = MemoryStore::new();
     let inner = RateLimitLayer::new(store.clone(), policy("inner", SlidingLog::per_hour(10)));
     let outer = RateLimitLayer::new(store, policy("outer", SlidingLog::per_hour(10)));
@@ -111,7 +111,7 @@ async fn the_decision_on_the_response_tells_of_all_layers() {
 }
 
 #[tokio::test]
-async fn without_extensions_nobody_reads_a_decision_and_each_layer_counts() {
+async fn without_extensions_there_is_no_decision_and_each_layer_counts() {
     let behind = service_fn(async |request: Request<Body>| {
         assert!(request.extensions().get::<Decision>().is_none());
         answer(request).await
@@ -128,13 +128,13 @@ async fn without_extensions_nobody_reads_a_decision_and_each_layer_counts() {
             response.headers()["ratelimit"].to_str().unwrap().to_owned(),
         ));
     }
-    let told = |status, fields: &str| (status, fields.to_owned());
+    let response = |status, fields: &str| (status, fields.to_owned());
     assert_eq!(
         answers,
         [
-            told(StatusCode::OK, r#""api";r=2;t=3600, "api";r=3;t=3600"#),
-            told(StatusCode::OK, r#""api";r=0;t=3600, "api";r=1;t=3600"#),
-            told(StatusCode::TOO_MANY_REQUESTS, r#""api";r=0;t=3600"#),
+            response(StatusCode::OK, r#""api";r=2;t=3600, "api";r=3;t=3600"#),
+            response(StatusCode::OK, r#""api";r=0;t=3600, "api";r=1;t=3600"#),
+            response(StatusCode::TOO_MANY_REQUESTS, r#""api";r=0;t=3600"#),
         ]
     );
 }

@@ -15,7 +15,7 @@ use tower_quota::{
 const FILE: &str = r#"
 [policies.say-hi]
 limit = "sliding-log 2/30s"
-key = ["header:x-user-id or constant:nobody", "path"]
+key = ["header:x-user-id or constant:none", "path"]
 "#;
 
 /// The statuses of some requests for `/` by users, under the policy `say-hi` of a file.
@@ -62,7 +62,7 @@ async fn a_policy_that_is_off_asks_for_no_key() {
     let policy = Policies::from_toml(file).unwrap().get("say-hi").unwrap();
     let layer = RateLimitLayer::new(MemoryStore::new(), policy);
     let service = layer.layer(service_fn(async |request: Request<Empty<bytes::Bytes>>| {
-        // Nothing was checked, so nothing is said.
+        // Nothing was checked, so there are no fields.
         assert!(request.extensions().get::<Decision>().is_none());
         Ok::<_, std::convert::Infallible>(http::Response::new(Empty::<bytes::Bytes>::new()))
     }));
@@ -72,7 +72,7 @@ async fn a_policy_that_is_off_asks_for_no_key() {
 }
 
 #[test]
-fn json_says_the_same_as_toml() {
+fn json_is_read_as_toml_is() {
     let json = r#"{"policies": {"say-hi": {"limit": "sliding-log 2/30s", "key": "ip", "failure-mode": "closed"}}}"#;
     let policies = Policies::from_json(json).unwrap();
     let limit = SlidingLog::new(2, std::time::Duration::from_secs(30));

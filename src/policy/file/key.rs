@@ -16,16 +16,12 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct KeySpec(Vec<Vec<Component>>);
 
-#[derive(Clone, Debug)]
+/// One key of a list or of several alternatives.
+#[derive(Clone)]
 enum Component {
-    Ip,
+    Key(Arc<dyn KeyExtractor>),
+    /// The key that the table of the client address describes.
     ClientIp,
-    Path,
-    Method,
-    #[cfg(feature = "axum")]
-    Route,
-    Header(HeaderName),
-    Constant(String),
 }
 
 /// The most components of a list, and the most alternatives of one.
@@ -73,50 +69,58 @@ impl KeySpec {
 
 impl Component {
     fn extractor(&self, client_ip: Option<&ClientIp>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
-        Ok(match self {
-            Self::Ip => Arc::new(key::ip()),
-            Self::ClientIp => match client_ip {
-                Some(ClientIp(client_ip)) => Arc::new(client_ip.clone()),
-                None => {
-                    return Err(ConfigError::new(
-                        "`client-ip` needs the table `[client-ip]`, such as `header = \"x-forwarded-for\"` and `trusted = \
-                         [\"10.0.0.0/8\"]`",
-                    ));
-                }
-            },
-            Self::Path => Arc::new(key::path()),
-            Self::Method => Arc::new(key::method()),
-            #[cfg(feature = "axum")]
-            Self::Route => Arc::new(key::route()),
-            Self::Header(name) => Arc::new(key::header(name)),
-            Self::Constant(value) => Arc::new(key::constant(value)),
-        })
-    }
-}
-
-impl FromStr for Component {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let text = text.trim();
-        match text.split_once(':') {
-            None if text == "ip" => Ok(Self::Ip),
-            None if text == "client-ip" => Ok(Self::ClientIp),
-            None if text == "path" => Ok(Self::Path),
-            None if text == "method" => Ok(Self::Method),
-            #[cfg(feature = "axum")]
-            None if text == "route" => Ok(Self::Route),
-            Some(("constant", value)) => Ok(Self::Constant(value.to_owned())),
-            Some(("header", name)) => header_component(name),
-            _ => Err(format!(
-                "`{text}` is not a key; one is `ip`, `client-ip`, `path`, `route` (feature `axum`), `method`, \
-                 `header:x-user-id` or `constant:all`"
+        match (self, client_ip) {
+            (Self::Key(key), _) => Ok(key.clone()),
+            (Self::ClientIp, Some(ClientIp(client_ip))) => Ok(Arc::new(client_ip.clone())),
+            (Self::ClientIp, None) => Err(ConfigError::new(
+                "`client-ip` needs the table `[client-ip]`, such as `header = \"x-forwarded-for\"` and `trusted = \
+                 [\"10.0.0.0/8\"]`",
             )),
         }
     }
 }
 
-fn header_component(name: &str) -> Result<Component, String> {
+/// The keys that configuration can name, one a line.
+impl FromStr for Component {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let (name, argument) = match text.split_once(':') {
+            Some((name, argument)) => (name, Some(argument)),
+            None => (text, None),
+        };
+        let key: Arc<dyn KeyExtractor> = match (name, argument) {
+            ("client-ip", None) => return Ok(Self::ClientIp),
+            ("ip", None) => Arc::new(key::ip()),
+            ("path", None) => Arc::new(key::path()),
+            ("method", None) => Arc::new(key::method()),
+            #[cfg(feature = "axum")]
+            ("route", None) => Arc::new(key::route()),
+            ("header", Some(name)) => Arc::new(key::header(header_name(name)?)),
+            ("constant", Some(value)) => Arc::new(key::constant(value)),
+            _ => {
+                return Err(format!(
+                    "`{text}` is not a key; one is `ip`, `client-ip`, `path`, `route` (feature `axum`), `method`, \
+                     `header:x-user-id` or `constant:all`"
+                ));
+            }
+        };
+        Ok(Self::Key(key))
+    }
+}
+
+impl fmt::Debug for Component {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Key(_) => "<key>",
+            Self::ClientIp => "client-ip",
+        })
+    }
+}
+
+/// The name of a header that is no record of the client address.
+fn header_name(name: &str) -> Result<HeaderName, String> {
     let Ok(name) = HeaderName::try_from(name) else {
         return Err(format!(
             "`{name}` is not the name of a header; one looks like `header:x-user-id`"
@@ -128,7 +132,7 @@ fn header_component(name: &str) -> Result<Component, String> {
              `client-ip`, with `header = \"{name}\"` and the networks of the proxies as `trusted` in the table `[client-ip]`"
         ));
     }
-    Ok(Component::Header(name))
+    Ok(name)
 }
 
 /// `ip`, or several with `or` between them.
