@@ -46,10 +46,10 @@ in_every_store! {
     what_was_denied_or_not_counted_has_no_receipt
     a_receipt_of_a_layer_refunds_for_a_limiter
     a_key_built_by_hand_is_the_key_that_a_layer_builds
-    a_cost_above_the_limit_is_denied_without_asking_the_store
-    deny_all_denies_without_asking_the_store
-    deny_all_has_nothing_to_charge_or_to_forget
-    unlimited_admits_without_asking_the_store
+    a_cost_above_the_limit_is_denied_without_a_call_of_the_store
+    deny_all_denies_without_a_call_of_the_store
+    deny_all_has_nothing_to_charge_or_to_remove
+    unlimited_admits_without_a_call_of_the_store
     a_cost_of_zero_means_that_the_policy_does_not_apply
     a_layer_denies_a_cost_above_the_limit_without_retry_after
     a_layer_denies_deny_all_without_retry_after
@@ -234,7 +234,7 @@ async fn a_key_built_by_hand_is_the_key_that_a_layer_builds(store: Arc<impl Stor
 }
 
 /// Checks that a decision was denied for this reason, and that no wait helps.
-fn assert_denied_for_good(decision: &Decision, denial: Denial) {
+fn assert_permanent_denial(decision: &Decision, denial: Denial) {
     assert!(!decision.is_allowed());
     assert_eq!(decision.retry_after(), None);
     let reasons: Vec<_> = decision.policies().map(|policy| policy.denial()).collect();
@@ -242,10 +242,10 @@ fn assert_denied_for_good(decision: &Decision, denial: Denial) {
     assert!(decision.take_receipt().is_none());
 }
 
-async fn a_cost_above_the_limit_is_denied_without_asking_the_store(store: Arc<impl Store>) {
+async fn a_cost_above_the_limit_is_denied_without_a_call_of_the_store(store: Arc<impl Store>) {
     let store = Counted::new(store);
     let limiter = Limiter::new(store.clone(), Policy::new("test", LOG_OF_5));
-    assert_denied_for_good(&check_n(&limiter, 6).await, Denial::CostAboveLimit);
+    assert_permanent_denial(&check_n(&limiter, 6).await, Denial::CostAboveLimit);
     assert_eq!(store.asked(), 0);
 
     assert!(check_n(&limiter, 5).await.is_allowed());
@@ -257,18 +257,18 @@ async fn a_cost_above_the_limit_is_denied_without_asking_the_store(store: Arc<im
     );
 }
 
-async fn deny_all_denies_without_asking_the_store(store: Arc<impl Store>) {
+async fn deny_all_denies_without_a_call_of_the_store(store: Arc<impl Store>) {
     let store = Counted::new(store);
     let limiter = Limiter::new(store.clone(), Policy::new("test", Limit::DenyAll));
-    assert_denied_for_good(&check(&limiter).await, Denial::DenyAll);
-    assert_denied_for_good(
+    assert_permanent_denial(&check(&limiter).await, Denial::DenyAll);
+    assert_permanent_denial(
         &limiter.peek("k").await.expect("the store is not needed"),
         Denial::DenyAll,
     );
     assert_eq!(store.asked(), 0);
 }
 
-async fn deny_all_has_nothing_to_charge_or_to_forget(store: Arc<impl Store>) {
+async fn deny_all_has_nothing_to_charge_or_to_remove(store: Arc<impl Store>) {
     let both = [Policy::new("none", Limit::DenyAll), Policy::new("test", LOG_OF_5)];
     let both = Limiter::new(store.clone(), both);
     let counted = limiter(&store, LOG_OF_5);
@@ -279,7 +279,7 @@ async fn deny_all_has_nothing_to_charge_or_to_forget(store: Arc<impl Store>) {
     assert_eq!(remaining(&counted).await, 5);
 }
 
-async fn unlimited_admits_without_asking_the_store(store: Arc<impl Store>) {
+async fn unlimited_admits_without_a_call_of_the_store(store: Arc<impl Store>) {
     let store = Counted::new(store);
     let limiter = Limiter::new(store.clone(), Policy::new("test", Limit::Unlimited));
     for cost in [1, u64::MAX] {
@@ -317,7 +317,7 @@ async fn a_cost_of_zero_means_that_the_policy_does_not_apply(store: Arc<impl Sto
 }
 
 /// Checks that a layer denies without saying when to come back, and without asking the store.
-async fn denied_for_good(store: Arc<impl Store>, policy: Policy) -> Received {
+async fn assert_denied_for_good(store: Arc<impl Store>, policy: Policy) -> Received {
     let store = Counted::new(store);
     let denied = send(&RateLimitLayer::new(store.clone(), policy), from_user_42()).await;
     assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
@@ -329,12 +329,12 @@ async fn denied_for_good(store: Arc<impl Store>, policy: Policy) -> Received {
 }
 
 async fn a_layer_denies_a_cost_above_the_limit_without_retry_after(store: Arc<impl Store>) {
-    let denied = denied_for_good(store, by_user_and_path(LOG_OF_5).cost(6)).await;
+    let denied = assert_denied_for_good(store, by_user_and_path(LOG_OF_5).cost(6)).await;
     assert_eq!(denied.field("ratelimit-policy"), Some("\"test\";q=5;w=3600"));
 }
 
 async fn a_layer_denies_deny_all_without_retry_after(store: Arc<impl Store>) {
-    denied_for_good(store, by_user_and_path(Limit::DenyAll)).await;
+    assert_denied_for_good(store, by_user_and_path(Limit::DenyAll)).await;
 }
 
 async fn a_layer_adds_no_fields_for_unlimited(store: Arc<impl Store>) {
