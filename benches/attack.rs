@@ -1,8 +1,8 @@
-//! A million callers that nobody has seen before, against stores for fewer and one for all: the slowest single decision
-//! beside the median of the same run. `cargo bench --bench attack`.
+//! Key flooding: a million new keys against memory stores of less and of larger capacity. Prints the slowest decision and the
+//! median of the same run. `cargo bench --bench attack`.
 //!
-//! What counts is the time that the thread had a processor, since a pause of the operating system is not the store's. It is
-//! the best of some runs that is shown, and the time that reading the clock takes is left out.
+//! The unit is processor time of the thread, so that a pause by the operating system does not count. Each row is the best of
+//! three runs, without the time to read the clock.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ impl Run {
         });
         let reading = reading.min().unwrap_or_default();
 
-        let store = MemoryStore::with_capacity(capacity);
+        let store = MemoryStore::builder().capacity(capacity).build();
         let mut times: Vec<Duration> = Vec::with_capacity(CALLERS as usize);
         for caller in 0..CALLERS {
             let key = Key::from(caller);
@@ -77,7 +77,7 @@ impl Run {
     }
 }
 
-/// For how long this thread has had a processor.
+/// Processor time of this thread.
 fn on_processor() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Decision, Key, Policy, PolicyDecision,
-    check::{Asked, Pending, ask},
+    check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
     headers::{Fields, retry_after},
     key::KeyError,
@@ -65,7 +65,7 @@ pub(crate) struct Warned {
 pub(crate) enum Progress {
     Done(Action),
     /// The store has not replied yet.
-    Pending(Pending),
+    Pending(PendingCheck),
 }
 
 /// What to do with a request.
@@ -93,9 +93,9 @@ impl Enforcer {
             Ok(None) => return Progress::Done(Action::Admit(None)),
             Err(error) => return Progress::Done(self.refuse(&error, parts)),
         };
-        match ask(Operation::Check, undecided) {
-            Asked::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
-            Asked::Pending(decision) => Progress::Pending(decision),
+        match check::begin(Operation::Check, undecided) {
+            Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
+            Check::Pending(check) => Progress::Pending(check),
         }
     }
 

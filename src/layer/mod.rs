@@ -128,28 +128,27 @@ use crate::{
 ///
 /// # Refunds
 ///
-/// The [`Decision`](crate::Decision) in the extensions of the request has a [`Receipt`](crate::Receipt). A
-/// [`Limiter`](crate::Limiter) [refunds](crate::Limiter::refund) what it stands for, if the request is not to count:
+/// The [`Decision`](crate::Decision) in the extensions of the request has a [`Receipt`](crate::Receipt). The inner service
+/// takes it and [refunds](crate::Receipt::refund) the charges of a request that is not to count:
 ///
 /// ```
 /// use bytes::Bytes;
 /// use http::Request;
 /// use http_body_util::Empty;
 /// use tower::{Layer, ServiceExt, service_fn};
-/// use tower_quota::{key, Decision, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+/// use tower_quota::{key, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog};
 ///
 /// # type Body = Empty<Bytes>;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = MemoryStore::new();
 /// let mails = Policy::new("mails", SlidingLog::per_hour(1)).key(key::constant("all"));
-/// let limiter = Limiter::new(store.clone(), mails.clone());
 ///
 /// let service = RateLimitLayer::new(store, mails).layer(service_fn(async |request: Request<Body>| {
 ///     // The mail could not be sent.
 ///     let decision = request.extensions().get::<Decision>();
-///     if let Some(receipt) = decision.and_then(Decision::receipt) {
-///         limiter.refund(receipt).await.expect("the store replies");
+///     if let Some(receipt) = decision.and_then(Decision::take_receipt) {
+///         receipt.refund().await.expect("the store replies");
 ///     }
 ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
 /// }));

@@ -9,11 +9,11 @@ pub(super) struct Folded<'a> {
     pub(super) folds: Folds,
 }
 
-/// Which of the folded charges each charge became part of, unless each is still one of its own.
+/// The position of each charge among the folded ones; `None` if no charges were folded.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Folds(Option<Box<[usize]>>);
 
-/// Adds up the charges that a request has on one key.
+/// Adds up the charges of a request that are on one key of one policy.
 pub(super) fn fold<'a>(request: &StoreRequest<'a>) -> Folded<'a> {
     let charges = request.charges();
     let repeats =
@@ -45,7 +45,7 @@ fn add_up<'a>(charges: &[Charge<'a>]) -> (Cow<'a, [Charge<'a>]>, Folds) {
 }
 
 impl Folds {
-    /// A verdict for each charge, from those for each key.
+    /// The charge states of a request, from those of its folded charges.
     pub(super) fn unfold(&self, states: &[ChargeState]) -> impl Iterator<Item = ChargeState> {
         let places = self.0.as_deref();
         let charges = places.map_or(states.len(), <[usize]>::len);

@@ -15,7 +15,7 @@ use tower_quota::{
     store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::support::{Bench, Clock, Redis, berlin, decide};
+use crate::support::{BERLIN, Bench, Clock, Redis, decide};
 
 macro_rules! in_every_store {
     ($($test:ident)*) => {
@@ -362,7 +362,7 @@ async fn a_calendar_that_is_guessed_wrong_charges_no_other_request_of_the_call_t
     clock.tell(&redis).await;
     let store = clock.redis_store(&redis).await;
     let log = SlidingLog::per_minute(5).into();
-    let month = FixedWindow::calendar(9, Calendar::Month, berlin()).into();
+    let month = FixedWindow::calendar(9, Calendar::Month, BERLIN).into();
     let keys = ["a", "b", "c"].map(Key::from);
     let others = [
         [Charge::new("log", &log, &keys[0], 1)],
@@ -382,11 +382,12 @@ async fn a_calendar_that_is_guessed_wrong_charges_no_other_request_of_the_call_t
 fn decisions_about_one_key_come_in_the_order_of_their_times() {
     const CHECKS: u64 = 2_000;
     let time = Arc::new(AtomicU64::new(1_800_000_000_000_000));
-    let store = MemoryStore::new().clock(move || {
+    let clock = move || {
         let now = time.fetch_add(1, Ordering::Relaxed);
         thread::yield_now();
         Duration::from_micros(now)
-    });
+    };
+    let store = MemoryStore::builder().clock(clock).build();
     let limit: Limit = FixedWindow::per_day(1_000_000).into();
     for charges in [1, 2] {
         let (store, limit) = (&store, &limit);
@@ -426,7 +427,9 @@ fn decisions_about_one_key_come_in_the_order_of_their_times() {
 #[tokio::test]
 async fn a_batch_is_decided_at_one_time() {
     let time = Arc::new(AtomicU64::new(1_800_000_000_000_000));
-    let store = MemoryStore::new().clock(move || Duration::from_micros(time.fetch_add(1, Ordering::Relaxed)));
+    let store = MemoryStore::builder()
+        .clock(move || Duration::from_micros(time.fetch_add(1, Ordering::Relaxed)))
+        .build();
     let limit = Limit::from(FixedWindow::per_day(5));
     let keys = ["a", "b", "a", "c"].map(Key::from);
     let charges = keys.each_ref().map(|key| [Charge::new("test", &limit, key, 1)]);

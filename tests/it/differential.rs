@@ -328,10 +328,7 @@ async fn the_aligned_fixed_window_decides_alike_in_rust_and_in_lua() {
 
 #[tokio::test]
 async fn calendar_windows_decide_alike_in_rust_and_in_lua() {
-    let calendar = |calendar| {
-        let berlin = jiff::tz::TimeZone::get("Europe/Berlin").expect("a zone");
-        Limit::from(FixedWindow::calendar(9, calendar, berlin))
-    };
+    let calendar = |calendar| Limit::from(FixedWindow::calendar(9, calendar, "Europe/Berlin"));
     let versions = [
         Calendar::Hour,
         Calendar::Day,
@@ -386,7 +383,7 @@ async fn several_policies_decide_alike_in_rust_and_in_lua() {
 
 #[tokio::test]
 async fn batches_of_many_operations_and_algorithms_decide_alike_in_rust_and_in_lua() {
-    let hours = FixedWindow::calendar(5, Calendar::Hour, jiff::tz::TimeZone::UTC);
+    let hours = FixedWindow::calendar(5, Calendar::Hour, "UTC");
     agree_on(
         steps() / 2,
         mixed,
@@ -477,9 +474,12 @@ async fn keys_that_expire_decide_alike_in_rust_and_in_lua() {
                 },
                 _ => Operation::Check,
             };
-            let limit = &limits[rng.usize(..limits.len())];
+            let number = rng.usize(..limits.len());
+            let limit = &limits[number];
+            // A key that was kept for a shorter window may be gone before a longer one ends; a log outlives both.
+            let policy = ["log", "log", "log", "counter", "anchored", "aligned", "bucket"][number];
             let charges = [Charge::new(
-                "test",
+                policy,
                 limit,
                 &keys[rng.usize(..keys.len())],
                 rng.u64(1..4),

@@ -315,7 +315,7 @@ async fn hd_18_a_window_is_whole_seconds_of_at_least_one() {
 
 #[tokio::test]
 async fn each_algorithm_has_its_policy_item() {
-    let month = FixedWindow::calendar(3, Calendar::Month, jiff::tz::TimeZone::UTC);
+    let month = FixedWindow::calendar(3, Calendar::Month, "UTC");
     for (limit, described) in [
         // Months differ in length.
         (Limit::from(month), "\"default\";q=3"),

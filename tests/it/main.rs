@@ -18,6 +18,7 @@ mod connect;
 mod decisions;
 mod deny_cache;
 mod differential;
+mod examples;
 mod failover;
 mod failure;
 mod figures;

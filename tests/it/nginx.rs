@@ -141,7 +141,7 @@ async fn the_cache_has_no_response_of(layer: RateLimitLayer, method: Method, con
 }
 
 fn layer(store: impl Store, limit: impl Into<Limit>, key: Arc<dyn KeyExtractor>) -> RateLimitLayer {
-    let policy = Policy::new("attacker", limit).key(key).only(from_the_attacker);
+    let policy = Policy::new("attacker", limit).key(key).apply_if(from_the_attacker);
     RateLimitLayer::new(store, policy.failure_mode(FailureMode::Closed))
 }
 

@@ -120,7 +120,7 @@ async fn a_denial_is_observed_with_the_jitter_of_its_response() {
 async fn a_request_without_a_decision_is_not_observed() {
     let observed = Observed::default();
     let unlimited = Policy::new("p", Limit::Unlimited).key(key::constant("all"));
-    let other_path = policy().only(|parts| parts.uri.path() != "/");
+    let other_path = policy().apply_if(|parts| parts.uri.path() != "/");
     let no_key = Policy::new("p", SlidingLog::per_minute(2)).key(key::header("x-user-id"));
     for (policy, status) in [(unlimited, 200), (other_path, 200), (no_key, 400)] {
         let layer = observed.by(RateLimitLayer::new(MemoryStore::new(), policy));

@@ -108,7 +108,7 @@ fn no_example_counts_by_what_a_client_chooses() {
 
 #[test]
 fn the_readme_has_every_algorithm() {
-    let (readme, limit) = (read("README.md"), read("src/limit/mod.rs"));
+    let (readme, limit) = (read("README.md"), read("src/limit/limit.rs"));
     let (_, variants) = limit.split_once("pub enum Limit {").expect("the enum");
     let (variants, _) = variants.split_once("\n}").expect("its end");
     let names = variants

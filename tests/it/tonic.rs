@@ -692,7 +692,7 @@ async fn a_route_and_a_method_share_one_budget() {
 async fn a_policy_is_for_one_method_only() {
     let policy = Policy::new("twice", SlidingLog::per_minute(1))
         .key(key::ip())
-        .only(|parts| parts.uri.path() == Echo::TWICE);
+        .apply_if(|parts| parts.uri.path() == Echo::TWICE);
     let (endpoint, _) = serve(
         RateLimitLayer::new(Clock::new().memory_store(), policy),
         Echo::default(),

@@ -301,7 +301,7 @@ async fn an_admitted_request_keeps_its_body() {
 
 /// A permit of the service is free while the body of a denied request is read.
 async fn a_drained_request_holds_no_permit(store: impl Store) {
-    let layer = RateLimitLayer::new(store, policy().only(|parts| parts.uri.path() == "/denied"));
+    let layer = RateLimitLayer::new(store, policy().apply_if(|parts| parts.uri.path() == "/denied"));
     let layer = layer.drain_body(1_000, Duration::from_secs(3_600));
     let service = layer.layer(ConcurrencyLimit::new(service_fn(hello::<Frames>), 1));
     let get = |path: &str| Request::get(path).body(Frames(None)).expect("a good request");

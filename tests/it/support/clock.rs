@@ -40,7 +40,9 @@ impl Clock {
 
     pub(crate) fn memory_store(&self) -> MemoryStore {
         let clock = self.clone();
-        MemoryStore::new().clock(move || Duration::from_micros(clock.now()))
+        MemoryStore::builder()
+            .clock(move || Duration::from_micros(clock.now()))
+            .build()
     }
 
     /// A store in this Redis; it goes by the clock after [`tell`](Self::tell).

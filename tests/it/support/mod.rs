@@ -48,7 +48,7 @@ macro_rules! each_client {
 pub(crate) use each_client;
 
 pub(crate) use self::{
-    algorithms::{Algorithm, berlin},
+    algorithms::{Algorithm, BERLIN},
     bench::Bench,
     clock::Clock,
     cluster::Cluster,

@@ -12,7 +12,6 @@ use std::{
 
 use bytes::Bytes;
 use fastrand::Rng;
-use jiff::tz::TimeZone;
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep},
@@ -114,7 +113,10 @@ impl Network {
         Self(Arc::new(Shared {
             clustered,
             server: Mutex::new(server),
-            counts: MemoryStore::with_capacity(4_096).clock(move || Duration::from_micros(read.now())),
+            counts: MemoryStore::builder()
+                .capacity(4_096)
+                .clock(move || Duration::from_micros(read.now()))
+                .build(),
             clock,
         }))
     }
@@ -450,7 +452,7 @@ fn limit(words: &[&str], now: u64) -> Option<(Limit, u64)> {
             if !(boundaries[0] <= now && now < boundaries[boundaries.len() - 1]) {
                 return None;
             }
-            FixedWindow::calendar(*quota, Calendar::Hour, TimeZone::UTC).into()
+            FixedWindow::calendar(*quota, Calendar::Hour, "UTC").into()
         }
         _ => panic!("{words:?} is no limit"),
     };

@@ -11,7 +11,6 @@ use std::{
 };
 
 use fastrand::Rng;
-use jiff::tz::TimeZone;
 use tokio::{
     runtime::Builder,
     time::{Instant, sleep, sleep_until, timeout},
@@ -140,7 +139,7 @@ impl Asked {
             Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own())],
             Kind::OwnPair => vec![("own", roomy(), own()), ("pair", roomy(), own())],
             Kind::Calendar => {
-                let hourly = FixedWindow::calendar(1_000, Calendar::Hour, TimeZone::UTC);
+                let hourly = FixedWindow::calendar(1_000, Calendar::Hour, "UTC");
                 vec![("calendar", hourly.into(), shared(rng))]
             }
             Kind::Across => vec![
