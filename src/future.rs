@@ -29,7 +29,7 @@ pin_project! {
     enum State<S, B, F> {
         /// The decision is pending; the service and the request wait.
         Pending {
-            decision: PendingCheck,
+            check: PendingCheck,
             // In parts, as the keys were extracted from them.
             waiting: Option<(S, Parts, B, Arc<Enforcer>)>,
         },
@@ -54,15 +54,10 @@ pub(crate) enum Completed<B, C> {
 }
 
 impl<S, B, F> ResponseFuture<S, B, F> {
-    pub(crate) fn pending(
-        decision: PendingCheck,
-        ready: S,
-        (parts, body): (Parts, B),
-        enforcer: Arc<Enforcer>,
-    ) -> Self {
+    pub(crate) fn pending(check: PendingCheck, ready: S, (parts, body): (Parts, B), enforcer: Arc<Enforcer>) -> Self {
         Self {
             state: State::Pending {
-                decision,
+                check,
                 waiting: Some((ready, parts, body, enforcer)),
             },
         }
@@ -96,8 +91,8 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Pending { decision, waiting } => {
-                    let decision = ready!(Pin::new(decision).poll(cx));
+                StateProj::Pending { check, waiting } => {
+                    let decision = ready!(Pin::new(check).poll(cx));
                     let (mut ready, mut parts, body, enforcer) = waiting.take().expect("polled after it was ready");
                     match enforcer.act_on(decision, &mut parts) {
                         Action::Admit(admitted) => State::Admitted {

@@ -256,7 +256,7 @@ impl Limiter {
         let undecided = Decision::new(true, undecided.filter(applies).collect());
         let decision = match check::begin(operation, undecided) {
             Check::Decided(decision) => decision,
-            Check::Pending(decision) => decision.await,
+            Check::Pending(check) => check.await,
         }?;
         if matches!(operation, Operation::Check | Operation::Charge) && !decision.as_slice().is_empty() {
             self.on_decision.notify(&decision);

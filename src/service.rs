@@ -123,11 +123,11 @@ where
                 self.inner = self.inner.clone();
                 ResponseFuture::rejected(rejected, body)
             }
-            Progress::Pending(decision) => {
+            Progress::Pending(check) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
                 let fresh = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, fresh);
-                ResponseFuture::pending(decision, ready, (parts, body), self.enforcer.clone())
+                ResponseFuture::pending(check, ready, (parts, body), self.enforcer.clone())
             }
         }
     }
