@@ -246,10 +246,10 @@ async fn a_cost_above_the_limit_is_denied_without_asking_the_store(store: Arc<im
     let store = Counted::new(store);
     let limiter = Limiter::new(store.clone(), Policy::new("test", LOG_OF_5));
     assert_hopeless(&check_n(&limiter, 6).await, Denial::CostAboveLimit);
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 
     assert!(check_n(&limiter, 5).await.is_allowed());
-    assert_eq!(store.asked(), 1);
+    assert_eq!(store.calls(), 1);
     let full = check_n(&limiter, 5).await;
     assert_eq!(
         full.policies().next().and_then(|policy| policy.denial()),
@@ -262,7 +262,7 @@ async fn deny_all_denies_without_asking_the_store(store: Arc<impl Store>) {
     let limiter = Limiter::new(store.clone(), Policy::new("test", Limit::DenyAll));
     assert_hopeless(&check(&limiter).await, Denial::DenyAll);
     assert_hopeless(&limiter.peek("k").await.expect("it is known"), Denial::DenyAll);
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 }
 
 async fn deny_all_has_nothing_to_charge_or_to_forget(store: Arc<impl Store>) {
@@ -286,7 +286,7 @@ async fn unlimited_admits_without_asking_the_store(store: Arc<impl Store>) {
     }
     assert!(limiter.charge("k", 9).await.expect("it is known").is_allowed());
     limiter.reset("k").await.expect("it is known");
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 }
 
 async fn a_cost_of_zero_means_that_the_policy_does_not_apply(store: Arc<impl Store>) {
@@ -300,7 +300,7 @@ async fn a_cost_of_zero_means_that_the_policy_does_not_apply(store: Arc<impl Sto
         assert_eq!(read.status, StatusCode::OK);
         read.assert_silent();
     }
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 
     let write = || Request::post("/login").header("x-user-id", "42");
     assert_eq!(send(&layer, write()).await.status, StatusCode::OK);
@@ -315,7 +315,7 @@ async fn assert_denied_for_good(store: Arc<impl Store>, policy: Policy) -> Recei
     assert_eq!(denied.field("retry-after"), None);
     assert_eq!(denied.field("ratelimit"), Some("\"test\";r=0"));
     assert_eq!(denied.json()["violated-policies"], serde_json::json!(["test"]));
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
     denied
 }
 
@@ -334,7 +334,7 @@ async fn a_layer_says_nothing_of_unlimited(store: Arc<impl Store>) {
     let passed = send(&layer, from_user_42()).await;
     assert_eq!(passed.status, StatusCode::OK);
     passed.assert_silent();
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 }
 
 #[test]

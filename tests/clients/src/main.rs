@@ -1,4 +1,4 @@
-//! Shows how clients handle the responses of tower-quota. `README.md` says how to run it.
+//! Shows how clients handle the responses of tower-quota. `README.md` has the commands.
 
 mod browser;
 mod upload;

@@ -63,3 +63,14 @@ fn metadata(arguments: &[&str]) -> Value {
 fn package() -> Value {
     metadata(&["--no-deps"])["packages"][0].clone()
 }
+
+/// Panics if an entry of a list of known exceptions is none anymore.
+#[track_caller]
+fn assert_all_needed<'a>(known: impl IntoIterator<Item = &'a str>, is_needed: impl Fn(&str) -> bool) {
+    let resolved: Vec<_> = known.into_iter().filter(|entry| !is_needed(entry)).collect();
+    assert!(
+        resolved.is_empty(),
+        "resolved, take it out of the list:\n{}",
+        resolved.join("\n")
+    );
+}

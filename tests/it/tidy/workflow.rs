@@ -1,4 +1,4 @@
-//! The workflow of GitHub runs what the scripts in `.ci` have.
+//! The workflow of GitHub agrees with the scripts in `.ci` and with the package.
 
 use super::{package, read};
 
