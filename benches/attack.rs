@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tower_quota::{
     Key, Limit, MemoryStore, SlidingLog, TokenBucket,
-    store::{Charge, Operation, Store, StoreFuture, StoreRequest},
+    store::{Charge, Operation, Store, StoreRequest},
 };
 
 const CALLERS: u64 = 1_000_000;
@@ -55,7 +55,7 @@ impl Run {
         });
         let reading = reading.min().unwrap_or_default();
 
-        let store = MemoryStore::with_capacity(capacity);
+        let store = MemoryStore::builder().capacity(capacity).build();
         let mut times: Vec<Duration> = Vec::with_capacity(CALLERS as usize);
         for caller in 0..CALLERS {
             let key = Key::from(caller);
@@ -63,7 +63,7 @@ impl Run {
             let start = on_processor();
             let reply = store.decide(&[StoreRequest::new(Operation::Check, &charges)]);
             times.push((on_processor() - start).saturating_sub(reading));
-            assert!(matches!(reply, StoreFuture::Ready(Ok(answer)) if answer.outcomes[0].allowed));
+            assert!(matches!(reply.try_ready(), Ok(Ok(answer)) if answer.outcomes()[0].allowed));
         }
 
         times.sort_unstable();

@@ -61,7 +61,7 @@ async fn ratio(store: &impl Store, limit: &Limit) -> f64 {
                 .await
                 .expect("an answer");
             times.push(start.elapsed());
-            assert!(answer.outcomes.iter().all(|outcome| outcome.allowed));
+            assert!(answer.outcomes().iter().all(|outcome| outcome.allowed));
         }
     }
 

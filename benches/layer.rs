@@ -10,7 +10,7 @@ use http::Request;
 use tower::Layer;
 use tower_quota::{
     FixedWindow, Headers, Key, KeyExtractor, Limit, MemoryStore, SlidingCounter, SlidingLog, TokenBucket, key,
-    store::{self, Charge, Operation, Store, StoreFuture},
+    store::{self, Charge, Operation, Store},
 };
 
 use self::bare::{Bare, admitting, denying, limited, request, send};
@@ -57,9 +57,12 @@ mod store_in_memory {
         let store = MemoryStore::new();
         let key = Key::header("x-user-id", "42");
         let charges = [Charge::new("bench", limit, &key, 1)];
-        let decide = |operation| match store.decide(&[store::StoreRequest::new(operation, &charges)]) {
-            StoreFuture::Ready(answer) => answer.expect("the store answers"),
-            StoreFuture::Pending(_) => unreachable!("it answers at once"),
+        let decide = |operation| match store
+            .decide(&[store::StoreRequest::new(operation, &charges)])
+            .try_ready()
+        {
+            Ok(answer) => answer.expect("the store answers"),
+            Err(_) => unreachable!("it answers at once"),
         };
         decide(Operation::Charge);
         bencher

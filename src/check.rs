@@ -46,7 +46,7 @@ pub(crate) enum Asked {
 
 /// A decision on its way.
 pub(crate) struct Pending {
-    answer: Pin<Box<dyn Future<Output = Result<StoreResponse, StoreError>> + Send>>,
+    answer: StoreFuture,
     operation: Operation,
     undecided: Option<Decision>,
 }
@@ -62,17 +62,20 @@ pub(crate) fn ask(operation: Operation, undecided: Decision) -> Asked {
     let reply = match policies {
         [] => return Asked::Decided(Ok(undecided)),
         [policy] => policy
-            .terms
+            .context
             .store
             .decide(&[StoreRequest::new(operation, &[policy.charge()])]),
         several => {
             let charges: SmallVec<[Charge<'_>; 4]> = several.iter().map(PolicyDecision::charge).collect();
-            several[0].terms.store.decide(&[StoreRequest::new(operation, &charges)])
+            several[0]
+                .context
+                .store
+                .decide(&[StoreRequest::new(operation, &charges)])
         }
     };
-    match reply {
-        StoreFuture::Ready(answer) => Asked::Decided(conclude(answer, operation, undecided)),
-        StoreFuture::Pending(answer) => Asked::Pending(Pending {
+    match reply.try_ready() {
+        Ok(answer) => Asked::Decided(conclude(answer, operation, undecided)),
+        Err(answer) => Asked::Pending(Pending {
             answer,
             operation,
             undecided: Some(undecided),
@@ -106,7 +109,7 @@ impl Future for Pending {
     ///
     /// If it is polled again after it was ready, like most futures.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = ready!(self.answer.as_mut().poll(cx));
+        let answer = ready!(Pin::new(&mut self.answer).poll(cx));
         let undecided = self.undecided.take().expect("polled after it was ready");
         Poll::Ready(conclude(answer, self.operation, undecided))
     }
@@ -123,7 +126,7 @@ fn conclude(
             let Some(policy) = undecided.as_slice().first() else {
                 return Ok(undecided);
             };
-            policy.terms.failover.answered();
+            policy.context.failover.answered();
             if operation == Operation::Reset {
                 reset_locally(&undecided);
             }
@@ -155,7 +158,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     let Some(first) = policies.first() else {
         return Err(error);
     };
-    let failover = first.terms.failover.clone();
+    let failover = first.context.failover.clone();
     failover.failed(&error);
     if operation == Operation::Reset {
         reset_locally(undecided);
@@ -181,7 +184,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     let scaled = decision.as_slice().iter().zip(&charges);
     let scaled: Vec<Charge<'_>> = scaled.map(|(policy, charge)| charge.charge(&policy.charge())).collect();
     if !scaled.is_empty()
-        && let StoreFuture::Ready(answer) = failover.decide(operation, &scaled)
+        && let Ok(answer) = failover.decide(operation, &scaled).try_ready()
     {
         drop(scaled);
         settle(&answer?, operation, &mut decision)?;
@@ -192,7 +195,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
 
 fn reset_locally(undecided: &Decision) {
     for policy in undecided.as_slice() {
-        policy.terms.failover.reset(&[policy.charge()]);
+        policy.context.failover.reset(&[policy.charge()]);
     }
 }
 
@@ -206,7 +209,7 @@ pub(crate) fn refund(decision: &Decision, policy: &PolicyDecision) -> StoreFutur
         .store_error()
         .and_then(|_| LocalCharge::new(policy.failure_mode(), operation, &charge));
     match local {
-        Some(local) => policy.terms.failover.decide(operation, &[local.charge(&charge)]),
-        None => policy.terms.store.decide(&[StoreRequest::new(operation, &[charge])]),
+        Some(local) => policy.context.failover.decide(operation, &[local.charge(&charge)]),
+        None => policy.context.store.decide(&[StoreRequest::new(operation, &[charge])]),
     }
 }

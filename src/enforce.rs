@@ -20,12 +20,11 @@ use smallvec::SmallVec;
 use crate::{
     Decision, Key, Policy, PolicyDecision,
     check::{Asked, Pending, ask},
-    decision::PolicyDecisions,
+    decision::{CheckContext, PolicyDecisions},
     drain::Rejected,
-    headers::retry_after,
-    health::OnFailure,
+    headers::{Fields, retry_after},
     key::KeyError,
-    policy::Terms,
+    observer::OnFailure,
     response::{Rejection, ResponseFormat},
     store::{Operation, StoreError},
 };
@@ -34,7 +33,11 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct Enforcer {
     pub(crate) policies: Arc<[Policy]>,
-    pub(crate) terms: Arc<Terms>,
+    pub(crate) context: Arc<CheckContext>,
+    /// The rate limit fields of responses.
+    pub(crate) fields: Fields,
+    /// Whether decisions are left in extensions.
+    pub(crate) extensions: bool,
     pub(crate) format: Arc<dyn ResponseFormat>,
     pub(crate) jitter: Duration,
     pub(crate) on_failure: OnFailure,
@@ -92,7 +95,7 @@ impl Enforcer {
             Err(error) => return self.fail(&error, parts),
         };
         if let Some(error) = decision.store_error() {
-            self.on_failure.tell(error);
+            self.on_failure.observe(error);
             if decision.as_slice().is_empty() {
                 return Verdict::Pass(None);
             }
@@ -102,7 +105,7 @@ impl Enforcer {
             return self.limit(decision, parts);
         }
         let mut joined = None;
-        if self.terms.extensions {
+        if self.extensions {
             let earlier = parts.extensions.insert(decision.clone());
             joined = earlier.map(|earlier| earlier.followed_by(&decision));
             if let Some(joined) = &joined {
@@ -119,7 +122,7 @@ impl Enforcer {
         if let [policy] = &*self.policies {
             let found = self.charge_by(policy, parts)?;
             return Ok(found.map(|(key, cost)| {
-                let undecided = PolicyDecision::undecided(self.terms.clone(), 0, key, cost);
+                let undecided = PolicyDecision::undecided(self.context.clone(), 0, key, cost);
                 Decision::new(false, SmallVec::from_buf([undecided]))
             }));
         }
@@ -127,7 +130,7 @@ impl Enforcer {
         let mut undecided = PolicyDecisions::new();
         for (position, policy) in self.policies.iter().enumerate() {
             if let Some((key, cost)) = self.charge_by(policy, parts)? {
-                undecided.push(PolicyDecision::undecided(self.terms.clone(), position, key, cost));
+                undecided.push(PolicyDecision::undecided(self.context.clone(), position, key, cost));
             }
         }
         Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
@@ -145,7 +148,7 @@ impl Enforcer {
         };
         key.bound();
         let earlier = parts.extensions.get::<Decision>();
-        match earlier.map_or(0, |earlier| earlier.charged(&self.terms.store, policy.quota(), &key)) {
+        match earlier.map_or(0, |earlier| earlier.charged(&self.context.store, policy.quota(), &key)) {
             0 => Ok(Some((key, cost))),
             charged => Ok(self.rest_of(cost, charged, policy).map(|rest| (key, rest))),
         }
@@ -173,7 +176,7 @@ impl Enforcer {
 
     /// Leaves the decision in the extensions of a denial.
     fn leave(&self, decision: Decision, response: &mut Response<Bytes>, parts: &mut Parts) {
-        if !self.terms.extensions {
+        if !self.extensions {
             return;
         }
         if response.extensions().is_empty() {
@@ -193,7 +196,7 @@ impl Enforcer {
     }
 
     fn fail(&self, error: &StoreError, parts: &Parts) -> Verdict {
-        self.on_failure.tell(error);
+        self.on_failure.observe(error);
         let retry_after = RETRY_AFTER_FAILURE.saturating_add(self.random_delay());
         Verdict::Reject(self.respond(Rejection::Failed { error, retry_after }, parts))
     }
@@ -222,25 +225,18 @@ impl Enforcer {
             headers.entry(RETRY_AFTER).or_insert_with(|| retry_after(wait));
         }
         if let Rejection::Limited(decision) = rejection {
-            self.terms.fields.write(decision, status, headers);
+            self.fields.write(decision, status, headers);
         }
         Rejected::new(response, parts)
     }
-}
 
-impl Counted {
-    /// Adds to the response of the service behind what the caller should know.
-    pub(crate) fn report<B>(self, response: &mut Response<B>) {
-        let Some(policy) = self.own.as_slice().first() else {
-            return;
-        };
-        let terms = &policy.terms;
-        terms.fields.write(&self.own, response.status(), response.headers_mut());
-        if terms.extensions {
-            // The decision of an inner layer tells of this one's policies too.
-            response
-                .extensions_mut()
-                .get_or_insert_with(|| self.joined.unwrap_or(self.own));
+    /// Adds the decision to the response of the inner service: its fields and its extension.
+    pub(crate) fn report<B>(&self, counted: Counted, response: &mut Response<B>) {
+        let Counted { own, joined } = counted;
+        self.fields.write(&own, response.status(), response.headers_mut());
+        if self.extensions {
+            // The decision of an inner layer contains this one's policies already.
+            response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
         }
     }
 }

@@ -30,15 +30,14 @@ pin_project! {
         /// The store is asked; the service and the request wait.
         Asking {
             pending: Pending,
-            enforcer: Arc<Enforcer>,
             // In parts, as the keys were found in them.
-            waiting: Option<(S, Parts, B)>,
+            waiting: Option<(S, Parts, B, Arc<Enforcer>)>,
         },
         /// The service behind was called.
         Passed {
             #[pin]
             future: F,
-            counted: Option<Counted>,
+            counted: Option<(Counted, Arc<Enforcer>)>,
         },
         /// The layer responds. The content of the request is not read yet.
         Rejected {
@@ -58,13 +57,12 @@ impl<S, B, F> ResponseFuture<S, B, F> {
         Self {
             state: State::Asking {
                 pending,
-                enforcer,
-                waiting: Some((ready, parts, body)),
+                waiting: Some((ready, parts, body, enforcer)),
             },
         }
     }
 
-    pub(crate) fn passed(future: F, counted: Option<Counted>) -> Self {
+    pub(crate) fn passed(future: F, counted: Option<(Counted, Arc<Enforcer>)>) -> Self {
         Self {
             state: State::Passed { future, counted },
         }
@@ -87,17 +85,13 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Asking {
-                    pending,
-                    enforcer,
-                    waiting,
-                } => {
+                StateProj::Asking { pending, waiting } => {
                     let decision = ready!(Pin::new(pending).poll(cx));
-                    let (mut ready, mut parts, body) = waiting.take().expect("polled after it was ready");
+                    let (mut ready, mut parts, body, enforcer) = waiting.take().expect("polled after it was ready");
                     match enforcer.conclude(decision, &mut parts) {
                         Verdict::Pass(counted) => State::Passed {
                             future: ready.call(Request::from_parts(parts, body)),
-                            counted,
+                            counted: counted.map(|counted| (counted, enforcer)),
                         },
                         Verdict::Reject(rejected) => State::Rejected {
                             rejected: Some((rejected, body)),
@@ -106,8 +100,8 @@ where
                 }
                 StateProj::Passed { future, counted } => {
                     let mut response = ready!(future.poll(cx))?;
-                    if let Some(counted) = counted.take() {
-                        counted.report(&mut response);
+                    if let Some((counted, enforcer)) = counted.take() {
+                        enforcer.report(counted, &mut response);
                     }
                     return Poll::Ready(Ok(Outcome::Passed(response)));
                 }

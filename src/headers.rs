@@ -141,12 +141,12 @@ impl Fields {
     fn policies(&self, decision: &Decision) -> HeaderValue {
         let mut policies = decision.policies();
         if let (Some(only), None, None) = (policies.next(), policies.next(), &self.partition_key) {
-            return only.quota().announced.clone();
+            return only.rendered().policy_item.clone();
         }
 
         let mut list = Text::new();
         for policy in decision.policies() {
-            list.delimit().bytes(policy.quota().announced.as_bytes());
+            list.delimit().bytes(policy.rendered().policy_item.as_bytes());
             self.write_partition_key(policy, &mut list);
         }
         list.into()
@@ -157,7 +157,7 @@ impl Fields {
         let mut list = Text::new();
         for policy in decision.policies() {
             let (remaining, reset) = standing(policy);
-            let quoted = &policy.quota().announced.as_bytes()[..policy.name().len() + 2];
+            let quoted = &policy.rendered().policy_item.as_bytes()[..policy.name().len() + 2];
             list.delimit().bytes(quoted).text(";r=").number(remaining);
             if let Some(reset) = reset {
                 list.text(";t=").number(ceil_secs(reset));
@@ -322,19 +322,19 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Denial, Key, MemoryStore, Policy, SlidingLog, policy::Terms};
+    use crate::{Denial, Key, MemoryStore, Policy, SlidingLog, policy};
 
     /// 100 a minute, 60 left, 58.2 s until all is restored; or denied for 41.2 s. It is 1,800,000,000.
     fn state(name: &'static str, wait: Option<Duration>) -> PolicyDecision {
         let policy = Policy::new(name, SlidingLog::per_minute(100));
-        let terms = Arc::new(Terms::new(MemoryStore::new(), &[policy]));
+        let context = Arc::new(policy::context(MemoryStore::new(), &[policy]));
         PolicyDecision {
             decided_at: Duration::from_secs(1_800_000_000),
             denial: wait.map(|_| Denial::QuotaExceeded),
             remaining: if wait.is_some() { 0 } else { 60 },
             retry_after: wait,
             reset_after: Duration::from_millis(58_200),
-            ..PolicyDecision::undecided(terms, 0, Key::from("k"), 1)
+            ..PolicyDecision::undecided(context, 0, Key::from("k"), 1)
         }
     }
 

@@ -5,10 +5,10 @@ use tower_layer::Layer;
 use crate::{
     ConfigError, DrainBodyLayer, FailureMode, Headers, IntoPolicies, RateLimit,
     enforce::Enforcer,
-    headers::Reset,
-    health::OnFailure,
+    headers::{Fields, Reset},
     key::Secret,
-    policy::{Terms, validate_names},
+    observer::OnFailure,
+    policy::{self, validate_names},
     response::{Negotiated, ResponseFormat},
     store::{Store, StoreError},
 };
@@ -193,7 +193,9 @@ impl RateLimitLayer {
         validate_names(&policies)?;
 
         let enforcer = Enforcer {
-            terms: Arc::new(Terms::new(store, &policies)),
+            context: Arc::new(policy::context(store, &policies)),
+            fields: Fields::default(),
+            extensions: true,
             jitter: Duration::ZERO,
             format: Arc::new(Negotiated::default()),
             policies: policies.into(),
@@ -212,7 +214,7 @@ impl RateLimitLayer {
     ///
     /// The default is [`Headers::Draft08`].
     pub fn headers(mut self, headers: Headers) -> Self {
-        self.terms_mut().fields.style = headers;
+        self.enforcer_mut().fields.style = headers;
         self
     }
 
@@ -223,7 +225,7 @@ impl RateLimitLayer {
     /// [`Headers::Draft08`], with the legacy fields beside it or not. For such clients take [`Headers::Draft07`],
     /// [`Headers::Draft06`] or [`Headers::Legacy`]. For the choice of the reset see [`Reset`]. By default they are not added.
     pub fn legacy_headers(mut self, reset: Reset) -> Self {
-        self.terms_mut().fields.legacy = Some(reset);
+        self.enforcer_mut().fields.legacy = Some(reset);
         self
     }
 
@@ -250,7 +252,7 @@ impl RateLimitLayer {
     ///
     /// If the secret is shorter than 16 bytes.
     pub fn try_partition_key(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        self.terms_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
+        self.enforcer_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
         Ok(self)
     }
 
@@ -262,7 +264,7 @@ impl RateLimitLayer {
     /// [`Decision`](crate::Decision::retry_after) of a denial has it too. It is also added to the wait of 1 s after a failure
     /// of the store. The default is [`Duration::ZERO`].
     pub fn retry_jitter(mut self, most: Duration) -> Self {
-        Arc::make_mut(&mut self.enforcer).jitter = most;
+        self.enforcer_mut().jitter = most;
         self
     }
 
@@ -296,7 +298,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn extensions(mut self, extensions: bool) -> Self {
-        self.terms_mut().extensions = extensions;
+        self.enforcer_mut().extensions = extensions;
         self
     }
 
@@ -305,7 +307,7 @@ impl RateLimitLayer {
     /// The default is [`Negotiated`]: [`Grpc`](crate::response::Grpc) for gRPC calls, [`Problem`](crate::response::Problem)
     /// for all other requests.
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
-        Arc::make_mut(&mut self.enforcer).format = Arc::new(format);
+        self.enforcer_mut().format = Arc::new(format);
         self
     }
 
@@ -314,8 +316,8 @@ impl RateLimitLayer {
     /// The default is the [mode of each policy](crate::Policy::failure_mode), which is [`FailureMode::Local`] unless it was
     /// set.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        let terms = Arc::make_mut(&mut Arc::make_mut(&mut self.enforcer).terms);
-        terms.failure_modes = terms.failure_modes.iter().map(|_| failure_mode).collect();
+        let context = Arc::make_mut(&mut self.enforcer_mut().context);
+        context.failure_modes = context.failure_modes.iter().map(|_| failure_mode).collect();
         self
     }
 
@@ -338,7 +340,7 @@ impl RateLimitLayer {
     /// # let _ = layer;
     /// ```
     pub fn on_failure(mut self, observe: impl Fn(&StoreError) + Send + Sync + 'static) -> Self {
-        Arc::make_mut(&mut self.enforcer).on_failure = OnFailure::new(observe);
+        self.enforcer_mut().on_failure = OnFailure::new(observe);
         self
     }
 
@@ -382,8 +384,8 @@ impl RateLimitLayer {
 }
 
 impl RateLimitLayer {
-    fn terms_mut(&mut self) -> &mut Terms {
-        Arc::make_mut(&mut Arc::make_mut(&mut self.enforcer).terms)
+    fn enforcer_mut(&mut self) -> &mut Enforcer {
+        Arc::make_mut(&mut self.enforcer)
     }
 }
 
@@ -399,8 +401,8 @@ impl fmt::Debug for RateLimitLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
             .field("policies", &self.enforcer.policies)
-            .field("headers", &self.enforcer.terms.fields)
-            .field("failure_modes", &self.enforcer.terms.failure_modes)
+            .field("headers", &self.enforcer.fields)
+            .field("failure_modes", &self.enforcer.context.failure_modes)
             .finish_non_exhaustive()
     }
 }

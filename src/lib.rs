@@ -84,13 +84,11 @@ mod enforce;
 mod error;
 mod future;
 mod headers;
-mod health;
 pub mod key;
 mod layer;
 pub mod limit;
 mod limiter;
-#[cfg(feature = "serde")]
-mod policies;
+mod observer;
 mod policy;
 pub mod response;
 mod service;
@@ -99,7 +97,7 @@ pub mod store;
 #[cfg(feature = "axum")]
 pub use self::axum::MissingDecision;
 #[cfg(feature = "serde")]
-pub use self::policies::Policies;
+pub use self::policy::Policies;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{
@@ -115,7 +113,7 @@ pub use self::{
     limiter::Limiter,
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
-    store::{FailureMode, MemoryStore},
+    store::{FailureMode, MemoryStore, MemoryStoreBuilder},
 };
 
 /// The example of the README.

@@ -3,7 +3,8 @@ use std::{fmt, sync::Arc};
 use crate::{
     ConfigError, Decision, IntoPolicies, Key, PolicyDecision, Receipt,
     check::{Asked, ask, asks, refund},
-    policy::{Policy, Terms, Unkeyed, validate_names},
+    decision::CheckContext,
+    policy::{self, Policy, Unkeyed, validate_names},
     store::{Operation, Store, StoreError},
 };
 
@@ -31,7 +32,7 @@ use crate::{
 #[must_use]
 pub struct Limiter {
     policies: Arc<[Policy<Unkeyed>]>,
-    terms: Arc<Terms>,
+    context: Arc<CheckContext>,
 }
 
 /// Constructors.
@@ -67,7 +68,7 @@ impl Limiter {
         }
 
         Ok(Self {
-            terms: Arc::new(Terms::new(store, &policies)),
+            context: Arc::new(policy::context(store, &policies)),
             policies: policies.into(),
         })
     }
@@ -205,7 +206,7 @@ impl Limiter {
         key.bound();
         let undecided = self.policies.iter().enumerate().map(|(position, policy)| {
             let cost = cost.or(policy.price()).unwrap_or(1);
-            PolicyDecision::undecided(self.terms.clone(), position, key.clone(), cost)
+            PolicyDecision::undecided(self.context.clone(), position, key.clone(), cost)
         });
         let undecided = undecided.filter(|policy| policy.applies() && (policy.counts() || asks(operation)));
 

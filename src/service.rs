@@ -48,6 +48,7 @@ where
         match self.enforcer.begin(&mut parts) {
             Progress::Done(Verdict::Pass(counted)) => {
                 let request = Request::from_parts(parts, body);
+                let counted = counted.map(|counted| (counted, self.enforcer.clone()));
                 ResponseFuture::passed(self.inner.call(request), counted)
             }
             Progress::Done(Verdict::Reject(rejected)) => {

@@ -1,8 +1,8 @@
 //! Parsers for the headers in which proxies record the client address: `X-Forwarded-For`, `Forwarded`, and headers that
 //! hold a single address.
 //!
-//! The last bytes of a line were written by the nearest proxy, the first by the client. So elements are split off from the
-//! right, on bytes, and no byte changes how the elements right of it are read.
+//! The nearest proxy wrote the last bytes of a line, and the client may have written the first. So elements are split off from
+//! the right, on bytes, and no byte changes how the elements right of it are read.
 
 use std::{
     iter,
@@ -17,7 +17,7 @@ use super::header::trim;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hop {
     Address(IpAddr),
-    /// Unknown, obfuscated or malformed: nothing left of it can be trusted.
+    /// Unknown, obfuscated or malformed: no element left of it can be trusted.
     Opaque,
 }
 
@@ -57,7 +57,7 @@ fn last_comma(line: &[u8]) -> Option<usize> {
 
 /// The last comma that is not in a quoted string, with the quotes paired from the right.
 ///
-/// In a well-formed line these are the pairs that a reader from the left finds: an escaped quote has an odd number of
+/// In a well-formed line these are the pairs that a parser from the left finds: an escaped quote has an odd number of
 /// backslashes before it, and the quote that begins a string has none.
 fn last_comma_outside_quotes(line: &[u8]) -> Option<usize> {
     let mut quoted = false;
@@ -72,7 +72,7 @@ fn last_comma_outside_quotes(line: &[u8]) -> Option<usize> {
     None
 }
 
-/// Whether the next character is escaped by what precedes it.
+/// Whether the line ends in a backslash that escapes the next character.
 fn ends_in_escape(line: &[u8]) -> bool {
     let backslashes = line.iter().rev().take_while(|byte| **byte == b'\\').count();
     backslashes % 2 == 1
@@ -116,7 +116,7 @@ fn is_port(text: &str) -> bool {
     (1..=5).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok()
 }
 
-/// The text of an element that holds nothing but tabs and printable ASCII.
+/// The text of an element, if it consists of tabs and printable ASCII.
 fn printable(element: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(element).ok()?;
     text.bytes()
@@ -124,7 +124,7 @@ fn printable(element: &[u8]) -> Option<&str> {
         .then_some(text)
 }
 
-/// What is left to parse of an element of `Forwarded`: `for=192.0.2.60;proto=http;by=203.0.113.43`.
+/// The unparsed rest of an element of `Forwarded`, such as `for=192.0.2.60;proto=http;by=203.0.113.43`.
 struct Element<'a>(&'a str);
 
 impl Element<'_> {
@@ -189,7 +189,7 @@ impl Element<'_> {
     }
 }
 
-/// A node of RFC 7239 §6, unless it is unknown or obfuscated.
+/// The address of a node (RFC 7239 §6), unless it is unknown or obfuscated.
 fn node(text: &str) -> Option<IpAddr> {
     let (name, port) = match text.strip_prefix('[') {
         Some(rest) => rest
@@ -304,7 +304,7 @@ mod tests {
             ("for=\"", vec![Hop::Opaque]),
             ("for = 192.0.2.43", vec![Hop::Opaque]),
             ("for=192.0.2.43 for=192.0.2.44", vec![Hop::Opaque]),
-            // Quotes that have no partner stay within the elements left of the next comma.
+            // A quote without a partner does not affect the elements right of the next comma.
             ("for=\"192.0.2.43, for=192.0.2.44", vec![Hop::Opaque, hop("192.0.2.44")]),
             (
                 "for=192.0.2.43\\\", for=192.0.2.44",

@@ -2,33 +2,41 @@ use std::fmt;
 
 use http::{HeaderName, request::Parts};
 
-use super::{Key, KeyError, KeyExtractor};
+use super::{
+    error::KeyError,
+    extractor::{KeyExtractor, inherent_or},
+    key::Key,
+};
+use crate::ConfigError;
 
-/// The value of a request header, byte for byte, without the white space around it.
+/// The value of a request header, byte for byte, without surrounding white space.
 ///
-/// A request without the header is refused with 400, unless [`or`](KeyExtractor::or) has an alternative; so is one
-/// with more than one line of it, or a value of more than 4 KiB. An empty value is a value.
+/// A request without the header is refused with 400, unless [`or`](KeyExtractor::or) adds an alternative. A request with
+/// more than one line of the header, or with a value of more than 4,096 bytes, is always refused with 400. An empty value is a
+/// value.
+///
+/// # What an attacker can do
 ///
 /// A header that the client can set is no identity. With such a key, alone or together with [`ip`](super::ip()), each new
 /// value is a new quota. Use it for a header that a proxy in front sets and removes from what clients send, and add a policy
-/// that counts the address alone; or use an [`extension`](super::extension()) that authentication sets.
+/// that counts the address alone; or use an [`extension`](super::extension()) that authentication inserts.
 ///
-/// Headers in which proxies record the client address, such as `X-Forwarded-For`, belong to
-/// [`client_ip`](super::client_ip), which reads what the proxy wrote and not what the client sent.
+/// Headers in which proxies record the client address, such as `X-Forwarded-For`, are read by
+/// [`client_ip`](super::client_ip()), which reads what the proxy wrote and not what the client sent.
 ///
 /// # Panics
 ///
-/// If the name is not a header name, as in `key::header("x user")`.
+/// If the name is not a header name, as in `key::header("x user")`. [`try_header`] returns an error instead.
 ///
 /// ```
 /// use http::Request;
-/// use tower_quota::{key, KeyExtractor};
+/// use tower_quota::{Key, KeyExtractor, key};
 ///
 /// // The gateway in front sets it, whatever the client sends.
 /// let user = key::header("X-Gateway-User");
 ///
 /// let (parts, ()) = Request::get("/").header("x-gateway-user", " 42 ").body(())?.into_parts();
-/// assert_eq!(user.extract(&parts)?.unwrap().to_string(), "header:x-gateway-user=42");
+/// assert_eq!(user.extract(&parts)?, Some(Key::header("x-gateway-user", "42")));
 ///
 /// let (parts, ()) = Request::get("/").body(())?.into_parts();
 /// assert_eq!(user.extract(&parts).unwrap_err().to_string(), "the request has no header `x-gateway-user`");
@@ -40,17 +48,44 @@ where
     N: TryInto<HeaderName>,
     N::Error: fmt::Display,
 {
-    match name.try_into() {
-        Ok(name) => Header(name),
-        Err(error) => panic!("{error}, as in `key::header(\"x-user-id\")`"),
+    match try_header(name) {
+        Ok(header) => header,
+        Err(error) => panic!("{error}"),
     }
 }
 
-/// A [`KeyExtractor`] made by [`header`].
+/// A [`header`](fn@header) whose name comes from configuration.
+///
+/// # Errors
+///
+/// If the name is not a header name.
+///
+/// ```
+/// use tower_quota::key;
+///
+/// assert!(key::try_header("x-gateway-user").is_ok());
+/// let error = key::try_header("x user").unwrap_err();
+/// assert_eq!(error.to_string(), "invalid HTTP header name; one looks like `x-user-id`");
+/// ```
+pub fn try_header<N>(name: N) -> Result<Header, ConfigError>
+where
+    N: TryInto<HeaderName>,
+    N::Error: fmt::Display,
+{
+    match name.try_into() {
+        Ok(name) => Ok(Header(name)),
+        Err(error) => Err(ConfigError::new(format!("{error}; one looks like `x-user-id`"))),
+    }
+}
+
+/// A [`KeyExtractor`] made by [`header`](fn@header).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Header(HeaderName);
 
+inherent_or!(Header);
+
+/// The longest value, in bytes.
 const MAX_VALUE: usize = 4_096;
 
 impl KeyExtractor for Header {
@@ -61,7 +96,7 @@ impl KeyExtractor for Header {
             return Err(KeyError::absent(format!("the request has no header `{name}`")));
         };
         if lines.next().is_some() {
-            // A proxy in front may have meant the first line, or the last: neither can be trusted.
+            // A proxy in front may have used the first line, or the last.
             return Err(KeyError::malformed(format!(
                 "the request has more than one header `{name}`"
             )));
@@ -74,6 +109,22 @@ impl KeyExtractor for Header {
             )));
         }
         Ok(Some(Key::component("header:", name.as_str().as_bytes(), value)))
+    }
+}
+
+impl Key {
+    /// The key that [`header`](fn@super::header) makes of a request.
+    ///
+    /// The case of the name and the white space around the value do not matter.
+    ///
+    /// ```
+    /// use tower_quota::Key;
+    ///
+    /// let key = Key::header("X-Gateway-User", " 42 ");
+    /// assert_eq!(key.to_string(), "header:x-gateway-user=42");
+    /// ```
+    pub fn header(name: &str, value: impl AsRef<[u8]>) -> Self {
+        Self::component("header:", name.to_ascii_lowercase().as_bytes(), trim(value.as_ref()))
     }
 }
 

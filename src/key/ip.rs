@@ -1,25 +1,41 @@
 #[cfg(feature = "tracing")]
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{fmt, net::IpAddr, sync::Arc};
 
-use http::{HeaderMap, HeaderName, header::FORWARDED, request::Parts};
+use http::request::Parts;
+#[cfg(feature = "tracing")]
+use http::{HeaderMap, header::FORWARDED};
 use ipnet::Ipv6Net;
 
+#[cfg(feature = "tracing")]
+use super::proxies::X_FORWARDED_FOR;
 use super::{
-    Key, KeyError, KeyExtractor,
-    forwarded::{self, Hop},
-    network::{Grouping, Trust, network},
+    error::KeyError,
+    extractor::{KeyExtractor, inherent_or},
+    grouping::Grouping,
+    key::Key,
+    peer::{NO_PEER, Peer},
+    proxies::Proxies,
 };
 use crate::ConfigError;
 
 /// The address of the transport peer, which is the other end of the connection.
 ///
-/// IPv4 addresses count one by one, IPv6 addresses by their /64 network. An IPv4 address in IPv6 form
-/// (`::ffff:203.0.113.7`, or `64:ff9b::/96` behind a NAT64) is the IPv4 address.
+/// Each IPv4 address has a key, and each /64 network of IPv6. An IPv4 address in IPv6 form (`::ffff:203.0.113.7`, or
+/// `64:ff9b::/96` behind a NAT64) has the key of the IPv4 address.
+///
+/// The peer is in the extensions of the request:
+///
+/// | server | extension |
+/// | --- | --- |
+/// | axum (feature `axum`) | serve with `into_make_service_with_connect_info::<SocketAddr>()` |
+/// | tonic (features `tonic`, `tonic-tls`) | provided by its server |
+/// | hyper and others | insert a [`PeerAddr`](super::PeerAddr) |
+///
+/// A request without a peer is refused with 500, so that unknown callers never share a count by accident.
+///
+/// No header is read, so a client cannot choose its key. Behind a reverse proxy, all requests have the key of the proxy;
+/// [`client_ip`](super::client_ip()) reads the address that the proxy recorded.
 ///
 /// # IPv6 networks
 ///
@@ -29,19 +45,12 @@ use crate::ConfigError;
 /// /64, and /48 is common for businesses.
 ///
 /// So choose [`ipv6_prefix(56)`](Ip::ipv6_prefix) where a caller with a home connection must not get 256 times the limit,
-/// such as for logins. With the default of /64 no two subscribers count as one; with /56 they do where a provider assigns a
+/// such as for logins. With the default of /64 no two subscribers share a key; with /56 they do where a provider assigns a
 /// /64 to each, as mobile networks and some hosting providers do.
-///
-/// The peer is found in the extensions of the request, where axum's `into_make_service_with_connect_info::<SocketAddr>()`
-/// (feature `axum`) or tonic's server (feature `tonic`) left it, or a [`PeerAddr`] that you insert. A request without any
-/// is refused with 500, so that unknown callers never share a count by accident.
-///
-/// No header is read: behind a reverse proxy, all requests come from the proxy. [`client_ip`] reads the address that the
-/// proxy recorded.
 ///
 /// ```
 /// use http::Request;
-/// use tower_quota::{key::{self, PeerAddr}, KeyExtractor};
+/// use tower_quota::{KeyExtractor, key::{self, PeerAddr}};
 ///
 /// let peer: std::net::SocketAddr = "[2001:db8:1:2:3:4:5:6]:443".parse()?;
 /// let (parts, ()) = Request::get("/").extension(PeerAddr(peer)).body(())?.into_parts();
@@ -50,162 +59,129 @@ use crate::ConfigError;
 /// ```
 pub fn ip() -> Ip {
     Ip {
-        source: None,
-        trust: Trust::default(),
+        proxies: None,
         grouping: Grouping::default(),
-        peer: None,
+        find_peer: None,
         #[cfg(feature = "tracing")]
         warned: Arc::default(),
     }
 }
 
-/// The address of the client, as a trusted proxy recorded it.
-///
-/// It requires the networks of your proxies, with [`trusted`](ClientIp::trusted), or
-/// [`trust_any_peer`](ClientIp::trust_any_peer): the header is only read if the peer that sent it is trusted, since every
-/// client can send one. Lists are read from the right, where the nearest proxy wrote, up to the first address that is not
-/// trusted.
-///
-/// ```
-/// use http::Request;
-/// use tower_quota::{key::{self, ClientIpSource, PeerAddr}, KeyExtractor};
-///
-/// let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]);
-///
-/// let key_of = |peer: &str, forwarded_for: &str| {
-///     let peer = PeerAddr(peer.parse().unwrap());
-///     let request = Request::get("/").extension(peer).header("x-forwarded-for", forwarded_for).body(()).unwrap();
-///     client.extract(&request.into_parts().0).unwrap().unwrap().to_string()
-/// };
-/// // The client's own claim stands left of what the proxy wrote.
-/// assert_eq!(key_of("10.0.0.2:80", "1.2.3.4, 198.51.100.9"), "ip=198.51.100.9");
-/// // A peer that is not a proxy of ours cannot choose its key.
-/// assert_eq!(key_of("203.0.113.7:80", "1.2.3.4"), "ip=203.0.113.7");
-/// ```
-///
-/// The elements of a list are split off from the right, byte by byte, so nothing that the client wrote changes how the
-/// element of the proxy is read. Where that element is absent, malformed or `unknown`, the request counts against the
-/// nearest hop that is known: the proxy itself. At most 32 elements are read.
-///
-/// The result is grouped and canonical as with [`ip`].
-pub fn client_ip(source: ClientIpSource) -> ClientIp {
-    ClientIp { source }
-}
-
-/// The header in which proxies record the client address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ClientIpSource {
-    /// In `X-Forwarded-For`: right of the first address that is not trusted.
-    XForwardedFor,
-    /// In `X-Forwarded-For`, the n-th from the right, for a fixed chain of n proxies. 0 means 1.
-    XForwardedForHop(usize),
-    /// In `Forwarded` (RFC 7239): right of the first address that is not trusted.
-    Forwarded,
-    /// In a header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`.
-    Header(HeaderName),
-}
-
-/// A [`client_ip`] without trusted peers, which it requires.
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct ClientIp {
-    source: ClientIpSource,
-}
-
-impl ClientIp {
-    /// Trusts peers, and hops in a list, in these networks, such as `10.0.0.0/8`, `fd00::/8` or `192.0.2.1`.
-    ///
-    /// # Panics
-    ///
-    /// If one of them is not a network, or is everything: `0.0.0.0/0` and `::/0`.
-    #[track_caller]
-    pub fn trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Ip {
-        match self.try_trusted(networks) {
-            Ok(ip) => ip,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Trusts peers, and hops in a list, in these networks.
-    ///
-    /// # Errors
-    ///
-    /// If one of them is not a network, or is everything: `0.0.0.0/0` and `::/0`.
-    pub fn try_trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
-        let networks: Result<Vec<_>, _> = networks.into_iter().map(|text| network(text.as_ref())).collect();
-        let trust = Trust {
-            networks: networks?,
-            ..Trust::default()
-        };
-        Ok(Ip {
-            source: Some(self.source),
-            trust,
-            ..ip()
-        })
-    }
-
-    /// Trusts every peer, for a server that only its proxy can reach.
-    ///
-    /// If clients can reach it directly, they choose their keys.
-    pub fn trust_any_peer(self) -> Ip {
-        let trust = Trust {
-            any_peer: true,
-            ..Trust::default()
-        };
-        Ip {
-            source: Some(self.source),
-            trust,
-            ..ip()
-        }
-    }
-}
-
-/// A [`KeyExtractor`] made by [`ip`] or [`client_ip`].
+/// A [`KeyExtractor`] made by [`ip`] or [`client_ip`](super::client_ip()).
 #[derive(Clone)]
 #[must_use]
 pub struct Ip {
-    source: Option<ClientIpSource>,
-    trust: Trust,
+    proxies: Option<Proxies>,
     grouping: Grouping,
-    peer: Option<FindPeer>,
+    find_peer: Option<FindPeer>,
     #[cfg(feature = "tracing")]
     warned: Arc<AtomicBool>,
 }
 
 type FindPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
 
+inherent_or!(Ip);
+
 /// Settings.
 impl Ip {
-    /// Trusts the header of a peer on a Unix socket.
+    pub(super) fn behind(proxies: Proxies) -> Self {
+        Self {
+            proxies: Some(proxies),
+            ..ip()
+        }
+    }
+
+    /// Trusts the header of a peer on a Unix socket, beside those of trusted networks.
     ///
-    /// The default is not to.
+    /// The default is not to. It has no effect on [`ip`], which reads no header.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{Key, KeyExtractor, key::{self, ClientIpSource, UnixPeer}};
+    ///
+    /// let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]).trust_unix_peer();
+    ///
+    /// let request = Request::get("/").extension(UnixPeer).header("x-forwarded-for", "198.51.100.9").body(())?;
+    /// assert_eq!(client.extract(&request.into_parts().0)?, Some(Key::ip("198.51.100.9".parse()?)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn trust_unix_peer(mut self) -> Self {
-        self.trust.unix = true;
+        if let Some(proxies) = &mut self.proxies {
+            proxies.unix = true;
+        }
         self
     }
 
     /// Finds the peer with a function, for servers that provide it elsewhere.
+    ///
+    /// The default is to read the [extensions](ip) of the request. If the function returns `None`, the request is refused
+    /// with 500. The function must return the address of the connection, not one from a header.
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    ///
+    /// use http::Request;
+    /// use tower_quota::{Key, KeyExtractor, key};
+    ///
+    /// /// What the server inserts.
+    /// #[derive(Clone)]
+    /// struct Connection { peer: IpAddr }
+    ///
+    /// let ip = key::ip().peer(|parts| Some(parts.extensions.get::<Connection>()?.peer));
+    ///
+    /// let peer = "203.0.113.7".parse()?;
+    /// let (parts, ()) = Request::get("/").extension(Connection { peer }).body(())?.into_parts();
+    /// assert_eq!(ip.extract(&parts)?, Some(Key::ip(peer)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn peer(mut self, peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
-        self.peer = Some(Arc::new(peer));
+        self.find_peer = Some(Arc::new(peer));
         self
     }
 
     /// Counts IPv4 addresses by networks of this length, from 8 to 32 bits.
     ///
-    /// The default is 32: one by one.
+    /// The default is 32: each address has a key.
     ///
     /// # Panics
     ///
     /// If the length is out of range.
+    ///
+    /// ```
+    /// use tower_quota::key;
+    ///
+    /// let ip = key::ip().ipv4_prefix(24);
+    /// assert_eq!(ip.key_of("203.0.113.7".parse()?).to_string(), "ip=203.0.113.0/24");
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
     #[track_caller]
-    pub fn ipv4_prefix(mut self, bits: u8) -> Self {
-        assert!(
-            (8..=32).contains(&bits),
-            "IPv4 addresses are grouped by 8 to 32 bits, as in `.ipv4_prefix(24)`"
-        );
+    pub fn ipv4_prefix(self, bits: u8) -> Self {
+        match self.try_ipv4_prefix(bits) {
+            Ok(ip) => ip,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Counts IPv4 addresses by networks of a length that comes from configuration.
+    ///
+    /// # Errors
+    ///
+    /// If the length is not from 8 to 32 bits.
+    ///
+    /// ```
+    /// use tower_quota::key;
+    ///
+    /// let error = key::ip().try_ipv4_prefix(0).unwrap_err().to_string();
+    /// assert_eq!(error, "IPv4 addresses are grouped by 8 to 32 bits, as in `.ipv4_prefix(24)`, not by 0");
+    /// ```
+    pub fn try_ipv4_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
+        if !(8..=32).contains(&bits) {
+            return Err(ConfigError::new(format!(
+                "IPv4 addresses are grouped by 8 to 32 bits, as in `.ipv4_prefix(24)`, not by {bits}"
+            )));
+        }
         self.grouping.ipv4 = bits;
-        self
+        Ok(self)
     }
 
     /// Counts IPv6 addresses by networks of this length, from 32 to 128 bits.
@@ -215,42 +191,146 @@ impl Ip {
     /// # Panics
     ///
     /// If the length is out of range.
+    ///
+    /// ```
+    /// use tower_quota::key;
+    ///
+    /// let ip = key::ip().ipv6_prefix(56);
+    /// assert_eq!(ip.key_of("2001:db8:1:2::3".parse()?).to_string(), "ip=2001:db8:1::/56");
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
     #[track_caller]
-    pub fn ipv6_prefix(mut self, bits: u8) -> Self {
-        assert!(
-            (32..=128).contains(&bits),
-            "IPv6 addresses are grouped by 32 to 128 bits, as in `.ipv6_prefix(56)`"
-        );
-        self.grouping.ipv6 = bits;
-        self
+    pub fn ipv6_prefix(self, bits: u8) -> Self {
+        match self.try_ipv6_prefix(bits) {
+            Ok(ip) => ip,
+            Err(error) => panic!("{error}"),
+        }
     }
 
-    /// Takes the last 32 bits of addresses in these /96 networks for the IPv4 address that they stand for.
+    /// Counts IPv6 addresses by networks of a length that comes from configuration.
+    ///
+    /// # Errors
+    ///
+    /// If the length is not from 32 to 128 bits.
+    ///
+    /// ```
+    /// use tower_quota::key;
+    ///
+    /// let error = key::ip().try_ipv6_prefix(16).unwrap_err().to_string();
+    /// assert_eq!(error, "IPv6 addresses are grouped by 32 to 128 bits, as in `.ipv6_prefix(56)`, not by 16");
+    /// ```
+    pub fn try_ipv6_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
+        if !(32..=128).contains(&bits) {
+            return Err(ConfigError::new(format!(
+                "IPv6 addresses are grouped by 32 to 128 bits, as in `.ipv6_prefix(56)`, not by {bits}"
+            )));
+        }
+        self.grouping.ipv6 = bits;
+        Ok(self)
+    }
+
+    /// Replaces the NAT64 prefixes: the last 32 bits of addresses in these /96 networks are an IPv4 address.
     ///
     /// The default is the well-known prefix of NAT64, `64:ff9b::/96` (RFC 6052 §2.1).
     ///
     /// # Panics
     ///
-    /// If one of them is not an IPv6 network of 96 bits.
+    /// If an element is not an IPv6 network of 96 bits.
+    ///
+    /// ```
+    /// use tower_quota::{Key, key};
+    ///
+    /// let ip = key::ip().nat64_prefixes(["2001:db8:64::/96"]);
+    /// assert_eq!(ip.key_of("2001:db8:64::203.0.113.7".parse()?), Key::ip("203.0.113.7".parse()?));
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
     #[track_caller]
-    pub fn nat64_prefixes<N: AsRef<str>>(mut self, networks: impl IntoIterator<Item = N>) -> Self {
-        self.grouping.nat64 = networks
-            .into_iter()
-            .map(|text| match text.as_ref().parse::<Ipv6Net>() {
-                Ok(net) if net.prefix_len() == 96 => net.trunc(),
-                _ => panic!(
-                    "`{}` is not a NAT64 prefix; one looks like `64:ff9b::/96`",
-                    text.as_ref()
-                ),
-            })
-            .collect();
-        self
+    pub fn nat64_prefixes<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Self {
+        match self.try_nat64_prefixes(networks) {
+            Ok(ip) => ip,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Replaces the NAT64 prefixes by those of configuration.
+    ///
+    /// # Errors
+    ///
+    /// If an element is not an IPv6 network of 96 bits.
+    ///
+    /// ```
+    /// use tower_quota::key;
+    ///
+    /// let error = key::ip().try_nat64_prefixes(["64:ff9b::/64"]).unwrap_err().to_string();
+    /// assert_eq!(error, "`64:ff9b::/64` is not a NAT64 prefix; one looks like `64:ff9b::/96`");
+    /// ```
+    pub fn try_nat64_prefixes<N: AsRef<str>>(
+        mut self,
+        networks: impl IntoIterator<Item = N>,
+    ) -> Result<Self, ConfigError> {
+        let prefixes = networks.into_iter().map(|text| match text.as_ref().parse::<Ipv6Net>() {
+            Ok(network) if network.prefix_len() == 96 => Ok(network.trunc()),
+            _ => Err(ConfigError::new(format!(
+                "`{}` is not a NAT64 prefix; one looks like `64:ff9b::/96`",
+                text.as_ref()
+            ))),
+        });
+        self.grouping.nat64 = prefixes.collect::<Result<_, _>>()?;
+        Ok(self)
+    }
+}
+
+/// Keys made by hand.
+impl Ip {
+    /// The key that this extractor makes of a request from the address, with its settings.
+    ///
+    /// Without settings it is [`Key::ip`].
+    ///
+    /// ```
+    /// use tower_quota::{Key, key};
+    ///
+    /// let address = "2001:db8:1:2::3".parse()?;
+    /// assert_eq!(key::ip().key_of(address), Key::ip(address));
+    /// assert_ne!(key::ip().ipv6_prefix(56).key_of(address), Key::ip(address));
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    pub fn key_of(&self, address: IpAddr) -> Key {
+        self.grouping.key(self.grouping.canonical(address))
+    }
+}
+
+impl Key {
+    /// The key that [`ip`] and [`client_ip`](super::client_ip()) make of a request from this address.
+    ///
+    /// [`Ip::key_of`] makes the key of an extractor with settings.
+    ///
+    /// ```
+    /// use tower_quota::Key;
+    ///
+    /// assert_eq!(Key::ip("203.0.113.7".parse()?).to_string(), "ip=203.0.113.7");
+    /// assert_eq!(Key::ip("2001:db8:1:2::3".parse()?).to_string(), "ip=2001:db8:1:2::/64");
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    pub fn ip(address: IpAddr) -> Self {
+        let grouping = Grouping::default();
+        grouping.key(grouping.canonical(address))
+    }
+
+    /// The key that [`ip`] makes of all requests over Unix sockets.
+    ///
+    /// ```
+    /// use tower_quota::Key;
+    ///
+    /// assert_eq!(Key::unix_peer().to_string(), "ip=unix");
+    /// ```
+    pub fn unix_peer() -> Self {
+        Self::plain("ip", "unix")
     }
 }
 
 impl KeyExtractor for Ip {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        let peer = match &self.peer {
+        let peer = match &self.find_peer {
             Some(find) => find(parts).map(Peer::Address),
             None => Peer::of(parts),
         };
@@ -258,175 +338,44 @@ impl KeyExtractor for Ip {
             return Err(KeyError::misconfigured(NO_PEER));
         };
 
-        let peer = peer.canonical(&self.grouping);
-        let client = match &self.source {
+        let peer = self.grouping.canonical_peer(peer);
+        let client = match &self.proxies {
             None => {
                 #[cfg(feature = "tracing")]
                 self.warn_of_forwarding(&parts.headers);
                 peer
             }
-            Some(_) if !self.trust.peer(peer) => peer,
-            Some(source) => self.client(source, peer, &parts.headers),
+            Some(proxies) => proxies.client(peer, &parts.headers, &self.grouping),
         };
         Ok(Some(match client {
             Peer::Address(address) => self.grouping.key(address),
-            Peer::Unix => Key::plain("ip", "unix"),
+            Peer::Unix => Key::unix_peer(),
         }))
     }
 }
 
+#[cfg(feature = "tracing")]
 impl Ip {
-    /// The client behind a trusted peer.
-    fn client(&self, source: &ClientIpSource, peer: Peer, headers: &HeaderMap) -> Peer {
-        match source {
-            ClientIpSource::XForwardedFor => {
-                let lines = headers.get_all(X_FORWARDED_FOR).iter();
-                self.walk(peer, lines.rev().flat_map(forwarded::x_forwarded_for))
-            }
-            ClientIpSource::Forwarded => {
-                let lines = headers.get_all(FORWARDED).iter();
-                self.walk(peer, lines.rev().flat_map(forwarded::forwarded))
-            }
-            ClientIpSource::XForwardedForHop(n) => {
-                let lines = headers.get_all(X_FORWARDED_FOR).iter();
-                let mut hops = lines.rev().flat_map(forwarded::x_forwarded_for);
-                match hops.nth(n.saturating_sub(1)) {
-                    Some(Hop::Address(address)) => Peer::Address(self.grouping.canonical(address)),
-                    _ => peer,
-                }
-            }
-            ClientIpSource::Header(name) => {
-                let mut lines = headers.get_all(name).iter();
-                match (lines.next().and_then(forwarded::single), lines.next()) {
-                    (Some(address), None) => Peer::Address(self.grouping.canonical(address)),
-                    _ => peer,
-                }
-            }
-        }
-    }
-
-    /// From the nearest hop outward, past those that are trusted.
-    fn walk(&self, peer: Peer, hops: impl Iterator<Item = Hop>) -> Peer {
-        let mut last = peer;
-        for hop in hops.take(MAX_HOPS) {
-            let Hop::Address(address) = hop else {
-                return last;
-            };
-            last = Peer::Address(self.grouping.canonical(address));
-            if !self.trust.hop(last) {
-                return last;
-            }
-        }
-        last
-    }
-
     /// Warns once if a proxy seems to be in front, so that all requests have its key.
-    #[cfg(feature = "tracing")]
     fn warn_of_forwarding(&self, headers: &HeaderMap) {
         if !self.warned.load(Ordering::Relaxed)
             && (headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED))
             && !self.warned.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(
-                "a request has been forwarded, but counts against the peer that sent it; if that is your proxy, use \
+                "a request has been forwarded, but is counted under the address of the peer; if the peer is your proxy, use \
                  `key::client_ip`"
             );
         }
     }
 }
 
-const NO_PEER: &str = if cfg!(any(feature = "axum", feature = "tonic")) {
-    "no peer address on the request; serve with `into_make_service_with_connect_info::<SocketAddr>()` (axum), or put a \
-     `tower_quota::key::PeerAddr` into the request's extensions"
-} else {
-    "no peer address on the request; turn on the feature `axum` of tower-quota and serve with \
-     `into_make_service_with_connect_info::<SocketAddr>()`, or the feature `tonic`, or put a \
-     `tower_quota::key::PeerAddr` into the request's extensions"
-};
-
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-
-/// No chain of proxies is longer.
-const MAX_HOPS: usize = 32;
-
 impl fmt::Debug for Ip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ip")
-            .field("source", &self.source)
-            .field("trust", &self.trust)
+            .field("proxies", &self.proxies)
             .field("grouping", &self.grouping)
             .finish_non_exhaustive()
-    }
-}
-
-/// The address of the transport peer, as a request extension, for servers that do not provide it themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerAddr(pub SocketAddr);
-
-/// A request extension for a transport peer on a Unix socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnixPeer;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Peer {
-    Address(IpAddr),
-    Unix,
-}
-
-impl Peer {
-    fn of(parts: &Parts) -> Option<Self> {
-        if let Some(PeerAddr(addr)) = parts.extensions.get() {
-            return Some(Self::Address(addr.ip()));
-        }
-        if let Some(UnixPeer) = parts.extensions.get() {
-            return Some(Self::Unix);
-        }
-
-        #[cfg(feature = "axum")]
-        if let Some(::axum::extract::ConnectInfo::<SocketAddr>(addr)) = parts.extensions.get() {
-            return Some(Self::Address(addr.ip()));
-        }
-
-        #[cfg(feature = "tonic")]
-        {
-            use tonic::transport::server::TcpConnectInfo;
-
-            if let Some(info) = parts.extensions.get::<TcpConnectInfo>() {
-                return info.remote_addr().map(|addr| Self::Address(addr.ip()));
-            }
-            #[cfg(feature = "tonic-tls")]
-            if let Some(info) = parts
-                .extensions
-                .get::<tonic::transport::server::TlsConnectInfo<TcpConnectInfo>>()
-            {
-                return info.get_ref().remote_addr().map(|addr| Self::Address(addr.ip()));
-            }
-            #[cfg(unix)]
-            if parts
-                .extensions
-                .get::<tonic::transport::server::UdsConnectInfo>()
-                .is_some()
-            {
-                return Some(Self::Unix);
-            }
-        }
-
-        None
-    }
-
-    fn canonical(self, grouping: &Grouping) -> Self {
-        match self {
-            Self::Address(address) => Self::Address(grouping.canonical(address)),
-            Self::Unix => Self::Unix,
-        }
-    }
-}
-
-impl Key {
-    /// The key that [`ip`] makes of a request from this address.
-    pub fn ip(address: IpAddr) -> Self {
-        let grouping = Grouping::default();
-        grouping.key(grouping.canonical(address))
     }
 }
 
@@ -453,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_address_that_only_looks_like_ipv4_stays_what_it_is() {
+    fn an_ipv6_address_that_only_looks_like_ipv4_stays_ipv6() {
         assert_eq!(key_of("::1"), "ip=::/64");
         assert_eq!(key_of("2001:db8::192.0.2.1"), "ip=2001:db8::/64");
     }

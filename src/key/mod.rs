@@ -1,7 +1,7 @@
-//! Key extractors: the identity that a request is counted under.
+//! Key extractors.
 //!
-//! A [`KeyExtractor`] finds the [`Key`] of a request. The functions of this module make the usual ones, a tuple of
-//! extractors means all of them together, and `.or(..)` is the alternative to a key that is absent:
+//! A [`KeyExtractor`] extracts the [`Key`] that a request is counted under. A tuple of extractors means all of them
+//! together; [`or`](KeyExtractor::or) adds an alternative for requests that lack the key.
 //!
 //! ```
 //! use http::Request;
@@ -25,155 +25,72 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What makes a good key
+//! # Which key to choose
 //!
-//! A caller that chooses its key chooses its quota, and one that changes its key with every request is not limited.
+//! A caller that chooses its key chooses its quota: with a new key in each request it is never limited.
 //!
-//! * The address is a good key: [`ip`](ip()), and [`client_ip`] behind a proxy.
-//! * So is the user that authentication found, in an [`extension`]. Count the requests before authentication by address, or
-//!   guesses of passwords and tokens are not limited.
-//! * A header that the client can set is no identity, nor is the host of the URI. Where such a value belongs to the key, add
-//!   a policy that counts the address alone.
-//! * [`path`](path()) is whatever the client requested, so on a wildcard route every URL has a quota of its own.
-//!   [`route`](fn@route) is the template that matched.
+//! | extractor | source of the key | what an attacker can do |
+//! | --- | --- | --- |
+//! | [`ip`](ip()) | the address of the transport peer | use many addresses, such as those of [an IPv6 network](ip#ipv6-networks) |
+//! | [`client_ip`] | the address that a trusted proxy recorded | the same; and choose any address, if it reaches the service from a trusted network |
+//! | [`extension`](extension()) | a value that an earlier layer inserted, such as the user | what that layer lets it do: create many accounts, for example |
+//! | [`route`](fn@route) (feature `axum`) | the template of the matched route | nothing: the number of routes is fixed |
+//! | [`method`](method()) | the method | nothing: there are ten keys |
+//! | [`path`](path()) | the path | choose a new key in each request, on a route with a wildcard or a parameter |
+//! | [`header`](fn@header) | a request header | choose a new key in each request, unless a proxy in front sets the header and removes it from what the client sends |
+//! | [`constant`](constant()) | none: one key for all requests | exhaust the limit for all callers |
+//! | [`from_fn`] | a function of the request | depends on what the function reads |
+//!
+//! * Count by address or by authenticated user. Count the requests before authentication by address, or guesses of passwords
+//!   and tokens are not limited.
+//! * Where a value that the client chooses belongs to the key, such as the path, a header or the host of the URI, add a policy
+//!   that counts the address alone.
+//!
+//! # Keys made by hand
+//!
+//! Each extractor has a constructor of [`Key`] that makes the same key, such as [`Key::ip`] for [`ip`](ip()). With it a
+//! [`Limiter`](crate::Limiter) reads or resets a count of a layer.
 
-mod combine;
+mod client_ip;
+mod constant;
+mod error;
+mod extension;
+mod extractor;
 mod forwarded;
+mod from_fn;
+mod grouping;
 mod header;
 mod ip;
-mod network;
-mod request;
+#[expect(clippy::module_inception, reason = "the type `Key` is where a reader looks for it")]
+mod key;
+mod method;
+mod path;
+mod peer;
+mod proxies;
+mod route;
 mod secret;
+#[cfg(feature = "serde")]
 mod text;
 
-use std::{borrow::Cow, error::Error, fmt};
-
-use http::request::Parts;
-
 #[cfg(feature = "axum")]
-pub use self::request::{Route, route};
+pub use self::route::{Route, route};
 pub(crate) use self::secret::Secret;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::secret::ShortSecret;
+#[cfg(feature = "serde")]
+pub(crate) use self::text::KeySpec;
 pub use self::{
-    combine::{FromFn, IntoExtracted, Or, from_fn},
-    header::{Header, header},
-    ip::{ClientIp, ClientIpSource, Ip, PeerAddr, UnixPeer, client_ip, ip},
-    request::{Constant, Extension, Method, Path, constant, extension, method, path},
-    text::Key,
+    client_ip::{ClientIp, client_ip},
+    constant::{Constant, constant},
+    error::KeyError,
+    extension::{Extension, extension},
+    extractor::{KeyExtractor, Or},
+    from_fn::{FromFn, IntoKey, from_fn},
+    header::{Header, header, try_header},
+    ip::{Ip, ip},
+    key::Key,
+    method::{Method, method},
+    path::{Path, path},
+    peer::{PeerAddr, UnixPeer},
+    proxies::ClientIpSource,
 };
-
-/// Extracts the key that a request is counted under.
-///
-/// `Ok(None)` means that the policy does not apply to the request, an error that the request is refused.
-///
-/// ```
-/// use http::request::Parts;
-/// use tower_quota::{Key, KeyExtractor, key::KeyError};
-///
-/// /// The account that authentication found.
-/// #[derive(Clone)]
-/// struct Account {
-///     tenant: u64,
-/// }
-///
-/// struct Tenant;
-///
-/// impl KeyExtractor for Tenant {
-///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-///         match parts.extensions.get::<Account>() {
-///             Some(account) => Ok(Some(Key::from(account.tenant))),
-///             None => Err(KeyError::misconfigured("no account on the request; add the limit inside of authentication")),
-///         }
-///     }
-/// }
-/// ```
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a key extractor",
-    note = "use `key::ip()`, `key::extension(..)` or another function of `tower_quota::key`, a tuple of them, or `key::from_fn(|parts| ..)`"
-)]
-pub trait KeyExtractor: Send + Sync + 'static {
-    /// The key of a request.
-    ///
-    /// # Errors
-    ///
-    /// If the request has none and must not pass without.
-    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError>;
-
-    /// The key of `other`, where this extractor finds none.
-    ///
-    /// It catches what is absent, never what is malformed.
-    fn or<E>(self, other: E) -> Or<Self, E>
-    where
-        Self: Sized,
-        E: KeyExtractor,
-    {
-        Or {
-            first: self,
-            second: other,
-        }
-    }
-}
-
-/// A request has no key.
-#[derive(Debug)]
-pub struct KeyError {
-    kind: Kind,
-    message: Cow<'static, str>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Absent,
-    Malformed,
-    Misconfigured,
-}
-
-impl KeyError {
-    /// The request lacks what the key is made of; it is refused with `400 Bad Request`.
-    ///
-    /// [`or`](KeyExtractor::or) catches this.
-    pub fn absent(message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            kind: Kind::Absent,
-            message: message.into(),
-        }
-    }
-
-    /// The request has what the key is made of, but not in a form that can be trusted; it is refused with
-    /// `400 Bad Request`.
-    pub fn malformed(message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            kind: Kind::Malformed,
-            message: message.into(),
-        }
-    }
-
-    /// The server does not provide what the key is made of; the request is refused with `500 Internal Server Error`.
-    ///
-    /// [`or`](KeyExtractor::or) catches this.
-    pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            kind: Kind::Misconfigured,
-            message: message.into(),
-        }
-    }
-
-    /// Whether the fault is the server's and not the caller's.
-    #[must_use]
-    pub fn is_misconfigured(&self) -> bool {
-        self.kind == Kind::Misconfigured
-    }
-
-    pub(crate) fn is_absent(&self) -> bool {
-        self.kind != Kind::Malformed
-    }
-}
-
-impl fmt::Display for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for KeyError {}

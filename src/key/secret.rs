@@ -1,3 +1,5 @@
+//! Secrets of the operator, for keyed hashes.
+
 use std::fmt;
 
 use crate::ConfigError;
@@ -6,28 +8,28 @@ use crate::ConfigError;
 #[derive(Clone)]
 pub(crate) struct Secret([u8; 32]);
 
-/// A secret that could be guessed.
+/// The error for a secret that is short enough to be guessed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShortSecret {
     bytes: usize,
 }
 
-/// The fewest bytes of a secret: 128 bits, as many as a digest has.
+/// The shortest secret, in bytes: 128 bits, the length of a digest.
 const MIN_SECRET: usize = 16;
 
 impl Secret {
-    /// For the keys of callers in a store.
+    /// The secret for keys in a store.
     #[cfg(any(feature = "fred", feature = "redis"))]
     pub(crate) fn for_stored_keys(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
         Self::derive("tower-quota 2026 keys of callers", secret.as_ref())
     }
 
-    /// For the partition keys in header fields, which callers see.
+    /// The secret for partition keys in header fields, which callers receive.
     pub(crate) fn for_partition_keys(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
         Self::derive("tower-quota 2026 partition keys in header fields", secret.as_ref())
     }
 
-    /// Contexts keep the digests of one purpose from being those of another, where both have the same secret.
+    /// With one secret for both purposes, the contexts still make the digest that a caller receives differ from the stored one.
     fn derive(context: &'static str, secret: &[u8]) -> Result<Self, ShortSecret> {
         if secret.len() < MIN_SECRET {
             return Err(ShortSecret { bytes: secret.len() });
@@ -53,8 +55,7 @@ impl fmt::Debug for Secret {
 impl From<ShortSecret> for ConfigError {
     fn from(ShortSecret { bytes }: ShortSecret) -> Self {
         Self::new(format!(
-            "a secret has at least {MIN_SECRET} bytes, and this one has {bytes}; make one at random, such as with `openssl rand \
-             -hex 32`"
+            "a secret has at least {MIN_SECRET} bytes, not {bytes}; generate a random one, such as with `openssl rand -hex 32`"
         ))
     }
 }
@@ -77,7 +78,7 @@ mod tests {
 
     #[cfg(any(feature = "fred", feature = "redis"))]
     #[test]
-    fn a_digest_of_one_purpose_is_none_of_another() {
+    fn each_purpose_has_digests_of_its_own() {
         let secret = "0123456789abcdef";
         let stored = Secret::for_stored_keys(secret).unwrap();
         let partition = Secret::for_partition_keys(secret).unwrap();

@@ -1,357 +1,314 @@
-use std::{fmt, net::Ipv4Addr};
+//! Keys as text, for files of policies: `"ip"`, `["client-ip", "route"]`, `"header:x-user-id or ip"`.
 
-use smallvec::SmallVec;
+use std::{fmt, sync::Arc};
 
-#[cfg(any(feature = "fred", feature = "redis"))]
-use super::Secret;
-use super::{header, request};
+use http::{HeaderName, request::Parts};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, SeqAccess, Visitor},
+};
 
-/// The identity that a request is counted under: one component or several, such as an address and a path.
-///
-/// Keys are equal if and only if their lists of components are equal: each component names its type, and bytes that could be
-/// read as a delimiter are escaped (`^7C` for `|`).
-///
-/// ```
-/// use tower_quota::Key;
-///
-/// let key = Key::ip("203.0.113.7".parse()?).and(Key::path("/login"));
-/// assert_eq!(key.to_string(), "ip=203.0.113.7|path=/login");
-///
-/// // A bare string is a type of its own.
-/// assert_eq!(Key::from("42").to_string(), "key=42");
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
-///
-/// [`Debug`](fmt::Debug) does not show the components, so that they do not get into a log by accident.
-#[derive(Clone, PartialEq, Eq, Hash)]
-#[must_use]
-pub struct Key {
-    // Printable ASCII.
-    text: SmallVec<[u8; 64]>,
+use super::{
+    constant::constant,
+    error::KeyError,
+    extractor::KeyExtractor,
+    header::header,
+    ip::{Ip, ip},
+    key::Key,
+    method::method,
+    path::path,
+    route,
+};
+use crate::ConfigError;
+
+/// A key that files can name.
+struct Named {
+    /// The name, such as `ip`; or with a colon, before an argument, such as `header:`.
+    name: &'static str,
+    /// The key as errors show it.
+    example: &'static str,
+    /// The extractor with this argument.
+    extractor: fn(&str) -> Result<Extractor, String>,
 }
 
-/// Constructors.
-impl Key {
-    /// The key that [`header`](fn@super::header) makes of a request.
-    pub fn header(name: &str, value: impl AsRef<[u8]>) -> Self {
-        Self::component(
-            "header:",
-            name.to_ascii_lowercase().as_bytes(),
-            header::trim(value.as_ref()),
-        )
+/// All keys that files can name.
+const KEYS: [Named; 7] = [
+    Named {
+        name: "ip",
+        example: "ip",
+        extractor: |_| Extractor::new(ip()),
+    },
+    Named {
+        name: "client-ip",
+        example: "client-ip",
+        extractor: |_| Ok(Extractor::ClientIp),
+    },
+    Named {
+        name: "route",
+        example: "route",
+        extractor: route_extractor,
+    },
+    Named {
+        name: "path",
+        example: "path",
+        extractor: |_| Extractor::new(path()),
+    },
+    Named {
+        name: "method",
+        example: "method",
+        extractor: |_| Extractor::new(method()),
+    },
+    Named {
+        name: "header:",
+        example: "header:x-user-id",
+        extractor: header_extractor,
+    },
+    Named {
+        name: "constant:",
+        example: "constant:all",
+        extractor: |value| Extractor::new(constant(value)),
+    },
+];
+
+#[cfg(feature = "axum")]
+fn route_extractor(_: &str) -> Result<Extractor, String> {
+    Extractor::new(route::route())
+}
+
+#[cfg(not(feature = "axum"))]
+fn route_extractor(_: &str) -> Result<Extractor, String> {
+    Err("the key `route` requires the feature `axum` of tower-quota".to_owned())
+}
+
+/// Headers in which proxies record the client address, and which a client can send too.
+const FORWARDING_HEADERS: [&str; 22] = [
+    "cf-connecting-ip",
+    "cf-connecting-ipv6",
+    "client-ip",
+    "cloudfront-viewer-address",
+    "fastly-client-ip",
+    "fly-client-ip",
+    "forwarded",
+    "forwarded-for",
+    "true-client-ip",
+    "x-appengine-user-ip",
+    "x-azure-clientip",
+    "x-azure-socketip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-envoy-external-address",
+    "x-forwarded",
+    "x-forwarded-for",
+    "x-original-forwarded-for",
+    "x-originating-ip",
+    "x-real-ip",
+    "x-remote-addr",
+    "x-remote-ip",
+];
+
+fn header_extractor(name: &str) -> Result<Extractor, String> {
+    let Ok(name) = HeaderName::try_from(name) else {
+        return Err(format!(
+            "`{name}` is not the name of a header; one looks like `header:x-user-id`"
+        ));
+    };
+    if FORWARDING_HEADERS.contains(&name.as_str()) {
+        return Err(format!(
+            "`header:{name}` would let every client choose its key, since clients can send this header too; use the key \
+             `client-ip`, with `header = \"{name}\"` and the networks of the proxies as `trusted` in the table `[client-ip]`"
+        ));
     }
+    Extractor::new(header(name))
+}
 
-    /// The key that [`path`](super::path()) makes of a request.
-    pub fn path(path: &str) -> Self {
-        Self::component("path", b"", &request::canonical_path(path))
+#[derive(Clone)]
+enum Extractor {
+    Complete(Arc<dyn KeyExtractor>),
+    /// The table `[client-ip]` of the file has the settings.
+    ClientIp,
+}
+
+impl Extractor {
+    #[expect(clippy::unnecessary_wraps, reason = "the type of a function in `KEYS`")]
+    fn new(extractor: impl KeyExtractor) -> Result<Self, String> {
+        Ok(Self::Complete(Arc::new(extractor)))
     }
+}
 
-    /// The key that [`constant`](super::constant) makes of a request.
-    pub fn constant(value: &str) -> Self {
-        Self::component("const", b"", value.as_bytes())
-    }
+/// One key in a file, such as `header:x-user-id`.
+#[derive(Clone)]
+struct Component {
+    text: String,
+    extractor: Extractor,
+}
 
-    /// The key that [`extension`](super::extension) makes of a request.
-    pub fn extension<T>(value: &str) -> Self {
-        Self::component("ext:", std::any::type_name::<T>().as_bytes(), value.as_bytes())
-    }
-
-    /// The key of both.
-    pub fn and(mut self, other: impl Into<Self>) -> Self {
-        self.push(&other.into());
-        self
-    }
-
-    pub(crate) fn empty() -> Self {
-        Self { text: SmallVec::new() }
-    }
-
-    /// `kind`, which holds no delimiter, then a label within it, then a value: `header:x-user-id=42`.
-    pub(crate) fn component(kind: &'static str, label: &[u8], value: &[u8]) -> Self {
-        let mut key = Self::empty();
-        key.text.extend_from_slice(kind.as_bytes());
-        key.escape(label, Some(b'='));
-        key.text.push(b'=');
-        key.escape(value, None);
-        key
-    }
-
-    /// A component of ASCII text that holds no delimiter.
-    pub(crate) fn plain(kind: &'static str, value: impl fmt::Display) -> Self {
-        use std::io::Write;
-
-        let mut key = Self::empty();
-        let _ = write!(key.text, "{kind}={value}"); // writing to memory does not fail
-        key
-    }
-
-    /// The component of an IPv4 address, which most requests have.
-    #[inline]
-    pub(super) fn ipv4(address: Ipv4Addr) -> Self {
-        let mut text = *b"ip=255.255.255.255..............................................";
-        let mut end = 3;
-        for octet in address.octets() {
-            for (divisor, least) in [(100, 100), (10, 10), (1, 0)] {
-                if octet >= least {
-                    text[end] = b'0' + octet / divisor % 10;
-                    end += 1;
-                }
+impl Component {
+    fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        for key in &KEYS {
+            let Some(argument) = text.strip_prefix(key.name) else {
+                continue;
+            };
+            if key.name.ends_with(':') || argument.is_empty() {
+                return Ok(Self {
+                    text: text.to_owned(),
+                    extractor: (key.extractor)(argument)?,
+                });
             }
-            text[end] = b'.';
-            end += 1;
         }
-        Self {
-            text: SmallVec::from_buf_and_len(text, end - 1),
-        }
+
+        let examples = KEYS.map(|key| format!("`{}`", key.example)).join(", ");
+        Err(format!("`{text}` is not a key; the keys are {examples}"))
     }
 
-    pub(super) fn push(&mut self, other: &Self) {
-        if !self.text.is_empty() && !other.text.is_empty() {
-            self.text.push(b'|');
-        }
-        self.text.extend_from_slice(&other.text);
-    }
-
-    fn escape(&mut self, mut bytes: &[u8], delimiter: Option<u8>) {
-        const HEX: &[u8; 16] = b"0123456789ABCDEF";
-
-        let plain = |byte: &u8| {
-            byte.is_ascii_graphic() && !matches!(byte, b'^' | b'|' | b'{' | b'}') && Some(*byte) != delimiter
-        };
-        while let Some(next) = bytes.iter().position(|byte| !plain(byte)) {
-            let byte = bytes[next];
-            self.text.extend_from_slice(&bytes[..next]);
-            self.text
-                .extend_from_slice(&[b'^', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
-            bytes = &bytes[next + 1..];
-        }
-        self.text.extend_from_slice(bytes);
-    }
-}
-
-/// Questions.
-impl Key {
-    /// The components as text. A store keeps a hash of them if they are longer than 128 bytes.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        // Always is: see `text`.
-        std::str::from_utf8(&self.text).unwrap_or_default()
-    }
-
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.text
-    }
-
-    /// Makes it short enough for a store.
-    #[inline]
-    pub(crate) fn bound(&mut self) {
-        if self.text.len() > MAX_SUBJECT {
-            // 128 bits of a cryptographic hash: two subjects that share a count cannot be found.
-            let hash = blake3::hash(&self.text).to_hex();
-            *self = Self::plain("hash", &hash.as_str()[..32]);
+    fn extractor(&self, client_ip: Option<&Ip>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        match (&self.extractor, client_ip) {
+            (Extractor::Complete(extractor), _) => Ok(extractor.clone()),
+            (Extractor::ClientIp, Some(client_ip)) => Ok(Arc::new(client_ip.clone())),
+            (Extractor::ClientIp, None) => Err(ConfigError::new(
+                "`client-ip` requires the table `[client-ip]`, such as `header = \"x-forwarded-for\"` and `trusted = \
+                 [\"10.0.0.0/8\"]`",
+            )),
         }
     }
-
-    /// A keyed hash of this key.
-    #[cfg(any(feature = "fred", feature = "redis"))]
-    pub(crate) fn hashed(&self, secret: &Secret) -> Self {
-        let digest = u128::from_be_bytes(secret.digest(&self.text));
-        Self::plain("keyed", format_args!("{digest:032x}"))
-    }
 }
 
-const MAX_SUBJECT: usize = 128;
-
-impl From<&str> for Key {
-    fn from(text: &str) -> Self {
-        Self::component("key", b"", text.as_bytes())
-    }
-}
-
-impl From<&String> for Key {
-    fn from(text: &String) -> Self {
-        text.as_str().into()
-    }
-}
-
-impl From<u64> for Key {
-    fn from(number: u64) -> Self {
-        Self::plain("key", number)
-    }
-}
-
-impl From<String> for Key {
-    fn from(text: String) -> Self {
-        text.as_str().into()
-    }
-}
-
-impl fmt::Display for Key {
+impl fmt::Debug for Component {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        self.text.fmt(f)
     }
 }
 
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key(<{} bytes>)", self.text.len())
+/// The key of a policy in a file: all components of a list, and of each the first alternative that a request has.
+#[derive(Clone, Debug)]
+pub(crate) struct KeySpec(Vec<Vec<Component>>);
+
+impl KeySpec {
+    /// The extractor, where `client_ip` is that of the table `[client-ip]`.
+    pub(crate) fn extractor(&self, client_ip: Option<&Ip>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        let mut all = Vec::new();
+        for alternatives in &self.0 {
+            let alternatives = alternatives.iter().map(|component| component.extractor(client_ip));
+            all.push(First(alternatives.collect::<Result<_, _>>()?));
+        }
+        Ok(Arc::new(All(all)))
+    }
+}
+
+/// The most components of a list, and the most alternatives of one.
+const MAX_PARTS: usize = 16;
+
+/// `ip`, or several with `or` between them.
+fn alternatives(text: &str) -> Result<Vec<Component>, String> {
+    let mut alternatives = Vec::new();
+    for text in text.split(" or ") {
+        if alternatives.len() == MAX_PARTS {
+            return Err(format!(
+                "a key has at most {MAX_PARTS} alternatives with `or` between them"
+            ));
+        }
+        alternatives.push(Component::parse(text)?);
+    }
+    Ok(alternatives)
+}
+
+/// The key of the first extractor that has one, as [`Or`](super::Or) for any number.
+struct First(Vec<Arc<dyn KeyExtractor>>);
+
+impl KeyExtractor for First {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        let mut result = Ok(None);
+        for extractor in &self.0 {
+            result = extractor.extract(parts);
+            match &result {
+                Ok(None) => {}
+                Err(error) if !error.is_malformed() => {}
+                Ok(Some(_)) | Err(_) => break,
+            }
+        }
+        result
+    }
+}
+
+/// The keys of all extractors, as a tuple of any length.
+struct All(Vec<First>);
+
+impl KeyExtractor for All {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        let mut all = Key::empty();
+        for extractor in &self.0 {
+            match extractor.extract(parts)? {
+                Some(key) => all.push(&key),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(all))
+    }
+}
+
+impl<'de> Deserialize<'de> for KeySpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrSeveral;
+
+        impl<'de> Visitor<'de> for OneOrSeveral {
+            type Value = KeySpec;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a key such as `\"ip\"`, or a list of them such as `[\"ip\", \"path\"]`")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<KeySpec, E> {
+                let alternatives = alternatives(text).map_err(E::custom)?;
+                Ok(KeySpec(vec![alternatives]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<KeySpec, A::Error> {
+                let mut all = Vec::new();
+                while let Some(text) = list.next_element::<String>()? {
+                    if all.len() == MAX_PARTS {
+                        return Err(A::Error::custom(format_args!("a list has at most {MAX_PARTS} keys")));
+                    }
+                    all.push(alternatives(&text).map_err(A::Error::custom)?);
+                }
+                if all.is_empty() {
+                    return Err(A::Error::custom(
+                        "an empty list is no key; one limit for all requests is `constant:all`",
+                    ));
+                }
+                Ok(KeySpec(all))
+            }
+        }
+
+        deserializer.deserialize_any(OneOrSeveral)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{marker::PhantomData, net::IpAddr};
-
-    use proptest::{
-        collection::vec,
-        prelude::{ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_assert_ne, proptest},
-        prop_oneof, sample,
-    };
-
     use super::*;
 
-    /// A component: its kind, its label, its value.
-    type Component = (&'static str, Vec<u8>, Vec<u8>);
-
-    /// Bytes that mean something in the text of a key more often than by chance.
-    fn bytes() -> impl Strategy<Value = Vec<u8>> {
-        let pieces: Vec<&[u8]> = vec![
-            b"|",
-            b"=",
-            b"^",
-            b"{",
-            b"}",
-            b":",
-            b"/",
-            b" ",
-            b"a",
-            b"7C",
-            b"^7C",
-            b"%7C",
-            b"\xff",
-            b"\0",
-            b"\r\n",
-            b"header:x",
-            b"path",
-            b"key=",
-            b"|path=/",
-            b"|path=",
-            b"hash=",
-            b"ip=::/64",
-            b"const",
-        ];
-        let pieces = vec(sample::select(pieces), 0..5).prop_map(|pieces| pieces.concat());
-        prop_oneof![4 => pieces, 1 => vec(any::<u8>(), 0..8)]
-    }
-
-    fn components() -> impl Strategy<Value = Vec<Component>> {
-        let labelled = (sample::select(vec!["header:", "ext:"]), bytes(), bytes());
-        let kinds = sample::select(vec!["path", "const", "key", "route", "method"]);
-        let ip = any::<IpAddr>().prop_map(|ip| ("ip", Vec::new(), ip.to_string().into_bytes()));
-        let unlabelled = (kinds, bytes()).prop_map(|(kind, value)| (kind, Vec::new(), value));
-        vec(prop_oneof![3 => labelled, 3 => unlabelled, 1 => ip], 1..5)
-    }
-
-    fn key_of(components: &[Component]) -> Key {
-        components.iter().fold(Key::empty(), |key, (kind, label, value)| {
-            key.and(Key::component(kind, label, value))
-        })
-    }
-
-    /// The components that these would be taken for if nothing were escaped.
-    fn cut_anew(components: &[Component]) -> Vec<Component> {
-        let text = components
-            .iter()
-            .map(|(kind, label, value)| [kind.as_bytes(), label, b"=", value].concat());
-        let text = text.collect::<Vec<_>>().join(&b'|');
-        let cut = |component: &[u8]| {
-            let equals = component.iter().position(|byte| *byte == b'=')?;
-            let (name, value) = (&component[..equals], &component[equals + 1..]);
-            let kinds = ["header:", "ext:", "path", "const", "key", "route", "method", "ip"];
-            let kind = kinds.into_iter().find(|kind| match kind.ends_with(':') {
-                true => name.starts_with(kind.as_bytes()),
-                false => name == kind.as_bytes(),
-            })?;
-            Some((kind, name[kind.len()..].to_vec(), value.to_vec()))
-        };
-        let cut: Option<Vec<_>> = text.split(|byte| *byte == b'|').map(cut).collect();
-        cut.unwrap_or_else(|| components.to_vec())
-    }
-
-    /// The components that a key was made of, read back from its text.
-    fn read_back(key: &Key) -> Vec<(String, Vec<u8>, Vec<u8>)> {
-        let unescaped = |text: &str| {
-            let mut pieces = text.split('^');
-            let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
-            for piece in pieces {
-                bytes.push(u8::from_str_radix(&piece[..2], 16).unwrap());
-                bytes.extend_from_slice(&piece.as_bytes()[2..]);
-            }
-            bytes
-        };
-        let components = key.as_str().split('|').map(|component| {
-            let (name, value) = component.split_once('=').unwrap();
-            let (kind, label) = name.find(':').map_or((name, ""), |colon| name.split_at(colon + 1));
-            (kind.to_owned(), unescaped(label), unescaped(value))
-        });
-        components.collect()
-    }
-
-    fn bounded(mut key: Key) -> Key {
-        key.bound();
-        key
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(4_000))]
-
-        #[test]
-        fn the_components_can_be_read_back(components in components()) {
-            let key = key_of(&components);
-            let components: Vec<_> = components.into_iter().map(|(kind, a, b)| (kind.to_owned(), a, b)).collect();
-            prop_assert_eq!(read_back(&key), components);
-            let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
-            prop_assert!(key.as_str().bytes().all(plain), "{}", key);
-        }
-
-        #[test]
-        fn two_lists_of_components_are_two_keys(a in components(), b in components()) {
-            for b in [b, cut_anew(&a)] {
-                prop_assert_eq!(bounded(key_of(&a)) == bounded(key_of(&b)), a == b, "{:?} and {:?}", a, b);
-            }
-        }
-
-        /// Bytes move from one component to the next one.
-        #[test]
-        fn a_boundary_that_moves_is_another_key(a in bytes(), b in bytes(), c in bytes(), glue in bytes()) {
-            let two = |a: Vec<u8>, b: Vec<u8>| key_of(&[("key", vec![], a), ("path", vec![], b)]);
-            let joined = [a.clone(), glue.clone(), b.clone()].concat();
-            if !glue.is_empty() {
-                prop_assert_ne!(two([a.clone(), glue.clone()].concat(), b.clone()), two(a.clone(), [glue.clone(), b].concat()));
-                let label = |label: &[&[u8]], value: &[&[u8]]| key_of(&[("header:", label.concat(), value.concat())]);
-                prop_assert_ne!(label(&[&a, &glue], &[&c]), label(&[&a], &[&glue, &c]));
-            }
-            prop_assert_ne!(two(joined.clone(), c.clone()), key_of(&[("key", vec![], [joined, c].concat())]));
-        }
-
-        #[test]
-        fn a_key_is_no_longer_than_its_bound(value in vec(any::<u8>(), 0..300)) {
-            let key = key_of(&[("key", vec![], value)]);
-            let short = bounded(key.clone());
-            prop_assert!(short.as_str().len() <= MAX_SUBJECT);
-            prop_assert_eq!(key == short, key.as_str().len() <= MAX_SUBJECT);
-            prop_assert_eq!(bounded(short.clone()), short);
+    #[test]
+    fn the_docs_and_the_errors_have_every_key() {
+        let error = Component::parse("address").unwrap_err();
+        for Named { name, example, .. } in KEYS {
+            let docs = include_str!("../policy/file.rs");
+            assert!(
+                docs.contains(&format!("/// | `{name}")),
+                "`{name}` is not in the docs of `Policies`"
+            );
+            assert!(error.contains(&format!("`{example}`")), "{error}");
+            assert!(
+                Component::parse(example).is_ok() || !cfg!(feature = "axum"),
+                "{example}"
+            );
         }
     }
 
     #[test]
-    fn an_extractor_and_its_constructor_make_one_key() {
-        struct Odd<T>(PhantomData<T>);
-        type User = Odd<Box<dyn Iterator<Item = [u8; 3]> + Send>>;
-
-        let key = Key::extension::<User>("{x}|");
-        assert_eq!(key.as_str().matches('=').count(), 1, "{key}");
-        assert!(!key.as_str().contains([' ', '{', '|']), "{key}");
-        assert_ne!(key, Key::extension::<Odd<()>>("{x}|"));
+    fn a_name_with_something_after_it_is_not_a_key() {
+        for text in ["ip:", "ipv6", "client-ip-2", "header", "constant", "ip ip", "or", ""] {
+            let error = Component::parse(text).unwrap_err();
+            assert!(error.contains("is not a key"), "{text}: {error}");
+        }
     }
 }

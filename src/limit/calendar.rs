@@ -4,13 +4,22 @@ use jiff::{
     tz::TimeZone,
 };
 
-use super::MAX_EXACT;
+use super::rule::MAX_EXACT;
 
-/// A window of the calendar.
+/// A window of the calendar, for [`FixedWindow::calendar`](crate::FixedWindow::calendar).
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::{FixedWindow, limit::Calendar};
+///
+/// // The first month since the Unix epoch has 31 days.
+/// let monthly = FixedWindow::calendar(3, Calendar::Month, "UTC");
+/// assert_eq!(monthly.window_at(Duration::ZERO).end, Duration::from_secs(31 * 86_400));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Calendar {
-    /// From one full hour to the next, or to the moment at which the clocks are set by a part of an hour.
+    /// From one full hour to the next, or to a change of the clocks by a part of an hour.
     Hour,
     /// From midnight to midnight: 23 or 25 hours where the clocks change.
     Day,
@@ -25,7 +34,7 @@ pub enum Calendar {
 impl Calendar {
     pub(super) const ALL: [Self; 5] = [Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 
-    /// What the text form of a limit calls it.
+    /// The name in the text form of a limit.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Hour => "hour",
@@ -36,7 +45,7 @@ impl Calendar {
         }
     }
 
-    /// The window around `now`; beyond the years that a calendar knows, everything is one window.
+    /// The window around `now` in microseconds. Times outside of the years that jiff supports are in one window.
     pub(super) fn around(self, now: u64, zone: &TimeZone) -> (u64, u64) {
         let window = i64::try_from(now)
             .ok()
@@ -59,7 +68,7 @@ impl Calendar {
         loop {
             let next = self.next_day(first)?;
             let end = starts(next, zone)?;
-            // Where clocks are set back over midnight, the end of a day is shown again after the next day has begun.
+            // Where clocks are set back over midnight, the end of a day comes again after the start of the next day.
             if now.timestamp() < end {
                 return Ok((starts(first, zone)?, end));
             }
@@ -89,13 +98,13 @@ impl Calendar {
     }
 }
 
-/// When a day starts: where a change of clocks skips midnight, after it.
+/// The start of a day. If a change of the clocks skips midnight, it is the end of that change.
 fn starts(date: Date, zone: &TimeZone) -> Result<Timestamp, jiff::Error> {
     Ok(date.to_zoned(zone.clone())?.start_of_day()?.timestamp())
 }
 
-/// The hour around `now`, by the time that has passed in it: an hour that the clocks repeat comes twice. Where clocks are set
-/// by a part of an hour, as on Lord Howe Island, the hour ends there and a shorter one starts.
+/// The hour around `now`, by the elapsed time: an hour that the clocks repeat is two windows. A change of the clocks by a part
+/// of an hour, as on Lord Howe Island, ends an hour and starts a shorter one.
 fn hour_around(now: &Zoned) -> Result<(Timestamp, Timestamp), jiff::Error> {
     const HOUR: SignedDuration = SignedDuration::from_hours(1);
 
@@ -138,7 +147,7 @@ fn micros(at: Timestamp) -> u64 {
 mod tests {
     use super::*;
 
-    /// The window around a moment, in the words of its time zone.
+    /// The window around a moment, in the local time of its zone.
     fn window(calendar: Calendar, moment: &str) -> (String, String) {
         let moment: Zoned = moment.parse().unwrap();
         let (start, end) = calendar.around(micros(moment.timestamp()), moment.time_zone());
@@ -279,8 +288,8 @@ mod tests {
         }
     }
 
-    /// In all zones, around all changes of their clocks from 1972 to 2030: every moment is within its window, and the windows
-    /// before and after it begin and end where that one does.
+    /// In all zones, around all changes of the clocks from 1972 to 2030: every moment is within its window, and the windows
+    /// before and after it adjoin it.
     #[test]
     fn windows_tile_time_whatever_the_clocks_do() {
         let end = "2030-01-01T00:00Z".parse::<Timestamp>().unwrap();

@@ -1,20 +1,34 @@
-use std::{fmt, time::Duration};
+use std::{fmt, ops::Range, time::Duration};
 
 #[cfg(feature = "calendar")]
 use jiff::tz::TimeZone;
 
 #[cfg(feature = "calendar")]
-use super::Calendar;
-use super::{MAX_TOTAL, Rule, SLACK, Share, Span, constructors};
+use super::{calendar::Calendar, constructors::Fault};
+use super::{
+    constructors::constructors,
+    rule::{MAX_EXACT, MAX_TOTAL, Rule, SLACK},
+    share::Share,
+    units::WindowText,
+};
+#[cfg(feature = "calendar")]
+use crate::ConfigError;
 
-/// Fixed window: so many in each window, and the windows follow one another.
+/// Fixed window: the quota in each of the windows that follow one another.
 ///
-/// A window opens with the first request that finds none open. [`aligned`](Self::aligned) ones open with the clock
-/// instead, and [`calendar`](Self::calendar) ones with the calendar of a time zone.
+/// A window opens with the first request that finds none open. [`aligned`](Self::aligned) windows open by the clock instead,
+/// and [`calendar`](Self::calendar) windows by the calendar of a time zone.
+///
+/// ```
+/// use tower_quota::{FixedWindow, Limit};
+///
+/// assert_eq!("fixed-window 3/h".parse(), Ok(Limit::from(FixedWindow::per_hour(3))));
+/// assert_eq!("fixed-window 3/h aligned".parse(), Ok(Limit::from(FixedWindow::per_hour(3).aligned())));
+/// ```
 ///
 /// # A timeline
 ///
-/// Three an hour, aligned: a request at 1:59 and one at 2:01 fall into different windows.
+/// Three an hour, aligned. A request at 1:59 and one at 2:01 are in different windows:
 ///
 /// ```
 /// use std::{sync::atomic::{AtomicU64, Ordering}, sync::Arc, time::Duration};
@@ -24,7 +38,7 @@ use super::{MAX_TOTAL, Rule, SLACK, Share, Span, constructors};
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let minutes = Arc::new(AtomicU64::new(0));
 /// let clock = minutes.clone();
-/// let store = MemoryStore::new().clock(move || Duration::from_secs(60 * clock.load(Ordering::Relaxed)));
+/// let store = MemoryStore::builder().clock(move || Duration::from_secs(60 * clock.load(Ordering::Relaxed))).build();
 /// let limiter = Limiter::new(store, Policy::new("hourly", FixedWindow::per_hour(3).aligned()));
 ///
 /// // 1:59: three requests use up the window from 1:00 to 2:00.
@@ -43,10 +57,10 @@ use super::{MAX_TOTAL, Rule, SLACK, Share, Span, constructors};
 ///
 /// # What it costs
 ///
-/// Two numbers for each key, whatever the limit. At the boundary of two windows up to twice the limit N is admitted in a
-/// moment: 2 N of aligned windows, and 2 N - 1 of others, since one request must have opened the first.
-/// [`SlidingLog`](crate::SlidingLog) and [`SlidingCounter`](crate::SlidingCounter) look back over the boundary, and the
-/// [module](crate::limit) compares them.
+/// Two numbers for each key, whatever the quota. Around the boundary of two windows up to twice the quota N is admitted within a
+/// moment: 2 N with aligned windows, and 2 N - 1 with others, since one request must have opened the first.
+/// [`SlidingLog`](crate::SlidingLog) and [`SlidingCounter`](crate::SlidingCounter) count over the boundary. The
+/// [module](crate::limit) compares the algorithms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct FixedWindow {
@@ -56,7 +70,9 @@ pub struct FixedWindow {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
+    /// Windows of this length open with a request.
     Anchored(Duration),
+    /// Windows of this length open at multiples of it since the Unix epoch.
     Aligned(Duration),
     #[cfg(feature = "calendar")]
     Calendar(Calendar, TimeZone),
@@ -67,57 +83,117 @@ constructors!(FixedWindow, |quota, window| Self {
     kind: Kind::Anchored(window)
 });
 
+/// Windows of a calendar.
+#[cfg(feature = "calendar")]
+impl FixedWindow {
+    /// `quota` requests in each hour, day, week, month or year of the calendar in a time zone.
+    ///
+    /// The zone is a name of the [IANA time zone database](https://www.iana.org/time-zones), such as `Europe/Berlin` or `UTC`.
+    ///
+    /// # Panics
+    ///
+    /// If the quota is 0 or above 999,999,999,999,999, or the time zone is not in the database.
+    /// [`try_calendar`](Self::try_calendar) returns an error instead.
+    ///
+    /// ```
+    /// use tower_quota::{FixedWindow, Limit, limit::Calendar};
+    ///
+    /// let leave_requests = FixedWindow::calendar(3, Calendar::Month, "Europe/Berlin");
+    /// assert_eq!("fixed-window 3/month Europe/Berlin".parse(), Ok(Limit::from(leave_requests)));
+    /// ```
+    #[track_caller]
+    pub fn calendar(quota: u64, calendar: Calendar, zone: &str) -> Self {
+        match Self::try_calendar(quota, calendar, zone) {
+            Ok(fixed) => fixed,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Like [`calendar`](Self::calendar), with an error instead of a panic.
+    ///
+    /// # Errors
+    ///
+    /// If the quota is 0 or above 999,999,999,999,999, or the time zone is not in the database.
+    ///
+    /// ```
+    /// use tower_quota::{FixedWindow, limit::Calendar};
+    ///
+    /// let error = FixedWindow::try_calendar(3, Calendar::Month, "Europe/Atlantis").unwrap_err();
+    /// assert_eq!(error.to_string(), "`Europe/Atlantis` is not a time zone of the IANA database, such as `Europe/Berlin`");
+    /// ```
+    pub fn try_calendar(quota: u64, calendar: Calendar, zone: &str) -> Result<Self, ConfigError> {
+        if let Some(fault) = Fault::of(quota, Duration::from_secs(1)) {
+            return Err(ConfigError::new(fault.in_code()));
+        }
+        let zone = TimeZone::get(zone).map_err(|_| {
+            ConfigError::new(format!(
+                "`{zone}` is not a time zone of the IANA database, such as `Europe/Berlin`"
+            ))
+        })?;
+        Ok(Self {
+            quota,
+            kind: Kind::Calendar(calendar, zone),
+        })
+    }
+
+    /// The window of the calendar and the name of its time zone; `None` for windows that are not of a calendar.
+    ///
+    /// ```
+    /// use tower_quota::{FixedWindow, limit::Calendar};
+    ///
+    /// let monthly = FixedWindow::calendar(3, Calendar::Month, "Europe/Berlin");
+    /// assert_eq!(monthly.calendar_window(), Some((Calendar::Month, "Europe/Berlin")));
+    /// assert_eq!(FixedWindow::per_hour(3).calendar_window(), None);
+    /// ```
+    #[must_use]
+    pub fn calendar_window(&self) -> Option<(Calendar, &str)> {
+        match &self.kind {
+            Kind::Calendar(calendar, zone) => Some((*calendar, name_of(zone))),
+            Kind::Anchored(_) | Kind::Aligned(_) => None,
+        }
+    }
+}
+
 /// Settings.
 impl FixedWindow {
-    /// Lets windows open with the clock instead of with the first request: at multiples of their length since the Unix
-    /// epoch, so hourly ones at each full hour of UTC.
+    /// Opens windows by the clock: at multiples of their length since the Unix epoch, so hourly ones at each full hour of UTC.
     ///
-    /// A calendar window stays what it is.
+    /// It does not change windows of a calendar. The default is that a window opens with the first request.
+    ///
+    /// ```
+    /// # use tower_quota::FixedWindow;
+    /// assert_eq!(FixedWindow::per_hour(3).aligned().to_string(), "fixed-window 3/h aligned");
+    /// ```
     pub fn aligned(mut self) -> Self {
         if let Kind::Anchored(window) = self.kind {
             self.kind = Kind::Aligned(window);
         }
         self
     }
-
-    /// `limit` in each hour, day, week, month or year of the calendar in a time zone.
-    ///
-    /// # Panics
-    ///
-    /// If the limit is 0 or above 999,999,999,999,999.
-    ///
-    /// ```
-    /// use jiff::tz::TimeZone;
-    /// use tower_quota::{FixedWindow, Limit, limit::Calendar};
-    ///
-    /// let leave_requests = FixedWindow::calendar(3, Calendar::Month, TimeZone::get("Europe/Berlin")?);
-    /// assert_eq!("fixed-window 3/month Europe/Berlin".parse(), Ok(Limit::from(leave_requests)));
-    /// # Ok::<(), jiff::Error>(())
-    /// ```
-    #[cfg(feature = "calendar")]
-    #[track_caller]
-    pub fn calendar(limit: u64, calendar: Calendar, zone: TimeZone) -> Self {
-        if let Some(fault) = super::fault(limit, Duration::from_secs(1)) {
-            panic!("{fault}");
-        }
-        Self {
-            quota: limit,
-            kind: Kind::Calendar(calendar, zone),
-        }
-    }
 }
 
-/// Questions.
+/// Parameters.
 impl FixedWindow {
     pub(crate) const NAME: &'static str = "fixed";
 
-    /// How many are admitted in each window.
+    /// The number of requests of cost 1 that are admitted in each window.
+    ///
+    /// ```
+    /// # use tower_quota::FixedWindow;
+    /// assert_eq!(FixedWindow::per_hour(3).quota(), 3);
+    /// ```
     #[must_use]
     pub const fn quota(&self) -> u64 {
         self.quota
     }
 
-    /// The length of each window; `None` for those of a calendar.
+    /// The length of each window; `None` for windows of a calendar.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::FixedWindow;
+    /// assert_eq!(FixedWindow::per_hour(3).window(), Some(Duration::from_secs(3_600)));
+    /// ```
     #[must_use]
     pub const fn window(&self) -> Option<Duration> {
         match self.kind {
@@ -127,6 +203,44 @@ impl FixedWindow {
         }
     }
 
+    /// Whether windows open by the clock or the calendar; else a window opens with the first request that finds none open.
+    ///
+    /// ```
+    /// # use tower_quota::FixedWindow;
+    /// assert!(FixedWindow::per_hour(3).aligned().is_aligned());
+    /// assert!(!FixedWindow::per_hour(3).is_aligned());
+    /// ```
+    #[must_use]
+    pub const fn is_aligned(&self) -> bool {
+        match self.kind {
+            Kind::Anchored(_) => false,
+            Kind::Aligned(_) => true,
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(..) => true,
+        }
+    }
+
+    /// The window that contains a time since the Unix epoch. If windows are not [aligned](Self::is_aligned), it is the one
+    /// that a request at that time opens.
+    ///
+    /// Times are in whole microseconds. A time after the year 2255 counts as the end of that year.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::FixedWindow;
+    ///
+    /// let minute = |n| Duration::from_secs(60 * n);
+    /// let hourly = FixedWindow::per_hour(3);
+    /// assert_eq!(hourly.window_at(minute(90)), minute(90)..minute(150));
+    /// assert_eq!(hourly.aligned().window_at(minute(90)), minute(60)..minute(120));
+    /// ```
+    #[must_use]
+    pub fn window_at(&self, time: Duration) -> Range<Duration> {
+        let now = u64::try_from(time.as_micros()).unwrap_or(MAX_EXACT).min(MAX_EXACT);
+        let (opens, closes) = self.around(now);
+        Duration::from_micros(opens)..Duration::from_micros(closes)
+    }
+
     pub(crate) fn scaled(self, share: Share) -> Self {
         Self {
             quota: share.part_of(self.quota),
@@ -134,7 +248,8 @@ impl FixedWindow {
         }
     }
 
-    /// For `lua/fixed_window.lua`: the length, and whether windows are aligned.
+    /// For `lua/fixed_window.lua`: the length in microseconds, and whether windows are aligned; `None` for windows of a
+    /// calendar.
     #[cfg(any(feature = "fred", feature = "redis"))]
     pub(crate) fn length(&self) -> Option<(u64, bool)> {
         match self.kind {
@@ -145,8 +260,8 @@ impl FixedWindow {
         }
     }
 
-    /// The window around `now`, which for anchored windows is the one that would open.
-    pub(crate) fn around(&self, now: u64) -> (u64, u64) {
+    /// [`window_at`](Self::window_at) in microseconds.
+    fn around(&self, now: u64) -> (u64, u64) {
         match &self.kind {
             Kind::Anchored(window) => (now, now + window.as_micros() as u64),
             Kind::Aligned(window) => {
@@ -159,7 +274,8 @@ impl FixedWindow {
         }
     }
 
-    /// For `lua/fixed_window.lua`: the boundaries of calendar windows around a guess of the time; none for other windows.
+    /// For `lua/fixed_window.lua`: the boundaries of the windows of a calendar around a guess of the time; `None` for other
+    /// windows.
     #[cfg(any(feature = "fred", feature = "redis"))]
     pub(crate) fn boundaries(&self, guess: u64) -> Option<[u64; 4]> {
         if self.length().is_some() {
@@ -169,7 +285,7 @@ impl FixedWindow {
         Some([self.around(start.saturating_sub(1)).0, start, end, self.around(end).1])
     }
 
-    /// Where the window ends that opened at `start`, given the one around now.
+    /// The end of the window that opened at `start`, given the one around now.
     fn finish(&self, start: u64, (opens, closes): (u64, u64), now: u64) -> u64 {
         match self.kind {
             Kind::Anchored(window) => start + window.as_micros() as u64,
@@ -180,19 +296,25 @@ impl FixedWindow {
     }
 }
 
+/// All zones here come from the database, by their names.
+#[cfg(feature = "calendar")]
+fn name_of(zone: &TimeZone) -> &str {
+    zone.iana_name().unwrap_or("UTC")
+}
+
 impl fmt::Display for FixedWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "fixed-window {}/", self.quota)?;
         match &self.kind {
-            Kind::Anchored(window) => Span(*window).fmt(f),
-            Kind::Aligned(window) => write!(f, "{} aligned", Span(*window)),
+            Kind::Anchored(window) => WindowText(*window).fmt(f),
+            Kind::Aligned(window) => write!(f, "{} aligned", WindowText(*window)),
             #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar, zone) => write!(f, "{} {}", calendar.name(), zone.iana_name().unwrap_or("UTC")),
+            Kind::Calendar(calendar, zone) => write!(f, "{} {}", calendar.name(), name_of(zone)),
         }
     }
 }
 
-/// The open window of one key, if it has used any of it.
+/// The open window of one key. A window that nothing was counted in is not stored.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Window {
     start: u64,

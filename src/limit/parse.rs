@@ -1,21 +1,22 @@
 use std::{error::Error, fmt, str::FromStr, time::Duration};
 
-use super::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket};
+use super::{
+    constructors::Fault, fixed_window::FixedWindow, limit::Limit, sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog, token_bucket::TokenBucket, units::UNITS,
+};
 use crate::ConfigError;
 
-/// What the text form of a limit calls lengths of time, in microseconds. Neither `m`, which may be a minute or a month, nor
-/// months and years, which are only in a calendar.
-pub(super) const UNITS: [(u128, &str); 7] = [
-    (1, "us"),
-    (1_000, "ms"),
-    (1_000_000, "s"),
-    (60_000_000, "min"),
-    (3_600_000_000, "h"),
-    (86_400_000_000, "d"),
-    (604_800_000_000, "w"),
-];
-
-/// A text is not a limit; the message shows what one looks like.
+/// Error of a text that is not a limit. The message has an example of the correct spelling.
+///
+/// ```
+/// use tower_quota::Limit;
+///
+/// let error = "sliding-log 0/min".parse::<Limit>().unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "a limit is at least 1, `deny-all` admits nothing, and `unlimited` everything; one looks like `sliding-log 100/min`",
+/// );
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseLimitError {
     message: String,
@@ -37,15 +38,7 @@ impl fmt::Display for ParseLimitError {
 
 impl Error for ParseLimitError {}
 
-impl From<ConfigError> for ParseLimitError {
-    fn from(error: ConfigError) -> Self {
-        Self {
-            message: error.to_string(),
-        }
-    }
-}
-
-/// The algorithm, the limit and the window, then what else the algorithm has:
+/// The name of the algorithm, the quota and the window, and the settings of the algorithm:
 ///
 /// ```text
 /// sliding-log 100/min
@@ -59,8 +52,16 @@ impl From<ConfigError> for ParseLimitError {
 /// deny-all
 /// ```
 ///
-/// Windows are `us`, `ms`, `s`, `min`, `h`, `d` and `w`, with a number before them for several: `10s`. Those of a calendar
-/// are `hour`, `day`, `week`, `month` and `year`, with the time zone behind (feature `calendar`).
+/// The units of windows are `us`, `ms`, `s`, `min`, `h`, `d` and `w`, with a number before them if it is not 1: `10s`. Windows of
+/// a calendar are `hour`, `day`, `week`, `month` and `year`, with a time zone after them (feature `calendar`).
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::{Limit, SlidingLog};
+///
+/// let limit = SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000);
+/// assert_eq!("sliding-log 1000000/10s precision 1000".parse(), Ok(Limit::from(limit)));
+/// ```
 impl FromStr for Limit {
     type Err = ParseLimitError;
 
@@ -91,34 +92,37 @@ const LOG: &str = "sliding-log 100/min";
 const COARSE_LOG: &str = "sliding-log 1000000/10s precision 1000";
 const COUNTER: &str = "sliding-counter 1000/h";
 const WINDOW: &str = "fixed-window 3/h";
+const ALIGNED_WINDOW: &str = "fixed-window 3/h aligned";
 #[cfg(feature = "calendar")]
 const CALENDAR: &str = "fixed-window 3/month Europe/Berlin";
 const BUCKET: &str = "token-bucket 10/s burst 30";
 
 fn sliding_log(words: &[&str]) -> Result<Limit, ParseLimitError> {
     let (rate, options) = words.split_first().ok_or_else(|| missing("sliding-log", LOG))?;
-    let (limit, window) = rate_of(rate, LOG)?;
-    let log = SlidingLog::try_new(limit, window)?;
+    let (quota, window) = rate_of(rate, LOG)?;
+    let log = SlidingLog::try_new(quota, window).map_err(invalid(LOG))?;
 
-    let log = match options {
-        [] => log,
-        ["precision", n] => match n.parse() {
-            Ok(n) if n > 0 && u64::from(n) <= SlidingLog::MAX_QUOTA => log.precision(n),
-            _ => return Err(ParseLimitError::new("a precision is between 1 and 100000", COARSE_LOG)),
-        },
-        _ => return Err(unknown(options, COARSE_LOG)),
-    };
-    log.validate()?;
-    Ok(log.into())
+    match options {
+        [] if quota > SlidingLog::MAX_QUOTA => Err(ParseLimitError::new(
+            format_args!("a sliding log of more than {} needs a precision", SlidingLog::MAX_QUOTA),
+            COARSE_LOG,
+        )),
+        [] => Ok(log.into()),
+        ["precision", n] => {
+            let n = u32::try_from(count(n, COARSE_LOG)?).unwrap_or(u32::MAX);
+            Ok(log.try_precision(n).map_err(invalid(COARSE_LOG))?.into())
+        }
+        _ => Err(unknown(options, COARSE_LOG)),
+    }
 }
 
 fn sliding_counter(words: &[&str]) -> Result<Limit, ParseLimitError> {
     let (rate, options) = words.split_first().ok_or_else(|| missing("sliding-counter", COUNTER))?;
-    if !options.is_empty() {
-        return Err(unknown(options, COUNTER));
+    let (quota, window) = rate_of(rate, COUNTER)?;
+    match options {
+        [] => Ok(SlidingCounter::try_new(quota, window).map_err(invalid(COUNTER))?.into()),
+        _ => Err(unknown(options, COUNTER)),
     }
-    let (limit, window) = rate_of(rate, COUNTER)?;
-    Ok(SlidingCounter::try_new(limit, window)?.into())
 }
 
 fn fixed_window(words: &[&str]) -> Result<Limit, ParseLimitError> {
@@ -127,27 +131,27 @@ fn fixed_window(words: &[&str]) -> Result<Limit, ParseLimitError> {
         return Ok(limit);
     }
 
-    let (limit, window) = rate_of(rate, WINDOW)?;
-    let fixed = FixedWindow::try_new(limit, window)?;
+    let (quota, window) = rate_of(rate, WINDOW)?;
+    let fixed = FixedWindow::try_new(quota, window).map_err(invalid(WINDOW))?;
     match options {
         [] => Ok(fixed.into()),
         ["aligned"] => Ok(fixed.aligned().into()),
-        _ => Err(unknown(options, "fixed-window 3/h aligned")),
+        _ => Err(unknown(options, ALIGNED_WINDOW)),
     }
 }
 
 #[cfg(feature = "calendar")]
 fn calendar(rate: &str, options: &[&str]) -> Result<Option<Limit>, ParseLimitError> {
-    use super::Calendar;
+    use super::calendar::Calendar;
 
-    let Some((limit, window)) = rate.split_once('/') else {
+    let Some((quota, window)) = rate.split_once('/') else {
         return Ok(None);
     };
     let Some(calendar) = Calendar::ALL.into_iter().find(|calendar| calendar.name() == window) else {
         return Ok(None);
     };
-    let limit = count(limit, CALENDAR)?;
-    FixedWindow::try_new(limit, Duration::from_secs(1)).map(drop)?;
+    let quota = count(quota, CALENDAR)?;
+    check(quota, Duration::from_secs(1), CALENDAR)?;
 
     let [zone] = options else {
         return Err(ParseLimitError::new(
@@ -155,16 +159,15 @@ fn calendar(rate: &str, options: &[&str]) -> Result<Option<Limit>, ParseLimitErr
             CALENDAR,
         ));
     };
-    let zone = jiff::tz::TimeZone::get(zone)
-        .map_err(|_| ParseLimitError::new(format_args!("`{zone}` is not a time zone"), CALENDAR))?;
-    Ok(Some(FixedWindow::calendar(limit, calendar, zone).into()))
+    let fixed = FixedWindow::try_calendar(quota, calendar, zone).map_err(invalid(CALENDAR))?;
+    Ok(Some(fixed.into()))
 }
 
 #[cfg(not(feature = "calendar"))]
 fn calendar(rate: &str, _: &[&str]) -> Result<Option<Limit>, ParseLimitError> {
     match rate.split_once('/') {
         Some((_, "hour" | "day" | "week" | "month" | "year")) => Err(ParseLimitError::new(
-            "windows of a calendar need the feature `calendar`, and others are spelled in `min`, `h`, `d` and `w`",
+            "windows of a calendar need the feature `calendar`; the units of others are `min`, `h`, `d` and `w`",
             WINDOW,
         )),
         _ => Ok(None),
@@ -173,27 +176,36 @@ fn calendar(rate: &str, _: &[&str]) -> Result<Option<Limit>, ParseLimitError> {
 
 fn token_bucket(words: &[&str]) -> Result<Limit, ParseLimitError> {
     let (rate, options) = words.split_first().ok_or_else(|| missing("token-bucket", BUCKET))?;
-    let (limit, window) = rate_of(rate, BUCKET)?;
-    let bucket = TokenBucket::try_new(limit, window)?;
+    let (quota, window) = rate_of(rate, BUCKET)?;
+    let bucket = TokenBucket::try_new(quota, window).map_err(invalid(BUCKET))?;
 
     let bucket = match options {
         [] => bucket,
-        ["burst", burst] => match count(burst, BUCKET)? {
-            0 => return Err(ParseLimitError::new("a burst is at least 1", BUCKET)),
-            burst => bucket.burst(burst),
-        },
+        ["burst", burst] => {
+            let burst = count(burst, BUCKET)?;
+            bucket.try_burst(burst).map_err(invalid(BUCKET))?
+        }
         _ => return Err(unknown(options, BUCKET)),
     };
-    bucket.validate()?;
+    bucket.validate().map_err(invalid(BUCKET))?;
     Ok(bucket.into())
 }
 
 /// `100/min`
 fn rate_of(text: &str, example: &str) -> Result<(u64, Duration), ParseLimitError> {
-    let (limit, window) = text
+    let (quota, window) = text
         .split_once('/')
         .ok_or_else(|| ParseLimitError::new(format_args!("`{text}` is not a number and a window"), example))?;
-    Ok((count(limit, example)?, span(window, example)?))
+    let (quota, window) = (count(quota, example)?, length(window, example)?);
+    check(quota, window, example)?;
+    Ok((quota, window))
+}
+
+fn check(quota: u64, window: Duration, example: &str) -> Result<(), ParseLimitError> {
+    match Fault::of(quota, window) {
+        Some(fault) => Err(ParseLimitError::new(fault.in_text(), example)),
+        None => Ok(()),
+    }
 }
 
 fn count(text: &str, example: &str) -> Result<u64, ParseLimitError> {
@@ -208,7 +220,7 @@ fn count(text: &str, example: &str) -> Result<u64, ParseLimitError> {
 }
 
 /// `min`, `10s`
-fn span(text: &str, example: &str) -> Result<Duration, ParseLimitError> {
+fn length(text: &str, example: &str) -> Result<Duration, ParseLimitError> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, name) = text.split_at(unit_at);
     let number = if number.is_empty() { 1 } else { count(number, example)? };
@@ -219,8 +231,7 @@ fn span(text: &str, example: &str) -> Result<Duration, ParseLimitError> {
             example,
         ));
     };
-    let us = u64::try_from(u128::from(number) * unit)
-        .map_err(|_| ParseLimitError::new("a window is between 1 ms and 10 years long", example))?;
+    let us = u64::try_from(u128::from(number) * unit).unwrap_or(u64::MAX);
     Ok(Duration::from_micros(us))
 }
 
@@ -229,7 +240,11 @@ fn missing(algorithm: &str, example: &str) -> ParseLimitError {
 }
 
 fn unknown(options: &[&str], example: &str) -> ParseLimitError {
-    ParseLimitError::new(format_args!("`{}` means nothing here", options.join(" ")), example)
+    ParseLimitError::new(format_args!("`{}` is not a setting of it", options.join(" ")), example)
+}
+
+fn invalid(example: &str) -> impl Fn(ConfigError) -> ParseLimitError {
+    move |error| ParseLimitError::new(error, example)
 }
 
 #[cfg(feature = "serde")]
@@ -252,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_parses_back() {
+    fn a_printed_limit_parses_back() {
         for text in [
             "sliding-log 100/min",
             "sliding-log 2/30s",
@@ -293,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_text_is_answered_with_a_right_one() {
+    fn the_error_of_a_wrong_text_has_a_correct_one() {
         for text in [
             "",
             "100/min",
@@ -306,6 +321,9 @@ mod tests {
             "sliding-log 100001/min",
             "sliding-log 100/min burst 3",
             "sliding-log 100/min precision 0",
+            "sliding-log 100/min precision 100001",
+            "sliding-log 1/us",
+            "fixed-window 1000000000000000/h",
             "sliding-counter 1/99999999999999999999w",
             "fixed-window 3/h sideways",
             "fixed-window 3/month",
@@ -315,7 +333,13 @@ mod tests {
             "unlimited please",
         ] {
             let error = text.parse::<Limit>().unwrap_err().to_string();
-            assert!(error.contains('`'), "{text}: {error}");
+            let (_, correct) = error.split_once("; one looks like `").unwrap_or_default();
+            let correct = correct.strip_suffix('`').unwrap_or_default();
+            assert!(correct.parse::<Limit>().is_ok(), "{text}: {error}");
+            assert!(
+                !error.contains("::") && !error.contains("`."),
+                "in code, not in text: {error}"
+            );
         }
     }
 }

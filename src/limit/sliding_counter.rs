@@ -1,17 +1,28 @@
 use std::{fmt, time::Duration};
 
-use super::{MAX_EXACT, Rule, SLACK, Share, Span, constructors};
+use super::{
+    constructors::constructors,
+    rule::{MAX_EXACT, Rule, SLACK},
+    share::Share,
+    units::WindowText,
+};
 
-/// Sliding window counter: so many in any window of a length, nearly, with two counters.
+/// Sliding window counter: about the quota in any window, with two counters.
 ///
-/// It counts in windows that follow one another, as an aligned [`FixedWindow`](crate::FixedWindow) does, and takes what
-/// the previous one counted in proportion to how much of it the last window still covers, as if its requests had come
-/// evenly. That share is rounded up. Cloudflare has described the idea in
+/// Requests are counted in windows that follow one another, like those of an aligned [`FixedWindow`](crate::FixedWindow). The
+/// count of the previous window is weighted by the part of it that the last window still covers, as if its requests had been
+/// spread evenly, and rounded up. Cloudflare describes the algorithm in
 /// [How we built rate limiting capable of scaling to millions of domains](https://blog.cloudflare.com/counting-things-a-lot-of-different-things/).
+///
+/// ```
+/// use tower_quota::{Limit, SlidingCounter};
+///
+/// assert_eq!("sliding-counter 1000/h".parse(), Ok(Limit::from(SlidingCounter::per_hour(1_000))));
+/// ```
 ///
 /// # A timeline
 ///
-/// Ten a minute; seven came in the minute before, and four so far in this one, which is 15 seconds old:
+/// Ten a minute, with seven requests in the previous minute and four so far in this one, which is 15 seconds old:
 ///
 /// ```
 /// use std::{sync::atomic::{AtomicU64, Ordering}, sync::Arc, time::Duration};
@@ -21,20 +32,20 @@ use super::{MAX_EXACT, Rule, SLACK, Share, Span, constructors};
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let seconds = Arc::new(AtomicU64::new(30));
 /// let clock = seconds.clone();
-/// let store = MemoryStore::new().clock(move || Duration::from_secs(clock.load(Ordering::Relaxed)));
+/// let store = MemoryStore::builder().clock(move || Duration::from_secs(clock.load(Ordering::Relaxed))).build();
 /// let limiter = Limiter::new(store, Policy::new("hello", SlidingCounter::per_minute(10)));
 ///
 /// for _ in 0..7 {
 ///     assert!(limiter.check("42").await?.is_allowed());
 /// }
-/// // 1:15: three quarters of the previous minute count, 5.25 requests, so 6; with the four there is no room.
+/// // 1:15: three quarters of the previous minute count, 5.25 requests, rounded up to 6. With the four, nothing remains.
 /// seconds.store(75, Ordering::Relaxed);
 /// for _ in 0..4 {
 ///     assert!(limiter.check("42").await?.is_allowed());
 /// }
 /// let denied = limiter.check("42").await?;
 /// assert_eq!(denied.remaining(), 0);
-/// // There is room for one more when only 5 of the seven count, a little after 1:17.
+/// // One more is admitted when only 5 of the seven count, a little after 1:17.
 /// assert_eq!(denied.retry_after().map(|wait| wait.as_secs()), Some(2));
 /// # Ok(())
 /// # }
@@ -42,17 +53,17 @@ use super::{MAX_EXACT, Rule, SLACK, Share, Span, constructors};
 ///
 /// # What it costs
 ///
-/// Three numbers for each key, whatever the limit. Counts above four times the limit, which charges or an earlier, larger
-/// limit may leave, are taken for less in the share of the previous window where the products would not be exact.
+/// Three numbers for each key, whatever the quota. A previous count above four times the quota, from charges or from an earlier,
+/// larger quota, is reduced where the products would not be exact.
 ///
 /// # Error
 ///
-/// Where requests do not come evenly, a window may hold more than the limit, and a request may be denied although the last
-/// window has room. The bound is sharp: of a limit of N, never more than 2 N - 1 in any window, and N for N = 1.
+/// If requests are not spread evenly, more than the quota may be admitted in a window, and a request may be denied although the
+/// last window has room. The sharp bound for a quota of N is 2 N - 1 in any window, and so 1 for N = 1.
 ///
 /// Measured with 100 a minute and twice as many requests:
 ///
-/// | traffic | most in any window, of the limit | admitted though the last window was full | denied though it had room | denied though it had room for ten |
+/// | traffic | most in any window, of the quota | admitted though the last window was full | denied though it had room | denied though it had room for ten |
 /// | --- | ---: | ---: | ---: | ---: |
 /// | even | 100 % | 0 % | 50 % | 0 % |
 /// | random | 106 % | 4 % | 35 % | 0 % |
@@ -61,15 +72,15 @@ use super::{MAX_EXACT, Rule, SLACK, Share, Span, constructors};
 ///
 /// The last three columns are shares of all requests, half of which an exact limit denies.
 ///
-/// * Even: one request every 0.3 s. Since the share is rounded up, the last window holds 99 when one is denied.
+/// * Even: one request every 0.3 s. Since the previous count is rounded up, the last window holds 99 when a request is denied.
 /// * Random: a Poisson process.
 /// * Bursty: 20 to 100 requests within a tenth of a second, at random times.
-/// * Adversarial: the worst of what is known. All of one window's requests at its end, then each as soon as it passes, gets
-///   199 admitted within a minute. All of one window's requests at its start makes the next one deny requests although the
-///   last minute is empty.
+/// * Adversarial: the worst known traffic. The quota at the end of one window, then each request as soon as it is admitted, are
+///   199 admissions within a minute. The quota at the start of one window makes the next window deny requests although the last
+///   minute is empty.
 ///
-/// [`SlidingLog`](crate::SlidingLog) has no such error, and with a [`precision`](crate::SlidingLog::precision) it is small
-/// too. The [module](crate::limit) compares them.
+/// A [`SlidingLog`](crate::SlidingLog) has no such error, and with a [`precision`](crate::SlidingLog::precision) it is small
+/// too. The [module](crate::limit) compares the algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingCounter {
@@ -79,17 +90,28 @@ pub struct SlidingCounter {
 
 constructors!(SlidingCounter, |quota, window| Self { quota, window });
 
-/// Questions.
+/// Parameters.
 impl SlidingCounter {
     pub(crate) const NAME: &'static str = "counter";
 
-    /// How many are admitted in any window, nearly; at most 2 N - 1 of a limit of N.
+    /// The number of requests of cost 1 that are admitted in any window, if they are spread evenly.
+    ///
+    /// ```
+    /// # use tower_quota::SlidingCounter;
+    /// assert_eq!(SlidingCounter::per_hour(1_000).quota(), 1_000);
+    /// ```
     #[must_use]
     pub const fn quota(&self) -> u64 {
         self.quota
     }
 
     /// The length of the window.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::SlidingCounter;
+    /// assert_eq!(SlidingCounter::per_hour(1_000).window(), Duration::from_secs(3_600));
+    /// ```
     #[must_use]
     pub const fn window(&self) -> Duration {
         self.window
@@ -106,8 +128,8 @@ impl SlidingCounter {
         self.window.as_micros() as u64
     }
 
-    /// The unit in which the share of the previous window is reckoned, in microseconds, such that `quota` times the units
-    /// of a window is exact in Lua with room for debts of four quotas.
+    /// The unit of time for the weight of the previous window, in microseconds: the smallest for which four quotas times the
+    /// units of a window are exact in Lua.
     pub(crate) fn tick(&self) -> u64 {
         let product = u128::from(self.quota) * u128::from(self.window_us()) * 4;
         u64::try_from(product.div_ceil(u128::from(MAX_EXACT / 2)))
@@ -119,20 +141,19 @@ impl SlidingCounter {
         self.window_us().div_ceil(self.tick())
     }
 
-    /// The most that is added to a counter, and that is reckoned with where another limit has counted more: below it all
-    /// products are exact in Lua.
+    /// The largest count, also of one that an earlier, larger quota has left: below it all products are exact in Lua.
     pub(crate) fn cap(&self) -> u64 {
         MAX_EXACT / 2 / self.ticks()
     }
 
-    /// What of the previous window counts, rounded up.
+    /// The part of the previous count that the last window covers, rounded up.
     fn share(&self, counter: &Counter, now: u64) -> u64 {
         let passed = now.saturating_sub(counter.start) / self.tick();
         let previous = counter.previous.min(self.cap());
         (previous * self.ticks().saturating_sub(passed)).div_ceil(self.ticks())
     }
 
-    /// How long after the start of a window the share of the previous one has shrunk to `room`.
+    /// Time from the start of a window until the share of the previous one is at most `room`.
     fn shrinks(&self, previous: u64, room: u64) -> u64 {
         let previous = previous.min(self.cap()).max(1);
         let passed = self.ticks().saturating_sub(room * self.ticks() / previous);
@@ -142,7 +163,7 @@ impl SlidingCounter {
 
 impl fmt::Display for SlidingCounter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sliding-counter {}/{}", self.quota, Span(self.window))
+        write!(f, "sliding-counter {}/{}", self.quota, WindowText(self.window))
     }
 }
 

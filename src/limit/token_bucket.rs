@@ -1,17 +1,29 @@
 use std::{fmt, time::Duration};
 
-use super::{MAX_EXACT, MAX_QUOTA, Rule, SLACK, Share, Span, constructors};
+use super::{
+    constructors::constructors,
+    rule::{MAX_EXACT, MAX_QUOTA, Rule, SLACK},
+    share::Share,
+    units::WindowText,
+};
 use crate::ConfigError;
 
-/// Token bucket: so many on average, and up to `burst` at once.
+/// Token bucket: an average rate with bursts.
 ///
-/// A bucket holds up to `burst` tokens, gains them one by one at an even rate, and a request takes as many as it costs. It
-/// is reckoned as the generic cell rate algorithm does (GCRA, ITU-T I.371), with integers, so that 7 in 3 seconds do not
-/// drift.
+/// A bucket holds up to `burst` tokens and gains them one by one at an even rate. A request takes as many tokens as it costs,
+/// and is denied if they are not there. Implemented as the generic cell rate algorithm (GCRA, ITU-T I.371) in integer
+/// arithmetic, so a rate such as 7 in 3 seconds does not drift.
+///
+/// ```
+/// use tower_quota::{Limit, TokenBucket};
+///
+/// assert_eq!("token-bucket 10/s".parse(), Ok(Limit::from(TokenBucket::per_second(10))));
+/// assert_eq!("token-bucket 10/s burst 30".parse(), Ok(Limit::from(TokenBucket::per_second(10).burst(30))));
+/// ```
 ///
 /// # A timeline
 ///
-/// One a second, and up to three at once:
+/// One token a second, up to three:
 ///
 /// ```
 /// use std::{sync::atomic::{AtomicU64, Ordering}, sync::Arc, time::Duration};
@@ -21,7 +33,7 @@ use crate::ConfigError;
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let millis = Arc::new(AtomicU64::new(0));
 /// let clock = millis.clone();
-/// let store = MemoryStore::new().clock(move || Duration::from_millis(clock.load(Ordering::Relaxed)));
+/// let store = MemoryStore::builder().clock(move || Duration::from_millis(clock.load(Ordering::Relaxed))).build();
 /// let limiter = Limiter::new(store, Policy::new("hello", TokenBucket::per_second(1).burst(3)));
 ///
 /// // 0 s: the bucket is full, and three requests empty it.
@@ -30,7 +42,7 @@ use crate::ConfigError;
 /// }
 /// assert_eq!(limiter.check("42").await?.retry_after(), Some(Duration::from_secs(1)));
 ///
-/// // 1.5 s: one token and a half are there.
+/// // 1.5 s: the bucket has one token and a half.
 /// millis.store(1_500, Ordering::Relaxed);
 /// assert_eq!(limiter.check("42").await?.remaining(), 0);
 /// assert_eq!(limiter.check("42").await?.retry_after(), Some(Duration::from_millis(500)));
@@ -44,33 +56,33 @@ use crate::ConfigError;
 ///
 /// # What it costs
 ///
-/// Three numbers for each key, whatever the limit. In any time it admits at most `burst` and what the rate gives in that
-/// time; in one window that is up to 2 N - 1 of a limit of N with the default burst. The [module](crate::limit) compares it
-/// with the other algorithms.
+/// Three numbers for each key, whatever the quota. In any time it admits at most `burst` and the tokens that the rate gives in
+/// that time; with the default burst of N that is up to 2 N - 1 in one window. The [module](crate::limit) compares the
+/// algorithms.
 ///
 /// # Refunds
 ///
-/// A refund gives back the tokens of a charge that have not come back already. After the last charge of a bucket these are
-/// known. After an earlier one, the bucket cannot tell which charge the tokens that came since then belong to, and takes them
-/// for those of the refunded charge. So a refund never leaves more than if the request had not been charged, and may leave
-/// less: of 5 tokens that were taken 4 seconds ago, at one token a second, it gives back 1.
+/// A refund returns the tokens of a charge that the rate has not returned yet. For the last charge of a bucket their number is
+/// exact. For an earlier charge, all tokens that came since then are taken for those of that charge: of 5 tokens that were taken
+/// 4 seconds ago, at one token a second, a refund returns 1. So after a refund the bucket has at most as many tokens as if the
+/// request had not been charged, and may have fewer.
 ///
-/// # When the clock of Redis is set
+/// # When the clock of Redis is set back
 ///
-/// A bucket from which something was taken more than a second ahead of the clock (or the time in which it becomes full, if
-/// that is less) is full again. So a clock that is set back makes nobody wait for more than that second longer, and admits
-/// at most one burst more.
+/// If the last charge of a bucket is ahead of the clock by more than a second (or the time in which the bucket becomes full, if
+/// that is less), the bucket is full again. So a clock that is set back delays a request by at most that second, and admits at
+/// most one burst more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct TokenBucket {
-    /// So many tokens come
+    /// The number of tokens that come
     rate: u64,
     /// in this time.
     period: Duration,
     burst: u64,
-    /// The rate in its lowest terms: so many tokens in so many microseconds.
+    /// The rate in its lowest terms: tokens, and microseconds.
     reduced: (u64, u64),
-    /// The most tokens that are reckoned with: below it all products are exact in Lua.
+    /// The largest number of tokens: below it all products are exact in Lua.
     cap: u64,
 }
 
@@ -78,12 +90,12 @@ constructors!(TokenBucket, |quota, window| Self::with(quota, window, quota));
 
 /// Settings.
 impl TokenBucket {
-    /// How many tokens the bucket holds, and so how many requests of cost 1 are admitted at once.
+    /// The number of tokens that the bucket holds, and so of requests of cost 1 that are admitted at once.
     ///
-    /// The default is as many as come in the window.
+    /// The default is the number of tokens that come in the window.
     ///
-    /// A burst that is too large to be reckoned exactly is an error when the [`Policy`](crate::Policy::try_new) is built. At
-    /// one token a second 4 billion fit, and at three a day 150,000:
+    /// A burst that is too large for exact arithmetic is an error of [`Policy::try_new`](crate::Policy::try_new). At one token a
+    /// second 4 billion are possible, and at three a day 150,000:
     ///
     /// ```
     /// use tower_quota::{Policy, TokenBucket};
@@ -95,7 +107,7 @@ impl TokenBucket {
     ///
     /// # Panics
     ///
-    /// If the burst is 0; at compile time in a `const`.
+    /// If the burst is 0; at compile time in a `const`. [`try_burst`](Self::try_burst) returns an error instead.
     #[track_caller]
     pub const fn burst(mut self, burst: u64) -> Self {
         assert!(
@@ -105,10 +117,31 @@ impl TokenBucket {
         self.burst = burst;
         self
     }
+
+    /// Like [`burst`](Self::burst), with an error instead of a panic.
+    ///
+    /// # Errors
+    ///
+    /// If the burst is 0.
+    ///
+    /// ```
+    /// use tower_quota::TokenBucket;
+    ///
+    /// assert!(TokenBucket::per_second(10).try_burst(30).is_ok());
+    /// assert!(TokenBucket::per_second(10).try_burst(0).is_err());
+    /// ```
+    pub fn try_burst(self, burst: u64) -> Result<Self, ConfigError> {
+        if burst == 0 {
+            return Err(ConfigError::new("a burst is at least 1"));
+        }
+        Ok(self.burst(burst))
+    }
 }
 
-/// Questions.
+/// Parameters.
 impl TokenBucket {
+    pub(crate) const NAME: &'static str = "bucket";
+
     const fn with(rate: u64, period: Duration, burst: u64) -> Self {
         let reduced = reduced(rate, period);
         Self {
@@ -120,36 +153,69 @@ impl TokenBucket {
         }
     }
 
-    pub(crate) const NAME: &'static str = "bucket";
-
-    /// How many requests of cost 1 are admitted at once: the burst.
+    /// The burst: the number of requests of cost 1 that are admitted at once if the bucket is full.
+    ///
+    /// ```
+    /// # use tower_quota::TokenBucket;
+    /// assert_eq!(TokenBucket::per_second(10).quota(), 10);
+    /// assert_eq!(TokenBucket::per_second(10).burst(30).quota(), 30);
+    /// ```
     #[must_use]
     pub const fn quota(&self) -> u64 {
         self.burst
     }
 
-    /// The time in which an empty bucket becomes full.
+    /// The time in which an empty bucket becomes full, rounded up to a microsecond.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::TokenBucket;
+    /// assert_eq!(TokenBucket::per_second(10).burst(30).window(), Duration::from_secs(3));
+    /// ```
     #[must_use]
     pub fn window(&self) -> Duration {
         Duration::from_micros(self.time(self.burst))
+    }
+
+    /// The number of tokens that come in each [`period`](Self::period).
+    ///
+    /// ```
+    /// # use tower_quota::TokenBucket;
+    /// assert_eq!(TokenBucket::per_second(10).burst(30).rate(), 10);
+    /// ```
+    #[must_use]
+    pub const fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// The time in which [`rate`](Self::rate) tokens come: the window that the bucket was constructed with.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::TokenBucket;
+    /// assert_eq!(TokenBucket::per_second(10).burst(30).period(), Duration::from_secs(1));
+    /// ```
+    #[must_use]
+    pub const fn period(&self) -> Duration {
+        self.period
     }
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let (rate, _) = self.reduced();
         if self.burst > MAX_QUOTA || self.burst.saturating_add(rate) > self.cap() {
             return Err(ConfigError::new(format!(
-                "the numbers of `{self}` are too large to be reckoned exactly; use a smaller burst, or a rounder rate",
+                "the numbers of `{self}` are too large for exact arithmetic; use a smaller burst, or a rounder rate",
             )));
         }
         Ok(())
     }
 
-    /// A share of the burst, and of the rate where that can be reckoned exactly.
+    /// A share of the burst, and of the rate if that is exact in integers.
     pub(crate) fn scaled(self, share: Share) -> Self {
         let burst = share.part_of(self.burst);
         let exact = || {
-            let period = self.period.checked_mul(share.of)?;
-            let rate = self.rate.checked_mul(share.parts.into())?;
+            let period = self.period.checked_mul(share.of())?;
+            let rate = self.rate.checked_mul(share.parts().into())?;
             let scaled = Self::with(rate, period, burst);
             let exact = period.as_micros() < MAX_EXACT.into() && scaled.validate().is_ok();
             exact.then_some(scaled)
@@ -165,7 +231,7 @@ impl TokenBucket {
         self.cap
     }
 
-    /// How long it takes until this many tokens have come, rounded up.
+    /// The time in which this many tokens come, rounded up.
     #[inline]
     pub(crate) fn time(&self, tokens: u64) -> u64 {
         let (rate, period) = self.reduced();
@@ -176,7 +242,7 @@ impl TokenBucket {
         u64::try_from(time).unwrap_or(u64::MAX)
     }
 
-    /// Whether so many tokens come in this time.
+    /// Whether this many tokens come in this time.
     fn come(&self, tokens: u64, time: u64) -> bool {
         let (rate, period) = self.reduced();
         u128::from(tokens) * u128::from(period) <= u128::from(time) * u128::from(rate)
@@ -188,7 +254,7 @@ impl TokenBucket {
         u64::try_from(time).unwrap_or(u64::MAX)
     }
 
-    /// How many tokens come in this time.
+    /// The number of tokens that come in this time, rounded down.
     #[inline]
     fn tokens(&self, time: u64) -> u64 {
         let (rate, period) = self.reduced();
@@ -220,7 +286,7 @@ const fn gcd(mut a: u64, mut b: u64) -> u64 {
 
 impl fmt::Display for TokenBucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "token-bucket {}/{}", self.rate, Span(self.period))?;
+        write!(f, "token-bucket {}/{}", self.rate, WindowText(self.period))?;
         if self.burst == self.rate {
             return Ok(());
         }
@@ -228,12 +294,12 @@ impl fmt::Display for TokenBucket {
     }
 }
 
-/// What was taken from the bucket of one key since it was last full.
+/// The tokens that were taken from the bucket of one key since it was last full.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bucket {
     since: u64,
     spent: u64,
-    /// When something was last taken.
+    /// The time of the last charge.
     at: u64,
 }
 
@@ -266,7 +332,7 @@ impl Rule for TokenBucket {
         }
         bucket.at = bucket.at.max(now);
 
-        // Whole periods are settled before the numbers grow too large.
+        // The tokens of whole periods are subtracted before the numbers become too large.
         if bucket.spent + weight > self.cap() {
             let (rate, period) = self.reduced();
             let periods = now.saturating_sub(bucket.since) / period;
@@ -290,15 +356,15 @@ impl Rule for TokenBucket {
     }
 
     fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
-        // If nothing was taken after them, the tokens that have not come back are all that are missing. Else, those that came
-        // since then may all have been theirs: they are given back no second time, nor is the time in which the next comes.
+        // After the last charge, all missing tokens are those of the charge. After an earlier one, the tokens that came since then
+        // may all be those of the charge: neither they nor the time that has passed towards the next one are returned twice.
         let (mut come, mut left) = (0, 0);
         if at < bucket.at {
             let passed = now.saturating_sub(at);
             come = self.tokens(passed);
             left = passed - self.time_rounded_down(come);
         }
-        // What was taken before the bucket was last full has come back already.
+        // The rate has returned all tokens that were taken before the bucket was last full.
         let counts = bucket.spent > 0 && weight > come && at >= bucket.since;
         if counts {
             bucket.spent = bucket.spent.saturating_sub(weight - come);

@@ -251,16 +251,16 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Denial, Key, MemoryStore, Policy, SlidingLog, policy::Terms};
+    use crate::{Denial, Key, MemoryStore, Policy, SlidingLog, policy};
 
     fn denied(wait: Duration) -> Decision {
         let policy = Policy::new("default", SlidingLog::per_minute(100));
-        let terms = Arc::new(Terms::new(MemoryStore::new(), &[policy]));
+        let context = Arc::new(policy::context(MemoryStore::new(), &[policy]));
         let policy = PolicyDecision {
             denial: Some(Denial::QuotaExceeded),
             retry_after: Some(wait),
             reset_after: wait,
-            ..PolicyDecision::undecided(terms, 0, Key::from("k"), 1)
+            ..PolicyDecision::undecided(context, 0, Key::from("k"), 1)
         };
         Decision::new(false, [policy].into())
     }

@@ -54,7 +54,7 @@ fn limited(decision: &Decision) -> Bytes {
     if let [only] = decision.as_slice()
         && only.denies()
     {
-        return only.quota().problem.clone();
+        return only.rendered().problem.clone();
     }
 
     let violated = decision.policies().filter(|policy| policy.denies());

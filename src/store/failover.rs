@@ -7,8 +7,14 @@ use std::{
     sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak},
 };
 
-use super::{Charge, MemoryStore, Operation, Store, StoreError, StoreFuture, StoreId, StoreRequest};
-use crate::{ConfigError, Limit, health::Health, limit::Share};
+use super::{
+    MemoryStore, Store, StoreId,
+    error::StoreError,
+    health::Health,
+    request::{Charge, Operation, StoreRequest},
+    response::StoreFuture,
+};
+use crate::{ConfigError, Limit, limit::Share};
 
 /// What happens to requests while the store fails.
 ///
@@ -26,7 +32,7 @@ use crate::{ConfigError, Limit, health::Health, limit::Share};
 ///
 /// impl Store for Down {
 ///     fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
-///         StoreFuture::Ready(Err(StoreError::new(ErrorKind::Unreachable, "connection refused")))
+///         StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "connection refused")))
 ///     }
 /// }
 ///
@@ -195,7 +201,7 @@ impl Failover {
     /// Records an answer of the store.
     #[inline]
     pub(crate) fn answered(&self) {
-        if self.health.answers() {
+        if self.health.replies() {
             #[cfg(feature = "tracing")]
             tracing::warn!("the store of the limits replies again; its own counts apply");
         }
@@ -231,21 +237,17 @@ pub(crate) struct LocalCharge {
 impl LocalCharge {
     /// The charge in this mode, if it is one that counts locally.
     pub(crate) fn new(mode: FailureMode, operation: Operation, charge: &Charge<'_>) -> Option<Self> {
-        let limit = charge.limit.scaled(mode.share()?);
+        let limit = charge.limit().scaled(mode.share()?);
         let cost = match operation {
-            Operation::Check | Operation::Peek => charge.cost.min(limit.quota()),
+            Operation::Check | Operation::Peek => charge.cost().min(limit.quota()),
             // What has happened counts in full, and a receipt holds the cost that was counted.
-            Operation::Charge | Operation::Refund { .. } | Operation::Reset => charge.cost,
+            Operation::Charge | Operation::Refund { .. } | Operation::Reset => charge.cost(),
         };
         Some(Self { limit, cost })
     }
 
     pub(crate) fn charge<'a>(&'a self, charge: &Charge<'a>) -> Charge<'a> {
-        Charge {
-            limit: &self.limit,
-            cost: self.cost,
-            ..*charge
-        }
+        charge.with(&self.limit, self.cost)
     }
 }
 

@@ -1,7 +1,6 @@
 use std::borrow::Cow;
 
 use super::{Charge, ChargeState, Operation, StoreRequest};
-use crate::limit::MAX_QUOTA;
 
 /// A request in which no two charges are on the same key.
 pub(super) struct Folded<'a> {
@@ -10,11 +9,11 @@ pub(super) struct Folded<'a> {
     pub(super) folds: Folds,
 }
 
-/// Which of the folded charges each charge became part of, unless each is still one of its own.
+/// The position of each charge among the folded ones; `None` if no charges were folded.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Folds(Option<Box<[usize]>>);
 
-/// Adds up the charges that a request has on one key.
+/// Adds up the charges of a request that are on one key of one policy.
 pub(super) fn fold<'a>(request: &StoreRequest<'a>) -> Folded<'a> {
     let charges = request.charges();
     let repeats =
@@ -37,7 +36,7 @@ fn add_up<'a>(charges: &[Charge<'a>]) -> (Cow<'a, [Charge<'a>]>, Folds) {
     for charge in charges {
         let place = folded.iter().position(|earlier| earlier.same_key(charge));
         match place {
-            Some(place) => folded[place].cost = (folded[place].cost + charge.cost).min(MAX_QUOTA),
+            Some(place) => folded[place] = folded[place].plus(charge.cost()),
             None => folded.push(*charge),
         }
         places.push(place.unwrap_or(folded.len() - 1));
@@ -46,7 +45,7 @@ fn add_up<'a>(charges: &[Charge<'a>]) -> (Cow<'a, [Charge<'a>]>, Folds) {
 }
 
 impl Folds {
-    /// A verdict for each charge, from those for each key.
+    /// The charge states of a request, from those of its folded charges.
     pub(super) fn unfold(&self, states: &[ChargeState]) -> impl Iterator<Item = ChargeState> {
         let places = self.0.as_deref();
         let charges = places.map_or(states.len(), <[usize]>::len);

@@ -3,32 +3,32 @@
 //! [`RedisStore`](crate::RedisStore) shares them between all replicas of a service; [`MemoryStore`] keeps them in one
 //! process, and decides exactly alike. Both are a [`Store`]. [`FailureMode`] is what happens while a store fails.
 
+mod error;
 mod failover;
 mod fold;
+mod health;
 mod memory;
+mod quota;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) mod redis;
+mod request;
+mod response;
 #[cfg(any(feature = "fred", feature = "redis"))]
 mod uncounted;
 
-use std::{
-    borrow::Cow,
-    error::Error,
-    fmt,
-    hash::{BuildHasher, Hasher, RandomState},
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
+use std::sync::Arc;
+
+pub use self::{
+    error::{ErrorKind, StoreError},
+    failover::FailureMode,
+    memory::{MemoryStore, MemoryStoreBuilder},
+    request::{Charge, Operation, StoreRequest},
+    response::{ChargeState, Outcome, StoreFuture, StoreResponse},
 };
-
-use smallvec::SmallVec;
-
-pub use self::{failover::FailureMode, memory::MemoryStore};
-
-pub(crate) use self::failover::{Failover, LocalCharge};
-
-use crate::{Key, Limit, limit::MAX_QUOTA, policy::Quota};
+pub(crate) use self::{
+    failover::{Failover, LocalCharge},
+    quota::Quota,
+};
 
 /// Where counts live.
 ///
@@ -105,315 +105,5 @@ impl StoreId {
     #[must_use]
     pub fn of<T: ?Sized>(shared: &Arc<T>) -> Self {
         Self(Arc::as_ptr(shared).addr())
-    }
-}
-
-/// What is asked of a store: an operation on one charge or several.
-#[derive(Clone, Copy, Debug)]
-pub struct StoreRequest<'a> {
-    operation: Operation,
-    charges: &'a [Charge<'a>],
-}
-
-impl<'a> StoreRequest<'a> {
-    /// An operation on these charges; several on one key of one policy are added up.
-    #[must_use]
-    pub fn new(operation: Operation, charges: &'a [Charge<'a>]) -> Self {
-        Self { operation, charges }
-    }
-
-    /// What to do.
-    #[must_use]
-    pub fn operation(&self) -> Operation {
-        self.operation
-    }
-
-    /// What to do it to.
-    #[must_use]
-    pub fn charges(&self) -> &'a [Charge<'a>] {
-        self.charges
-    }
-}
-
-/// What a request does to its charges.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Operation {
-    /// Counts all charges if all fit, else none.
-    Check,
-    /// Counts all charges, whether they fit or not; later requests pay.
-    Charge,
-    /// Says what [`Check`](Self::Check) would, and counts nothing.
-    Peek,
-    /// Forgets all that was counted.
-    Reset,
-    /// Takes back what was counted at that time of the store's clock, as far as it still counts.
-    Refund {
-        /// The server time of the answer that admitted it.
-        admitted_at: Duration,
-    },
-}
-
-/// A cost that a request puts on one key of one policy.
-#[derive(Clone, Copy, Debug)]
-pub struct Charge<'a> {
-    policy: &'a str,
-    /// Of the name of the policy, by [`hash_name`].
-    policy_hash: u64,
-    limit: &'a Limit,
-    key: &'a Key,
-    cost: u64,
-}
-
-impl<'a> Charge<'a> {
-    /// `cost`, which is at least 1 and within the limit, on the `key` of the policy of this name.
-    ///
-    /// To charge regardless it may be above the limit; more than 999,999,999,999,999 counts as that.
-    #[must_use]
-    pub fn new(policy: &'a str, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
-        Self {
-            policy,
-            policy_hash: hash_name(policy),
-            limit,
-            key,
-            cost: cost.clamp(1, MAX_QUOTA),
-        }
-    }
-
-    /// The same for a quota, which knows its hash already.
-    #[inline]
-    pub(crate) fn on(quota: &'a Quota, key: &'a Key, cost: u64) -> Self {
-        Self {
-            policy: &quota.name,
-            policy_hash: quota.name_hash,
-            limit: &quota.limit,
-            key,
-            cost: cost.clamp(1, MAX_QUOTA),
-        }
-    }
-
-    /// Where to look for it in a table.
-    ///
-    /// Callers choose keys, so these are hashed with a secret. They do not choose names of policies; and algorithms are few,
-    /// so that they need no part in it.
-    #[inline]
-    fn hash(&self, hasher: &RandomState) -> u64 {
-        let mut hasher = hasher.build_hasher();
-        hasher.write(self.key.as_bytes());
-        hasher.finish() ^ self.policy_hash
-    }
-
-    /// Whether both are stored in one place.
-    fn same_key(&self, other: &Charge<'_>) -> bool {
-        self.key == other.key && self.policy == other.policy && self.limit.algorithm() == other.limit.algorithm()
-    }
-
-    /// The name of the policy.
-    #[must_use]
-    pub fn policy(&self) -> &'a str {
-        self.policy
-    }
-
-    /// The limit that the policy has now.
-    #[must_use]
-    pub fn limit(&self) -> &'a Limit {
-        self.limit
-    }
-
-    /// Whom it counts against.
-    pub fn key(&self) -> &'a Key {
-        self.key
-    }
-
-    /// How much is counted.
-    #[must_use]
-    pub fn cost(&self) -> u64 {
-        self.cost
-    }
-}
-
-/// 64 bits of the name of a policy (FNV-1a).
-pub(crate) fn hash_name(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
-/// The answer of a store, ready or on its way; a future either way.
-#[must_use]
-pub enum StoreFuture {
-    /// The store knew at once.
-    Ready(Result<StoreResponse, StoreError>),
-    /// The store asks somebody else.
-    Pending(Pin<Box<dyn Future<Output = Result<StoreResponse, StoreError>> + Send>>),
-}
-
-impl Future for StoreFuture {
-    type Output = Result<StoreResponse, StoreError>;
-
-    /// # Panics
-    ///
-    /// If it is polled again after it was ready, like most futures.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.get_mut() {
-            Self::Ready(answer) => {
-                let taken = std::mem::replace(answer, Err(StoreError::new(ErrorKind::Protocol, "polled again")));
-                Poll::Ready(taken)
-            }
-            Self::Pending(answer) => answer.as_mut().poll(cx),
-        }
-    }
-}
-
-impl fmt::Debug for StoreFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready(answer) => f.debug_tuple("Ready").field(answer).finish(),
-            Self::Pending(_) => f.write_str("Pending(..)"),
-        }
-    }
-}
-
-/// What a store decided.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StoreResponse {
-    /// The time of the decisions by the clock of the store, since the Unix epoch.
-    pub server_time: Duration,
-    /// One for each request, in their order.
-    pub outcomes: SmallVec<[Outcome; 1]>,
-}
-
-/// What a store decided about one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Outcome {
-    /// Whether the request may pass.
-    pub allowed: bool,
-    /// One for each charge, in their order.
-    pub states: SmallVec<[ChargeState; 1]>,
-}
-
-/// How one charge stands after the decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ChargeState {
-    /// How much more weight fits.
-    pub remaining: u64,
-    /// How long until the charge will fit, if it is one that does not.
-    pub retry_after: Option<Duration>,
-    /// How long until nothing counts anymore.
-    pub reset_after: Duration,
-    /// When it was decided, if not at the time of the answer: nodes of a cluster have clocks of their own.
-    pub decided_at: Option<Duration>,
-}
-
-impl StoreResponse {
-    /// An answer at this time.
-    pub fn new(server_time: Duration, outcomes: impl IntoIterator<Item = Outcome>) -> Self {
-        Self {
-            server_time,
-            outcomes: outcomes.into_iter().collect(),
-        }
-    }
-}
-
-impl Outcome {
-    /// An outcome with a verdict for each charge.
-    pub fn new(allowed: bool, states: impl IntoIterator<Item = ChargeState>) -> Self {
-        Self {
-            allowed,
-            states: states.into_iter().collect(),
-        }
-    }
-}
-
-impl ChargeState {
-    /// A verdict.
-    #[must_use]
-    pub fn new(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {
-        Self {
-            remaining,
-            retry_after,
-            reset_after,
-            decided_at: None,
-        }
-    }
-
-    /// The same verdict, decided at this time of the clock of the store.
-    #[must_use]
-    pub fn at(mut self, decided_at: Duration) -> Self {
-        self.decided_at = Some(decided_at);
-        self
-    }
-}
-
-/// A store did not answer.
-///
-/// It says nothing about the caller: what happens to the request is the policy's [`FailureMode`].
-/// Its text holds neither keys nor credentials.
-#[derive(Clone)]
-pub struct StoreError {
-    kind: ErrorKind,
-    message: Cow<'static, str>,
-    source: Option<Arc<dyn Error + Send + Sync>>,
-}
-
-/// Why a store did not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// There was no reply within the deadline. The request may have been counted.
-    Timeout,
-    /// There is no connection, or it was lost. What was already sent may have been counted.
-    Unreachable,
-    /// The server answered with an error, such as `OOM` or `NOPERM`.
-    Refused,
-    /// The server answered with something that is no answer.
-    Protocol,
-}
-
-impl StoreError {
-    /// An error with a message.
-    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            source: None,
-        }
-    }
-
-    /// The same error with a cause.
-    #[must_use]
-    pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        self.source = Some(Arc::from(source.into()));
-        self
-    }
-
-    /// Why.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
-    }
-}
-
-impl fmt::Debug for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreError")
-            .field("kind", &self.kind)
-            .field("message", &self.message)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for StoreError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
     }
 }

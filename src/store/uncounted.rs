@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 use super::{Charge, ChargeState, Operation, Outcome, StoreFuture, StoreRequest, StoreResponse};
 use crate::Limit;
 
-/// Decides charges of [`Limit::Unlimited`] and [`Limit::DenyAll`] and requests without charges, which need no count, and
-/// passes all others to a store.
+/// Decides requests without charges and charges of [`Limit::Unlimited`] and [`Limit::DenyAll`], for which nothing is counted,
+/// and passes all others to a store.
 pub(super) fn apart(
     requests: &[StoreRequest<'_>],
     decide: impl FnOnce(&[StoreRequest<'_>]) -> StoreFuture,
@@ -21,10 +21,10 @@ pub(super) fn apart(
     decide_apart(requests, decide)
 }
 
-/// What is known of a request before its other charges are decided.
+/// The part of a request that is decided without the store.
 struct Part {
     denied: bool,
-    /// One for each charge; `None` for those of the store.
+    /// One for each charge; `None` for those that the store decides.
     states: SmallVec<[Option<ChargeState>; 1]>,
 }
 
@@ -42,7 +42,7 @@ fn decide_apart(requests: &[StoreRequest<'_>], decide: impl FnOnce(&[StoreReques
     let counted: Vec<StoreRequest<'_>> = counted
         .filter(|(_, charges)| !charges.is_empty())
         .map(|((request, part), charges)| match request.operation() {
-            // Nothing is charged, and each verdict states what is left.
+            // Nothing is charged, and the charge states have what remains.
             Operation::Check if part.denied => StoreRequest::new(Operation::Peek, charges),
             operation => StoreRequest::new(operation, charges),
         })
@@ -50,38 +50,36 @@ fn decide_apart(requests: &[StoreRequest<'_>], decide: impl FnOnce(&[StoreReques
 
     if counted.is_empty() {
         let outcomes = parts.into_iter().map(|part| part.join(None));
-        return StoreFuture::Ready(Ok(StoreResponse::new(Duration::ZERO, outcomes)));
+        return StoreFuture::ready(Ok(StoreResponse::new(Duration::ZERO, outcomes)));
     }
-    match decide(&counted) {
-        StoreFuture::Ready(answer) => StoreFuture::Ready(answer.map(|answer| join(parts, answer))),
-        StoreFuture::Pending(answer) => {
-            StoreFuture::Pending(Box::pin(async move { answer.await.map(|answer| join(parts, answer)) }))
-        }
+    match decide(&counted).try_ready() {
+        Ok(response) => StoreFuture::ready(response.map(|response| join(parts, response))),
+        Err(pending) => StoreFuture::pending(async { pending.await.map(|response| join(parts, response)) }),
     }
 }
 
 fn part_of(request: &StoreRequest<'_>) -> Part {
-    let verdict = |charge: &Charge<'_>| {
+    let state = |charge: &Charge<'_>| {
         let limit = charge.limit();
         (!limit.is_counted()).then(|| ChargeState::new(limit.quota(), None, Duration::ZERO))
     };
     let denies = request.charges().iter().any(|charge| *charge.limit() == Limit::DenyAll);
     Part {
         denied: denies && matches!(request.operation(), Operation::Check | Operation::Peek),
-        states: request.charges().iter().map(verdict).collect(),
+        states: request.charges().iter().map(state).collect(),
     }
 }
 
-/// Puts the outcomes of the store where they belong.
-fn join(parts: Vec<Part>, mut answer: StoreResponse) -> StoreResponse {
-    let mut outcomes = std::mem::take(&mut answer.outcomes).into_iter();
+/// Joins the parts with the outcomes of the store.
+fn join(parts: Vec<Part>, mut response: StoreResponse) -> StoreResponse {
+    let mut outcomes = std::mem::take(&mut response.outcomes).into_iter();
     let joined = parts.into_iter().map(|part| {
         let counted = part.states.iter().any(Option::is_none);
         let outcome = if counted { outcomes.next() } else { None };
         part.join(outcome)
     });
-    answer.outcomes = joined.collect();
-    answer
+    response.outcomes = joined.collect();
+    response
 }
 
 impl Part {
@@ -91,7 +89,7 @@ impl Part {
         let states = self
             .states
             .into_iter()
-            .filter_map(|verdict| verdict.or_else(|| counted.next()));
+            .filter_map(|state| state.or_else(|| counted.next()));
         Outcome::new(allowed, states)
     }
 }

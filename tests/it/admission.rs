@@ -48,7 +48,7 @@ async fn members(redis: &Redis) -> u64 {
 
 async fn room(store: &RedisStore, limit: &Limit) -> u64 {
     let peeked = decide(store, Operation::Peek, limit, "k", 1).await;
-    peeked.states[0].remaining
+    peeked.states()[0].remaining
 }
 
 /// The milliseconds until the key expires; below 0 if it does not.
@@ -115,7 +115,7 @@ async fn two_calls_in_one_millisecond_both_count() {
     let requests = [StoreRequest::new(Operation::Check, &charges); 3];
     let answer = store.decide(&requests).await.expect("Redis answers");
 
-    let allowed: Vec<_> = answer.outcomes.iter().map(|outcome| outcome.allowed).collect();
+    let allowed: Vec<_> = answer.outcomes().iter().map(|outcome| outcome.allowed).collect();
     assert_eq!(allowed, [true, true, false]);
     assert_eq!(room(&store, &limit).await, 0);
 }
@@ -131,7 +131,7 @@ async fn two_heavy_calls_in_one_millisecond_both_count() {
     let requests = [StoreRequest::new(Operation::Check, &charges); 3];
     let answer = store.decide(&requests).await.expect("Redis answers");
 
-    let allowed: Vec<_> = answer.outcomes.iter().map(|outcome| outcome.allowed).collect();
+    let allowed: Vec<_> = answer.outcomes().iter().map(|outcome| outcome.allowed).collect();
     assert_eq!(allowed, [true, true, false]);
     assert_eq!(room(&store, &limit).await, 0);
 }
@@ -313,7 +313,7 @@ async fn after_a_restart_without_data_limits_begin_anew_and_errors_end() {
     let silent = |kind: &ErrorKind| matches!(kind, ErrorKind::Timeout | ErrorKind::Unreachable);
     assert!(errors.iter().all(silent), "{errors:?}");
     let peeked = decide(&store, Operation::Peek, &limit, "k", 1).await;
-    assert_eq!(peeked.states[0].remaining, 3);
+    assert_eq!(peeked.states()[0].remaining, 3);
 }
 
 #[tokio::test]
@@ -377,14 +377,14 @@ async fn one_check_removes_at_most_a_thousand(weight: u64) -> Outcome {
 async fn one_check_removes_at_most_a_thousand_of_100_000_expired_members() {
     let outcome = one_check_removes_at_most_a_thousand(1).await;
     assert!(outcome.allowed);
-    assert_eq!(outcome.states[0].remaining, 99_999);
+    assert_eq!(outcome.states()[0].remaining, 99_999);
 }
 
 #[tokio::test]
 async fn one_check_removes_at_most_a_thousand_of_100_000_expired_heavy_members() {
     // What is not removed yet counts on, so that `remaining` is a lower bound.
     let outcome = one_check_removes_at_most_a_thousand(2).await;
-    assert_eq!(outcome.states[0].remaining, 0);
+    assert_eq!(outcome.states()[0].remaining, 0);
 }
 
 /// How many members a denial of cost 10,000 reads from a full log of 100,000, whose members have this weight.

@@ -42,7 +42,7 @@ async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
 /// The count of the key, read by another store.
 async fn counted(url: &str) -> u64 {
     let store = connected(patient(), url).await;
-    QUOTA - decide(&store, Operation::Peek, &limit(), "k", 1).await.states[0].remaining
+    QUOTA - decide(&store, Operation::Peek, &limit(), "k", 1).await.states()[0].remaining
 }
 
 /// Tasks that check one key without pause.

@@ -1,4 +1,4 @@
-//! What a caller can do who means harm: flood, collide, send a lot.
+//! Attacks by callers: floods of denials, keys made to collide, long fields.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -17,14 +17,14 @@ use crate::support::{Algorithm, Clock, Redis, connected, decide, eventually, pat
 
 const FLOOD: u64 = 2_000;
 
-/// A number that `INFO` tells.
+/// A number in the reply to `INFO`.
 async fn info(redis: &Redis, section: &str, name: &str) -> u64 {
     let text: String = redis.command("INFO", [section]).await;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.and_then(|value| value.trim().parse().ok()).expect("a number")
 }
 
-/// All that lies in Redis: each key, its content and when it expires.
+/// The content of Redis: each key, its value and the time at which it expires.
 async fn everything(redis: &Redis) -> Vec<(String, Vec<u8>, i64)> {
     let mut keys: Vec<String> = redis.command("KEYS", ["quota:*"]).await;
     keys.sort();
@@ -54,7 +54,7 @@ async fn a_flood_of_denials_grows_nothing() {
             info(&redis, "memory", "number_of_cached_scripts").await,
         );
 
-        // Each costs less than those before, so that no memory of a denial answers for it.
+        // Each costs less than those before, so the deny cache has no denial for it.
         let mut denials = JoinSet::new();
         for cost in (1..=FLOOD).rev() {
             let (store, limit, key) = (store.clone(), limit.clone(), key.clone());
@@ -64,10 +64,10 @@ async fn a_flood_of_denials_grows_nothing() {
 
         assert_eq!(everything(&redis).await, before, "{limit}");
         assert_eq!(info(&redis, "memory", "number_of_cached_scripts").await, scripts);
-        // Until the buffers of the connections have shrunk again.
+        // The buffers of the connections shrink after a while.
         eventually(&format!("the memory for {limit} is what it was"), async || {
             let now = info(&redis, "memory", "used_memory_dataset").await;
-            // Below 0, and printed without its sign, where Redis 6.2 estimates what is no data too high.
+            // Redis 6.2 overestimates its overhead: the number can be below 0, and is printed as unsigned.
             (now.wrapping_sub(memory) as i64) < 50 * FLOOD as i64
         })
         .await;
@@ -75,14 +75,14 @@ async fn a_flood_of_denials_grows_nothing() {
 }
 
 #[tokio::test]
-async fn callers_who_are_denied_together_leave_no_keys_of_their_own() {
+async fn callers_denied_by_a_shared_limit_leave_no_keys_of_their_own() {
     let redis = Redis::start();
     let clock = Clock::new();
     clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
     for (name, algorithm) in Algorithm::ALL.into_iter().enumerate() {
         let limit = algorithm.limit(5);
-        let everybody = Key::from(name.to_string());
+        let shared = Key::from(name.to_string());
         assert!(
             decide(&store, Operation::Check, &limit, &name.to_string(), 5)
                 .await
@@ -94,11 +94,11 @@ async fn callers_who_are_denied_together_leave_no_keys_of_their_own() {
             let own = Key::from(format!("{name} {caller}"));
             let charges = [
                 Charge::new("own", &limit, &own, 1),
-                Charge::new("test", &limit, &everybody, 1),
+                Charge::new("test", &limit, &shared, 1),
             ];
             let request = store::StoreRequest::new(Operation::Check, &charges);
-            let answer = store.decide(&[request]).await.expect("Redis answers");
-            assert!(!answer.outcomes[0].allowed, "{limit}");
+            let answer = store.decide(&[request]).await.expect("Redis replies");
+            assert!(!answer.outcomes()[0].allowed, "{limit}");
         }
         assert_eq!(everything(&redis).await, before, "{limit}");
     }
@@ -140,7 +140,7 @@ async fn keys_made_to_collide_stay_apart() {
         ("}{a", "/"),
         ("a", "/{a}"),
         ("", "/b"),
-        // Long ones that begin, go on or end alike.
+        // Long keys with a common start, middle or end.
         (&long, "/"),
         (&edited(0), "/"),
         (&edited(2_000), "/"),
@@ -166,7 +166,7 @@ async fn keys_made_to_collide_stay_apart() {
             user.escape_ascii().to_string()
         );
     }
-    // Who knows what a long key became cannot say so.
+    // The hash of a long key, sent as a value, is another key.
     let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
     assert_eq!(keys.len(), callers.len());
     let tags = keys.iter().filter_map(|key| key.split(['{', '}']).nth(1));
@@ -179,9 +179,9 @@ async fn keys_made_to_collide_stay_apart() {
     }
 }
 
-// A lot.
+// Long fields.
 
-/// What may be in a field of so many bytes.
+/// Contents of a field of this many bytes.
 fn fields(bytes: usize) -> Vec<(&'static str, Vec<String>)> {
     let of = |piece: &str| piece.repeat(bytes / piece.len());
     let lines = |piece: &str| vec![of(piece)];
@@ -246,7 +246,7 @@ fn extractors() -> Vec<(&'static str, Box<dyn KeyExtractor>)> {
     ]
 }
 
-/// A request from a proxy with this in every field, and as much in its path, its method and its extensions.
+/// A request from a proxy with these lines in every field, and as much in its path, its method and its extensions.
 fn request_with(lines: &[String]) -> Parts {
     let bytes = lines.iter().map(String::len).sum::<usize>();
     let path = "/../%2e%41".repeat(bytes.min(60_000) / 10);
@@ -268,7 +268,7 @@ async fn fields_of_100_000_bytes_make_short_keys_or_none() {
     let redis = Redis::start();
     let store = connected(patient(), &redis.url()).await;
     for (extractor, key) in extractors() {
-        let policy = Policy::new("p", SlidingLog::per_hour(1_000)).key(std::sync::Arc::<dyn KeyExtractor>::from(key));
+        let policy = Policy::new("p", SlidingLog::per_hour(1_000)).key(key);
         let app = Router::new()
             .fallback(any(async || "hi"))
             .layer(RateLimitLayer::new(store.clone(), policy));
@@ -301,8 +301,8 @@ fn the_time_for_a_long_field_grows_no_faster_than_the_field() {
     for ((name, short), (_, long)) in short.iter().zip(&long) {
         let (short, long) = (request_with(short), request_with(long));
         for (extractor, key) in extractors() {
-            // Ten times as long, and a hundred times if it were the square. What else the machine does can only add to a
-            // time, so one that is short enough will do; the short field may have had a cold cache, hence the median.
+            // Ten times the bytes take about ten times as long; a quadratic algorithm would take a hundred times as long. Other
+            // load can only add to a time, so one short time is enough; the median excludes a cold cache.
             let mut shorts: Vec<_> = (0..9).map(|_| time(&*key, &short)).collect();
             shorts.sort_unstable();
             let most = 30 * shorts[4].max(Duration::from_micros(20));

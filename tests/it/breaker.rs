@@ -64,7 +64,7 @@ async fn after_a_few_calls_without_a_reply_checks_fail_at_once_until_redis_repli
     .await;
     // What was sent before it opened may have been counted, and no more.
     let peeked = decide(&store, Operation::Peek, &limit(), "k", 1).await;
-    assert!(peeked.states[0].remaining >= 50_000 - 6, "{peeked:?}");
+    assert!(peeked.states()[0].remaining >= 50_000 - 6, "{peeked:?}");
 }
 
 async fn checks_that_are_dropped_before_the_deadline_open_the_breaker(library: ClientLibrary) {

@@ -1,5 +1,5 @@
-//! The address of the client behind proxies, row by row of `tests/vectors/client-ip.json`, or of the file that the
-//! environment variable `CLIENT_IP_VECTORS` names, and of `client-ip-more.json`.
+//! The address of a client behind proxies, row by row of `tests/vectors/client-ip.json` (or the file in the environment
+//! variable `CLIENT_IP_VECTORS`) and of `client-ip-more.json`.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 

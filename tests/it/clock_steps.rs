@@ -70,7 +70,7 @@ impl Bench {
             .decide(&[StoreRequest::new(Operation::Check, &charges)])
             .await;
         let answer = answer.expect("Redis answers");
-        let admitted = answer.outcomes[0].allowed;
+        let admitted = answer.outcomes()[0].allowed;
         admitted.then_some(answer.server_time.as_micros() as u64)
     }
 }
@@ -185,10 +185,10 @@ async fn windows_of_a_calendar_follow_the_clock_of_redis() {
         for remaining in (0..5).rev() {
             let admitted = decide(&bench.store, Operation::Check, &limit, "k", 1).await;
             assert!(admitted.allowed, "{days} days off");
-            assert_eq!(admitted.states[0].remaining, remaining);
+            assert_eq!(admitted.states()[0].remaining, remaining);
         }
         let denied = decide(&bench.store, Operation::Check, &limit, "k", 1).await;
-        let wait = denied.states[0].retry_after.expect("it is denied");
+        let wait = denied.states()[0].retry_after.expect("it is denied");
         assert!(wait <= Duration::from_secs(25 * 3_600), "{wait:?}");
     }
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt};
 use tower_quota::{
     Decision, Key, Limit, Limiter, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
-    store::{Charge, ErrorKind, Operation, Store, StoreFuture, StoreRequest, StoreResponse},
+    store::{Charge, ErrorKind, Operation, Store, StoreRequest, StoreResponse},
 };
 
 use crate::support::{Cluster, connected, decide, eventually, patient, timed, try_decide};
@@ -50,7 +50,7 @@ fn redis_key(key: &str) -> String {
 }
 
 async fn remaining(store: &RedisStore, limit: &Limit, key: &str) -> u64 {
-    decide(store, Operation::Peek, limit, key, 1).await.states[0].remaining
+    decide(store, Operation::Peek, limit, key, 1).await.states()[0].remaining
 }
 
 #[tokio::test]
@@ -78,9 +78,10 @@ async fn all_policies_of_one_caller_are_decided_together() {
         let charges = [Charge::new("a", &log, &key, 1), Charge::new("b", &bucket, &key, 1)];
         for admitted in [true, true, true, false] {
             let answer = store.decide(&[StoreRequest::new(Operation::Check, &charges)]).await;
-            let outcome = &answer.expect("both are in one slot").outcomes[0];
+            let answer = answer.expect("both are in one slot");
+            let outcome = &answer.outcomes()[0];
             assert_eq!(outcome.allowed, admitted);
-            assert!(outcome.states[0].remaining >= 2, "a denial charges neither");
+            assert!(outcome.states()[0].remaining >= 2, "a denial charges neither");
         }
     }
 }
@@ -132,8 +133,8 @@ async fn a_request_whose_keys_are_on_two_nodes_fails_uncharged() {
     cluster.move_keys(slot, from, to).await;
     cluster.end_moving(slot, to).await;
     let answer = store.decide(&check).await.expect("both are there");
-    let remaining: Vec<_> = answer.outcomes[0]
-        .states
+    let remaining: Vec<_> = answer.outcomes()[0]
+        .states()
         .iter()
         .map(|verdict| verdict.remaining)
         .collect();
@@ -165,7 +166,7 @@ async fn an_expired_or_reset_key_in_a_moving_slot_fails_no_request() {
         answer.unwrap_or_else(|error| panic!("{operation:?} of {}: {error}", charges[0].policy()))
     };
     for charges in &requests {
-        assert!(decide(Operation::Check, charges).await.outcomes[0].allowed);
+        assert!(decide(Operation::Check, charges).await.outcomes()[0].allowed);
     }
     let slot = cluster.slot(&redis_key("k")).await;
     let from = Cluster::owner(slot);
@@ -175,11 +176,11 @@ async fn an_expired_or_reset_key_in_a_moving_slot_fails_no_request() {
     tokio::time::sleep(WINDOW).await;
     for charges in &requests[5..] {
         let reset = decide(Operation::Reset, charges).await;
-        assert_eq!(reset.outcomes[0].states[0].remaining, 5);
+        assert_eq!(reset.outcomes()[0].states()[0].remaining, 5);
     }
     for charges in &requests[..5] {
         let admitted = decide(Operation::Check, charges).await;
-        assert!(admitted.outcomes[0].allowed, "{}", charges[0].policy());
+        assert!(admitted.outcomes()[0].allowed, "{}", charges[0].policy());
     }
 }
 
@@ -201,7 +202,7 @@ async fn requests_of_one_call_are_served_when_their_keys_are_on_two_nodes() {
     let (first, second) = tokio::join!(check(&a), check(&b));
     for answer in [first, second] {
         let answer = answer.expect("each is in one place");
-        assert_eq!(answer.outcomes[0].states[0].remaining, 8);
+        assert_eq!(answer.outcomes()[0].states()[0].remaining, 8);
     }
 }
 
@@ -258,11 +259,11 @@ async fn a_denial_across_slots_is_cached() {
         Charge::new("test", &few, &keys[1], 1),
     ];
     let check = [StoreRequest::new(Operation::Check, &charges)];
-    assert!(!store.decide(&check).await.expect("the cluster replies").outcomes[0].allowed);
+    assert!(!store.decide(&check).await.expect("the cluster replies").outcomes()[0].allowed);
     // The refund of its own charge does not keep the denial out of the cache.
-    let cached = store.decide(&check);
+    let cached = store.decide(&check).try_ready();
     assert!(
-        matches!(&cached, StoreFuture::Ready(Ok(answer)) if !answer.outcomes[0].allowed),
+        matches!(&cached, Ok(Ok(answer)) if !answer.outcomes()[0].allowed),
         "{cached:?}"
     );
     assert_eq!(remaining(&store, &many, one).await, 100);
@@ -278,7 +279,7 @@ async fn a_denial_across_slots_is_cached() {
         .decide(&[StoreRequest::new(refund, &charges[..1])])
         .await
         .expect("the cluster replies");
-    assert!(matches!(store.decide(&check), StoreFuture::Pending(_)));
+    assert!(store.decide(&check).try_ready().is_err());
 }
 
 #[tokio::test]
@@ -290,15 +291,15 @@ async fn policies_in_different_slots_are_charged_in_turn_and_refunded_when_a_lat
 
     for left in [1, 0] {
         let answer = check_both(&store, [&many, &few], [one, two]).await;
-        assert!(answer.outcomes[0].allowed);
-        assert_eq!(answer.outcomes[0].states[1].remaining, left);
+        assert!(answer.outcomes()[0].allowed);
+        assert_eq!(answer.outcomes()[0].states()[1].remaining, left);
     }
     for _ in 0..5 {
         let answer = check_both(&store, [&many, &few], [one, two]).await;
-        let [first, second] = &answer.outcomes[0].states[..] else {
+        let [first, second] = answer.outcomes()[0].states() else {
             panic!("two states: {answer:?}")
         };
-        assert!(!answer.outcomes[0].allowed);
+        assert!(!answer.outcomes()[0].allowed);
         assert_eq!(
             (first.remaining, first.retry_after),
             (8, None),
@@ -310,8 +311,8 @@ async fn policies_in_different_slots_are_charged_in_turn_and_refunded_when_a_lat
 
     // In the other order the second one is not charged, and its state is returned.
     let answer = check_both(&store, [&few, &many], [two, one]).await;
-    assert!(!answer.outcomes[0].allowed);
-    assert_eq!(answer.outcomes[0].states[1].remaining, 8);
+    assert!(!answer.outcomes()[0].allowed);
+    assert_eq!(answer.outcomes()[0].states()[1].remaining, 8);
 }
 
 #[tokio::test]
@@ -382,7 +383,7 @@ impl Load {
                         Ok(outcome) => {
                             assert!(outcome.allowed, "there is room for {}", seen.key);
                             seen.admitted += 1;
-                            let left = outcome.states[0].remaining;
+                            let left = outcome.states()[0].remaining;
                             let own = (quota - 400_000..quota).contains(&left);
                             assert!(own, "{left} left of {quota} is the reply to another task");
                         }
@@ -486,7 +487,7 @@ async fn a_node_without_the_script_gets_it_again() {
     cluster.primaries[1].command::<()>("SCRIPT", ["FLUSH"]).await;
     for key in &keys {
         let outcome = decide(&store, Operation::Check, &limit(10), key, 1).await;
-        assert_eq!(outcome.states[0].remaining, 8);
+        assert_eq!(outcome.states()[0].remaining, 8);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What every store promises under every algorithm, with the clock handed in.
+//! The conformance suite of stores: every promise of every algorithm, on a clock that the test sets.
 
 use std::{mem::discriminant, time::Duration};
 
@@ -9,7 +9,7 @@ use tower_quota::{
 
 use crate::support::{Algorithm, Bench};
 
-/// The suite, for every algorithm in one store: what all of them promise, then the promises of each.
+/// The suite for one store: for each algorithm the promises of all algorithms, then its own.
 macro_rules! store_tests {
     ($store:ident) => {
         mod $store {
@@ -18,7 +18,7 @@ macro_rules! store_tests {
                 windows_are_half_open
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_nothing_from_what_came_since
-                what_a_clock_that_is_gone_has_left_blocks_nobody
+                entries_far_ahead_of_the_clock_block_no_request
                 a_clock_set_back_admits_one_limit_more_at_most
                 a_clock_set_back_a_little_resets_nothing
             }
@@ -27,7 +27,7 @@ macro_rules! store_tests {
                 windows_are_half_open
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_from_what_came_since_at_most
-                what_a_clock_that_is_gone_has_left_blocks_nobody
+                entries_far_ahead_of_the_clock_block_no_request
                 a_clock_set_back_admits_one_limit_more_at_most
                 a_clock_set_back_a_little_resets_nothing
             }
@@ -36,7 +36,7 @@ macro_rules! store_tests {
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_from_what_came_since_at_most
                 a_refund_reaches_the_previous_window
-                what_a_clock_that_is_gone_has_left_blocks_nobody
+                entries_far_ahead_of_the_clock_block_no_request
                 a_clock_set_back_admits_what_two_windows_do_at_most
                 a_clock_set_back_a_little_resets_nothing
             }
@@ -45,7 +45,7 @@ macro_rules! store_tests {
                 windows_are_half_open
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_nothing_from_what_came_since
-                what_a_clock_that_is_gone_has_left_blocks_nobody
+                entries_far_ahead_of_the_clock_block_no_request
                 a_clock_set_back_admits_one_limit_more_at_most
                 a_clock_set_back_a_little_resets_nothing
             }
@@ -54,7 +54,7 @@ macro_rules! store_tests {
                 windows_are_half_open
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_from_what_came_since_at_most
-                what_a_clock_that_is_gone_has_left_blocks_nobody
+                entries_far_ahead_of_the_clock_block_no_request
                 a_clock_set_back_over_a_boundary_admits_one_limit_for_each_window_it_meets
                 a_clock_set_back_a_little_resets_nothing
             }
@@ -70,7 +70,7 @@ macro_rules! store_tests {
                 tokens_come_one_by_one
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_nothing_from_what_came_since
-                what_a_clock_that_is_gone_has_left_blocks_nobody
+                entries_far_ahead_of_the_clock_block_no_request
                 a_clock_set_back_admits_what_a_full_bucket_does_at_most
                 a_clock_set_back_a_little_resets_nothing
             }
@@ -78,7 +78,7 @@ macro_rules! store_tests {
                 tokens_come_at_the_rate_and_not_at_the_burst
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_nothing_from_what_came_since
-                what_a_clock_that_is_gone_has_left_blocks_nobody
+                entries_far_ahead_of_the_clock_block_no_request
                 a_clock_set_back_admits_what_a_full_bucket_does_at_most
                 a_clock_set_back_a_little_resets_nothing
             }
@@ -101,7 +101,7 @@ macro_rules! promises {
                 remaining_is_true
                 waiting_reset_after_restores_everything
                 peek_counts_nothing
-                peek_says_what_a_check_would
+                peek_returns_what_a_check_would
                 a_charge_may_exceed_the_limit_and_later_requests_pay
                 a_charge_of_any_cost_is_survived
                 reset_forgets
@@ -152,17 +152,17 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const MICROSECOND: Duration = Duration::from_micros(1);
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.states[0].remaining
+    outcome.states()[0].remaining
 }
 
 fn reset_after(outcome: &Outcome) -> Duration {
-    outcome.states[0].reset_after
+    outcome.states()[0].reset_after
 }
 
 /// The wait of a denied request.
 fn wait(outcome: &Outcome) -> Duration {
     assert!(!outcome.allowed, "only a denied request waits: {outcome:?}");
-    outcome.states[0].retry_after.expect("waiting helps")
+    outcome.states()[0].retry_after.expect("waiting helps")
 }
 
 /// Admits one after the other, a second apart.
@@ -173,19 +173,19 @@ async fn admit(bench: &Bench, limit: &Limit, costs: &[u64]) {
     }
 }
 
-/// Waits as long as a denied request is told to, and looks around a microsecond before; returns the wait.
+/// Waits for the `retry_after` of a denied request, with a check a microsecond before; returns the wait.
 async fn wait_exactly(bench: &Bench, limit: &Limit, cost: u64) -> Duration {
-    let told = wait(&bench.check(limit, cost).await);
+    let retry_after = wait(&bench.check(limit, cost).await);
 
-    bench.advance(told - MICROSECOND).await;
+    bench.advance(retry_after - MICROSECOND).await;
     assert_eq!(
         wait(&bench.check(limit, cost).await),
         MICROSECOND,
-        "after {told:?} less 1 µs"
+        "after {retry_after:?} less 1 µs"
     );
     bench.advance(MICROSECOND).await;
-    assert!(bench.check(limit, cost).await.allowed, "after {told:?}");
-    told
+    assert!(bench.check(limit, cost).await.allowed, "after {retry_after:?}");
+    retry_after
 }
 
 /// Admits one by one until there is no room.
@@ -195,7 +195,7 @@ async fn use_up(bench: &Bench, limit: &Limit) {
             return;
         }
     }
-    panic!("{limit} has no end");
+    panic!("{limit} admits more than 100");
 }
 
 async fn limit_3_admits_3_and_not_4(bench: &Bench, algorithm: Algorithm) {
@@ -241,17 +241,17 @@ async fn a_denied_request_does_not_prolong_the_block(bench: &Bench, algorithm: A
     let limit = algorithm.limit(2);
     bench.check(&limit, 2).await;
     let first = bench.check(&limit, 1).await;
-    let (told, whole) = (wait(&first), reset_after(&first));
+    let (retry_after, whole) = (wait(&first), reset_after(&first));
 
     let mut passed = Duration::ZERO;
-    while passed < told.min(10 * SECOND) {
+    while passed < retry_after.min(10 * SECOND) {
         let denied = bench.check(&limit, 1).await;
-        assert_eq!(wait(&denied), told - passed);
+        assert_eq!(wait(&denied), retry_after - passed);
         assert_eq!(reset_after(&denied), whole - passed);
         bench.advance(SECOND).await;
         passed += SECOND;
     }
-    bench.advance(told - passed).await;
+    bench.advance(retry_after - passed).await;
     assert!(bench.check(&limit, 1).await.allowed);
 }
 
@@ -308,7 +308,7 @@ async fn peek_counts_nothing(bench: &Bench, algorithm: Algorithm) {
     assert!(bench.check(&limit, 2).await.allowed);
 }
 
-async fn peek_says_what_a_check_would(bench: &Bench, algorithm: Algorithm) {
+async fn peek_returns_what_a_check_would(bench: &Bench, algorithm: Algorithm) {
     let limit = algorithm.limit(2);
     admit(bench, &limit, &[1, 1]).await;
     let peeked = bench.peek(&limit, 1).await;
@@ -321,7 +321,7 @@ async fn a_charge_may_exceed_the_limit_and_later_requests_pay(bench: &Bench, alg
     bench.check(&limit, 1).await;
     let charged = bench.charge(&limit, 5).await;
     assert!(charged.allowed);
-    assert_eq!(charged.states[0].retry_after, None);
+    assert_eq!(charged.states()[0].retry_after, None);
     assert_eq!(remaining(&charged), 0);
 
     bench.advance(SECOND).await;
@@ -372,8 +372,8 @@ async fn a_refund_after_expiry_does_nothing(bench: &Bench, algorithm: Algorithm)
     let later = bench.check(&limit, 2).await;
 
     let refunded = bench.refund(&limit, 3, admitted_at).await;
-    assert_eq!(refunded.states, later.states);
-    assert_eq!(bench.peek(&limit, 1).await.states, later.states);
+    assert_eq!(refunded.states(), later.states());
+    assert_eq!(bench.peek(&limit, 1).await.states(), later.states());
 }
 
 async fn a_refund_never_gives_more_than_counts(bench: &Bench, algorithm: Algorithm) {
@@ -401,15 +401,15 @@ async fn a_refund_after_a_reset_does_nothing(bench: &Bench, algorithm: Algorithm
     assert!(!bench.check(&limit, 1).await.allowed);
 }
 
-/// Asks for both policies on one request, one of cost 1 each.
+/// Checks a request of cost 1 against both policies.
 async fn check_both(bench: &Bench, policies: [(&str, &Limit); 2]) -> Outcome {
     let key = Key::from("both");
     let charges = policies.map(|(name, limit)| Charge::new(name, limit, &key, 1));
-    let answer = bench
+    let response = bench
         .store
         .decide(&[StoreRequest::new(Operation::Check, &charges)])
         .await;
-    answer.expect("the store answers").outcomes.remove(0)
+    response.expect("the store replies").outcomes()[0].clone()
 }
 
 async fn several_charges_are_all_or_nothing(bench: &Bench, algorithm: Algorithm) {
@@ -421,13 +421,13 @@ async fn several_charges_are_all_or_nothing(bench: &Bench, algorithm: Algorithm)
     for _ in 0..3 {
         let denied = check_both(bench, [tight, wide]).await;
         assert!(!denied.allowed);
-        assert!(denied.states[0].retry_after.is_some());
-        assert_eq!(denied.states[1], admitted.states[1]);
+        assert!(denied.states()[0].retry_after.is_some());
+        assert_eq!(denied.states()[1], admitted.states()[1]);
 
         let denied = check_both(bench, [wide, tight]).await;
         assert!(!denied.allowed);
-        assert_eq!(denied.states[0], admitted.states[1]);
-        assert!(denied.states[1].retry_after.is_some());
+        assert_eq!(denied.states()[0], admitted.states()[1]);
+        assert!(denied.states()[1].retry_after.is_some());
     }
 }
 
@@ -436,7 +436,7 @@ async fn several_charges_that_fit_all_count(bench: &Bench, algorithm: Algorithm)
     for left in [[1, 4], [0, 3]] {
         let admitted = check_both(bench, [("two", &two), ("five", &five)]).await;
         assert!(admitted.allowed);
-        assert_eq!([0, 1].map(|policy| admitted.states[policy].remaining), left);
+        assert_eq!([0, 1].map(|policy| admitted.states()[policy].remaining), left);
     }
     assert!(!check_both(bench, [("two", &two), ("five", &five)]).await.allowed);
 }
@@ -451,12 +451,12 @@ async fn requests_of_one_batch_are_decided_one_after_the_other(bench: &Bench, al
     let other = [Charge::new("test", &limit, &theirs, 1)];
 
     let batch = [&one, &other, &two, &one].map(|charges| StoreRequest::new(Operation::Check, charges));
-    let answer = bench.store.decide(&batch).await.expect("the store answers");
-    let allowed: Vec<_> = answer.outcomes.iter().map(|outcome| outcome.allowed).collect();
-    let left: Vec<_> = answer.outcomes.iter().map(remaining).collect();
+    let response = bench.store.decide(&batch).await.expect("the store replies");
+    let allowed: Vec<_> = response.outcomes().iter().map(|outcome| outcome.allowed).collect();
+    let left: Vec<_> = response.outcomes().iter().map(remaining).collect();
     assert_eq!(allowed, [true, true, true, false]);
     assert_eq!(left, [2, 2, 0, 0]);
-    assert_eq!(answer.server_time.as_micros(), u128::from(bench.now()));
+    assert_eq!(response.server_time.as_micros(), u128::from(bench.now()));
 }
 
 /// Decides this batch at once, and then the same requests one by one on keys of their own; both at one time.
@@ -490,7 +490,8 @@ async fn at_once_and_one_by_one(bench: &Bench, limit: &Limit, requests: &[&[(&st
             .map(|charges| StoreRequest::new(Operation::Check, charges))
             .collect();
         for batch in requests.chunks(if at_once { requests.len() } else { 1 }) {
-            outcomes.extend(bench.store.decide(batch).await.expect("the store answers").outcomes);
+            let response = bench.store.decide(batch).await.expect("the store replies");
+            outcomes.extend_from_slice(response.outcomes());
         }
     }
     outcomes
@@ -504,15 +505,15 @@ async fn charges_on_one_key_in_one_request_fold(bench: &Bench, algorithm: Algori
     let limit = algorithm.limit(5);
     let key = Key::from("folded");
     let charges = [1, 3].map(|cost| Charge::new("test", &limit, &key, cost));
-    let answer = bench
+    let response = bench
         .store
         .decide(&[StoreRequest::new(Operation::Check, &charges)])
         .await;
-    let folded = answer.expect("the store answers").outcomes.remove(0);
+    let folded = response.expect("the store replies").outcomes()[0].clone();
 
     let whole = bench.check(&limit, 4).await;
     assert!(folded.allowed);
-    assert_eq!(folded.states[..], [whole.states[0]; 2]);
+    assert_eq!(folded.states()[..], [whole.states()[0]; 2]);
 }
 
 async fn charges_that_fold_are_all_or_nothing(bench: &Bench, algorithm: Algorithm) {
@@ -521,7 +522,7 @@ async fn charges_that_fold_are_all_or_nothing(bench: &Bench, algorithm: Algorith
     let requests: [&[_]; 2] = [&[("k1", 3), ("k2", 1), ("k1", 3)], &[("k1", 5), ("k2", 5)]];
     let [together, _] = at_once_and_one_by_one(bench, &limit, &requests).await;
     assert_eq!(allowed(&together), [false, true]);
-    let left: Vec<_> = together[0].states.iter().map(|verdict| verdict.remaining).collect();
+    let left: Vec<_> = together[0].states().iter().map(|verdict| verdict.remaining).collect();
     assert_eq!(left, [5, 5, 5]);
 }
 
@@ -562,7 +563,7 @@ async fn a_changed_algorithm_starts_afresh(bench: &Bench, algorithm: Algorithm) 
         let bench = bench.with_a_fresh_key();
         use_up(&bench, &ours).await;
         use_up(&bench, &other).await;
-        // Both counts live on, side by side.
+        // Both counts are kept.
         for limit in [&ours, &other] {
             assert!(!bench.check(limit, 1).await.allowed, "{limit}");
         }
@@ -571,7 +572,7 @@ async fn a_changed_algorithm_starts_afresh(bench: &Bench, algorithm: Algorithm) 
 
 async fn two_policies_never_share_a_count(bench: &Bench, algorithm: Algorithm) {
     let limit = algorithm.limit(1);
-    // Twice the same numbers and key, told apart by their names alone.
+    // The same numbers and the same key, so only the names differ.
     let both = check_both(bench, [("one", &limit), ("other", &limit)]).await;
     assert!(both.allowed);
     let others = check_both(bench, [("another", &limit), ("one-more", &limit)]).await;
@@ -590,15 +591,15 @@ async fn two_keys_never_share_a_count(bench: &Bench, algorithm: Algorithm) {
     ];
     for key in &keys {
         let charges = [Charge::new("test", &limit, key, 1)];
-        let answer = bench
+        let response = bench
             .store
             .decide(&[StoreRequest::new(Operation::Check, &charges)])
             .await;
-        assert!(answer.expect("the store answers").outcomes[0].allowed, "{key}");
+        assert!(response.expect("the store replies").outcomes()[0].allowed, "{key}");
     }
 }
 
-/// Steps that are too far to belong to the same clock.
+/// Steps back that leave entries farther ahead of the clock than a second.
 const STEPS_BACK: [Duration; 3] = [
     Duration::from_micros(1_000_001),
     Duration::from_secs(10),
@@ -617,10 +618,10 @@ async fn a_clock_set_back_blocks_for_the_longest_wait_and_a_second_at_most(bench
             bench.advance(silence).await;
 
             if !bench.peek(&limit, 1).await.allowed {
-                let told = wait_exactly(&bench, &limit, 1).await;
+                let waited = wait_exactly(&bench, &limit, 1).await;
                 assert!(
-                    told <= algorithm.longest_block(),
-                    "{told:?}, {silence:?} after {step:?} back"
+                    waited <= algorithm.longest_block(),
+                    "{waited:?}, {silence:?} after {step:?} back"
                 );
             }
         }
@@ -661,8 +662,8 @@ async fn decide_all(bench: &Bench, requests: &[(Operation, &[&Limit])]) -> Vec<O
     let requests: Vec<_> = requests
         .map(|((operation, _), charges)| StoreRequest::new(*operation, charges))
         .collect();
-    let answer = bench.store.decide(&requests).await.expect("the store answers");
-    answer.outcomes.into_vec()
+    let response = bench.store.decide(&requests).await.expect("the store replies");
+    response.outcomes().to_vec()
 }
 
 const REFUND: Operation = Operation::Refund {
@@ -677,7 +678,7 @@ async fn a_request_without_charges_is_admitted(bench: &Bench, algorithm: Algorit
     }
     let limit = algorithm.limit(5);
     let outcomes = decide_all(bench, &[(Check, &[]), (Check, &[&limit]), (Check, &[])]).await;
-    assert_eq!(outcomes[1].states.len(), 1);
+    assert_eq!(outcomes[1].states().len(), 1);
     assert_eq!(remaining(&outcomes[1]), 4);
     assert_eq!([&outcomes[0], &outcomes[2]], [&Outcome::new(true, []); 2]);
 }
@@ -693,8 +694,8 @@ async fn an_unlimited_charge_is_admitted_beside_others(bench: &Bench, algorithm:
     for allowed in [true, false] {
         let outcomes = decide_all(bench, &[(Check, &[&Limit::Unlimited, &limit, &Limit::Unlimited])]).await;
         assert_eq!(outcomes[0].allowed, allowed);
-        assert_eq!(outcomes[0].states[1].retry_after.is_none(), allowed);
-        assert_eq!([outcomes[0].states[0], outcomes[0].states[2]], [unlimited; 2]);
+        assert_eq!(outcomes[0].states()[1].retry_after.is_none(), allowed);
+        assert_eq!([outcomes[0].states()[0], outcomes[0].states()[2]], [unlimited; 2]);
     }
 }
 
@@ -712,7 +713,10 @@ async fn a_charge_of_deny_all_denies_without_a_wait_and_charges_no_other(bench: 
             .await
             .remove(0);
         assert!(!denied.allowed);
-        assert_eq!(denied.states[..], [ChargeState::new(5, None, Duration::ZERO), nothing]);
+        assert_eq!(
+            denied.states()[..],
+            [ChargeState::new(5, None, Duration::ZERO), nothing]
+        );
     }
     let charged = decide_all(bench, &[(Charge, &[&limit, &Limit::DenyAll])])
         .await
@@ -741,9 +745,9 @@ async fn requests_that_need_no_count_fail_no_others(bench: &Bench, algorithm: Al
     assert_eq!([0, 3, 6].map(|request| remaining(&outcomes[request])), [4, 3, 2]);
 }
 
-// What only some algorithms promise, or each in its own way.
+// Promises of some algorithms only.
 
-/// Goes on to where a window starts, the shorter ones too, of those that go by the clock.
+/// Advances the clock to the start of an aligned window, also of the shorter ones.
 async fn align(bench: &Bench) {
     let two_windows = 2 * WINDOW.as_micros() as u64;
     let left = two_windows - bench.now() % two_windows;
@@ -753,7 +757,7 @@ async fn align(bench: &Bench) {
 async fn every_admission_leaves_one_window_later(bench: &Bench, algorithm: Algorithm) {
     let limit = algorithm.limit(6);
     admit(bench, &limit, &[1, 2, 1, 2]).await;
-    // The first is four seconds old, and the others leave a second after each other.
+    // The first is four seconds old, and the others expire at intervals of a second.
     assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW - 4 * SECOND);
     assert_eq!(wait_exactly(bench, &limit, 2).await, SECOND);
     assert_eq!(wait_exactly(bench, &limit, 3).await, 2 * SECOND);
@@ -762,7 +766,7 @@ async fn every_admission_leaves_one_window_later(bench: &Bench, algorithm: Algor
 async fn admissions_of_one_grain_leave_with_the_last_of_them(bench: &Bench, algorithm: Algorithm) {
     let limit = algorithm.limit(6);
     align(bench).await;
-    // A grain of 2.5 s: three come in the first, at 0 s, 1 s and 2 s, and two in the second, at 3 s and 4 s.
+    // A grain is 2.5 s: three admissions in the first one, at 0 s, 1 s and 2 s, and two in the second, at 3 s and 4 s.
     admit(bench, &limit, &[1, 2, 1, 1, 1]).await;
     assert_eq!(wait_exactly(bench, &limit, 1).await, 2 * SECOND + WINDOW - 5 * SECOND);
     assert_eq!(remaining(&bench.peek(&limit, 1).await), 3);
@@ -773,13 +777,13 @@ async fn the_previous_window_counts_in_proportion(bench: &Bench, algorithm: Algo
     let limit = algorithm.limit(10);
     align(bench).await;
     bench.check(&limit, 7).await;
-    // A quarter of the next window has passed: of the seven three quarters count, 5.25, rounded up.
+    // After a quarter of the next window three quarters of the seven count, 5.25, rounded up.
     bench.advance(WINDOW + WINDOW / 4).await;
     assert_eq!(remaining(&bench.check(&limit, 3).await), 1);
-    // There is room for two when five sevenths of the previous window are left.
-    let told = wait_exactly(bench, &limit, 2).await;
+    // Two fit when five sevenths of the previous window count.
+    let waited = wait_exactly(bench, &limit, 2).await;
     assert_eq!(
-        told,
+        waited,
         Duration::from_micros((WINDOW.as_micros() as u64 * 2).div_ceil(7)) - WINDOW / 4
     );
 }
@@ -790,7 +794,7 @@ async fn a_window_opens_with_the_first_request(bench: &Bench, algorithm: Algorit
     bench.advance(4 * SECOND).await;
     admit(bench, &limit, &[1, 1, 1]).await;
     assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW - 3 * SECOND);
-    // The window was over, so the request that came then has opened the next one.
+    // The request after the end of the window has opened the next one.
     use_up(bench, &limit).await;
     assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW);
 }
@@ -811,7 +815,7 @@ async fn a_window_opens_with_the_month(bench: &Bench, algorithm: Algorithm) {
     use_up(bench, &limit).await;
     assert_eq!(wait_exactly(bench, &limit, 1).await, 2 * SECOND);
     use_up(bench, &limit).await;
-    // 31 days, one of which is an hour short.
+    // 31 days, one of which has 23 hours.
     assert_eq!(wait_exactly(bench, &limit, 1).await, 31 * 24 * HOUR - HOUR);
 }
 
@@ -853,17 +857,17 @@ async fn the_window_may_be_shortened(bench: &Bench, algorithm: Algorithm) {
         "the last four seconds held three"
     );
 
-    let told = wait_exactly(bench, &shorter, 3).await;
-    assert!(told < algorithm.longest_block() - 3 * SECOND, "{told:?}");
+    let waited = wait_exactly(bench, &shorter, 3).await;
+    assert!(waited < algorithm.longest_block() - 3 * SECOND, "{waited:?}");
 }
 
 async fn a_window_of_another_length_starts_afresh(bench: &Bench, algorithm: Algorithm) {
-    // What the month has used may have been used on any day.
+    // The count of a month does not contain the days.
     use_up(bench, &algorithm.limit(3)).await;
     assert!(bench.check(&algorithm.shorter(3), 3).await.allowed);
 }
 
-/// Refunds one of three that a reset has forgotten, after two came since; returns what remains of five.
+/// Refunds a charge of 3 after a reset and another charge of 2; returns what remains of 5.
 async fn refund_after_a_reset(bench: &Bench, algorithm: Algorithm) -> u64 {
     let limit = algorithm.limit(5);
     align(bench).await;
@@ -880,7 +884,7 @@ async fn a_refund_after_a_reset_takes_nothing_from_what_came_since(bench: &Bench
 }
 
 async fn a_refund_after_a_reset_takes_from_what_came_since_at_most(bench: &Bench, algorithm: Algorithm) {
-    // One number stands for all that came in a window, before and after the reset.
+    // A window has one number for all requests in it, before and after the reset.
     assert_eq!(refund_after_a_reset(bench, algorithm).await, 5);
     use_up(bench, &algorithm.limit(5)).await;
 }
@@ -895,7 +899,7 @@ async fn a_refund_reaches_the_previous_window(bench: &Bench, algorithm: Algorith
     assert_eq!(remaining(&bench.refund(&limit, 3, admitted_at).await), 4);
 }
 
-async fn what_a_clock_that_is_gone_has_left_blocks_nobody(bench: &Bench, algorithm: Algorithm) {
+async fn entries_far_ahead_of_the_clock_block_no_request(bench: &Bench, algorithm: Algorithm) {
     let limit = algorithm.limit(3);
     for step in STEPS_BACK {
         let bench = bench.with_a_fresh_key();
@@ -906,7 +910,7 @@ async fn what_a_clock_that_is_gone_has_left_blocks_nobody(bench: &Bench, algorit
     }
 }
 
-/// How much is admitted within one window after a step back from a full limit of three, at most.
+/// The most that is admitted within one window after a step back from a full limit of three.
 async fn admitted_after_a_step_back(bench: &Bench, algorithm: Algorithm) -> u64 {
     let limit = algorithm.limit(3);
     let mut most = 0;
@@ -936,7 +940,7 @@ async fn a_clock_set_back_admits_what_two_windows_do_at_most(bench: &Bench, algo
 }
 
 async fn a_clock_set_back_admits_what_a_full_bucket_does_at_most(bench: &Bench, algorithm: Algorithm) {
-    // A burst, and what the rate gives in nearly one window.
+    // A burst, and the tokens of nearly one window.
     assert!(admitted_after_a_step_back(bench, algorithm).await < 2 * 3);
 }
 
@@ -947,9 +951,9 @@ async fn a_clock_set_back_a_little_resets_nothing(bench: &Bench, algorithm: Algo
         bench.advance(WINDOW / 4).await;
         bench.check(&limit, 1).await;
         bench.check(&limit, 2).await;
-        let told = wait(&bench.peek(&limit, 1).await);
+        let retry_after = wait(&bench.peek(&limit, 1).await);
         bench.set_back(step).await;
-        assert_eq!(wait_exactly(&bench, &limit, 1).await, told + step);
+        assert_eq!(wait_exactly(&bench, &limit, 1).await, retry_after + step);
     }
 }
 
@@ -963,10 +967,10 @@ async fn a_clock_set_back_over_a_boundary_admits_one_limit_for_each_window_it_me
         align(&bench).await;
         bench.check(&limit, 3).await;
         bench.set_back(step).await;
-        // The rest of an earlier window, and then the whole of the next one.
+        // The rest of an earlier window, and then the next window.
         use_up(&bench, &limit).await;
-        let told = wait_exactly(&bench, &limit, 3).await;
-        assert!(told <= WINDOW, "{told:?} after {step:?} back");
+        let waited = wait_exactly(&bench, &limit, 3).await;
+        assert!(waited <= WINDOW, "{waited:?} after {step:?} back");
         assert_eq!(wait(&bench.check(&limit, 1).await), WINDOW);
     }
 }

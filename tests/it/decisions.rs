@@ -12,10 +12,10 @@ use std::{
 use tower_quota::{
     FixedWindow, Key, Limit, MemoryStore, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{Charge, Operation, Outcome, Store, StoreFuture, StoreRequest},
+    store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::support::{Bench, Clock, Redis, berlin, decide};
+use crate::support::{BERLIN, Bench, Clock, Redis, decide};
 
 macro_rules! in_every_store {
     ($($test:ident)*) => {
@@ -63,7 +63,7 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const WINDOW: Duration = Duration::from_secs(10);
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.states[0].remaining
+    outcome.states()[0].remaining
 }
 
 async fn charges_beyond_the_limit_count_for_one_window(bench: Bench) {
@@ -157,7 +157,7 @@ async fn a_cost_above_the_burst_waits_until_the_bucket_is_full(bench: Bench) {
     for cost in [11, 100, 999_999_999_999_999] {
         let denied = bench.check(&limit, cost).await;
         assert!(!denied.allowed);
-        assert_eq!(denied.states[0].retry_after, Some(4 * SECOND), "{cost}");
+        assert_eq!(denied.states()[0].retry_after, Some(4 * SECOND), "{cost}");
     }
 }
 
@@ -185,7 +185,7 @@ async fn a_clock_set_back_after_1000_entries_expired_loses_no_entry(bench: Bench
     // 998 of the expired ones at most were removed, and the heavy one lies ahead.
     for _ in 0..3 {
         let outcome = bench.peek(&limit, 1).await;
-        assert_eq!(outcome.states.len(), 1);
+        assert_eq!(outcome.states().len(), 1);
     }
     let denied = bench.check(&limit, 6_000).await;
     assert!(!denied.allowed || remaining(&denied) == 0);
@@ -223,7 +223,7 @@ async fn a_large_count_of_a_counter_is_judged_by_a_window_of_a_year(bench: Bench
 
     bench.advance(YEAR).await;
     let denied = bench.check(&yearly, 1).await;
-    let wait = denied.states[0].retry_after.expect("the year before counts");
+    let wait = denied.states()[0].retry_after.expect("the year before counts");
     bench.advance(wait - Duration::from_micros(1)).await;
     assert!(!bench.check(&yearly, 1).await.allowed);
     bench.advance(Duration::from_micros(1)).await;
@@ -253,7 +253,7 @@ async fn a_wait_looks_past_entries_that_have_expired_and_are_still_there(bench: 
     bench.charge_each(&limit, 1_000).await;
     bench.advance(5 * SECOND).await;
     let denied = bench.check(&limit, 3_000).await;
-    assert_eq!(denied.states[0].retry_after, Some(5 * SECOND));
+    assert_eq!(denied.states()[0].retry_after, Some(5 * SECOND));
     assert_eq!(remaining(&denied), 2_000);
 }
 
@@ -265,9 +265,9 @@ async fn a_wait_that_would_read_more_than_1000_entries_is_a_lower_bound(bench: B
     bench.charge(&limit, 2).await;
     bench.advance(5 * SECOND).await;
     let denied = bench.check(&limit, 4_000).await;
-    assert_eq!(denied.states[0].retry_after, Some(Duration::from_micros(1)));
+    assert_eq!(denied.states()[0].retry_after, Some(Duration::from_micros(1)));
     let denied = bench.check(&limit, 4_000).await;
-    assert_eq!(denied.states[0].retry_after, Some(5 * SECOND));
+    assert_eq!(denied.states()[0].retry_after, Some(5 * SECOND));
 }
 
 async fn a_reset_looks_past_entries_of_a_clock_that_is_gone(bench: Bench) {
@@ -278,7 +278,7 @@ async fn a_reset_looks_past_entries_of_a_clock_that_is_gone(bench: Bench) {
     bench.advance(SECOND).await;
     let denied = bench.peek(&limit, 3_000).await;
     assert!(!denied.allowed);
-    assert_eq!(denied.states[0].reset_after, 9 * SECOND);
+    assert_eq!(denied.states()[0].reset_after, 9 * SECOND);
 }
 
 async fn a_refund_reads_fewer_than_1000_entries(bench: Bench) {
@@ -310,7 +310,7 @@ async fn a_merge_reads_fewer_than_1000_entries(bench: Bench) {
 
 async fn a_bucket_at_its_largest_debt_settles_what_has_come(bench: Bench) {
     let limit = TokenBucket::new(7, 10 * MILLISECOND).into();
-    let full = |outcome: &Outcome| outcome.states[0].reset_after;
+    let full = |outcome: &Outcome| outcome.states()[0].reset_after;
     let most = full(&bench.charge(&limit, 999_999_999_999_999).await);
     bench.advance(30 * MILLISECOND).await;
     // 21 tokens have come, and one is taken.
@@ -362,7 +362,7 @@ async fn a_calendar_that_is_guessed_wrong_charges_no_other_request_of_the_call_t
     clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
     let log = SlidingLog::per_minute(5).into();
-    let month = FixedWindow::calendar(9, Calendar::Month, berlin()).into();
+    let month = FixedWindow::calendar(9, Calendar::Month, BERLIN).into();
     let keys = ["a", "b", "c"].map(Key::from);
     let others = [
         [Charge::new("log", &log, &keys[0], 1)],
@@ -373,7 +373,7 @@ async fn a_calendar_that_is_guessed_wrong_charges_no_other_request_of_the_call_t
         .each_ref()
         .map(|charges| StoreRequest::new(Operation::Check, charges));
     let answer = store.decide(&checks).await.expect("Redis answers");
-    let left: Vec<_> = answer.outcomes.iter().map(remaining).collect();
+    let left: Vec<_> = answer.outcomes().iter().map(remaining).collect();
     assert_eq!(left, [4, 4, 8]);
 }
 
@@ -382,11 +382,12 @@ async fn a_calendar_that_is_guessed_wrong_charges_no_other_request_of_the_call_t
 fn decisions_about_one_key_come_in_the_order_of_their_times() {
     const CHECKS: u64 = 2_000;
     let time = Arc::new(AtomicU64::new(1_800_000_000_000_000));
-    let store = MemoryStore::new().clock(move || {
+    let clock = move || {
         let now = time.fetch_add(1, Ordering::Relaxed);
         thread::yield_now();
         Duration::from_micros(now)
-    });
+    };
+    let store = MemoryStore::builder().clock(clock).build();
     let limit: Limit = FixedWindow::per_day(1_000_000).into();
     for charges in [1, 2] {
         let (store, limit) = (&store, &limit);
@@ -399,13 +400,16 @@ fn decisions_about_one_key_come_in_the_order_of_their_times() {
                             .iter()
                             .map(|key| Charge::new("test", limit, key, 1))
                             .collect();
-                        let check = || match store.decide(&[StoreRequest::new(Operation::Check, &charges)]) {
-                            StoreFuture::Ready(answer) => answer.expect("memory answers"),
-                            StoreFuture::Pending(_) => panic!("memory answers at once"),
+                        let check = || match store
+                            .decide(&[StoreRequest::new(Operation::Check, &charges)])
+                            .try_ready()
+                        {
+                            Ok(answer) => answer.expect("memory answers"),
+                            Err(_) => panic!("memory answers at once"),
                         };
                         let answers = (0..CHECKS).map(|_| check());
                         answers
-                            .map(|answer| (answer.server_time, remaining(&answer.outcomes[0])))
+                            .map(|answer| (answer.server_time, remaining(&answer.outcomes()[0])))
                             .collect::<Vec<_>>()
                     })
                 })
@@ -423,7 +427,9 @@ fn decisions_about_one_key_come_in_the_order_of_their_times() {
 #[tokio::test]
 async fn a_batch_is_decided_at_one_time() {
     let time = Arc::new(AtomicU64::new(1_800_000_000_000_000));
-    let store = MemoryStore::new().clock(move || Duration::from_micros(time.fetch_add(1, Ordering::Relaxed)));
+    let store = MemoryStore::builder()
+        .clock(move || Duration::from_micros(time.fetch_add(1, Ordering::Relaxed)))
+        .build();
     let limit = Limit::from(FixedWindow::per_day(5));
     let keys = ["a", "b", "a", "c"].map(Key::from);
     let charges = keys.each_ref().map(|key| [Charge::new("test", &limit, key, 1)]);
@@ -434,11 +440,11 @@ async fn a_batch_is_decided_at_one_time() {
     // A key that comes and goes with one call is not among the keys.
     requests.push(StoreRequest::new(Operation::Reset, &charges[1]));
     let answer = store.decide(&requests).await.expect("memory answers");
-    let resets: Vec<_> = answer.outcomes[..4]
+    let resets: Vec<_> = answer.outcomes()[..4]
         .iter()
-        .map(|outcome| outcome.states[0].reset_after)
+        .map(|outcome| outcome.states()[0].reset_after)
         .collect();
     assert!(resets.iter().all(|reset| *reset == resets[0]), "{resets:?}");
-    assert_eq!((store.len(), remaining(&answer.outcomes[2])), (2, 3));
+    assert_eq!((store.len(), remaining(&answer.outcomes()[2])), (2, 3));
     assert_eq!(remaining(&decide(&store, Operation::Peek, &limit, "b", 1).await), 5);
 }

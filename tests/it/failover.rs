@@ -103,7 +103,7 @@ async fn every_kind_of_failure_is_one() {
 
     impl Store for Fails {
         fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
-            StoreFuture::Ready(Err(StoreError::new(self.0, "it fails")))
+            StoreFuture::ready(Err(StoreError::new(self.0, "it fails")))
         }
     }
 

@@ -1,11 +1,10 @@
-//! What comes from strangers, against slow and obvious models: lists of addresses, paths, and limits as text.
+//! Untrusted input against slow and obvious models: lists of addresses, paths, and limits as text.
 
 use std::{net::IpAddr, time::Duration};
 
 use axum::{Router, extract, routing::get};
 use http::{HeaderName, HeaderValue, Request, Uri};
 use http_body_util::BodyExt;
-use jiff::tz::TimeZone;
 use proptest::{
     collection::vec,
     option,
@@ -22,7 +21,7 @@ use tower_quota::{
 
 const CASES: u32 = 2_000;
 
-/// How the model reads a list.
+/// The header that holds the client address.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
     XForwardedFor,
@@ -72,7 +71,7 @@ fn key_of(source: Source, peer: IpAddr, fields: &[(&str, Vec<u8>)]) -> String {
     key.to_string().strip_prefix("ip=").expect("an address").to_owned()
 }
 
-/// The rules of the requirements, line by line.
+/// The rules for client addresses, line by line.
 mod model {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -153,7 +152,7 @@ mod model {
         });
         let entries: Vec<_> = entries.collect();
 
-        // Where the whole line is well-formed, it is what a reader from the left finds.
+        // In a well-formed line, a parser from the left finds the same.
         let text = std::str::from_utf8(line).ok().filter(|_| source == Source::Forwarded);
         if let Some(whole) = text.and_then(forwarded) {
             assert_eq!(entries, whole, "{text:?}");
@@ -339,7 +338,7 @@ mod model {
     }
 }
 
-/// Addresses that mean something to the rules more often than by chance.
+/// Addresses that the rules treat differently, more often than by chance.
 fn addresses() -> impl Strategy<Value = IpAddr> {
     let named = [
         "10.0.0.2",
@@ -372,13 +371,13 @@ fn untrusted() -> impl Strategy<Value = IpAddr> {
     addresses().prop_filter("not trusted", |ip| !model::trusted(*ip))
 }
 
-/// Bytes that a server lets through in the value of a header.
+/// The bytes of these that a server accepts in the value of a header.
 fn field(bytes: Vec<u8>) -> Vec<u8> {
     let allowed = |byte: u8| byte == b'\t' || byte >= 0x20 && byte != 0x7f;
     bytes.into_iter().filter(|byte| allowed(*byte)).collect()
 }
 
-/// One entry, or what looks like one.
+/// One entry, or text that resembles one.
 fn entries() -> impl Strategy<Value = String> {
     let port = prop_oneof![
         4 => Just(String::new()),
@@ -411,7 +410,7 @@ fn entries() -> impl Strategy<Value = String> {
     prop_oneof![5 => address, 1 => odd.prop_map(str::to_owned), 1 => "[0-9a-f:.%\\[\\]]{0,12}"]
 }
 
-/// One element of `Forwarded`, or what looks like one.
+/// One element of `Forwarded`, or text that resembles one.
 fn elements() -> impl Strategy<Value = String> {
     let name = sample::select(vec![
         "for", "For", "FOR", "by", "proto", "host", "secret", "", "fo r", "for ",
@@ -446,7 +445,7 @@ fn lines(entry: impl Strategy<Value = String>) -> impl Strategy<Value = Vec<Vec<
     ]
 }
 
-/// Adds what a proxy writes, to the last line or as a line of its own.
+/// Adds the element of a proxy, to the last line or as a line of its own.
 fn append(lines: &mut Vec<Vec<u8>>, own_line: bool, element: &[u8]) {
     match lines.last_mut() {
         Some(line) if !own_line => {
@@ -478,7 +477,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
-    fn x_forwarded_for_is_read_as_the_model_has_it(
+    fn x_forwarded_for_is_read_as_by_the_model(
         peer in addresses(), lines in lines(entries()), n in option::of(1..5usize),
     ) {
         let source = n.map_or(Source::XForwardedFor, Source::Hop);
@@ -487,20 +486,20 @@ proptest! {
     }
 
     #[test]
-    fn forwarded_is_read_as_the_model_has_it(peer in trusted(), lines in lines(elements())) {
+    fn forwarded_is_read_as_by_the_model(peer in trusted(), lines in lines(elements())) {
         let fields: Vec<_> = lines.iter().map(|line| ("forwarded", line.clone())).collect();
         let client = model::client(Source::Forwarded, peer, &lines);
         prop_assert_eq!(key_of(Source::Forwarded, peer, &fields), client.to_string());
     }
 
     #[test]
-    fn a_single_address_is_read_as_the_model_has_it(peer in trusted(), lines in vec(entries(), 0..3)) {
+    fn a_single_address_is_read_as_by_the_model(peer in trusted(), lines in vec(entries(), 0..3)) {
         let lines: Vec<_> = lines.into_iter().map(|line| field(line.into_bytes())).collect();
         let fields: Vec<_> = lines.iter().map(|line| ("x-real-ip", line.clone())).collect();
         prop_assert_eq!(key_of(Source::RealIp, peer, &fields), model::client(Source::RealIp, peer, &lines).to_string());
     }
 
-    /// Two proxies, each of which appends to the last line or adds one of its own.
+    /// Each of two proxies appends to the last line or adds one of its own.
     #[test]
     fn no_client_behind_proxies_chooses_a_key_in_a_list(
         client in untrusted(),
@@ -521,7 +520,7 @@ proptest! {
         prop_assert_eq!(key, model::canon(client).to_string(), "{:?}", fields);
     }
 
-    /// The element of the proxy is an address that is not trusted, or none at all.
+    /// The element of the proxy is an address that is not trusted, or no address.
     #[test]
     fn no_bytes_of_a_client_change_how_the_element_of_the_proxy_is_read(
         proxy in trusted(),
@@ -555,14 +554,14 @@ proptest! {
     }
 
     #[test]
-    fn nobody_behind_a_proxy_that_sets_a_header_chooses_a_key(
+    fn no_client_behind_a_proxy_that_sets_a_header_chooses_a_key(
         client in addresses(), proxy in trusted(), others in others(), claim in option::of(entries()),
     ) {
         let mut fields: Vec<_> = others.into_iter().filter(|(name, _)| *name != "x-real-ip").collect();
         fields.push(("x-real-ip", client.to_string().into_bytes()));
         prop_assert_eq!(key_of(Source::RealIp, proxy, &fields), model::canon(client).to_string());
 
-        // A proxy that only adds the header gives no client to trust.
+        // If a proxy adds a line and keeps the client's, neither is trusted.
         if let Some(claim) = claim {
             fields.insert(0, ("x-real-ip", field(claim.into_bytes())));
             prop_assert_eq!(key_of(Source::RealIp, proxy, &fields), model::canon(proxy).to_string());
@@ -570,7 +569,7 @@ proptest! {
     }
 
     #[test]
-    fn whoever_is_no_proxy_of_ours_counts_as_itself(
+    fn a_peer_that_is_not_a_trusted_proxy_counts_as_itself(
         peer in untrusted(), others in others(), lines in lines(prop_oneof![entries(), elements()]),
         source in sample::select(vec![Source::XForwardedFor, Source::Hop(1), Source::Forwarded, Source::RealIp]),
     ) {
@@ -580,7 +579,7 @@ proptest! {
     }
 }
 
-/// The options of a path, one bit each.
+/// The settings of a path, one bit each.
 fn path_with(options: u8) -> key::Path {
     let setters: [fn(key::Path) -> key::Path; 4] = [
         key::Path::strip_trailing_slash,
@@ -621,7 +620,7 @@ fn unescaped(key: &Key) -> String {
     path
 }
 
-/// What a path means: bytes that were decoded once, in segments.
+/// The meaning of a path: segments of bytes that are decoded once.
 fn segments(path: &str) -> Vec<Vec<u8>> {
     let decoded = path.split('/').map(|segment| {
         let mut bytes = Vec::new();
@@ -638,7 +637,7 @@ fn segments(path: &str) -> Vec<Vec<u8>> {
     decoded.collect()
 }
 
-/// The path that means this, with every byte escaped.
+/// The path with this meaning, with every byte escaped.
 fn escaped(segments: &[Vec<u8>]) -> String {
     let escape = |segment: &Vec<u8>| segment.iter().map(|byte| format!("%{byte:02x}")).collect::<String>();
     segments.iter().map(escape).collect::<Vec<_>>().join("/")
@@ -725,7 +724,7 @@ proptest! {
     }
 
     #[test]
-    fn every_option_of_a_path_is_what_the_model_makes_of_it(uri in paths(), options in 0..16u8) {
+    fn every_setting_of_a_path_works_as_in_the_model(uri in paths(), options in 0..16u8) {
         let canonical = spelled(key::path(), &uri);
         prop_assert_eq!(spelled(path_with(options), &uri), model_of_options(&canonical, options));
     }
@@ -737,12 +736,12 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_too_odd_for_a_path(text in any::<String>()) {
+    fn any_text_is_a_path(text in any::<String>()) {
         prop_assert_eq!(Key::path(&escaped(&segments(&text))), Key::path(&text));
     }
 }
 
-/// What axum hands to the handlers of `/{user}` and `/files/{*rest}`, if it is text.
+/// The parameter of `/{user}` or `/files/{*rest}` as a handler of axum receives it, if it is text.
 fn parameter(uri: &Uri) -> Option<String> {
     thread_local! {
         static AXUM: (Runtime, Router) = {
@@ -764,14 +763,14 @@ fn parameter(uri: &Uri) -> Option<String> {
     })
 }
 
-/// Text of characters that are reserved, not ASCII, or part of an escape, each with how it is spelled.
+/// Characters that are reserved, not ASCII, or part of an escape, each with a number that chooses its spelling.
 fn characters() -> impl Strategy<Value = Vec<(char, u8)>> {
     let odd: Vec<char> = "!$&'()*+,;=:@[]^|\"{}~-._ ?#<>`\\/%%%2F5aAfé€😀".chars().collect();
     let character = prop_oneof![6 => sample::select(odd), 1 => any::<char>()];
     vec((character, any::<u8>()), 1..8)
 }
 
-/// A segment that holds the characters, each as it is or escaped.
+/// A segment of the characters, each plain or escaped.
 fn segment(characters: &[(char, u8)], other_spelling: bool) -> String {
     let spell = |(character, spelling): &(char, u8)| {
         let spelling = if other_spelling { spelling >> 2 } else { *spelling } & 3;
@@ -811,9 +810,9 @@ proptest! {
         }
     }
 
-    /// With a wildcard, axum takes `%2F` for `/` too, which stay two keys.
+    /// On a wildcard route axum decodes `%2F` to `/`; they stay two keys.
     #[test]
-    fn two_paths_that_axum_tells_apart_are_two_keys(
+    fn two_paths_that_axum_distinguishes_are_two_keys(
         a in vec(characters(), 1..4), b in vec(characters(), 1..4),
     ) {
         let path_of = |segments: &[Vec<(char, u8)>], other_spelling| {
@@ -834,7 +833,7 @@ proptest! {
                 let same = a == b && a_slashes == b_slashes;
                 prop_assert!(a == b || a_key != b_key, "{} and {} of {:?}", a, b, paths);
                 prop_assert!(a_slashes == b_slashes || a_key != b_key, "{} and {} of {:?}", a, b, paths);
-// Where slashes are escaped, which of them are is part of the path.
+                // The key depends on which slashes are escaped.
                 let plain = a.matches('/').count() + "/files/".matches('/').count() == *a_slashes;
                 prop_assert!(!(same && plain) || a_key == b_key, "{} of {:?}", a, paths);
             }
@@ -856,13 +855,10 @@ fn calendar() -> impl Strategy<Value = Limit> {
         sample::select(windows.to_vec()),
         sample::select(zones.to_vec()),
     )
-        .prop_map(|(quota, window, zone)| {
-            let zone = TimeZone::get(zone).expect("a time zone");
-            FixedWindow::calendar(quota, window, zone).into()
-        })
+        .prop_map(|(quota, window, zone)| FixedWindow::calendar(quota, window, zone).into())
 }
 
-/// Limits that a policy takes.
+/// Limits that a policy accepts.
 fn limits() -> impl Strategy<Value = Limit> {
     let quota = || {
         prop_oneof![
@@ -899,11 +895,12 @@ fn limits() -> impl Strategy<Value = Limit> {
             _ => Limit::DenyAll,
         })
     });
-    prop_oneof![8 => limit, 1 => calendar()]
-        .prop_filter("a policy takes it", |limit| Policy::try_new("p", limit.clone()).is_ok())
+    prop_oneof![8 => limit, 1 => calendar()].prop_filter("a policy accepts it", |limit| {
+        Policy::try_new("p", limit.clone()).is_ok()
+    })
 }
 
-/// Text that is nearly a limit.
+/// Text that resembles a limit.
 fn nearly_limits() -> impl Strategy<Value = String> {
     let word = sample::select(vec![
         "sliding-log",
@@ -963,16 +960,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2 * CASES))]
 
     #[test]
-    fn a_limit_is_what_its_text_says(limit in limits()) {
+    fn a_limit_parses_from_its_text(limit in limits()) {
         let text = limit.to_string();
         prop_assert_eq!(text.parse::<Limit>(), Ok(limit), "{}", text);
     }
 
     #[test]
-    fn whatever_parses_prints_to_text_that_parses_to_the_same(text in nearly_limits()) {
+    fn a_limit_that_parses_prints_text_that_parses_to_it(text in nearly_limits()) {
         let Ok(limit) = text.parse::<Limit>() else { return Ok(()) };
         let printed = limit.to_string();
         prop_assert_eq!(printed.parse::<Limit>(), Ok(limit.clone()), "{} prints as {}", text, printed);
-        prop_assert!(Policy::try_new("p", limit).is_ok(), "what parses can be kept: {}", text);
+        prop_assert!(Policy::try_new("p", limit).is_ok(), "a policy accepts what parses: {}", text);
     }
 }

@@ -36,7 +36,7 @@ async fn check_at_once(store: &RedisStore, limit: &Limit, keys: impl IntoIterato
         let (store, limit) = (store.clone(), limit.clone());
         checks.spawn(async move {
             let outcome = decide(&store, Operation::Check, &limit, &key, 1).await;
-            (outcome.allowed, outcome.states[0].remaining)
+            (outcome.allowed, outcome.states()[0].remaining)
         });
     }
     checks.join_all().await
@@ -123,7 +123,7 @@ async fn futures_in_order(replies: &mut [StoreFuture], answers: &mut Vec<bool>) 
             if done.is_none()
                 && let Poll::Ready(answer) = Pin::new(reply).poll(cx)
             {
-                *done = Some(answer.expect("Redis answers").outcomes[0].allowed);
+                *done = Some(answer.expect("Redis answers").outcomes()[0].allowed);
             }
         }
         match done.iter().all(Option::is_some) {

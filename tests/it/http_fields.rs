@@ -307,7 +307,7 @@ async fn hd_18_a_window_is_whole_seconds_of_at_least_one() {
 
 #[tokio::test]
 async fn each_limit_describes_itself() {
-    let month = FixedWindow::calendar(3, Calendar::Month, jiff::tz::TimeZone::UTC);
+    let month = FixedWindow::calendar(3, Calendar::Month, "UTC");
     for (limit, described) in [
         // Months have no one length.
         (Limit::from(month), "\"default\";q=3"),

@@ -1,4 +1,4 @@
-//! Keys of requests that came over a connection, and what stands in Redis for them, row by row of `tests/vectors/keys.md`.
+//! Keys of requests over a connection and their keys in Redis, row by row of `tests/vectors/keys.md`.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
@@ -11,25 +11,25 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use fastrand::Rng;
-use http::{HeaderValue, Request, Response, StatusCode, request::Builder};
+use http::{HeaderValue, Method, Request, Response, StatusCode, request::Builder};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
 use tower_quota::{
     FixedWindow, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
-    key::{self, ClientIpSource},
+    key::{self, ClientIpSource, UnixPeer},
     store::Store,
 };
 
 use crate::support::{self, Redis, connected, get_from, patient, send};
 
-/// A router whose every response has the key of the request in the field `x-key`.
 async fn patient_store(redis: &Redis) -> RedisStore {
     connected(patient(), &redis.url()).await
 }
 
-fn telling(router: Router, extractor: impl KeyExtractor) -> Router {
+/// Adds the key of each request to its response, in the field `x-key`.
+fn reporting(router: Router, extractor: impl KeyExtractor) -> Router {
     let extractor = Arc::new(extractor);
     router.layer(from_fn(move |request: Request<Body>, next: Next| {
         let extractor = extractor.clone();
@@ -66,20 +66,20 @@ impl Server {
         Some(Self(addr))
     }
 
-    /// One that answers every request.
-    async fn telling(extractor: impl KeyExtractor) -> Self {
+    /// A server that answers every request with its key.
+    async fn reporting(extractor: impl KeyExtractor) -> Self {
         Self::routing(Router::new().fallback(async || "hi"), extractor).await
     }
 
     async fn routing(router: Router, extractor: impl KeyExtractor) -> Self {
-        Self::on("127.0.0.1:0", telling(router, extractor))
+        Self::on("127.0.0.1:0", reporting(router, extractor))
             .await
             .expect("a free port")
     }
 
-    /// The status and the key of a request, as written.
-    async fn ask(&self, request: &[u8]) -> (u16, Option<String>) {
-        ask(self.0, request).await
+    /// The status and the key of a request in these bytes.
+    async fn send(&self, request: &[u8]) -> (u16, Option<String>) {
+        send_bytes(self.0, request).await
     }
 
     async fn key(&self, target: &str, fields: &[(&str, &[u8])]) -> String {
@@ -87,7 +87,7 @@ impl Server {
     }
 
     async fn key_with(&self, method: &str, target: &str, fields: &[(&str, &[u8])]) -> String {
-        let (status, key) = self.ask(&request(method, target, fields)).await;
+        let (status, key) = self.send(&request(method, target, fields)).await;
         key.unwrap_or_else(|| panic!("{method} {target} has no key: {status}"))
     }
 }
@@ -103,7 +103,7 @@ fn request(method: &str, target: &str, fields: &[(&str, &[u8])]) -> Vec<u8> {
     request
 }
 
-async fn ask(addr: SocketAddr, request: &[u8]) -> (u16, Option<String>) {
+async fn send_bytes(addr: SocketAddr, request: &[u8]) -> (u16, Option<String>) {
     let mut connection = TcpStream::connect(addr).await.expect("the server accepts");
     connection.write_all(request).await.expect("the server reads");
     let mut head = Vec::new();
@@ -116,7 +116,7 @@ async fn ask(addr: SocketAddr, request: &[u8]) -> (u16, Option<String>) {
     (status, key.map(str::to_owned))
 }
 
-/// What users are told apart by in the vectors.
+/// The key of a user in the vectors.
 fn user_and_path() -> impl KeyExtractor {
     (key::header("x-user"), key::path())
 }
@@ -125,7 +125,7 @@ type UserAndPath = (&'static [u8], &'static str);
 
 #[tokio::test]
 async fn ky_02_ky_04_ky_06_ky_09_ky_17_two_lists_of_components_are_two_keys() {
-    let server = Server::telling(user_and_path()).await;
+    let server = Server::reporting(user_and_path()).await;
     let rows: [(&str, UserAndPath, UserAndPath); 8] = [
         ("KY-02", (b"a:/x", "/y"), (b"a", "/x:/y")),
         ("KY-04", (b"a:b", "/c"), (b"a", "/:b/c")),
@@ -155,15 +155,15 @@ async fn ky_02_ky_04_ky_06_ky_09_ky_17_two_lists_of_components_are_two_keys() {
         assert!(!a.contains(['{', '}']) && !b.contains(['{', '}']), "{id}: {a} and {b}");
     }
 
-    // KY-04 speaks of bytes that no server takes for a target.
+    // No server accepts the bytes of KY-04 as a target.
     let of = |user, path| Key::header("x-user", user).and(Key::path(path));
     assert_ne!(of("a:b", "/c"), of("a", ":b/c"));
 }
 
 #[tokio::test]
-async fn ky_11_ky_12_what_is_absent_is_no_value_that_anybody_can_send() {
+async fn ky_11_ky_12_an_absent_header_is_no_value_that_a_client_can_send() {
     let or_anonymous = || key::header("x-user").or(key::constant("anonymous"));
-    let server = Server::telling(or_anonymous()).await;
+    let server = Server::reporting(or_anonymous()).await;
     let absent = server.key("/", &[]).await;
     assert_eq!(absent, "const=anonymous");
 
@@ -179,12 +179,12 @@ async fn ky_11_ky_12_what_is_absent_is_no_value_that_anybody_can_send() {
     let mut seen = BTreeSet::from([absent]);
     for (id, literal) in literals {
         let key = server.key("/", &[("X-User", literal)]).await;
-        assert!(seen.insert(key.clone()), "{id}: {key} is met again");
+        assert!(seen.insert(key.clone()), "{id}: {key} is another literal's key");
     }
 
-    let strict = Server::telling(key::header("x-user")).await;
+    let strict = Server::reporting(key::header("x-user")).await;
     assert_eq!(
-        strict.ask(&request("GET", "/", &[])).await,
+        strict.send(&request("GET", "/", &[])).await,
         (400, None),
         "without `.or(..)`"
     );
@@ -193,12 +193,12 @@ async fn ky_11_ky_12_what_is_absent_is_no_value_that_anybody_can_send() {
 
 #[tokio::test]
 async fn ky_13_ky_15_spellings_of_one_header_are_one_key() {
-    let server = Server::telling(key::header("X-USER-ID")).await;
+    let server = Server::reporting(key::header("X-USER-ID")).await;
     let alice = server.key("/", &[("x-user-id", b"alice")]).await;
     assert_eq!(alice, server.key("/", &[("x-user-id", b" \t alice \t")]).await, "KY-13");
     assert_eq!(alice, server.key("/", &[("X-User-Id", b"alice")]).await, "KY-15");
 
-    let lower = Server::telling(key::header("x-user-id")).await;
+    let lower = Server::reporting(key::header("x-user-id")).await;
     assert_eq!(alice, lower.key("/", &[("X-USER-ID", b"alice")]).await, "KY-15");
     assert_eq!(alice, Key::header("X-User-ID", " alice ").to_string());
     assert_ne!(
@@ -213,11 +213,11 @@ async fn ky_16_two_lines_of_a_header_are_malformed() {
     for lines in [[b"a", b"b"], [b"b", b"a"], [b"a", b"a"]] {
         let fields = lines.map(|line| ("X-User", line.as_slice()));
         let twofold = request("GET", "/", &fields);
-        let strict = Server::telling(key::header("x-user")).await;
-        assert_eq!(strict.ask(&twofold).await, (400, None));
-        let lenient = Server::telling(key::header("x-user").or(key::constant("anonymous"))).await;
+        let strict = Server::reporting(key::header("x-user")).await;
+        assert_eq!(strict.send(&twofold).await, (400, None));
+        let lenient = Server::reporting(key::header("x-user").or(key::constant("anonymous"))).await;
         assert_eq!(
-            lenient.ask(&twofold).await,
+            lenient.send(&twofold).await,
             (400, None),
             "`.or(..)` does not catch what is malformed"
         );
@@ -225,12 +225,12 @@ async fn ky_16_two_lines_of_a_header_are_malformed() {
 }
 
 #[tokio::test]
-async fn ky_19_ky_21_ky_23_ky_25_ky_26_spellings_of_a_path() {
-    let plain = Server::telling(key::path()).await;
-    let stripping = Server::telling(key::path().strip_trailing_slash()).await;
-    let collapsing = Server::telling(key::path().collapse_slashes()).await;
-    let dots = Server::telling(key::path().remove_dot_segments()).await;
-    let folding = Server::telling(key::path().ignore_case()).await;
+async fn ky_19_ky_21_ky_23_ky_25_ky_26_which_spellings_of_a_path_are_one_key() {
+    let plain = Server::reporting(key::path()).await;
+    let stripping = Server::reporting(key::path().strip_trailing_slash()).await;
+    let collapsing = Server::reporting(key::path().collapse_slashes()).await;
+    let dots = Server::reporting(key::path().remove_dot_segments()).await;
+    let folding = Server::reporting(key::path().ignore_case()).await;
 
     for (id, server, a, b, equal) in [
         ("KY-19", &plain, "/a?x=1", "/a?x=2", true),
@@ -327,12 +327,12 @@ fn every_character_that_a_path_may_hold_has_one_key_in_every_spelling() {
 }
 
 #[tokio::test]
-async fn ky_28_requests_without_a_path_are_told_apart() {
-    let server = Server::telling((key::method(), key::path())).await;
+async fn ky_28_requests_without_a_path_have_two_keys() {
+    let server = Server::reporting((key::method(), key::path())).await;
     assert_eq!(server.key_with("OPTIONS", "*", &[]).await, "method=OPTIONS|path=*");
     assert_eq!(server.key_with("CONNECT", "h:443", &[]).await, "method=CONNECT|path=");
 
-    let by_path = Server::telling(key::path()).await;
+    let by_path = Server::reporting(key::path()).await;
     let options = by_path.key_with("OPTIONS", "*", &[]).await;
     let connect = by_path.key_with("CONNECT", "h:443", &[]).await;
     assert_ne!(options, connect);
@@ -342,7 +342,7 @@ async fn ky_28_requests_without_a_path_are_told_apart() {
         .collapse_slashes()
         .remove_dot_segments()
         .ignore_case();
-    let lenient = Server::telling(all).await;
+    let lenient = Server::reporting(all).await;
     assert_eq!(options, lenient.key_with("OPTIONS", "*", &[]).await);
     assert_eq!(connect, lenient.key_with("CONNECT", "h:443", &[]).await);
 
@@ -373,12 +373,12 @@ async fn ky_20_ky_30_a_route_is_its_template() {
     }
 }
 
-/// Routers that answer `/api/users/{id}`, with the layer within what is nested or around everything.
+/// Routers that answer `/api/users/{id}`, with the layer inside or outside of nested routers.
 fn nested(extractor: &(impl KeyExtractor + Clone)) -> [(&'static str, Router); 9] {
     let inner = || Router::new().route(USERS, get(async || "hi"));
     let with_fallback = || inner().fallback(async || "none");
-    let around = |router| telling(router, extractor.clone());
-    let within = |router| telling(router, extractor.clone());
+    let around = |router| reporting(router, extractor.clone());
+    let within = |router| reporting(router, extractor.clone());
     let (a, b) = (Router::new().route("/a", get(async || "hi")), with_fallback());
     [
         ("around a nest", around(Router::new().nest("/api", inner()))),
@@ -447,10 +447,10 @@ async fn ky_20_ky_30_in_every_nest_a_route_is_the_whole_template() {
 }
 
 #[tokio::test]
-async fn what_axum_calls_the_inside_of_a_nested_service_is_in_no_key() {
+async fn a_template_is_unknown_outside_of_a_nested_service() {
     let inner = Router::new().route(USERS, get(async || "hi")).fallback(async || "none");
     let around = Server::routing(Router::new().nest_service("/api", inner), key::route()).await;
-    // Out here the template is not known yet.
+    // The template is known inside of the nested service only.
     assert_eq!(around.key("/api/users/1", &[]).await, "unmatched=");
     assert_eq!(around.key("/api/none", &[]).await, "unmatched=");
     assert_eq!(around.key("/api", &[]).await, "route=/api");
@@ -471,7 +471,7 @@ async fn ky_21_in_every_nest_a_path_is_the_whole_path() {
 }
 
 #[tokio::test]
-async fn a_wildcard_route_is_one_route_and_as_many_paths_as_anybody_asks_for() {
+async fn a_wildcard_route_is_one_route_and_any_number_of_paths() {
     let files = || Router::new().route("/files/{*rest}", any(async || "hi"));
     let routes = Server::routing(files(), key::route()).await;
     let paths = Server::routing(files(), key::path()).await;
@@ -479,14 +479,14 @@ async fn a_wildcard_route_is_one_route_and_as_many_paths_as_anybody_asks_for() {
     assert_ne!(paths.key("/files/a", &[]).await, paths.key("/files/b/c", &[]).await);
 }
 
-/// Under a policy that nobody exhausts here.
+/// A router under a limit that no test exhausts.
 fn under(store: RedisStore, key: impl KeyExtractor) -> Router {
     let policy = Policy::new("default", FixedWindow::per_day(1_000_000)).key(key);
     let app = Router::new().route(USERS, get(async || "hi")).fallback(async || "none");
     app.layer(RateLimitLayer::new(store, policy))
 }
 
-/// The Redis keys that requests leave behind, in order.
+/// The keys in Redis after these requests, in order.
 async fn left_by(app: &Router, redis: &Redis, requests: impl IntoIterator<Item = Builder>) -> Vec<String> {
     let _: () = redis.command("FLUSHALL", [""; 0]).await;
     for request in requests {
@@ -497,7 +497,7 @@ async fn left_by(app: &Router, redis: &Redis, requests: impl IntoIterator<Item =
     keys
 }
 
-/// What Redis Cluster takes for the hash tag; panics unless the braces are a pair that we wrote.
+/// The hash tag of Redis Cluster; panics unless the key has exactly one pair of braces, around the tag.
 #[track_caller]
 fn tag(redis_key: &str) -> &str {
     assert_eq!(redis_key.matches('{').count(), 1, "{redis_key}");
@@ -509,7 +509,7 @@ fn tag(redis_key: &str) -> &str {
 }
 
 #[tokio::test]
-async fn ky_06_ky_07_ky_09_nobody_chooses_a_slot() {
+async fn ky_06_ky_07_ky_09_no_caller_chooses_a_slot() {
     let redis = Redis::start();
     let store = patient_store(&redis).await;
 
@@ -582,7 +582,7 @@ async fn ky_33_policies_count_apart() {
 }
 
 #[tokio::test]
-async fn hashed_keys_tell_nothing_without_the_secret() {
+async fn hashed_keys_reveal_nothing_without_the_secret() {
     let redis = Redis::start();
     let extractor = || (key::ip(), key::header("x-user"), key::path());
     let requests = || ["/account/1", "/account/2"].map(|path| support::get(path).header("x-user", "alice@example.org"));
@@ -598,7 +598,7 @@ async fn hashed_keys_tell_nothing_without_the_secret() {
         assert_eq!(hash.len(), 32, "128 bits");
         assert!(hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{key}");
         let (name, _) = key.split_once('{').expect("a tag");
-        assert_eq!(name, "quota:1:fixed:default:", "nor does the rest of it tell anything");
+        assert_eq!(name, "quota:1:fixed:default:", "the rest holds no value of the request");
     }
     assert_eq!(
         keys,
@@ -623,7 +623,7 @@ async fn hashed_keys_tell_nothing_without_the_secret() {
 }
 
 #[tokio::test]
-async fn what_callers_see_of_a_key_is_not_what_redis_holds() {
+async fn a_partition_key_is_not_the_hash_in_redis() {
     let redis = Redis::start();
     let secret = "one secret for both purposes";
     let store = patient()
@@ -678,7 +678,7 @@ fn a_short_secret_is_refused_when_the_layer_is_built() {
 }
 
 #[tokio::test]
-async fn long_subjects_are_bounded_and_count_as_themselves() {
+async fn long_keys_are_bounded_and_count_apart() {
     let redis = Redis::start();
     let secretive = patient().hash_keys("a secret of 21 bytes.").connect(&redis.url()).await;
     let open = patient_store(&redis).await;
@@ -711,7 +711,7 @@ async fn long_subjects_are_bounded_and_count_as_themselves() {
 }
 
 #[tokio::test]
-async fn a_path_of_any_length_is_bounded_for_a_limiter_too() {
+async fn a_key_made_of_a_long_path_is_bounded() {
     let redis = Redis::start();
     let store = patient_store(&redis).await;
     let limiter = Limiter::new(store, Policy::new("default", SlidingLog::per_minute(5)));
@@ -730,7 +730,7 @@ async fn a_path_of_any_length_is_bounded_for_a_limiter_too() {
 }
 
 #[tokio::test]
-async fn what_fits_in_128_bytes_stays_readable() {
+async fn a_key_of_at_most_128_bytes_stays_readable() {
     let redis = Redis::start();
     let store = patient_store(&redis).await;
     let app = under(store, key::path());
@@ -743,13 +743,13 @@ async fn what_fits_in_128_bytes_stays_readable() {
 
 #[tokio::test]
 async fn a_header_over_4_kib_is_malformed() {
-    let strict = Server::telling(key::header("x-user")).await;
-    let lenient = Server::telling(key::header("x-user").or(key::constant("anonymous"))).await;
+    let strict = Server::reporting(key::header("x-user")).await;
+    let lenient = Server::reporting(key::header("x-user").or(key::constant("anonymous"))).await;
     for server in [strict, lenient] {
         let padded = " ".repeat(100) + &"a".repeat(4_096);
         assert!(server.key("/", &[("x-user", padded.as_bytes())]).await.ends_with("aaa"));
         let long = request("GET", "/", &[("x-user", "a".repeat(4_097).as_bytes())]);
-        assert_eq!(server.ask(&long).await, (400, None));
+        assert_eq!(server.send(&long).await, (400, None));
     }
 
     let layer = RateLimitLayer::new(
@@ -765,11 +765,11 @@ async fn a_header_over_4_kib_is_malformed() {
     );
 }
 
-/// What the listener saw, then the key.
+/// The peer as the listener reports it, and the key.
 async fn through(port: u16, caller: &str, app: &'static str) -> (String, String) {
     let addr = SocketAddr::new(caller.parse().expect("an address"), port);
     let fields = [("x-forwarded-for", b"198.51.100.9".as_slice())];
-    let (status, key) = ask(addr, &request("GET", app, &fields)).await;
+    let (status, key) = send_bytes(addr, &request("GET", app, &fields)).await;
     assert_eq!(status, 200);
     let key = key.expect("a key");
     let (seen, key) = key.split_once("|ip=").expect("two components");
@@ -779,15 +779,15 @@ async fn through(port: u16, caller: &str, app: &'static str) -> (String, String)
 #[tokio::test]
 async fn a_caller_has_one_key_on_a_dual_stack_listener() {
     let seen = || {
-        key::from_fn(|parts: &http::request::Parts| {
+        key::from_fn(|parts| {
             let ConnectInfo(peer) = parts.extensions.get::<ConnectInfo<SocketAddr>>()?;
             Some(peer.ip().to_string())
         })
     };
     let trusting = || key::client_ip(ClientIpSource::XForwardedFor).trusted(["127.0.0.0/8"]);
     let app = || {
-        let direct = telling(Router::new().route("/direct", get(async || "hi")), (seen(), key::ip()));
-        let proxied = telling(
+        let direct = reporting(Router::new().route("/direct", get(async || "hi")), (seen(), key::ip()));
+        let proxied = reporting(
             Router::new().route("/proxied", get(async || "hi")),
             (seen(), trusting()),
         );
@@ -816,4 +816,175 @@ async fn a_caller_has_one_key_on_a_dual_stack_listener() {
         "the proxy is trusted in either form"
     );
     assert_eq!(through(dual.port(), "::1", "/proxied").await, of("key=::1", "::/64"));
+}
+
+/// An extractor, a request, and the key of the request made by hand.
+struct Twin {
+    name: &'static str,
+    extractor: Box<dyn KeyExtractor>,
+    request: fn() -> Builder,
+    key: Key,
+}
+
+impl Twin {
+    fn new(name: &'static str, extractor: impl KeyExtractor, request: fn() -> Builder, key: impl Into<Key>) -> Self {
+        Self {
+            name,
+            extractor: Box::new(extractor),
+            request,
+            key: key.into(),
+        }
+    }
+}
+
+/// The extractors that read the address.
+fn twins_of_addresses() -> Vec<Twin> {
+    let address = |text: &str| text.parse().expect("an address");
+    let ipv6 = || get_from("2001:db8:1:2::3", "/");
+    let proxied = || support::get("/").header("x-forwarded-for", "1.2.3.4, 198.51.100.9");
+    let client_ip = || key::client_ip(ClientIpSource::XForwardedFor);
+    let mapped = || get_from("64:ff9b::198.51.100.9", "/");
+
+    let (by_24, by_56) = (key::ip().ipv4_prefix(24), key::ip().ipv6_prefix(56));
+    let proxied_by_24 = client_ip().trust_any_peer().ipv4_prefix(24);
+    let (key_by_24, key_by_56) = (
+        by_24.key_of(address("203.0.113.9")),
+        by_56.key_of(address("2001:db8:1:ff::")),
+    );
+    let key_of_client_by_24 = proxied_by_24.key_of(address("198.51.100.1"));
+    vec![
+        Twin::new("ip", key::ip(), || support::get("/"), Key::ip(address("203.0.113.7"))),
+        Twin::new("ip of IPv6", key::ip(), ipv6, Key::ip(address("2001:db8:1:2::4"))),
+        Twin::new("ip by /24", by_24, || support::get("/"), key_by_24),
+        Twin::new("ip by /56", by_56, ipv6, key_by_56),
+        Twin::new("ip behind NAT64", key::ip(), mapped, Key::ip(address("198.51.100.9"))),
+        Twin::new(
+            "ip of a Unix socket",
+            key::ip(),
+            || Request::get("/").extension(UnixPeer),
+            Key::unix_peer(),
+        ),
+        Twin::new(
+            "client_ip",
+            client_ip().trusted(["203.0.113.0/24"]),
+            proxied,
+            Key::ip(address("198.51.100.9")),
+        ),
+        Twin::new("client_ip by /24", proxied_by_24, proxied, key_of_client_by_24),
+        Twin::new(
+            "client_ip of an untrusted peer",
+            client_ip().trusted(["10.0.0.0/8"]),
+            proxied,
+            Key::ip(address("203.0.113.7")),
+        ),
+        Twin::new(
+            "client_ip of a proxy on a Unix socket",
+            client_ip().trust_unix_peer(),
+            || {
+                Request::get("/")
+                    .extension(UnixPeer)
+                    .header("x-forwarded-for", "unknown")
+            },
+            Key::unix_peer(),
+        ),
+    ]
+}
+
+/// All other extractors.
+fn twins() -> Vec<Twin> {
+    #[derive(Clone)]
+    struct UserId(u64);
+
+    let user = || key::extension::<UserId>(|user| user.0.to_string());
+    let with_user = || support::get("/users/1").extension(UserId(42));
+    let folding = key::path().ignore_case().remove_dot_segments();
+    let folded = folding.key_of("/users/./A");
+    vec![
+        Twin::new("path", key::path(), || Request::get("/%61?x=1"), Key::path("/a")),
+        Twin::new(
+            "path with settings",
+            folding,
+            || Request::get("/Users/b/../%41"),
+            folded,
+        ),
+        Twin::new("route", key::route(), || Request::get("/users/1"), Key::route(USERS)),
+        Twin::new("no route", key::route(), || Request::get("/1"), Key::unmatched_route()),
+        Twin::new(
+            "method",
+            key::method(),
+            || Request::delete("/"),
+            Key::method(&Method::DELETE),
+        ),
+        Twin::new(
+            "other method",
+            key::method(),
+            || Request::get("/").method("MADE-UP"),
+            Key::method(&"OTHER".parse().expect("a method")),
+        ),
+        Twin::new(
+            "header",
+            key::header("X-User"),
+            || Request::get("/").header("x-user", " a|b\u{ff} "),
+            Key::header("x-USER", "a|b\u{ff}"),
+        ),
+        Twin::new(
+            "constant",
+            key::constant("all"),
+            || Request::get("/"),
+            Key::constant("all"),
+        ),
+        Twin::new("extension", user(), with_user, Key::extension::<UserId>("42")),
+        Twin::new(
+            "from_fn of text",
+            key::from_fn(|parts| parts.uri.path().to_owned()),
+            || Request::get("/a"),
+            "/a",
+        ),
+        Twin::new(
+            "from_fn of a number",
+            key::from_fn(|_| Some(42)),
+            || Request::get("/"),
+            42,
+        ),
+        Twin::new(
+            "from_fn of a key",
+            key::from_fn(|_| Ok(Key::constant("all"))),
+            || Request::get("/"),
+            Key::constant("all"),
+        ),
+        Twin::new(
+            "or",
+            user().or(key::route()),
+            || Request::get("/1"),
+            Key::unmatched_route(),
+        ),
+        Twin::new(
+            "a tuple",
+            (user(), key::route()),
+            with_user,
+            Key::extension::<UserId>("42").and(Key::route(USERS)),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn every_count_of_a_layer_can_be_reset_with_a_key_made_by_hand() {
+    for twin in twins_of_addresses().into_iter().chain(twins()) {
+        let (name, store) = (twin.name, MemoryStore::new());
+        let policy = || Policy::new("default", SlidingLog::per_hour(1));
+        let limiter = Limiter::new(store.clone(), policy());
+        let layer = RateLimitLayer::new(store, policy().key(twin.extractor));
+        let app = Router::new().route(USERS, any(async || "hi")).fallback(async || "none");
+        let app = app.layer(layer);
+
+        assert_eq!(send(&app, (twin.request)()).await.status, StatusCode::OK, "{name}");
+        let denied = send(&app, (twin.request)()).await;
+        assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS, "{name}");
+
+        limiter.reset(Key::from("another")).await.expect("the store decides");
+        let denied = send(&app, (twin.request)()).await;
+        assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS, "{name}");
+        limiter.reset(twin.key).await.expect("the store decides");
+        assert_eq!(send(&app, (twin.request)()).await.status, StatusCode::OK, "{name}");
+    }
 }

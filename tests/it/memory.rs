@@ -1,4 +1,4 @@
-//! What lies in Redis: how much, for how long, and what a denial leaves of it.
+//! The keys in Redis: their memory, their expiry, and their content after a denial.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ async fn bytes(redis: &Redis, key: &str) -> u64 {
     redis.command("MEMORY", ["USAGE", key, "SAMPLES", "0"]).await
 }
 
-/// Admits a million in ten seconds, evenly, twice in each grain, and returns the bytes that this takes.
+/// Admits a million evenly in ten seconds, twice in each grain, and returns the bytes of the key.
 async fn bytes_of_a_million(precision: u32) -> u64 {
     let redis = Redis::start();
     let clock = Clock::new();
@@ -33,7 +33,7 @@ async fn bytes_of_a_million(precision: u32) -> u64 {
         last = Some(admitted);
     }
 
-    assert_eq!(last.map(|admitted| admitted.states[0].remaining), Some(0));
+    assert_eq!(last.map(|admitted| admitted.states()[0].remaining), Some(0));
     assert!(!decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
     let members: u32 = redis.command("ZCARD", ["quota:1:log:test:{key=k}"]).await;
     assert!((precision..=precision + 2).contains(&members), "{members} members");
@@ -52,10 +52,10 @@ async fn a_million_in_ten_seconds_fits_in_4_kb_with_precision_100() {
     assert!(bytes <= 4_000, "{bytes} bytes");
 }
 
-/// A Redis with a store that goes by its clock.
+/// A Redis, and a store with the clock of Redis.
 async fn shared() -> (Redis, tower_quota::RedisStore) {
     let redis = Redis::start();
-    // Denials are not remembered, since what they are denied by is flushed between the rounds.
+    // Without the deny cache, since the keys are flushed between the rounds.
     let store = connected(patient().deny_cache(false), &redis.url()).await;
     (redis, store)
 }
@@ -66,14 +66,14 @@ async fn only_key(redis: &Redis) -> String {
     keys.into_iter().next().unwrap_or_default()
 }
 
-/// The time that the key has to live, which is less by what passes until it is read.
+/// The remaining time to live of the key.
 async fn ttl(redis: &Redis, key: &str) -> Duration {
     let ttl: i64 = redis.command("PTTL", [key]).await;
     Duration::from_millis(u64::try_from(ttl).unwrap_or_else(|_| panic!("PTTL {key} is {ttl}")))
 }
 
 #[tokio::test]
-async fn a_window_of_100_000_seconds_lives_as_long() {
+async fn the_key_of_a_window_of_100_000_seconds_lives_as_long() {
     let (redis, store) = shared().await;
     let window = Duration::from_secs(100_000);
     for quota in [1, 100_000] {
@@ -86,7 +86,7 @@ async fn a_window_of_100_000_seconds_lives_as_long() {
 }
 
 #[tokio::test]
-async fn every_key_lives_a_second_longer_than_it_matters_at_most() {
+async fn every_key_lives_at_most_a_second_longer_than_its_counts() {
     let (redis, store) = shared().await;
     for algorithm in Algorithm::ALL {
         let limit = algorithm.limit(3);
@@ -97,27 +97,27 @@ async fn every_key_lives_a_second_longer_than_it_matters_at_most() {
             &[Operation::Check, Operation::Check, Operation::Peek],
         ] {
             redis.command::<()>("FLUSHALL", [""; 0]).await;
-            let mut matters = Duration::ZERO;
+            let mut counts = Duration::ZERO;
             for operation in operations {
                 let outcome: Outcome = decide(&store, *operation, &limit, "k", 2).await;
-                matters = matters.max(outcome.states[0].reset_after);
+                counts = counts.max(outcome.states()[0].reset_after);
             }
             let ttl = ttl(&redis, &only_key(&redis).await).await;
             assert!(
-                !ttl.is_zero() && ttl <= matters + SECOND + SECOND / 1_000,
+                !ttl.is_zero() && ttl <= counts + SECOND + SECOND / 1_000,
                 "{limit}, {operations:?}: {ttl:?}"
             );
             assert!(
-                ttl + 5 * SECOND > matters,
-                "{limit}, {operations:?}: {ttl:?} for {matters:?}"
+                ttl + 5 * SECOND > counts,
+                "{limit}, {operations:?}: {ttl:?} for {counts:?}"
             );
         }
     }
 }
 
-/// A key whose last charge is the first one expires in the very millisecond; later ones may leave an expiry that will do.
+/// The expiry is exact after the first charge. Later charges may leave an expiry that is up to a second late.
 #[tokio::test]
-async fn a_key_expires_one_second_after_it_stops_to_matter() {
+async fn a_key_expires_one_second_after_its_counts() {
     let (redis, store) = shared().await;
     for algorithm in Algorithm::ALL {
         let limit = algorithm.limit(7);
@@ -130,19 +130,19 @@ async fn a_key_expires_one_second_after_it_stops_to_matter() {
         {
             let charges = [tower_quota::store::Charge::new("test", &limit, &key, cost)];
             let request = tower_quota::store::StoreRequest::new(operation, &charges);
-            let answer = tower_quota::store::Store::decide(&store, &[request]).await;
-            let answer = answer.expect("Redis answers");
-            let matters = answer.server_time + answer.outcomes[0].states[0].reset_after;
+            let response = tower_quota::store::Store::decide(&store, &[request]).await;
+            let response = response.expect("Redis replies");
+            let counts = response.server_time + response.outcomes()[0].states()[0].reset_after;
             let expires = redis.expires_at(&only_key(&redis).await).await;
             let expires = Duration::from_millis(u64::try_from(expires).expect("it expires"));
             if fresh {
-                assert_eq!(expires.as_millis(), (matters + SECOND).as_millis(), "{limit}");
+                assert_eq!(expires.as_millis(), (counts + SECOND).as_millis(), "{limit}");
             }
             fresh = false;
-            assert!(expires >= matters, "{limit}, {operation:?}: {matters:?}, {expires:?}");
+            assert!(expires >= counts, "{limit}, {operation:?}: {counts:?}, {expires:?}");
             assert!(
-                expires <= matters + SECOND,
-                "{limit}, {operation:?}: {matters:?}, {expires:?}"
+                expires <= counts + SECOND,
+                "{limit}, {operation:?}: {counts:?}, {expires:?}"
             );
         }
     }
@@ -153,18 +153,18 @@ async fn a_refund_leaves_no_key_without_expiry() {
     let (redis, store) = shared().await;
     for algorithm in Algorithm::ALL {
         let limit = algorithm.limit(3);
-        for given_back in [1, 3] {
+        for refunded in [1, 3] {
             redis.command::<()>("FLUSHALL", [""; 0]).await;
             let admitted_at = {
                 let key = tower_quota::Key::from("k");
                 let charges = [tower_quota::store::Charge::new("test", &limit, &key, 3)];
                 let request = tower_quota::store::StoreRequest::new(Operation::Check, &charges);
-                let answer = tower_quota::store::Store::decide(&store, &[request]).await;
-                answer.expect("Redis answers").server_time
+                let response = tower_quota::store::Store::decide(&store, &[request]).await;
+                response.expect("Redis replies").server_time
             };
             let refund = Operation::Refund { admitted_at };
-            let outcome = decide(&store, refund, &limit, "k", given_back).await;
-            assert!(outcome.states[0].remaining >= given_back, "{limit}: {outcome:?}");
+            let outcome = decide(&store, refund, &limit, "k", refunded).await;
+            assert!(outcome.states()[0].remaining >= refunded, "{limit}: {outcome:?}");
 
             let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
             for key in keys {
@@ -191,7 +191,7 @@ async fn a_denied_request_leaves_every_key_as_it_was() {
             decide(&store, Operation::Check, &limit, "k", cost).await;
         }
         let keys: Vec<String> = redis.command("KEYS", ["quota:*"]).await;
-        let key = keys.first().expect("it was counted").as_str();
+        let key = keys.first().expect("a key").as_str();
         let before = (
             redis.command::<Vec<u8>>("DUMP", [key]).await,
             redis.expires_at(key).await,

@@ -1,10 +1,10 @@
-//! What a memory store forgets, and when.
+//! Eviction and expiry of the keys of a memory store.
 
 use std::time::Duration;
 
 use tower_quota::{
     Key, Limit, Limiter, MemoryStore, Policy, SlidingLog,
-    store::{Charge, Operation, Outcome, Store, StoreFuture, StoreRequest},
+    store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
 use crate::support::{Clock, Log, decide};
@@ -19,14 +19,21 @@ fn limit(text: &str) -> Limit {
 
 fn store(capacity: usize, clock: &Clock) -> MemoryStore {
     let clock = clock.clone();
-    MemoryStore::with_capacity(capacity).clock(move || Duration::from_micros(clock.now()))
+    MemoryStore::builder()
+        .capacity(capacity)
+        .clock(move || Duration::from_micros(clock.now()))
+        .build()
 }
 
 fn outcome(store: &MemoryStore, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
-    let StoreFuture::Ready(Ok(answer)) = store.decide(&[StoreRequest::new(operation, charges)]) else {
-        panic!("a memory store answers at once");
+    let Ok(Ok(response)) = store.decide(&[StoreRequest::new(operation, charges)]).try_ready() else {
+        panic!("the response of a memory store is ready at once");
     };
-    answer.outcomes.into_iter().next().expect("one outcome for one request")
+    response
+        .outcomes()
+        .first()
+        .cloned()
+        .expect("one outcome for one request")
 }
 
 /// Whether a check of cost 1 is admitted.
@@ -34,17 +41,20 @@ fn admits(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>)
     outcome(store, Operation::Check, &[Charge::new(policy, limit, &key.into(), 1)]).allowed
 }
 
-/// How much of the limit the store has counted.
+/// The units of the quota that the store has counted.
 fn used(store: &MemoryStore, policy: &str, limit: &Limit, key: impl Into<Key>) -> u64 {
     let peeked = outcome(store, Operation::Peek, &[Charge::new(policy, limit, &key.into(), 1)]);
-    limit.quota() - peeked.states[0].remaining
+    limit.quota() - peeked.states()[0].remaining
 }
 
 #[tokio::test]
-async fn expired_keys_make_room_first() {
+async fn expired_keys_are_evicted_first() {
     let clock = Clock::new();
     let now = clock.clone();
-    let store = MemoryStore::with_capacity(1_000).clock(move || Duration::from_micros(now.now()));
+    let store = MemoryStore::builder()
+        .capacity(1_000)
+        .clock(move || Duration::from_micros(now.now()))
+        .build();
     let short = Limit::from(SlidingLog::per_second(1));
     for key in 0..900 {
         decide(&store, Operation::Check, &short, &format!("short {key}"), 1).await;
@@ -67,10 +77,10 @@ async fn expired_keys_make_room_first() {
 }
 
 #[test]
-fn a_full_store_forgets_what_is_restored_soonest_and_counts_it() {
+fn a_full_store_evicts_the_key_that_expires_first_and_counts_it() {
     let clock = Clock::new();
     let store = store(100, &clock);
-    // None of them denies, since those that deny stay.
+    // No key denies, since keys that deny are evicted last.
     let limit = limit("sliding-log 2/h");
     for key in 0..110_u64 {
         assert!(admits(&store, "test", &limit, key));
@@ -85,7 +95,7 @@ fn a_full_store_forgets_what_is_restored_soonest_and_counts_it() {
 
 const FLOOD: u64 = 100_001;
 
-/// How many of 1,000 checks of one key of the policy `login` pass after a flood of keys, `between` being called after each.
+/// How many of 1,000 checks of one key of the policy `login` are admitted after a flood of keys. `between` is called after each.
 fn passed(store: &MemoryStore, mut between: impl FnMut(u64)) -> usize {
     let limit = limit("sliding-log 5/min");
     let tries = (0..1_000).filter(|&n| {
@@ -107,7 +117,9 @@ fn a_limit_that_is_used_up_stays_so_under_a_flood_of_keys() {
         ("paths", "sliding-log 1/h"),
     ] {
         let (clock, login, flood) = (Clock::new(), limit("sliding-log 5/min"), limit(flood));
-        let store = MemoryStore::new().clock(move || Duration::from_micros(clock.now()));
+        let store = MemoryStore::builder()
+            .clock(move || Duration::from_micros(clock.now()))
+            .build();
         for _ in 0..5 {
             assert!(admits(&store, "login", &login, "target"));
         }
@@ -120,9 +132,9 @@ fn a_limit_that_is_used_up_stays_so_under_a_flood_of_keys() {
 }
 
 #[test]
-fn a_key_that_comes_after_a_flood_is_limited() {
+fn a_new_key_after_a_flood_is_limited() {
     for flood in ["sliding-log 5/s", "sliding-log 5/h", "sliding-log 1/h"] {
-        // Whether the key that follows five tries is of the policy of the flood, or each four tries one of the key's own.
+        // The keys between the tries: of the flood, one after each five tries, or of the policy itself, one after each four.
         for own in [false, true] {
             for capacity in [1_000, 10_000] {
                 let clock = Clock::new();
@@ -214,7 +226,7 @@ fn a_key_can_be_evicted_when_its_denial_is_over() {
     let at = |minutes: u64, seconds: u64| clock.set(start + (minutes * 60 + seconds) * 1_000_000);
     let used = |key: &str| used(&store, "test", &limit, key);
 
-    // It denies from 1:00 to 60:00, and expires at 61:00.
+    // `a` denies from 1:00 to 60:00, and expires at 61:00.
     assert!(admits(&store, "test", &limit, "a"));
     at(1, 0);
     assert!(admits(&store, "test", &limit, "a"));
@@ -253,7 +265,7 @@ fn a_key_can_be_evicted_when_a_refund_ends_its_denial() {
 }
 
 #[test]
-fn the_order_of_eviction_holds_whatever_happened_before() {
+fn the_order_of_eviction_holds_after_any_history() {
     const CAPACITY: usize = 6;
     let policies = [("a", limit("sliding-log 2/h")), ("b", limit("sliding-log 1/30min"))];
     let mut evictions = [0; 4];
@@ -261,7 +273,7 @@ fn the_order_of_eviction_holds_whatever_happened_before() {
         let mut random = fastrand::Rng::with_seed(seed);
         let clock = Clock::new();
         let store = store(CAPACITY, &clock);
-        // The keys that count, and whether they deny.
+        // The keys with a count, and whether they deny.
         let counted = || {
             let all = policies
                 .iter()
@@ -343,7 +355,7 @@ fn small_stores_hold_exactly_as_many_keys() {
 #[test]
 fn no_call_exceeds_the_capacity_or_blocks_another() {
     for capacity in [1, 2, 3, 100, 3_000, 10_000] {
-        let store = MemoryStore::with_capacity(capacity);
+        let store = MemoryStore::builder().capacity(capacity).build();
         // Nothing expires meanwhile.
         let limits = ["sliding-log 1/h", "token-bucket 3/h", "fixed-window 2/h"].map(limit);
         let flood = |thread: u64| {
@@ -374,7 +386,7 @@ fn no_call_exceeds_the_capacity_or_blocks_another() {
 #[test]
 fn the_first_eviction_is_logged_once_with_the_fix() {
     let log = Log::capture();
-    let store = MemoryStore::with_capacity(10);
+    let store = MemoryStore::builder().capacity(10).build();
     for key in 0..10_u64 {
         assert!(admits(&store, "test", &hourly(), key));
     }
@@ -385,7 +397,7 @@ fn the_first_eviction_is_logged_once_with_the_fix() {
     }
     assert_eq!(store.evictions(), 10);
     assert_eq!(
-        log.text().matches("MemoryStore::with_capacity").count(),
+        log.text().matches("MemoryStoreBuilder::capacity").count(),
         1,
         "{}",
         log.text()
@@ -394,8 +406,8 @@ fn the_first_eviction_is_logged_once_with_the_fix() {
 }
 
 #[tokio::test]
-async fn a_key_that_comes_to_a_full_store_is_kept() {
-    let store = MemoryStore::with_capacity(100);
+async fn a_new_key_in_a_full_store_is_kept() {
+    let store = MemoryStore::builder().capacity(100).build();
     let daily = Limiter::new(store.clone(), Policy::new("daily", SlidingLog::per_day(1)));
     for key in 0..100_u64 {
         assert!(daily.check(key).await.unwrap().is_allowed());
@@ -408,7 +420,7 @@ async fn a_key_that_comes_to_a_full_store_is_kept() {
 }
 
 #[tokio::test]
-async fn keys_that_come_and_go_leave_nothing() {
+async fn keys_that_are_reset_leave_nothing() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone(), Policy::new("mail", SlidingLog::per_hour(1)));
     for key in 0..10_000_u64 {
@@ -430,7 +442,7 @@ async fn denied_and_peeked_keys_are_not_stored() {
 #[tokio::test]
 async fn a_clock_at_the_end_of_time_panics_nowhere() {
     for now in [0, 1, u64::MAX] {
-        let store = MemoryStore::new().clock(move || Duration::from_micros(now));
+        let store = MemoryStore::builder().clock(move || Duration::from_micros(now)).build();
         for limit in [
             "sliding-log 2/h",
             "sliding-counter 2/h",

@@ -1,4 +1,4 @@
-//! Decisions against other implementations: another crate's token bucket, and lists of all admissions.
+//! Decisions compared with other implementations: the token bucket of governor, and lists of all admissions.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -23,10 +23,10 @@ fn micros(time: u64) -> Duration {
 }
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.states[0].remaining
+    outcome.states()[0].remaining
 }
 
-/// Tries a property on this many timelines, each on a key of its own, and shrinks the one that fails.
+/// Runs a property on this many timelines, each on a key of its own, and shrinks the failing one.
 fn holds<T, P>(cases: u32, bench: impl Future<Output = Bench>, timelines: impl Strategy<Value = T>, property: P)
 where
     T: std::fmt::Debug,
@@ -44,7 +44,7 @@ where
     }
 }
 
-/// A bucket of `burst` that gains a token each `period` microseconds, and checks of some costs after some pauses.
+/// A bucket of `burst` tokens that gains one each `period` microseconds, and checks with their pauses and costs.
 #[derive(Clone, Debug)]
 struct Checks {
     burst: u32,
@@ -66,7 +66,7 @@ async fn a_bucket_decides_as_governor_does(bench: Bench, timeline: Checks) -> Re
     let quota = Quota::with_period(micros(period)).expect("a period");
     let burst = NonZeroU32::new(burst).expect("a burst");
     let governor = RateLimiter::direct_with_clock(quota.allow_burst(burst), clock.clone());
-    // One token in a millisecond at least, since no window is shorter.
+    // A window of 1,000 periods, since it is at least 1 ms long.
     let limit = TokenBucket::new(1_000, micros(1_000 * period))
         .burst(burst.get().into())
         .into();
@@ -78,7 +78,7 @@ async fn a_bucket_decides_as_governor_does(bench: Bench, timeline: Checks) -> Re
         let expected = governor.check_n(cost).expect("within the burst");
         let outcome = bench.check(&limit, cost.get().into()).await;
         let wait = expected.err().map(|denied| denied.wait_time_from(clock.now()));
-        prop_assert_eq!(outcome.states[0].retry_after, wait);
+        prop_assert_eq!(outcome.states()[0].retry_after, wait);
         prop_assert_eq!(outcome.allowed, wait.is_none());
     }
     Ok(())
@@ -99,12 +99,12 @@ fn a_bucket_in_redis_decides_as_governor_does() {
     holds(20, Bench::redis_store(), checks(200), a_bucket_decides_as_governor_does);
 }
 
-/// What happens on a timeline after a pause.
+/// An event on a timeline, after a pause.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Check(u64),
     Charge(u64),
-    /// The refund of one of the admissions so far.
+    /// The refund of one of the previous admissions.
     Refund(usize),
 }
 
@@ -119,7 +119,7 @@ fn events(length: usize) -> impl Strategy<Value = Vec<(u64, Event)>> {
     vec((pause, event), 0..length)
 }
 
-/// The list of all admissions, by their times.
+/// All admissions: their times and costs.
 #[derive(Default)]
 struct Admissions(Vec<(u64, u64)>);
 
@@ -130,7 +130,7 @@ impl Admissions {
     }
 }
 
-/// Charges beyond the limit may count longer by a thousandth of the window; all else is exact.
+/// Charges beyond the limit may count too long by a thousandth of the window; all other decisions are exact.
 async fn a_log_decides_as_a_list_does(bench: Bench, events: Vec<(u64, Event)>) -> Result<(), TestCaseError> {
     const QUOTA: u64 = 20;
     let limit = SlidingLog::new(QUOTA, micros(WINDOW)).into();
@@ -185,7 +185,7 @@ fn a_log_in_redis_decides_as_a_list_does() {
     holds(20, Bench::redis_store(), events(200), a_log_decides_as_a_list_does);
 }
 
-/// All but windows that open with the first request, which may be one that was refunded.
+/// All limits except windows that open with the first request, which may be refunded.
 fn limits() -> impl Strategy<Value = Limit> {
     const QUOTA: u64 = 10;
     let window = micros(WINDOW);
@@ -201,19 +201,19 @@ fn limits() -> impl Strategy<Value = Limit> {
     proptest::sample::select(limits)
 }
 
-/// Lives through a timeline with refunds, and then through one without what was refunded, on another clock.
+/// Runs a timeline with refunds, and then one without the refunded requests, on another clock.
 async fn refunds_leave_no_more_than_if_nothing_had_been_charged(
     bench: Bench,
     (limit, checks): (Limit, Vec<(u64, u64, Option<usize>)>),
 ) -> Result<(), TestCaseError> {
-    // For the other timeline, whose clock starts at the same time.
+    // The clock of the other timeline starts at the same time.
     let other = Bench::memory_store().await;
     let start = bench.now().max(other.now());
     other.advance(micros(start - other.now())).await;
     bench.advance(micros(start - bench.now())).await;
 
     let mut admissions = Vec::new();
-    // What was not refunded, by the times at which it was charged.
+    // The costs that were not refunded, with the times of their charges.
     let mut net: Vec<(u64, u64)> = Vec::new();
     for (pause, cost, refunds) in checks {
         bench.advance(micros(pause)).await;

@@ -429,10 +429,10 @@ fn example_files() -> Vec<(&'static str, String)> {
         block.split_once(end).unwrap().0.to_owned()
     };
     let readme = include_str!("../../README.md");
-    let docs = include_str!("../../src/policies.rs").replace("///", "");
+    let docs = include_str!("../../src/policy/file.rs").replace("///", "");
     vec![
         ("README.md", block_of(readme, "```toml\n", "```")),
-        ("src/policies.rs", block_of(&docs, "r#\"\n", "\"#")),
+        ("src/policy/file.rs", block_of(&docs, "r#\"\n", "\"#")),
         (
             "examples/limits.toml",
             include_str!("../../examples/limits.toml").to_owned(),

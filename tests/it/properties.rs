@@ -1,4 +1,4 @@
-//! The promises of each algorithm on random histories, against models that look at every admission.
+//! The promises of each algorithm on random histories, against models with a list of all admissions.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use proptest::{
 };
 use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
 
-use crate::support::{Bench, berlin};
+use crate::support::{BERLIN, Bench};
 
 /// The window of all limits here: 10 ms, or an hour for those of a calendar, in `units` of a microsecond.
 const WINDOW: u64 = 10_000;
 const MICROSECOND: Duration = Duration::from_micros(1);
 
-/// Requests as they come, and then one more.
+/// Requests, and then one more.
 #[derive(Clone, Debug)]
 struct History {
     quota: u64,
     arrivals: Vec<Arrival>,
     last: Arrival,
-    /// What the limit is lowered to before the last request.
+    /// The quota for the last request, at most the one before.
     lowered: u64,
     /// How far the clock is set back before the last request.
     step_back: u64,
@@ -29,7 +29,7 @@ struct History {
 
 #[derive(Clone, Debug)]
 struct Arrival {
-    /// The units of time since the one before.
+    /// The units of time since the previous request.
     after: u64,
     cost: u64,
 }
@@ -46,7 +46,7 @@ fn histories() -> impl Strategy<Value = History> {
     let cost = prop_oneof![3 => Just(1), 2 => 1..=MOST];
     let arrival = (after, cost).prop_map(|(after, cost)| Arrival { after, cost });
     let step_back = prop_oneof![0..=WINDOW, 0..=20 * WINDOW];
-    // Half of the histories have nothing heavier than 1, which a log stores in another way.
+    // In half of the histories all costs are 1, which a log stores in another way.
     let histories = (
         1..=MOST,
         vec(arrival.clone(), 0..40),
@@ -72,18 +72,18 @@ fn histories() -> impl Strategy<Value = History> {
     })
 }
 
-/// An algorithm, and its promise by the book.
+/// An algorithm, and its promise by a model.
 #[derive(Clone, Copy)]
 struct Algorithm {
     limit: fn(u64) -> Limit,
-    /// How many microseconds a unit of time is.
+    /// The microseconds in a unit of time.
     units: u64,
-    /// Whether a request of this cost fits now; `None` where either is right.
+    /// Whether a request of this cost fits now; `None` where both results are correct.
     fits: fn(&Model, u64, u64, u64) -> Option<bool>,
     /// The most that is admitted in a half-open window, wherever it starts.
     most: fn(u64) -> u64,
-    /// The most units that a request of cost 1 is kept out, also after the clock was set back: how far ahead of it
-    /// something may be that counts (no second here, since the windows are shorter), and the longest wait.
+    /// The most units that a request of cost 1 is delayed after the clock was set back: the slack, which is one window here, since
+    /// windows are shorter than a second, and the longest wait.
     longest_block: u64,
 }
 
@@ -106,7 +106,7 @@ const COARSE_LOG: Algorithm = Algorithm {
         let (on_time, late) = (now + 1 - WINDOW, now + 1 - WINDOW - WINDOW.div_ceil(7));
         match () {
             () if model.admitted(on_time, now) + cost > quota => Some(false),
-            // Given back late, by less than one seventh of the window.
+            // An admission counts too long by less than one seventh of the window.
             () if model.admitted(late + 1, now) + cost <= quota => Some(true),
             () => None,
         }
@@ -124,7 +124,7 @@ const COUNTER: Algorithm = Algorithm {
         let share = (previous * (WINDOW - now % WINDOW)).div_ceil(WINDOW);
         Some(current + share + cost <= quota)
     },
-    // A whole limit at the end of one window, and all but one before the end of the next one.
+    // The quota at the end of one window, and all but one before the end of the next one.
     most: |quota| 2 * quota - 1,
     longest_block: WINDOW + 2 * WINDOW,
 };
@@ -159,12 +159,12 @@ const ALIGNED_WINDOW: Algorithm = Algorithm {
 };
 
 const CALENDAR_HOUR: Algorithm = Algorithm {
-    limit: |quota| FixedWindow::calendar(quota, Calendar::Hour, berlin()).into(),
+    limit: |quota| FixedWindow::calendar(quota, Calendar::Hour, BERLIN).into(),
     units: 3_600_000_000 / WINDOW,
     ..ALIGNED_WINDOW
 };
 
-/// At any time, since whenever: at most a burst and what has come since.
+/// Between any two times: at most a burst and the tokens that came in between.
 const fn bucket<const RATE: u64>(limit: fn(u64) -> Limit) -> Algorithm {
     Algorithm {
         limit,
@@ -204,12 +204,12 @@ impl Algorithm {
     }
 }
 
-/// What was admitted when, in units of time.
+/// All admissions: their times in units, and their costs.
 #[derive(Debug, Default)]
 struct Model(Vec<(u64, u64)>);
 
 impl Model {
-    /// How much was admitted from one time to another, both included.
+    /// The sum of the costs that were admitted from one time to another, both included.
     fn admitted(&self, from: u64, to: u64) -> u64 {
         let span = from..=to;
         self.0
@@ -219,7 +219,7 @@ impl Model {
             .sum()
     }
 
-    /// The most that was admitted in any half-open window; one that begins with an admission has the most.
+    /// The most that was admitted in any half-open window. A window that begins with an admission has the most.
     fn most(&self) -> u64 {
         let windows = self.0.iter().map(|(at, _)| self.admitted(*at, at + WINDOW - 1));
         windows.max().unwrap_or(0)
@@ -237,8 +237,8 @@ impl Case {
         self.bench.advance(self.algorithm.duration(units)).await;
     }
 
-    /// Lives through these arrivals under this limit and notes what was admitted.
-    async fn live(&self, quota: u64, arrivals: &[Arrival]) -> Model {
+    /// Checks these requests under this quota, and returns the admissions.
+    async fn run(&self, quota: u64, arrivals: &[Arrival]) -> Model {
         let limit = self.algorithm.limit(quota);
         let mut model = Model::default();
         for arrival in arrivals {
@@ -250,20 +250,20 @@ impl Case {
         model
     }
 
-    /// Lives through the history up to the last request, and notes what was admitted.
-    async fn live_until_the_last(&self, history: &History) -> Model {
-        let model = self.live(history.quota, &history.arrivals).await;
+    /// Checks the requests of the history before the last one, and returns the admissions.
+    async fn run_until_the_last(&self, history: &History) -> Model {
+        let model = self.run(history.quota, &history.arrivals).await;
         self.wait(history.last.after).await;
         model
     }
 }
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.states[0].remaining
+    outcome.states()[0].remaining
 }
 
 async fn no_window_holds_more_than_the_promise(case: Case, history: History) -> Result<(), TestCaseError> {
-    let model = case.live_until_the_last(&history).await;
+    let model = case.run_until_the_last(&history).await;
     let most = (case.algorithm.most)(history.quota);
     prop_assert!(
         model.most() <= most,
@@ -275,7 +275,10 @@ async fn no_window_holds_more_than_the_promise(case: Case, history: History) -> 
     Ok(())
 }
 
-async fn what_fits_by_the_book_is_admitted_and_nothing_else(case: Case, history: History) -> Result<(), TestCaseError> {
+async fn a_request_is_admitted_if_and_only_if_it_fits_in_the_model(
+    case: Case,
+    history: History,
+) -> Result<(), TestCaseError> {
     let limit = case.algorithm.limit(history.quota);
     let mut model = Model::default();
     for arrival in history.arrivals.iter().chain([&history.last]) {
@@ -300,27 +303,27 @@ async fn what_fits_by_the_book_is_admitted_and_nothing_else(case: Case, history:
 }
 
 async fn retry_after_is_exact_at_its_edge(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.live_until_the_last(&history).await;
+    case.run_until_the_last(&history).await;
     let (bench, limit, cost) = (&case.bench, case.algorithm.limit(history.lowered), history.last.cost);
     let outcome = bench.check(&limit, cost).await;
-    let Some(told) = outcome.states[0].retry_after else {
+    let Some(retry_after) = outcome.states()[0].retry_after else {
         prop_assert!(outcome.allowed);
         return Ok(());
     };
 
     prop_assert!(!outcome.allowed);
-    bench.advance(told - MICROSECOND).await;
+    bench.advance(retry_after - MICROSECOND).await;
     let early = bench.check(&limit, cost).await;
-    prop_assert!(!early.allowed, "1 µs before {told:?}");
-    prop_assert_eq!(early.states[0].retry_after, Some(MICROSECOND));
+    prop_assert!(!early.allowed, "1 µs before {retry_after:?}");
+    prop_assert_eq!(early.states()[0].retry_after, Some(MICROSECOND));
     bench.advance(MICROSECOND).await;
     let in_time = bench.check(&limit, cost).await;
-    prop_assert!(in_time.allowed, "after {told:?}: {in_time:?}");
+    prop_assert!(in_time.allowed, "after {retry_after:?}: {in_time:?}");
     Ok(())
 }
 
 async fn remaining_is_admitted_and_not_one_more(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.live_until_the_last(&history).await;
+    case.run_until_the_last(&history).await;
     let (bench, limit) = (&case.bench, case.algorithm.limit(history.lowered));
     let remaining = remaining(&bench.check(&limit, history.last.cost).await);
 
@@ -340,7 +343,7 @@ async fn a_denied_request_adds_no_weight_and_no_time_to_live(
     case: Case,
     history: History,
 ) -> Result<(), TestCaseError> {
-    case.live_until_the_last(&history).await;
+    case.run_until_the_last(&history).await;
     let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
     let before = bench.peek(&limit, 1).await;
     let expires_at = bench.expires_at().await;
@@ -349,10 +352,10 @@ async fn a_denied_request_adds_no_weight_and_no_time_to_live(
     for _ in 0..3 {
         let denied = bench.check(&limit, cost).await;
         prop_assert!(!denied.allowed);
-        prop_assert_eq!(denied.states[0].reset_after, before.states[0].reset_after);
+        prop_assert_eq!(denied.states()[0].reset_after, before.states()[0].reset_after);
     }
     prop_assert_eq!(bench.peek(&limit, 1).await, before);
-    // What had expired may be gone, and with it the key.
+    // Expired entries may be removed, and with them the key.
     let after = bench.expires_at().await;
     prop_assert!(
         after.is_none() || after == expires_at,
@@ -362,25 +365,25 @@ async fn a_denied_request_adds_no_weight_and_no_time_to_live(
 }
 
 async fn reset_after_is_exact_at_its_edge(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.live_until_the_last(&history).await;
+    case.run_until_the_last(&history).await;
     let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
-    let told = bench.check(&limit, history.last.cost).await.states[0].reset_after;
+    let reset_after = bench.check(&limit, history.last.cost).await.states()[0].reset_after;
 
-    bench.advance(told - MICROSECOND).await;
+    bench.advance(reset_after - MICROSECOND).await;
     prop_assert!(remaining(&bench.peek(&limit, 1).await) < history.quota);
     bench.advance(MICROSECOND).await;
     let restored = bench.peek(&limit, history.quota).await;
     prop_assert!(restored.allowed);
-    prop_assert_eq!(restored.states[0].reset_after, Duration::ZERO);
+    prop_assert_eq!(restored.states()[0].reset_after, Duration::ZERO);
     Ok(())
 }
 
 async fn a_clock_set_back_keeps_the_promise_from_then_on(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.live_until_the_last(&history).await;
+    case.run_until_the_last(&history).await;
     case.bench.set_back(case.algorithm.duration(history.step_back)).await;
 
-    // So at most one limit more than without the step.
-    let model = case.live(history.quota, &history.arrivals).await;
+    // At most one quota more than without the step.
+    let model = case.run(history.quota, &history.arrivals).await;
     let most = (case.algorithm.most)(history.quota);
     prop_assert!(
         model.most() <= most,
@@ -392,20 +395,20 @@ async fn a_clock_set_back_keeps_the_promise_from_then_on(case: Case, history: Hi
     Ok(())
 }
 
-async fn a_clock_set_back_blocks_nobody_for_long(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.live_until_the_last(&history).await;
+async fn a_clock_set_back_delays_no_request_for_long(case: Case, history: History) -> Result<(), TestCaseError> {
+    case.run_until_the_last(&history).await;
     let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
     bench.set_back(case.algorithm.duration(history.step_back)).await;
 
     let longest = case.algorithm.duration(case.algorithm.longest_block);
-    let told = bench.peek(&limit, 1).await.states[0].retry_after.unwrap_or_default();
-    prop_assert!(told <= longest, "{told:?}");
-    bench.advance(told).await;
-    prop_assert!(bench.check(&limit, 1).await.allowed, "after {told:?}");
+    let wait = bench.peek(&limit, 1).await.states()[0].retry_after.unwrap_or_default();
+    prop_assert!(wait <= longest, "{wait:?}");
+    bench.advance(wait).await;
+    prop_assert!(bench.check(&limit, 1).await.allowed, "after {wait:?}");
     Ok(())
 }
 
-/// Tries the property on this many histories, each with a key of its own, and shrinks the one that fails.
+/// Runs the property on this many histories, each with a key of its own, and shrinks the failing one.
 fn holds<P>(cases: u32, bench: impl Future<Output = Bench>, algorithm: Algorithm, property: P)
 where
     P: AsyncFn(Case, History) -> Result<(), TestCaseError>,
@@ -441,13 +444,13 @@ macro_rules! properties {
         mod $algorithm {
             tests! { $store, $cases, $named;
                 no_window_holds_more_than_the_promise
-                what_fits_by_the_book_is_admitted_and_nothing_else
+                a_request_is_admitted_if_and_only_if_it_fits_in_the_model
                 retry_after_is_exact_at_its_edge
                 remaining_is_admitted_and_not_one_more
                 a_denied_request_adds_no_weight_and_no_time_to_live
                 reset_after_is_exact_at_its_edge
                 a_clock_set_back_keeps_the_promise_from_then_on
-                a_clock_set_back_blocks_nobody_for_long
+                a_clock_set_back_delays_no_request_for_long
             }
         }
     };
@@ -474,7 +477,7 @@ in_every_store! {
     bursts_of_three_per_window BURSTS_OF_THREE_PER_WINDOW
 }
 
-// Numbers that are as large as they may be, and long runs.
+// The largest numbers, and long runs.
 
 macro_rules! runs {
     ($($run:ident)*) => {
@@ -510,7 +513,7 @@ async fn the_largest_limit_admits_itself_and_no_more(bench: Bench) {
             SlidingCounter::new(LARGEST, window).into(),
             FixedWindow::new(LARGEST, window).into(),
             FixedWindow::new(LARGEST, window).aligned().into(),
-            FixedWindow::calendar(LARGEST, Calendar::Year, berlin()).into(),
+            FixedWindow::calendar(LARGEST, Calendar::Year, BERLIN).into(),
         ];
         for limit in limits {
             let bench = bench.with_a_fresh_key();
@@ -520,20 +523,22 @@ async fn the_largest_limit_admits_itself_and_no_more(bench: Bench) {
             assert_eq!(remaining(&bench.check(&limit, 1).await), 0, "{limit}");
 
             let denied = bench.check(&limit, LARGEST).await;
-            let told = denied.states[0].retry_after.unwrap_or_else(|| panic!("{limit} denies"));
-            bench.advance(told - MICROSECOND).await;
+            let wait = denied.states()[0]
+                .retry_after
+                .unwrap_or_else(|| panic!("{limit} denies"));
+            bench.advance(wait - MICROSECOND).await;
             assert!(
                 !bench.check(&limit, LARGEST).await.allowed,
-                "{limit}: 1 µs before {told:?}"
+                "{limit}: 1 µs before {wait:?}"
             );
             bench.advance(MICROSECOND).await;
-            assert!(bench.check(&limit, LARGEST).await.allowed, "{limit}: after {told:?}");
+            assert!(bench.check(&limit, LARGEST).await.allowed, "{limit}: after {wait:?}");
         }
     }
 }
 
-/// Empties a bucket, then takes tokens as soon as they are there, this many at once, and compares the time of each with
-/// the rate. The bucket holds more than that, since what comes while it is full is lost.
+/// Empties a bucket, then takes this many tokens at once as soon as they have come, and compares the times with the rate. The
+/// bucket holds more than that, since tokens that come while it is full are lost.
 async fn does_not_drift(bench: &Bench, rate: u64, period: Duration, at_once: u64, periods: u64) {
     let limit = Limit::from(TokenBucket::new(rate, period).burst(2 * at_once));
     let began = bench.now();
@@ -541,12 +546,12 @@ async fn does_not_drift(bench: &Bench, rate: u64, period: Duration, at_once: u64
 
     let mut taken = 0;
     while taken + at_once <= rate * periods {
-        let told = bench.check(&limit, at_once).await.states[0].retry_after;
-        bench.advance(told.expect("the bucket is empty")).await;
+        let wait = bench.check(&limit, at_once).await.states()[0].retry_after;
+        bench.advance(wait.expect("the bucket is empty")).await;
         assert!(bench.check(&limit, at_once).await.allowed);
         taken += at_once;
 
-        // The very microsecond in which the last of these tokens comes.
+        // The microsecond in which the last of these tokens comes.
         let due = (u128::from(taken) * period.as_micros()).div_ceil(u128::from(rate));
         assert_eq!(u128::from(bench.now() - began), due, "{taken} of {limit}");
     }

@@ -66,7 +66,7 @@ async fn a_store_starts_before_its_redis(library: ClientLibrary) {
     redis.restart();
     eventually("the store is answered", async || answers(&store).await).await;
     let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
-    assert_eq!(outcome.states[0].remaining, 99);
+    assert_eq!(outcome.states()[0].remaining, 99);
 }
 
 async fn the_connection_ends_with_the_last_clone_of_the_store(library: ClientLibrary) {
@@ -269,7 +269,7 @@ async fn a_client_of_the_application_serves_and_is_not_closed() {
     client.init().await.expect("the server answers");
     let store = patient().client(client.clone()).expect("a good client");
     let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
-    assert_eq!(outcome.states[0].remaining, 99);
+    assert_eq!(outcome.states()[0].remaining, 99);
 
     drop(store);
     client.ping::<()>(None).await.expect("it is still connected");
@@ -283,6 +283,6 @@ async fn the_clients_of_a_pool_share_one_count() {
     let store = patient().pool(pool).expect("a good pool");
     for remaining in (94..100).rev() {
         let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
-        assert_eq!(outcome.states[0].remaining, remaining);
+        assert_eq!(outcome.states()[0].remaining, remaining);
     }
 }

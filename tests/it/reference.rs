@@ -1,10 +1,10 @@
-//! Tables and scenes from elsewhere, each with its source.
+//! Tables and scenarios of other projects, each with its source.
 
 use std::time::Duration;
 
 use tower_quota::{FixedWindow, Limit, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
 
-use crate::support::{Bench, Clock, Redis, berlin, decide};
+use crate::support::{BERLIN, Bench, Clock, Redis, decide};
 
 macro_rules! in_every_store {
     ($($test:ident)*) => {
@@ -15,7 +15,7 @@ macro_rules! in_every_store {
             }
         )*}
 
-        // The clock that is handed in is years away from that of this process, by which the calendar is guessed.
+        // The clock of the test is years ahead of that of this process, from which the store guesses the calendar.
         mod redis_store {$(
             #[tokio::test]
             async fn $test() {
@@ -26,7 +26,7 @@ macro_rules! in_every_store {
 }
 
 in_every_store! {
-    a_token_bucket_answers_as_redis_cell_does
+    a_token_bucket_decides_as_redis_cell_does
     three_in_a_clock_hour_are_three_more_after_the_full_hour
     three_in_any_hour_are_no_more_after_the_full_hour
     three_leave_requests_a_month_in_february_of_a_leap_year
@@ -38,30 +38,30 @@ in_every_store! {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What `CL.THROTTLE` answers: limited, limit, remaining, and the seconds to retry (-1: now) and to reset.
+/// The reply of `CL.THROTTLE`: limited, limit, remaining, and the seconds to retry (-1: now) and to reset.
 fn as_redis_cell(limit: &Limit, outcome: &Outcome) -> [i64; 5] {
-    let verdict = outcome.states[0];
+    let state = outcome.states()[0];
     let seconds = |duration: Duration| duration.as_secs_f64().ceil() as i64;
     [
         i64::from(!outcome.allowed),
         limit.quota() as i64,
-        verdict.remaining as i64,
-        verdict.retry_after.map_or(-1, seconds),
-        seconds(verdict.reset_after),
+        state.remaining as i64,
+        state.retry_after.map_or(-1, seconds),
+        seconds(state.reset_after),
     ]
 }
 
-/// The README of <https://github.com/brandur/redis-cell>: `CL.THROTTLE user123 15 30 60 1` answers 0, 16, 15, -1, 2.
+/// The README of <https://github.com/brandur/redis-cell>: the reply to `CL.THROTTLE user123 15 30 60 1` is 0, 16, 15, -1, 2.
 ///
 /// Its `max_burst` comes on top of the first request: 15 is a burst of 16.
-async fn a_token_bucket_answers_as_redis_cell_does(bench: Bench) {
+async fn a_token_bucket_decides_as_redis_cell_does(bench: Bench) {
     let limit = TokenBucket::per_minute(30).burst(16).into();
     assert_eq!(as_redis_cell(&limit, &bench.check(&limit, 1).await), [0, 16, 15, -1, 2]);
 
     for remaining in (0..15).rev() {
         let reset = 2 * (16 - remaining);
-        let answer = as_redis_cell(&limit, &bench.check(&limit, 1).await);
-        assert_eq!(answer, [0, 16, remaining, -1, reset]);
+        let reply = as_redis_cell(&limit, &bench.check(&limit, 1).await);
+        assert_eq!(reply, [0, 16, remaining, -1, reset]);
     }
     assert_eq!(as_redis_cell(&limit, &bench.check(&limit, 1).await), [1, 16, 0, 2, 32]);
 
@@ -71,10 +71,9 @@ async fn a_token_bucket_answers_as_redis_cell_does(bench: Bench) {
     assert_eq!(as_redis_cell(&limit, &bench.check(&limit, 1).await), [0, 16, 0, -1, 32]);
 }
 
-/// Three requests at 1:59 of a clock, and then three at 2:01; how many of either are admitted.
+/// Three requests at 1:59 and three at 2:01; returns how many of each are admitted.
 ///
-/// The scene that tells apart fixed and moving windows as <https://limits.readthedocs.io/en/stable/strategies.html>
-/// defines them.
+/// The scenario by which <https://limits.readthedocs.io/en/stable/strategies.html> distinguishes fixed and moving windows.
 async fn around_two_o_clock(bench: &Bench, limit: &Limit) -> [usize; 2] {
     let mut admitted = [0; 2];
     for (admitted, moment) in admitted.iter_mut().zip(["01:59:00+00:00[UTC]", "02:01:00+00:00[UTC]"]) {
@@ -87,7 +86,7 @@ async fn around_two_o_clock(bench: &Bench, limit: &Limit) -> [usize; 2] {
 }
 
 async fn three_in_a_clock_hour_are_three_more_after_the_full_hour(bench: Bench) {
-    let hours = FixedWindow::calendar(3, Calendar::Hour, berlin());
+    let hours = FixedWindow::calendar(3, Calendar::Hour, BERLIN);
     for limit in [FixedWindow::per_hour(3).aligned(), hours] {
         assert_eq!(
             around_two_o_clock(&bench.with_a_fresh_key(), &limit.into()).await,
@@ -103,34 +102,34 @@ async fn three_in_any_hour_are_no_more_after_the_full_hour(bench: Bench) {
             [3, 0]
         );
     }
-    // A window that opens with the first request has not closed either.
+    // A window that opens with the first request is still open too.
     assert_eq!(
         around_two_o_clock(&bench, &FixedWindow::per_hour(3).into()).await,
         [3, 0]
     );
 }
 
-/// Uses up a month one microsecond before it ends, where it tells to wait for that long, and then the whole next one.
+/// Uses up a month one microsecond before its end, so that the wait is one microsecond, and then the whole next one.
 ///
-/// Both moments are in the words of Europe/Berlin, whose clocks change at 1:00 UTC on the last Sundays of March and
+/// Both moments are local times of Europe/Berlin, whose clocks change at 1:00 UTC on the last Sundays of March and
 /// October (Directive 2000/84/EC).
 async fn a_month_ends(bench: &Bench, last: &str, first: &str, next_month: Duration) {
     const MICROSECOND: Duration = Duration::from_micros(1);
-    let limit = FixedWindow::calendar(3, Calendar::Month, berlin()).into();
+    let limit = FixedWindow::calendar(3, Calendar::Month, BERLIN).into();
 
     bench.set(&format!("{last}[Europe/Berlin]")).await;
     assert!(bench.check(&limit, 3).await.allowed);
-    assert_eq!(bench.check(&limit, 1).await.states[0].retry_after, Some(MICROSECOND));
+    assert_eq!(bench.check(&limit, 1).await.states()[0].retry_after, Some(MICROSECOND));
 
     bench.set(&format!("{first}[Europe/Berlin]")).await;
     for remaining in [2, 1, 0] {
         let admitted = bench.check(&limit, 1).await;
         assert!(admitted.allowed);
-        assert_eq!(admitted.states[0].remaining, remaining);
-        assert_eq!(admitted.states[0].reset_after, next_month);
+        assert_eq!(admitted.states()[0].remaining, remaining);
+        assert_eq!(admitted.states()[0].reset_after, next_month);
     }
     let denied = bench.check(&limit, 1).await;
-    assert_eq!(denied.states[0].retry_after, Some(next_month));
+    assert_eq!(denied.states()[0].retry_after, Some(next_month));
 
     bench.advance(next_month - MICROSECOND).await;
     assert!(!bench.check(&limit, 1).await.allowed);
@@ -179,18 +178,21 @@ async fn the_time_of_redis_chooses_the_month_and_the_wrong_guess_is_not_charged(
     );
     clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
-    let limit = Limit::from(FixedWindow::calendar(3, Calendar::Month, berlin()));
+    let limit = Limit::from(FixedWindow::calendar(3, Calendar::Month, BERLIN));
     let check = async || decide(&store, tower_quota::store::Operation::Check, &limit, "k", 1).await;
     check().await;
     redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
 
     let admitted = check().await;
-    assert_eq!(admitted.states[0].remaining, 1, "each of two checks was charged once");
+    assert_eq!(admitted.states()[0].remaining, 1, "each of two checks was charged once");
     let end = "2062-06-01T00:00+02:00"
         .parse::<jiff::Timestamp>()
         .expect("a moment")
         .as_microsecond() as u64;
-    assert_eq!(admitted.states[0].reset_after, Duration::from_micros(end - clock.now()));
+    assert_eq!(
+        admitted.states()[0].reset_after,
+        Duration::from_micros(end - clock.now())
+    );
 
     let stats: String = redis.command("INFO", ["commandstats"]).await;
     let count = |command: &str| {

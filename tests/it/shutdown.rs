@@ -59,7 +59,8 @@ async fn a_runtime_that_ends_before_its_call_is_sent_blocks_no_other_user_of_the
     let answer = timeout(PATIENCE, charge(&store)).await;
     let answer = answer.expect("the store replies in time").expect("Redis answers");
     assert_eq!(
-        answer.outcomes[0].states[0].remaining, 4,
+        answer.outcomes()[0].states()[0].remaining,
+        4,
         "a dropped charge is not counted"
     );
 }

@@ -102,7 +102,7 @@ async fn a_pool_has_the_number_of_connections_that_is_set(library: ClientLibrary
     eventually("all are connected", async || connections(&redis).await == before + 3).await;
     for remaining in (999_990..1_000_000).rev() {
         let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
-        assert_eq!(outcome.states[0].remaining, remaining);
+        assert_eq!(outcome.states()[0].remaining, remaining);
     }
     let list: String = redis.command("CLIENT", ["LIST"]).await;
     let used = list.lines().filter(|client| client.contains("cmd=evalsha")).count();

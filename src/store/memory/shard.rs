@@ -8,10 +8,10 @@ use std::{
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::Decided;
+use super::settled::Decided;
 use crate::{Key, limit::State, store::Charge};
 
-/// What a count is stored under.
+/// The identity of a count: policy, algorithm and key.
 pub(super) struct Id<'a> {
     pub(super) hash: u64,
     charge: &'a Charge<'a>,
@@ -36,11 +36,11 @@ impl<'a> Id<'a> {
     }
 }
 
-/// A part of the keys. Two do not share a cache line.
+/// A part of the keys of a store. Two shards do not share a cache line.
 #[repr(align(64))]
 pub(super) struct Shard {
     counts: HashTable<Entry>,
-    /// In no order; those without keys are removed when a key comes.
+    /// In no order. Policies without keys are removed when a key is added.
     policies: Vec<Queues>,
     capacity: usize,
     serial: u64,
@@ -48,13 +48,13 @@ pub(super) struct Shard {
 
 /// The keys of one policy, in the order of their eviction.
 ///
-/// A decision about a key that is there changes no queue. The place of a key is corrected when its turn comes, so it is
-/// never too late in a queue: a decision that brings it forward [relists](Shard::relist) it.
+/// A decision about a known key does not change a queue. The place of a key may be too early, and is corrected when its turn
+/// comes. It is never too late: after a decision that moves it forward, the key is [listed again](Shard::relist).
 struct Queues {
-    /// Of the name of the policy.
+    /// The hash of the name of the policy.
     policy: u64,
     keys: usize,
-    /// By the time of expiry. They may deny by now.
+    /// By the time of expiry. Some of these keys may deny by now.
     free: BinaryHeap<Reverse<Place>>,
     /// By the end of the denial.
     denying: BTreeSet<Place>,
@@ -64,27 +64,27 @@ struct Queues {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place(u64, u64, u64);
 
-/// Small, since a table that grows moves all of its entries at once.
+/// Small, since a growing table moves all of its entries at once.
 struct Entry {
     hash: u64,
     count: Box<Count>,
 }
 
-/// What is counted for one key.
+/// What a store has counted on one key of one policy.
 pub(super) struct Count {
     key: Key,
-    /// Here and not behind a pointer, since memory that is far away is what takes time.
+    /// Inline, since a pointer would be a cache miss.
     policy: SmallVec<[u8; 24]>,
-    /// Identifies the place in the queues that is valid.
+    /// Identifies the valid place in the queues.
     serial: u64,
     pub(super) state: State,
     expires_at: u64,
-    /// Until then a check of cost 1 is denied.
+    /// The time until which a check of cost 1 is denied.
     denies_until: u64,
 }
 
 impl Count {
-    /// Keeps what was decided, and returns whether the key is to be [relisted](Shard::relist).
+    /// Stores a decision, and returns whether the key must be [listed again](Shard::relist).
     #[inline]
     #[must_use]
     pub(super) fn update(&mut self, decided: &Decided, now: u64) -> bool {
@@ -95,13 +95,13 @@ impl Count {
     }
 }
 
-/// So few keys are not worth the trouble of removing them when they expire.
+/// Up to this number of keys, expired ones are not removed.
 const FEW: usize = 16;
 
-/// How many keys change their place in one call, except for those that are found to deny.
+/// The most keys whose places are corrected in one call, except for those that deny.
 const CORRECTIONS: usize = 32;
 
-/// A policy with less than this part of the capacity keeps its keys while another one has more.
+/// A policy with less than this fraction of the capacity keeps its keys while another one has more.
 const SHARE: usize = 64;
 
 impl Shard {
@@ -123,20 +123,20 @@ impl Shard {
         self.counts.len()
     }
 
-    /// What is counted, for a decision that it is [updated](Count::update) by.
+    /// The count, for a decision after which it is [updated](Count::update).
     #[inline]
     pub(super) fn find(&mut self, id: &Id<'_>) -> Option<&mut Count> {
         let entry = self.counts.find_mut(id.hash, |entry| id.is_of(entry))?;
         Some(&mut entry.count)
     }
 
-    /// Takes out what is counted; [`put_back`](Self::put_back) brings it back.
+    /// Takes the state out of a count; [`put_back`](Self::put_back) returns it.
     pub(super) fn take(&mut self, id: &Id<'_>) -> Option<State> {
         let count = self.find(id)?;
-        Some(mem::replace(&mut count.state, State::fresh(id.charge.limit())))
+        Some(mem::replace(&mut count.state, State::new(id.charge.limit())))
     }
 
-    /// Keeps what is counted.
+    /// Stores a state and the decision about it.
     pub(super) fn put_back(&mut self, id: &Id<'_>, state: State, decided: &Decided, now: u64) {
         if let Some(count) = self.find(id) {
             count.state = state;
@@ -146,7 +146,7 @@ impl Shard {
         }
     }
 
-    /// Keeps what is counted for a new key, and returns whether a key was evicted for it that had not expired.
+    /// Adds a count for a new key, and returns whether a key that had not expired was evicted for it.
     #[inline(never)]
     pub(super) fn insert(&mut self, id: &Id<'_>, state: State, decided: &Decided, expires_at: u64, now: u64) -> bool {
         let policy = id.charge.policy_hash;
@@ -193,7 +193,7 @@ impl Shard {
         self.compact(id);
     }
 
-    /// Gives a key a new place, which is corrected when its turn comes.
+    /// Gives a key a new place. It is corrected when its turn comes.
     #[cold]
     pub(super) fn relist(&mut self, id: &Id<'_>) {
         self.serial += 1;
@@ -212,7 +212,7 @@ impl Shard {
         self.policies.iter_mut().find(|queues| queues.policy == policy)
     }
 
-    /// Removes the places that are no longer valid, so that they do not pile up where keys come and go.
+    /// Removes invalid places, of which there would be many if keys are added and removed often.
     fn compact(&mut self, id: &Id<'_>) {
         let (policy, counts) = (id.charge.policy_hash, &self.counts);
         let Some(queues) = self.policies.iter_mut().find(|queues| queues.policy == policy) else {
@@ -224,7 +224,7 @@ impl Shard {
         }
     }
 
-    /// Removes a few keys that have expired, more than come in one by one, and lets keys whose denial is over be evicted.
+    /// Removes a few expired keys, more than are added one by one, and makes keys whose denial is over evictable.
     fn expire(&mut self, now: u64) {
         self.policies.retain(|queues| queues.keys > 0);
         for queues in &mut self.policies {
@@ -233,7 +233,7 @@ impl Shard {
         }
     }
 
-    /// Removes the key whose turn it is, for a new one of a policy, and returns when it would have expired.
+    /// Evicts a key for a new one of a policy, and returns the expiry of the evicted key.
     fn evict(&mut self, newcomer: u64, now: u64) -> Option<u64> {
         // The policy of the new key, then the one with the most keys.
         let share = self.capacity / SHARE;
@@ -243,7 +243,7 @@ impl Shard {
             let first = queues.policy == newcomer && queues.keys >= share;
             (!first, Reverse(queues.keys))
         });
-        // Else a flood of keys that deny would evict each key that does not yet.
+        // Otherwise a flood of keys that deny would evict every key that does not deny yet.
         let small = order.partition_point(|position| self.policies[*position].keys >= share);
 
         let (counts, policies) = (&mut self.counts, &mut self.policies);
@@ -285,7 +285,7 @@ impl Queues {
         }
     }
 
-    /// Lets keys whose denial is over be evicted.
+    /// Makes keys whose denial is over evictable.
     fn end_denials(&mut self, counts: &mut HashTable<Entry>, now: u64) {
         let mut ended = 0;
         while ended < CORRECTIONS
@@ -299,7 +299,7 @@ impl Queues {
         }
     }
 
-    /// Removes a few keys that have expired.
+    /// Removes a few expired keys.
     fn expire(&mut self, counts: &mut HashTable<Entry>, now: u64) {
         for _ in 0..4 {
             let Some(Reverse(place)) = self.free.peek().copied().filter(|Reverse(place)| place.0 <= now) else {
@@ -314,7 +314,7 @@ impl Queues {
         }
     }
 
-    /// Removes the key that expires first of those that do not deny, and returns when it would have expired.
+    /// Evicts the key that expires first of those that do not deny, and returns its expiry.
     fn evict_free(&mut self, counts: &mut HashTable<Entry>, now: u64) -> Option<u64> {
         let mut corrections = 0;
         while let Some(Reverse(place)) = self.free.pop() {
@@ -330,9 +330,8 @@ impl Queues {
         None
     }
 
-    /// Removes the key whose denial lasts longest, and returns when it would have expired.
-    ///
-    /// Under a flood that is the newest one, so that the denials that were there before stay.
+    /// Evicts the key whose denial lasts longest, and returns its expiry. Under a flood it is one of the newest, so that earlier
+    /// denials stay.
     fn evict_denying(&mut self, counts: &mut HashTable<Entry>) -> Option<u64> {
         while let Some(place) = self.denying.pop_last() {
             if let Some(expires_at) = self.remove(counts, place) {
@@ -351,7 +350,7 @@ impl Queues {
 }
 
 impl Place {
-    /// The key, if this is still its place.
+    /// The entry of the key, if this is its valid place.
     fn find<'a>(&self, counts: &'a HashTable<Entry>) -> Option<&'a Entry> {
         let Self(_, serial, hash) = *self;
         counts.find(hash, |entry| entry.count.serial == serial)

@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{
     ConfigError,
-    health::Health,
     key::{Secret, ShortSecret},
+    store::health::Health,
 };
 
 /// Settings of a [`RedisStore`].

@@ -244,7 +244,7 @@ impl RedisStore {
         if let (Some(cache), [request]) = (&server.deny_cache, requests)
             && let Some(answer) = cache.answer(&server.names, request, now)
         {
-            return StoreFuture::Ready(Ok(answer));
+            return StoreFuture::ready(Ok(answer));
         }
 
         let asks: Vec<Ask> = requests
@@ -260,10 +260,10 @@ impl RedisStore {
         }
         match server.queues.of(&asks) {
             Some(queue) => match server.admits(&queue, &asks) {
-                Ok(()) => StoreFuture::Pending(Box::pin(queue.ask(server.clone(), asks, now, stamp))),
-                Err(error) => StoreFuture::Ready(Err(error)),
+                Ok(()) => StoreFuture::pending(queue.ask(server.clone(), asks, now, stamp)),
+                Err(error) => StoreFuture::ready(Err(error)),
             },
-            None => StoreFuture::Pending(Box::pin(across::ask(server.clone(), asks, now))),
+            None => StoreFuture::pending(across::ask(server.clone(), asks, now)),
         }
     }
 }

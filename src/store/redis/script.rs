@@ -178,7 +178,7 @@ fn write_debit(text: &mut BytesMut, debit: &Debit, guess: u64) {
     let (limit, cost) = (&debit.limit, debit.cost);
     write_words(text, limit.algorithm(), [cost, limit.quota()]);
     match limit {
-        Limit::SlidingLog(log) => write_words(text, "", [log.window_us(), log.grain()]),
+        Limit::SlidingLog(log) => write_words(text, "", [log.window_us(), log.grain_us()]),
         Limit::SlidingCounter(counter) => write_words(text, "", [counter.window_us(), counter.tick(), counter.cap()]),
         Limit::FixedWindow(fixed) => {
             let (window, aligned) = fixed.length().unwrap_or((0, true));

@@ -16,10 +16,7 @@ use super::{
     script::{Call, RawReply, Said, Script},
     task::try_spawn,
 };
-use crate::{
-    health::Health,
-    store::{ErrorKind, StoreError},
-};
+use crate::store::{ErrorKind, StoreError, health::Health};
 
 /// What the clones of a store share.
 pub(super) struct Server {

@@ -107,7 +107,7 @@ impl Server {
             Err(_) => return,
         };
         let Some(refusal) = refusal else {
-            self.refused.answers();
+            self.refused.replies();
             return;
         };
         if self.refused.fails() {

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tower_quota::{
     Key, RedisStore,
-    store::{Charge, ErrorKind, Operation, Store, StoreError, StoreFuture, StoreRequest},
+    store::{Charge, ErrorKind, Operation, Store, StoreError, StoreRequest},
 };
 
 use super::{
@@ -96,13 +96,18 @@ async fn check(store: &RedisStore, quotas: &[Quota], key: usize, begun: Instant)
     let (sent, started) = (now(), Instant::now());
     let name = Key::from(Quota::name(key));
     let charges = [Charge::new(POLICY, &quotas[key].limit, &name, 1)];
-    let reply = match store.decide(&[StoreRequest::new(Operation::Check, &charges)]) {
+    let reply = match store
+        .decide(&[StoreRequest::new(Operation::Check, &charges)])
+        .try_ready()
+    {
         // What is ready at once was not sent.
-        StoreFuture::Ready(Ok(_)) => Reply::DeniedFromCache,
-        StoreFuture::Ready(Err(_)) => Reply::NotSent,
-        StoreFuture::Pending(answer) => match answer.await {
-            Ok(answer) if answer.outcomes[0].allowed => {
-                let at = answer.outcomes[0].states[0].decided_at.unwrap_or(answer.server_time);
+        Ok(Ok(_)) => Reply::DeniedFromCache,
+        Ok(Err(_)) => Reply::NotSent,
+        Err(answer) => match answer.await {
+            Ok(answer) if answer.outcomes()[0].allowed => {
+                let at = answer.outcomes()[0].states()[0]
+                    .decided_at
+                    .unwrap_or(answer.server_time);
                 Reply::Admitted(at.as_micros() as u64)
             }
             Ok(_) => Reply::Denied,

@@ -1,6 +1,5 @@
 use std::time::Duration;
 
-use jiff::tz::TimeZone;
 use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -65,8 +64,8 @@ impl Algorithm {
     };
 
     pub(crate) const CALENDAR_MONTH: Self = Self {
-        limit: |quota| FixedWindow::calendar(quota, Calendar::Month, berlin()).into(),
-        shorter: |quota| FixedWindow::calendar(quota, Calendar::Day, berlin()).into(),
+        limit: |quota| FixedWindow::calendar(quota, Calendar::Month, BERLIN).into(),
+        shorter: |quota| FixedWindow::calendar(quota, Calendar::Day, BERLIN).into(),
         longest_wait: Duration::from_secs(31 * DAY.as_secs() + 3_600),
     };
 
@@ -97,6 +96,4 @@ impl Algorithm {
     }
 }
 
-pub(crate) fn berlin() -> TimeZone {
-    TimeZone::get("Europe/Berlin").expect("a time zone")
-}
+pub(crate) const BERLIN: &str = "Europe/Berlin";

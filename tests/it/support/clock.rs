@@ -40,7 +40,9 @@ impl Clock {
 
     pub(crate) fn memory_store(&self) -> MemoryStore {
         let clock = self.clone();
-        MemoryStore::new().clock(move || Duration::from_micros(clock.now()))
+        MemoryStore::builder()
+            .clock(move || Duration::from_micros(clock.now()))
+            .build()
     }
 
     /// A store in this Redis, which uses the clock after [`write_to`](Self::write_to).

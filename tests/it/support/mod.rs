@@ -48,7 +48,7 @@ macro_rules! each_client {
 pub(crate) use each_client;
 
 pub(crate) use self::{
-    algorithms::{Algorithm, berlin},
+    algorithms::{Algorithm, BERLIN},
     bench::Bench,
     clock::Clock,
     cluster::Cluster,
@@ -89,7 +89,7 @@ pub(crate) async fn try_decide(
     let key = Key::from(key);
     let charges = [Charge::new("test", limit, &key, cost)];
     let answer = store.decide(&[StoreRequest::new(operation, &charges)]).await?;
-    Ok(answer.outcomes.into_iter().next().expect("one outcome for one request"))
+    Ok(answer.outcomes().first().cloned().expect("one outcome for one request"))
 }
 
 /// The output of a future, and how long it took in ticks of [`TICK`] of this runtime.

@@ -17,10 +17,10 @@ pub(crate) struct Later<S>(pub(crate) S);
 impl<S: Store> Store for Later<S> {
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let answer = self.0.decide(requests);
-        StoreFuture::Pending(Box::pin(async {
+        StoreFuture::pending(async {
             tokio::task::yield_now().await;
             answer.await
-        }))
+        })
     }
 }
 
@@ -49,10 +49,10 @@ impl<S: Store> Store for Gated<S> {
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let answer = self.store.decide(requests);
         let gate = self.gate.clone();
-        StoreFuture::Pending(Box::pin(async move {
+        StoreFuture::pending(async move {
             gate.acquire().await.expect("the gate stays").forget();
             answer.await
-        }))
+        })
     }
 }
 
@@ -98,7 +98,7 @@ impl Broken {
 impl Store for Broken {
     fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        StoreFuture::Ready(Err(StoreError::new(ErrorKind::Unreachable, "the store is away")))
+        StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "the store is away")))
     }
 }
 
@@ -125,6 +125,6 @@ impl Store for Fixed {
     fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
         let allowed = self.0.iter().all(|verdict| verdict.retry_after.is_none());
         let outcome = Outcome::new(allowed, self.0.iter().copied());
-        StoreFuture::Ready(Ok(StoreResponse::new(Duration::from_secs(1_800_000_000), [outcome])))
+        StoreFuture::ready(Ok(StoreResponse::new(Duration::from_secs(1_800_000_000), [outcome])))
     }
 }

@@ -179,7 +179,7 @@ impl<'a> Road<'a> {
             .store
             .decide(&[StoreRequest::new(Operation::Check, &charges)])
             .await;
-        let wait = answer.expect("an answer").outcomes[0].states[0].retry_after;
+        let wait = answer.expect("an answer").outcomes()[0].states()[0].retry_after;
 
         let expired = self.admitted.partition_point(|past| past + Traffic::WINDOW_US <= at);
         let held = (self.admitted.len() - expired) as u64;

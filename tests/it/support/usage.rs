@@ -142,7 +142,7 @@ impl Keys<'_> {
             .decide(&[StoreRequest::new(Operation::Check, &charges)])
             .await;
         let answer = answer.unwrap_or_else(|error| panic!("{error}: {:?}", std::error::Error::source(&error)));
-        answer.outcomes[0].allowed
+        answer.outcomes()[0].allowed
     }
 
     async fn bytes(&self) -> u64 {

@@ -34,6 +34,10 @@ const DELIBERATE: &[(&str, &str)] = &[
         "a cost above the quota never fits, whatever the algorithm",
     ),
     (
+        "src/limit/state.rs dispatch!",
+        "each algorithm has an arm, and a state of another one is a mismatch",
+    ),
+    (
         "src/response/grpc.rs violation",
         "quota and window describe a limit of any algorithm",
     ),
@@ -49,9 +53,6 @@ const DELIBERATE: &[(&str, &str)] = &[
 
 /// Functions with a wildcard that is still to be replaced.
 const KNOWN: &[&str] = &[
-    "src/limit/mod.rs dispatch!",
-    "src/store/memory.rs decide_all",
-    "src/store/memory.rs finish",
     "src/store/redis/ask.rs delay",
     "src/store/redis/ask.rs merges",
     "src/store/redis/script.rs new",

@@ -12,7 +12,6 @@ use std::{
 
 use bytes::Bytes;
 use fastrand::Rng;
-use jiff::tz::TimeZone;
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep},
@@ -25,7 +24,7 @@ use super::super::{
 use crate::{
     FixedWindow, Key, Limit, MemoryStore, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{self, Charge, ChargeState, Operation, Outcome, Store, StoreRequest},
+    store::{Charge, ChargeState, Operation, Outcome, Store, StoreRequest},
 };
 
 /// How often something happens to a call, in a thousand.
@@ -114,7 +113,10 @@ impl Network {
         Self(Arc::new(Shared {
             clustered,
             server: Mutex::new(server),
-            counts: MemoryStore::with_capacity(4_096).clock(move || Duration::from_micros(read.now())),
+            counts: MemoryStore::builder()
+                .capacity(4_096)
+                .clock(move || Duration::from_micros(read.now()))
+                .build(),
             clock,
         }))
     }
@@ -274,11 +276,8 @@ impl Network {
         let mut admitted = 0;
         let mut last: Option<Outcome> = None;
         for _ in 0..request.times {
-            let store::StoreFuture::Ready(answer) =
-                self.0.counts.decide(&[StoreRequest::new(request.operation, &charges)])
-            else {
-                unreachable!("memory replies at once")
-            };
+            let reply = self.0.counts.decide(&[StoreRequest::new(request.operation, &charges)]);
+            let answer = reply.try_ready().expect("memory replies at once");
             let outcome = answer.expect("memory replies").outcomes.swap_remove(0);
             for ((_, cost), key) in request.charges.iter().zip(keys) {
                 match request.operation {
@@ -453,7 +452,7 @@ fn limit(words: &[&str], now: u64) -> Option<(Limit, u64)> {
             if !(boundaries[0] <= now && now < boundaries[boundaries.len() - 1]) {
                 return None;
             }
-            FixedWindow::calendar(*quota, Calendar::Hour, TimeZone::UTC).into()
+            FixedWindow::calendar(*quota, Calendar::Hour, "UTC").into()
         }
         _ => panic!("{words:?} is no limit"),
     };

@@ -1,6 +1,7 @@
 //! One schedule: the callers, the network and the runtimes, from a seed.
 
 use std::{
+    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -10,7 +11,6 @@ use std::{
 };
 
 use fastrand::Rng;
-use jiff::tz::TimeZone;
 use tokio::{
     runtime::Builder,
     time::{Instant, sleep, sleep_until, timeout},
@@ -35,9 +35,8 @@ use super::{
 };
 use crate::{
     FixedWindow, Key, Limit, SlidingLog,
-    health::Health,
     limit::Calendar,
-    store::{Charge, Operation, Store, StoreFuture, StoreRequest},
+    store::{Charge, Operation, Store, StoreFuture, StoreRequest, health::Health},
 };
 
 /// What a schedule is made of.
@@ -140,7 +139,7 @@ impl Asked {
             Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own())],
             Kind::OwnPair => vec![("own", roomy(), own()), ("pair", roomy(), own())],
             Kind::Calendar => {
-                let hourly = FixedWindow::calendar(1_000, Calendar::Hour, TimeZone::UTC);
+                let hourly = FixedWindow::calendar(1_000, Calendar::Hour, "UTC");
                 vec![("calendar", hourly.into(), shared(rng))]
             }
             Kind::Across => vec![
@@ -377,8 +376,8 @@ enum Then {
 
 impl Caller {
     async fn run(self, stage: Stage, number: usize, runtime: Runtime) {
-        let mut reply = match self.asked.call(&stage.store) {
-            StoreFuture::Ready(answer) => {
+        let mut reply = match self.asked.call(&stage.store).try_ready() {
+            Ok(answer) => {
                 let mut cached = None;
                 if let Ok(answer) = &answer {
                     let denies = !answer.outcomes[0].allowed;
@@ -391,7 +390,7 @@ impl Caller {
                     record.answer = Some(answer);
                 });
             }
-            StoreFuture::Pending(reply) => reply,
+            Err(reply) => reply,
         };
         sleep(self.delay).await;
 
@@ -400,7 +399,7 @@ impl Caller {
         stage.edit(number, |record| {
             (record.polled_at, record.order) = (Some(now), Some(first))
         });
-        let polled = std::future::poll_fn(|cx| Poll::Ready(reply.as_mut().poll(cx))).await;
+        let polled = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut reply).poll(cx))).await;
         match self.then {
             Then::Wait => {}
             Then::End => stage.end(&runtime),
@@ -450,7 +449,7 @@ async fn deny_cache_agrees(store: &RedisStore, network: &Network) {
             then: Then::Wait,
         };
         let denied = caller.is_denied_by(network).await;
-        if let StoreFuture::Ready(Ok(_)) = caller.asked.call(store) {
+        if let Ok(Ok(_)) = caller.asked.call(store).try_ready() {
             assert!(denied, "the deny cache denies {key}, and the server would admit it");
         }
     }

@@ -1,13 +1,19 @@
+#[cfg(feature = "serde")]
+mod file;
+
 use std::{borrow::Cow, fmt, sync::Arc};
 
-use bytes::Bytes;
-use http::{HeaderValue, request::Parts};
+use http::request::Parts;
+
+#[cfg(feature = "serde")]
+pub use self::file::Policies;
 
 use crate::{
     ConfigError, KeyExtractor, Limit,
-    headers::{Fields, announced},
+    decision::{CheckContext, Rendered},
+    headers::announced,
     response::violates,
-    store::{Failover, FailureMode, Store, hash_name},
+    store::{Failover, FailureMode, Quota, Store},
 };
 
 /// Who may do how much.
@@ -42,6 +48,7 @@ use crate::{
 #[must_use]
 pub struct Policy<K = Keyed> {
     quota: Arc<Quota>,
+    rendered: Rendered,
     cost: Cost,
     failure_mode: FailureMode,
     only: Option<Selection>,
@@ -65,59 +72,6 @@ pub struct Keyed(Arc<dyn KeyExtractor>);
 /// A [`Policy`] that has no key yet: [`Policy::key`] gives it one.
 #[derive(Clone, Copy, Debug)]
 pub struct Unkeyed;
-
-/// The part of a policy that outlives a request: what is counted, and under which name.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Quota {
-    pub(crate) name: Cow<'static, str>,
-    pub(crate) limit: Limit,
-    /// Of the name, by [`hash_name`].
-    pub(crate) name_hash: u64,
-    /// The policy as `RateLimit-Policy` announces it.
-    pub(crate) announced: HeaderValue,
-    /// What a request is answered that this policy alone denies.
-    pub(crate) problem: Bytes,
-}
-
-impl Quota {
-    pub(crate) fn new(name: Cow<'static, str>, limit: Limit) -> Self {
-        Self {
-            name_hash: hash_name(&name),
-            announced: announced(&name, &limit),
-            problem: violates(&[&name]),
-            name,
-            limit,
-        }
-    }
-}
-
-/// What the decisions of a layer or a limiter have in common.
-#[derive(Clone)]
-pub(crate) struct Terms {
-    pub(crate) store: Arc<dyn Store>,
-    /// Those of the policies, in their order.
-    pub(crate) quotas: Arc<[Arc<Quota>]>,
-    /// Those of the policies, in their order.
-    pub(crate) failure_modes: Arc<[FailureMode]>,
-    pub(crate) failover: Arc<Failover>,
-    /// What callers of a layer are told.
-    pub(crate) fields: Fields,
-    /// Whether decisions are left in extensions.
-    pub(crate) extensions: bool,
-}
-
-impl Terms {
-    pub(crate) fn new<K>(store: impl Store, policies: &[Policy<K>]) -> Self {
-        Self {
-            failover: Failover::of(&store),
-            store: Arc::new(store),
-            failure_modes: policies.iter().map(|policy| policy.failure_mode).collect(),
-            quotas: policies.iter().map(|policy| policy.quota.clone()).collect(),
-            fields: Fields::default(),
-            extensions: true,
-        }
-    }
-}
 
 /// Constructors.
 impl Policy<Unkeyed> {
@@ -149,6 +103,10 @@ impl Policy<Unkeyed> {
         limit.validate()?;
 
         Ok(Self {
+            rendered: Rendered {
+                policy_item: announced(&name, &limit),
+                problem: violates(&[&name]),
+            },
             quota: Arc::new(Quota::new(name, limit)),
             cost: Cost::Always(1),
             failure_mode: FailureMode::default(),
@@ -163,6 +121,7 @@ impl Policy<Unkeyed> {
     pub fn key(self, key: impl KeyExtractor) -> Policy {
         Policy {
             quota: self.quota,
+            rendered: self.rendered,
             cost: self.cost,
             failure_mode: self.failure_mode,
             only: self.only,
@@ -268,6 +227,7 @@ impl<K> Policy<K> {
     pub(crate) fn without_key(self) -> Policy<Unkeyed> {
         Policy {
             quota: self.quota,
+            rendered: self.rendered,
             cost: self.cost,
             failure_mode: self.failure_mode,
             only: self.only,
@@ -316,6 +276,17 @@ impl fmt::Debug for Cost {
 impl fmt::Debug for Keyed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Keyed(<extractor>)")
+    }
+}
+
+/// The context of the checks of these policies in a store.
+pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
+    CheckContext {
+        failover: Failover::of(&store),
+        store: Arc::new(store),
+        quotas: policies.iter().map(|policy| policy.quota.clone()).collect(),
+        failure_modes: policies.iter().map(|policy| policy.failure_mode).collect(),
+        rendered: policies.iter().map(|policy| policy.rendered.clone()).collect(),
     }
 }
 

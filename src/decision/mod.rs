@@ -1,3 +1,6 @@
+mod context;
+mod policy;
+
 use std::{
     fmt,
     sync::{
@@ -9,10 +12,12 @@ use std::{
 
 use smallvec::SmallVec;
 
+pub(crate) use self::context::{CheckContext, Rendered};
+pub use self::policy::{Denial, PolicyDecision};
+
 use crate::{
-    FailureMode, Key,
-    policy::{Quota, Terms},
-    store::{ChargeState, Outcome, Store, StoreError, StoreResponse},
+    Key,
+    store::{Outcome, Quota, Store, StoreError, StoreResponse},
 };
 
 /// What came of a check.
@@ -122,7 +127,7 @@ impl Decision {
     pub(crate) fn charged(&self, store: &Arc<dyn Store>, quota: &Quota, key: &Key) -> u64 {
         let same = self
             .policies()
-            .filter(|policy| policy.quota() == quota && policy.key == *key && policy.terms.store.id() == store.id());
+            .filter(|policy| policy.quota() == quota && policy.key == *key && policy.context.store.id() == store.id());
         same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
     }
 
@@ -229,134 +234,6 @@ impl fmt::Debug for Decision {
 
 /// What each policy of a request said, or is asked. Most requests have one.
 pub(crate) type PolicyDecisions = SmallVec<[PolicyDecision; 1]>;
-
-/// What one policy said.
-#[derive(Clone)]
-pub struct PolicyDecision {
-    pub(crate) terms: Arc<Terms>,
-    /// Which of the policies it is.
-    pub(crate) position: usize,
-    pub(crate) key: Key,
-    pub(crate) cost: u64,
-    pub(crate) decided_at: Duration,
-    pub(crate) denial: Option<Denial>,
-    pub(crate) remaining: u64,
-    pub(crate) retry_after: Option<Duration>,
-    pub(crate) reset_after: Duration,
-}
-
-/// Questions.
-impl PolicyDecision {
-    /// The name of the policy.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.quota().name
-    }
-
-    /// Whether this policy denied the request.
-    #[must_use]
-    pub fn denies(&self) -> bool {
-        self.denial.is_some()
-    }
-
-    /// Why this policy denied the request, if it did.
-    #[must_use]
-    pub fn denial(&self) -> Option<Denial> {
-        self.denial
-    }
-
-    /// How many requests of cost 1 are admitted at once when nothing was used yet.
-    #[must_use]
-    pub fn limit(&self) -> u64 {
-        self.quota().limit.quota()
-    }
-
-    /// How many more requests of cost 1 would be admitted right now.
-    #[must_use]
-    pub fn remaining(&self) -> u64 {
-        self.remaining
-    }
-
-    /// How long until this policy would admit the request; `None` if it did not deny it, or if waiting does not help.
-    #[must_use]
-    pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after
-    }
-
-    /// How long until nothing counts anymore.
-    #[must_use]
-    pub fn reset_after(&self) -> Duration {
-        self.reset_after
-    }
-
-    /// The length of the window that the limit is for; `None` for windows of a calendar.
-    #[must_use]
-    pub fn window(&self) -> Option<Duration> {
-        self.quota().limit.window()
-    }
-
-    #[inline]
-    pub(crate) fn failure_mode(&self) -> FailureMode {
-        self.terms.failure_modes[self.position]
-    }
-
-    #[inline]
-    pub(crate) fn quota(&self) -> &Quota {
-        &self.terms.quotas[self.position]
-    }
-}
-
-impl PolicyDecision {
-    /// What a policy is asked.
-    #[inline]
-    pub(crate) fn undecided(terms: Arc<Terms>, position: usize, key: Key, cost: u64) -> Self {
-        Self {
-            terms,
-            position,
-            key,
-            cost,
-            decided_at: Duration::ZERO,
-            denial: None,
-            remaining: 0,
-            retry_after: None,
-            reset_after: Duration::ZERO,
-        }
-    }
-
-    fn settle(&mut self, verdict: &ChargeState, server_time: Duration) {
-        self.decided_at = verdict.decided_at.unwrap_or(server_time);
-        self.denial = verdict.retry_after.map(|_| Denial::QuotaExceeded);
-        self.remaining = verdict.remaining;
-        self.retry_after = verdict.retry_after;
-        self.reset_after = verdict.reset_after;
-    }
-}
-
-impl fmt::Debug for PolicyDecision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the key: it may hold an address or a user.
-        f.debug_struct("PolicyDecision")
-            .field("name", &self.name())
-            .field("denial", &self.denial)
-            .field("limit", &self.limit())
-            .field("remaining", &self.remaining)
-            .field("retry_after", &self.retry_after)
-            .field("reset_after", &self.reset_after)
-            .finish()
-    }
-}
-
-/// Why a policy denied a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Denial {
-    /// There is no room for it now.
-    QuotaExceeded,
-    /// It costs more than the limit, so it is never admitted.
-    CostAboveLimit,
-    /// The limit is [`Limit::DenyAll`](crate::Limit::DenyAll).
-    DenyAll,
-}
 
 /// What a request was charged, by all policies.
 ///

@@ -1,0 +1,171 @@
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use super::{error::KeyError, key::Key};
+
+/// Extracts the key that a request is counted under.
+///
+/// | result | meaning |
+/// | --- | --- |
+/// | `Ok(Some(key))` | the request is counted under this key |
+/// | `Ok(None)` | the policy does not apply to the request |
+/// | `Err(error)` | the request is refused with the status of the [error](KeyError) |
+///
+/// Tuples of up to six extractors are extractors: their key is the keys of all, in order. If one of them returns `Ok(None)`,
+/// so does the tuple. `Arc<dyn KeyExtractor>` and `Box<dyn KeyExtractor>` are extractors as well.
+///
+/// For a closure, use [`from_fn`](super::from_fn()); for a type of your own:
+///
+/// ```
+/// use http::{Request, request::Parts};
+/// use tower_quota::{Key, KeyExtractor, key::KeyError};
+///
+/// /// The account that authentication found.
+/// #[derive(Clone)]
+/// struct Account {
+///     tenant: u64,
+/// }
+///
+/// struct Tenant;
+///
+/// impl KeyExtractor for Tenant {
+///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+///         match parts.extensions.get::<Account>() {
+///             Some(account) => Ok(Some(Key::from(account.tenant))),
+///             None => Err(KeyError::misconfigured("no account on the request; add the limit inside of authentication")),
+///         }
+///     }
+/// }
+///
+/// let (parts, ()) = Request::get("/").extension(Account { tenant: 42 }).body(())?.into_parts();
+/// assert_eq!(Tenant.extract(&parts)?, Some(Key::from(42)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a key extractor",
+    note = "use `key::ip()`, `key::extension(..)` or another function of `tower_quota::key`, a tuple of them, or `key::from_fn(|parts| ..)`"
+)]
+pub trait KeyExtractor: Send + Sync + 'static {
+    /// Returns the key of a request, or `Ok(None)` if the policy does not apply to it.
+    ///
+    /// # Errors
+    ///
+    /// If the request has no key and must not pass without one.
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError>;
+
+    /// Uses another extractor for requests that have no key here.
+    ///
+    /// The alternative applies after `Ok(None)` and after every error except a [malformed](KeyError::malformed) key: a caller
+    /// could otherwise send a malformed key to choose the alternative.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{Key, KeyExtractor, key::{self, PeerAddr}};
+    ///
+    /// #[derive(Clone)]
+    /// struct UserId(u64);
+    ///
+    /// let user_or_address = key::extension::<UserId>(|user| user.0.to_string()).or(key::ip());
+    ///
+    /// let peer = PeerAddr("203.0.113.7:4711".parse()?);
+    /// let (parts, ()) = Request::get("/").extension(peer).body(())?.into_parts();
+    /// assert_eq!(user_or_address.extract(&parts)?, Some(Key::ip("203.0.113.7".parse()?)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn or<E>(self, other: E) -> Or<Self, E>
+    where
+        Self: Sized,
+        E: KeyExtractor,
+    {
+        Or {
+            first: self,
+            second: other,
+        }
+    }
+}
+
+/// A [`KeyExtractor`] with an alternative, made by [`or`](KeyExtractor::or).
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Or<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A, B> KeyExtractor for Or<A, B>
+where
+    A: KeyExtractor,
+    B: KeyExtractor,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        match self.first.extract(parts) {
+            Ok(None) => self.second.extract(parts),
+            Err(error) if !error.is_malformed() => self.second.extract(parts),
+            result => result,
+        }
+    }
+}
+
+/// The method `or` of an extractor, for callers without the trait in scope.
+macro_rules! inherent_or {
+    ($ty:ident $(<$($param:ident),+>)?) => {
+        impl $(<$($param),+>)? $ty $(<$($param),+>)?
+        where
+            Self: $crate::key::KeyExtractor,
+        {
+            /// Uses another extractor for requests that have no key here.
+            ///
+            /// See [`KeyExtractor::or`](crate::KeyExtractor::or).
+            pub fn or<Other: $crate::key::KeyExtractor>(self, other: Other) -> $crate::key::Or<Self, Other> {
+                $crate::key::KeyExtractor::or(self, other)
+            }
+        }
+    };
+}
+
+pub(super) use inherent_or;
+
+inherent_or!(Or<A, B>);
+
+/// Tuples mean "and". If one extractor does not apply, the tuple does not.
+macro_rules! tuples {
+    ($($name:ident)+) => {
+        impl<$($name),+> KeyExtractor for ($($name,)+)
+        where
+            $($name: KeyExtractor,)+
+        {
+            fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+                #[allow(non_snake_case)]
+                let ($($name,)+) = self;
+                let mut key = Key::empty();
+                $(
+                    match $name.extract(parts)? {
+                        Some(more) => key.push(&more),
+                        None => return Ok(None),
+                    }
+                )+
+                Ok(Some(key))
+            }
+        }
+    };
+}
+
+tuples!(A);
+tuples!(A B);
+tuples!(A B C);
+tuples!(A B C D);
+tuples!(A B C D E);
+tuples!(A B C D E F);
+
+impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        (**self).extract(parts)
+    }
+}
+
+impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        (**self).extract(parts)
+    }
+}

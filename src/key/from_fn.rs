@@ -1,0 +1,155 @@
+use std::fmt;
+
+use http::request::Parts;
+
+use super::{
+    error::KeyError,
+    extractor::{KeyExtractor, inherent_or},
+    key::Key,
+};
+
+/// A key that a function extracts from the request.
+///
+/// The function returns a [`Key`], a [`String`] or a [`u64`], an [`Option`] of one (`None`: the policy does not apply), or a
+/// [`Result`] of either with a [`KeyError`] (the request is refused). Text that is borrowed from the request is copied with
+/// [`Key::from`].
+///
+/// What the function reads decides what an attacker can do: [a value that the client chooses](super#which-key-to-choose)
+/// limits nothing. Where the request lacks the value, return an error. With `None` a request that omits it is not limited.
+///
+/// ```
+/// use http::{Request, request::Parts};
+/// use tower_quota::{Key, KeyExtractor, key::{self, KeyError}};
+///
+/// /// The account that authentication found.
+/// #[derive(Clone)]
+/// struct Account {
+///     tenant: u64,
+///     tester: bool,
+/// }
+///
+/// // All users of a tenant together; tests are not limited.
+/// let tenant = key::from_fn(|parts| match parts.extensions.get::<Account>() {
+///     Some(account) => Ok((!account.tester).then_some(account.tenant)),
+///     None => Err(KeyError::misconfigured("no account on the request; add the limit inside of authentication")),
+/// });
+///
+/// let parts_of = |account| Request::get("/").extension(account).body(()).map(|request| request.into_parts().0);
+/// let parts = parts_of(Account { tenant: 42, tester: false })?;
+/// assert_eq!(tenant.extract(&parts)?, Some(Key::from(42)));
+/// let parts = parts_of(Account { tenant: 42, tester: true })?;
+/// assert_eq!(tenant.extract(&parts)?, None);
+///
+/// let (parts, ()) = Request::get("/").body(())?.into_parts();
+/// assert!(tenant.extract(&parts).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+// Closures are not extractors themselves: the compiler infers the type of `parts` from the bound `Fn` of this function, and
+// from an `impl KeyExtractor for F` it would not.
+pub fn from_fn<F, R>(f: F) -> FromFn<F>
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoKey,
+{
+    FromFn(f)
+}
+
+/// A [`KeyExtractor`] made by [`from_fn`].
+#[derive(Clone, Copy)]
+#[must_use]
+pub struct FromFn<F>(F);
+
+inherent_or!(FromFn<F>);
+
+impl<F, R> KeyExtractor for FromFn<F>
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoKey,
+{
+    fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        (self.0)(parts).into_key()
+    }
+}
+
+impl<F> fmt::Debug for FromFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FromFn(<fn>)")
+    }
+}
+
+/// The return types of functions for [`from_fn`].
+///
+/// The trait is sealed: it is implemented for [`Key`], [`String`], [`u64`], and for [`Option`] and [`Result`] of them.
+///
+/// ```
+/// use http::Request;
+/// use tower_quota::{Key, KeyExtractor, key};
+///
+/// let scheme = key::from_fn(|parts| parts.uri.scheme_str().map(Key::from));
+///
+/// let (parts, ()) = Request::get("https://example.com/").body(())?.into_parts();
+/// assert_eq!(scheme.extract(&parts)?, Some(Key::from("https")));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Text that is borrowed from the request does not compile:
+///
+/// ```compile_fail,E0277
+/// let scheme = tower_quota::key::from_fn(|parts| parts.uri.scheme_str());
+/// ```
+// Not for `&str`: with an impl, text borrowed from `parts` would fail with a lifetime error that does not name the fix.
+#[diagnostic::on_unimplemented(
+    message = "a function for `key::from_fn` cannot return `{Self}`",
+    label = "`{Self}` is not a key",
+    note = "return a `Key`, a `String` or a `u64`, an `Option` of one, or a `Result` of either with a `KeyError`",
+    note = "copy text that is borrowed from the request with `Key::from(text)`"
+)]
+pub trait IntoKey: sealed::IntoKey {}
+
+mod sealed {
+    use super::{Key, KeyError};
+
+    pub trait IntoKey {
+        fn into_key(self) -> Result<Option<Key>, KeyError>;
+    }
+}
+
+impl IntoKey for Key {}
+
+impl sealed::IntoKey for Key {
+    fn into_key(self) -> Result<Option<Key>, KeyError> {
+        Ok(Some(self))
+    }
+}
+
+impl IntoKey for String {}
+
+impl sealed::IntoKey for String {
+    fn into_key(self) -> Result<Option<Key>, KeyError> {
+        Ok(Some(self.into()))
+    }
+}
+
+impl IntoKey for u64 {}
+
+impl sealed::IntoKey for u64 {
+    fn into_key(self) -> Result<Option<Key>, KeyError> {
+        Ok(Some(self.into()))
+    }
+}
+
+impl<T: IntoKey> IntoKey for Option<T> {}
+
+impl<T: IntoKey> sealed::IntoKey for Option<T> {
+    fn into_key(self) -> Result<Option<Key>, KeyError> {
+        self.map_or(Ok(None), T::into_key)
+    }
+}
+
+impl<T: IntoKey> IntoKey for Result<T, KeyError> {}
+
+impl<T: IntoKey> sealed::IntoKey for Result<T, KeyError> {
+    fn into_key(self) -> Result<Option<Key>, KeyError> {
+        self?.into_key()
+    }
+}

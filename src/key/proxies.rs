@@ -1,0 +1,162 @@
+//! Trusted proxies: the peers whose headers are read, and the address in them that is the client's.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, header::FORWARDED};
+use ipnet::IpNet;
+
+use super::{
+    forwarded::{self, Hop},
+    grouping::{Grouping, canonical_network},
+    peer::Peer,
+};
+use crate::ConfigError;
+
+/// The header in which proxies record the client address.
+///
+/// Choose the header that your proxies write. All others are not read, since a client can send them.
+///
+/// ```
+/// use tower_quota::key::{self, ClientIpSource};
+///
+/// // nginx in front, with `proxy_set_header X-Real-IP $remote_addr`.
+/// let source = ClientIpSource::Header("x-real-ip".parse()?);
+/// let client = key::client_ip(source).trusted(["10.0.0.0/8"]);
+/// # let _ = client;
+/// # Ok::<(), http::header::InvalidHeaderName>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClientIpSource {
+    /// `X-Forwarded-For`: the first address from the right that is not trusted.
+    XForwardedFor,
+    /// `X-Forwarded-For`: the n-th element from the right, for a fixed chain of n proxies. 0 means 1.
+    XForwardedForHop(usize),
+    /// `Forwarded` (RFC 7239): the first address from the right that is not trusted.
+    Forwarded,
+    /// A header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`.
+    Header(HeaderName),
+}
+
+/// The most elements that are read of the lists of a request.
+const MAX_HOPS: usize = 32;
+
+pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// The proxies in front of a service.
+#[derive(Clone, Debug)]
+pub(super) struct Proxies {
+    pub(super) source: ClientIpSource,
+    /// Networks of peers whose headers are read, and of hops that are passed over.
+    pub(super) networks: Vec<IpNet>,
+    pub(super) any_peer: bool,
+    pub(super) unix: bool,
+}
+
+impl Proxies {
+    /// The client of a request, in canonical form: the peer unless it is trusted.
+    pub(super) fn client(&self, peer: Peer, headers: &HeaderMap, grouping: &Grouping) -> Peer {
+        if !self.any_peer && !self.trusts(peer) {
+            return peer;
+        }
+        match &self.source {
+            ClientIpSource::XForwardedFor => {
+                let lines = headers.get_all(X_FORWARDED_FOR).iter();
+                self.walk(peer, lines.rev().flat_map(forwarded::x_forwarded_for), grouping)
+            }
+            ClientIpSource::Forwarded => {
+                let lines = headers.get_all(FORWARDED).iter();
+                self.walk(peer, lines.rev().flat_map(forwarded::forwarded), grouping)
+            }
+            ClientIpSource::XForwardedForHop(n) => {
+                let lines = headers.get_all(X_FORWARDED_FOR).iter();
+                let mut hops = lines.rev().flat_map(forwarded::x_forwarded_for);
+                match hops.nth(n.saturating_sub(1)) {
+                    Some(Hop::Address(address)) => Peer::Address(grouping.canonical(address)),
+                    _ => peer,
+                }
+            }
+            ClientIpSource::Header(name) => {
+                let mut lines = headers.get_all(name).iter();
+                match (lines.next().and_then(forwarded::single), lines.next()) {
+                    (Some(address), None) => Peer::Address(grouping.canonical(address)),
+                    _ => peer,
+                }
+            }
+        }
+    }
+
+    /// Goes from the nearest hop outward, past trusted hops.
+    fn walk(&self, peer: Peer, hops: impl Iterator<Item = Hop>, grouping: &Grouping) -> Peer {
+        let mut last = peer;
+        for hop in hops.take(MAX_HOPS) {
+            let Hop::Address(address) = hop else {
+                return last;
+            };
+            last = Peer::Address(grouping.canonical(address));
+            if !self.trusts(last) {
+                return last;
+            }
+        }
+        last
+    }
+
+    fn trusts(&self, hop: Peer) -> bool {
+        match hop {
+            Peer::Address(address) => self.networks.iter().any(|network| network.contains(&address)),
+            Peer::Unix => self.unix,
+        }
+    }
+}
+
+/// Parses a network to trust.
+pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
+    let parsed = text
+        .parse::<IpNet>()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    let network = parsed.map_err(|_| {
+        ConfigError::new(format!(
+            "`{text}` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`"
+        ))
+    })?;
+    // It is compared with addresses in canonical form.
+    let network = canonical_network(network);
+    if network.prefix_len() == 0 {
+        return Err(ConfigError::new(format!(
+            "`{text}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`, or \
+             `trusted = \"any-peer\"` in a file"
+        )));
+    }
+    Ok(network)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_of_all_addresses_cannot_be_trusted() {
+        for text in [
+            "0.0.0.0/0",
+            "::/0",
+            "::ffff:0:0/96",
+            "64:ff9b::/96",
+            "10.0.0.0/33",
+            "ten",
+            "",
+        ] {
+            let error = network(text).unwrap_err().to_string();
+            assert!(
+                error.contains("trust_any_peer") || error.contains("`10.0.0.0/8`"),
+                "{text}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_mapped_network_is_the_ipv4_network() {
+        for text in ["::ffff:10.0.0.0/104", "64:ff9b::10.0.0.0/104"] {
+            assert_eq!(network(text).unwrap().to_string(), "10.0.0.0/8");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+use std::time::Duration;
+
+use super::rule::MAX_QUOTA;
+
+const MIN_WINDOW: Duration = Duration::from_millis(1);
+const MAX_WINDOW: Duration = Duration::from_secs(10 * 366 * 86_400);
+
+/// What is wrong with the quota or the window of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    QuotaZero,
+    QuotaTooLarge,
+    WindowOutOfRange,
+    WindowNotInMicroseconds,
+}
+
+impl Fault {
+    pub(super) const fn of(quota: u64, window: Duration) -> Option<Self> {
+        if quota == 0 {
+            return Some(Self::QuotaZero);
+        }
+        if quota > MAX_QUOTA {
+            return Some(Self::QuotaTooLarge);
+        }
+        if window.as_micros() < MIN_WINDOW.as_micros() || window.as_micros() > MAX_WINDOW.as_micros() {
+            return Some(Self::WindowOutOfRange);
+        }
+        if !window.subsec_nanos().is_multiple_of(1_000) {
+            return Some(Self::WindowNotInMicroseconds);
+        }
+        None
+    }
+
+    /// The message, with the spelling in code. `const` constructors panic with it.
+    pub(super) const fn in_code(self) -> &'static str {
+        match self {
+            Self::QuotaZero => {
+                "a limit is at least 1, as in `SlidingLog::per_minute(100)`; `Limit::DenyAll` admits nothing, and \
+                 `Limit::Unlimited` everything"
+            }
+            Self::QuotaTooLarge => "a limit is at most 999999999999999; `Limit::Unlimited` admits everything",
+            Self::WindowOutOfRange => {
+                "a window is between 1 ms and 10 years long, as in `SlidingLog::new(100, Duration::from_secs(60))`"
+            }
+            Self::WindowNotInMicroseconds => "a window is a whole number of microseconds long",
+        }
+    }
+
+    /// The message, with the spelling in text.
+    pub(super) const fn in_text(self) -> &'static str {
+        match self {
+            Self::QuotaZero => "a limit is at least 1, `deny-all` admits nothing, and `unlimited` everything",
+            Self::QuotaTooLarge => "a limit is at most 999999999999999, and `unlimited` admits everything",
+            Self::WindowOutOfRange => "a window is between 1 ms and 10 years long",
+            Self::WindowNotInMicroseconds => "a window is a whole number of microseconds long",
+        }
+    }
+}
+
+/// The constructors of an algorithm, each for a quota and a window.
+macro_rules! constructors {
+    ($name:ident, |$quota:ident, $window:ident| $build:expr) => {
+        /// Constructors.
+        impl $name {
+            /// `quota` requests in a `window`.
+            ///
+            /// # Panics
+            ///
+            /// If the quota is 0 or above 999,999,999,999,999, or the window is not a whole number of microseconds
+            /// between 1 ms and 10 years; at compile time in a `const`. [`try_new`](Self::try_new) returns an error
+            /// instead.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            #[doc = concat!("# use tower_quota::{", stringify!($name), ", Limit};")]
+            #[doc = concat!("const LIMIT: ", stringify!($name), " = ", stringify!($name), "::new(2, Duration::from_secs(30));")]
+            /// assert_eq!(Limit::from(LIMIT).window(), Some(Duration::from_secs(30)));
+            /// ```
+            #[track_caller]
+            pub const fn new($quota: u64, $window: std::time::Duration) -> Self {
+                if let Some(fault) = $crate::limit::constructors::Fault::of($quota, $window) {
+                    panic!("{}", fault.in_code());
+                }
+                $build
+            }
+
+            /// `quota` requests in a `window`, or an error.
+            ///
+            /// # Errors
+            ///
+            /// If [`new`](Self::new) panics on these numbers.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
+            #[doc = concat!("assert!(", stringify!($name), "::try_new(0, Duration::from_secs(60)).is_err());")]
+            /// ```
+            pub fn try_new($quota: u64, $window: std::time::Duration) -> Result<Self, $crate::ConfigError> {
+                match $crate::limit::constructors::Fault::of($quota, $window) {
+                    Some(fault) => Err($crate::ConfigError::new(fault.in_code())),
+                    None => Ok($build),
+                }
+            }
+
+            /// `quota` requests in one second: 60 is sixty a second.
+            ///
+            /// # Panics
+            ///
+            /// If the quota is 0 or above 999,999,999,999,999; at compile time in a `const`.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
+            #[doc = concat!("let limit = ", stringify!($name), "::per_second(60);")]
+            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(1)));")]
+            /// ```
+            #[track_caller]
+            pub const fn per_second(quota: u64) -> Self {
+                Self::new(quota, std::time::Duration::from_secs(1))
+            }
+
+            /// `quota` requests in 60 seconds.
+            ///
+            /// # Panics
+            ///
+            /// If the quota is 0 or above 999,999,999,999,999; at compile time in a `const`.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
+            #[doc = concat!("let limit = ", stringify!($name), "::per_minute(60);")]
+            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(60)));")]
+            /// ```
+            ///
+            /// ```compile_fail,E0080
+            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
+            #[doc = concat!("const NONE: ", stringify!($name), " = ", stringify!($name), "::per_minute(0);")]
+            /// # let _ = NONE;
+            /// ```
+            #[track_caller]
+            pub const fn per_minute(quota: u64) -> Self {
+                Self::new(quota, std::time::Duration::from_secs(60))
+            }
+
+            /// `quota` requests in 60 minutes.
+            ///
+            /// # Panics
+            ///
+            /// If the quota is 0 or above 999,999,999,999,999; at compile time in a `const`.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
+            #[doc = concat!("let limit = ", stringify!($name), "::per_hour(60);")]
+            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(3_600)));")]
+            /// ```
+            #[track_caller]
+            pub const fn per_hour(quota: u64) -> Self {
+                Self::new(quota, std::time::Duration::from_secs(3_600))
+            }
+
+            /// `quota` requests in 24 hours.
+            ///
+            /// # Panics
+            ///
+            /// If the quota is 0 or above 999,999,999,999,999; at compile time in a `const`.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            #[doc = concat!("# use tower_quota::", stringify!($name), ";")]
+            #[doc = concat!("let limit = ", stringify!($name), "::per_day(60);")]
+            #[doc = concat!("assert_eq!(limit, ", stringify!($name), "::new(60, Duration::from_secs(86_400)));")]
+            /// ```
+            #[track_caller]
+            pub const fn per_day(quota: u64) -> Self {
+                Self::new(quota, std::time::Duration::from_secs(86_400))
+            }
+        }
+    };
+}
+
+pub(super) use constructors;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SlidingLog;
+
+    #[test]
+    fn wrong_numbers_are_errors_that_show_right_ones() {
+        for (limit, window) in [(0, 60_000_000), (1, 0), (1, 999), (1, u64::MAX)] {
+            let error = SlidingLog::try_new(limit, Duration::from_micros(window)).unwrap_err();
+            assert!(error.to_string().contains("SlidingLog::"), "{error}");
+        }
+    }
+}

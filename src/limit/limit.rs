@@ -1,0 +1,176 @@
+use std::{fmt, time::Duration};
+
+use super::{
+    fixed_window::FixedWindow, share::Share, sliding_counter::SlidingCounter, sliding_log::SlidingLog,
+    token_bucket::TokenBucket,
+};
+use crate::ConfigError;
+
+/// An algorithm with its parameters.
+///
+/// Each algorithm is a type of its own, with only the settings that it has, and converts into a `Limit`. The
+/// [module](crate::limit) compares them. A limit is also a line of text, as in a file of limits:
+///
+/// ```
+/// use tower_quota::{Limit, SlidingLog, TokenBucket};
+///
+/// assert_eq!("sliding-log 100/min".parse(), Ok(Limit::from(SlidingLog::per_minute(100))));
+/// assert_eq!("token-bucket 10/s burst 30".parse(), Ok(Limit::from(TokenBucket::per_second(10).burst(30))));
+///
+/// let error = "100 per minute".parse::<Limit>().unwrap_err();
+/// assert!(error.to_string().contains("`sliding-log 100/min`"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Limit {
+    /// Sliding window log: at most the quota in any window, exactly.
+    SlidingLog(SlidingLog),
+    /// Sliding window counter: about the quota in any window, in constant memory.
+    SlidingCounter(SlidingCounter),
+    /// Fixed window: the quota in each of the windows that follow one another.
+    FixedWindow(FixedWindow),
+    /// Token bucket: an average rate with bursts.
+    TokenBucket(TokenBucket),
+    /// Admits every request. Nothing is counted, and responses have no rate-limit fields.
+    Unlimited,
+    /// Denies every request, without a call of the store.
+    DenyAll,
+}
+
+/// Parameters.
+impl Limit {
+    /// The number of requests of cost 1 that are admitted at once if nothing was counted yet.
+    ///
+    /// ```
+    /// use tower_quota::{Limit, SlidingLog, TokenBucket};
+    ///
+    /// assert_eq!(Limit::from(SlidingLog::per_minute(100)).quota(), 100);
+    /// assert_eq!(Limit::from(TokenBucket::per_second(10).burst(30)).quota(), 30);
+    /// assert_eq!(Limit::Unlimited.quota(), u64::MAX);
+    /// assert_eq!(Limit::DenyAll.quota(), 0);
+    /// ```
+    #[must_use]
+    pub fn quota(&self) -> u64 {
+        match self {
+            Self::SlidingLog(log) => log.quota(),
+            Self::SlidingCounter(counter) => counter.quota(),
+            Self::FixedWindow(fixed) => fixed.quota(),
+            Self::TokenBucket(bucket) => bucket.quota(),
+            Self::Unlimited => u64::MAX,
+            Self::DenyAll => 0,
+        }
+    }
+
+    /// The length of the window that the quota applies to; `None` for windows of a calendar, `Unlimited` and `DenyAll`.
+    ///
+    /// The window of a token bucket is the time in which an empty bucket becomes full.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Limit, SlidingLog, TokenBucket};
+    ///
+    /// assert_eq!(Limit::from(SlidingLog::per_minute(100)).window(), Some(Duration::from_secs(60)));
+    /// assert_eq!(Limit::from(TokenBucket::per_second(10).burst(30)).window(), Some(Duration::from_secs(3)));
+    /// assert_eq!(Limit::Unlimited.window(), None);
+    /// ```
+    #[must_use]
+    pub fn window(&self) -> Option<Duration> {
+        match self {
+            Self::SlidingLog(log) => Some(log.window()),
+            Self::SlidingCounter(counter) => Some(counter.window()),
+            Self::FixedWindow(fixed) => fixed.window(),
+            Self::TokenBucket(bucket) => Some(bucket.window()),
+            Self::Unlimited | Self::DenyAll => None,
+        }
+    }
+
+    /// The name of the algorithm in the keys of a store.
+    ///
+    /// A store keeps the counts of different algorithms apart, also those of one policy and key, since their states differ.
+    /// The name does not depend on the parameters.
+    ///
+    /// ```
+    /// use tower_quota::{Limit, SlidingLog, TokenBucket};
+    ///
+    /// assert_eq!(Limit::from(SlidingLog::per_minute(100)).algorithm(), "log");
+    /// assert_eq!(Limit::from(TokenBucket::per_second(10)).algorithm(), "bucket");
+    /// ```
+    #[must_use]
+    pub fn algorithm(&self) -> &'static str {
+        match self {
+            Self::SlidingLog(_) => SlidingLog::NAME,
+            Self::SlidingCounter(_) => SlidingCounter::NAME,
+            Self::FixedWindow(_) => FixedWindow::NAME,
+            Self::TokenBucket(_) => TokenBucket::NAME,
+            Self::Unlimited => "unlimited",
+            Self::DenyAll => "deny-all",
+        }
+    }
+
+    /// The limit of a process that has a share of this one.
+    pub(crate) fn scaled(&self, share: Share) -> Self {
+        match self {
+            Self::SlidingLog(log) => log.scaled(share).into(),
+            Self::SlidingCounter(counter) => counter.scaled(share).into(),
+            Self::FixedWindow(fixed) => fixed.clone().scaled(share).into(),
+            Self::TokenBucket(bucket) => bucket.scaled(share).into(),
+            Self::Unlimited => Self::Unlimited,
+            Self::DenyAll => Self::DenyAll,
+        }
+    }
+
+    /// Whether a store counts for it.
+    #[inline]
+    pub(crate) fn is_counted(&self) -> bool {
+        match self {
+            Self::SlidingLog(_) | Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::TokenBucket(_) => true,
+            Self::Unlimited | Self::DenyAll => false,
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        match self {
+            Self::SlidingLog(log) => log.validate(),
+            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Unlimited | Self::DenyAll => Ok(()),
+            Self::TokenBucket(bucket) => bucket.validate(),
+        }
+    }
+}
+
+impl From<SlidingLog> for Limit {
+    fn from(log: SlidingLog) -> Self {
+        Self::SlidingLog(log)
+    }
+}
+
+impl From<SlidingCounter> for Limit {
+    fn from(counter: SlidingCounter) -> Self {
+        Self::SlidingCounter(counter)
+    }
+}
+
+impl From<FixedWindow> for Limit {
+    fn from(fixed: FixedWindow) -> Self {
+        Self::FixedWindow(fixed)
+    }
+}
+
+impl From<TokenBucket> for Limit {
+    fn from(bucket: TokenBucket) -> Self {
+        Self::TokenBucket(bucket)
+    }
+}
+
+/// The line of text that parses to the same limit.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SlidingLog(log) => log.fmt(f),
+            Self::SlidingCounter(counter) => counter.fmt(f),
+            Self::FixedWindow(fixed) => fixed.fmt(f),
+            Self::TokenBucket(bucket) => bucket.fmt(f),
+            Self::Unlimited => f.write_str("unlimited"),
+            Self::DenyAll => f.write_str("deny-all"),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+/// The contract of an algorithm: how it changes what is stored for one key.
+///
+/// A store calls [`settle`](Self::settle), compares [`room`](Self::room) with the cost, calls [`add`](Self::add) if the
+/// request is admitted, and reports [`wait`](Self::wait) and [`reset`](Self::reset). Times are microseconds since the Unix
+/// epoch, lengths of time are microseconds. From one `settle` to the next a rule reads or removes at most [`BOUND`] entries.
+pub(crate) trait Rule {
+    /// What is stored for one key. The default is the state of a key that nothing was counted on.
+    type State: Default;
+
+    /// Removes what no longer counts at `now`.
+    ///
+    /// Entries that are ahead of the clock, because it was set back, are removed if `weight` does not fit beside them.
+    fn settle(&self, state: &mut Self::State, now: u64, weight: u64);
+
+    /// The weight that fits.
+    fn room(&self, state: &Self::State, now: u64) -> u64;
+
+    /// Adds weight, whether it fits or not.
+    fn add(&self, state: &mut Self::State, now: u64, weight: u64);
+
+    /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
+    fn wait(&self, state: &Self::State, now: u64, cost: u64) -> u64;
+
+    /// Time until nothing counts, if nothing else is added.
+    fn reset(&self, state: &Self::State, now: u64) -> u64;
+
+    /// Subtracts weight that was added at the time `at`, as far as it still counts. Returns whether the state changed.
+    fn refund(&self, state: &mut Self::State, now: u64, at: u64, weight: u64) -> bool;
+}
+
+/// The most entries that one charge reads or removes.
+pub(crate) const BOUND: usize = 1_000;
+
+/// The largest time by which an entry may be ahead of the clock and still belong to it, in microseconds.
+pub(crate) const SLACK: u64 = 1_000_000;
+
+/// The largest quota: the largest integer of a structured field (RFC 9651 §3.3.1).
+pub(crate) const MAX_QUOTA: u64 = 999_999_999_999_999;
+
+/// Numbers in Lua are exact below this.
+pub(crate) const MAX_EXACT: u64 = 1 << 53;
+
+/// The largest weight that is stored for one key. A larger debt makes no difference.
+pub(crate) const MAX_TOTAL: u64 = MAX_EXACT / 2;

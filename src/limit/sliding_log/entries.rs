@@ -1,0 +1,94 @@
+use std::collections::VecDeque;
+
+use crate::limit::rule::BOUND;
+
+/// The admissions of one key, oldest first.
+#[derive(Debug)]
+pub(crate) struct Log {
+    pub(super) entries: VecDeque<Entry>,
+    /// The weight that counts.
+    pub(super) total: u64,
+    /// Whether an entry heavier than 1 was added since the log was last empty.
+    pub(super) weighted: bool,
+    /// The number of entries at the front that have expired and are not removed yet.
+    pub(super) late: usize,
+    /// The number of entries at the back that a clock which was set back has left, and that are not removed yet.
+    pub(super) gone: usize,
+    /// The number of entries that this call may still read or remove.
+    pub(super) budget: usize,
+}
+
+/// Ordered like the members in Redis, whose names decide where the times are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Entry {
+    pub(super) at: u64,
+    /// Whether it holds charges beyond the limit.
+    pub(super) beyond: bool,
+    pub(super) weight: u64,
+}
+
+/// The budget of a call. It keeps some for the ends of a log, which are read one by one: the oldest entry, and the newest one
+/// before and after a removal.
+pub(super) const BUDGET: usize = BOUND - 3;
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            entries: VecDeque::new(),
+            total: 0,
+            weighted: false,
+            late: 0,
+            gone: 0,
+            budget: BUDGET,
+        }
+    }
+}
+
+impl Log {
+    /// The number of entries that are not later than `at`.
+    pub(super) fn until(&self, at: u64) -> usize {
+        self.entries.partition_point(|entry| entry.at <= at)
+    }
+
+    /// Subtracts an entry that was removed.
+    pub(super) fn forget(&mut self, entry: Option<Entry>) {
+        let weight = entry.map_or(0, |entry| entry.weight);
+        self.total = self.total.saturating_sub(weight);
+        self.budget -= 1;
+    }
+
+    /// Corrects the total after entries were removed. While all entries weigh 1, it is their number.
+    pub(super) fn recount(&mut self, exact: bool) {
+        if exact && !self.entries.is_empty() && self.total == self.entries.len() as u64 {
+            self.weighted = false;
+        }
+        if !self.weighted {
+            self.total = (self.entries.len() - self.late - self.gone) as u64;
+        }
+    }
+
+    /// Subtracts weight from an entry. Returns whether nothing is left of it, and the entry is removed.
+    pub(super) fn take_back(&mut self, position: usize, left: &mut u64) -> bool {
+        let Some(mut entry) = self.entries.get(position).copied().filter(|_| *left > 0) else {
+            return false;
+        };
+        let taken = entry.weight.min(*left);
+        *left -= taken;
+        self.total = self.total.saturating_sub(taken);
+        self.entries.remove(position);
+        entry.weight -= taken;
+        if entry.weight > 0 {
+            self.insert(entry);
+        }
+        entry.weight == 0
+    }
+
+    pub(super) fn insert(&mut self, entry: Entry) {
+        // Where the clock was set back, entries ahead of it stay behind this one.
+        let place = match self.entries.back() {
+            Some(newest) if *newest > entry => self.entries.partition_point(|other| *other <= entry),
+            _ => self.entries.len(),
+        };
+        self.entries.insert(place, entry);
+    }
+}

@@ -1,0 +1,195 @@
+use super::{
+    fixed_window::Window, limit::Limit, rule::Rule, sliding_counter::Counter, sliding_log::Log, token_bucket::Bucket,
+};
+
+/// What is stored for one key: the state of the algorithm that the key is counted by.
+#[derive(Debug)]
+pub(crate) enum State {
+    Log(Log),
+    Counter(Counter),
+    Window(Window),
+    Bucket(Bucket),
+    /// Nothing is stored for limits that are not counted.
+    Uncounted,
+}
+
+/// Calls a rule with the state of its algorithm.
+///
+/// It has an arm for each variant of [`Limit`], so an algorithm that is missing here does not compile.
+macro_rules! dispatch {
+    ($limit:expr, $state:expr, |$rule:ident, $inner:ident| $call:expr,uncounted => $uncounted:expr,mismatch => $mismatch:expr) => {
+        match $limit {
+            Limit::SlidingLog($rule) => {
+                let State::Log($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::SlidingCounter($rule) => {
+                let State::Counter($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::FixedWindow($rule) => {
+                let State::Window($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::TokenBucket($rule) => {
+                let State::Bucket($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::Unlimited | Limit::DenyAll => $uncounted,
+        }
+    };
+}
+
+impl State {
+    /// The state of a key that nothing was counted on.
+    pub(crate) fn new(limit: &Limit) -> Self {
+        match limit {
+            Limit::SlidingLog(_) => Self::Log(Log::default()),
+            Limit::SlidingCounter(_) => Self::Counter(Counter::default()),
+            Limit::FixedWindow(_) => Self::Window(Window::default()),
+            Limit::TokenBucket(_) => Self::Bucket(Bucket::default()),
+            Limit::Unlimited | Limit::DenyAll => Self::Uncounted,
+        }
+    }
+
+    /// Whether it is a state of the algorithm of this limit.
+    #[inline]
+    pub(crate) fn is_of(&self, limit: &Limit) -> bool {
+        dispatch!(limit, self, |_rule, _state| true,
+            uncounted => matches!(self, Self::Uncounted),
+            mismatch => return false)
+    }
+
+    /// The state to restore if a decision changes nothing; `None` if what [`Limit::settle`] does is kept.
+    ///
+    /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries.
+    pub(crate) fn unsettled(&self) -> Option<Self> {
+        match self {
+            Self::Log(_) | Self::Uncounted => None,
+            Self::Counter(counter) => Some(Self::Counter(*counter)),
+            Self::Window(window) => Some(Self::Window(*window)),
+            Self::Bucket(bucket) => Some(Self::Bucket(*bucket)),
+        }
+    }
+}
+
+/// What a decision does to a state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    Nothing,
+    Add,
+    /// Subtracts what was added at that time.
+    Refund {
+        at: u64,
+    },
+}
+
+/// The result of a [`Change`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effect {
+    /// Whether the change has added or subtracted anything.
+    pub(crate) changed: bool,
+    /// The weight that fits after the change.
+    pub(crate) room: u64,
+    /// The time until nothing counts.
+    pub(crate) reset: u64,
+}
+
+/// The steps of a decision. The state is [of](State::is_of) this limit, and times are in microseconds.
+///
+/// All charges of a request are settled before any state is changed, since a request is admitted if all of them fit.
+impl Limit {
+    /// Removes what no longer counts, and returns the weight that fits.
+    #[inline]
+    pub(crate) fn settle(&self, state: &mut State, now: u64, weight: u64) -> u64 {
+        dispatch!(self, state, |rule, state| {
+            rule.settle(state, now, weight);
+            rule.room(state, now)
+        },
+            uncounted => self.quota(),
+            mismatch => mismatch())
+    }
+
+    /// Makes a change of this weight.
+    #[inline]
+    pub(crate) fn change(&self, state: &mut State, now: u64, change: Change, weight: u64) -> Effect {
+        dispatch!(self, state, |rule, state| {
+            let changed = match change {
+                Change::Nothing => false,
+                Change::Add => {
+                    rule.add(state, now, weight);
+                    true
+                }
+                Change::Refund { at } => rule.refund(state, now, at, weight),
+            };
+            Effect {
+                changed,
+                room: rule.room(state, now),
+                reset: rule.reset(state, now),
+            }
+        },
+            uncounted => Effect { changed: false, room: self.quota(), reset: 0 },
+            mismatch => mismatch())
+    }
+
+    /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
+    pub(crate) fn wait(&self, state: &State, now: u64, cost: u64) -> u64 {
+        dispatch!(self, state, |rule, state| rule.wait(state, now, cost),
+            uncounted => 1,
+            mismatch => mismatch())
+    }
+}
+
+#[cold]
+fn mismatch() -> ! {
+    unreachable!("a state is looked up by its algorithm")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One limit of each algorithm. The `match` does not compile without a new one.
+    fn limits() -> Vec<Limit> {
+        let texts = [
+            "sliding-log 1/s",
+            "sliding-counter 1/s",
+            "fixed-window 1/s",
+            "token-bucket 1/s",
+            "unlimited",
+            "deny-all",
+        ];
+        let limits = texts.map(|text| text.parse::<Limit>().unwrap());
+        let variants = limits.iter().map(|limit| match limit {
+            Limit::SlidingLog(_) => 0,
+            Limit::SlidingCounter(_) => 1,
+            Limit::FixedWindow(_) => 2,
+            Limit::TokenBucket(_) => 3,
+            Limit::Unlimited => 4,
+            Limit::DenyAll => 5,
+        });
+        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+        limits.into()
+    }
+
+    #[test]
+    fn each_algorithm_has_a_state_of_its_own() {
+        for limit in limits() {
+            let state = State::new(&limit);
+            for other in limits() {
+                let same = limit == other || !(limit.is_counted() || other.is_counted());
+                assert_eq!(state.is_of(&other), same, "{limit} and {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_algorithm_that_counts_denies_the_request_after_the_last_one() {
+        for limit in limits().into_iter().filter(Limit::is_counted) {
+            let mut state = State::new(&limit);
+            assert_eq!(limit.settle(&mut state, 1, 1), 1, "{limit}");
+            limit.change(&mut state, 1, Change::Add, 1);
+            assert_eq!(limit.settle(&mut state, 1, 1), 0, "{limit}");
+        }
+    }
+}

@@ -1,0 +1,28 @@
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Whether a store is failing, to log each change once.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    failing: AtomicBool,
+    /// The number of replies since the last failure.
+    replies: AtomicU32,
+}
+
+/// The number of replies in a row after which a store that failed is no longer failing.
+const STEADY: u32 = 20;
+
+impl Health {
+    /// Records a failure; returns whether the store was not failing before.
+    pub(super) fn fails(&self) -> bool {
+        self.replies.store(0, Ordering::Relaxed);
+        !self.failing.swap(true, Ordering::Relaxed)
+    }
+
+    /// Records a reply; returns whether the store is no longer failing from now on.
+    pub(super) fn replies(&self) -> bool {
+        // Reading first keeps the cache line shared between cores while the store does not fail.
+        self.failing.load(Ordering::Relaxed)
+            && self.replies.fetch_add(1, Ordering::Relaxed) >= STEADY
+            && self.failing.swap(false, Ordering::Relaxed)
+    }
+}

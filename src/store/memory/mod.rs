@@ -1,0 +1,286 @@
+mod clock;
+mod settled;
+mod shard;
+mod shards;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use self::{clock::Clock, shards::Shards};
+use super::{Store, StoreFuture, StoreId, StoreRequest, StoreResponse};
+use crate::ConfigError;
+
+/// Store that keeps counts in the memory of the process.
+///
+/// It decides like [`RedisStore`](crate::RedisStore), but each replica of a service counts for itself. Clones share their
+/// counts.
+///
+/// ```
+/// use http::{Request, StatusCode};
+/// use http_body_util::Empty;
+/// use tower::{Layer, ServiceExt, service_fn};
+/// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// # type Body = Empty<bytes::Bytes>;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
+/// let hello = RateLimitLayer::new(MemoryStore::new(), policy)
+///     .layer(service_fn(async |_: Request<Body>| Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))));
+///
+/// let admitted = hello.clone().oneshot(Request::new(Body::new())).await?;
+/// assert_eq!(admitted.status(), StatusCode::OK);
+/// assert_eq!(admitted.headers()["ratelimit"], "\"hello\";r=0;t=60");
+///
+/// let denied = hello.clone().oneshot(Request::new(Body::new())).await?;
+/// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+/// assert_eq!(denied.headers()["retry-after"], "60");
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Capacity and eviction
+///
+/// The store holds at most 100,000 keys, or the number that [`MemoryStoreBuilder::capacity`] sets. Expired keys are removed when
+/// new keys are added, without a thread. If the store is full, a new key evicts another one:
+///
+/// 1. an expired key;
+/// 2. a key of the same policy that does not deny now, the one that expires first;
+/// 3. a key of another policy that does not deny now, of the policy with the most keys;
+/// 4. if all keys deny now, one of the same policy, the one whose denial lasts longest; then one of another policy.
+///
+/// A key denies now if a check of cost 1 is denied. A policy with less than a 64th of the capacity keeps its keys while another
+/// policy has more: 2 to 4 apply to the other ones first.
+///
+/// So under a flood of made-up keys, such as paths, a limit that is used up stays so unless all keys deny. The flood evicts the
+/// keys of its own policy; if its keys deny at once, as with a limit of 1, it also evicts those of other policies that do not
+/// deny. A store of its own keeps a policy free of evictions by others.
+///
+/// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
+/// one is logged as a warning (feature `tracing`).
+///
+/// A store for more than 1,024 keys is divided into shards by a hash with a secret, each of at most 1,024 keys, up to 4 million
+/// keys in total. Each shard has its part of the capacity and evicts by itself, so a shard may be full when the store holds nine
+/// tenths of its capacity.
+///
+/// # Clock
+///
+/// The default clock is that of [`tokio::time`], which is monotonic: setting the system clock changes nothing, and a test with a
+/// paused runtime moves it with [`advance`](https://docs.rs/tokio/latest/tokio/time/fn.advance.html).
+/// [`MemoryStoreBuilder::clock`] sets another one.
+#[derive(Clone)]
+#[must_use]
+pub struct MemoryStore {
+    shards: Arc<Shards>,
+}
+
+/// Constructors.
+impl MemoryStore {
+    /// An empty store with the default capacity and clock.
+    ///
+    /// ```
+    /// use tower_quota::MemoryStore;
+    ///
+    /// assert_eq!(MemoryStore::new().capacity(), 100_000);
+    /// ```
+    pub fn new() -> Self {
+        Self::builder().build()
+    }
+
+    /// A builder, to set the capacity or the clock.
+    pub fn builder() -> MemoryStoreBuilder {
+        MemoryStoreBuilder {
+            capacity: DEFAULT_CAPACITY,
+            clock: None,
+        }
+    }
+}
+
+/// Metrics.
+impl MemoryStore {
+    /// The largest number of keys that it holds.
+    ///
+    /// ```
+    /// use tower_quota::MemoryStore;
+    ///
+    /// assert_eq!(MemoryStore::builder().capacity(1_000).build().capacity(), 1_000);
+    /// ```
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.shards.capacity
+    }
+
+    /// The number of keys that it holds, with expired keys that are not removed yet.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let store = MemoryStore::new();
+    /// let limiter = Limiter::new(store.clone(), Policy::new("mail", SlidingLog::per_hour(3)));
+    /// limiter.check("42").await?;
+    /// assert_eq!(store.len(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Whether it holds no key.
+    ///
+    /// ```
+    /// assert!(tower_quota::MemoryStore::new().is_empty());
+    /// ```
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of keys that were evicted before they expired.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let store = MemoryStore::builder().capacity(1).build();
+    /// let limiter = Limiter::new(store.clone(), Policy::new("mail", SlidingLog::per_hour(3)));
+    /// limiter.check("42").await?;
+    /// assert_eq!(store.evictions(), 0);
+    /// limiter.check("43").await?;
+    /// assert_eq!(store.evictions(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn evictions(&self) -> u64 {
+        self.shards.evictions()
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore")
+            .field("capacity", &self.capacity())
+            .field("len", &self.len())
+            .field("evictions", &self.evictions())
+            .finish()
+    }
+}
+
+impl Store for MemoryStore {
+    fn id(&self) -> Option<StoreId> {
+        Some(StoreId::of(&self.shards))
+    }
+
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        let (now, outcomes) = self.shards.decide(requests);
+        StoreFuture::ready(Ok(StoreResponse {
+            server_time: Duration::from_micros(now),
+            outcomes,
+        }))
+    }
+}
+
+const DEFAULT_CAPACITY: usize = 100_000;
+
+/// Settings of a [`MemoryStore`].
+///
+/// ```
+/// use std::{sync::atomic::{AtomicU64, Ordering}, sync::Arc, time::Duration};
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let seconds = Arc::new(AtomicU64::new(0));
+/// let clock = seconds.clone();
+/// let store = MemoryStore::builder()
+///     .capacity(1_000)
+///     .clock(move || Duration::from_secs(clock.load(Ordering::Relaxed)))
+///     .build();
+///
+/// let limiter = Limiter::new(store, Policy::new("mail", SlidingLog::per_minute(1)));
+/// assert!(limiter.check("42").await?.is_allowed());
+/// assert!(!limiter.check("42").await?.is_allowed());
+///
+/// seconds.store(60, Ordering::Relaxed);
+/// assert!(limiter.check("42").await?.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub struct MemoryStoreBuilder {
+    capacity: usize,
+    clock: Option<Clock>,
+}
+
+impl MemoryStoreBuilder {
+    /// Sets the largest number of keys. The [docs of the store](MemoryStore#capacity-and-eviction) describe which keys a full
+    /// store evicts.
+    ///
+    /// The default is 100,000.
+    ///
+    /// # Panics
+    ///
+    /// If the capacity is 0. [`try_capacity`](Self::try_capacity) returns an error instead.
+    #[track_caller]
+    pub fn capacity(self, capacity: usize) -> Self {
+        match self.try_capacity(capacity) {
+            Ok(builder) => builder,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Like [`capacity`](Self::capacity), with an error instead of a panic.
+    ///
+    /// # Errors
+    ///
+    /// If the capacity is 0.
+    ///
+    /// ```
+    /// assert!(tower_quota::MemoryStore::builder().try_capacity(0).is_err());
+    /// ```
+    pub fn try_capacity(mut self, capacity: usize) -> Result<Self, ConfigError> {
+        if capacity == 0 {
+            return Err(ConfigError::new("the capacity of a memory store is at least 1 key"));
+        }
+        self.capacity = capacity;
+        Ok(self)
+    }
+
+    /// Sets the clock: a function that returns the time since the Unix epoch.
+    ///
+    /// It is called once in each call of the store. The time may stand still, jump and go back; times after the year 2112 count
+    /// as that year. The function must not use the store, a part of which is locked during the call.
+    ///
+    /// The default is the monotonic clock of [`tokio::time`].
+    pub fn clock(mut self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        self.clock = Some(Clock::Custom(Box::new(now)));
+        self
+    }
+
+    /// Builds an empty store.
+    pub fn build(self) -> MemoryStore {
+        let clock = self.clock.unwrap_or_else(Clock::monotonic);
+        MemoryStore {
+            shards: Arc::new(Shards::new(self.capacity, clock)),
+        }
+    }
+}
+
+impl fmt::Debug for MemoryStoreBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStoreBuilder")
+            .field("capacity", &self.capacity)
+            .field("clock", &self.clock)
+            .finish()
+    }
+}

@@ -1,0 +1,211 @@
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use super::error::{ErrorKind, StoreError};
+
+/// The future of a [`StoreResponse`], which may be ready at once.
+///
+/// A ready response is not boxed.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::store::{StoreError, StoreFuture, StoreResponse};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), StoreError> {
+/// let response = StoreResponse::new(Duration::from_secs(1_800_000_000), []);
+/// assert_eq!(StoreFuture::ready(Ok(response.clone())).await?, response);
+///
+/// let later = response.clone();
+/// assert_eq!(StoreFuture::pending(async { Ok(later) }).await?, response);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub struct StoreFuture(State);
+
+type Boxed = Pin<Box<dyn Future<Output = Result<StoreResponse, StoreError>> + Send>>;
+
+enum State {
+    Ready(Result<StoreResponse, StoreError>),
+    Pending(Boxed),
+}
+
+impl StoreFuture {
+    /// A response that is there already.
+    #[inline]
+    pub fn ready(response: Result<StoreResponse, StoreError>) -> Self {
+        Self(State::Ready(response))
+    }
+
+    /// A response that a future returns. The future is boxed.
+    pub fn pending(response: impl Future<Output = Result<StoreResponse, StoreError>> + Send + 'static) -> Self {
+        Self(State::Pending(Box::pin(response)))
+    }
+
+    /// The response if it is there already, else the future. A store that wraps another one can change a ready response
+    /// without boxing it.
+    ///
+    /// ```
+    /// use tower_quota::store::{StoreError, StoreFuture, StoreResponse};
+    ///
+    /// fn map<F>(future: StoreFuture, f: F) -> StoreFuture
+    /// where
+    ///     F: FnOnce(StoreResponse) -> StoreResponse + Send + 'static,
+    /// {
+    ///     match future.try_ready() {
+    ///         Ok(response) => StoreFuture::ready(response.map(f)),
+    ///         Err(pending) => StoreFuture::pending(async { pending.await.map(f) }),
+    ///     }
+    /// }
+    ///
+    /// let ready = StoreFuture::ready(Ok(StoreResponse::new(std::time::Duration::ZERO, [])));
+    /// assert!(map(ready, |response| response).try_ready().is_ok());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The future itself, if the response is not there yet.
+    #[inline]
+    pub fn try_ready(self) -> Result<Result<StoreResponse, StoreError>, Self> {
+        match self.0 {
+            State::Ready(response) => Ok(response),
+            State::Pending(_) => Err(self),
+        }
+    }
+}
+
+impl Future for StoreFuture {
+    type Output = Result<StoreResponse, StoreError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.get_mut().0 {
+            State::Ready(response) => {
+                let polled_again = StoreError::new(ErrorKind::Protocol, "the future was polled after it was ready");
+                Poll::Ready(std::mem::replace(response, Err(polled_again)))
+            }
+            State::Pending(response) => response.as_mut().poll(cx),
+        }
+    }
+}
+
+impl fmt::Debug for StoreFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            State::Ready(response) => f.debug_tuple("Ready").field(response).finish(),
+            State::Pending(_) => f.write_str("Pending(..)"),
+        }
+    }
+}
+
+/// The response of a store to a list of requests.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::store::{ChargeState, Outcome, StoreResponse};
+///
+/// let state = ChargeState::new(4, None, Duration::from_secs(60));
+/// let response = StoreResponse::new(Duration::from_secs(1_800_000_000), [Outcome::new(true, [state])]);
+///
+/// assert_eq!(response.server_time.as_secs(), 1_800_000_000);
+/// assert!(response.outcomes()[0].allowed);
+/// assert_eq!(response.outcomes()[0].states()[0].remaining, 4);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreResponse {
+    /// The time of the decisions by the clock of the store, since the Unix epoch.
+    pub server_time: Duration,
+    pub(crate) outcomes: SmallVec<[Outcome; 1]>,
+}
+
+impl StoreResponse {
+    /// A response with one outcome for each request, in their order.
+    pub fn new(server_time: Duration, outcomes: impl IntoIterator<Item = Outcome>) -> Self {
+        Self {
+            server_time,
+            outcomes: outcomes.into_iter().collect(),
+        }
+    }
+
+    /// One outcome for each request, in their order.
+    #[must_use]
+    pub fn outcomes(&self) -> &[Outcome] {
+        &self.outcomes
+    }
+}
+
+/// The outcome of one [`StoreRequest`](super::StoreRequest).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// Whether the request is admitted. It is `true` for operations that do not require room.
+    pub allowed: bool,
+    pub(crate) states: SmallVec<[ChargeState; 1]>,
+}
+
+impl Outcome {
+    /// An outcome with one state for each charge, in their order.
+    pub fn new(allowed: bool, states: impl IntoIterator<Item = ChargeState>) -> Self {
+        Self {
+            allowed,
+            states: states.into_iter().collect(),
+        }
+    }
+
+    /// One state for each charge, in their order.
+    #[must_use]
+    pub fn states(&self) -> &[ChargeState] {
+        &self.states
+    }
+}
+
+/// The state of one charge after the decision.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::store::ChargeState;
+///
+/// // It does not fit: 2 units are left, it fits in 12 s, and in 30 s nothing counts anymore.
+/// let state = ChargeState::new(2, Some(Duration::from_secs(12)), Duration::from_secs(30));
+/// assert_eq!(state.retry_after, Some(Duration::from_secs(12)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChargeState {
+    /// The units that still fit.
+    pub remaining: u64,
+    /// The time until the charge fits; `None` if it fits now, and if it never fits.
+    pub retry_after: Option<Duration>,
+    /// The time until nothing counts anymore, if nothing more is counted.
+    pub reset_after: Duration,
+    /// The time of the decision by the clock of the store, since the Unix epoch; `None` if it is the
+    /// [`server_time`](StoreResponse::server_time) of the response. Nodes of a cluster have clocks of their own.
+    pub decided_at: Option<Duration>,
+}
+
+impl ChargeState {
+    /// A state that was decided at the [`server_time`](StoreResponse::server_time) of the response.
+    #[must_use]
+    pub fn new(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {
+        Self {
+            remaining,
+            retry_after,
+            reset_after,
+            decided_at: None,
+        }
+    }
+
+    /// The same state, decided at this time of the clock of the store, since the Unix epoch.
+    #[must_use]
+    pub fn at(mut self, decided_at: Duration) -> Self {
+        self.decided_at = Some(decided_at);
+        self
+    }
+}
