@@ -57,7 +57,7 @@ async fn ttl(redis: &Redis, key: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_worker_checks_as_ordered() {
+async fn a_worker_checks_what_it_is_sent() {
     work().await;
 }
 
