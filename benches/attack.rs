@@ -1,8 +1,8 @@
-//! A million callers that nobody has seen before, against stores for fewer and one for all: the slowest single decision
-//! beside the median of the same run. `cargo bench --bench attack`.
+//! Key flooding: a million new keys against memory stores of less and of larger capacity. Prints the slowest decision and the
+//! median of the same run. `cargo bench --bench attack`.
 //!
-//! What counts is the time that the thread had a processor, since a pause of the operating system is not the store's. It is
-//! the best of some runs that is shown, and the time that reading the clock takes is left out.
+//! The unit is processor time of the thread, so that a pause by the operating system does not count. Each row is the best of
+//! three runs, without the time to read the clock.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ impl Run {
     }
 }
 
-/// For how long this thread has had a processor.
+/// Processor time of this thread.
 fn on_processor() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -1,5 +1,5 @@
-//! Whether dear requests are slower than cheap ones: a check of cost 1 against one of cost 10,000, one caller at a time,
-//! in turn, as the ratio of the medians. `cargo bench --bench cost --all-features`.
+//! Latency of a check of cost 10,000 divided by that of a check of cost 1: one caller, alternating, ratio of the medians.
+//! `cargo bench --bench cost --all-features`.
 
 #[path = "../tests/it/support/redis.rs"]
 #[allow(dead_code)]
@@ -25,7 +25,7 @@ async fn main() {
         .expect("a store");
     let memory = MemoryStore::new();
 
-    // Room for all, so that every check is admitted: eight on one key.
+    // Eight checks on each key, all of which are admitted.
     let limit = 100_000;
     let hour = Duration::from_secs(3_600);
     let limits: [Limit; 6] = [
@@ -48,7 +48,7 @@ async fn main() {
     }
 }
 
-/// How much longer the dear request takes.
+/// Median latency at cost 10,000 divided by the median at cost 1.
 async fn ratio(store: &impl Store, limit: &Limit) -> f64 {
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..ROUNDS {

@@ -1,5 +1,5 @@
-//! The figures of the page that helps to choose an algorithm: memory and commands in Redis, and what is admitted and
-//! denied on different traffic. They are the same on every run. `cargo bench --bench figures --all-features`.
+//! The figures in the documentation of the module `limit`: memory and commands in Redis, admissions and denials on different
+//! traffic. They are the same on every run. `cargo bench --bench figures --all-features`.
 
 #[path = "../tests/it/support/clock.rs"]
 #[allow(dead_code)]

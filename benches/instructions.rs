@@ -1,5 +1,5 @@
-//! How many instructions a request through the layer takes, which is the same on every run. It sends as many requests as
-//! it is told, so what one takes is the difference of two runs divided by the difference of their numbers:
+//! Instructions of one request through the layer, the same on every run. The argument is the number of requests, so the
+//! instructions of one are the difference of two runs divided by the difference of their numbers:
 //!
 //! ```sh
 //! cargo bench --bench instructions --no-run # prints where the program is
@@ -8,8 +8,13 @@
 //! done
 //! ```
 //!
-//! The paths are `bare`, the service alone; `admitted`, and the same with header `fields` alone, with `extensions` alone, and
-//! with neither, `least`; `denied`; and `cached`, denied by the deny cache of a `RedisStore`, for which it starts a server.
+//! | path | requests |
+//! | --- | --- |
+//! | `bare` | to the service without the layer |
+//! | `admitted` | admitted, with header fields and extensions |
+//! | `fields`, `extensions`, `least` | admitted, with header fields only, with extensions only, with neither |
+//! | `denied` | denied by a `MemoryStore` |
+//! | `cached` | denied by the deny cache of a `RedisStore`; starts a Redis server |
 
 #[path = "support/bare.rs"]
 mod bare;
@@ -62,7 +67,7 @@ fn main() {
     println!("{requests} requests, {path}");
 }
 
-/// A denial is remembered for a second, so that one in some thousand asks Redis.
+/// A denial is cached for 1 s, so that one request in some thousand is sent to Redis.
 async fn cached(url: &str, requests: u32) {
     let store = RedisStore::builder().deadline(Duration::from_secs(10));
     let store = store.connect(url).await.expect("a store");

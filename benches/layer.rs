@@ -1,4 +1,4 @@
-//! The parts of a request's path, and the whole of it, in time and allocations: `cargo bench --bench layer`.
+//! Time and allocations of a request through the layer, and of its parts: `cargo bench --bench layer`.
 //!
 //! `benches/instructions.rs` counts instructions, which are the same on every run.
 
@@ -22,7 +22,7 @@ fn main() {
     divan::main();
 }
 
-/// Finding the key.
+/// Key extractors.
 mod keys {
     use super::*;
 
@@ -49,7 +49,7 @@ mod keys {
     }
 }
 
-/// What the store says, for one key.
+/// A decision of the store about one key.
 mod store_in_memory {
     use super::*;
 

@@ -1,7 +1,7 @@
-//! What one check costs Redis: microseconds of the server for each algorithm and shape of call.
-//! `cargo bench --bench script --all-features`; with `TOWER_QUOTA_SCRIPT=path` a second text of the script runs alongside.
+//! The time of a check in Redis, in microseconds, for each algorithm and shape of call.
+//! `cargo bench --bench script --all-features`; with `TOWER_QUOTA_SCRIPT=path` a second text of the script is measured too.
 //!
-//! Redis times every call itself (`SLOWLOG`), so neither the client nor the connection is part of it.
+//! Redis measures each call (`SLOWLOG`), so the time excludes client and connection.
 
 #[path = "../tests/it/support/redis.rs"]
 #[allow(dead_code)]
@@ -14,7 +14,7 @@ use tower_quota::RedisStore;
 
 use self::redis::Redis;
 
-/// How many checks are in one call where they are batched.
+/// Checks in one call of a batch.
 const BATCH: u64 = 128;
 /// Rounds; the median counts.
 const ROUNDS: usize = 5;
@@ -41,17 +41,17 @@ const CHARGES: [(&str, Charge); 6] = [
     }),
 ];
 
-/// What is asked, call after call.
+/// A sequence of calls.
 struct Shape {
     name: &'static str,
     quota: u64,
     /// In microseconds.
     window: u64,
-    /// How many keys take turns.
+    /// Number of keys, which are used in turn.
     keys: u64,
     /// Checks in one call, each of another key.
     checks: u64,
-    /// Callers that each check stands for.
+    /// Number of merged requests in each check.
     callers: u64,
     /// Calls that are not measured, before those that are.
     warm: u64,
@@ -140,7 +140,7 @@ impl Shape {
         }
     }
 
-    /// The microseconds that Redis takes for one check.
+    /// The time of one check in Redis, in microseconds.
     async fn measure(&self, redis: &Redis, sha1: &str, charge: Charge) -> f64 {
         redis.command::<()>("FLUSHALL", ["SYNC"]).await;
         self.run(redis, sha1, charge, 0..self.warm).await;
@@ -148,7 +148,7 @@ impl Shape {
         self.run(redis, sha1, charge, self.warm..self.warm + self.calls).await;
 
         let log: Vec<Vec<Value>> = redis.command("SLOWLOG", ["GET", "-1"]).await;
-        // A call during which the machine did something else says nothing: the mean of those between the quartiles.
+        // Other work of the machine distorts some calls, so this is the mean between the quartiles.
         let calls = log
             .iter()
             .filter(|entry| entry[3].clone().into_array()[0].as_str().as_deref() == Some("EVALSHA"));
@@ -166,7 +166,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    // Longer than any command within the script, and shorter than any call of it.
+    // In microseconds: longer than any command within the script, shorter than any call of it.
     let redis = Redis::start_with(&["--slowlog-log-slower-than", "4", "--slowlog-max-len", "5000"]);
     let mut scripts = vec![RedisStore::scripts()[0].to_owned()];
     if let Some(path) = std::env::var_os("TOWER_QUOTA_SCRIPT") {

@@ -1,12 +1,25 @@
-//! A limit for each route of an axum router, and one for all of them.
+//! A limit for each route of an axum router, and one for all routes.
 //!
-//! ```text
-//! cargo run --example axum_per_route --features axum
+//! ```console
+//! $ cargo run --example axum_per_route --features axum
 //!
-//! curl -i http://127.0.0.1:3000/search
-//! curl -i -X POST http://127.0.0.1:3000/login
-//! curl -i http://127.0.0.1:3000/users/41
-//! curl -i http://127.0.0.1:3000/users/42
+//! $ curl -i http://127.0.0.1:3000/search
+//! HTTP/1.1 200 OK
+//! ratelimit: "searches";r=4;t=1, "routes";r=9;t=60
+//!
+//! 4 more searches
+//!
+//! $ curl -i -X POST http://127.0.0.1:3000/login
+//! $ curl -i -X POST http://127.0.0.1:3000/login
+//! HTTP/1.1 429 Too Many Requests
+//! retry-after: 60
+//! ratelimit: "logins";r=0;t=60, "routes";r=8;t=60
+//!
+//! $ curl -i http://127.0.0.1:3000/users/41
+//! ratelimit: "routes";r=9;t=60
+//!
+//! $ curl -i http://127.0.0.1:3000/users/42
+//! ratelimit: "routes";r=8;t=60
 //! ```
 
 use std::{env, error::Error, net::SocketAddr};
@@ -18,12 +31,12 @@ use axum::{
 use tokio::net::TcpListener;
 use tower_quota::{Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key};
 
-/// A handler finds out how the caller stands.
+/// Reads the decision of the layer.
 async fn search(decision: Decision) -> String {
-    format!("found; {} more searches are free\n", decision.remaining())
+    format!("{} more searches\n", decision.remaining())
 }
 
-/// Where a limit may be missing, or the store may fail, there is not always a decision.
+/// A decision is optional for a handler that also runs without a limit, or while the store fails and the limit is open.
 async fn user(decision: Option<Decision>) -> String {
     match decision {
         Some(decision) => format!("a user; {} more\n", decision.remaining()),
@@ -31,25 +44,27 @@ async fn user(decision: Option<Decision>) -> String {
     }
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) fn app() -> Router {
     let store = MemoryStore::new();
     let limit = |policy: Policy| RateLimitLayer::new(store.clone(), policy);
 
     let searches = Policy::new("searches", TokenBucket::per_second(1).burst(5)).key(key::ip());
-    let logins = Policy::new("logins", SlidingLog::per_minute(3)).key(key::ip());
-    // Ten a minute for each address and template: `/users/41` and `/users/42` are one.
-    let everything = Policy::new("everything", SlidingLog::per_minute(10)).key((key::ip(), key::route()));
+    let logins = Policy::new("logins", SlidingLog::per_minute(1)).key(key::ip());
+    // `key::route` is the template of the route: `/users/41` and `/users/42` share a count.
+    let routes = Policy::new("routes", SlidingLog::per_minute(10)).key((key::ip(), key::route()));
 
-    let app = Router::new()
+    Router::new()
         .route("/search", get(search).layer(limit(searches)))
         .route("/login", post(async || "welcome\n").layer(limit(logins)))
         .route("/users/{id}", get(user))
-        .layer(limit(everything));
+        .layer(limit(routes))
+}
 
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    axum::serve(listener, app().into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

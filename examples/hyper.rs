@@ -1,9 +1,17 @@
-//! A bare hyper server, without a framework: the accept loop knows the peer, and says so with `PeerAddr`.
+//! A hyper server without a framework. The accept loop inserts the address of the peer, as `PeerAddr`.
 //!
-//! ```text
-//! cargo run --example hyper
+//! ```console
+//! $ cargo run --example hyper
 //!
-//! curl -i http://127.0.0.1:3000/hello
+//! $ curl -i http://127.0.0.1:3000/hello
+//! HTTP/1.1 200 OK
+//! ratelimit: "say-hi";r=1;t=30
+//!
+//! $ curl -i http://127.0.0.1:3000/hello
+//! $ curl -i http://127.0.0.1:3000/hello
+//! HTTP/1.1 429 Too Many Requests
+//! retry-after: 30
+//! ratelimit: "say-hi";r=0;t=30
 //! ```
 
 use std::{convert::Infallible, env, error::Error, time::Duration};
@@ -11,36 +19,37 @@ use std::{convert::Infallible, env, error::Error, time::Duration};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
     service::TowerToHyperService,
 };
 use tokio::net::TcpListener;
-use tower::{ServiceBuilder, ServiceExt, service_fn};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     MemoryStore, Policy, RateLimitLayer, SlidingLog,
     key::{self, PeerAddr},
 };
 
-async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    Ok(Response::new(Full::from("hi\n")))
+pub(crate) fn limit() -> RateLimitLayer {
+    let policy = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30))).key(key::ip());
+    RateLimitLayer::new(MemoryStore::new(), policy)
+}
+
+pub(crate) async fn hello<B>(_: Request<B>) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(Response::new("hi\n".into()))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let policy = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30))).key(key::ip());
-    let service = ServiceBuilder::new()
-        .layer(RateLimitLayer::new(MemoryStore::new(), policy))
-        .service(service_fn(hello));
+    let service = limit().layer(service_fn(hello));
 
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
     loop {
         let (stream, peer) = listener.accept().await?;
-        let service = service.clone().map_request(move |mut request: Request<Incoming>| {
+        let service = service.clone().map_request(move |mut request: Request<_>| {
             request.extensions_mut().insert(PeerAddr(peer));
             request
         });

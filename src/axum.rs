@@ -8,26 +8,47 @@ use ::axum::{
 
 use crate::Decision;
 
-/// What the layer decided, in a handler behind it.
+/// Extracts the decision of the layer around the handler.
+///
+/// `Option<Decision>` is `None` if no limit was checked: there is no layer, no policy applies, or the store failed while the
+/// [`FailureMode`](crate::FailureMode) is `Open`. The response to a handler that takes a plain `Decision` is
+/// `500 Internal Server Error` then.
 ///
 /// ```
-/// use axum::{Router, routing::get};
+/// use axum::{Router, body::Body, routing::get};
+/// use http::{Request, StatusCode};
+/// use http_body_util::BodyExt;
+/// use tower::ServiceExt;
 /// use tower_quota::{key, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog};
 ///
 /// async fn hello(decision: Option<Decision>) -> String {
 ///     match decision {
-///         Some(decision) => format!("you may say hello {} more times", decision.remaining()),
-///         None => "hello".to_owned(), // the store failed, and the failure mode of the policy is `Open`
+///         Some(decision) => format!("hello, {} more times", decision.remaining()),
+///         None => "hello".to_owned(),
 ///     }
 /// }
 ///
-/// let policy = Policy::new("hello", SlidingLog::per_minute(10)).key(key::ip());
-/// let app: Router = Router::new().route("/", get(hello).layer(RateLimitLayer::new(MemoryStore::new(), policy)));
-/// # let _ = app;
-/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
+/// let app: Router = Router::new()
+///     .route("/", get(hello).layer(RateLimitLayer::new(MemoryStore::new(), policy)))
+///     .route("/unlimited", get(hello));
+/// let get = |path| app.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
 ///
-/// `Option<Decision>` is `None` where no limit was checked: no layer, no policy that applies, or a store that failed while
-/// the [`FailureMode`](crate::FailureMode) is `Open`. A plain `Decision` answers 500 then.
+/// let admitted = get("/").await?;
+/// assert_eq!(admitted.headers()["ratelimit"], r#""hello";r=0;t=60"#);
+/// assert_eq!(admitted.into_body().collect().await?.to_bytes(), "hello, 0 more times");
+///
+/// let denied = get("/").await?;
+/// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+/// assert_eq!(denied.headers()["retry-after"], "60");
+///
+/// let unlimited = get("/unlimited").await?;
+/// assert_eq!(unlimited.into_body().collect().await?.to_bytes(), "hello");
+/// # Ok(())
+/// # }
+/// ```
 impl<S: Send + Sync> FromRequestParts<S> for Decision {
     type Rejection = MissingDecision;
 
@@ -44,7 +65,23 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for Decision {
     }
 }
 
-/// A handler takes a [`Decision`], and none was made; the response is `500 Internal Server Error`.
+/// Rejection of a handler that takes a [`Decision`] when none was made; the response is `500 Internal Server Error`.
+///
+/// Its text, which is also logged as an error, names the fix.
+///
+/// ```
+/// use axum::{extract::FromRequestParts, response::IntoResponse};
+/// use http::{Request, StatusCode};
+/// use tower_quota::Decision;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let (mut parts, ()) = Request::new(()).into_parts();
+/// let missing = <Decision as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await.unwrap_err();
+/// assert!(missing.to_string().contains("put a `RateLimitLayer` around the handler"));
+/// assert_eq!(missing.into_response().status(), StatusCode::INTERNAL_SERVER_ERROR);
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct MissingDecision(());
 
@@ -52,7 +89,7 @@ impl std::fmt::Display for MissingDecision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(
             "no limit was checked for this request; put a `RateLimitLayer` around the handler, or take an \
-             `Option<Decision>`, since a store that fails decides nothing",
+             `Option<Decision>`, since there is no decision when the store fails and the failure mode is `Open`",
         )
     }
 }

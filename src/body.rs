@@ -9,17 +9,17 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 pin_project! {
-    /// The body of a response: that of the service behind, or the layer's own.
+    /// Response body of [`RateLimit`](crate::RateLimit): that of the inner service, or the layer's own.
     pub struct ResponseBody<B> {
         #[pin]
-        inner: Inner<B>,
+        kind: Kind<B>,
     }
 }
 
 pin_project! {
-    #[project = InnerProj]
-    enum Inner<B> {
-        Passed {
+    #[project = KindProj]
+    enum Kind<B> {
+        Inner {
             #[pin]
             body: B,
         },
@@ -31,22 +31,31 @@ pin_project! {
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn passed(body: B) -> Self {
+    pub(crate) fn inner(body: B) -> Self {
         Self {
-            inner: Inner::Passed { body },
+            kind: Kind::Inner { body },
         }
     }
 
     pub(crate) fn own(content: Bytes) -> Self {
         Self {
-            inner: Inner::Own {
+            kind: Kind::Own {
                 content: Some(content).filter(|content| !content.is_empty()),
             },
         }
     }
 }
 
-/// An empty body, which layers outside need for responses of their own, such as that of a `CorsLayer` to a preflight.
+/// An empty body. Layers outside of this one use it for responses of their own, such as that of a `CorsLayer` to a preflight
+/// request.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http_body::Body;
+/// use tower_quota::ResponseBody;
+///
+/// assert!(ResponseBody::<http_body_util::Full<Bytes>>::default().is_end_stream());
+/// ```
 impl<B> Default for ResponseBody<B> {
     fn default() -> Self {
         Self::own(Bytes::new())
@@ -61,32 +70,32 @@ where
     type Error = B::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        match self.project().inner.project() {
-            InnerProj::Passed { body } => body.poll_frame(cx),
-            InnerProj::Own { content } => Poll::Ready(content.take().map(|content| Ok(Frame::data(content)))),
+        match self.project().kind.project() {
+            KindProj::Inner { body } => body.poll_frame(cx),
+            KindProj::Own { content } => Poll::Ready(content.take().map(|content| Ok(Frame::data(content)))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.inner {
-            Inner::Passed { body } => body.is_end_stream(),
-            Inner::Own { content } => content.is_none(),
+        match &self.kind {
+            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Own { content } => content.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.inner {
-            Inner::Passed { body } => body.size_hint(),
-            Inner::Own { content } => SizeHint::with_exact(content.as_ref().map_or(0, Bytes::len) as u64),
+        match &self.kind {
+            Kind::Inner { body } => body.size_hint(),
+            Kind::Own { content } => SizeHint::with_exact(content.as_ref().map_or(0, Bytes::len) as u64),
         }
     }
 }
 
 impl<B> fmt::Debug for ResponseBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.inner {
-            Inner::Passed { .. } => f.write_str("ResponseBody::Passed(..)"),
-            Inner::Own { content } => f.debug_tuple("ResponseBody::Own").field(content).finish(),
+        match &self.kind {
+            Kind::Inner { .. } => f.write_str("ResponseBody::Inner(..)"),
+            Kind::Own { content } => f.debug_tuple("ResponseBody::Own").field(content).finish(),
         }
     }
 }

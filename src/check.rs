@@ -1,4 +1,4 @@
-//! Checks a list of charges: the part that layers and limiters share.
+//! Sends the charges of a request to a store and makes a decision of the outcome. Layers and limiters share it.
 
 use std::{
     pin::Pin,
@@ -8,92 +8,59 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    Decision, Denial, FailureMode, Limit, PolicyDecision,
+    Decision, FailureMode, PolicyDecision,
     decision::PolicyDecisions,
     store::{Charge, ErrorKind, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
-impl PolicyDecision {
-    fn charge(&self) -> Charge<'_> {
-        Charge::on(self.quota(), &self.key, self.cost)
-    }
-
-    /// Whether there is anything to decide.
-    pub(crate) fn applies(&self) -> bool {
-        self.cost > 0 && self.quota().limit != Limit::Unlimited
-    }
-
-    /// Whether a store holds anything for it.
-    pub(crate) fn counts(&self) -> bool {
-        self.quota().limit != Limit::DenyAll
-    }
-
-    /// Why no wait makes room for it.
-    fn hopeless(&self) -> Option<Denial> {
-        match &self.quota().limit {
-            Limit::DenyAll => Some(Denial::DenyAll),
-            limit if self.cost > limit.quota() => Some(Denial::CostAboveLimit),
-            _ => None,
-        }
-    }
-}
-
-/// How far a check got.
-pub(crate) enum Asked {
+/// A check that is decided already, or waits for the store.
+pub(crate) enum Check {
     Decided(Result<Decision, StoreError>),
-    Pending(Pending),
+    Pending(PendingCheck),
 }
 
-/// A decision on its way.
-pub(crate) struct Pending {
-    answer: StoreFuture,
+/// A check that waits for the store. It holds the undecided decision, so no key or cost is computed again.
+pub(crate) struct PendingCheck {
+    response: StoreFuture,
     operation: Operation,
     undecided: Option<Decision>,
 }
 
-/// Asks the store about all policies at once, if there are any.
+/// Sends the charges of all policies to the store as one request.
 #[inline]
-pub(crate) fn ask(operation: Operation, undecided: Decision) -> Asked {
+pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
     let policies = undecided.as_slice();
-    if asks(operation) && policies.iter().any(|policy| policy.hopeless().is_some()) {
-        return Asked::Decided(Ok(deny_hopeless(policies)));
+    if operation.requires_room() && policies.iter().any(|policy| policy.permanent_denial().is_some()) {
+        return Check::Decided(Ok(deny_permanently(policies)));
     }
 
-    let reply = match policies {
-        [] => return Asked::Decided(Ok(undecided)),
-        [policy] => policy
-            .context
-            .store
-            .decide(&[StoreRequest::new(operation, &[policy.charge()])]),
-        several => {
-            let charges: SmallVec<[Charge<'_>; 4]> = several.iter().map(PolicyDecision::charge).collect();
-            several[0]
-                .context
-                .store
-                .decide(&[StoreRequest::new(operation, &charges)])
+    let response = match policies {
+        [] => return Check::Decided(Ok(undecided)),
+        [policy] => {
+            let charge = policy.charge();
+            policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
+        }
+        [first, ..] => {
+            let charges: SmallVec<[Charge<'_>; 4]> = policies.iter().map(PolicyDecision::charge).collect();
+            first.context.store.decide(&[StoreRequest::new(operation, &charges)])
         }
     };
-    match reply.try_ready() {
-        Ok(answer) => Asked::Decided(conclude(answer, operation, undecided)),
-        Err(answer) => Asked::Pending(Pending {
-            answer,
+    match response.try_ready() {
+        Ok(response) => Check::Decided(conclude(response, operation, undecided)),
+        Err(response) => Check::Pending(PendingCheck {
+            response,
             operation,
             undecided: Some(undecided),
         }),
     }
 }
 
-/// Whether an operation requires room.
-pub(crate) fn asks(operation: Operation) -> bool {
-    matches!(operation, Operation::Check | Operation::Peek)
-}
-
-/// The denial by the policies that no wait makes room for.
+/// The denial by the policies that never admit the request.
 #[cold]
-fn deny_hopeless(policies: &[PolicyDecision]) -> Decision {
-    // The store is not asked, so what the others would say is not known.
+fn deny_permanently(policies: &[PolicyDecision]) -> Decision {
+    // Without a call of the store, the states of the other policies are unknown.
     let denials = policies.iter().filter_map(|policy| {
-        let denial = Some(policy.hopeless()?);
+        let denial = Some(policy.permanent_denial()?);
         Some(PolicyDecision {
             denial,
             ..policy.clone()
@@ -102,31 +69,30 @@ fn deny_hopeless(policies: &[PolicyDecision]) -> Decision {
     Decision::new(false, denials.collect())
 }
 
-impl Future for Pending {
+impl Future for PendingCheck {
     type Output = Result<Decision, StoreError>;
 
     /// # Panics
     ///
     /// If it is polled again after it was ready, like most futures.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = ready!(Pin::new(&mut self.answer).poll(cx));
+        let response = ready!(Pin::new(&mut self.response).poll(cx));
         let undecided = self.undecided.take().expect("polled after it was ready");
-        Poll::Ready(conclude(answer, self.operation, undecided))
+        Poll::Ready(conclude(response, self.operation, undecided))
     }
 }
 
 #[inline]
 fn conclude(
-    answer: Result<StoreResponse, StoreError>,
+    response: Result<StoreResponse, StoreError>,
     operation: Operation,
     mut undecided: Decision,
 ) -> Result<Decision, StoreError> {
-    match answer.and_then(|answer| settle(&answer, operation, &mut undecided)) {
+    match response.and_then(|response| settle(&response, operation, &mut undecided)) {
         Ok(()) => {
-            let Some(policy) = undecided.as_slice().first() else {
-                return Ok(undecided);
-            };
-            policy.context.failover.answered();
+            if let Some(first) = undecided.as_slice().first() {
+                first.context.failover.replied();
+            }
             if operation == Operation::Reset {
                 reset_locally(&undecided);
             }
@@ -136,17 +102,18 @@ fn conclude(
     }
 }
 
+/// Records the outcome of the only request in the decision.
 #[inline]
-fn settle(answer: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
-    match answer.outcomes.first() {
-        Some(outcome) if outcome.states.len() == undecided.as_slice().len() => {
+fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
+    match response.outcomes() {
+        [outcome, ..] if outcome.states().len() == undecided.as_slice().len() => {
             let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
-            undecided.settle(answer, outcome, charged);
+            undecided.settle(response, outcome, charged);
             Ok(())
         }
         _ => Err(StoreError::new(
             ErrorKind::Protocol,
-            "the answer of the store does not have one verdict for each charge",
+            "the response of the store does not have one state for each charge",
         )),
     }
 }
@@ -158,7 +125,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     let Some(first) = policies.first() else {
         return Err(error);
     };
-    let failover = first.context.failover.clone();
+    let failover = &first.context.failover;
     failover.failed(&error);
     if operation == Operation::Reset {
         reset_locally(undecided);
@@ -184,32 +151,18 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     let scaled = decision.as_slice().iter().zip(&charges);
     let scaled: Vec<Charge<'_>> = scaled.map(|(policy, charge)| charge.charge(&policy.charge())).collect();
     if !scaled.is_empty()
-        && let Ok(answer) = failover.decide(operation, &scaled).try_ready()
+        && let Ok(response) = failover.decide(operation, &scaled).try_ready()
     {
         drop(scaled);
-        settle(&answer?, operation, &mut decision)?;
+        settle(&response?, operation, &mut decision)?;
     }
     decision.note_failure(error);
     Ok(decision)
 }
 
-fn reset_locally(undecided: &Decision) {
-    for policy in undecided.as_slice() {
+/// Removes the counts of this process.
+fn reset_locally(decision: &Decision) {
+    for policy in decision.as_slice() {
         policy.context.failover.reset(&[policy.charge()]);
-    }
-}
-
-/// Gives back what a policy was charged, where that was counted.
-pub(crate) fn refund(decision: &Decision, policy: &PolicyDecision) -> StoreFuture {
-    let operation = Operation::Refund {
-        admitted_at: policy.decided_at,
-    };
-    let charge = policy.charge();
-    let local = decision
-        .store_error()
-        .and_then(|_| LocalCharge::new(policy.failure_mode(), operation, &charge));
-    match local {
-        Some(local) => policy.context.failover.decide(operation, &[local.charge(&charge)]),
-        None => policy.context.store.decide(&[StoreRequest::new(operation, &[charge])]),
     }
 }

@@ -6,22 +6,22 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use http::{
-    HeaderValue, Request, Response, Version,
-    header::{CONNECTION, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING},
-    request::Parts,
-};
+use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::{RateLimit, RateLimitLayer, ResponseBody, ResponseFuture, future::Outcome};
+use crate::{
+    RateLimit, RateLimitLayer, ResponseBody, ResponseFuture,
+    future::Completed,
+    rejected::{Content, Rejected},
+};
 
 /// A [`RateLimitLayer`] that reads the bodies of rejected requests, within bounds.
 ///
-/// Made by [`RateLimitLayer::drain_body`], whose docs have an example.
+/// Made by [`RateLimitLayer::drain_body`]; see there for an example.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct DrainBodyLayer {
@@ -35,10 +35,50 @@ struct Bounds {
     time: Duration,
 }
 
-impl DrainBodyLayer {
-    pub(crate) fn new(layer: RateLimitLayer, bytes: u64, time: Duration) -> Self {
-        let bounds = Bounds { bytes, time };
-        Self { layer, bounds }
+/// Large request bodies.
+impl RateLimitLayer {
+    /// Reads the bodies of rejected requests on HTTP/1.x before the response, up to this many bytes and for up to this long.
+    ///
+    /// `time` is measured from the denial. See [large request bodies](Self#large-request-bodies). The request bodies must be an
+    /// [`http_body::Body`], as those of axum, tonic and hyper are, so this makes a layer of another type, and is the last
+    /// setting. By default nothing is read.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::{BodyExt, Full};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let uploads = Policy::new("uploads", SlidingLog::per_minute(1)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), uploads).drain_body(8 << 20, Duration::from_secs(10));
+    /// let service = layer.layer(service_fn(async |request: Request<Full<Bytes>>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(request.into_body()))
+    /// }));
+    ///
+    /// let post = || service.clone().oneshot(Request::new(Full::from("a large file")));
+    /// assert_eq!(post().await?.status(), StatusCode::OK);
+    ///
+    /// let denied = post().await?;
+    /// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    /// assert_eq!(denied.headers()["retry-after"], "60");
+    /// assert!(!denied.headers().contains_key("connection"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// The layer does not panic. Its services do, on a rejected request, on a tokio runtime without a timer
+    /// ([`enable_time`](tokio::runtime::Builder::enable_time)).
+    pub fn drain_body(self, bytes: u64, time: Duration) -> DrainBodyLayer {
+        DrainBodyLayer {
+            layer: self,
+            bounds: Bounds { bytes, time },
+        }
     }
 }
 
@@ -55,7 +95,7 @@ impl<S> Layer<S> for DrainBodyLayer {
 
 /// A [`RateLimit`] service that reads the bodies of rejected requests, within bounds.
 ///
-/// Made by a [`DrainBodyLayer`].
+/// Made by a [`DrainBodyLayer`]; see [`RateLimitLayer::drain_body`] for an example.
 #[derive(Clone, Debug)]
 pub struct DrainBody<S> {
     service: RateLimit<S>,
@@ -92,7 +132,7 @@ impl<S: tonic::server::NamedService> tonic::server::NamedService for DrainBody<S
 }
 
 pin_project! {
-    /// The future of a [`DrainBody`] service.
+    /// Response future of [`DrainBody`].
     pub struct DrainBodyFuture<S, B, F> {
         #[pin]
         state: State<S, B, F>,
@@ -129,9 +169,9 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Responding { future, bounds } => match ready!(future.poll_outcome(cx))? {
-                    Outcome::Passed(response) => return Poll::Ready(Ok(response.map(ResponseBody::passed))),
-                    Outcome::Rejected(rejected, body) => match rejected.drain(body, *bounds) {
+                StateProj::Responding { future, bounds } => match ready!(future.poll_completed(cx))? {
+                    Completed::Admitted(response) => return Poll::Ready(Ok(response.map(ResponseBody::inner))),
+                    Completed::Rejected(rejected, body) => match Drain::new(body, *bounds, &rejected) {
                         Some(drain) => State::Draining {
                             drain,
                             rejected: Some(rejected),
@@ -160,80 +200,6 @@ impl<S, B, F> fmt::Debug for DrainBodyFuture<S, B, F> {
     }
 }
 
-/// How much of the content of a rejected request was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
-    /// None of it.
-    Unread,
-    /// A part.
-    Begun,
-    /// All of it.
-    Read,
-}
-
-/// A response of the layer, and what the content of its request means for the connection.
-pub(crate) struct Rejected {
-    response: Response<Bytes>,
-    /// Whether it is HTTP/1.x, where unread content lies before the next request.
-    shares_stream: bool,
-    /// Whether the client sends the content only after `100 Continue`.
-    awaits_continue: bool,
-    /// Whether a server that has read the head of the request has not read all of the content with it.
-    long: bool,
-}
-
-/// hyper reads the head of a request into a buffer of this size. Content that is not in it is not read for a response
-/// that does not need it.
-const READ_WITH_THE_HEAD: u64 = 8_192;
-
-impl Rejected {
-    pub(crate) fn new(response: Response<Bytes>, parts: &Parts) -> Self {
-        let headers = &parts.headers;
-        let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-        let long = length.is_some_and(|length| length.parse().is_ok_and(|length: u64| length > READ_WITH_THE_HEAD));
-        let expected = headers.get(EXPECT).and_then(|expected| expected.to_str().ok());
-        Self {
-            response,
-            shares_stream: parts.version <= Version::HTTP_11,
-            awaits_continue: expected.is_some_and(|expected| expected.trim().eq_ignore_ascii_case("100-continue")),
-            // Where chunks end is known when the last one is read.
-            long: long || headers.contains_key(TRANSFER_ENCODING),
-        }
-    }
-
-    pub(crate) fn response_mut(&mut self) -> &mut Response<Bytes> {
-        &mut self.response
-    }
-
-    /// The future that reads the content, if that keeps the connection.
-    fn drain<B: Body>(&self, body: B, Bounds { bytes, time }: Bounds) -> Option<Drain<B>> {
-        // Reading would send `100 Continue`, and the client would send what it now keeps (RFC 9110 §10.1.1).
-        let keeps = self.shares_stream && !self.awaits_continue && body.size_hint().lower() <= bytes;
-        // Without a runtime of tokio there is no timer.
-        (keeps && tokio::runtime::Handle::try_current().is_ok()).then(|| Drain {
-            body,
-            left: bytes,
-            deadline: sleep(time),
-        })
-    }
-
-    /// The response to send.
-    pub(crate) fn into_response(mut self, content: Content) -> Response<Bytes> {
-        let closes = match content {
-            Content::Unread => self.long || self.awaits_continue,
-            Content::Begun => true,
-            Content::Read => false,
-        };
-        if self.shares_stream && closes {
-            // RFC 9110 §10.1.1: a server that responds instead of reading the content indicates that it closes the
-            // connection.
-            let close = const { HeaderValue::from_static("close") };
-            self.response.headers_mut().insert(CONNECTION, close);
-        }
-        self.response
-    }
-}
-
 pin_project! {
     /// Reads a body to its end, within bounds.
     struct Drain<B> {
@@ -242,6 +208,19 @@ pin_project! {
         left: u64,
         #[pin]
         deadline: Sleep,
+    }
+}
+
+impl<B: Body> Drain<B> {
+    /// The future that reads the content, if that keeps the connection open.
+    fn new(body: B, Bounds { bytes, time }: Bounds, rejected: &Rejected) -> Option<Self> {
+        let reads = rejected.gains_by_reading() && body.size_hint().lower() <= bytes;
+        // Without a runtime of tokio there is no timer.
+        (reads && tokio::runtime::Handle::try_current().is_ok()).then(|| Self {
+            body,
+            left: bytes,
+            deadline: sleep(time),
+        })
     }
 }
 

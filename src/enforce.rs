@@ -1,4 +1,15 @@
-//! The path of a request, from its keys to the answer, apart from its body and from the service behind.
+//! The path of a request: keys, check, response.
+//!
+//! ```text
+//! check(request)     no policy applies  -> admit
+//!                    no key             -> reject: refused
+//!                    else charge the keys in the store, now or later
+//! act_on(decision)   admitted           -> admit; annotate(response) when the inner service has responded
+//!                    denied             -> reject: limited
+//!                    store failed       -> reject: failed, if a policy is `Closed`
+//! ```
+//!
+//! The body of the request and the inner service are in the hands of [`RateLimit`](crate::RateLimit) and its future.
 
 use std::{
     mem,
@@ -9,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use http::{
     HeaderValue, Method, Response,
     header::{CACHE_CONTROL, CONTENT_LENGTH, RETRY_AFTER},
@@ -19,12 +29,12 @@ use smallvec::SmallVec;
 
 use crate::{
     Decision, Key, Policy, PolicyDecision,
-    check::{Asked, Pending, ask},
+    check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
-    drain::Rejected,
     headers::{Fields, retry_after},
     key::KeyError,
-    observer::OnFailure,
+    observer::Observer,
+    rejected::Rejected,
     response::{Rejection, ResponseFormat},
     store::{Operation, StoreError},
 };
@@ -34,94 +44,68 @@ use crate::{
 pub(crate) struct Enforcer {
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) context: Arc<CheckContext>,
-    /// The rate limit fields of responses.
+    pub(crate) format: Arc<dyn ResponseFormat>,
     pub(crate) fields: Fields,
     /// Whether decisions are left in extensions.
     pub(crate) extensions: bool,
-    pub(crate) format: Arc<dyn ResponseFormat>,
     pub(crate) jitter: Duration,
-    pub(crate) on_failure: OnFailure,
+    pub(crate) on_decision: Observer<Decision>,
+    pub(crate) on_failure: Observer<StoreError>,
     pub(crate) warned: Arc<Warned>,
 }
 
-/// What there were warnings of.
+/// Which warnings were logged.
 #[derive(Debug, Default)]
 pub(crate) struct Warned {
     key: AtomicBool,
     repetition: AtomicBool,
 }
 
-/// How far a request got.
+/// The progress of a check.
 pub(crate) enum Progress {
-    Done(Verdict),
-    Asking(Pending),
+    Done(Action),
+    /// The store has not replied yet.
+    Pending(PendingCheck),
 }
 
-/// What becomes of a request.
-pub(crate) enum Verdict {
-    /// It goes to the service behind; its response tells of the decision, if it was counted.
-    Pass(Option<Counted>),
-    /// The layer responds to it.
+/// What to do with a request.
+pub(crate) enum Action {
+    /// Call the inner service, and annotate its response if a policy applied.
+    Admit(Option<Admitted>),
+    /// Send this response.
     Reject(Rejected),
 }
 
-/// What the response to a request that passes tells.
-pub(crate) struct Counted {
-    /// What this layer decided: its part of the fields.
+/// The decisions about an admitted request.
+pub(crate) struct Admitted {
+    /// That of this layer.
     own: Decision,
-    /// What it and the layers around it decided, if there are any.
+    /// That of this layer and of those around it, if there are any.
     joined: Option<Decision>,
 }
 
+/// The path of a request, in its order.
 impl Enforcer {
-    /// Finds the keys and asks the store.
-    pub(crate) fn begin(&self, parts: &mut Parts) -> Progress {
+    /// Extracts the keys and checks them in the store.
+    pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
         let undecided = match self.undecided(parts) {
             Ok(Some(undecided)) => undecided,
-            Ok(None) => return Progress::Done(Verdict::Pass(None)),
+            Ok(None) => return Progress::Done(Action::Admit(None)),
             Err(error) => return Progress::Done(self.refuse(&error, parts)),
         };
-        match ask(Operation::Check, undecided) {
-            Asked::Decided(decision) => Progress::Done(self.conclude(decision, parts)),
-            Asked::Pending(decision) => Progress::Asking(decision),
+        match check::begin(Operation::Check, undecided) {
+            Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
+            Check::Pending(check) => Progress::Pending(check),
         }
     }
 
-    /// Decides what becomes of the request, now that the store has answered.
-    #[inline]
-    pub(crate) fn conclude(&self, decision: Result<Decision, StoreError>, parts: &mut Parts) -> Verdict {
-        let decision = match decision {
-            Ok(decision) => decision,
-            Err(error) => return self.fail(&error, parts),
-        };
-        if let Some(error) = decision.store_error() {
-            self.on_failure.observe(error);
-            if decision.as_slice().is_empty() {
-                return Verdict::Pass(None);
-            }
-        }
-
-        if !decision.is_allowed() {
-            return self.limit(decision, parts);
-        }
-        let mut joined = None;
-        if self.extensions {
-            let earlier = parts.extensions.insert(decision.clone());
-            joined = earlier.map(|earlier| earlier.followed_by(&decision));
-            if let Some(joined) = &joined {
-                parts.extensions.insert(joined.clone());
-            }
-        }
-        Verdict::Pass(Some(Counted { own: decision, joined }))
-    }
-
-    /// What is to be decided, if a policy applies.
+    /// The policies that apply to the request, with its keys and costs.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let [policy] = &*self.policies {
-            let found = self.charge_by(policy, parts)?;
-            return Ok(found.map(|(key, cost)| {
+            let charge = self.charge_by(policy, parts)?;
+            return Ok(charge.map(|(key, cost)| {
                 let undecided = PolicyDecision::undecided(self.context.clone(), 0, key, cost);
                 Decision::new(false, SmallVec::from_buf([undecided]))
             }));
@@ -136,7 +120,7 @@ impl Enforcer {
         Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
     }
 
-    /// Whom the request counts against by this policy, and what it costs, if the policy applies.
+    /// The key and the cost of the request by this policy, if the policy applies.
     #[inline(always)]
     fn charge_by(&self, policy: &Policy, parts: &Parts) -> Result<Option<(Key, u64)>, KeyError> {
         let cost = policy.cost_of(parts);
@@ -154,7 +138,7 @@ impl Enforcer {
         }
     }
 
-    /// What is left to charge for a policy that outer layers have charged already.
+    /// The rest of a cost of which outer layers have charged a part.
     #[cold]
     fn rest_of(&self, cost: u64, charged: u64, policy: &Policy) -> Option<u64> {
         self.warn_of_repetition(policy);
@@ -167,48 +151,86 @@ impl Enforcer {
         (rest > 0).then_some(rest)
     }
 
-    fn limit(&self, decision: Decision, parts: &mut Parts) -> Verdict {
+    /// Admits or rejects the request by the decision.
+    #[inline]
+    pub(crate) fn act_on(&self, decision: Result<Decision, StoreError>, parts: &mut Parts) -> Action {
+        let decision = match decision {
+            Ok(decision) => decision,
+            Err(error) => return self.fail(&error, parts),
+        };
+        if let Some(error) = decision.store_error() {
+            self.on_failure.notify(error);
+            // Each policy is `Open`: nothing was counted.
+            if decision.as_slice().is_empty() {
+                return Action::Admit(None);
+            }
+        }
+        if !decision.is_allowed() {
+            return self.limit(decision, parts);
+        }
+
+        self.on_decision.notify(&decision);
+        let mut joined = None;
+        if self.extensions {
+            let earlier = parts.extensions.insert(decision.clone());
+            joined = earlier.map(|earlier| earlier.followed_by(&decision));
+            if let Some(joined) = &joined {
+                parts.extensions.insert(joined.clone());
+            }
+        }
+        Action::Admit(Some(Admitted { own: decision, joined }))
+    }
+
+    /// Adds the fields and the decision to the response of the inner service.
+    pub(crate) fn annotate<B>(&self, response: &mut Response<B>, Admitted { own, joined }: Admitted) {
+        self.fields.write(&own, response.status(), response.headers_mut());
+        if self.extensions {
+            // The decision of an inner layer has the policies of this one too.
+            response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
+        }
+    }
+}
+
+/// The three ways to reject a request.
+impl Enforcer {
+    fn limit(&self, decision: Decision, parts: &mut Parts) -> Action {
         let decision = decision.delayed(self.random_delay());
-        let mut rejected = self.respond(Rejection::Limited(&decision), parts);
-        self.leave(decision, rejected.response_mut(), parts);
-        Verdict::Reject(rejected)
+        self.on_decision.notify(&decision);
+        let mut rejected = self.reject(Rejection::Limited(&decision), parts);
+        if self.extensions {
+            let response = rejected.response_mut();
+            if response.extensions().is_empty() {
+                // The extensions of the request are not needed anymore, and their table is allocated.
+                let mut table = mem::take(&mut parts.extensions);
+                table.clear();
+                *response.extensions_mut() = table;
+            }
+            response.extensions_mut().insert(decision);
+        }
+        Action::Reject(rejected)
     }
 
-    /// Leaves the decision in the extensions of a denial.
-    fn leave(&self, decision: Decision, response: &mut Response<Bytes>, parts: &mut Parts) {
-        if !self.extensions {
-            return;
-        }
-        if response.extensions().is_empty() {
-            // Nobody sees those of the request anymore, and they have a table.
-            let mut table = mem::take(&mut parts.extensions);
-            table.clear();
-            *response.extensions_mut() = table;
-        }
-        response.extensions_mut().insert(decision);
-    }
-
-    fn refuse(&self, error: &KeyError, parts: &Parts) -> Verdict {
+    fn refuse(&self, error: &KeyError, parts: &Parts) -> Action {
         if error.is_misconfigured() {
             self.warn_of_key(error);
         }
-        Verdict::Reject(self.respond(Rejection::Refused(error), parts))
+        Action::Reject(self.reject(Rejection::Refused(error), parts))
     }
 
-    fn fail(&self, error: &StoreError, parts: &Parts) -> Verdict {
-        self.on_failure.observe(error);
+    fn fail(&self, error: &StoreError, parts: &Parts) -> Action {
+        self.on_failure.notify(error);
         let retry_after = RETRY_AFTER_FAILURE.saturating_add(self.random_delay());
-        Verdict::Reject(self.respond(Rejection::Failed { error, retry_after }, parts))
+        Action::Reject(self.reject(Rejection::Failed { error, retry_after }, parts))
     }
 
     /// Builds the response to a request that is not admitted.
     ///
-    /// Every response of the layer comes from here, so its rules hold for every format and status. `Connection` is added
-    /// when the response leaves, since it depends on the content of the request.
-    fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
+    /// Every response of the layer is built here, so its rules hold for every format and status. `Connection` is added when
+    /// the response is sent, since it depends on the content of the request.
+    fn reject(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
         let mut response = self.format.respond(rejection, parts);
         let status = response.status();
-        // RFC 9110 §9.3.2: no content in the response to HEAD; §8.6: its length, if said, is that of the response to GET.
+        // RFC 9110 §9.3.2: no content in the response to HEAD; §8.6: a Content-Length is that of the response to GET.
         if parts.method == Method::HEAD {
             let length = mem::take(response.body_mut()).len();
             response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
@@ -230,18 +252,6 @@ impl Enforcer {
         Rejected::new(response, parts)
     }
 
-    /// Adds the decision to the response of the inner service: its fields and its extension.
-    pub(crate) fn report<B>(&self, counted: Counted, response: &mut Response<B>) {
-        let Counted { own, joined } = counted;
-        self.fields.write(&own, response.status(), response.headers_mut());
-        if self.extensions {
-            // The decision of an inner layer contains this one's policies already.
-            response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
-        }
-    }
-}
-
-impl Enforcer {
     /// The jitter of one response.
     fn random_delay(&self) -> Duration {
         match self.jitter {
@@ -251,10 +261,10 @@ impl Enforcer {
     }
 }
 
-/// The wait in a response to a request that the store has failed.
+/// The wait in a response to a request for which the store failed.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
-/// Warnings, each once per change of state.
+/// Warnings, each logged once for a layer and its clones.
 impl Enforcer {
     fn warn_of_key(&self, error: &KeyError) {
         if !self.warned.key.swap(true, Ordering::Relaxed) {

@@ -1,9 +1,16 @@
 use std::{borrow::Cow, error::Error, fmt};
 
-/// Something was built with a setting that cannot work, or in a Redis that cannot be used.
+/// A setting that cannot work, or a Redis server that cannot be used.
 ///
-/// It comes up when a policy, a layer or a store is built, never while requests are served, and its message says what
-/// would work.
+/// Errors of this type occur when a policy, a layer or a store is built, never while requests are served. The message
+/// contains a setting that works. The [`source`](Error::source) is the cause, if there is one.
+///
+/// ```
+/// use tower_quota::{Policy, SlidingLog};
+///
+/// let error = Policy::try_new("Say Hi", SlidingLog::per_minute(5)).unwrap_err();
+/// assert!(error.to_string().contains("such as `say-hi`"));
+/// ```
 #[derive(Debug)]
 pub struct ConfigError {
     message: Cow<'static, str>,

@@ -11,13 +11,13 @@ use tower_service::Service;
 
 use crate::{
     ResponseBody,
-    check::Pending,
-    drain::{Content, Rejected},
-    enforce::{Counted, Enforcer, Verdict},
+    check::PendingCheck,
+    enforce::{Action, Admitted, Enforcer},
+    rejected::{Content, Rejected},
 };
 
 pin_project! {
-    /// The future of a [`RateLimit`](crate::RateLimit) service.
+    /// Response future of [`RateLimit`](crate::RateLimit).
     pub struct ResponseFuture<S, B, F> {
         #[pin]
         state: State<S, B, F>,
@@ -27,17 +27,18 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
-        /// The store is asked; the service and the request wait.
-        Asking {
-            pending: Pending,
-            // In parts, as the keys were found in them.
+        /// The decision is pending; the service and the request wait.
+        Pending {
+            decision: PendingCheck,
+            // In parts, as the keys were extracted from them.
             waiting: Option<(S, Parts, B, Arc<Enforcer>)>,
         },
-        /// The service behind was called.
-        Passed {
+        /// The inner service was called.
+        Admitted {
             #[pin]
             future: F,
-            counted: Option<(Counted, Arc<Enforcer>)>,
+            // None if no policy applied.
+            admitted: Option<(Admitted, Arc<Enforcer>)>,
         },
         /// The layer responds. The content of the request is not read yet.
         Rejected {
@@ -46,25 +47,32 @@ pin_project! {
     }
 }
 
-/// The outcome of a request, before the content of a rejected one is dropped or drained.
-pub(crate) enum Outcome<B, C> {
-    Passed(Response<C>),
+/// A completed request, before the content of a rejected one is dropped or drained.
+pub(crate) enum Completed<B, C> {
+    Admitted(Response<C>),
     Rejected(Rejected, B),
 }
 
 impl<S, B, F> ResponseFuture<S, B, F> {
-    pub(crate) fn asking(pending: Pending, ready: S, (parts, body): (Parts, B), enforcer: Arc<Enforcer>) -> Self {
+    pub(crate) fn pending(
+        decision: PendingCheck,
+        ready: S,
+        (parts, body): (Parts, B),
+        enforcer: Arc<Enforcer>,
+    ) -> Self {
         Self {
-            state: State::Asking {
-                pending,
+            state: State::Pending {
+                decision,
                 waiting: Some((ready, parts, body, enforcer)),
             },
         }
     }
 
-    pub(crate) fn passed(future: F, counted: Option<(Counted, Arc<Enforcer>)>) -> Self {
+    #[inline]
+    pub(crate) fn admitted(future: F, admitted: Option<Admitted>, enforcer: &Arc<Enforcer>) -> Self {
+        let admitted = admitted.map(|admitted| (admitted, enforcer.clone()));
         Self {
-            state: State::Passed { future, counted },
+            state: State::Admitted { future, admitted },
         }
     }
 
@@ -81,33 +89,36 @@ impl<S, B, C> ResponseFuture<S, B, S::Future>
 where
     S: Service<Request<B>, Response = Response<C>>,
 {
-    pub(crate) fn poll_outcome(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Outcome<B, C>, S::Error>> {
+    pub(crate) fn poll_completed(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Completed<B, C>, S::Error>> {
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Asking { pending, waiting } => {
-                    let decision = ready!(Pin::new(pending).poll(cx));
+                StateProj::Pending { decision, waiting } => {
+                    let decision = ready!(Pin::new(decision).poll(cx));
                     let (mut ready, mut parts, body, enforcer) = waiting.take().expect("polled after it was ready");
-                    match enforcer.conclude(decision, &mut parts) {
-                        Verdict::Pass(counted) => State::Passed {
+                    match enforcer.act_on(decision, &mut parts) {
+                        Action::Admit(admitted) => State::Admitted {
                             future: ready.call(Request::from_parts(parts, body)),
-                            counted: counted.map(|counted| (counted, enforcer)),
+                            admitted: admitted.map(|admitted| (admitted, enforcer)),
                         },
-                        Verdict::Reject(rejected) => State::Rejected {
+                        Action::Reject(rejected) => State::Rejected {
                             rejected: Some((rejected, body)),
                         },
                     }
                 }
-                StateProj::Passed { future, counted } => {
+                StateProj::Admitted { future, admitted } => {
                     let mut response = ready!(future.poll(cx))?;
-                    if let Some((counted, enforcer)) = counted.take() {
-                        enforcer.report(counted, &mut response);
+                    if let Some((admitted, enforcer)) = admitted.take() {
+                        enforcer.annotate(&mut response, admitted);
                     }
-                    return Poll::Ready(Ok(Outcome::Passed(response)));
+                    return Poll::Ready(Ok(Completed::Admitted(response)));
                 }
                 StateProj::Rejected { rejected } => {
                     let (rejected, body) = rejected.take().expect("polled after it was ready");
-                    return Poll::Ready(Ok(Outcome::Rejected(rejected, body)));
+                    return Poll::Ready(Ok(Completed::Rejected(rejected, body)));
                 }
             };
             this.state.set(next);
@@ -125,9 +136,9 @@ where
     ///
     /// If it is polled again after it was ready, like most futures.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(Ok(match ready!(self.poll_outcome(cx))? {
-            Outcome::Passed(response) => response.map(ResponseBody::passed),
-            Outcome::Rejected(rejected, _) => rejected.into_response(Content::Unread).map(ResponseBody::own),
+        Poll::Ready(Ok(match ready!(self.poll_completed(cx))? {
+            Completed::Admitted(response) => response.map(ResponseBody::inner),
+            Completed::Rejected(rejected, _) => rejected.into_response(Content::Unread).map(ResponseBody::own),
         }))
     }
 }
@@ -135,8 +146,8 @@ where
 impl<S, B, F> fmt::Debug for ResponseFuture<S, B, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
-            State::Asking { .. } => "Asking",
-            State::Passed { .. } => "Passed",
+            State::Pending { .. } => "Pending",
+            State::Admitted { .. } => "Admitted",
             State::Rejected { .. } => "Rejected",
         };
         write!(f, "ResponseFuture({state})")

@@ -1,10 +1,12 @@
-//! Limits how often a caller may use a service, with the count shared by all replicas through Redis.
+//! Rate limiting for axum, tonic and any Tower service over HTTP, with counts in Redis that all replicas share.
 //!
-//! `tower-quota` is a [`Layer`](tower_layer::Layer) for axum, tonic and any other Tower service over HTTP.
+//! [`RateLimitLayer`] is a [`Layer`](tower_layer::Layer). It rejects requests above a limit with `429 Too Many Requests` and
+//! `Retry-After`, and gRPC calls with `RESOURCE_EXHAUSTED`. One Lua script decides and counts a request, at one instant of the
+//! clock of Redis.
 //!
 //! # Example
 //!
-//! Two calls in any 30 seconds for each address and path, here counted in memory:
+//! Two requests in any 30 seconds for each address and path, here counted in memory:
 //!
 //! ```
 //! use std::{net::SocketAddr, time::Duration};
@@ -34,43 +36,50 @@
 //! let denied = call().await?;
 //! assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
 //! assert_eq!(denied.headers()["retry-after"], "30");
+//! assert_eq!(denied.headers()["ratelimit"], "\"say-hi\";r=0;t=30");
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! On a server, serve axum's router with `into_make_service_with_connect_info::<SocketAddr>()`, which provides the
-//! address.
+//! The example sets the address of the peer by hand. On a server, `into_make_service_with_connect_info::<SocketAddr>()` of
+//! axum's router provides it.
 //!
-//! # The words
+//! # Concepts
 //!
-//! * A [`Policy`] says who may do how much: a name, a [`Limit`] and a [key].
-//! * A [`Limit`] is an algorithm with its numbers; [`SlidingLog`] is the one to reach for first, and the module [`limit`]
-//!   helps to choose.
-//! * A [`Key`] is whom a request counts against, found by a [`KeyExtractor`].
-//! * A [`Store`](store::Store) is where counts live: [`RedisStore`] or [`MemoryStore`]. A [`FailureMode`] is what happens while
-//!   it fails.
-//! * A [`Decision`] is what came of it. Handlers find it in the extensions of the request.
-//! * A [`Rejection`](response::Rejection) is written out by a [`ResponseFormat`](response::ResponseFormat).
-//! * A [`RateLimitLayer`] takes one policy or [several](RateLimitLayer#several-policies-one-decision), which may
-//!   [cost](RateLimitLayer#costs) more than one and be [refunded](RateLimitLayer#refunds).
-//! * A [`Limiter`] does the same without HTTP.
+//! | type | definition |
+//! | --- | --- |
+//! | [`Policy`] | a named limit and the key it applies to |
+//! | [`Limit`] | an algorithm with its parameters. Start with [`SlidingLog`]; the module [`limit`] compares the algorithms |
+//! | [`Key`], [`KeyExtractor`] | the identity that a request is counted under, extracted from the head of the request; see the module [`mod@key`] |
+//! | [`Store`](store::Store) | storage backend for counters: [`RedisStore`] for all replicas, [`MemoryStore`] for one process |
+//! | [`FailureMode`] | what happens to requests while the store fails |
+//! | [`RateLimitLayer`] | applies one policy or [several](RateLimitLayer#several-policies-one-decision) to a service |
+//! | [`Limiter`] | applies policies without HTTP |
+//! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
+//! | [`Receipt`] | the record of a charge, needed for a [refund](RateLimitLayer#refunds) |
+//! | [`Headers`] | the header fields on responses |
+//! | [`ResponseFormat`](response::ResponseFormat) | builds the response to a rejected request |
 //!
 //! # Features
 //!
-//! | feature | default | what it turns on |
+//! | feature | default | effect |
 //! | --- | --- | --- |
-//! | `fred` | yes | [`RedisStore`] through the client fred: one server, or Sentinel |
-//! | `enable-rustls-ring` | | TLS for it: `rediss://` |
-//! | `unix-sockets` | | Redis on a Unix socket: `redis+unix:///run/redis.sock` |
-//! | `redis` | | [`RedisStore`] through the client redis-rs: a cluster, and by choice all that fred does |
-//! | `tokio-rustls-comp` | | TLS for it: `rediss://` |
-//! | `axum` | | [`key::route`](fn@key::route), the peer that axum saw for [`key::ip`](fn@key::ip), and [`Decision`] as an extractor |
-//! | `tonic` | | the peer that tonic saw, and [`RateLimit`] around a single tonic service |
-//! | `tonic-tls` | | the peer behind the TLS of tonic's own server |
-//! | `calendar` | | windows of a calendar for [`FixedWindow`]: three a month in Europe/Berlin |
-//! | `serde` | | [`Policies`] from a file, and limits as text in configuration |
-//! | `tonic-tls` | | the peer behind the TLS of tonic's own server |
-//! | `tracing` | yes | warnings and errors as events of `tracing` |
+//! | `fred` | yes | [`RedisStore`] through the client fred: single servers and Sentinel |
+//! | `enable-rustls-ring` | | TLS for fred: `rediss://` |
+//! | `unix-sockets` | | Unix sockets for fred: `redis+unix:///run/redis.sock` |
+//! | `redis` | | [`RedisStore`] through the client redis-rs: clusters, and by choice single servers and Sentinel |
+//! | `tokio-rustls-comp` | | TLS for redis-rs: `rediss://` |
+//! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor |
+//! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service |
+//! | `tonic-tls` | | the peer address behind the TLS of tonic's server |
+//! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
+//! | `serde` | | [`Policies`] and limits in the configuration of an application |
+//! | `file` | | [`Policies`] from files in TOML or JSON |
+//! | `tracing` | yes | warnings and errors as `tracing` events |
+//!
+//! # Measurements
+//!
+//! [Speed](guide::speed), compared with other crates, and [behavior under faults](guide::faults) of Redis.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -83,6 +92,8 @@ mod drain;
 mod enforce;
 mod error;
 mod future;
+#[cfg(doc)]
+pub mod guide;
 mod headers;
 pub mod key;
 mod layer;
@@ -90,6 +101,7 @@ pub mod limit;
 mod limiter;
 mod observer;
 mod policy;
+mod rejected;
 pub mod response;
 mod service;
 pub mod store;
@@ -106,7 +118,7 @@ pub use self::{
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     error::ConfigError,
     future::ResponseFuture,
-    headers::{Headers, Reset},
+    headers::{Headers, ResetFormat},
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
     limit::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},

@@ -1,17 +1,18 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    ConfigError, Decision, IntoPolicies, Key, PolicyDecision, Receipt,
-    check::{Asked, ask, asks, refund},
+    ConfigError, Decision, IntoPolicies, Key, Limit, PolicyDecision,
+    check::{self, Check},
     decision::CheckContext,
+    observer::Observer,
     policy::{self, Policy, Unkeyed, validate_names},
     store::{Operation, Store, StoreError},
 };
 
-/// Counts without HTTP: for a job, a mail sender or a GraphQL resolver.
+/// A rate limiter without HTTP: for a job, a mail sender or a GraphQL resolver.
 ///
-/// It shares its counts with every other limiter and layer that has the same store and policy name. All policies count
-/// against the key that is given; their own, if they have one, is not used.
+/// It shares its counts with all limiters and layers that have the same store and policy name. All policies count under the
+/// key that a method is given; the keys of the policies are not used.
 ///
 /// ```
 /// use tower_quota::{Key, Limiter, MemoryStore, Policy, SlidingLog};
@@ -33,11 +34,14 @@ use crate::{
 pub struct Limiter {
     policies: Arc<[Policy<Unkeyed>]>,
     context: Arc<CheckContext>,
+    on_decision: Observer<Decision>,
 }
 
 /// Constructors.
 impl Limiter {
-    /// A limiter that counts for these policies in this store.
+    /// A limiter that counts in this store for one policy, or for several that are decided together.
+    ///
+    /// Of several, a request is counted by all or, if one denies it, by none. An empty list admits everything.
     ///
     /// # Panics
     ///
@@ -51,7 +55,16 @@ impl Limiter {
         }
     }
 
-    /// A limiter that counts for these policies in this store.
+    /// A limiter that counts in this store, or the reason why the policies do not fit together.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// let mails = || Policy::new("mails", SlidingLog::per_hour(3));
+    /// assert!(Limiter::try_new(MemoryStore::new(), mails()).is_ok());
+    /// assert!(Limiter::try_new(MemoryStore::new(), [mails(), mails()]).is_err());
+    /// assert!(Limiter::try_new(MemoryStore::new(), mails().cost_fn(|_| 2)).is_err());
+    /// ```
     ///
     /// # Errors
     ///
@@ -59,10 +72,10 @@ impl Limiter {
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
         let policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
         validate_names(&policies)?;
-        if let Some(policy) = policies.iter().find(|policy| policy.price().is_none()) {
+        if let Some(policy) = policies.iter().find(|policy| policy.fixed_cost().is_none()) {
             return Err(ConfigError::new(format!(
-                "the policy `{}` computes its cost from a request, and a limiter has none; say `.cost(..)`, and `check_n` \
-                 for other costs",
+                "the policy `{}` computes its cost from a request, which a limiter does not have; use `.cost(..)`, and \
+                 `check_n` for other costs",
                 policy.name(),
             )));
         }
@@ -70,18 +83,53 @@ impl Limiter {
         Ok(Self {
             context: Arc::new(policy::context(store, &policies)),
             policies: policies.into(),
+            on_decision: Observer::default(),
         })
+    }
+}
+
+/// Callbacks.
+impl Limiter {
+    /// Observes each decision of [`check`](Self::check), [`check_n`](Self::check_n) and [`charge`](Self::charge).
+    ///
+    /// [`peek`](Self::peek), which counts nothing, is not observed. There is no call either if no policy applies (the cost
+    /// is 0, or the limit is [`Limit::Unlimited`](crate::Limit::Unlimited)), or if the store fails and nothing was counted
+    /// ([`FailureMode::Open`](crate::FailureMode::Open) and [`FailureMode::Closed`](crate::FailureMode::Closed)). The callback
+    /// runs on the path of the check, so it must be quick, and a panic in it is a panic of the check. Setting it again
+    /// replaces it. By default none is set.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// static DENIED: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// let mails = Policy::new("mails", SlidingLog::per_hour(1));
+    /// let limiter = Limiter::new(MemoryStore::new(), mails).on_decision(|decision| {
+    ///     DENIED.fetch_add(u64::from(!decision.is_allowed()), Ordering::Relaxed);
+    /// });
+    /// for _ in 0..3 {
+    ///     let _ = limiter.check("42").await?;
+    /// }
+    /// assert_eq!(DENIED.load(Ordering::Relaxed), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_decision(mut self, observe: impl Fn(&Decision) + Send + Sync + 'static) -> Self {
+        self.on_decision = Observer::new(observe);
+        self
     }
 }
 
 /// Operations.
 ///
 /// A string is a key; [`Key::header`] and its siblings make the keys that a layer makes. While the store fails, the policies'
-/// [`FailureMode`](crate::FailureMode)s apply to all of these but refunds and resets: by default this process counts by itself,
-/// and [`Decision::store_error`] returns the failure. An error is returned if a policy is
-/// [`Closed`](crate::FailureMode::Closed).
+/// [`FailureMode`](crate::FailureMode)s apply to all of these but resets: by default this process counts, and
+/// [`Decision::store_error`] returns the failure.
 impl Limiter {
-    /// Counts one use by `key` if there is room for it.
+    /// Counts the cost of the policies if it fits; the default cost is 1.
     ///
     /// # Errors
     ///
@@ -90,10 +138,10 @@ impl Limiter {
         self.perform(Operation::Check, key.into(), None).await
     }
 
-    /// Counts a use that costs `cost`, whatever the policies say, if there is room for it.
+    /// Counts this cost if it fits, in place of the cost of the policies.
     ///
     /// A cost above the limit is denied with [`Denial::CostAboveLimit`](crate::Denial::CostAboveLimit), without a call of the
-    /// store. With a cost of 0 all is allowed and nothing counted.
+    /// store. A cost of 0 is admitted and not counted.
     ///
     /// ```
     /// use std::time::Duration;
@@ -120,9 +168,9 @@ impl Limiter {
         self.perform(Operation::Check, key.into(), Some(cost)).await
     }
 
-    /// Counts a use that has happened, whether there is room for it or not; later ones pay.
+    /// Counts a cost that has arisen already, also if it does not fit; later requests wait for it.
     ///
-    /// The decision is always allowed. A cost above the limit counts too.
+    /// The decision is always allowed. A cost above the limit counts in full.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -131,10 +179,10 @@ impl Limiter {
     /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
     /// let tokens = Limiter::new(MemoryStore::new(), Policy::new("tokens", TokenBucket::per_second(10)));
     ///
-    /// // The answer turned out to be three times as long as the limit.
+    /// // The response was three times as long as the limit.
     /// assert!(tokens.charge("42", 30).await?.is_allowed());
     ///
-    /// // 21 must come back before one more fits.
+    /// // 21 tokens must be restored before one more fits.
     /// assert_eq!(tokens.check("42").await?.retry_after(), Some(Duration::from_millis(2_100)));
     /// # Ok(())
     /// # }
@@ -147,7 +195,20 @@ impl Limiter {
         self.perform(Operation::Charge, key.into(), Some(cost)).await
     }
 
-    /// Says what [`check`](Self::check) would, and counts nothing.
+    /// Returns what [`check`](Self::check) would return, and counts nothing.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(3)));
+    /// mails.check("42").await?;
+    ///
+    /// assert_eq!(mails.peek("42").await?.remaining(), 2);
+    /// assert_eq!(mails.peek("42").await?.remaining(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -156,64 +217,51 @@ impl Limiter {
         self.perform(Operation::Peek, key.into(), None).await
     }
 
-    /// Forgets all that was counted for `key`.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
-        self.perform(Operation::Reset, key.into(), None).await.map(drop)
-    }
-
-    /// Gives back what an admitted request was charged, by whatever layer or limiter, in the store where it was charged.
-    ///
-    /// It gives back at most what still counts, to each policy its own, and nothing once the charge has expired. Tokens of a
-    /// [`TokenBucket`](crate::TokenBucket#refunds) that have come back already are not given back a second time. Algorithms
-    /// that keep only numbers cannot tell charges apart: with them a refund after a [`reset`](Self::reset) may give back
-    /// what was charged since. A receipt is good for one refund, and one that fails is not tried again.
+    /// Removes all counts of the key.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    /// let login = Limiter::new(MemoryStore::new(), Policy::new("login", SlidingLog::per_hour(1)));
+    /// login.check("42").await?;
+    /// assert!(!login.check("42").await?.is_allowed());
     ///
-    /// let decision = mails.check("42").await?;
-    /// assert_eq!(mails.peek("42").await?.remaining(), 0);
-    ///
-    /// // The mail could not be sent.
-    /// if let Some(receipt) = decision.receipt() {
-    ///     mails.refund(receipt).await?;
-    /// }
-    /// assert_eq!(mails.peek("42").await?.remaining(), 1);
+    /// // The user has reset the password.
+    /// login.reset("42").await?;
+    /// assert!(login.check("42").await?.is_allowed());
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// If the store does not answer; the charge may stay or not.
-    pub async fn refund(&self, receipt: Receipt) -> Result<(), StoreError> {
-        for decision in receipt.charged {
-            for policy in decision.policies() {
-                refund(&decision, policy).await?;
-            }
-        }
-        Ok(())
+    /// If the store fails. The counts of this process are removed then too.
+    pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
+        self.perform(Operation::Reset, key.into(), None).await.map(drop)
     }
 
     async fn perform(&self, operation: Operation, mut key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
         key.bound();
         let undecided = self.policies.iter().enumerate().map(|(position, policy)| {
-            let cost = cost.or(policy.price()).unwrap_or(1);
+            let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
             PolicyDecision::undecided(self.context.clone(), position, key.clone(), cost)
         });
-        let undecided = undecided.filter(|policy| policy.applies() && (policy.counts() || asks(operation)));
+        let applies = |policy: &PolicyDecision| match policy.quota().limit {
+            Limit::Unlimited => false,
+            Limit::DenyAll if !operation.requires_room() => false,
+            _ => policy.cost > 0,
+        };
 
-        match ask(operation, Decision::new(true, undecided.collect())) {
-            Asked::Decided(decision) => decision,
-            Asked::Pending(decision) => decision.await,
+        let undecided = Decision::new(true, undecided.filter(applies).collect());
+        let decision = match check::begin(operation, undecided) {
+            Check::Decided(decision) => decision,
+            Check::Pending(decision) => decision.await,
+        }?;
+        if matches!(operation, Operation::Check | Operation::Charge) && !decision.as_slice().is_empty() {
+            self.on_decision.notify(&decision);
         }
+        Ok(decision)
     }
 }
 

@@ -1,23 +1,41 @@
-//! The callbacks of an application.
+use std::{fmt, sync::Arc};
 
-use std::sync::Arc;
+/// A callback of the application, if it has set one.
+pub(crate) struct Observer<T>(Option<Arc<Callback<T>>>);
 
-use crate::store::StoreError;
+type Callback<T> = dyn Fn(&T) + Send + Sync;
 
-/// The callback for failures of a store, if one is set.
-#[derive(Clone, Default)]
-pub(crate) struct OnFailure(Option<Arc<Observer>>);
-
-type Observer = dyn Fn(&StoreError) + Send + Sync;
-
-impl OnFailure {
-    pub(crate) fn new(observe: impl Fn(&StoreError) + Send + Sync + 'static) -> Self {
+impl<T> Observer<T> {
+    pub(crate) fn new(observe: impl Fn(&T) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(observe)))
     }
 
-    pub(crate) fn observe(&self, error: &StoreError) {
+    #[inline]
+    pub(crate) fn notify(&self, event: &T) {
         if let Some(observe) = &self.0 {
-            observe(error);
+            observe(event);
         }
+    }
+}
+
+impl<T> Clone for Observer<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Default for Observer<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T> fmt::Debug for Observer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() {
+            "Observer(<fn>)"
+        } else {
+            "Observer(None)"
+        })
     }
 }

@@ -7,17 +7,18 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
+use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
-    ResponseBody, ResponseFuture,
-    enforce::{Enforcer, Progress, Verdict},
+    RateLimitLayer, ResponseBody, ResponseFuture,
+    enforce::{Action, Enforcer, Progress},
 };
 
-/// A service whose callers are limited, made by a [`RateLimitLayer`](crate::RateLimitLayer).
+/// Middleware that limits how often a caller may use the inner service.
 ///
-/// The service behind is called only after the decision, on the instance that was ready. See the
-/// [crate documentation](crate) for an example.
+/// Made by a [`RateLimitLayer`] or by [`RateLimit::new`]. The inner service is called after the decision, on the instance
+/// that was ready. See the [crate documentation](crate) for an example.
 #[derive(Clone)]
 pub struct RateLimit<S> {
     inner: S,
@@ -25,8 +26,75 @@ pub struct RateLimit<S> {
 }
 
 impl<S> RateLimit<S> {
-    pub(crate) fn new(inner: S, enforcer: Arc<Enforcer>) -> Self {
-        Self { inner, enforcer }
+    /// Limits a service as the layer does: `RateLimit::new(service, layer)` is `layer.layer(service)`.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, Response, StatusCode};
+    /// use http_body_util::Empty;
+    /// use tower::{ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimit, RateLimitLayer, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let hello = service_fn(async |_: Request<Empty<Bytes>>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Empty::<Bytes>::new()))
+    /// });
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
+    /// let service = RateLimit::new(hello, RateLimitLayer::new(MemoryStore::new(), policy));
+    ///
+    /// let admitted = service.clone().oneshot(Request::new(Empty::new())).await?;
+    /// assert_eq!(admitted.status(), StatusCode::OK);
+    /// assert_eq!(admitted.headers()["ratelimit"], r#""hello";r=0;t=60"#);
+    ///
+    /// let denied = service.oneshot(Request::new(Empty::new())).await?;
+    /// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    /// assert_eq!(denied.headers()["retry-after"], "60");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn new(inner: S, layer: RateLimitLayer) -> Self {
+        Self {
+            inner,
+            enforcer: layer.into_enforcer(),
+        }
+    }
+
+    /// The inner service.
+    ///
+    /// ```
+    /// use tower_quota::{MemoryStore, RateLimit, RateLimitLayer};
+    ///
+    /// let unlimited = RateLimitLayer::new(MemoryStore::new(), []);
+    /// let mut service = RateLimit::new(String::from("inner"), unlimited);
+    /// service.get_mut().push_str(" service");
+    /// assert_eq!(service.get_ref(), "inner service");
+    /// assert_eq!(service.into_inner(), "inner service");
+    /// ```
+    #[must_use]
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The inner service, to change it; see [`get_ref`](Self::get_ref) for an example.
+    #[must_use]
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The inner service, without the limits; see [`get_ref`](Self::get_ref) for an example.
+    #[must_use]
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S> Layer<S> for RateLimitLayer {
+    type Service = RateLimit<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit::new(inner, self.clone())
     }
 }
 
@@ -45,22 +113,21 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        match self.enforcer.begin(&mut parts) {
-            Progress::Done(Verdict::Pass(counted)) => {
+        match self.enforcer.check(&mut parts) {
+            Progress::Done(Action::Admit(admitted)) => {
                 let request = Request::from_parts(parts, body);
-                let counted = counted.map(|counted| (counted, self.enforcer.clone()));
-                ResponseFuture::passed(self.inner.call(request), counted)
+                ResponseFuture::admitted(self.inner.call(request), admitted, &self.enforcer)
             }
-            Progress::Done(Verdict::Reject(rejected)) => {
+            Progress::Done(Action::Reject(rejected)) => {
                 // Ready and not called, it would keep its permit from the other clones.
                 self.inner = self.inner.clone();
                 ResponseFuture::rejected(rejected, body)
             }
-            Progress::Asking(pending) => {
+            Progress::Pending(decision) => {
                 // The clone that was polled ready is the one to call; a fresh one takes its place.
                 let fresh = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, fresh);
-                ResponseFuture::asking(pending, ready, (parts, body), self.enforcer.clone())
+                ResponseFuture::pending(decision, ready, (parts, body), self.enforcer.clone())
             }
         }
     }

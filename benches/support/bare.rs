@@ -1,4 +1,4 @@
-//! A service that answers at once, and requests to it.
+//! A service that responds at once, and requests to it.
 
 use std::{
     convert::Infallible,
@@ -39,7 +39,7 @@ pub(crate) fn request(n: u32) -> Request<()> {
     request
 }
 
-/// Sends a request, which is answered at once.
+/// Sends a request whose response is ready at once.
 pub(crate) fn send<S, B>(service: &mut S, request: Request<()>) -> StatusCode
 where
     S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
@@ -55,12 +55,12 @@ pub(crate) fn limited(limit: Limit) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new(), Policy::new("bench", limit).key(key::ip()))
 }
 
-/// A limit that nobody reaches.
+/// A limit that no key reaches.
 pub(crate) fn admitting() -> Limit {
     TokenBucket::per_second(1_000_000).burst(1_000_000_000).into()
 }
 
-/// A limit that everybody has reached who asked once.
+/// A limit that a key reaches with its first request.
 pub(crate) fn denying() -> Limit {
     SlidingLog::per_day(1).into()
 }

@@ -21,7 +21,7 @@ use fred::{
 use http::{Request, Response, StatusCode};
 use tower_service::Service;
 
-/// What limiters are compared with: one `EVALSHA` for each check, sent over fred, and nothing else.
+/// The reference for other limiters: one `EVALSHA` for each check, sent by fred, and nothing else.
 #[derive(Clone)]
 pub(crate) struct Evalsha {
     client: Client,
@@ -30,9 +30,9 @@ pub(crate) struct Evalsha {
     window: Duration,
 }
 
-/// The sliding log as it is usually written.
+/// The textbook script of a sliding log.
 const SLIDING_LOG: &str = include_str!("sliding_log.lua");
-/// No rule at all: what a round trip costs.
+/// No algorithm: the cost of a round trip.
 const NOTHING: &str = "return { 1, 0 }";
 
 impl Evalsha {
@@ -95,7 +95,7 @@ impl Evalsha {
         }
     }
 
-    /// The service behind it, limited.
+    /// The limited service.
     pub(crate) fn around(self, inner: Bare) -> Limited {
         Limited { limiter: self, inner }
     }

@@ -25,7 +25,7 @@ use self::evalsha::Evalsha;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a row measures.
+/// A row of the tables and its subjects.
 struct Entry {
     row: Row,
     kind: Kind,
@@ -45,10 +45,10 @@ enum Kind {
     InRedis,
 }
 
-/// As much as a plain log may hold.
+/// The largest quota of a log without precision.
 const AMPLE: u64 = 100_000;
 const HOUR: Duration = Duration::from_secs(3_600);
-/// Short, so that entries expire while it is measured, and longer in Redis, which is slower at reaching the limit.
+/// Short, so that entries expire during a measurement. Longer in Redis, where a limit is reached later.
 const MEMORY_WINDOW: Duration = Duration::from_millis(100);
 const REDIS_WINDOW: Duration = Duration::from_secs(1);
 
@@ -131,7 +131,7 @@ async fn entries(server: &Server, options: &Options) -> Vec<Entry> {
         let admitting = limits(AMPLE, window);
         let (denying, lasting) = (limits(1, HOUR), limits(1_000, HOUR));
         for (((algorithm, admitting), (_, denying)), (_, lasting)) in admitting.into_iter().zip(denying).zip(lasting) {
-            // Nobody counts on the keys of another row.
+            // Each row has keys of its own.
             let number = entries.len();
             let limited = |name, limit| limited(&store, format!("{name}-{number}"), limit);
             entries.push(Entry {
@@ -143,7 +143,7 @@ async fn entries(server: &Server, options: &Options) -> Vec<Entry> {
             });
         }
     }
-    entries.retain(|entry| matches!(entry.kind, Kind::Bare | Kind::Reference) || options.wants(&entry.row.title()));
+    entries.retain(|entry| matches!(entry.kind, Kind::Bare | Kind::Reference) || options.includes(&entry.row.title()));
     entries
 }
 
@@ -183,11 +183,11 @@ async fn throughput(entries: &mut [Entry], options: &Options) {
     }
 }
 
-/// In how many parts the latencies of a round are taken, of which the median counts: a machine that stands still for some
-/// milliseconds makes the p99 of the part in which it does.
+/// Parts of a round whose latencies are measured separately. The median of the parts counts, so that a pause of the machine
+/// distorts one part only.
 const SLICES: u32 = 8;
 
-/// How long a check takes: of one caller alone, and of many at half load.
+/// Latency of a check: one caller alone, and many callers at half load.
 async fn latency(entries: &mut [Entry], options: &Options) {
     let turns = if options.quick { 20 } else { 1_000 };
     let traffic = Traffic::many();
@@ -222,7 +222,7 @@ async fn latency(entries: &mut [Entry], options: &Options) {
     }
 }
 
-/// What a check takes: allocations, commands of Redis, memory in Redis.
+/// Cost of a check: allocations, commands of Redis, memory in Redis.
 async fn cost(entries: &mut [Entry], options: &Options, server: &Server) {
     let mut bare = 0.0;
     for entry in entries {
@@ -230,7 +230,7 @@ async fn cost(entries: &mut [Entry], options: &Options, server: &Server) {
         server.commands().await;
         let load = entry.admitting.closed_loop(&traffic, Duration::ZERO, options.time);
         let (_, allocations) = allocations::count(load).await;
-        let (commands, checks) = (server.commands().await, traffic.asked() as f64);
+        let (commands, checks) = (server.commands().await, traffic.requests() as f64);
         let allocations = allocations.count as f64 / checks;
         match entry.kind {
             Kind::Bare => bare = allocations,
@@ -265,7 +265,7 @@ async fn cost(entries: &mut [Entry], options: &Options, server: &Server) {
     }
 }
 
-/// Where the row is that others are compared with.
+/// Position of the row that the others are compared with.
 const REFERENCE: usize = 2;
 
 fn report(entries: &[Entry], options: &Options, server: &Server) {

@@ -1,4 +1,4 @@
--- Sliding window log as it is usually written: a sorted set with a member for each admission.
+-- Textbook sliding window log: a sorted set with a member for each admission.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

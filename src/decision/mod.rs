@@ -1,5 +1,8 @@
+//! The outcome of a check.
+
 mod context;
 mod policy;
+mod receipt;
 
 use std::{
     fmt,
@@ -13,19 +16,52 @@ use std::{
 use smallvec::SmallVec;
 
 pub(crate) use self::context::{CheckContext, Rendered};
-pub use self::policy::{Denial, PolicyDecision};
+pub use self::{
+    policy::{Denial, PolicyDecision},
+    receipt::Receipt,
+};
 
+use self::receipt::Refundable;
 use crate::{
     Key,
     store::{Outcome, Quota, Store, StoreError, StoreResponse},
 };
 
-/// What came of a check.
+/// The outcome of a check.
 ///
-/// The layer leaves one in the extensions of the request, for the service behind it, and of the response. It is cheap to
-/// clone. Of several policies, [`limit`](Self::limit), [`remaining`](Self::remaining) and
-/// [`reset_after`](Self::reset_after) are those of the one that matters most to the caller: the one with the longest wait
-/// if the request was denied, else the one with the least left for its limit.
+/// A [`Limiter`](crate::Limiter) returns it. A layer leaves it in the extensions of the request, for the inner service, and
+/// of the response. A clone is cheap.
+///
+/// Of several policies, [`limit`](Self::limit), [`remaining`](Self::remaining) and [`reset_after`](Self::reset_after) are
+/// those of one policy: the one with the longest wait if the request was denied, else the one with the smallest share of its
+/// limit remaining. [`policies`](Self::policies) has all of them.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let limiter = Limiter::new(MemoryStore::new(), [
+///     Policy::new("burst", SlidingLog::per_second(2)),
+///     Policy::new("daily", SlidingLog::per_day(100)),
+/// ]);
+///
+/// let admitted = limiter.check("42").await?;
+/// assert!(admitted.is_allowed());
+/// assert_eq!((admitted.limit(), admitted.remaining()), (2, 1));
+/// assert_eq!(admitted.reset_after(), Duration::from_secs(1));
+/// assert_eq!(admitted.retry_after(), None);
+/// assert!(admitted.store_error().is_none() && admitted.server_time() > Duration::ZERO);
+///
+/// let denied = limiter.check_n("42", 2).await?;
+/// assert!(!denied.is_allowed());
+/// assert_eq!(denied.retry_after(), Some(Duration::from_secs(1)));
+/// let remaining: Vec<_> = denied.policies().map(|policy| (policy.name(), policy.remaining())).collect();
+/// assert_eq!(remaining, [("burst", 1), ("daily", 99)]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct Decision(Arc<Inner>);
@@ -34,96 +70,122 @@ struct Inner {
     allowed: bool,
     server_time: Duration,
     policies: PolicyDecisions,
-    /// Why the store did not decide.
+    /// The failure of the store, if it did not decide.
     store_error: Option<Box<StoreError>>,
-    /// Whether there is nothing to give back, or somebody has the receipt.
+    /// Whether there is nothing to refund, or the receipt was taken.
     receipt_taken: AtomicBool,
     /// The decisions of an outer and an inner layer, if this one joins them.
     joined: Option<[Decision; 2]>,
 }
 
+/// The decisions of the policies of a request. Most requests have one policy.
+pub(crate) type PolicyDecisions = SmallVec<[PolicyDecision; 1]>;
+
 /// Questions.
 impl Decision {
-    /// Whether the request may pass.
+    /// Whether the request is admitted.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.0.allowed
     }
 
-    /// How many requests of cost 1 the policy admits at once when nothing was used yet.
-    ///
-    /// 0 if no policy applied.
+    /// The number of requests of cost 1 that the policy admits at once from empty counts; 0 if no policy applies.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.foremost().map_or(0, PolicyDecision::limit)
     }
 
-    /// How many more requests of cost 1 would be admitted right now.
+    /// The number of requests of cost 1 that would be admitted now; 0 if no policy applies.
     ///
-    /// Of 10 per second with 6 admitted in the last second, this one included, 4 remain. A denied request takes nothing,
+    /// Of 10 per second with 6 admitted in the last second, this one included, 4 remain. A denied request counts nothing,
     /// so 3 remain 3 when a request of cost 5 was denied.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.foremost().map_or(0, PolicyDecision::remaining)
     }
 
-    /// How long until the same request will be admitted, if nobody else is meanwhile.
+    /// The time until the same request is admitted, if no other request is admitted meanwhile.
     ///
-    /// `None` if it was admitted, and if waiting does not help. In a denial by a layer it includes the
+    /// `None` if the request was admitted, or if waiting does not help. In a denial by a layer it includes the
     /// [jitter](crate::RateLimitLayer::retry_jitter), as the response does.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.policies().filter_map(PolicyDecision::retry_after).max()
     }
 
-    /// How long until nothing counts against the caller anymore, if it stays away; zero if nothing does.
+    /// The time until the quota is fully restored, if no further request is admitted; zero if nothing counts.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.foremost().map_or(Duration::ZERO, PolicyDecision::reset_after)
     }
 
-    /// The time of the decision by the clock of the store, since the Unix epoch; 0 if the store was not asked.
+    /// The time of the decision by the clock of the store, since the Unix epoch; zero if no store was used.
     #[must_use]
     pub fn server_time(&self) -> Duration {
         self.0.server_time
     }
 
-    /// The failure of the store, if it did not decide: this process counted by itself, or no policy was counted.
+    /// The failure of the store, if it did not decide: this process counted, or no policy was counted.
     ///
-    /// What happens then is defined by the policies' [`FailureMode`](crate::FailureMode).
+    /// The policies' [`FailureMode`](crate::FailureMode)s define what happens then.
     #[must_use]
     pub fn store_error(&self) -> Option<&StoreError> {
         self.0.store_error.as_deref()
     }
 
-    /// What each policy said, in the order in which they were given.
+    /// The decisions of the policies, in the order in which the policies were given.
+    ///
+    /// Without those that do not apply to the request, and without those that are [`Open`](crate::FailureMode::Open) while
+    /// the store fails.
     pub fn policies(&self) -> impl Iterator<Item = &PolicyDecision> {
         self.0.policies.iter()
     }
 
-    /// What this request was charged, to give it back with [`Limiter::refund`](crate::Limiter::refund).
+    /// Takes the receipt of the charges, to [refund](Receipt::refund) them.
     ///
-    /// There is one for a decision and all its clones; `None` if it was taken, or nothing was charged.
+    /// There is one receipt for a decision and all its clones; `None` if it was taken, or if nothing was charged.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    ///
+    /// let admitted = limiter.check("42").await?;
+    /// assert!(admitted.take_receipt().is_some());
+    /// assert!(admitted.clone().take_receipt().is_none());
+    ///
+    /// let denied = limiter.check("42").await?;
+    /// assert!(denied.take_receipt().is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
-    pub fn receipt(&self) -> Option<Receipt> {
-        if let Some(layers) = &self.0.joined {
-            let receipts = layers.iter().filter_map(Self::receipt);
-            let charged: SmallVec<[Self; 1]> = receipts.flat_map(|receipt| receipt.charged).collect();
-            return (!charged.is_empty()).then_some(Receipt { charged });
+    pub fn take_receipt(&self) -> Option<Receipt> {
+        let mut charges = Vec::new();
+        self.take_charges(&mut charges);
+        (!charges.is_empty()).then_some(Receipt { charges })
+    }
+
+    fn take_charges(&self, charges: &mut Vec<Refundable>) {
+        if let Some([outer, inner]) = &self.0.joined {
+            outer.take_charges(charges);
+            inner.take_charges(charges);
+            return;
         }
-        if self.0.receipt_taken.swap(true, Ordering::Relaxed) {
-            return None;
+        if !self.0.receipt_taken.swap(true, Ordering::Relaxed) {
+            charges.extend(self.policies().map(|policy| Refundable {
+                policy: policy.clone(),
+                locally: self.store_error().is_some(),
+            }));
         }
-        Some(Receipt {
-            charged: [self.clone()].into(),
-        })
     }
 
     pub(crate) fn as_slice(&self) -> &[PolicyDecision] {
         &self.0.policies
     }
 
-    /// What outer layers have charged to the same key of the same policy, in the same store.
+    /// The cost that outer layers have charged to the same key of the same policy, in the same store.
     pub(crate) fn charged(&self, store: &Arc<dyn Store>, quota: &Quota, key: &Key) -> u64 {
         let same = self
             .policies()
@@ -131,6 +193,7 @@ impl Decision {
         same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
     }
 
+    /// The policy that [`limit`](Self::limit) and its siblings are those of.
     #[inline]
     pub(crate) fn foremost(&self) -> Option<&PolicyDecision> {
         if let [only] = &self.0.policies[..] {
@@ -156,7 +219,7 @@ impl Decision {
 }
 
 impl Decision {
-    /// A decision that no store has made, or has made yet.
+    /// A decision without a store, or one that the store is to settle.
     #[inline]
     pub(crate) fn new(allowed: bool, policies: PolicyDecisions) -> Self {
         Self(Arc::new(Inner {
@@ -169,28 +232,28 @@ impl Decision {
         }))
     }
 
-    /// Notes why the store did not decide, before there are clones.
+    /// Records the failure of the store, before there are clones.
     pub(crate) fn note_failure(&mut self, error: StoreError) {
         if let Some(inner) = Arc::get_mut(&mut self.0) {
             inner.store_error = Some(Box::new(error));
         }
     }
 
-    /// Notes what the store said, where it lies, before there are clones.
+    /// Records the outcome in place, before there are clones.
     #[inline]
-    pub(crate) fn settle(&mut self, answer: &StoreResponse, outcome: &Outcome, charged: bool) {
+    pub(crate) fn settle(&mut self, response: &StoreResponse, outcome: &Outcome, charged: bool) {
         let Some(inner) = Arc::get_mut(&mut self.0) else {
             return;
         };
         inner.allowed = outcome.allowed;
-        inner.server_time = answer.server_time;
+        inner.server_time = response.server_time;
         *inner.receipt_taken.get_mut() = !charged;
-        for (policy, verdict) in inner.policies.iter_mut().zip(&outcome.states) {
-            policy.settle(verdict, answer.server_time);
+        for (policy, state) in inner.policies.iter_mut().zip(outcome.states()) {
+            policy.settle(state, response.server_time);
         }
     }
 
-    /// The same denial with longer waits: each policy that denies adds the delay to its wait.
+    /// The same denial with longer waits: the delay is added to the wait of each policy that denies.
     pub(crate) fn delayed(self, delay: Duration) -> Self {
         if delay.is_zero() {
             return self;
@@ -209,7 +272,7 @@ impl Decision {
         }))
     }
 
-    /// Both decisions, where each let the request pass.
+    /// The decisions of an outer and an inner layer, both of which admitted the request.
     pub(crate) fn followed_by(&self, later: &Self) -> Self {
         Self(Arc::new(Inner {
             allowed: later.is_allowed(),
@@ -229,24 +292,5 @@ impl fmt::Debug for Decision {
             .field("server_time", &self.0.server_time)
             .field("policies", &self.0.policies)
             .finish()
-    }
-}
-
-/// What each policy of a request said, or is asked. Most requests have one.
-pub(crate) type PolicyDecisions = SmallVec<[PolicyDecision; 1]>;
-
-/// What a request was charged, by all policies.
-///
-/// [`Limiter::refund`](crate::Limiter::refund) consumes it and gives back what still counts. Dropping it leaves the charge
-/// as it is. It knows the store's time of the decision, so it does not take back what was charged later, except as
-/// [`refund`](crate::Limiter::refund) says.
-#[must_use]
-pub struct Receipt {
-    pub(crate) charged: SmallVec<[Decision; 1]>,
-}
-
-impl fmt::Debug for Receipt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receipt").field("charged", &self.charged).finish()
     }
 }

@@ -2,15 +2,34 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::context::{CheckContext, Rendered};
 use crate::{
-    FailureMode, Key,
-    store::{ChargeState, Quota},
+    FailureMode, Key, Limit,
+    store::{Charge, ChargeState, Quota},
 };
 
-/// What one policy said.
+/// The decision of one policy.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::{Denial, Limiter, MemoryStore, Policy, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let limiter = Limiter::new(MemoryStore::new(), Policy::new("login", SlidingLog::per_minute(5)));
+/// let denied = limiter.check_n("42", 5).await.and(limiter.check("42").await)?;
+///
+/// let policy = denied.policies().next().expect("the limiter has a policy");
+/// assert_eq!((policy.name(), policy.limit(), policy.window()), ("login", 5, Some(Duration::from_secs(60))));
+/// assert!(policy.denies() && policy.denial() == Some(Denial::QuotaExceeded));
+/// assert_eq!(policy.remaining(), 0);
+/// assert_eq!(policy.retry_after(), Some(Duration::from_secs(60)));
+/// assert_eq!(policy.reset_after(), Duration::from_secs(60));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct PolicyDecision {
     pub(crate) context: Arc<CheckContext>,
-    /// Which of the policies it is.
+    /// The position of the policy in the context.
     pub(crate) position: usize,
     pub(crate) key: Key,
     pub(crate) cost: u64,
@@ -35,60 +54,45 @@ impl PolicyDecision {
         self.denial.is_some()
     }
 
-    /// Why this policy denied the request, if it did.
+    /// The reason why this policy denied the request, if it did.
     #[must_use]
     pub fn denial(&self) -> Option<Denial> {
         self.denial
     }
 
-    /// How many requests of cost 1 are admitted at once when nothing was used yet.
+    /// The number of requests of cost 1 that the policy admits at once from empty counts.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.quota().limit.quota()
     }
 
-    /// How many more requests of cost 1 would be admitted right now.
+    /// The number of requests of cost 1 that would be admitted now.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// How long until this policy would admit the request; `None` if it did not deny it, or if waiting does not help.
+    /// The time until this policy admits the request; `None` if it did not deny it, or if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// How long until nothing counts anymore.
+    /// The time until the quota is fully restored, if no further request is admitted.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.reset_after
     }
 
-    /// The length of the window that the limit is for; `None` for windows of a calendar.
+    /// The length of the window of the limit; `None` for windows of a calendar.
     #[must_use]
     pub fn window(&self) -> Option<Duration> {
         self.quota().limit.window()
     }
-
-    #[inline]
-    pub(crate) fn failure_mode(&self) -> FailureMode {
-        self.context.failure_modes[self.position]
-    }
-
-    #[inline]
-    pub(crate) fn quota(&self) -> &Quota {
-        &self.context.quotas[self.position]
-    }
-
-    #[inline]
-    pub(crate) fn rendered(&self) -> &Rendered {
-        &self.context.rendered[self.position]
-    }
 }
 
 impl PolicyDecision {
-    /// What a policy is asked.
+    /// A decision that the store is to settle.
     #[inline]
     pub(crate) fn undecided(context: Arc<CheckContext>, position: usize, key: Key, cost: u64) -> Self {
         Self {
@@ -104,18 +108,49 @@ impl PolicyDecision {
         }
     }
 
-    pub(super) fn settle(&mut self, verdict: &ChargeState, server_time: Duration) {
-        self.decided_at = verdict.decided_at.unwrap_or(server_time);
-        self.denial = verdict.retry_after.map(|_| Denial::QuotaExceeded);
-        self.remaining = verdict.remaining;
-        self.retry_after = verdict.retry_after;
-        self.reset_after = verdict.reset_after;
+    pub(super) fn settle(&mut self, state: &ChargeState, server_time: Duration) {
+        self.decided_at = state.decided_at.unwrap_or(server_time);
+        self.denial = state.retry_after.map(|_| Denial::QuotaExceeded);
+        self.remaining = state.remaining;
+        self.retry_after = state.retry_after;
+        self.reset_after = state.reset_after;
+    }
+
+    #[inline]
+    pub(crate) fn quota(&self) -> &Quota {
+        &self.context.quotas[self.position]
+    }
+
+    #[inline]
+    pub(crate) fn failure_mode(&self) -> FailureMode {
+        self.context.failure_modes[self.position]
+    }
+
+    #[inline]
+    pub(crate) fn rendered(&self) -> &Rendered {
+        &self.context.rendered[self.position]
+    }
+
+    /// What the store is to charge.
+    #[inline]
+    pub(crate) fn charge(&self) -> Charge<'_> {
+        Charge::on(self.quota(), &self.key, self.cost)
+    }
+
+    /// The reason why the policy never admits the request, if there is one.
+    #[inline]
+    pub(crate) fn permanent_denial(&self) -> Option<Denial> {
+        match &self.quota().limit {
+            Limit::DenyAll => Some(Denial::DenyAll),
+            limit if self.cost > limit.quota() => Some(Denial::CostAboveLimit),
+            _ => None,
+        }
     }
 }
 
 impl fmt::Debug for PolicyDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the key: it may hold an address or a user.
+        // Without the key, which may contain an address or a user.
         f.debug_struct("PolicyDecision")
             .field("name", &self.name())
             .field("denial", &self.denial)
@@ -127,14 +162,34 @@ impl fmt::Debug for PolicyDecision {
     }
 }
 
-/// Why a policy denied a request.
+/// The reason why a policy denied a request.
+///
+/// ```
+/// use tower_quota::{Denial, Limit, Limiter, MemoryStore, Policy, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// for (limit, denial) in [
+///     (SlidingLog::per_minute(1).into(), Denial::QuotaExceeded),
+///     (SlidingLog::per_minute(1).into(), Denial::CostAboveLimit),
+///     (Limit::DenyAll, Denial::DenyAll),
+/// ] {
+///     let limiter = Limiter::new(MemoryStore::new(), Policy::new("export", limit));
+///     limiter.charge("42", 1).await?;
+///     let cost = if denial == Denial::CostAboveLimit { 2 } else { 1 };
+///     let denied = limiter.check_n("42", cost).await?;
+///     assert_eq!(denied.policies().next().and_then(|policy| policy.denial()), Some(denial));
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Denial {
-    /// There is no room for it now.
+    /// The cost does not fit now.
     QuotaExceeded,
-    /// It costs more than the limit, so it is never admitted.
+    /// The cost is above the limit, so the request is never admitted.
     CostAboveLimit,
-    /// The limit is [`Limit::DenyAll`](crate::Limit::DenyAll).
+    /// The limit is [`Limit::DenyAll`].
     DenyAll,
 }

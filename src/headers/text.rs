@@ -5,14 +5,14 @@ use http::HeaderValue;
 
 /// The value of a field while it is written.
 ///
-/// The values that a thread writes lie one after the other in a block of memory, which is used again when they are gone, so
+/// The values that a thread writes lie one after the other in a block of memory, which is reused when they are dropped, so
 /// that most take no allocation of their own.
 pub(super) struct Text(BytesMut);
 
-/// Small, since a value that stays keeps its block.
+/// Small, since a value that is not dropped keeps its block.
 const BLOCK: usize = 1_024;
 
-/// What most values fit in.
+/// The space reserved for a value. Longer ones may allocate.
 const ORDINARY: usize = 64;
 
 thread_local! {
@@ -54,7 +54,7 @@ impl From<Text> for HeaderValue {
     fn from(Text(mut rest): Text) -> Self {
         let text = rest.split().freeze();
         let _ = REST.try_with(|cell| cell.set(rest));
-        // Always is a value: names, numbers, and what was one before.
+        // It is always a value: it consists of policy names, numbers and other values.
         Self::from_maybe_shared(text).unwrap_or(const { Self::from_static("") })
     }
 }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_stay_what_they_are_while_others_are_written() {
+    fn values_do_not_change_while_others_are_written() {
         let values: Vec<HeaderValue> = (0..1_000).map(|number| Text::from(number).into()).collect();
         for (number, value) in values.iter().enumerate() {
             assert_eq!(value, &number.to_string());
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn two_values_are_written_at_once_and_may_be_longer_than_a_block() {
+    fn a_value_may_be_longer_than_a_block_and_written_beside_another() {
         let (mut short, mut long) = (Text::new(), Text::new());
         for _ in 0..BLOCK {
             long.delimit().number(42);

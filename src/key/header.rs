@@ -65,7 +65,7 @@ where
 ///
 /// assert!(key::try_header("x-gateway-user").is_ok());
 /// let error = key::try_header("x user").unwrap_err();
-/// assert_eq!(error.to_string(), "invalid HTTP header name; one looks like `x-user-id`");
+/// assert_eq!(error.to_string(), "invalid HTTP header name; write it as in `key::header(\"x-user-id\")`");
 /// ```
 pub fn try_header<N>(name: N) -> Result<Header, ConfigError>
 where
@@ -74,7 +74,9 @@ where
 {
     match name.try_into() {
         Ok(name) => Ok(Header(name)),
-        Err(error) => Err(ConfigError::new(format!("{error}; one looks like `x-user-id`"))),
+        Err(error) => Err(ConfigError::new(format!(
+            "{error}; write it as in `key::header(\"x-user-id\")`"
+        ))),
     }
 }
 

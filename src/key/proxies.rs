@@ -17,13 +17,17 @@ use crate::ConfigError;
 /// Choose the header that your proxies write. All others are not read, since a client can send them.
 ///
 /// ```
-/// use tower_quota::key::{self, ClientIpSource};
+/// use http::Request;
+/// use tower_quota::{Key, KeyExtractor, key::{self, ClientIpSource, PeerAddr}};
 ///
 /// // nginx in front, with `proxy_set_header X-Real-IP $remote_addr`.
 /// let source = ClientIpSource::Header("x-real-ip".parse()?);
 /// let client = key::client_ip(source).trusted(["10.0.0.0/8"]);
-/// # let _ = client;
-/// # Ok::<(), http::header::InvalidHeaderName>(())
+///
+/// let nginx = PeerAddr("10.0.0.2:80".parse()?);
+/// let request = Request::get("/").extension(nginx).header("x-real-ip", "198.51.100.9").body(())?;
+/// assert_eq!(client.extract(&request.into_parts().0)?, Some(Key::ip("198.51.100.9".parse()?)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

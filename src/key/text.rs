@@ -17,7 +17,6 @@ use super::{
     key::Key,
     method::method,
     path::path,
-    route,
 };
 use crate::ConfigError;
 
@@ -36,7 +35,7 @@ const KEYS: [Named; 7] = [
     Named {
         name: "ip",
         example: "ip",
-        extractor: |_| Extractor::new(ip()),
+        extractor: |_| Ok(Extractor::new(ip())),
     },
     Named {
         name: "client-ip",
@@ -51,12 +50,12 @@ const KEYS: [Named; 7] = [
     Named {
         name: "path",
         example: "path",
-        extractor: |_| Extractor::new(path()),
+        extractor: |_| Ok(Extractor::new(path())),
     },
     Named {
         name: "method",
         example: "method",
-        extractor: |_| Extractor::new(method()),
+        extractor: |_| Ok(Extractor::new(method())),
     },
     Named {
         name: "header:",
@@ -66,13 +65,13 @@ const KEYS: [Named; 7] = [
     Named {
         name: "constant:",
         example: "constant:all",
-        extractor: |value| Extractor::new(constant(value)),
+        extractor: |value| Ok(Extractor::new(constant(value))),
     },
 ];
 
 #[cfg(feature = "axum")]
 fn route_extractor(_: &str) -> Result<Extractor, String> {
-    Extractor::new(route::route())
+    Ok(Extractor::new(super::route::route()))
 }
 
 #[cfg(not(feature = "axum"))]
@@ -118,7 +117,7 @@ fn header_extractor(name: &str) -> Result<Extractor, String> {
              `client-ip`, with `header = \"{name}\"` and the networks of the proxies as `trusted` in the table `[client-ip]`"
         ));
     }
-    Extractor::new(header(name))
+    Ok(Extractor::new(header(name)))
 }
 
 #[derive(Clone)]
@@ -129,9 +128,8 @@ enum Extractor {
 }
 
 impl Extractor {
-    #[expect(clippy::unnecessary_wraps, reason = "the type of a function in `KEYS`")]
-    fn new(extractor: impl KeyExtractor) -> Result<Self, String> {
-        Ok(Self::Complete(Arc::new(extractor)))
+    fn new(extractor: impl KeyExtractor) -> Self {
+        Self::Complete(Arc::new(extractor))
     }
 }
 
@@ -291,7 +289,7 @@ mod tests {
     fn the_docs_and_the_errors_have_every_key() {
         let error = Component::parse("address").unwrap_err();
         for Named { name, example, .. } in KEYS {
-            let docs = include_str!("../policy/file.rs");
+            let docs = include_str!("../policy/file/mod.rs");
             assert!(
                 docs.contains(&format!("/// | `{name}")),
                 "`{name}` is not in the docs of `Policies`"

@@ -180,17 +180,3 @@ macro_rules! constructors {
 }
 
 pub(super) use constructors;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::SlidingLog;
-
-    #[test]
-    fn wrong_numbers_are_errors_that_show_right_ones() {
-        for (limit, window) in [(0, 60_000_000), (1, 0), (1, 999), (1, u64::MAX)] {
-            let error = SlidingLog::try_new(limit, Duration::from_micros(window)).unwrap_err();
-            assert!(error.to_string().contains("SlidingLog::"), "{error}");
-        }
-    }
-}

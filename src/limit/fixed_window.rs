@@ -229,7 +229,7 @@ impl FixedWindow {
     /// use std::time::Duration;
     /// use tower_quota::FixedWindow;
     ///
-    /// let minute = |n| Duration::from_secs(60 * n);
+    /// let minute = |n: u64| Duration::from_secs(60 * n);
     /// let hourly = FixedWindow::per_hour(3);
     /// assert_eq!(hourly.window_at(minute(90)), minute(90)..minute(150));
     /// assert_eq!(hourly.aligned().window_at(minute(90)), minute(60)..minute(120));
@@ -287,11 +287,13 @@ impl FixedWindow {
 
     /// The end of the window that opened at `start`, given the one around now.
     fn finish(&self, start: u64, (opens, closes): (u64, u64), now: u64) -> u64 {
-        match self.kind {
-            Kind::Anchored(window) => start + window.as_micros() as u64,
+        if let Kind::Anchored(window) = self.kind {
+            return start + window.as_micros() as u64;
+        }
+        match start > now {
             // The clock was set back over a boundary.
-            _ if start > now => start + (closes - opens),
-            _ => closes,
+            true => start + (closes - opens),
+            false => closes,
         }
     }
 }
@@ -330,9 +332,9 @@ impl Rule for FixedWindow {
         let finish = self.finish(window.start, (opens, closes), now);
         let slack = SLACK.min(closes - opens);
 
-        let open = match self.kind {
-            Kind::Anchored(_) => now < finish,
-            _ => window.start >= opens,
+        let open = match self.is_aligned() {
+            true => window.start >= opens,
+            false => now < finish,
         };
         if window.used > 0 && open && window.start <= now + slack {
             window.finish = finish;

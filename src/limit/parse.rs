@@ -308,6 +308,14 @@ mod tests {
     }
 
     #[test]
+    fn the_error_of_wrong_numbers_in_code_has_correct_ones() {
+        for (limit, window) in [(0, 60_000_000), (1, 0), (1, 999), (1, u64::MAX)] {
+            let error = SlidingLog::try_new(limit, Duration::from_micros(window)).unwrap_err();
+            assert!(error.to_string().contains("SlidingLog::"), "{error}");
+        }
+    }
+
+    #[test]
     fn the_error_of_a_wrong_text_has_a_correct_one() {
         for text in [
             "",

@@ -1,5 +1,9 @@
+//! Named limits and the keys that they apply to.
+
 #[cfg(feature = "serde")]
 mod file;
+mod list;
+mod name;
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -7,19 +11,22 @@ use http::request::Parts;
 
 #[cfg(feature = "serde")]
 pub use self::file::Policies;
+pub use self::list::IntoPolicies;
+pub(crate) use self::list::{context, validate_names};
 
+use self::name::validate_name;
 use crate::{
     ConfigError, KeyExtractor, Limit,
-    decision::{CheckContext, Rendered},
-    headers::announced,
+    decision::Rendered,
+    headers::policy_item,
     response::violates,
-    store::{Failover, FailureMode, Quota, Store},
+    store::{FailureMode, Quota},
 };
 
-/// Who may do how much.
+/// A named limit and the key it applies to.
 ///
-/// A policy has a name, a [`Limit`], and a [key](crate::key) that says whom a request counts against. Counts are stored
-/// under the name, and callers are told of it in `RateLimit-Policy`.
+/// The [`Limit`] is an algorithm with its parameters; the [key](crate::key) is extracted from each request. Counts are stored
+/// under the name of the policy, and responses contain the name in `RateLimit-Policy`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -31,18 +38,19 @@ use crate::{
 /// assert_eq!(say_hi.limit().to_string(), "sliding-log 2/30s");
 /// ```
 ///
-/// A policy without a key does not fit a layer, since it is easily forgotten. One limit for everybody says so:
+/// A layer takes only policies with a key. One limit for all callers has a constant key:
 ///
 /// ```
-/// # use tower_quota::{key, Policy, SlidingLog};
-/// let everybody = Policy::new("everybody", SlidingLog::per_second(1_000)).key(key::constant("all"));
-/// # let _ = everybody;
+/// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// let total = Policy::new("total", SlidingLog::per_second(1_000)).key(key::constant("all"));
+/// assert!(RateLimitLayer::try_new(MemoryStore::new(), total).is_ok());
 /// ```
 ///
 /// ```compile_fail
 /// # use tower_quota::{MemoryStore, Policy, RateLimitLayer, SlidingLog};
-/// let whom = Policy::new("whom", SlidingLog::per_second(10));
-/// RateLimitLayer::new(MemoryStore::new(), whom); // the policy `whom` has no key
+/// let no_key = Policy::new("no-key", SlidingLog::per_second(10));
+/// RateLimitLayer::new(MemoryStore::new(), no_key); // the policy has no key
 /// ```
 #[derive(Clone)]
 #[must_use]
@@ -51,39 +59,39 @@ pub struct Policy<K = Keyed> {
     rendered: Rendered,
     cost: Cost,
     failure_mode: FailureMode,
-    only: Option<Selection>,
+    applies: Option<Condition>,
     key: K,
 }
 
-/// Which requests a policy is for.
-type Selection = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+/// The requests that a policy applies to.
+type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
-/// What a request costs.
+/// The cost of a request.
 #[derive(Clone)]
 enum Cost {
-    Always(u64),
+    Fixed(u64),
     Computed(Arc<dyn Fn(&Parts) -> u64 + Send + Sync>),
 }
 
-/// A [`Policy`] that has a key, so that a layer can use it.
+/// The type parameter of a [`Policy`] with a key, as a layer takes it.
 #[derive(Clone)]
 pub struct Keyed(Arc<dyn KeyExtractor>);
 
-/// A [`Policy`] that has no key yet: [`Policy::key`] gives it one.
+/// The type parameter of a [`Policy`] without a key. [`Policy::key`] adds one.
 #[derive(Clone, Copy, Debug)]
 pub struct Unkeyed;
 
 /// Constructors.
 impl Policy<Unkeyed> {
-    /// A policy of this name.
+    /// A policy without a key and with a cost of 1 for each request.
     ///
-    /// Names are lower-case words such as `say-hi`: a letter, then letters, digits, `_`, `.` and `-`, 64 at most.
+    /// A name is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, `.` and `-`, 64 characters at most.
     ///
     /// # Panics
     ///
     /// If the name is not of that form, or the limit cannot be kept: a [`SlidingLog`](crate::SlidingLog) of more than
     /// 100,000 without a [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst
-    /// and rate are too large together to be reckoned exactly. [`try_new`](Self::try_new) returns an error instead.
+    /// and rate are too large together for exact integers. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Self {
         match Self::try_new(name, limit) {
@@ -92,11 +100,18 @@ impl Policy<Unkeyed> {
         }
     }
 
-    /// A policy of this name, or what is wrong with it.
+    /// A policy without a key, or the reason why the name or the limit cannot be used.
+    ///
+    /// ```
+    /// use tower_quota::{Policy, SlidingLog};
+    ///
+    /// assert!(Policy::try_new("say-hi", SlidingLog::per_minute(5)).is_ok());
+    /// assert!(Policy::try_new("Say Hi", SlidingLog::per_minute(5)).is_err());
+    /// ```
     ///
     /// # Errors
     ///
-    /// For the names and limits that [`new`](Self::new) panics on.
+    /// For the names and limits for which [`new`](Self::new) panics.
     pub fn try_new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Result<Self, ConfigError> {
         let (name, limit) = (name.into(), limit.into());
         validate_name(&name)?;
@@ -104,93 +119,155 @@ impl Policy<Unkeyed> {
 
         Ok(Self {
             rendered: Rendered {
-                policy_item: announced(&name, &limit),
+                policy_item: policy_item(&name, &limit),
                 problem: violates(&[&name]),
             },
             quota: Arc::new(Quota::new(name, limit)),
-            cost: Cost::Always(1),
+            cost: Cost::Fixed(1),
             failure_mode: FailureMode::default(),
-            only: None,
+            applies: None,
             key: Unkeyed,
         })
     }
 
-    /// Whom a request counts against; see [`key`](crate::key) for what there is.
+    /// The key that requests are counted under; see [`key`](crate::key) for the extractors.
     ///
-    /// A [`Limiter`](crate::Limiter) does without, since it is given the keys.
+    /// A [`Limiter`](crate::Limiter) takes policies without one, since each of its methods is given the key.
+    ///
+    /// ```
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// let login = Policy::new("login", SlidingLog::per_minute(5)).key((key::ip(), key::path()));
+    /// assert!(RateLimitLayer::try_new(MemoryStore::new(), login).is_ok());
+    /// ```
     pub fn key(self, key: impl KeyExtractor) -> Policy {
-        Policy {
-            quota: self.quota,
-            rendered: self.rendered,
-            cost: self.cost,
-            failure_mode: self.failure_mode,
-            only: self.only,
-            key: Keyed(Arc::new(key)),
-        }
+        self.with_key(Keyed(Arc::new(key)))
     }
 }
 
 /// Settings.
 impl<K> Policy<K> {
-    /// What a request costs: as much as so many requests of cost 1.
+    /// The cost of each request, in units of the limit.
     ///
-    /// A cost above the limit is never admitted: such a request is denied without asking the store, and without
-    /// `Retry-After`. The default is 1.
+    /// A request that costs more than the limit is never admitted: it is denied without a call of the store, without
+    /// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). The default is 1.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let export = Limiter::new(MemoryStore::new(), Policy::new("export", SlidingLog::per_hour(100)).cost(40));
+    /// assert_eq!(export.check("42").await?.remaining(), 60);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     ///
-    /// If the cost is 0.
+    /// If the cost is 0. [`try_cost`](Self::try_cost) returns an error instead.
     #[track_caller]
-    pub fn cost(mut self, cost: u64) -> Self {
-        assert!(
-            cost > 0,
-            "a request costs at least 1; `Limit::Unlimited` counts nothing"
-        );
-        self.cost = Cost::Always(cost);
-        self
+    pub fn cost(self, cost: u64) -> Self {
+        match self.try_cost(cost) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
     }
 
-    /// What a request costs, computed from the request; with 0 the policy does not apply to it.
-    ///
-    /// A request that costs more than the limit is denied without asking the store, and without `Retry-After`.
+    /// The [cost](Self::cost) of each request, from configuration.
     ///
     /// ```
-    /// use tower_quota::{key, Policy, TokenBucket};
+    /// use tower_quota::{Policy, SlidingLog};
     ///
-    /// // A request that writes costs as much as ten that read.
-    /// let api = Policy::new("api", TokenBucket::per_second(100)).key(key::ip()).cost_fn(|parts| match parts.method {
-    ///     http::Method::GET | http::Method::HEAD | http::Method::OPTIONS => 1,
-    ///     _ => 10,
+    /// let export = || Policy::new("export", SlidingLog::per_hour(100));
+    /// assert!(export().try_cost(40).is_ok());
+    /// assert!(export().try_cost(0).is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the cost is 0.
+    pub fn try_cost(mut self, cost: u64) -> Result<Self, ConfigError> {
+        if cost == 0 {
+            return Err(ConfigError::new(
+                "a request costs at least 1; with `Limit::Unlimited` a policy counts nothing",
+            ));
+        }
+        self.cost = Cost::Fixed(cost);
+        Ok(self)
+    }
+
+    /// The cost of each request, computed from the request, in units of the limit; with 0 the policy does not apply.
+    ///
+    /// A request that costs more than the limit is denied as with a fixed [`cost`](Self::cost). A
+    /// [`Limiter`](crate::Limiter) has no requests and does not take such a policy.
+    ///
+    /// ```
+    /// use http::{Method, Request, Response};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, TokenBucket};
+    ///
+    /// # type Body = http_body_util::Empty<bytes::Bytes>;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // A write costs as much as ten reads.
+    /// let api = Policy::new("api", TokenBucket::per_second(100)).key(key::constant("all")).cost_fn(|parts| {
+    ///     if parts.method.is_safe() { 1 } else { 10 }
     /// });
-    /// # let _ = api;
+    /// let service = RateLimitLayer::new(MemoryStore::new(), api).layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
+    /// }));
+    ///
+    /// for (method, remaining) in [(Method::GET, "99"), (Method::POST, "89")] {
+    ///     let request = Request::builder().method(method).body(Body::new())?;
+    ///     let response = service.clone().oneshot(request).await?;
+    ///     assert!(response.headers()["ratelimit"].to_str()?.starts_with(&format!("\"api\";r={remaining};")));
+    /// }
+    /// # Ok(())
+    /// # }
     /// ```
     pub fn cost_fn(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Cost::Computed(Arc::new(cost));
         self
     }
 
-    /// Which requests the policy is for; it does not apply to others.
+    /// The condition under which the policy applies to a request.
     ///
-    /// Where a layer sees all methods of a service, as around tonic's router, this picks some of them. The default is all
+    /// Where a layer is around all methods of a service, as around tonic's router, this selects some of them. A
+    /// [`Limiter`](crate::Limiter) has no requests and does not evaluate the condition. By default the policy applies to all
     /// requests.
     ///
     /// ```
-    /// use tower_quota::{key, Policy, SlidingLog};
+    /// use http::{Request, Response};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
     ///
+    /// # type Body = http_body_util::Empty<bytes::Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let sign_up = Policy::new("sign-up", SlidingLog::per_hour(3))
-    ///     .key(key::ip())
-    ///     .only(|parts| parts.uri.path() == "/shop.Accounts/SignUp");
-    /// # let _ = sign_up;
+    ///     .key(key::constant("all"))
+    ///     .apply_if(|parts| parts.uri.path() == "/shop.Accounts/SignUp");
+    /// let service = RateLimitLayer::new(MemoryStore::new(), sign_up).layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
+    /// }));
+    ///
+    /// for (path, counted) in [("/shop.Accounts/SignUp", true), ("/shop.Accounts/SignIn", false)] {
+    ///     let response = service.clone().oneshot(Request::post(path).body(Body::new())?).await?;
+    ///     assert_eq!(response.headers().contains_key("ratelimit"), counted);
+    /// }
+    /// # Ok(())
+    /// # }
     /// ```
-    pub fn only(mut self, selects: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.only = Some(Arc::new(selects));
+    pub fn apply_if(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.applies = Some(Arc::new(condition));
         self
     }
 
-    /// What happens to a request while the store fails.
+    /// What happens to requests while the store fails.
     ///
     /// Of several policies that a request counts against, one that is [`Closed`](FailureMode::Closed) closes the request. The
-    /// default is [`FailureMode::Local`]: each process counts by itself.
+    /// default is [`FailureMode::Local`]: each process counts by itself. See [`FailureMode`] for an example of each mode.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
         self.failure_mode = failure_mode;
         self
@@ -205,7 +282,7 @@ impl<K> Policy<K> {
         &self.quota.name
     }
 
-    /// How much.
+    /// The limit.
     #[must_use]
     pub fn limit(&self) -> &Limit {
         &self.quota.limit
@@ -215,23 +292,27 @@ impl<K> Policy<K> {
         &self.quota
     }
 
-    /// What each request costs, if they all cost the same.
-    pub(crate) fn price(&self) -> Option<u64> {
+    /// The cost of each request, unless it is computed.
+    pub(crate) fn fixed_cost(&self) -> Option<u64> {
         match self.cost {
-            Cost::Always(cost) => Some(cost),
+            Cost::Fixed(cost) => Some(cost),
             Cost::Computed(_) => None,
         }
     }
 
-    /// The same policy for callers who bring their keys.
+    /// The same policy without its key.
     pub(crate) fn without_key(self) -> Policy<Unkeyed> {
+        self.with_key(Unkeyed)
+    }
+
+    fn with_key<L>(self, key: L) -> Policy<L> {
         Policy {
             quota: self.quota,
             rendered: self.rendered,
             cost: self.cost,
             failure_mode: self.failure_mode,
-            only: self.only,
-            key: Unkeyed,
+            applies: self.applies,
+            key,
         }
     }
 }
@@ -241,13 +322,14 @@ impl Policy {
         &*self.key.0
     }
 
-    /// What a request costs; 0 if the policy is not for it, and then its key does not matter.
+    /// The cost of a request; 0 if the policy does not apply to it.
     pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
-        if self.quota.limit == Limit::Unlimited || self.only.as_ref().is_some_and(|selects| !selects(parts)) {
+        let applies = |condition: &Condition| condition(parts);
+        if self.quota.limit == Limit::Unlimited || !self.applies.as_ref().is_none_or(applies) {
             return 0;
         }
         match &self.cost {
-            Cost::Always(cost) => *cost,
+            Cost::Fixed(cost) => *cost,
             Cost::Computed(cost) => cost(parts),
         }
     }
@@ -267,7 +349,7 @@ impl<K> fmt::Debug for Policy<K> {
 impl fmt::Debug for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Always(cost) => cost.fmt(f),
+            Self::Fixed(cost) => cost.fmt(f),
             Self::Computed(_) => f.write_str("<fn>"),
         }
     }
@@ -277,80 +359,6 @@ impl fmt::Debug for Keyed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Keyed(<extractor>)")
     }
-}
-
-/// The context of the checks of these policies in a store.
-pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
-    CheckContext {
-        failover: Failover::of(&store),
-        store: Arc::new(store),
-        quotas: policies.iter().map(|policy| policy.quota.clone()).collect(),
-        failure_modes: policies.iter().map(|policy| policy.failure_mode).collect(),
-        rendered: policies.iter().map(|policy| policy.rendered.clone()).collect(),
-    }
-}
-
-/// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them.
-///
-/// An empty list admits everything.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a policy with a key, nor a list of them",
-    note = "a policy says whom it counts against: `.key(key::ip())`, or `.key(key::constant(\"all\"))` for one limit for everybody"
-)]
-pub trait IntoPolicies<K = Keyed> {
-    /// The policies, in the order in which they are reported.
-    fn into_policies(self) -> Vec<Policy<K>>;
-}
-
-impl<K> IntoPolicies<K> for Policy<K> {
-    fn into_policies(self) -> Vec<Self> {
-        vec![self]
-    }
-}
-
-impl<K> IntoPolicies<K> for Vec<Policy<K>> {
-    fn into_policies(self) -> Self {
-        self
-    }
-}
-
-impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
-    fn into_policies(self) -> Vec<Policy<K>> {
-        self.into()
-    }
-}
-
-const MAX_NAME: usize = 64;
-
-pub(crate) fn validate_name(name: &str) -> Result<(), ConfigError> {
-    let mut bytes = name.bytes();
-    let well_formed = bytes.next().is_some_and(|first| first.is_ascii_lowercase())
-        && bytes.all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))
-        && name.len() <= MAX_NAME;
-    if well_formed {
-        return Ok(());
-    }
-
-    Err(ConfigError::new(format!(
-        "{name:?} is not a policy name; one is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, \
-         `.` and `-`, {MAX_NAME} at most"
-    )))
-}
-
-/// Refuses lists in which two policies would share their counts.
-pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
-    for (position, policy) in policies.iter().enumerate() {
-        if policies[..position]
-            .iter()
-            .any(|earlier| earlier.name() == policy.name())
-        {
-            return Err(ConfigError::new(format!(
-                "two policies are named `{}`; counts are stored under the name, so give each its own",
-                policy.name(),
-            )));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -370,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_log_is_for_100_000_at_most() {
+    fn a_log_without_precision_is_for_100_000_at_most() {
         assert!(Policy::try_new("a", SlidingLog::per_second(100_000)).is_ok());
         let error = Policy::try_new("a", SlidingLog::per_second(100_001)).unwrap_err();
         assert!(error.to_string().contains("at most 100000"), "{error}");

@@ -2,10 +2,13 @@ use std::{fmt::Write, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Response, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderValue, Method, Response, header::CONTENT_TYPE, request::Parts};
 
-use super::{Empty, Rejection, ResponseFormat};
-use crate::{Decision, Limit, decision::PolicyDecision};
+use super::{format::ResponseFormat, rejection::Rejection, status_only::StatusOnly};
+use crate::{
+    Decision, Limit, PolicyDecision,
+    headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS},
+};
 
 /// Responds with a gRPC status, as HTTP 200 with the status in the header section ("trailers-only" in *gRPC over HTTP2*).
 ///
@@ -16,14 +19,29 @@ use crate::{Decision, Limit, decision::PolicyDecision};
 /// | refused | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | | -1 |
 /// | failed | `UNAVAILABLE` (14) | `google.rpc.RetryInfo` with the wait | the wait |
 ///
-/// A streaming call counts once, when it begins. A request that is no gRPC call gets the HTTP status without a body, as
-/// [`Empty`] responds: a gRPC call is a `POST` with the content type `application/grpc`, `application/grpc-web` or
-/// `application/grpc-web-text`.
+/// A streaming call counts once, when it begins. A gRPC call is a `POST` with the content type `application/grpc`,
+/// `application/grpc-web` or `application/grpc-web-text`; any other request gets the response of [`StatusOnly`].
 ///
 /// # gRPC-Web
 ///
 /// A gRPC-Web call gets the status in the header section too, in its own content type. A browser hides these fields from
 /// scripts of another origin unless CORS exposes them: [`Headers::names`](crate::Headers::names) has their names.
+///
+/// ```
+/// use http::Request;
+/// use tower_quota::{key, response::{Grpc, Rejection, ResponseFormat}, KeyExtractor};
+///
+/// let call = Request::post("/hello.Greeter/SayHello").header("content-type", "application/grpc");
+/// let (parts, ()) = call.body(())?.into_parts();
+/// let error = key::ip().extract(&parts).unwrap_err();
+///
+/// let refused = Grpc::new().respond(Rejection::Refused(&error), &parts);
+/// assert_eq!(refused.status(), 200);
+/// assert_eq!(refused.headers()["grpc-status"], "13");
+/// assert_eq!(refused.headers()["grpc-message"], "internal error");
+/// assert_eq!(refused.headers()["grpc-retry-pushback-ms"], "-1");
+/// # Ok::<_, http::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Grpc {
@@ -31,7 +49,7 @@ pub struct Grpc {
 }
 
 impl Grpc {
-    /// Responds as in the table above.
+    /// Responds as in the [table](Self), with pushback.
     pub fn new() -> Self {
         Self { pushback: true }
     }
@@ -41,13 +59,26 @@ impl Grpc {
     /// A client retries a call only if its service config has a retry policy for the status. Such a client waits for the
     /// time in this field, and does not retry if it is negative (gRFC A6). Without the field it retries after its own
     /// backoff, which uses up all attempts long before the limit admits the call. The default is `true`.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{key, response::{Grpc, Rejection, ResponseFormat}, KeyExtractor};
+    ///
+    /// let call = Request::post("/hello.Greeter/SayHello").header("content-type", "application/grpc");
+    /// let (parts, ()) = call.body(())?.into_parts();
+    /// let error = key::ip().extract(&parts).unwrap_err();
+    ///
+    /// let refused = Grpc::new().pushback(false).respond(Rejection::Refused(&error), &parts);
+    /// assert!(!refused.headers().contains_key("grpc-retry-pushback-ms"));
+    /// # Ok::<_, http::Error>(())
+    /// ```
     pub fn pushback(mut self, pushback: bool) -> Self {
         self.pushback = pushback;
         self
     }
 
     /// Whether a request is a gRPC call.
-    pub(super) fn answers(parts: &Parts) -> bool {
+    pub(super) fn is_call(parts: &Parts) -> bool {
         content_type(parts).is_some()
     }
 }
@@ -58,11 +89,6 @@ impl Default for Grpc {
     }
 }
 
-pub(crate) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-pub(crate) const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-pub(crate) const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
-pub(crate) const GRPC_RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
-
 // google.rpc.Code
 const INVALID_ARGUMENT: u8 = 3;
 const RESOURCE_EXHAUSTED: u8 = 8;
@@ -72,7 +98,7 @@ const UNAVAILABLE: u8 = 14;
 impl ResponseFormat for Grpc {
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
         let Some(content_type) = content_type(parts) else {
-            return Empty.respond(rejection, parts);
+            return StatusOnly.respond(rejection, parts);
         };
         let (code, message) = match rejection {
             Rejection::Limited(_) => (RESOURCE_EXHAUSTED, "rate limit exceeded".to_owned()),
@@ -111,10 +137,10 @@ fn content_type(parts: &Parts) -> Option<HeaderValue> {
     if parts.method != Method::POST {
         return None;
     }
-    let asked = parts.headers.get(CONTENT_TYPE)?.to_str().ok()?.trim();
-    let begins_alike = asked.get(..16)?.eq_ignore_ascii_case("application/grpc");
-    let asked = begins_alike.then(|| asked.to_ascii_lowercase())?;
-    let essence = asked.split(';').next().unwrap_or_default().trim_end();
+    let requested = parts.headers.get(CONTENT_TYPE)?.to_str().ok()?.trim();
+    let begins_alike = requested.get(..16)?.eq_ignore_ascii_case("application/grpc");
+    let requested = begins_alike.then(|| requested.to_ascii_lowercase())?;
+    let essence = requested.split(';').next().unwrap_or_default().trim_end();
     let (family, _) = essence.split_once('+').unwrap_or((essence, ""));
 
     match family {
@@ -124,7 +150,7 @@ fn content_type(parts: &Parts) -> Option<HeaderValue> {
     }
 }
 
-/// The message as *gRPC over HTTP2* wants it: bytes from space to `~` but `%` as they are, the rest as `%XX`.
+/// The message as *gRPC over HTTP2* defines it: bytes from space to `~` except `%` as they are, all others as `%XX`.
 fn percent_encoded(message: &str) -> String {
     let mut encoded = String::with_capacity(message.len());
     for byte in message.bytes() {
@@ -184,7 +210,7 @@ fn quota_failure(decision: &Decision) -> Vec<u8> {
         .collect()
 }
 
-/// `google.rpc.RetryInfo`: the wait as a `google.protobuf.Duration`, which has an end.
+/// `google.rpc.RetryInfo`: the wait as a `google.protobuf.Duration`, at most [`MAX_WAIT`].
 fn retry_info(wait: Duration) -> Vec<u8> {
     let wait = wait.min(MAX_WAIT);
     let mut duration = Vec::new();
@@ -199,7 +225,7 @@ fn retry_info(wait: Duration) -> Vec<u8> {
 /// About 10,000 years, the longest `google.protobuf.Duration`.
 const MAX_WAIT: Duration = Duration::from_secs(315_576_000_000);
 
-/// One violation of a `google.rpc.QuotaFailure`: the policy, and what it allows. Not the key.
+/// One violation of a `google.rpc.QuotaFailure`: the policy and its limit. Not the key, which may be an address or a user.
 fn violation(policy: &PolicyDecision) -> Vec<u8> {
     let subject = format!("policy:{}", policy.name());
     let description = match (&policy.quota().limit, policy.window()) {
@@ -224,7 +250,7 @@ fn any(name: &str, value: &[u8]) -> Vec<u8> {
     any
 }
 
-/// A field of a protocol buffer; zero is what an absent one means.
+/// A field of a protocol buffer. An absent field means zero.
 fn field_varint(message: &mut Vec<u8>, field: u8, value: u64) {
     if value > 0 {
         message.push(field << 3);
@@ -309,8 +335,8 @@ mod tests {
 
     // GR-04, GR-06 and GR-23.
     #[test]
-    fn grpc_is_known_by_its_method_and_content_type() {
-        for (asked, answered) in [
+    fn a_call_is_recognized_by_its_method_and_content_type() {
+        for (requested, expected) in [
             ("application/grpc", Some("application/grpc")),
             ("application/grpc+proto", Some("application/grpc")),
             ("application/grpc+json", Some("application/grpc")),
@@ -325,14 +351,14 @@ mod tests {
             ("", None),
         ] {
             for method in [Method::POST, Method::GET, Method::HEAD, Method::PUT, Method::OPTIONS] {
-                let request = http::Request::builder().method(&method).header(CONTENT_TYPE, asked);
+                let request = http::Request::builder().method(&method).header(CONTENT_TYPE, requested);
                 let (parts, ()) = request.body(()).unwrap().into_parts();
                 let value = content_type(&parts);
-                let answered = answered.filter(|_| method == Method::POST);
+                let expected = expected.filter(|_| method == Method::POST);
                 assert_eq!(
                     value.as_ref().map(|value| value.to_str().unwrap()),
-                    answered,
-                    "{method} {asked}"
+                    expected,
+                    "{method} {requested}"
                 );
             }
         }

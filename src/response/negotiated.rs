@@ -3,17 +3,28 @@ use std::{fmt, sync::Arc};
 use bytes::Bytes;
 use http::{Response, request::Parts};
 
-use super::{Grpc, Problem, Rejection, ResponseFormat};
+use super::{format::ResponseFormat, grpc::Grpc, problem::Problem, rejection::Rejection};
 
 /// Responds to gRPC calls with [`Grpc`], and to all other requests in another format.
 ///
 /// A gRPC call is a `POST` with a content type of gRPC or gRPC-Web. The default for other requests is [`Problem`].
 ///
 /// ```
-/// use tower_quota::response::{Grpc, Negotiated, Plain};
+/// use http::Request;
+/// use tower_quota::{key, response::{Grpc, Negotiated, PlainText, Rejection, ResponseFormat}, KeyExtractor};
 ///
-/// let plain = Negotiated::new(Plain).grpc(Grpc::new().pushback(false));
-/// # let _ = plain;
+/// let format = Negotiated::new(PlainText).grpc(Grpc::new().pushback(false));
+///
+/// for (content_type, of_response) in [
+///     ("application/grpc", "application/grpc"),
+///     ("application/json", "text/plain; charset=utf-8"),
+/// ] {
+///     let (parts, ()) = Request::post("/").header("content-type", content_type).body(())?.into_parts();
+///     let error = key::ip().extract(&parts).unwrap_err();
+///     let refused = format.respond(Rejection::Refused(&error), &parts);
+///     assert_eq!(refused.headers()["content-type"], of_response);
+/// }
+/// # Ok::<_, http::Error>(())
 /// ```
 #[derive(Clone)]
 #[must_use]
@@ -23,7 +34,7 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// Responds to gRPC calls with [`Grpc`], and to all other requests in this format.
+    /// Responds to gRPC calls with [`Grpc::new`], and to all other requests in this format.
     pub fn new(otherwise: impl ResponseFormat) -> Self {
         Self {
             grpc: Grpc::new(),
@@ -31,7 +42,7 @@ impl Negotiated {
         }
     }
 
-    /// The response to gRPC calls.
+    /// Sets the format for gRPC calls.
     ///
     /// The default is [`Grpc::new`].
     pub fn grpc(mut self, grpc: Grpc) -> Self {
@@ -48,7 +59,7 @@ impl Default for Negotiated {
 
 impl ResponseFormat for Negotiated {
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
-        match Grpc::answers(parts) {
+        match Grpc::is_call(parts) {
             true => self.grpc.respond(rejection, parts),
             false => self.otherwise.respond(rejection, parts),
         }

@@ -3,10 +3,13 @@ use http::{HeaderValue, Response, header::CONTENT_TYPE, request::Parts};
 use serde_json::json;
 use smallvec::SmallVec;
 
-use super::{Rejection, ResponseFormat};
+use super::{format::ResponseFormat, rejection::Rejection};
 use crate::Decision;
 
-/// Responds with `application/problem+json` (RFC 9457), as the IETF draft on rate limit fields has it.
+/// Responds with `application/problem+json` (RFC 9457).
+///
+/// The types and `violated-policies` are those of the IETF draft *RateLimit header fields for HTTP*; a refused request gets
+/// `about:blank` with a `detail`, without one if the server is at fault.
 ///
 /// ```json
 /// {
@@ -15,6 +18,26 @@ use crate::Decision;
 ///   "status": 429,
 ///   "violated-policies": ["say-hi"]
 /// }
+/// ```
+///
+/// ```
+/// use http::{Request, StatusCode};
+/// use serde_json::{Value, json};
+/// use tower_quota::{Limit, Limiter, MemoryStore, Policy, response::{Problem, Rejection, ResponseFormat}};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let closed = Limiter::new(MemoryStore::new(), Policy::new("say-hi", Limit::DenyAll));
+/// let denied = closed.check("42").await?;
+///
+/// let (parts, ()) = Request::new(()).into_parts();
+/// let response = Problem.respond(Rejection::Limited(&denied), &parts);
+/// assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+/// assert_eq!(response.headers()["content-type"], "application/problem+json");
+/// let problem: Value = serde_json::from_slice(response.body())?;
+/// assert_eq!(problem["violated-policies"], json!(["say-hi"]));
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Problem;
@@ -35,7 +58,7 @@ impl ResponseFormat for Problem {
     fn respond(&self, rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
         let problem = match rejection {
             Rejection::Limited(decision) => limited(decision),
-            // What is wrong with the server is for its log.
+            // The cause is for the log of the server, not for the caller.
             Rejection::Refused(error) if error.is_misconfigured() => Bytes::from_static(MISCONFIGURED.as_bytes()),
             Rejection::Refused(error) => format!("{REFUSED}{}}}", json!(error.to_string())).into(),
             Rejection::Failed { .. } => Bytes::from_static(FAILED.as_bytes()),

@@ -50,7 +50,7 @@ use crate::{ConfigError, Limit, limit::Share};
 /// assert!(!limiter.check("42").await?.is_allowed());
 ///
 /// let limiter = Limiter::new(Down, mail.clone().failure_mode(FailureMode::Open));
-/// assert!(limiter.check("42").await?.is_allowed()); // and every other one
+/// assert!(limiter.check("42").await?.is_allowed()); // and each other one
 ///
 /// let limiter = Limiter::new(Down, mail.failure_mode(FailureMode::Closed));
 /// assert!(limiter.check("42").await.is_err());
@@ -65,8 +65,8 @@ use crate::{ConfigError, Limit, limit::Share};
 /// | `Open` | everything |
 /// | `Closed` | nothing |
 ///
-/// The docs of [`RedisStore`](crate::RedisStore#what-each-failure-mode-admits) list what three processes admit in each mode
-/// when Redis is killed, stopped, cut off or failed over.
+/// [Behavior under faults](crate::guide::faults) lists what three processes admit in each mode when Redis is killed, stopped,
+/// cut off or failed over.
 ///
 /// # Counting locally
 ///
@@ -104,9 +104,18 @@ pub enum FailureMode {
 impl FailureMode {
     /// Each process counts by itself, with `parts` of `of` parts of the limits: `local_share(1, 4)` for four replicas.
     ///
+    /// ```
+    /// use tower_quota::FailureMode;
+    ///
+    /// const REPLICA: FailureMode = FailureMode::local_share(1, 4);
+    /// assert_eq!("local 1/4".parse::<FailureMode>()?, REPLICA);
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    ///
     /// # Panics
     ///
-    /// If `parts` is 0 or above `of`; at compile time in a `const`.
+    /// If `parts` is 0 or above `of`; at compile time in a `const`. [`try_local_share`](Self::try_local_share) returns an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub const fn local_share(parts: u32, of: u32) -> Self {
@@ -114,6 +123,28 @@ impl FailureMode {
             Some(share) => Self::LocalShare(share),
             None => panic!("a share is above 0 and at most 1, as in `FailureMode::local_share(1, 4)`"),
         }
+    }
+
+    /// Each process counts by itself, with a [share](Self::local_share) of the limits from configuration.
+    ///
+    /// ```
+    /// use tower_quota::FailureMode;
+    ///
+    /// assert_eq!(FailureMode::try_local_share(1, 4)?, FailureMode::local_share(1, 4));
+    /// assert!(FailureMode::try_local_share(5, 4).is_err());
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If `parts` is 0 or above `of`.
+    pub fn try_local_share(parts: u32, of: u32) -> Result<Self, ConfigError> {
+        let share = Share::new(parts, of).ok_or_else(|| {
+            ConfigError::new(format!(
+                "{parts}/{of} is not a share; a share is above 0 and at most 1, as in `FailureMode::local_share(1, 4)`"
+            ))
+        })?;
+        Ok(Self::LocalShare(share))
     }
 
     fn share(self) -> Option<Share> {
@@ -160,7 +191,7 @@ impl FromStr for FailureMode {
     }
 }
 
-/// The counts of this process while a store fails, and whether it fails. The layers and limiters on one store share it.
+/// The counts of this process while a store fails, and whether it fails. All layers and limiters on one store share them.
 #[derive(Default)]
 pub(crate) struct Failover {
     counts: OnceLock<MemoryStore>,
@@ -198,9 +229,9 @@ impl Failover {
         let _ = error;
     }
 
-    /// Records an answer of the store.
+    /// Records a reply of the store.
     #[inline]
-    pub(crate) fn answered(&self) {
+    pub(crate) fn replied(&self) {
         if self.health.replies() {
             #[cfg(feature = "tracing")]
             tracing::warn!("the store of the limits replies again; its own counts apply");
@@ -213,7 +244,7 @@ impl Failover {
         counts.decide(&[StoreRequest::new(operation, charges)])
     }
 
-    /// Forgets what this process has counted.
+    /// Removes what this process has counted.
     pub(crate) fn reset(&self, charges: &[Charge<'_>]) {
         if let Some(counts) = self.counts.get() {
             // A memory store replies at once and does not fail.

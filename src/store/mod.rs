@@ -1,7 +1,8 @@
-//! Where counts live.
+//! Storage backends for counts.
 //!
-//! [`RedisStore`](crate::RedisStore) shares them between all replicas of a service; [`MemoryStore`] keeps them in one
-//! process, and decides exactly alike. Both are a [`Store`]. [`FailureMode`] is what happens while a store fails.
+//! [`RedisStore`](crate::RedisStore) shares counts between all replicas of a service. [`MemoryStore`] counts in one process,
+//! with the same decisions. Both implement [`Store`], as other backends can. [`FailureMode`] defines what happens while a
+//! store fails.
 
 mod error;
 mod failover;
@@ -30,20 +31,140 @@ pub(crate) use self::{
     quota::Quota,
 };
 
-/// Where counts live.
+/// Storage backend for counts.
 ///
-/// A store decides each request on its own and at one instant of one clock: a request is admitted if all of its charges
-/// fit, and only then is anything counted. A request without charges is admitted, and so is a charge of
-/// [`Limit::Unlimited`]. A check of [`Limit::DenyAll`] is denied and has no `retry_after`. Nothing is counted for these.
+/// A store decides a list of requests one after the other. Each decision is atomic and has one instant of one clock: a
+/// [`Check`](Operation::Check) is admitted if all of its charges fit, and only then are they counted. The response has an
+/// [`Outcome`] for each request, in their order, and each outcome has a [`ChargeState`] for each charge.
 ///
-/// A store that wraps another one passes the requests on and changes the [`StoreFuture`]:
+/// * Counts are identified by the name of the policy, the key and the algorithm of the limit. A limit whose parameters change
+///   applies to the counts that are there.
+/// * The costs of several charges on one key of one policy are added up.
+/// * A request without charges is admitted, and so is a charge of [`Limit::Unlimited`](crate::Limit::Unlimited). A check of
+///   [`Limit::DenyAll`](crate::Limit::DenyAll) is denied and has no `retry_after`. Nothing is counted for these.
+/// * A store that fails, or that does not implement a limit, returns a [`StoreError`]; the
+///   [`FailureMode`]s of the policies apply then.
+///
+/// `Arc<S>` and `Box<S>` of a store are stores, and so are `Arc<dyn Store>` and `Box<dyn Store>`, for a backend that is chosen
+/// at run time.
+///
+/// # A complete store
+///
+/// It implements fixed windows in a map. A store on a server does the same in one atomic script or transaction, and returns
+/// [`StoreFuture::pending`].
+///
+/// ```
+/// use std::{
+///     collections::HashMap,
+///     sync::{Arc, Mutex},
+///     time::{Duration, SystemTime},
+/// };
+/// use tower_quota::{
+///     FixedWindow, Key, Limit, Limiter, Policy,
+///     store::{
+///         Charge, ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest,
+///         StoreResponse,
+///     },
+/// };
+///
+/// #[derive(Clone, Default)]
+/// struct Windows {
+///     counts: Arc<Mutex<Counts>>,
+/// }
+///
+/// type Counts = HashMap<(String, Key), Window>;
+///
+/// #[derive(Clone, Copy)]
+/// struct Window {
+///     begin: Duration,
+///     end: Duration,
+///     used: u64,
+/// }
+///
+/// impl Store for Windows {
+///     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+///         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+///         let mut counts = self.counts.lock().unwrap();
+///         let outcomes: Result<Vec<_>, _> =
+///             requests.iter().map(|request| decide(&mut counts, request, now)).collect();
+///         StoreFuture::ready(outcomes.map(|outcomes| StoreResponse::new(now, outcomes)))
+///     }
+///
+///     fn id(&self) -> Option<StoreId> {
+///         Some(StoreId::of(&self.counts))
+///     }
+/// }
+///
+/// fn decide(counts: &mut Counts, request: &StoreRequest<'_>, now: Duration) -> Result<Outcome, StoreError> {
+///     let operation = request.operation();
+///     let requires_room = matches!(operation, Operation::Check | Operation::Peek);
+///     let mut changed = Counts::new();
+///     let mut fits = Vec::new();
+///     for charge in request.charges() {
+///         let (Limit::FixedWindow(limit), Some(length)) = (charge.limit(), charge.limit().window()) else {
+///             return Err(StoreError::new(ErrorKind::Refused, format!("not implemented: {}", charge.limit())));
+///         };
+///         let new = Window { begin: now, end: now + length, used: 0 };
+///         let window = changed.entry(place(charge)).or_insert(open(counts, charge, now).unwrap_or(new));
+///         match operation {
+///             Operation::Check | Operation::Charge | Operation::Peek => window.used += charge.cost(),
+///             Operation::Reset => window.used = 0,
+///             Operation::Refund { admitted_at } if admitted_at < window.begin => {} // of an earlier window
+///             Operation::Refund { .. } => window.used = window.used.saturating_sub(charge.cost()),
+///             _ => return Err(StoreError::new(ErrorKind::Refused, "not implemented")),
+///         }
+///         fits.push(window.used <= limit.quota());
+///     }
+///
+///     let allowed = !requires_room || !fits.contains(&false);
+///     if allowed && operation != Operation::Peek {
+///         counts.extend(changed);
+///     }
+///     let states = request.charges().iter().zip(fits).map(|(charge, fits)| {
+///         let (used, reset_after) = open(counts, charge, now).map_or((0, Duration::ZERO), |window| (window.used, window.end - now));
+///         let retry_after = (requires_room && !fits).then_some(reset_after);
+///         ChargeState::new(charge.limit().quota().saturating_sub(used), retry_after, reset_after)
+///     });
+///     Ok(Outcome::new(allowed, states))
+/// }
+///
+/// fn place(charge: &Charge<'_>) -> (String, Key) {
+///     (charge.policy().to_owned(), charge.key().clone())
+/// }
+///
+/// /// The window that is open now.
+/// fn open(counts: &Counts, charge: &Charge<'_>, now: Duration) -> Option<Window> {
+///     counts.get(&place(charge)).copied().filter(|window| now < window.end)
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), StoreError> {
+/// let limiter = Limiter::new(Windows::default(), Policy::new("mail", FixedWindow::per_hour(2)));
+/// let first = limiter.check("42").await?;
+/// assert_eq!(first.remaining(), 1);
+/// assert_eq!(limiter.check("42").await?.remaining(), 0);
+/// assert!(limiter.check("42").await?.retry_after() > Some(Duration::from_secs(3_590)));
+///
+/// if let Some(receipt) = first.take_receipt() {
+///     receipt.refund().await?;
+/// }
+/// assert_eq!(limiter.peek("42").await?.remaining(), 1);
+///
+/// limiter.reset("42").await?;
+/// assert_eq!(limiter.peek("42").await?.remaining(), 2);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # A store around a store
+///
+/// It passes the requests and the identity on:
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
-/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::{StoreFuture, StoreRequest, Store, StoreId}};
+/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::{Store, StoreFuture, StoreId, StoreRequest}};
 ///
-/// /// Counts how often a store is asked.
-/// #[derive(Debug)]
+/// /// Counts the requests to a store.
 /// struct Counted<S>(S, &'static AtomicUsize);
 ///
 /// impl<S: Store> Store for Counted<S> {
@@ -57,14 +178,14 @@ pub(crate) use self::{
 ///     }
 /// }
 ///
-/// static ASKED: AtomicUsize = AtomicUsize::new(0);
+/// static REQUESTS: AtomicUsize = AtomicUsize::new(0);
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let store = Counted(MemoryStore::new(), &ASKED);
+/// let store = Counted(MemoryStore::new(), &REQUESTS);
 /// let limiter = Limiter::new(store, Policy::new("mail", SlidingLog::per_hour(3)));
 ///
 /// assert!(limiter.check("42").await?.is_allowed());
-/// assert_eq!(ASKED.load(Ordering::Relaxed), 1);
+/// assert_eq!(REQUESTS.load(Ordering::Relaxed), 1);
 /// # Ok(())
 /// # }
 /// ```
@@ -96,12 +217,38 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
 }
 
+impl<S: Store + ?Sized> Store for Box<S> {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        (**self).decide(requests)
+    }
+
+    fn id(&self) -> Option<StoreId> {
+        (**self).id()
+    }
+}
+
 /// Identity of the counts of a [`Store`].
+///
+/// ```
+/// use tower_quota::{MemoryStore, store::Store};
+///
+/// let store = MemoryStore::new();
+/// assert_eq!(store.id(), store.clone().id());
+/// assert_ne!(store.id(), MemoryStore::new().id());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StoreId(usize);
 
 impl StoreId {
     /// The identity of a store whose clones share this, for as long as one of them exists.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_quota::store::StoreId;
+    ///
+    /// let counts = Arc::new([0; 100]);
+    /// assert_eq!(StoreId::of(&counts), StoreId::of(&counts.clone()));
+    /// ```
     #[must_use]
     pub fn of<T: ?Sized>(shared: &Arc<T>) -> Self {
         Self(Arc::as_ptr(shared).addr())

@@ -63,6 +63,13 @@ pub enum Operation {
     },
 }
 
+impl Operation {
+    /// Whether it is denied if a charge does not fit.
+    pub(crate) fn requires_room(self) -> bool {
+        matches!(self, Self::Check | Self::Peek)
+    }
+}
+
 /// A cost on one key of one policy.
 ///
 /// ```

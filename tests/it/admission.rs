@@ -1,4 +1,4 @@
-//! Who is admitted, on a real Redis by its own clock.
+//! Which requests are admitted, on a real Redis by its own clock.
 
 use std::time::Duration;
 
@@ -101,7 +101,7 @@ async fn ten_thousand_denials_add_no_member_and_no_time_to_live() {
     assert_eq!(redis.expires_at(LOG).await, expires_at);
 }
 
-// What four well-known limiters got wrong.
+// Errors of four well-known limiters.
 
 #[tokio::test]
 async fn two_calls_in_one_millisecond_both_count() {
@@ -137,7 +137,7 @@ async fn two_heavy_calls_in_one_millisecond_both_count() {
 }
 
 #[tokio::test]
-async fn limit_3_admits_3_and_not_4() {
+async fn a_limit_of_3_admits_3_and_not_4() {
     let redis = Redis::start();
     let limiter = limiter(&redis, SlidingLog::per_minute(3)).await;
     for remaining in [2, 1, 0] {
@@ -201,7 +201,7 @@ async fn a_denial_gives_a_key_its_expiry_back() {
 }
 
 #[tokio::test]
-async fn an_application_host_whose_clock_is_an_hour_off_decides_alike() {
+async fn a_host_whose_clock_is_an_hour_off_makes_the_same_decisions() {
     let redis = Redis::start();
     let limiter = limiter(&redis, SlidingLog::per_hour(3)).await;
     let mut on_time = Worker::start(&redis);
@@ -215,7 +215,7 @@ async fn an_application_host_whose_clock_is_an_hour_off_decides_alike() {
     on_time.order("k", 3, 2);
     assert_eq!(on_time.outcome().0, 1);
 
-    // Both are told to wait for the first admission to leave.
+    // The wait of both ends when the first admission expires.
     let before = check(&limiter).await;
     ahead.order("k", 3, 1);
     let (admitted, wait) = ahead.outcome();
@@ -229,13 +229,13 @@ async fn an_application_host_whose_clock_is_an_hour_off_decides_alike() {
 }
 
 #[tokio::test]
-async fn a_denial_does_not_prolong_the_block() {
+async fn a_denial_does_not_prolong_the_wait() {
     const WINDOW: Duration = Duration::from_millis(300);
     let redis = Redis::start();
     let limiter = limiter(&redis, SlidingLog::new(1, WINDOW)).await;
     let leaves_at = check(&limiter).await.server_time() + WINDOW;
 
-    // By the clock of Redis, so it does not matter how fast this machine is.
+    // By the clock of Redis, so the speed of this machine does not matter.
     loop {
         let decision = check(&limiter).await;
         if decision.is_allowed() {
@@ -248,7 +248,7 @@ async fn a_denial_does_not_prolong_the_block() {
 
 // What may happen to a Redis.
 
-/// Waits until the store is answered again, and returns the errors on the way.
+/// Waits until Redis replies to the store again, and returns the errors until then.
 async fn recover(store: &RedisStore, limit: &Limit) -> Vec<ErrorKind> {
     let mut errors = Vec::new();
     eventually("the store is answered", async || {
@@ -260,7 +260,7 @@ async fn recover(store: &RedisStore, limit: &Limit) -> Vec<ErrorKind> {
     errors
 }
 
-/// How many of 100 checks are admitted, all of which are answered.
+/// The number of admitted checks of 100, to all of which the store replies.
 async fn admitted_of_100(store: &RedisStore, limit: &Limit) -> usize {
     let mut admitted = 0;
     for _ in 0..100 {
@@ -271,7 +271,7 @@ async fn admitted_of_100(store: &RedisStore, limit: &Limit) -> usize {
 }
 
 #[tokio::test]
-async fn flushed_scripts_are_taught_again_unnoticed() {
+async fn flushed_scripts_are_loaded_again_without_an_error() {
     let redis = Redis::start();
     let limiter = limiter(&redis, SlidingLog::per_minute(3)).await;
     for remaining in [2, 1, 0] {
@@ -286,7 +286,7 @@ async fn flushed_scripts_are_taught_again_unnoticed() {
 }
 
 #[tokio::test]
-async fn a_killed_connection_comes_back_and_the_count_goes_on() {
+async fn after_a_killed_connection_the_store_reconnects_and_the_count_continues() {
     let redis = Redis::start();
     let limit = Limit::from(SlidingLog::per_minute(3));
     let store = patient_store(&redis).await;
@@ -300,7 +300,7 @@ async fn a_killed_connection_comes_back_and_the_count_goes_on() {
 }
 
 #[tokio::test]
-async fn after_a_restart_without_data_limits_begin_anew_and_errors_end() {
+async fn after_a_restart_without_data_counts_are_empty_and_errors_end() {
     let mut redis = Redis::start();
     let limit = Limit::from(SlidingLog::per_minute(3));
     let store = connected(less_patient(), &redis.url()).await;
@@ -382,12 +382,12 @@ async fn one_check_removes_at_most_a_thousand_of_100_000_expired_members() {
 
 #[tokio::test]
 async fn one_check_removes_at_most_a_thousand_of_100_000_expired_heavy_members() {
-    // What is not removed yet counts on, so that `remaining` is a lower bound.
+    // Members that are not removed yet still count, so `remaining` is a lower bound.
     let outcome = one_check_removes_at_most_a_thousand(2).await;
     assert_eq!(outcome.states()[0].remaining, 0);
 }
 
-/// How many members a denial of cost 10,000 reads from a full log of 100,000, whose members have this weight.
+/// The number of members that a denial of cost 10,000 reads from a full log of 100,000 with members of this weight.
 async fn members_read_by_a_denial(weight: u64) -> i64 {
     let redis = Redis::start();
     let store = patient_store(&redis).await;
@@ -400,7 +400,7 @@ async fn members_read_by_a_denial(weight: u64) -> i64 {
     let outcome = decide(&store, Operation::Check, &limit, "full", 10_000).await;
     assert!(!outcome.allowed);
 
-    // Redis writes down what a script calls.
+    // The slow log of Redis has the commands of a script.
     let log: Vec<Value> = redis.command("SLOWLOG", ["GET", "-1"]).await;
     let commands = log.into_iter().map(|entry| -> Vec<String> {
         let words = entry.into_array()[3].clone().into_array();

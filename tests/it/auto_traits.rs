@@ -2,6 +2,8 @@
 
 use std::{fmt::Debug, sync::Arc};
 
+use axum::{Router, routing::get as route};
+
 use tower_quota::{
     ClientLibrary, ConfigError, Decision, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, Headers, Key,
     KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer, RedisStore,
@@ -13,6 +15,8 @@ use tower_quota::{
         StoreResponse,
     },
 };
+
+use crate::support::{get, send};
 
 fn shared<T: Clone + Debug + Send + Sync + 'static>() {}
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
@@ -91,6 +95,36 @@ fn traits_are_for_objects() {
     let extractor: Arc<dyn KeyExtractor> = Arc::new((key::ip(), key::path()));
     let policy = Policy::new("p", SlidingLog::per_minute(5)).key(extractor);
     let _ = RateLimitLayer::new(store, policy);
+}
+
+#[tokio::test]
+async fn a_boxed_store_shares_its_counts_with_the_store() {
+    let counts = MemoryStore::new();
+    let boxed = || -> Box<dyn Store> { Box::new(counts.clone()) };
+    let shared: Arc<dyn Store> = Arc::new(counts.clone());
+    let policy = || Policy::new("p", SlidingLog::per_minute(9)).key(key::constant("all"));
+    assert_eq!((boxed().id(), shared.id()), (counts.id(), counts.id()));
+
+    // The policy that both layers have in common is charged once.
+    let layer = RateLimitLayer::new(boxed(), policy());
+    let app = Router::new()
+        .route("/", route(async || "hi").layer(layer.clone()))
+        .layer(layer);
+    assert_eq!(send(&app, get("/")).await.field("ratelimit"), Some("\"p\";r=8;t=60"));
+    let layer = RateLimitLayer::new(shared.clone(), policy());
+    let app = Router::new().route("/", route(async || "hi").layer(layer));
+    assert_eq!(send(&app, get("/")).await.field("ratelimit"), Some("\"p\";r=7;t=60"));
+
+    let all = Key::constant("all");
+    for (limiter, remaining) in [
+        (Limiter::new(boxed(), policy()), 6),
+        (Limiter::new(shared, policy()), 5),
+    ] {
+        assert_eq!(
+            limiter.check(all.clone()).await.expect("memory replies").remaining(),
+            remaining
+        );
+    }
 }
 
 #[test]

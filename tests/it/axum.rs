@@ -1,4 +1,4 @@
-//! The layer in axum: everywhere a layer fits, and what callers are told.
+//! The layer in axum: each place for a layer, keys, responses and extractors.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn say_hi() -> Policy {
     Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30))).key((key::ip(), key::path()))
 }
 
-/// A layer for one policy, counted by a clock that stands still.
+/// A layer for one policy on a clock that does not advance.
 fn limit(policy: Policy) -> RateLimitLayer {
     RateLimitLayer::new(Clock::new().memory_store(), policy)
 }
@@ -104,7 +104,7 @@ async fn the_layers_of_two_routes_count_apart_by_path() {
 }
 
 #[tokio::test]
-async fn callers_are_told_how_they_stand_over_a_real_connection() {
+async fn responses_have_the_fields_over_a_real_connection() {
     let clock = Clock::new();
     let url = serve(hello(RateLimitLayer::new(clock.memory_store(), say_hi()))).await + "/hello/sayHi";
     let browser = Browser::http1();
@@ -337,7 +337,7 @@ async fn a_denied_head_request_gets_the_fields_and_no_body() {
 }
 
 #[tokio::test]
-async fn a_denied_head_request_is_told_the_length_that_get_would_have() {
+async fn a_denied_head_request_has_the_content_length_of_get() {
     let url = serve(hello(limit(say_hi()))).await + "/hello/sayHi";
     let browser = Browser::http1();
     for _ in 0..2 {
@@ -486,7 +486,7 @@ async fn several_policies_are_decided_all_or_nothing() {
     assert_eq!(denied.field("retry-after"), Some("10"));
     assert_eq!(denied.json()["violated-policies"], serde_json::json!(["burst"]));
 
-    // Denied by both: whoever waits for the longer one is admitted.
+    // Denied by both: a caller that waits for the longer one is admitted.
     clock.advance(Duration::from_secs(10));
     assert_eq!(statuses(&app, "/hello/sayHi", 1).await, [200]);
     let denied = send(&app, support::get("/hello/sayHi")).await;
@@ -504,7 +504,7 @@ async fn several_policies_are_decided_all_or_nothing() {
 }
 
 #[tokio::test]
-async fn no_policies_let_everything_pass_without_a_word() {
+async fn a_layer_without_policies_admits_all_requests_without_fields() {
     let app = hello(RateLimitLayer::new(support::Broken::default(), Vec::new()));
     for _ in 0..3 {
         let passed = send(&app, Request::get("/hello/sayHi")).await;
@@ -514,7 +514,7 @@ async fn no_policies_let_everything_pass_without_a_word() {
 }
 
 #[tokio::test]
-async fn a_policy_that_does_not_apply_lets_the_request_pass_without_a_word() {
+async fn a_policy_that_does_not_apply_admits_the_request_without_fields() {
     let tenants = Policy::new("tenants", SlidingLog::per_minute(1)).key(key::from_fn(|parts: &Parts| {
         parts.headers.get("tenant").map(|_| "tenant".to_owned())
     }));
@@ -530,7 +530,7 @@ async fn a_policy_that_does_not_apply_lets_the_request_pass_without_a_word() {
     }
 }
 
-/// Says it in a few words.
+/// Responds with one line of text.
 struct Brief;
 
 impl ResponseFormat for Brief {
@@ -548,7 +548,7 @@ impl ResponseFormat for Brief {
 }
 
 #[tokio::test]
-async fn another_format_answers_and_the_layer_adds_the_fields() {
+async fn the_layer_adds_the_fields_to_the_response_of_another_format() {
     let app = hello(limit(say_hi()).format(Brief));
     statuses(&app, "/hello/sayHi", 2).await;
 
@@ -565,7 +565,7 @@ async fn another_format_answers_and_the_layer_adds_the_fields() {
 }
 
 #[tokio::test]
-async fn without_fields_a_denial_still_says_when_to_come_back() {
+async fn without_fields_a_denial_has_retry_after() {
     let app = hello(limit(say_hi()).headers(Headers::None));
     send(&app, support::get("/hello/sayHi")).await.assert_silent();
     statuses(&app, "/hello/sayHi", 1).await;
@@ -577,7 +577,7 @@ async fn without_fields_a_denial_still_says_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_cost_above_the_limit_is_denied_and_no_wait_is_promised() {
+async fn a_cost_above_the_limit_is_denied_without_retry_after() {
     let app = hello(limit(say_hi().cost(3)));
     let denied = send(&app, support::get("/hello/sayHi")).await;
     assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
@@ -617,7 +617,7 @@ async fn a_handler_may_do_without_the_decision() {
 }
 
 #[tokio::test]
-async fn a_handler_without_its_decision_says_how_to_get_one() {
+async fn a_handler_without_its_decision_responds_how_to_get_one() {
     let log = Log::capture();
     let app = Router::new().route("/", get(async |_: Decision| "hi"));
     let failed = send(&app, support::get("/")).await;

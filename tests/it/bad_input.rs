@@ -1,10 +1,11 @@
-//! What cannot work is said when it is built, in words that name the fix.
+//! Settings that cannot work are errors when they are built, with messages that name the fix.
 
 use std::{sync::Arc, time::Duration};
 
 use http::Request;
 use tower_quota::{
-    Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key, limit::Limit,
+    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+    limit::Limit,
 };
 
 fn policy(name: &'static str) -> Policy {
@@ -12,7 +13,7 @@ fn policy(name: &'static str) -> Policy {
 }
 
 #[track_caller]
-fn assert_says(error: impl std::fmt::Display, words: &[&str]) {
+fn assert_contains(error: impl std::fmt::Display, words: &[&str]) {
     let error = error.to_string();
     for word in words {
         assert!(error.contains(word), "`{word}` is not in: {error}");
@@ -22,7 +23,7 @@ fn assert_says(error: impl std::fmt::Display, words: &[&str]) {
 #[test]
 fn an_empty_policy_name() {
     let error = Policy::try_new("", SlidingLog::per_minute(5)).unwrap_err();
-    assert_says(error, &["\"\" is not a policy name", "such as `say-hi`"]);
+    assert_contains(error, &["\"\" is not a policy name", "such as `say-hi`"]);
 }
 
 #[test]
@@ -34,7 +35,7 @@ fn a_policy_name_in_capitals() {
 #[test]
 fn two_policies_of_one_name_in_a_layer() {
     let error = RateLimitLayer::try_new(MemoryStore::new(), [policy("a"), policy("b"), policy("a")]).unwrap_err();
-    assert_says(error, &["two policies are named `a`", "give each its own"]);
+    assert_contains(error, &["two policies are named `a`", "each policy needs its own"]);
 }
 
 #[test]
@@ -46,19 +47,19 @@ fn two_policies_of_one_name_in_a_layer_that_cannot_fail() {
 #[test]
 fn two_policies_of_one_name_in_a_limiter() {
     let error = Limiter::try_new(MemoryStore::new(), [policy("a"), policy("a")]).unwrap_err();
-    assert_says(error, &["two policies are named `a`", "give each its own"]);
+    assert_contains(error, &["two policies are named `a`", "each policy needs its own"]);
 }
 
 #[test]
 fn a_log_of_more_than_it_can_keep() {
     let error = Policy::try_new("downloads", SlidingLog::per_day(100_001)).unwrap_err();
-    assert_says(error, &["100001", "at most 100000"]);
+    assert_contains(error, &["100001", "at most 100000"]);
 }
 
 #[test]
 fn a_window_of_no_length() {
     let error = SlidingLog::try_new(5, Duration::ZERO).unwrap_err();
-    assert_says(
+    assert_contains(
         error,
         &[
             "between 1 ms and 10 years",
@@ -70,13 +71,28 @@ fn a_window_of_no_length() {
 #[test]
 fn a_limit_of_nothing() {
     let error = SlidingLog::try_new(0, Duration::from_secs(60)).unwrap_err();
-    assert_says(error, &["at least 1", "`SlidingLog::per_minute(100)`"]);
+    assert_contains(error, &["at least 1", "`SlidingLog::per_minute(100)`"]);
 }
 
 #[test]
 #[should_panic(expected = "at least 1")]
 fn a_request_that_costs_nothing() {
     let _ = policy("free").cost(0);
+}
+
+#[test]
+fn a_request_that_costs_nothing_by_configuration() {
+    let error = policy("free").try_cost(0).unwrap_err();
+    assert_contains(error, &["at least 1", "`Limit::Unlimited`"]);
+    assert!(policy("five").try_cost(5).is_ok());
+}
+
+#[test]
+fn a_share_that_is_none() {
+    for (parts, of) in [(0, 4), (5, 4), (1, 0)] {
+        let error = FailureMode::try_local_share(parts, of).unwrap_err();
+        assert_contains(error, &[&format!("{parts}/{of}"), "`FailureMode::local_share(1, 4)`"]);
+    }
 }
 
 #[test]
@@ -89,7 +105,7 @@ fn a_header_name_that_is_none() {
 async fn a_redis_url_that_does_not_parse() {
     for url in ["", "localhost", "http://127.0.0.1:6379", "redis//127.0.0.1"] {
         let error = RedisStore::connect(url).await.unwrap_err();
-        assert_says(error, &["redis://:password@127.0.0.1:6379/0"]);
+        assert_contains(error, &["redis://:password@127.0.0.1:6379/0"]);
     }
 }
 
@@ -105,7 +121,7 @@ async fn a_redis_url_with_a_bad_port_shows_no_password() {
 async fn a_prefix_that_could_forge_a_key() {
     let builder = RedisStore::builder().prefix("quota{a}");
     let error = builder.connect("redis://127.0.0.1:6379").await.unwrap_err();
-    assert_says(error, &["prefix"]);
+    assert_contains(error, &["prefix"]);
 }
 
 #[test]
@@ -113,7 +129,7 @@ fn a_request_without_a_peer_address() {
     let (parts, ()) = Request::new(()).into_parts();
     let error = key::ip().extract(&parts).unwrap_err();
     assert!(error.is_misconfigured());
-    assert_says(
+    assert_contains(
         error,
         &[
             "into_make_service_with_connect_info::<SocketAddr>()",
@@ -129,7 +145,7 @@ fn a_request_without_the_extension_that_it_should_have() {
     let (parts, ()) = Request::new(()).into_parts();
     let error = key::extension::<User>(|_| "user".into()).extract(&parts).unwrap_err();
     assert!(error.is_misconfigured());
-    assert_says(error, &["User", "outside of this one", "`.or(..)`"]);
+    assert_contains(error, &["User", "outside of this one", "`.or(..)`"]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{
 use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt};
 use tower_quota::{
-    Decision, Key, Limit, Limiter, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
+    Decision, Key, Limit, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
     store::{Charge, ErrorKind, Operation, Store, StoreRequest, StoreResponse},
 };
 
@@ -325,13 +325,10 @@ async fn a_receipt_for_several_slots_refunds_each_of_them() {
         policy.key(key::constant(caller))
     });
     let layer = RateLimitLayer::new(store.clone(), policies.to_vec());
-    let limiter = Limiter::new(store.clone(), Policy::new("refunds", SlidingLog::per_hour(5)));
     let service = layer.layer(tower::service_fn(async |request: http::Request<()>| {
         let decision = request.extensions().get::<Decision>().expect("it was counted");
-        limiter
-            .refund(decision.receipt().expect("it was charged"))
-            .await
-            .expect("the cluster answers");
+        let receipt = decision.take_receipt().expect("it was charged");
+        receipt.refund().await.expect("the cluster answers");
         Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
     }));
 

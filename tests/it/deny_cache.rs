@@ -108,12 +108,12 @@ async fn a_refund_clears_cached_denials_of_all_policy_lists_at_once() {
         assert!(decision.is_allowed());
         assert!(!check(&both).await.is_allowed());
         assert!(!check(&both).await.is_allowed());
-        let receipt = decision.receipt().expect("it was charged");
-        alone.refund(receipt).await.expect("Redis answers");
+        let receipt = decision.take_receipt().expect("it was charged");
+        receipt.refund().await.expect("Redis answers");
 
         let decision = check(&both).await;
         assert!(decision.is_allowed());
-        let receipt = decision.receipt().expect("it was charged");
-        both.refund(receipt).await.expect("Redis answers");
+        let receipt = decision.take_receipt().expect("it was charged");
+        receipt.refund().await.expect("Redis answers");
     }
 }

@@ -20,7 +20,7 @@ use crate::support::{
     Algorithm, Broken, Later, Log, Redis, connected, eventually, get, less_patient, send, try_decide,
 };
 
-/// A store that fails when the test says so.
+/// A store that fails while the test sets it to fail.
 #[derive(Clone)]
 struct Flaky {
     store: MemoryStore,
@@ -181,7 +181,7 @@ async fn open_policies_admit_everything_and_closed_ones_nothing() {
         let decision = open.check("k").await.expect("a decision");
         assert!(decision.is_allowed());
         assert_eq!(decision.policies().count(), 0, "it is not counted");
-        assert!(decision.receipt().is_none());
+        assert!(decision.take_receipt().is_none());
         assert!(decision.store_error().is_some());
     }
 
@@ -350,8 +350,7 @@ fn a_share_is_above_0_and_at_most_1() {
 
 #[tokio::test]
 async fn a_refund_goes_to_where_the_request_was_counted() {
-    let refund =
-        async |limiter: &Limiter, decision: Decision| limiter.refund(decision.receipt().expect("it was charged")).await;
+    let refund = async |decision: Decision| decision.take_receipt().expect("it was charged").refund().await;
     for cost in [1, 2, 8] {
         let store = Flaky::new();
         let share = FailureMode::local_share(1, 4);
@@ -363,13 +362,13 @@ async fn a_refund_goes_to_where_the_request_was_counted() {
         // Also when the store replies again, which has counted the same meanwhile.
         store.fail(false);
         let shared = limiter.check_n("k", cost).await.expect("a decision");
-        refund(&limiter, local).await.expect("the process has counted it");
+        refund(local).await.expect("the process has counted it");
         assert_eq!(remaining(&limiter).await, 8 - cost);
         store.fail(true);
         assert_eq!(remaining(&limiter).await, 2);
 
         // And what the store has counted, this process cannot give back.
-        let error = refund(&limiter, shared).await.expect_err("the store is down");
+        let error = refund(shared).await.expect_err("the store is down");
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         assert_eq!(remaining(&limiter).await, 2);
     }
@@ -384,8 +383,8 @@ async fn a_refund_gives_back_exactly_what_was_counted() {
     let charged = limiter.charge("k", 50).await.expect("a decision");
 
     for (decision, left) in [(charged, 0), (checked, 25)] {
-        let receipt = decision.receipt().expect("it was charged");
-        limiter.refund(receipt).await.expect("the process has counted it");
+        let receipt = decision.take_receipt().expect("it was charged");
+        receipt.refund().await.expect("the process has counted it");
         assert_eq!(remaining(&limiter).await, left);
     }
 }
@@ -414,8 +413,8 @@ async fn a_reset_is_for_the_store_and_the_process() {
 
 #[tokio::test]
 async fn each_failure_is_observed_although_the_process_counts() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let sink = told.clone();
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let sink = reported.clone();
     let layer = RateLimitLayer::new(Later(Broken::default()), policy(hourly(2)).key(key::ip()))
         .on_failure(move |error| sink.lock().expect("no panic").push(error.kind()));
     let app = Router::new().route("/", route(async || "hi").layer(layer));
@@ -423,7 +422,7 @@ async fn each_failure_is_observed_although_the_process_counts() {
     for status in [200, 200, 429] {
         assert_eq!(send(&app, get("/")).await.status, status);
     }
-    assert_eq!(*told.lock().expect("no panic"), [ErrorKind::Unreachable; 3]);
+    assert_eq!(*reported.lock().expect("no panic"), [ErrorKind::Unreachable; 3]);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What callers are told when the store fails, and that no failure of Redis is taken for a denial.
+//! Responses while the store fails: a failure of Redis is never reported as a denial.
 
 use std::{
     net::SocketAddr,
@@ -22,13 +22,13 @@ use tokio::{
 };
 use tower_quota::{
     FailureMode, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
-    response::{self, Rejection},
+    response::Rejection,
     store::{ErrorKind, Store},
 };
 
 use crate::support::{Broken, Later, Received, Redis, connected, eventually, get, less_patient, patient, send};
 
-/// One in an hour for everybody.
+/// One request in an hour for all callers.
 fn policy() -> Policy {
     Policy::new("p", SlidingLog::per_hour(1)).key(key::constant("all"))
 }
@@ -36,27 +36,28 @@ fn policy() -> Policy {
 /// Where [`policy`] counts.
 const KEY: &str = "quota:1:log:p:{const=all}";
 
-/// The errors that a layer told of, each with its text.
+/// The errors that a layer reported, each with its text.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<(ErrorKind, String)>>>);
+struct Reported(Arc<Mutex<Vec<(ErrorKind, String)>>>);
 
-impl Told {
+impl Reported {
     fn by(&self, layer: RateLimitLayer) -> RateLimitLayer {
-        let told = self.clone();
+        let reported = self.clone();
         layer.on_failure(move |error| {
-            told.0
+            reported
+                .0
                 .lock()
-                .expect("nobody panics")
+                .expect("no test panics")
                 .push((error.kind(), error.to_string()))
         })
     }
 
     fn take(&self) -> Vec<(ErrorKind, String)> {
-        std::mem::take(&mut self.0.lock().expect("nobody panics"))
+        std::mem::take(&mut self.0.lock().expect("no test panics"))
     }
 }
 
-async fn ask(layer: RateLimitLayer) -> Received {
+async fn call(layer: RateLimitLayer) -> Received {
     send(
         &Router::new().route("/", route(async || "served").layer(layer)),
         get("/"),
@@ -64,12 +65,12 @@ async fn ask(layer: RateLimitLayer) -> Received {
     .await
 }
 
-/// Answers every request that may not pass, and says why.
+/// Responds to each rejected request with the reason.
 fn degraded(rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
     Response::new(
         match rejection {
             Rejection::Limited(decision) => format!("yesterday's page; {}", decision.limit()),
-            Rejection::Refused(error) => format!("who are you? {error}"),
+            Rejection::Refused(error) => format!("no key: {error}"),
             Rejection::Failed { error, .. } => format!("an empty page; {:?}", error.kind()),
             _ => "something new".into(),
         }
@@ -80,26 +81,25 @@ fn degraded(rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
 // The failure modes.
 
 #[tokio::test]
-async fn a_format_sees_why_and_answers_in_its_own_way() {
+async fn a_format_receives_the_reason_and_builds_the_response() {
     let closed = policy().failure_mode(FailureMode::Closed);
     let store = MemoryStore::new();
-    let layer =
-        |policy: Policy, store: Arc<dyn Store>| RateLimitLayer::new(store, policy).format(response::from_fn(degraded));
-    ask(layer(policy(), Arc::new(store.clone()))).await;
+    let layer = |policy: Policy, store: Arc<dyn Store>| RateLimitLayer::new(store, policy).format(degraded);
+    call(layer(policy(), Arc::new(store.clone()))).await;
 
     let by_user = Policy::new("q", SlidingLog::per_hour(1)).key(key::header("user"));
     for (layer, body) in [
         (layer(policy(), Arc::new(store)), "yesterday's page; 1"),
         (
             layer(by_user, Arc::new(MemoryStore::new())),
-            "who are you? the request has no header `user`",
+            "no key: the request has no header `user`",
         ),
         (
             layer(closed, Arc::new(Later(Broken::default()))),
             "an empty page; Unreachable",
         ),
     ] {
-        let answered = ask(layer).await;
+        let answered = call(layer).await;
         assert_eq!((answered.status.as_u16(), &answered.body[..]), (200, body.as_bytes()));
         assert_eq!(
             (answered.field("retry-after"), answered.field("cache-control")),
@@ -109,27 +109,27 @@ async fn a_format_sees_why_and_answers_in_its_own_way() {
 }
 
 #[tokio::test]
-async fn each_failure_is_told_in_either_mode_and_no_denial_is() {
+async fn each_failure_is_reported_in_either_mode_and_no_denial_is() {
     for mode in [FailureMode::Open, FailureMode::Closed] {
-        let told = Told::default();
-        let fails = told.by(RateLimitLayer::new(
+        let reported = Reported::default();
+        let fails = reported.by(RateLimitLayer::new(
             Later(Broken::default()),
             policy().failure_mode(mode),
         ));
         for _ in 0..3 {
-            ask(fails.clone()).await;
+            call(fails.clone()).await;
         }
-        let errors = told.take();
+        let errors = reported.take();
         assert_eq!(
             errors,
             vec![(ErrorKind::Unreachable, "the store is away".into()); 3],
             "{mode:?}"
         );
 
-        let counts = told.by(RateLimitLayer::new(MemoryStore::new(), policy().failure_mode(mode)));
-        assert_eq!(ask(counts.clone()).await.status, 200);
-        assert_eq!(ask(counts).await.status, 429);
-        assert_eq!(told.take(), []);
+        let counts = reported.by(RateLimitLayer::new(MemoryStore::new(), policy().failure_mode(mode)));
+        assert_eq!(call(counts.clone()).await.status, 200);
+        assert_eq!(call(counts).await.status, 429);
+        assert_eq!(reported.take(), []);
     }
 }
 
@@ -137,10 +137,10 @@ async fn each_failure_is_told_in_either_mode_and_no_denial_is() {
 async fn a_hook_changes_nothing() {
     for mode in [FailureMode::Open, FailureMode::Closed] {
         let plain = RateLimitLayer::new(Broken::default(), policy().failure_mode(mode));
-        let told = ask(Told::default().by(plain.clone())).await;
-        let plain = ask(plain).await;
+        let reported = call(Reported::default().by(plain.clone())).await;
+        let plain = call(plain).await;
         assert_eq!(
-            (told.status, &told.headers, &told.body),
+            (reported.status, &reported.headers, &reported.body),
             (plain.status, &plain.headers, &plain.body)
         );
     }
@@ -159,12 +159,12 @@ async fn a_mode_is_that_of_its_layer() {
 
 #[tokio::test]
 async fn a_policy_that_is_closed_closes_nothing_that_does_not_count_against_it() {
-    let open = || Policy::new("everybody", SlidingLog::per_hour(9)).key(key::constant("all"));
+    let open = || Policy::new("total", SlidingLog::per_hour(9)).key(key::constant("all"));
     let closed = || policy().failure_mode(FailureMode::Closed);
     let unkeyed = Policy::new("p", SlidingLog::per_hour(1));
     let by_user = |parts: &Parts| Some(parts.headers.get("user")?.to_str().ok()?.to_owned());
     for (what, closed) in [
-        ("another path", closed().only(|parts| parts.uri.path() == "/login")),
+        ("another path", closed().apply_if(|parts| parts.uri.path() == "/login")),
         (
             "no cost",
             closed().cost_fn(|parts| (parts.uri.path() == "/login").into()),
@@ -185,28 +185,68 @@ async fn a_policy_that_is_closed_closes_nothing_that_does_not_count_against_it()
     }
 }
 
-// What Redis may answer instead of a decision.
+#[tokio::test]
+async fn each_closure_runs_once_for_a_request_that_the_store_fails() {
+    for mode in [FailureMode::Local, FailureMode::Open, FailureMode::Closed] {
+        for later in [false, true] {
+            let calls = Arc::new(Mutex::new(Vec::new()));
+            let note = |what| {
+                let calls = calls.clone();
+                move || calls.lock().expect("no test panics").push(what)
+            };
+            let (applies, cost, key) = (note("apply_if"), note("cost_fn"), note("key"));
+            let policy = Policy::new("p", SlidingLog::per_hour(9))
+                .key(key::from_fn(move |_: &Parts| {
+                    key();
+                    Some("k".to_owned())
+                }))
+                .apply_if(move |_| {
+                    applies();
+                    true
+                })
+                .cost_fn(move |_| {
+                    cost();
+                    1
+                })
+                .failure_mode(mode);
+            let store: Arc<dyn Store> = match later {
+                true => Arc::new(Later(Broken::default())),
+                false => Arc::new(Broken::default()),
+            };
+
+            let status = call(RateLimitLayer::new(store, policy)).await.status;
+            assert_eq!(status == 503, mode == FailureMode::Closed);
+            assert_eq!(
+                calls.lock().expect("no test panics")[..],
+                ["apply_if", "cost_fn", "key"],
+                "{mode}"
+            );
+        }
+    }
+}
+
+// Replies of Redis that are no decision.
 
 async fn store_in(redis: &Redis) -> RedisStore {
     connected(patient(), &redis.url()).await
 }
 
-/// Asserts that a store which fails makes requests pass or be answered with 503, as the mode has it, and that everybody is
-/// told why: `says` is part of the first error.
-async fn assert_follows_the_failure_mode(store: RedisStore, kinds: &[ErrorKind], says: &str) {
-    let told = Told::default();
-    let layer = |mode| told.by(RateLimitLayer::new(store.clone(), policy().failure_mode(mode)));
+/// Asserts that requests are admitted or rejected with 503 as the failure mode defines, and that each failure is reported:
+/// `message` is part of the first error.
+async fn assert_follows_the_failure_mode(store: RedisStore, kinds: &[ErrorKind], message: &str) {
+    let reported = Reported::default();
+    let layer = |mode| reported.by(RateLimitLayer::new(store.clone(), policy().failure_mode(mode)));
 
-    let passed = ask(layer(FailureMode::Open)).await;
+    let passed = call(layer(FailureMode::Open)).await;
     assert_eq!((passed.status.as_u16(), &passed.body[..]), (200, &b"served"[..]));
     passed.assert_silent();
-    let errors = told.take();
+    let errors = reported.take();
     assert!(
-        matches!(&errors[..], [(kind, error)] if kinds.contains(kind) && error.contains(says)),
+        matches!(&errors[..], [(kind, error)] if kinds.contains(kind) && error.contains(message)),
         "{errors:?}"
     );
 
-    let failed = ask(layer(FailureMode::Closed)).await;
+    let failed = call(layer(FailureMode::Closed)).await;
     assert_eq!((failed.status.as_u16(), failed.field("retry-after")), (503, Some("1")));
     assert_eq!(
         (failed.field("ratelimit"), failed.field("ratelimit-policy")),
@@ -214,21 +254,21 @@ async fn assert_follows_the_failure_mode(store: RedisStore, kinds: &[ErrorKind],
     );
 
     let app = Router::new().route("/", post(async || "served").layer(layer(FailureMode::Closed)));
-    let call = get("/").method("POST").header("content-type", "application/grpc");
-    let call = send(&app, call).await;
-    assert_eq!((call.status.as_u16(), call.field("grpc-status")), (200, Some("14")));
+    let grpc = get("/").method("POST").header("content-type", "application/grpc");
+    let grpc = send(&app, grpc).await;
+    assert_eq!((grpc.status.as_u16(), grpc.field("grpc-status")), (200, Some("14")));
 
-    let answered = ask(layer(FailureMode::Closed).format(response::from_fn(degraded))).await;
+    let answered = call(layer(FailureMode::Closed).format(degraded)).await;
     assert_eq!(answered.status, 200);
     assert!(answered.body.starts_with(b"an empty page; "), "{:?}", answered.body);
-    assert_eq!(told.take().len(), 3);
+    assert_eq!(reported.take().len(), 3);
 
     let local = RateLimitLayer::new(store, policy());
-    assert_eq!(ask(local.clone()).await.status, 200);
-    assert_eq!(ask(local).await.status, 429, "denied by the counts of this process");
+    assert_eq!(call(local.clone()).await.status, 200);
+    assert_eq!(call(local).await.status, 429, "denied by the counts of this process");
 }
 
-/// Asserts it for an error that Redis answers with.
+/// Asserts it for an error that Redis replies with.
 async fn assert_is_a_failure(store: RedisStore, code: &str) {
     assert_follows_the_failure_mode(store, &[ErrorKind::Refused], code).await;
 }
@@ -272,7 +312,7 @@ async fn busy_with_a_script() {
     assert_is_a_failure(store, "BUSY").await;
 }
 
-/// Waits until Redis answers a ping with this error.
+/// Waits until Redis replies to a ping with this error.
 async fn assert_is_answered_with(redis: &Redis, code: &str) {
     let client = redis.client().await;
     eventually(code, async || {
@@ -316,7 +356,7 @@ async fn a_replica_without_its_primary() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not() {
+async fn a_user_without_the_permission_for_scripts() {
     let redis = Redis::start();
     let store = store_in(&redis).await;
     redis.command::<()>("ACL", ["SETUSER", "default", "-@scripting"]).await;
@@ -324,7 +364,7 @@ async fn a_user_who_may_not() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_use_this_key() {
+async fn a_user_without_access_to_the_key() {
     let redis = Redis::start();
     let store = store_in(&redis).await;
     redis

@@ -1,4 +1,4 @@
-//! What callers over HTTP are told, through the layer: the rows of `tests/vectors/http.md` by their ids.
+//! The fields and bodies of HTTP responses: the rows of `tests/vectors/http.md` by their ids.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -13,15 +13,15 @@ use std::{
 
 use axum::{Router, body::Body, middleware::map_request, routing::get};
 use bytes::Bytes;
-use http::{HeaderName, Method, Request, Response, StatusCode, header};
+use http::{HeaderName, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::Full;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_http::cors::{Any, CorsLayer};
 use tower_quota::{
-    Decision, FailureMode, FixedWindow, Headers, KeyExtractor, Limit, Policy, RateLimitLayer, Reset, SlidingLog,
+    Decision, FailureMode, FixedWindow, Headers, KeyExtractor, Limit, Policy, RateLimitLayer, ResetFormat, SlidingLog,
     TokenBucket, key,
     limit::Calendar,
-    response::{self, Empty, Grpc, Negotiated, Plain, Problem, Rejection},
+    response::{self, Grpc, Negotiated, PlainText, Problem, Rejection, StatusOnly},
     store::ChargeState,
 };
 
@@ -50,7 +50,7 @@ async fn call(layer: RateLimitLayer) -> Received {
     send(&hello(layer), support::get("/")).await
 }
 
-/// A call of a service whose own answer has this status and these fields.
+/// The response to a request to a service that responds with this status and these fields.
 async fn call_behind(layer: RateLimitLayer, status: u16, fields: &'static [(&str, &str)]) -> Received {
     let answer = async move || {
         let mut response = Response::builder().status(status);
@@ -62,7 +62,7 @@ async fn call_behind(layer: RateLimitLayer, status: u16, fields: &'static [(&str
     send(&Router::new().route("/", get(answer)).layer(layer), support::get("/")).await
 }
 
-/// All that a response says of limits.
+/// The rate limit fields of a response.
 fn lines(received: &Received) -> Vec<String> {
     let ours = Headers::names();
     let mut lines: Vec<_> = received
@@ -76,12 +76,14 @@ fn lines(received: &Received) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn each_style_has_its_fields() {
+async fn each_dialect_has_its_fields() {
     for (id, style, expected) in [
         ("HD-01", Headers::None, &[][..]),
         (
             "HD-02",
-            Headers::Legacy { reset: Reset::Epoch },
+            Headers::Legacy {
+                reset: ResetFormat::EpochSeconds,
+            },
             &[
                 "x-ratelimit-limit: 100",
                 "x-ratelimit-remaining: 60",
@@ -90,7 +92,9 @@ async fn each_style_has_its_fields() {
         ),
         (
             "HD-03",
-            Headers::Legacy { reset: Reset::Delta },
+            Headers::Legacy {
+                reset: ResetFormat::DeltaSeconds,
+            },
             &[
                 "x-ratelimit-limit: 100",
                 "x-ratelimit-remaining: 60",
@@ -131,12 +135,14 @@ async fn each_style_has_its_fields() {
 }
 
 #[tokio::test]
-async fn a_denial_says_when_to_come_back_in_each_style() {
+async fn a_denial_has_the_wait_in_each_dialect() {
     for (id, style, expected) in [
         ("HD-01, denied", Headers::None, &["retry-after: 42"][..]),
         (
             "HD-02, denied",
-            Headers::Legacy { reset: Reset::Epoch },
+            Headers::Legacy {
+                reset: ResetFormat::EpochSeconds,
+            },
             &[
                 "retry-after: 42",
                 "x-ratelimit-limit: 100",
@@ -181,7 +187,7 @@ async fn the_wait_is_whole_seconds_of_at_least_one() {
             "2147483647",
             "1000000000000",
         ),
-        // What no integer of a structured field can say (RFC 9651 §3.3.1).
+        // More than an integer of a structured field can hold (RFC 9651 §3.3.1).
         ("the longest", Duration::MAX, "2147483647", "999999999999999"),
     ] {
         let denied = call(RateLimitLayer::new(Fixed::denied(wait), default())).await;
@@ -203,7 +209,7 @@ async fn numbers_of_any_store_fit_in_the_fields() {
         admitted.field("ratelimit"),
         Some("\"default\";r=999999999999999;t=999999999999999")
     );
-    for reset in [Reset::Epoch, Reset::Delta] {
+    for reset in [ResetFormat::EpochSeconds, ResetFormat::DeltaSeconds] {
         let admitted = call(RateLimitLayer::new(most(), default()).headers(Headers::Legacy { reset })).await;
         assert_eq!(admitted.status, StatusCode::OK);
     }
@@ -233,7 +239,7 @@ async fn hd_14_two_policies_are_one_list_in_their_order() {
 }
 
 #[tokio::test]
-async fn hd_16_those_that_deny_are_named_and_the_longest_wait_counts() {
+async fn hd_16_the_policies_that_deny_are_named_and_the_longest_wait_counts() {
     let wait = |seconds| Some(Duration::from_secs(seconds));
     for (waits, violated, retry_after) in [
         ([wait(1), wait(3_600)], &["burst", "daily"][..], "3600"),
@@ -246,7 +252,7 @@ async fn hd_16_those_that_deny_are_named_and_the_longest_wait_counts() {
         assert_eq!(denied.json()["violated-policies"], serde_json::json!(violated));
         assert_eq!(denied.field("retry-after"), Some(retry_after));
 
-        // A denier prints 0, though 3 are left and too few.
+        // A policy that denies has 0 remaining, though 3 are left and the cost is higher.
         let shown = waits.map(|wait| wait.map_or(3, |_| 0));
         let fields = denied.field("ratelimit").expect("fields");
         assert!(fields.starts_with(&format!("\"burst\";r={};t=", shown[0])), "{fields}");
@@ -256,7 +262,7 @@ async fn hd_16_those_that_deny_are_named_and_the_longest_wait_counts() {
 }
 
 #[tokio::test]
-async fn of_several_policies_single_values_tell_of_the_one_that_matters_most() {
+async fn of_several_policies_single_values_are_those_of_the_one_that_matters_most() {
     for (states, expected) in [
         // 5 of 10 is less of its limit than 900 of 1000.
         (
@@ -267,7 +273,7 @@ async fn of_several_policies_single_values_tell_of_the_one_that_matters_most() {
             [(9, None), (10, None)],
             ["x-ratelimit-limit: 1000", "x-ratelimit-remaining: 10"],
         ),
-        // The longest wait of those that deny.
+        // The longest wait of the policies that deny.
         (
             [(0, Some(9)), (0, Some(5))],
             ["x-ratelimit-limit: 10", "x-ratelimit-remaining: 0"],
@@ -282,7 +288,9 @@ async fn of_several_policies_single_values_tell_of_the_one_that_matters_most() {
                 .map(|(left, wait)| ChargeState::new(left, wait.map(Duration::from_secs), Duration::from_secs(9)))
                 .to_vec(),
         );
-        let layer = RateLimitLayer::new(store, burst_and_daily()).headers(Headers::Legacy { reset: Reset::Delta });
+        let layer = RateLimitLayer::new(store, burst_and_daily()).headers(Headers::Legacy {
+            reset: ResetFormat::DeltaSeconds,
+        });
         let lines = lines(&call(layer).await);
         assert!(
             expected.iter().all(|line| lines.contains(&(*line).to_owned())),
@@ -306,12 +314,12 @@ async fn hd_18_a_window_is_whole_seconds_of_at_least_one() {
 }
 
 #[tokio::test]
-async fn each_limit_describes_itself() {
+async fn each_algorithm_has_its_policy_item() {
     let month = FixedWindow::calendar(3, Calendar::Month, "UTC");
     for (limit, described) in [
-        // Months have no one length.
+        // Months differ in length.
         (Limit::from(month), "\"default\";q=3"),
-        // A burst of 25 at 10 a second is whole again after 2.5 s.
+        // A burst of 25 at 10 a second is restored after 2.5 s.
         (TokenBucket::per_second(10).burst(25).into(), "\"default\";q=25;w=3"),
         (TokenBucket::per_minute(1).burst(2).into(), "\"default\";q=2;w=120"),
         (FixedWindow::per_hour(7).into(), "\"default\";q=7;w=3600"),
@@ -336,8 +344,9 @@ async fn hd_22_of_single_values_the_lower_remaining_wins_whole() {
         ("x-ratelimit-reset", "7"),
     ];
     let ours = |remaining| {
-        RateLimitLayer::new(Fixed::admitted(remaining, 58_200), default())
-            .headers(Headers::Legacy { reset: Reset::Delta })
+        RateLimitLayer::new(Fixed::admitted(remaining, 58_200), default()).headers(Headers::Legacy {
+            reset: ResetFormat::DeltaSeconds,
+        })
     };
     assert_eq!(
         lines(&call_behind(ours(60), 200, theirs).await),
@@ -414,7 +423,9 @@ async fn lists_of_the_service_and_of_inner_layers_are_continued_on_one_line() {
 
 #[tokio::test]
 async fn of_nested_layers_with_single_values_the_closest_to_exhaustion_is_shown() {
-    let style = Headers::Legacy { reset: Reset::Delta };
+    let style = Headers::Legacy {
+        reset: ResetFormat::DeltaSeconds,
+    };
     for (inner, outer, shown) in [(3, 4, ["100", "3"]), (4, 3, ["50", "3"]), (0, 4, ["100", "0"])] {
         let inner = RateLimitLayer::new(Fixed::admitted(inner, 1_000), default()).headers(style);
         let everyone = Policy::new("everyone", SlidingLog::per_minute(50)).key(key::constant("all"));
@@ -426,11 +437,11 @@ async fn of_nested_layers_with_single_values_the_closest_to_exhaustion_is_shown(
 }
 
 #[tokio::test]
-async fn hd_24_a_redirect_has_no_fields_in_any_style() {
+async fn hd_24_a_redirect_has_no_fields_in_any_dialect() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
         let layer = RateLimitLayer::new(s1(), default())
             .headers(style)
-            .legacy_headers(Reset::Epoch);
+            .legacy_headers(ResetFormat::EpochSeconds);
         for status in [301, 304, 308] {
             let redirect = call_behind(layer.clone(), status, &[]).await;
             assert_eq!(redirect.status, status);
@@ -451,7 +462,7 @@ async fn hd_25_an_error_of_the_service_has_fields() {
 
 #[tokio::test]
 async fn the_legacy_fields_go_beside_a_draft() {
-    let layer = |store| RateLimitLayer::new(store, default()).legacy_headers(Reset::Epoch);
+    let layer = |store| RateLimitLayer::new(store, default()).legacy_headers(ResetFormat::EpochSeconds);
     assert_eq!(
         lines(&call(layer(s1())).await),
         [
@@ -466,12 +477,14 @@ async fn the_legacy_fields_go_beside_a_draft() {
 }
 
 #[tokio::test]
-async fn a_cost_above_the_limit_promises_nothing_in_any_style() {
+async fn a_cost_above_the_limit_has_no_wait_in_any_dialect() {
     for style in [
         Headers::Draft08,
         Headers::Draft07,
         Headers::Draft06,
-        Headers::Legacy { reset: Reset::Epoch },
+        Headers::Legacy {
+            reset: ResetFormat::EpochSeconds,
+        },
     ] {
         let denied = call(
             RateLimitLayer::new(Clock::new().memory_store(), default().cost(101))
@@ -543,7 +556,7 @@ async fn hd_32_jitter_is_the_same_in_each_field() {
         let jitter = Duration::from_secs(1_000);
         let layer = RateLimitLayer::new(s2(), default())
             .headers(style)
-            .legacy_headers(Reset::Epoch);
+            .legacy_headers(ResetFormat::EpochSeconds);
         let app = hello(layer.retry_jitter(jitter));
         for _ in 0..20 {
             let denied = send(&app, support::get("/")).await;
@@ -581,7 +594,7 @@ async fn jitter_spreads_the_requests_that_the_store_failed_too() {
 }
 
 #[tokio::test]
-async fn a_partition_key_is_a_digest_and_only_on_demand() {
+async fn a_partition_key_is_a_digest_and_off_by_default() {
     assert!(
         lines(&call(RateLimitLayer::new(s1(), default())).await)
             .iter()
@@ -611,7 +624,7 @@ async fn a_partition_key_is_a_digest_and_only_on_demand() {
 }
 
 #[tokio::test]
-async fn hd_27_the_problem_names_the_policy_and_nobody() {
+async fn hd_27_the_problem_names_the_policy_and_no_caller() {
     let policy =
         Policy::new("default", SlidingLog::per_minute(100)).key((key::ip(), key::header("x-user-id"), key::path()));
     let layer = RateLimitLayer::new(s2(), policy);
@@ -628,14 +641,14 @@ async fn hd_27_the_problem_names_the_policy_and_nobody() {
     assert!(denied.json()["title"].is_string());
     assert_eq!(denied.json()["violated-policies"], serde_json::json!(["default"]));
     let text = String::from_utf8_lossy(&denied.body);
-    for told in ["203.0.113", "ada", "x-user-id", "secret", "ip="] {
-        assert!(!text.contains(told), "{told} in {text}");
+    for private in ["203.0.113", "ada", "x-user-id", "secret", "ip="] {
+        assert!(!text.contains(private), "{private} in {text}");
     }
 }
 
 fn fails(mode: FailureMode) -> RateLimitLayer {
     let policy = default().failure_mode(mode);
-    RateLimitLayer::new(Broken::default(), policy).legacy_headers(Reset::Delta)
+    RateLimitLayer::new(Broken::default(), policy).legacy_headers(ResetFormat::DeltaSeconds)
 }
 
 #[tokio::test]
@@ -669,7 +682,7 @@ fn each_rejection() -> Vec<(&'static str, RateLimitLayer, u16)> {
         let policy = Policy::new("default", SlidingLog::per_minute(100)).key(key);
         RateLimitLayer::new(s1(), policy)
     };
-    let success = || response::from_fn(|_, _| Response::new("something less".into()));
+    let success = || |_: Rejection<'_>, _: &Parts| Response::new("something less".into());
     let layers = [
         ("limited", RateLimitLayer::new(s2(), default()), 429),
         (
@@ -692,8 +705,8 @@ fn each_rejection() -> Vec<(&'static str, RateLimitLayer, u16)> {
     ];
     let formats: [fn(RateLimitLayer) -> RateLimitLayer; 4] = [
         |layer| layer,
-        |layer| layer.format(Plain),
-        |layer| layer.format(Empty),
+        |layer| layer.format(PlainText),
+        |layer| layer.format(StatusOnly),
         |layer| layer.format(Grpc::new()),
     ];
     let mut rejections = Vec::new();
@@ -707,7 +720,7 @@ fn each_rejection() -> Vec<(&'static str, RateLimitLayer, u16)> {
 }
 
 #[tokio::test]
-async fn hd_31_no_response_of_the_layer_is_to_be_stored() {
+async fn hd_31_no_response_of_the_layer_may_be_stored() {
     for (why, layer, status) in each_rejection() {
         for method in [Method::GET, Method::HEAD] {
             let rejected = send(&hello(layer.clone()), support::get("/").method(&method)).await;
@@ -718,7 +731,7 @@ async fn hd_31_no_response_of_the_layer_is_to_be_stored() {
 }
 
 #[tokio::test]
-async fn cache_control_of_the_service_is_left_alone() {
+async fn cache_control_of_the_service_is_unchanged() {
     for theirs in [&[][..], &[("cache-control", "public, max-age=60")]] {
         let admitted = call_behind(RateLimitLayer::new(s1(), default()), 200, theirs).await;
         assert_eq!(admitted.field("cache-control"), theirs.first().map(|(_, value)| *value));
@@ -734,7 +747,9 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
         Headers::Draft08,
         Headers::Draft07,
         Headers::Draft06,
-        Headers::Legacy { reset: Reset::Epoch },
+        Headers::Legacy {
+            reset: ResetFormat::EpochSeconds,
+        },
         Headers::None,
     ];
     let mut seen = HashSet::new();
@@ -742,7 +757,7 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
         for style in styles {
             let app = Router::new()
                 .fallback(async || "hi")
-                .layer(layer.clone().headers(style).legacy_headers(Reset::Delta));
+                .layer(layer.clone().headers(style).legacy_headers(ResetFormat::DeltaSeconds));
             for content_type in ["application/json", "application/grpc", "application/grpc-web+proto"] {
                 let request = support::get("/")
                     .method(Method::POST)
@@ -760,26 +775,26 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
 }
 
 #[tokio::test]
-async fn a_format_says_as_much_as_it_likes() {
-    let denied = call(RateLimitLayer::new(s2(), default()).format(Plain)).await;
+async fn each_format_has_its_content() {
+    let denied = call(RateLimitLayer::new(s2(), default()).format(PlainText)).await;
     assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(denied.field("content-type"), Some("text/plain; charset=utf-8"));
     assert_eq!(denied.body, "Too many requests.\n");
     assert_eq!(denied.field("retry-after"), Some("42"));
 
-    let failed = call(fails(FailureMode::Closed).format(Plain)).await;
+    let failed = call(fails(FailureMode::Closed).format(PlainText)).await;
     assert_eq!(
         (failed.status.as_u16(), &failed.body[..]),
         (503, &b"Temporarily unavailable.\n"[..])
     );
 
-    let denied = call(RateLimitLayer::new(s2(), default()).format(Empty)).await;
+    let denied = call(RateLimitLayer::new(s2(), default()).format(StatusOnly)).await;
     assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(denied.field("content-type"), None);
     assert_eq!(denied.field("ratelimit"), Some("\"default\";r=0;t=42"));
     assert!(denied.body.is_empty());
 
-    let own = response::from_fn(|rejection, parts| {
+    let own = |rejection: Rejection<'_>, parts: &Parts| {
         let wait = match rejection {
             Rejection::Limited(decision) => decision.retry_after().expect("a wait"),
             _ => Duration::ZERO,
@@ -791,10 +806,10 @@ async fn a_format_says_as_much_as_it_likes() {
         response
             .body(format!("{} in {wait:?}", parts.uri).into())
             .expect("a good response")
-    });
+    };
     let denied = call(RateLimitLayer::new(s2(), default()).format(own)).await;
     assert_eq!(denied.body, "/ in 41.2s");
-    assert_eq!(denied.field("retry-after"), Some("7"), "what it says stays");
+    assert_eq!(denied.field("retry-after"), Some("7"), "a field of the format stays");
     assert_eq!(denied.field("cache-control"), Some("private"));
 }
 
@@ -803,9 +818,12 @@ async fn head_gets_the_fields_of_get_without_a_body_in_every_format() {
     let formats = [
         RateLimitLayer::new(s2(), default()),
         RateLimitLayer::new(s2(), default()).format(Problem),
-        RateLimitLayer::new(s2(), default()).format(Plain),
-        RateLimitLayer::new(s2(), default()).format(Empty),
-        RateLimitLayer::new(s2(), default()).format(Negotiated::new(Plain).grpc(Grpc::new())),
+        RateLimitLayer::new(s2(), default()).format(PlainText),
+        RateLimitLayer::new(s2(), default()).format(StatusOnly),
+        RateLimitLayer::new(s2(), default()).format(response::json(|_, _| r#"{"code":"slow-down"}"#)),
+        RateLimitLayer::new(s2(), default()).format(response::html(|_, parts| format!("<h1>{}</h1>", parts.uri))),
+        RateLimitLayer::new(s2(), default()).format(response::axum(|rejection, _| (rejection.status(), "later"))),
+        RateLimitLayer::new(s2(), default()).format(Negotiated::new(PlainText).grpc(Grpc::new())),
     ];
     for layer in formats {
         let app = hello(layer);
@@ -820,8 +838,8 @@ async fn head_gets_the_fields_of_get_without_a_body_in_every_format() {
 }
 
 #[tokio::test]
-async fn an_empty_answer_is_over_with_its_header_section() {
-    let response = hello(RateLimitLayer::new(s2(), default()).format(Empty))
+async fn an_empty_response_ends_with_its_header_section() {
+    let response = hello(RateLimitLayer::new(s2(), default()).format(StatusOnly))
         .oneshot(
             support::get("/")
                 .body(axum::body::Body::empty())
@@ -836,7 +854,8 @@ async fn an_empty_answer_is_over_with_its_header_section() {
 async fn a_cors_layer_outside_shows_the_fields_to_browsers_on_denials_too() {
     let cors = CorsLayer::new().allow_origin(Any).expose_headers(Headers::names());
     let policy = Policy::new("one", SlidingLog::per_minute(1)).key(key::ip());
-    let app = hello(RateLimitLayer::new(Clock::new().memory_store(), policy).legacy_headers(Reset::Delta)).layer(cors);
+    let app = hello(RateLimitLayer::new(Clock::new().memory_store(), policy).legacy_headers(ResetFormat::DeltaSeconds))
+        .layer(cors);
     let url = serve(app).await;
     let browser = Browser::http1();
 
@@ -888,9 +907,9 @@ async fn a_cors_layer_goes_around_the_service_itself() {
     }
 }
 
-/// Left alone, curl would wait for one second; it is told to wait for two.
+/// By default curl waits for one second; `Retry-After` is two.
 #[tokio::test]
-async fn curl_waits_as_told_and_then_passes() {
+async fn curl_waits_for_retry_after_and_is_then_admitted() {
     const WINDOW: Duration = Duration::from_secs(2);
     let (clock, requests) = (Clock::new(), Arc::new(AtomicUsize::new(0)));
     let policy = Policy::new("one", SlidingLog::new(1, WINDOW)).key(key::ip());

@@ -1,4 +1,4 @@
-//! The layer on a bare hyper server, whose accept loop says who the peer is.
+//! The layer on a bare hyper server, whose accept loop sets the peer address.
 
 use std::{convert::Infallible, time::Duration};
 

@@ -925,7 +925,7 @@ fn twins() -> Vec<Twin> {
             "header",
             key::header("X-User"),
             || Request::get("/").header("x-user", " a|b\u{ff} "),
-            Key::header("x-USER", "a|b\u{ff}"),
+            Key::header("x-USER", " a|b\u{ff}"),
         ),
         Twin::new(
             "constant",

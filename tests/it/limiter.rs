@@ -36,24 +36,24 @@ macro_rules! in_every_store {
 
 in_every_store! {
     check_n_counts_its_cost_instead_of_that_of_the_policy
-    a_check_costs_what_the_policy_says
+    a_check_has_the_cost_of_the_policy
     a_charge_may_exceed_the_limit_and_later_checks_pay
     peek_counts_nothing
     reset_forgets
-    a_refund_gives_back_what_a_check_was_charged
-    a_refund_gives_back_to_all_policies
+    a_refund_removes_the_charge_of_a_check
+    a_refund_is_for_all_policies
     a_receipt_is_for_one_refund_and_clones_share_it
     what_was_denied_or_not_counted_has_no_receipt
-    a_receipt_of_a_layer_is_good_for_a_limiter
+    a_receipt_of_a_layer_refunds_for_a_limiter
     a_key_built_by_hand_is_the_key_that_a_layer_builds
     a_cost_above_the_limit_is_denied_without_asking_the_store
     deny_all_denies_without_asking_the_store
     deny_all_has_nothing_to_charge_or_to_forget
     unlimited_admits_without_asking_the_store
     a_cost_of_zero_means_that_the_policy_does_not_apply
-    a_layer_answers_a_cost_above_the_limit_without_a_time_to_come_back
-    a_layer_answers_deny_all_without_a_time_to_come_back
-    a_layer_says_nothing_of_unlimited
+    a_layer_denies_a_cost_above_the_limit_without_retry_after
+    a_layer_denies_deny_all_without_retry_after
+    a_layer_adds_no_fields_for_unlimited
 }
 
 async fn store_in(redis: &Redis) -> RedisStore {
@@ -88,7 +88,7 @@ async fn check_n_counts_its_cost_instead_of_that_of_the_policy(store: Arc<impl S
     assert!(check_n(&limiter, 1).await.is_allowed());
 }
 
-async fn a_check_costs_what_the_policy_says(store: Arc<impl Store>) {
+async fn a_check_has_the_cost_of_the_policy(store: Arc<impl Store>) {
     let limiter = Limiter::new(store, Policy::new("test", LOG_OF_5).cost(2));
     assert_eq!(check(&limiter).await.remaining(), 3);
     assert_eq!(check(&limiter).await.remaining(), 1);
@@ -134,16 +134,16 @@ async fn reset_forgets(store: Arc<impl Store>) {
     assert_eq!(another.remaining(), 4);
 }
 
-async fn a_refund_gives_back_what_a_check_was_charged(store: Arc<impl Store>) {
+async fn a_refund_removes_the_charge_of_a_check(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
     assert!(check(&limiter).await.is_allowed());
-    let receipt = check_n(&limiter, 3).await.receipt().expect("it was charged");
+    let receipt = check_n(&limiter, 3).await.take_receipt().expect("it was charged");
     assert_eq!(remaining(&limiter).await, 1);
-    limiter.refund(receipt).await.expect("the store answers");
+    receipt.refund().await.expect("the store answers");
     assert_eq!(remaining(&limiter).await, 4);
 }
 
-async fn a_refund_gives_back_to_all_policies(store: Arc<impl Store>) {
+async fn a_refund_is_for_all_policies(store: Arc<impl Store>) {
     let both = [
         Policy::new("log", LOG_OF_5),
         Policy::new("bucket", TokenBucket::per_hour(3)),
@@ -154,28 +154,28 @@ async fn a_refund_gives_back_to_all_policies(store: Arc<impl Store>) {
         peeked.policies().map(|policy| policy.remaining()).collect()
     };
 
-    let receipt = check_n(&limiter, 2).await.receipt().expect("it was charged");
+    let receipt = check_n(&limiter, 2).await.take_receipt().expect("it was charged");
     assert_eq!(left().await, [3, 1]);
-    limiter.refund(receipt).await.expect("the store answers");
+    receipt.refund().await.expect("the store answers");
     assert_eq!(left().await, [5, 3]);
 }
 
 async fn a_receipt_is_for_one_refund_and_clones_share_it(store: Arc<impl Store>) {
     let decision = check(&limiter(&store, LOG_OF_5)).await;
     let clone = decision.clone();
-    assert!(clone.receipt().is_some());
-    assert!(decision.receipt().is_none());
-    assert!(clone.receipt().is_none());
+    assert!(clone.take_receipt().is_some());
+    assert!(decision.take_receipt().is_none());
+    assert!(clone.take_receipt().is_none());
 }
 
 async fn what_was_denied_or_not_counted_has_no_receipt(store: Arc<impl Store>) {
     let limited = limiter(&store, LOG_OF_5);
     assert!(check_n(&limited, 5).await.is_allowed());
-    assert!(check(&limited).await.receipt().is_none());
-    assert!(check(&limiter(&store, Limit::Unlimited)).await.receipt().is_none());
+    assert!(check(&limited).await.take_receipt().is_none());
+    assert!(check(&limiter(&store, Limit::Unlimited)).await.take_receipt().is_none());
 }
 
-/// Sends a request for `/`, and returns the response; the service behind answers with the decision it was told of.
+/// Sends a request for `/`, and returns the response; the inner service responds with the decision of the request.
 async fn send(layer: &RateLimitLayer, request: http::request::Builder) -> Received {
     let service = layer.layer(service_fn(async |request: Request<Body>| {
         let mut response = Response::new(Body::new());
@@ -200,7 +200,7 @@ fn user_42() -> Key {
     Key::header("x-user-id", "42").and(Key::path("/login"))
 }
 
-async fn a_receipt_of_a_layer_is_good_for_a_limiter(store: Arc<impl Store>) {
+async fn a_receipt_of_a_layer_refunds_for_a_limiter(store: Arc<impl Store>) {
     let layer = RateLimitLayer::new(store.clone(), by_user_and_path(LOG_OF_5).cost(3));
     let limiter = limiter(&store, LOG_OF_5);
 
@@ -208,8 +208,8 @@ async fn a_receipt_of_a_layer_is_good_for_a_limiter(store: Arc<impl Store>) {
     let decision = response.extensions.get::<Decision>().expect("it was counted");
     assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 2);
 
-    let receipt = decision.receipt().expect("it was charged");
-    limiter.refund(receipt).await.expect("the store answers");
+    let receipt = decision.take_receipt().expect("it was charged");
+    receipt.refund().await.expect("the store answers");
     assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 5);
 }
 
@@ -234,18 +234,18 @@ async fn a_key_built_by_hand_is_the_key_that_a_layer_builds(store: Arc<impl Stor
 }
 
 /// Checks that a decision was denied for this reason, and that no wait helps.
-fn assert_hopeless(decision: &Decision, denial: Denial) {
+fn assert_denied_for_good(decision: &Decision, denial: Denial) {
     assert!(!decision.is_allowed());
     assert_eq!(decision.retry_after(), None);
     let reasons: Vec<_> = decision.policies().map(|policy| policy.denial()).collect();
     assert_eq!(reasons, [Some(denial)]);
-    assert!(decision.receipt().is_none());
+    assert!(decision.take_receipt().is_none());
 }
 
 async fn a_cost_above_the_limit_is_denied_without_asking_the_store(store: Arc<impl Store>) {
     let store = Counted::new(store);
     let limiter = Limiter::new(store.clone(), Policy::new("test", LOG_OF_5));
-    assert_hopeless(&check_n(&limiter, 6).await, Denial::CostAboveLimit);
+    assert_denied_for_good(&check_n(&limiter, 6).await, Denial::CostAboveLimit);
     assert_eq!(store.calls(), 0);
 
     assert!(check_n(&limiter, 5).await.is_allowed());
@@ -260,8 +260,11 @@ async fn a_cost_above_the_limit_is_denied_without_asking_the_store(store: Arc<im
 async fn deny_all_denies_without_asking_the_store(store: Arc<impl Store>) {
     let store = Counted::new(store);
     let limiter = Limiter::new(store.clone(), Policy::new("test", Limit::DenyAll));
-    assert_hopeless(&check(&limiter).await, Denial::DenyAll);
-    assert_hopeless(&limiter.peek("k").await.expect("it is known"), Denial::DenyAll);
+    assert_denied_for_good(&check(&limiter).await, Denial::DenyAll);
+    assert_denied_for_good(
+        &limiter.peek("k").await.expect("the store is not needed"),
+        Denial::DenyAll,
+    );
     assert_eq!(store.calls(), 0);
 }
 
@@ -284,8 +287,14 @@ async fn unlimited_admits_without_asking_the_store(store: Arc<impl Store>) {
         assert!(decision.is_allowed());
         assert_eq!(decision.policies().count(), 0);
     }
-    assert!(limiter.charge("k", 9).await.expect("it is known").is_allowed());
-    limiter.reset("k").await.expect("it is known");
+    assert!(
+        limiter
+            .charge("k", 9)
+            .await
+            .expect("the store is not needed")
+            .is_allowed()
+    );
+    limiter.reset("k").await.expect("the store is not needed");
     assert_eq!(store.calls(), 0);
 }
 
@@ -308,7 +317,7 @@ async fn a_cost_of_zero_means_that_the_policy_does_not_apply(store: Arc<impl Sto
 }
 
 /// Checks that a layer denies without saying when to come back, and without asking the store.
-async fn assert_denied_for_good(store: Arc<impl Store>, policy: Policy) -> Received {
+async fn denied_for_good(store: Arc<impl Store>, policy: Policy) -> Received {
     let store = Counted::new(store);
     let denied = send(&RateLimitLayer::new(store.clone(), policy), from_user_42()).await;
     assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
@@ -319,16 +328,16 @@ async fn assert_denied_for_good(store: Arc<impl Store>, policy: Policy) -> Recei
     denied
 }
 
-async fn a_layer_answers_a_cost_above_the_limit_without_a_time_to_come_back(store: Arc<impl Store>) {
-    let denied = assert_denied_for_good(store, by_user_and_path(LOG_OF_5).cost(6)).await;
+async fn a_layer_denies_a_cost_above_the_limit_without_retry_after(store: Arc<impl Store>) {
+    let denied = denied_for_good(store, by_user_and_path(LOG_OF_5).cost(6)).await;
     assert_eq!(denied.field("ratelimit-policy"), Some("\"test\";q=5;w=3600"));
 }
 
-async fn a_layer_answers_deny_all_without_a_time_to_come_back(store: Arc<impl Store>) {
-    assert_denied_for_good(store, by_user_and_path(Limit::DenyAll)).await;
+async fn a_layer_denies_deny_all_without_retry_after(store: Arc<impl Store>) {
+    denied_for_good(store, by_user_and_path(Limit::DenyAll)).await;
 }
 
-async fn a_layer_says_nothing_of_unlimited(store: Arc<impl Store>) {
+async fn a_layer_adds_no_fields_for_unlimited(store: Arc<impl Store>) {
     let store = Counted::new(store);
     let layer = RateLimitLayer::new(store.clone(), by_user_and_path(Limit::Unlimited));
     let passed = send(&layer, from_user_42()).await;

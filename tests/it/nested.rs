@@ -1,4 +1,4 @@
-//! Layers within layers, and the receipts of what they charged.
+//! Layers around each other, and the receipts of their charges.
 
 use std::{
     convert::Infallible,
@@ -40,7 +40,7 @@ impl<S: Service<Request<Body>>> Service<Request<Body>> for Spy<S> {
             .extensions()
             .get::<Decision>()
             .expect("a layer around this one decided");
-        self.receipts.lock().unwrap().push(decision.receipt());
+        self.receipts.lock().unwrap().push(decision.take_receipt());
         self.inner.call(request)
     }
 }
@@ -85,7 +85,7 @@ async fn nested_layers_give_each_charge_back_once() {
     let receipts: Vec<_> = receipts.lock().unwrap().drain(..).flatten().collect();
     assert_eq!(receipts.len(), 2);
     for receipt in receipts {
-        limiter("other", outer).refund(receipt).await.unwrap();
+        receipt.refund().await.unwrap();
     }
     for (name, limit, remaining) in [("outer", outer, 5), ("inner", inner, 10)] {
         let left = limiter(name, limit)
@@ -98,7 +98,7 @@ async fn nested_layers_give_each_charge_back_once() {
 }
 
 #[tokio::test]
-async fn the_decision_on_the_response_tells_of_all_layers() {
+async fn the_decision_on_the_response_has_the_policies_of_all_layers() {
     let store = MemoryStore::new();
     let inner = RateLimitLayer::new(store.clone(), policy("inner", SlidingLog::per_hour(10)));
     let outer = RateLimitLayer::new(store, policy("outer", SlidingLog::per_hour(10)));
@@ -111,7 +111,7 @@ async fn the_decision_on_the_response_tells_of_all_layers() {
 }
 
 #[tokio::test]
-async fn without_extensions_nobody_reads_a_decision_and_each_layer_counts() {
+async fn without_extensions_there_is_no_decision_and_each_layer_counts() {
     let behind = service_fn(async |request: Request<Body>| {
         assert!(request.extensions().get::<Decision>().is_none());
         answer(request).await
@@ -128,13 +128,13 @@ async fn without_extensions_nobody_reads_a_decision_and_each_layer_counts() {
             response.headers()["ratelimit"].to_str().unwrap().to_owned(),
         ));
     }
-    let told = |status, fields: &str| (status, fields.to_owned());
+    let response = |status, fields: &str| (status, fields.to_owned());
     assert_eq!(
         answers,
         [
-            told(StatusCode::OK, r#""api";r=2;t=3600, "api";r=3;t=3600"#),
-            told(StatusCode::OK, r#""api";r=0;t=3600, "api";r=1;t=3600"#),
-            told(StatusCode::TOO_MANY_REQUESTS, r#""api";r=0;t=3600"#),
+            response(StatusCode::OK, r#""api";r=2;t=3600, "api";r=3;t=3600"#),
+            response(StatusCode::OK, r#""api";r=0;t=3600, "api";r=1;t=3600"#),
+            response(StatusCode::TOO_MANY_REQUESTS, r#""api";r=0;t=3600"#),
         ]
     );
 }
@@ -170,13 +170,46 @@ async fn a_refund_goes_to_the_store_that_was_charged() {
     let decision = here.check("42").await.unwrap();
     assert!(elsewhere.check("42").await.unwrap().is_allowed());
 
-    elsewhere.refund(decision.receipt().unwrap()).await.unwrap();
+    decision.take_receipt().unwrap().refund().await.unwrap();
     assert_eq!(here.peek("42").await.unwrap().remaining(), 3);
     assert_eq!(elsewhere.peek("42").await.unwrap().remaining(), 2);
 }
 
+/// A store whose refunds fail.
+#[derive(Clone)]
+struct NoRefunds(MemoryStore);
+
+impl Store for NoRefunds {
+    fn decide(&self, requests: &[store::StoreRequest<'_>]) -> StoreFuture {
+        match requests[0].operation() {
+            store::Operation::Refund { .. } => {
+                let error = store::StoreError::new(store::ErrorKind::Timeout, "no refunds");
+                StoreFuture::ready(Err(error))
+            }
+            _ => self.0.decide(requests),
+        }
+    }
+}
+
 #[tokio::test]
-async fn methods_that_nobody_registers_share_a_key() {
+async fn a_refund_that_fails_in_one_store_is_made_in_the_other() {
+    let (outer, inner) = (NoRefunds(MemoryStore::new()), MemoryStore::new());
+    let service = RateLimitLayer::new(outer.clone(), shared(1)).layer(
+        RateLimitLayer::new(inner.clone(), shared(1)).layer(service_fn(async |request: Request<Body>| {
+            let decision = request.extensions().get::<Decision>().expect("a decision");
+            let receipt = decision.take_receipt().expect("a receipt");
+            let error = receipt.refund().await.expect_err("one store fails");
+            assert_eq!(error.to_string(), "no refunds");
+            answer(request).await
+        })),
+    );
+
+    service.oneshot(Request::new(Body::new())).await.unwrap();
+    assert_eq!((remaining_in(&outer).await, remaining_in(&inner).await), (9, 10));
+}
+
+#[tokio::test]
+async fn methods_that_are_not_registered_share_a_key() {
     let by_method = Policy::new("method", SlidingLog::per_hour(1)).key(key::method());
     let service = RateLimitLayer::new(MemoryStore::new(), by_method).layer(service_fn(answer));
     let mut statuses = Vec::new();
@@ -288,11 +321,10 @@ async fn a_policy_of_several_layers_is_charged_its_largest_cost_in_redis() {
 async fn the_receipts_of_several_layers_give_back_the_largest_cost() {
     let store = MemoryStore::new();
     let layer = |cost| RateLimitLayer::new(store.clone(), shared(cost));
-    let limiter = Limiter::new(store.clone(), shared(1));
     let service = layer(2).layer(layer(5).layer(service_fn(async |request: Request<Body>| {
         let decision = request.extensions().get::<Decision>().expect("a decision");
-        let receipt = decision.receipt().expect("a receipt");
-        limiter.refund(receipt).await.expect("an answer");
+        let receipt = decision.take_receipt().expect("a receipt");
+        receipt.refund().await.expect("an answer");
         answer(request).await
     })));
 

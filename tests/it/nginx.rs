@@ -1,4 +1,4 @@
-//! A shared cache in front of the layer: nginx, which stores whatever it may.
+//! A shared cache in front of the layer: nginx, which stores every response that it may.
 
 use std::{
     path::PathBuf,
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::net::UnixStream;
 use tower_quota::{
     FailureMode, KeyExtractor, Limit, Policy, RateLimitLayer, SlidingLog, key,
-    response::{self, Grpc, Plain},
+    response::{Grpc, PlainText, Rejection},
     store::Store,
 };
 
@@ -72,7 +72,7 @@ impl Drop for Nginx {
     }
 }
 
-/// Every status is stored, whatever the method, and a path has one entry.
+/// Responses of every status and method are stored, with one entry a path.
 fn config(upstream: &str) -> String {
     let temporary =
         ["client_body", "fastcgi", "proxy", "scgi", "uwsgi"].map(|kind| format!("{kind}_temp_path {kind};\n"));
@@ -135,13 +135,13 @@ async fn the_cache_has_no_response_of(layer: RateLimitLayer, method: Method, con
             (StatusCode::OK, &b"the page"[..]),
             "after {status} to {method} {content_type}"
         );
-        // The second time shows that the cache works.
+        // The second response shows that the cache works.
         assert_eq!(hit, cached, "after {status} to {method} {content_type}");
     }
 }
 
 fn layer(store: impl Store, limit: impl Into<Limit>, key: Arc<dyn KeyExtractor>) -> RateLimitLayer {
-    let policy = Policy::new("attacker", limit).key(key).only(from_the_attacker);
+    let policy = Policy::new("attacker", limit).key(key).apply_if(from_the_attacker);
     RateLimitLayer::new(store, policy.failure_mode(FailureMode::Closed))
 }
 
@@ -167,13 +167,13 @@ async fn no_response_of_the_layer_is_stored() {
     let user = Arc::new(key::extension::<User>(|_| String::new()));
     for (layer, status) in [
         (denied(), 429),
-        (denied().format(Plain), 429),
+        (denied().format(PlainText), 429),
         (layer(Broken::default(), Limit::DenyAll, all()), 429),
         (layer(Broken::default(), limit, Arc::new(key::header("x-user-id"))), 400),
         (layer(Broken::default(), limit, user), 500),
         (layer(Broken::default(), limit, all()), 503),
         (
-            denied().format(response::from_fn(|_, _| Response::new("something less".into()))),
+            denied().format(|_: Rejection<'_>, _: &Parts| Response::new("something less".into())),
             200,
         ),
     ] {

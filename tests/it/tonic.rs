@@ -45,7 +45,7 @@ struct Text {
     text: String,
 }
 
-/// Says everything back, once or twice, as what a code generator would write.
+/// Returns each message once or twice; written by hand, as a code generator would.
 #[derive(Clone, Default)]
 struct Echo {
     calls: Arc<AtomicUsize>,
@@ -202,7 +202,7 @@ async fn a_streaming_call_passes_with_its_trailers(endpoint: Endpoint) {
     assert_eq!(texts, ["hi", "hi"]);
     assert_eq!(status.as_deref(), Some("0"));
 
-    // It counted once, for all its messages.
+    // The call counts once, for all its messages.
     assert_eq!(caller.once("hi").await.expect("admitted"), "hi, Some(0) left");
 }
 
@@ -285,7 +285,7 @@ fn admitted() -> RateLimitLayer {
     RateLimitLayer::new(Fixed::admitted(60, 58_200), default())
 }
 
-/// What a tonic client makes of the answer.
+/// The status that a tonic client reads from the response.
 async fn status_from(layer: RateLimitLayer) -> Status {
     let echo = Echo::default();
     let (endpoint, _) = serve(layer, echo.clone()).await;
@@ -336,7 +336,7 @@ async fn the_code_and_the_message_of_the_details_are_those_of_the_fields() {
 
 /// The rows were encoded by hand.
 #[test]
-fn gr_14_gr_15_and_gr_17_are_what_tonic_types_makes_of_them() {
+fn gr_14_gr_15_and_gr_17_are_decoded_by_tonic_types() {
     let retry_info = |wait| ErrorDetails::with_retry_info(Some(wait));
     let mut both = retry_info(Duration::from_secs(30));
     both.add_quota_failure_violation("policy:default", "100 requests per 60s");
@@ -439,7 +439,7 @@ async fn hd_32_jitter_is_the_same_in_each_field_of_grpc() {
 }
 
 #[tokio::test]
-async fn gr_23_and_gr_24_only_a_post_is_answered_in_grpc_and_none_is_to_be_stored() {
+async fn gr_23_and_gr_24_only_a_post_gets_a_grpc_status_and_no_response_may_be_stored() {
     let wait = Duration::from_secs(30);
     for layer in [denied(wait), denied(wait).format(Grpc::new())] {
         let app = axum::Router::new().fallback(async || "hi").layer(layer);
@@ -497,7 +497,7 @@ async fn gr_11_and_gr_13_a_message_arrives_as_it_was_written() {
 }
 
 #[tokio::test]
-async fn gr_01_and_gr_03_the_answer_is_a_header_section_and_no_body() {
+async fn gr_01_and_gr_03_the_response_is_a_header_section_without_a_body() {
     for (id, content_type) in [
         ("GR-01", "application/grpc"),
         ("GR-04", "application/grpc+proto"),
@@ -551,7 +551,7 @@ async fn gr_02_a_denial_is_one_headers_frame_that_ends_the_stream() {
 }
 
 #[tokio::test]
-async fn gr_22_what_the_service_answers_passes_frame_by_frame() {
+async fn gr_22_the_response_of_the_service_passes_frame_by_frame() {
     let (endpoint, authority) = serve(admitted(), Echo::default()).await;
     // A method that does not exist is an error without a body.
     assert_eq!(frames(&authority, "/test.Echo/None", HI).await, ["HEADERS END_STREAM"]);
@@ -585,7 +585,7 @@ async fn gr_22_what_the_service_answers_passes_frame_by_frame() {
 }
 
 #[tokio::test]
-async fn gr_06_what_is_no_grpc_by_its_content_type_is_answered_by_http() {
+async fn gr_06_a_request_without_a_content_type_of_grpc_gets_an_http_status() {
     let (endpoint, _) = serve(denied(Duration::from_secs(30)), Echo::default()).await;
     let url = format!("{}a.B/C", endpoint.uri());
 
@@ -608,7 +608,7 @@ async fn web_call(endpoint: &Endpoint, content_type: &str) -> Received {
 }
 
 #[tokio::test]
-async fn gr_07_a_web_call_is_answered_in_its_own_family_when_the_layer_is_outside() {
+async fn gr_07_a_web_call_gets_its_own_content_type_when_the_layer_is_outside() {
     let (incoming, endpoint) = listen().await;
     let mut server = Server::builder()
         .accept_http1(true)
@@ -637,7 +637,7 @@ async fn gr_07_a_web_call_is_answered_in_its_own_family_when_the_layer_is_outsid
 }
 
 #[tokio::test]
-async fn gr_09_a_web_call_is_answered_in_its_own_family_when_the_layer_is_inside() {
+async fn gr_09_a_web_call_gets_its_own_content_type_when_the_layer_is_inside() {
     let (incoming, endpoint) = listen().await;
     let mut server = Server::builder()
         .accept_http1(true)
@@ -663,7 +663,7 @@ async fn gr_09_a_web_call_is_answered_in_its_own_family_when_the_layer_is_inside
 async fn a_route_and_a_method_share_one_budget() {
     let store = Clock::new().memory_store();
     let layer = || {
-        let policy = Policy::new("everybody", SlidingLog::per_minute(3)).key(key::constant("all"));
+        let policy = Policy::new("global", SlidingLog::per_minute(3)).key(key::constant("all"));
         RateLimitLayer::new(store.clone(), policy)
     };
     let app = axum::Router::new()
@@ -675,7 +675,7 @@ async fn a_route_and_a_method_share_one_budget() {
     assert_eq!(support::send(&app, support::get("/")).await.status, StatusCode::OK);
     assert_eq!(caller.once("hi").await.expect("admitted"), "hi, Some(1) left");
     let third = support::send(&app, support::get("/")).await;
-    assert_eq!(third.field("ratelimit"), Some("\"everybody\";r=0;t=60"));
+    assert_eq!(third.field("ratelimit"), Some("\"global\";r=0;t=60"));
 
     assert_eq!(
         caller.once("hi").await.expect_err("denied").code(),
@@ -692,7 +692,7 @@ async fn a_route_and_a_method_share_one_budget() {
 async fn a_policy_is_for_one_method_only() {
     let policy = Policy::new("twice", SlidingLog::per_minute(1))
         .key(key::ip())
-        .only(|parts| parts.uri.path() == Echo::TWICE);
+        .apply_if(|parts| parts.uri.path() == Echo::TWICE);
     let (endpoint, _) = serve(
         RateLimitLayer::new(Clock::new().memory_store(), policy),
         Echo::default(),

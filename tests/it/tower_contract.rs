@@ -1,4 +1,4 @@
-//! What a Tower service may expect from the layer around it, and what its callers may.
+//! The contract of Tower, towards the inner service and towards callers.
 
 use std::{
     convert::Infallible,
@@ -55,7 +55,7 @@ impl Eager {
 
 impl Clone for Eager {
     fn clone(&self) -> Self {
-        // That one instance is ready says nothing of another.
+        // A clone of a ready instance is not ready.
         Self {
             calls: self.calls.clone(),
             ready: false,
@@ -106,17 +106,17 @@ async fn a_denied_request_does_not_reach_the_service(store: impl Store) {
 }
 
 #[tokio::test]
-async fn a_denied_request_does_not_reach_the_service_when_the_store_answers_at_once() {
+async fn a_denied_request_does_not_reach_the_service_when_the_store_replies_at_once() {
     a_denied_request_does_not_reach_the_service(memory()).await;
 }
 
 #[tokio::test]
-async fn a_denied_request_does_not_reach_the_service_when_the_store_answers_later() {
+async fn a_denied_request_does_not_reach_the_service_when_the_store_replies_later() {
     a_denied_request_does_not_reach_the_service(Later(memory())).await;
 }
 
 #[tokio::test]
-async fn a_denied_request_does_not_reach_the_service_when_redis_answers() {
+async fn a_denied_request_does_not_reach_the_service_when_redis_replies() {
     let (clock, redis) = (Clock::new(), Redis::start());
     clock.write_to(&redis).await;
     a_denied_request_does_not_reach_the_service(clock.redis_store(&redis).await).await;
@@ -151,7 +151,7 @@ async fn calls_that_overlap_are_each_made_on_a_ready_instance() {
     assert_eq!(inner.calls(), 3);
 }
 
-/// Answers at once.
+/// Responds at once.
 async fn hello(_: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::default())
 }
@@ -169,16 +169,16 @@ async fn permits_are_used(store: impl Store) {
 }
 
 #[tokio::test]
-async fn permits_are_used_and_given_back_when_the_store_answers_at_once() {
+async fn permits_are_used_and_given_back_when_the_store_replies_at_once() {
     permits_are_used(memory()).await;
 }
 
 #[tokio::test]
-async fn permits_are_used_and_given_back_when_the_store_answers_later() {
+async fn permits_are_used_and_given_back_when_the_store_replies_later() {
     permits_are_used(Later(memory())).await;
 }
 
-/// Whoever was denied keeps no permit from others, though it stays around.
+/// A denied caller that keeps its clone of the service holds no permit.
 async fn a_denial_gives_the_permit_back(store: impl Store) {
     let limited = ConcurrencyLimit::new(service_fn(hello), 1);
     let mut service = RateLimitLayer::new(store, one_each()).layer(limited);
@@ -194,12 +194,12 @@ async fn a_denial_gives_the_permit_back(store: impl Store) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_gives_the_permit_back_when_the_store_answers_at_once() {
+async fn a_denial_gives_the_permit_back_when_the_store_replies_at_once() {
     a_denial_gives_the_permit_back(memory()).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_gives_the_permit_back_when_the_store_answers_later() {
+async fn a_denial_gives_the_permit_back_when_the_store_replies_later() {
     a_denial_gives_the_permit_back(Later(memory())).await;
 }
 
@@ -221,12 +221,12 @@ async fn buffers_are_used(store: impl Store) {
 }
 
 #[tokio::test]
-async fn a_buffer_is_called_on_the_instance_that_was_ready_when_the_store_answers_at_once() {
+async fn a_buffer_is_called_on_the_instance_that_was_ready_when_the_store_replies_at_once() {
     buffers_are_used(memory()).await;
 }
 
 #[tokio::test]
-async fn a_buffer_is_called_on_the_instance_that_was_ready_when_the_store_answers_later() {
+async fn a_buffer_is_called_on_the_instance_that_was_ready_when_the_store_replies_later() {
     buffers_are_used(Later(memory())).await;
 }
 
@@ -238,13 +238,13 @@ async fn the_layer_is_ready_when_the_service_is() {
     let mut service = RateLimitLayer::new(memory(), one_each()).layer(limited);
 
     let mut cx = Context::from_waker(Waker::noop());
-    assert!(service.poll_ready(&mut cx).is_pending(), "somebody else has the permit");
+    assert!(service.poll_ready(&mut cx).is_pending(), "another clone has the permit");
     drop(holder);
     poll_fn(|cx| service.poll_ready(cx)).await.unwrap();
     assert_eq!(service.call(request("a")).await.unwrap().status(), StatusCode::OK);
 }
 
-/// An error of a service, which is none of the limiter's.
+/// An error of the inner service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct OutOfPaper(u32);
 
@@ -275,12 +275,12 @@ async fn an_error_of_the_service_comes_out_unchanged(store: impl Store) {
 }
 
 #[tokio::test]
-async fn an_error_of_the_service_comes_out_unchanged_when_the_store_answers_at_once() {
+async fn an_error_of_the_service_comes_out_unchanged_when_the_store_replies_at_once() {
     an_error_of_the_service_comes_out_unchanged(memory()).await;
 }
 
 #[tokio::test]
-async fn an_error_of_the_service_comes_out_unchanged_when_the_store_answers_later() {
+async fn an_error_of_the_service_comes_out_unchanged_when_the_store_replies_later() {
     an_error_of_the_service_comes_out_unchanged(Later(memory())).await;
 }
 
@@ -308,7 +308,7 @@ async fn an_error_of_readiness_comes_out_unchanged() {
     assert_eq!(service.ready().await.map(drop), Err(OutOfPaper(1)));
 }
 
-async fn ask<S>(service: &RateLimit<S>) -> Received
+async fn call<S>(service: &RateLimit<S>) -> Received
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone,
 {
@@ -316,14 +316,14 @@ where
     Received::read(response).await
 }
 
-async fn a_store_that_fails_open_lets_requests_pass_without_fields(store: impl Store) {
+async fn a_store_that_fails_open_admits_requests_without_fields(store: impl Store) {
     let log = Log::capture();
     let inner = Eager::default();
     let open = one_each().failure_mode(FailureMode::Open);
     let service = RateLimitLayer::new(store, open).layer(inner.clone());
 
     for _ in 0..3 {
-        let passed = ask(&service).await;
+        let passed = call(&service).await;
         assert_eq!(passed.status, StatusCode::OK);
         passed.assert_silent();
         assert!(
@@ -341,13 +341,13 @@ async fn a_store_that_fails_open_lets_requests_pass_without_fields(store: impl S
 }
 
 #[tokio::test]
-async fn a_store_that_fails_open_at_once_lets_requests_pass_without_fields() {
-    a_store_that_fails_open_lets_requests_pass_without_fields(Broken::default()).await;
+async fn a_store_that_fails_open_at_once_admits_requests_without_fields() {
+    a_store_that_fails_open_admits_requests_without_fields(Broken::default()).await;
 }
 
 #[tokio::test]
-async fn a_store_that_fails_open_later_lets_requests_pass_without_fields() {
-    a_store_that_fails_open_lets_requests_pass_without_fields(Later(Broken::default())).await;
+async fn a_store_that_fails_open_later_admits_requests_without_fields() {
+    a_store_that_fails_open_admits_requests_without_fields(Later(Broken::default())).await;
 }
 
 async fn a_store_that_fails_closed_is_503_and_never_429(store: impl Store) {
@@ -355,7 +355,7 @@ async fn a_store_that_fails_closed_is_503_and_never_429(store: impl Store) {
     let service = RateLimitLayer::new(store, one_each().failure_mode(FailureMode::Closed)).layer(inner.clone());
 
     for _ in 0..3 {
-        let failed = ask(&service).await;
+        let failed = call(&service).await;
         assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(failed.field("retry-after"), Some("1"));
         assert_eq!(failed.field("cache-control"), Some("no-store"));
@@ -384,21 +384,21 @@ async fn a_store_that_fails_closed_later_is_503_and_never_429() {
 }
 
 #[tokio::test]
-async fn redis_that_went_away_is_503_when_closed_and_counts_again_when_it_is_back() {
+async fn a_redis_that_stopped_is_503_when_closed_and_counts_again_after_a_restart() {
     let mut redis = Redis::start();
     let store = connected(less_patient(), &redis.url()).await;
     let service = RateLimitLayer::new(store, one_each().failure_mode(FailureMode::Closed)).layer(Eager::default());
-    assert_eq!(ask(&service).await.status, StatusCode::OK);
+    assert_eq!(call(&service).await.status, StatusCode::OK);
 
     redis.kill();
-    let failed = ask(&service).await;
+    let failed = call(&service).await;
     assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(failed.field("ratelimit"), None);
 
     redis.restart();
     let back = async {
         loop {
-            let answered = ask(&service).await;
+            let answered = call(&service).await;
             if answered.status != StatusCode::SERVICE_UNAVAILABLE {
                 return answered.status;
             }
@@ -418,15 +418,15 @@ async fn of_several_policies_one_that_is_closed_closes_all() {
 
     for policies in [[open.clone(), closed.clone()], [closed.clone(), open.clone()]] {
         let service = RateLimitLayer::new(Broken::default(), policies).layer(Eager::default());
-        assert_eq!(ask(&service).await.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(call(&service).await.status, StatusCode::SERVICE_UNAVAILABLE);
     }
 
     let overruled = RateLimitLayer::new(Broken::default(), [open, closed]).failure_mode(FailureMode::Open);
-    assert_eq!(ask(&overruled.layer(Eager::default())).await.status, StatusCode::OK);
+    assert_eq!(call(&overruled.layer(Eager::default())).await.status, StatusCode::OK);
 }
 
 #[tokio::test]
-async fn a_refused_request_does_not_ask_the_store() {
+async fn a_refused_request_does_not_call_the_store() {
     let (store, inner) = (Broken::default(), Eager::default());
     let service = RateLimitLayer::new(store.clone(), one_each()).layer(inner.clone());
 
@@ -437,7 +437,7 @@ async fn a_refused_request_does_not_ask_the_store() {
 
 #[tokio::test(start_paused = true)]
 async fn the_future_can_be_dropped_at_any_point() {
-    // Dropped before it is polled, while the store is asked, and while the service works: the permit is free again.
+    // Dropped before it is polled, while the decision is pending, and while the inner service works: the permit is released.
     for polls in 0..3 {
         let (store, entered) = (Gated::new(memory()), Arc::new(AtomicUsize::new(0)));
         let slow = {

@@ -123,7 +123,7 @@ async fn a_denial_is_received_after_an_upload() {
 }
 
 #[tokio::test]
-async fn a_denial_by_a_store_that_answers_later_is_received_after_an_upload() {
+async fn a_denial_by_a_store_that_replies_later_is_received_after_an_upload() {
     let store = Fixed::denied(Duration::from_secs(30));
     the_response_is_received_after_an_upload(on(Later(store)), "429").await;
 }
@@ -142,7 +142,7 @@ async fn a_refusal_and_a_failure_are_received_after_an_upload() {
 async fn a_body_above_the_bound_ends_the_connection() {
     let layer = || denied().drain_body(100_000, Duration::from_secs(60));
 
-    // A declared length is not waited for.
+    // With a declared length above the bound, the response is sent at once.
     let mut connection = Connection::to(app(layer())).await;
     connection.send_head("content-length: 100001\r\n").await;
     let head = connection.receive().await;
@@ -194,7 +194,7 @@ async fn a_client_that_waits_for_100_continue_sends_no_body() {
 
 /// Without draining.
 #[tokio::test]
-async fn a_response_says_whether_the_server_closes_the_connection() {
+async fn a_response_has_connection_close_if_the_server_closes_the_connection() {
     for (fields, body, kept) in [
         ("", 0, true),
         ("content-length: 100\r\n", 100, true),
@@ -259,7 +259,7 @@ async fn reject<B: http_body::Body>(layer: DrainBodyLayer, request: Request<B>) 
 }
 
 #[tokio::test(start_paused = true)]
-async fn draining_takes_no_longer_than_it_may() {
+async fn draining_ends_at_its_deadline() {
     let (started, time) = (Instant::now(), Duration::from_secs(10));
     let response = reject(denied().drain_body(1_000, time), Request::new(Frames(None))).await;
     assert_eq!(started.elapsed(), time);
@@ -301,7 +301,7 @@ async fn an_admitted_request_keeps_its_body() {
 
 /// A permit of the service is free while the body of a denied request is read.
 async fn a_drained_request_holds_no_permit(store: impl Store) {
-    let layer = RateLimitLayer::new(store, policy().only(|parts| parts.uri.path() == "/denied"));
+    let layer = RateLimitLayer::new(store, policy().apply_if(|parts| parts.uri.path() == "/denied"));
     let layer = layer.drain_body(1_000, Duration::from_secs(3_600));
     let service = layer.layer(ConcurrencyLimit::new(service_fn(hello::<Frames>), 1));
     let get = |path: &str| Request::get(path).body(Frames(None)).expect("a good request");
@@ -317,11 +317,11 @@ async fn a_drained_request_holds_no_permit(store: impl Store) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drained_request_holds_no_permit_when_the_store_answers_at_once() {
+async fn a_drained_request_holds_no_permit_when_the_store_replies_at_once() {
     a_drained_request_holds_no_permit(Fixed::denied(Duration::from_secs(30))).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drained_request_holds_no_permit_when_the_store_answers_later() {
+async fn a_drained_request_holds_no_permit_when_the_store_replies_later() {
     a_drained_request_holds_no_permit(Later(Fixed::denied(Duration::from_secs(30)))).await;
 }

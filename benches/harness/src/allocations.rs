@@ -1,4 +1,4 @@
-//! Allocations, counted while asked for: what is not counted costs no more than a branch.
+//! An allocator that counts while [`count`] runs, and otherwise costs a branch for each allocation.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -9,15 +9,15 @@ static COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicI64 = AtomicI64::new(0);
 
-/// The system's allocator, to be made the `#[global_allocator]`.
+/// The system's allocator with a count, for `#[global_allocator]`.
 pub struct Counting;
 
-/// What was allocated while a future ran, by the whole process.
+/// Allocations of the process while a future ran.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocations {
-    /// How often memory was asked for, or more of it.
+    /// Number of allocations and reallocations.
     pub count: u64,
-    /// What was not given back.
+    /// Bytes that were allocated and not freed.
     pub bytes_kept: i64,
 }
 

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// The median; NaN of nothing.
+/// The median; NaN of an empty slice.
 pub fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_unstable_by(f64::total_cmp);
@@ -11,7 +11,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// How many times as much the first is, by the median over the rounds.
+/// The median over the rounds of value divided by reference.
 pub fn ratio(values: &[f64], references: &[f64]) -> f64 {
     let ratios: Vec<_> = values
         .iter()
@@ -21,7 +21,7 @@ pub fn ratio(values: &[f64], references: &[f64]) -> f64 {
     median(&ratios)
 }
 
-/// How long requests took, shortest first.
+/// Latencies of requests, shortest first.
 pub struct Latencies(Vec<Duration>);
 
 impl Latencies {
@@ -30,7 +30,7 @@ impl Latencies {
         Self(latencies)
     }
 
-    /// The microseconds within which this share of the requests was answered; NaN of no requests.
+    /// The latency of this quantile, in microseconds; NaN of no requests.
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (self.0.len() as f64 * share).ceil() as usize;
         let latency = self.0.get(rank.saturating_sub(1));

@@ -1,5 +1,4 @@
-//! What the benchmarks share: traffic, the ways to send it, a Redis server of their own, an allocator that counts, and
-//! tables.
+//! Shared code of the benchmarks: traffic, load generators, a Redis server, an allocator that counts, tables.
 
 pub mod allocations;
 mod figures;
@@ -23,7 +22,7 @@ pub use self::{
     traffic::Traffic,
 };
 
-/// Runs a benchmark on one core, beside a Redis server that has the other one.
+/// Runs a benchmark on one core, and a Redis server on another.
 ///
 /// # Panics
 ///

@@ -1,30 +1,30 @@
 use std::time::Duration;
 
-/// What the command line asks for.
+/// Options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How often each figure is measured; the median counts.
+    /// Number of measurements of each figure; the median counts.
     pub rounds: usize,
-    /// How long each of these takes, after as long a warm-up.
+    /// Time of each measurement, after a warm-up of the same length.
     pub time: Duration,
-    /// Only subjects whose name contains this, and those they are compared with.
+    /// Part of the names of the subjects to measure. References are always measured.
     pub only: String,
-    /// A second in all, to see that everything still runs.
+    /// A run of about a second, to verify that all subjects work.
     pub quick: bool,
-    /// JSON in place of tables.
+    /// JSON instead of tables.
     pub json: bool,
 }
 
 const USAGE: &str = "\
 options:
-  --rounds <N>         how often each figure is measured, in turn; the medians are printed [5]
-  --seconds <S>        how long each of these takes, after as long a warm-up [1]
-  --only <SUBSTRING>   only subjects whose name contains this, and those they are compared with
-  --quick              a second in all, to see that everything still runs
-  --json               JSON in place of tables";
+  --rounds <N>         number of measurements of each figure; the medians are printed [5]
+  --seconds <S>        time of each measurement, after a warm-up of the same length [1]
+  --only <SUBSTRING>   only subjects whose name contains this, and the references
+  --quick              a run of about a second, to verify that all subjects work
+  --json               JSON instead of tables";
 
 impl Options {
-    /// Reads them, or ends the program with what went wrong.
+    /// Parses the command line; ends the program with an error if it is wrong.
     pub fn from_command_line() -> Self {
         match Self::parse(std::env::args().skip(1)) {
             Ok(options) => options,
@@ -48,7 +48,7 @@ impl Options {
             match argument.as_str() {
                 "--rounds" => {
                     let rounds = value()?.parse().ok().filter(|rounds| *rounds > 0);
-                    options.rounds = rounds.ok_or("--rounds is a number above 0")?;
+                    options.rounds = rounds.ok_or("--rounds must be a number above 0")?;
                 }
                 "--seconds" => {
                     let time = value()?
@@ -57,7 +57,7 @@ impl Options {
                         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
                     options.time = time
                         .filter(|time| !time.is_zero())
-                        .ok_or("--seconds is a number above 0")?;
+                        .ok_or("--seconds must be a number above 0")?;
                 }
                 "--only" => options.only = value()?,
                 "--quick" => (options.quick, options.rounds, options.time) = (true, 1, Duration::from_millis(5)),
@@ -67,14 +67,14 @@ impl Options {
                     println!("{USAGE}");
                     std::process::exit(0);
                 }
-                _ => return Err(format!("{argument} is no option")),
+                _ => return Err(format!("unknown option {argument}")),
             }
         }
         Ok(options)
     }
 
-    /// Whether to measure the subject of this name.
-    pub fn wants(&self, name: &str) -> bool {
+    /// Whether the subject of this name is measured.
+    pub fn includes(&self, name: &str) -> bool {
         name.contains(&self.only)
     }
 }

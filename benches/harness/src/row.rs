@@ -7,7 +7,7 @@ use crate::{
     subject::Load,
 };
 
-/// What is measured, and its figures: for each cell one of every round.
+/// A row of a table: a subject and, for each cell, a figure of every round.
 pub struct Row {
     name: String,
     algorithm: &'static str,
@@ -17,7 +17,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Of a limiter, by name and version; `client` is what talks to Redis.
+    /// A row for a limiter, by name and version. `client` is the client library of Redis.
     pub fn new(name: impl Into<String>, algorithm: &'static str, client: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -43,13 +43,13 @@ impl Row {
         self.cells.entry(cell).or_default().push(figure);
     }
 
-    /// Adds what was decided per second in a round, and what was not decided.
+    /// Adds the decisions per second of a round, and its failures.
     pub fn note_load(&mut self, cell: &'static str, load: Load) {
         self.note(cell, load.per_second());
         self.failed += load.failed;
     }
 
-    /// Says how many checks failed, if any did.
+    /// A line with the number of failed checks, if any failed.
     pub fn failures(&self) -> Option<String> {
         let (title, failed) = (self.title(), self.failed);
         (failed > 0).then(|| format!("{title}: {failed} checks failed"))
@@ -65,12 +65,12 @@ impl Row {
         median(self.rounds(cell))
     }
 
-    /// How many times the figure of another row this is, by the median over the rounds; NaN if one was not measured.
+    /// The median over the rounds of this figure divided by that of another row; NaN if one was not measured.
     pub fn ratio(&self, cell: &str, reference: &Self) -> f64 {
         ratio(self.rounds(cell), reference.rounds(cell))
     }
 
-    /// All that is known.
+    /// All figures as JSON.
     pub fn to_json(&self) -> Value {
         let medians: BTreeMap<_, _> = self.cells.iter().map(|(cell, rounds)| (cell, median(rounds))).collect();
         json!({

@@ -2,7 +2,7 @@ use std::process::{Command, Stdio};
 
 use crate::redis::Redis;
 
-/// A Redis server of the benchmark's own, which ends with it.
+/// A Redis server that ends with the benchmark.
 pub struct Server {
     redis: Redis,
     version: String,
@@ -10,7 +10,7 @@ pub struct Server {
     pinned: bool,
 }
 
-/// What Redis was asked to do since the last time.
+/// Commands that Redis ran since the last reading.
 #[derive(Clone, Copy, Debug)]
 pub struct Commands {
     /// Calls of scripts.
@@ -20,7 +20,7 @@ pub struct Commands {
 }
 
 impl Server {
-    /// Starts it on a core of its own, as far as there is `taskset` and a second core.
+    /// Starts it, pinned to a core of its own if there is `taskset` and a second core.
     pub(crate) async fn start() -> Self {
         let redis = Redis::start();
         let info: String = redis.command("INFO", ["server"]).await;
@@ -61,12 +61,12 @@ impl Server {
         )
     }
 
-    /// Forgets all keys.
+    /// Removes all keys.
     pub async fn flush(&self) {
         self.redis.command::<()>("FLUSHALL", ["SYNC"]).await;
     }
 
-    /// What it was asked to do since this was last called, by itself not counted.
+    /// The commands since the last call of this method, without its own.
     pub async fn commands(&self) -> Commands {
         let statistics: String = self.redis.command("INFO", ["commandstats"]).await;
         self.redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
@@ -90,7 +90,7 @@ impl Server {
         commands
     }
 
-    /// What its keys take, by the mean.
+    /// The mean memory of its keys, in bytes.
     pub async fn bytes_per_key(&self) -> f64 {
         let keys: Vec<String> = self.redis.command("KEYS", ["*"]).await;
         let mut bytes = 0_u64;

@@ -24,56 +24,56 @@ use crate::{
 type Later<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 const CALLERS: usize = 256;
-/// After how many requests a caller whose requests are answered at once lets others run.
+/// Requests after which a caller yields, if their responses are ready at once.
 const TURN: usize = 64;
 
 /// A service under load.
 pub trait Subject {
-    /// 256 callers, each of whom asks again as soon as it is answered.
+    /// Load of 256 callers, each of which sends its next request after the response to the last one.
     fn closed_loop<'a>(&'a self, traffic: &'a Arc<Traffic>, warm_up: Duration, time: Duration) -> Later<'a, Load>;
 
-    /// So many requests per second at random times, whether those before are answered or not. A latency counts from when
-    /// the request was due.
+    /// Requests at random times at this mean rate, independent of responses. A latency counts from the time at which the
+    /// request was due.
     fn open_loop<'a>(&'a self, traffic: &'a Arc<Traffic>, per_second: f64, time: Duration) -> Later<'a, Latencies>;
 
-    /// One request, and how long it took.
+    /// The latency of one request.
     fn alone(&self, address: SocketAddr) -> Later<'_, Duration>;
 
-    /// So many requests, one after the other, to a service that answers at once.
+    /// Sequential requests to a service whose responses are ready at once.
     fn at_once(&self, traffic: &Traffic, requests: u64) -> Load;
 }
 
-/// What came of a load.
+/// Result of a load.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Load {
-    /// With 200.
+    /// Responses with 200.
     pub admitted: u64,
-    /// With 429.
+    /// Responses with 429.
     pub denied: u64,
-    /// With anything else, since the limiter failed. On an idle machine there are none.
+    /// Other responses: the limiter failed. On an idle machine there are none.
     pub failed: u64,
-    /// How long it took.
+    /// Duration of the load.
     pub time: Duration,
 }
 
 impl Load {
-    /// How many requests were decided.
+    /// Number of decisions.
     pub fn requests(&self) -> u64 {
         self.admitted + self.denied
     }
 
-    /// How many requests were decided per second.
+    /// Decisions per second.
     pub fn per_second(&self) -> f64 {
         self.requests() as f64 / self.time.as_secs_f64()
     }
 
-    /// How long each took, one after the other.
+    /// Nanoseconds per sequential request.
     pub fn nanoseconds(&self) -> f64 {
         self.time.as_secs_f64() * 1e9 / self.requests() as f64
     }
 }
 
-/// Counts answers, also while they come.
+/// Counts of responses, which can be read while a load runs.
 #[derive(Default)]
 struct Tally {
     admitted: AtomicU64,
@@ -107,7 +107,7 @@ fn request(address: SocketAddr) -> Request<()> {
     request
 }
 
-async fn ask<S, B>(service: &mut S, address: SocketAddr) -> StatusCode
+async fn send<S, B>(service: &mut S, address: SocketAddr) -> StatusCode
 where
     S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
 {
@@ -134,7 +134,7 @@ where
                             if tally.ended.load(Relaxed) {
                                 return;
                             }
-                            tally.add(ask(&mut service, traffic.next_address()).await);
+                            tally.add(send(&mut service, traffic.next_address()).await);
                         }
                         yield_now().await;
                     }
@@ -148,7 +148,7 @@ where
             let after = tally.load(start.elapsed());
             tally.ended.store(true, Relaxed);
             while let Some(caller) = callers.join_next().await {
-                caller.expect("every caller is answered");
+                caller.expect("no caller panics");
             }
 
             Load {
@@ -170,7 +170,7 @@ where
 
             for turn in 0..requests {
                 due += Duration::from_secs_f64(-random.share().ln() / per_second);
-                // Spins, since the timer of the runtime is no finer than a millisecond.
+                // A busy loop, because the timer of the runtime has a resolution of a millisecond.
                 while Instant::now() < due {
                     while callers.try_join_next().is_some() {}
                     yield_now().await;
@@ -181,12 +181,12 @@ where
 
                 let (mut service, address, took) = (self.clone(), traffic.next_address(), took.clone());
                 callers.spawn(async move {
-                    ask(&mut service, address).await;
+                    send(&mut service, address).await;
                     took[turn].store(due.elapsed().as_nanos() as u64, Relaxed);
                 });
             }
             while let Some(caller) = callers.join_next().await {
-                caller.expect("every caller is answered");
+                caller.expect("no caller panics");
             }
 
             let settled = took.iter().skip(requests / 5);
@@ -198,7 +198,7 @@ where
         Box::pin(async move {
             let mut service = self.clone();
             let start = Instant::now();
-            ask(&mut service, address).await;
+            send(&mut service, address).await;
             start.elapsed()
         })
     }
@@ -209,16 +209,16 @@ where
         let mut context = Context::from_waker(Waker::noop());
         let start = Instant::now();
         for _ in 0..requests {
-            match pin!(ask(&mut service, traffic.next_address())).poll(&mut context) {
+            match pin!(send(&mut service, traffic.next_address())).poll(&mut context) {
                 Poll::Ready(status) => tally.add(status),
-                Poll::Pending => panic!("this service does not answer at once"),
+                Poll::Pending => panic!("the response of this service is not ready at once"),
             }
         }
         tally.load(start.elapsed())
     }
 }
 
-/// The service that is limited: it answers at once, with nothing.
+/// The limited service: responds at once, without content.
 #[derive(Clone, Copy, Debug)]
 pub struct Bare;
 

@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-/// A Markdown table whose first column is text and whose others are figures.
+/// A Markdown table: text in the first column, figures in the others.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -52,40 +52,40 @@ impl fmt::Display for Table {
     }
 }
 
-/// Ratios that are to be reached: what, the ratio, and the bound it is to keep, such as `>= 1.8`.
+/// Targets: a name, the measured ratio, and its bound, such as `>= 1.8`.
 pub fn targets(targets: &[(&str, f64, &str)]) -> (Table, Value) {
-    let mut table = Table::new(&["target", "reached", "wanted", ""]);
+    let mut table = Table::new(&["target", "measured", "bound", ""]);
     let mut values = Vec::new();
-    for (what, reached, wanted) in targets {
-        let (relation, bound) = wanted.split_once(' ').expect("a relation and a bound");
+    for (what, measured, limit) in targets {
+        let (relation, bound) = limit.split_once(' ').expect("a relation and a bound");
         let bound: f64 = bound.parse().expect("a bound");
         let met = if relation == ">=" {
-            *reached >= bound
+            *measured >= bound
         } else {
-            *reached <= bound
+            *measured <= bound
         };
-        let verdict = match (reached.is_nan(), met) {
+        let verdict = match (measured.is_nan(), met) {
             (true, _) => "not measured",
             (false, true) => "met",
             (false, false) => "missed",
         };
         table.row([
             what.to_string(),
-            format!("{reached:.2}"),
-            wanted.to_string(),
+            format!("{measured:.2}"),
+            limit.to_string(),
             verdict.to_owned(),
         ]);
-        values.push(json!({ "target": what, "reached": reached, "wanted": wanted, "verdict": verdict }));
+        values.push(json!({ "target": what, "measured": measured, "bound": limit, "verdict": verdict }));
     }
     (table, Value::Array(values))
 }
 
-/// A count such as 115,000; a dash for what was not measured.
+/// A count such as 115,000; a dash for NaN.
 pub fn count(figure: f64) -> String {
     if figure.is_nan() {
         return "-".to_owned();
     }
-    // Three digits are more than the measurement is worth.
+    // The measurements do not justify more than three digits.
     let unit = 10_f64.powf((figure.max(1.0).log10().floor() - 2.0).max(0.0));
     let digits = format!("{:.0}", (figure / unit).round() * unit);
     let mut text = String::new();
@@ -98,7 +98,7 @@ pub fn count(figure: f64) -> String {
     text
 }
 
-/// A figure with one digit behind the point; a dash for what was not measured.
+/// A figure with one decimal; a dash for NaN.
 pub fn decimal(figure: f64) -> String {
     match figure.is_nan() {
         true => "-".to_owned(),
@@ -106,7 +106,7 @@ pub fn decimal(figure: f64) -> String {
     }
 }
 
-/// A ratio such as 1.80x; a dash for what was not measured.
+/// A ratio such as 1.80x; a dash for NaN.
 pub fn times(ratio: f64) -> String {
     match ratio.is_nan() {
         true => "-".to_owned(),

@@ -3,33 +3,33 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-/// Who asks: an address for each request, in an order that is the same on every run.
+/// The address of each request, in an order that is the same on every run.
 pub struct Traffic {
-    /// What it is called in tables.
+    /// The name in tables.
     pub name: &'static str,
     addresses: Vec<SocketAddr>,
-    /// How many requests one after the other come from the same address.
+    /// Number of consecutive requests from the same address.
     hold: u64,
-    asked: AtomicU64,
+    requests: AtomicU64,
 }
 
 const KEYS: u32 = 10_000;
 const DRAWS: usize = 1 << 17;
 
 impl Traffic {
-    /// 10,000 callers who ask equally often.
+    /// 10,000 callers with the same rate.
     pub fn many() -> Self {
         let mut random = Random(1);
         let draws = (0..DRAWS).map(|_| (random.next() % u64::from(KEYS)) as u32);
         Self::new("10,000 keys", 0, draws, 1)
     }
 
-    /// One caller. So that no limit is ever reached, another one takes over after 50,000 requests.
+    /// One caller at a time. After 50,000 requests the next one follows, so that no limit is reached.
     pub fn hot() -> Self {
         Self::new("one hot key", 1, 0..60_000, 50_000)
     }
 
-    /// 10,000 callers, of whom the nth asks 1/n as often as the first.
+    /// 10,000 callers; the rate of the n-th is 1/n of that of the first.
     pub fn zipf() -> Self {
         let mut shares = Vec::new();
         let mut total = 0.0;
@@ -42,14 +42,14 @@ impl Traffic {
         Self::new("Zipf", 2, draws, 1)
     }
 
-    /// 1,000 callers who ask equally often, to be denied.
+    /// 1,000 callers with the same rate, to be denied.
     pub fn denied() -> Self {
         let mut random = Random(3);
         let draws = (0..DRAWS).map(|_| (random.next() % 1_000) as u32);
         Self::new("denied", 3, draws, 1)
     }
 
-    /// One caller, and always the same.
+    /// One caller for all requests.
     pub fn single() -> Self {
         Self::new("one key", 4, 0..1, 1)
     }
@@ -62,18 +62,18 @@ impl Traffic {
                 .map(|caller| SocketAddr::from((Ipv4Addr::from(first + caller), 4711)))
                 .collect(),
             hold,
-            asked: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
         }
     }
 
-    /// How many requests there were.
-    pub fn asked(&self) -> u64 {
-        self.asked.load(Relaxed)
+    /// Number of requests so far.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Relaxed)
     }
 
     /// The address of the next request.
     pub fn next_address(&self) -> SocketAddr {
-        let turn = self.asked.fetch_add(1, Relaxed) / self.hold;
+        let turn = self.requests.fetch_add(1, Relaxed) / self.hold;
         self.addresses[turn as usize % self.addresses.len()]
     }
 }

@@ -2,7 +2,7 @@ use axum_governor::{GovernorConfigBuilder, GovernorLayer, Quota, extractor::Peer
 
 use crate::peer::Peer;
 
-/// It has no switch for its headers.
+/// Its headers cannot be turned off.
 pub(crate) fn peers() -> Vec<Peer> {
     let limit = |quota| {
         let config = GovernorConfigBuilder::default()

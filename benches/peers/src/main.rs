@@ -1,4 +1,4 @@
-//! tower-quota beside other rate limiters for Tower, in one run and in turn. See the README.
+//! tower-quota and other rate limiters for Tower, measured in turn in one run. See the README.
 
 mod axum_governor;
 #[path = "../../whole/evalsha.rs"]
@@ -42,7 +42,7 @@ fn main() {
     });
 }
 
-/// The limiters that share their counts through one Redis, first what they are compared with.
+/// The limiters that share their counts through one Redis. The first is the reference.
 async fn distributed(server: &Server, options: &Options) -> Vec<Peer> {
     let url = server.url();
     let mut peers = vec![Peer {
@@ -64,11 +64,11 @@ async fn distributed(server: &Server, options: &Options) -> Vec<Peer> {
         tower_quota::distributed(server).await,
     ];
     let others = others.into_iter().flatten();
-    peers.extend(others.filter(|peer| options.wants(&peer.row.title())));
+    peers.extend(others.filter(|peer| options.includes(&peer.row.title())));
     peers
 }
 
-/// The limiters that count in the process, first what they are compared with.
+/// The limiters that count in the process. The first is the reference.
 fn in_process(options: &Options) -> Vec<Peer> {
     let mut peers = vec![Peer {
         row: Row::new("no limit", "", ""),
@@ -81,7 +81,7 @@ fn in_process(options: &Options) -> Vec<Peer> {
         tower_quota::in_process(),
     ];
     let others = others.into_iter().flatten();
-    peers.extend(others.filter(|peer| options.wants(&peer.row.title())));
+    peers.extend(others.filter(|peer| options.includes(&peer.row.title())));
     peers
 }
 
@@ -112,7 +112,7 @@ async fn throughput(peers: &mut [Peer], options: &Options) {
     }
 }
 
-/// How long a check of one caller takes.
+/// Latency of a check of one caller.
 async fn alone(peers: &mut [Peer], options: &Options) {
     let turns = if options.quick { 20 } else { 1_000 };
     let traffic = Traffic::many();
@@ -136,7 +136,7 @@ const ALLOCATIONS: &str = "allocations";
 const DENIED_NS: &str = "denied, ns";
 const DENIED_ALLOCATIONS: &str = "allocations, denied";
 
-/// What a limiter in the process adds to a request, in time and allocations.
+/// Time and allocations that a limiter in the process adds to a request.
 async fn at_once(peers: &mut [Peer], options: &Options) {
     let (requests, rounds) = if options.quick {
         (1_000, 1)

@@ -1,7 +1,7 @@
 use bench_harness::{Bare, Row, Subject};
 use tower_layer::Layer;
 
-/// A limiter to measure, around the same service, key by the address of the peer.
+/// A limiter to measure: the same service, with the address of the peer as the key.
 pub(crate) struct Peer {
     pub(crate) row: Row,
     /// Behind a limit that is never reached.
@@ -11,7 +11,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// A limiter of a crate, by what its layer puts around the service.
+    /// The limiter of a crate: the service within its layer.
     pub(crate) fn new<L>(
         package: &str,
         algorithm: &'static str,
@@ -31,7 +31,7 @@ impl Peer {
     }
 }
 
-/// The version of a package that is measured.
+/// The version of a measured package.
 pub(crate) fn version(package: &str) -> &'static str {
     let entry = format!("[[package]]\nname = \"{package}\"\nversion = \"");
     let found = include_str!("../Cargo.lock")

@@ -11,7 +11,7 @@ use crate::{
     peer::{Peer, version},
 };
 
-/// As much as a plain log may hold.
+/// The largest quota of a log without precision.
 const AMPLE: u64 = 100_000;
 
 pub(crate) async fn distributed(server: &Server) -> Vec<Peer> {
@@ -30,7 +30,7 @@ pub(crate) async fn distributed(server: &Server) -> Vec<Peer> {
     let peers = clients.iter().flat_map(|(client, store)| {
         let limits = limits(AMPLE, window).into_iter().zip(limits(1, HOUR));
         limits.map(move |((algorithm, ample), (_, scarce))| {
-            // Nobody counts on the keys of another row.
+            // Each row has keys of its own.
             let admitting = layer(store, format!("{client}.admitting"), ample, Headers::default());
             let denying = layer(store, format!("{client}.denying"), scarce, Headers::default());
             let client = format!("{client} {}", version(client));

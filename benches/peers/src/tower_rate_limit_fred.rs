@@ -16,8 +16,8 @@ use crate::{
     peer::{Peer, version},
 };
 
-/// As its example has it, with a pool of 12 and fred's own settings; on a single connection; and on a single connection
-/// without Nagle's algorithm, as the other limiters have it.
+/// As in its example, with a pool of 12 and the default settings of fred; with one connection; and with one connection without
+/// Nagle's algorithm, as in the other limiters.
 pub(crate) async fn peers(server: &Server) -> Vec<Peer> {
     let mut builder = Builder::from_config(Config::from_url(&server.url()).expect("the URL is good"));
     builder.with_performance_config(|config| config.default_command_timeout = Duration::from_secs(10));
@@ -46,7 +46,7 @@ fn peer<C>(client: String, connection: &C) -> Peer
 where
     C: LuaInterface + Clone + Send + Sync + 'static,
 {
-    // A thousand per second with all the burst that it can have, and one an hour.
+    // 1,000 per second with the largest burst, and 1 an hour.
     let limit = |prefix, capacity, interval| {
         RateLimitLayer::builder()
             .conn(connection.clone())

@@ -8,7 +8,7 @@ use crate::{
     peer::{Peer, version},
 };
 
-/// As its example has it, with its faster store, by Lua.
+/// As in its example, with the faster of its stores, which uses Lua.
 pub(crate) async fn peers(server: &Server) -> Vec<Peer> {
     let client = redis::Client::open(server.url()).expect("the URL is good");
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));

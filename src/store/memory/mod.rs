@@ -86,7 +86,7 @@ impl MemoryStore {
         Self::builder().build()
     }
 
-    /// A builder, to set the capacity or the clock.
+    /// A builder, which sets the capacity and the clock.
     pub fn builder() -> MemoryStoreBuilder {
         MemoryStoreBuilder {
             capacity: DEFAULT_CAPACITY,
@@ -231,6 +231,12 @@ impl MemoryStoreBuilder {
     /// # Panics
     ///
     /// If the capacity is 0. [`try_capacity`](Self::try_capacity) returns an error instead.
+    ///
+    /// ```
+    /// use tower_quota::MemoryStore;
+    ///
+    /// assert_eq!(MemoryStore::builder().capacity(1_000_000).build().capacity(), 1_000_000);
+    /// ```
     #[track_caller]
     pub fn capacity(self, capacity: usize) -> Self {
         match self.try_capacity(capacity) {
@@ -261,13 +267,17 @@ impl MemoryStoreBuilder {
     /// It is called once in each call of the store. The time may stand still, jump and go back; times after the year 2112 count
     /// as that year. The function must not use the store, a part of which is locked during the call.
     ///
-    /// The default is the monotonic clock of [`tokio::time`].
+    /// The default is the monotonic clock of [`tokio::time`]. The [builder](Self) has an example.
     pub fn clock(mut self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         self.clock = Some(Clock::Custom(Box::new(now)));
         self
     }
 
     /// Builds an empty store.
+    ///
+    /// ```
+    /// assert!(tower_quota::MemoryStore::builder().build().is_empty());
+    /// ```
     pub fn build(self) -> MemoryStore {
         let clock = self.clock.unwrap_or_else(Clock::monotonic);
         MemoryStore {

@@ -85,7 +85,7 @@ use crate::ConfigError;
 ///
 /// Who was denied is denied again without asking Redis, until the wait is over and for a second at most: by the same
 /// policies with the same numbers, for the same key, at the same cost or a higher one (for which the wait is a lower
-/// bound). The wait runs down meanwhile. A [reset](crate::Limiter::reset) or [refund](crate::Limiter::refund) by this
+/// bound). The wait runs down meanwhile. A [reset](crate::Limiter::reset) or [refund](crate::Receipt::refund) by this
 /// process is seen at once; one by another process, a key that was deleted in Redis, or a clock that was set, after a
 /// second at most. 10,000 denials are remembered; when more come, the oldest are forgotten.
 ///
@@ -104,9 +104,11 @@ use crate::ConfigError;
 /// Set Redis's `maxmemory-policy` to `noeviction`, or choose an instance of its own: a key that is evicted is a limit that
 /// is reset. A failover loses what the replica had not received yet, and as much may be admitted again.
 ///
-#[doc = include_str!("faults.md")]
+/// # Measurements
 ///
-#[doc = include_str!("speed.md")]
+/// * [Behavior under faults](crate::guide::faults): what is admitted and how long checks fail while Redis is killed, hangs,
+///   fails over or runs out of memory.
+/// * [Speed](crate::guide::speed), compared with other crates.
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStore {

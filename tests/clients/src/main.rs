@@ -1,4 +1,4 @@
-//! Shows how clients handle the responses of tower-quota. `README.md` has the commands.
+//! Shows how clients handle the responses of tower-quota. See `README.md`.
 
 mod browser;
 mod upload;

@@ -141,7 +141,7 @@ async fn the_tables_of_all_faults() {
 
 #[test]
 fn the_docs_have_every_fault() {
-    let docs = include_str!("../../../src/store/redis/faults.md");
+    let docs = include_str!("../../../docs/faults.md");
     for head in [Row::HEAD, modes::Row::HEAD] {
         let rows: String = docs
             .split(head)

@@ -117,7 +117,7 @@ impl Browser {
         self.request(request.body(body.into()).expect("a good request")).await
     }
 
-    async fn send(&self, request: Builder) -> Received {
+    pub(crate) async fn send(&self, request: Builder) -> Received {
         self.request(request.body(Body::empty()).expect("a good request")).await
     }
 

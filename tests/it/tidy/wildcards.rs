@@ -30,12 +30,16 @@ const ALGORITHMS: [&str; 2] = ["Limit", "State"];
 /// Functions that match with a wildcard, and why it is right for each variant to come.
 const DELIBERATE: &[(&str, &str)] = &[
     (
-        "src/check.rs hopeless",
+        "src/decision/policy.rs permanent_denial",
         "a cost above the quota never fits, whatever the algorithm",
     ),
     (
         "src/limit/state.rs dispatch!",
         "each algorithm has an arm, and a state of another one is a mismatch",
+    ),
+    (
+        "src/limiter.rs perform",
+        "a policy applies by its cost, whatever the algorithm",
     ),
     (
         "src/response/grpc.rs violation",

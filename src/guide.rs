@@ -1,0 +1,9 @@
+//! Measurements: speed, and behavior under faults.
+//!
+//! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
+
+#[doc = include_str!("../docs/faults.md")]
+pub mod faults {}
+
+#[doc = include_str!("../docs/speed.md")]
+pub mod speed {}

@@ -1,0 +1,43 @@
+//! Draft -07: a dictionary for one policy, the one that matters most.
+
+use http::HeaderMap;
+
+use super::{
+    draft06::single_policy,
+    line::{append, keep_one_line},
+    names::{RATELIMIT, RATELIMIT_POLICY},
+    text::Text,
+    value::{ceil_secs, standing},
+};
+use crate::PolicyDecision;
+
+pub(super) fn write(policy: &PolicyDecision, headers: &mut HeaderMap) {
+    append(headers, &RATELIMIT_POLICY, single_policy(policy));
+    write_dictionary(policy, headers);
+}
+
+/// `limit=2, remaining=1, reset=30`, unless the one that is there has less left.
+fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
+    keep_one_line(headers, &RATELIMIT);
+    let theirs = headers
+        .get(RATELIMIT)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| {
+            let members = value.split(',').map(str::trim);
+            members
+                .filter_map(|member| member.strip_prefix("remaining="))
+                .find_map(|left| left.parse::<u64>().ok())
+        });
+    let (remaining, reset) = standing(policy);
+    if theirs.is_some_and(|theirs| theirs <= remaining) {
+        return;
+    }
+
+    let mut value = Text::new();
+    value.text("limit=").number(policy.limit());
+    value.text(", remaining=").number(remaining);
+    if let Some(reset) = reset {
+        value.text(", reset=").number(ceil_secs(reset));
+    }
+    headers.insert(RATELIMIT, value.into());
+}

@@ -1,0 +1,41 @@
+//! Limit, remaining and reset in a field each, as in draft -06 and in the legacy fields.
+
+use http::{HeaderMap, HeaderName};
+
+use super::{
+    dialect::ResetFormat,
+    line::keep_one_line,
+    text::Text,
+    value::{ceil_secs, standing},
+};
+use crate::PolicyDecision;
+
+/// Writes three single values, unless those that are there have less left.
+pub(super) fn write_triple(
+    policy: &PolicyDecision,
+    [limit_name, remaining_name, reset_name]: [HeaderName; 3],
+    reset_format: ResetFormat,
+    headers: &mut HeaderMap,
+) {
+    for name in [&limit_name, &remaining_name, &reset_name] {
+        keep_one_line(headers, name);
+    }
+    let theirs = headers
+        .get(&remaining_name)
+        .and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
+    let (remaining, reset) = standing(policy);
+    if theirs.is_some_and(|theirs| theirs <= remaining) {
+        return;
+    }
+
+    headers.insert(limit_name, Text::from(policy.limit()).into());
+    headers.insert(remaining_name, Text::from(remaining).into());
+    headers.remove(&reset_name);
+    if let Some(reset) = reset {
+        let seconds = match reset_format {
+            ResetFormat::DeltaSeconds => ceil_secs(reset),
+            ResetFormat::EpochSeconds => ceil_secs(policy.decided_at.saturating_add(reset)),
+        };
+        headers.insert(reset_name, Text::from(seconds).into());
+    }
+}

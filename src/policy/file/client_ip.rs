@@ -1,0 +1,106 @@
+use std::fmt;
+
+use http::HeaderName;
+use serde::{
+    Deserialize, Deserializer,
+    de::{SeqAccess, Visitor},
+};
+
+use crate::{
+    ConfigError,
+    key::{self, ClientIpSource},
+};
+
+/// The client address as configuration describes it: the header, the networks whose header is read, and the number of proxies.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "ClientIpTable")]
+pub(super) struct ClientIp(pub(super) key::Ip);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClientIpTable {
+    header: String,
+    trusted: Trusted,
+    hops: Option<usize>,
+}
+
+impl TryFrom<ClientIpTable> for ClientIp {
+    type Error = ConfigError;
+
+    fn try_from(table: ClientIpTable) -> Result<Self, ConfigError> {
+        let header = table.header.parse::<HeaderName>().map_err(|_| {
+            ConfigError::new(format!(
+                "`{}` is not the name of a header; one looks like `header = \"x-forwarded-for\"`",
+                table.header
+            ))
+        })?;
+
+        let source = match (header.as_str(), table.hops) {
+            ("x-forwarded-for", None) => ClientIpSource::XForwardedFor,
+            ("x-forwarded-for", Some(0)) => {
+                return Err(ConfigError::new(
+                    "there is at least one proxy: `hops = 1` takes the last entry of `x-forwarded-for`",
+                ));
+            }
+            ("x-forwarded-for", Some(hops)) => ClientIpSource::XForwardedForHop(hops),
+            ("forwarded", None) => ClientIpSource::Forwarded,
+            (_, None) => ClientIpSource::Header(header),
+            (_, Some(_)) => {
+                return Err(ConfigError::new(format!(
+                    "`hops` counts entries of `x-forwarded-for`; leave it out for `{header}`"
+                )));
+            }
+        };
+
+        let client_ip = key::client_ip(source);
+        match table.trusted {
+            Trusted::AnyPeer => Ok(Self(client_ip.trust_any_peer())),
+            Trusted::Networks(networks) => client_ip.try_trusted(networks).map(Self),
+        }
+    }
+}
+
+/// The peers whose header is read.
+enum Trusted {
+    AnyPeer,
+    Networks(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Trusted {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NetworksOrAny;
+
+        const EXPECTED: &str = "a list of networks such as `[\"10.0.0.0/8\"]`, or `\"any-peer\"` for a server that only \
+                                its proxy can reach";
+
+        impl<'de> Visitor<'de> for NetworksOrAny {
+            type Value = Trusted;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(EXPECTED)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Trusted, E> {
+                match text {
+                    "any-peer" => Ok(Trusted::AnyPeer),
+                    _ => Err(E::custom(format_args!("`{text}` is not {EXPECTED}"))),
+                }
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Trusted, A::Error> {
+                let mut networks = Vec::new();
+                while let Some(network) = list.next_element()? {
+                    networks.push(network);
+                }
+                match networks.is_empty() {
+                    true => Err(serde::de::Error::custom(format_args!(
+                        "an empty list trusts no proxy; write {EXPECTED}"
+                    ))),
+                    false => Ok(Trusted::Networks(networks)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(NetworksOrAny)
+    }
+}

@@ -1,0 +1,94 @@
+use std::sync::Arc;
+
+use super::{Keyed, Policy};
+use crate::{
+    ConfigError,
+    decision::CheckContext,
+    store::{Failover, Store},
+};
+
+/// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them.
+///
+/// An empty list admits everything. The trait is sealed: it is implemented for these types only.
+///
+/// ```
+/// use tower_quota::{IntoPolicies, Limiter, MemoryStore, Policy, SlidingLog, Unkeyed};
+///
+/// fn limiter(policies: impl IntoPolicies<Unkeyed>) -> Limiter {
+///     Limiter::new(MemoryStore::new(), policies)
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let burst = || Policy::new("burst", SlidingLog::per_second(2));
+/// let daily = || Policy::new("daily", SlidingLog::per_day(100));
+/// for (limiter, policies) in [(limiter(burst()), 1), (limiter([burst(), daily()]), 2), (limiter(vec![]), 0)] {
+///     assert_eq!(limiter.check("42").await?.policies().count(), policies);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a policy with a key, nor a list of them",
+    note = "a policy has a key that requests are counted under: `.key(key::ip())`, or `.key(key::constant(\"all\"))` for one \
+            limit for all callers"
+)]
+pub trait IntoPolicies<K = Keyed>: sealed::Sealed {
+    /// The policies, in the order in which they are reported.
+    fn into_policies(self) -> Vec<Policy<K>>;
+}
+
+impl<K> IntoPolicies<K> for Policy<K> {
+    fn into_policies(self) -> Vec<Self> {
+        vec![self]
+    }
+}
+
+impl<K> IntoPolicies<K> for Vec<Policy<K>> {
+    fn into_policies(self) -> Self {
+        self
+    }
+}
+
+impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
+    fn into_policies(self) -> Vec<Policy<K>> {
+        self.into()
+    }
+}
+
+mod sealed {
+    use super::Policy;
+
+    pub trait Sealed {}
+
+    impl<K> Sealed for Policy<K> {}
+    impl<K> Sealed for Vec<Policy<K>> {}
+    impl<K, const N: usize> Sealed for [Policy<K>; N] {}
+}
+
+/// Refuses lists in which two policies would share their counts.
+pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
+    for (position, policy) in policies.iter().enumerate() {
+        if policies[..position]
+            .iter()
+            .any(|earlier| earlier.name() == policy.name())
+        {
+            return Err(ConfigError::new(format!(
+                "two policies are named `{}`; counts are stored under the name, so each policy needs its own",
+                policy.name(),
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The context of the checks of these policies in a store.
+pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
+    CheckContext {
+        failover: Failover::of(&store),
+        store: Arc::new(store),
+        quotas: policies.iter().map(|policy| policy.quota.clone()).collect(),
+        failure_modes: policies.iter().map(|policy| policy.failure_mode).collect(),
+        rendered: policies.iter().map(|policy| policy.rendered.clone()).collect(),
+    }
+}

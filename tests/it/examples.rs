@@ -1,0 +1,172 @@
+//! The responses that the README and the examples show are those that the examples send.
+
+use std::{
+    convert::Infallible,
+    fmt::{Debug, Write},
+    net::SocketAddr,
+};
+
+use axum::{body::Body, extract::ConnectInfo};
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode, Uri, Version};
+use http_body_util::BodyExt;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_quota::{MemoryStore, RedisStore, key::PeerAddr};
+
+#[path = "../../examples/axum_per_route.rs"]
+#[allow(dead_code)]
+mod axum_per_route;
+#[path = "../../examples/degrade.rs"]
+#[allow(dead_code)]
+mod degrade;
+#[path = "../../examples/hello.rs"]
+#[allow(dead_code)]
+mod hello;
+#[path = "../../examples/hyper.rs"]
+#[allow(dead_code)]
+mod hyper_example;
+#[path = "../../examples/limits_file.rs"]
+#[allow(dead_code)]
+mod limits_file;
+#[path = "../../examples/tonic.rs"]
+#[allow(dead_code)]
+mod tonic_example;
+#[path = "../../examples/users.rs"]
+#[allow(dead_code)]
+mod users;
+
+/// A call of curl in a page, with the lines that are shown of its response.
+struct Call {
+    arguments: Vec<String>,
+    shown: Vec<String>,
+}
+
+/// The calls of curl in the `console` blocks of a page.
+fn calls(page: &str) -> Vec<Call> {
+    let mut calls = Vec::<Call>::new();
+    let (mut in_block, mut in_call) = (false, false);
+    for line in page.lines() {
+        let line = line.strip_prefix("//!").unwrap_or(line);
+        let line = line.strip_prefix(' ').unwrap_or(line);
+        if line.starts_with("```") {
+            (in_block, in_call) = (line == "```console", false);
+        } else if let (true, Some(command)) = (in_block, line.strip_prefix("$ ")) {
+            in_call = command.starts_with("curl ");
+            if in_call {
+                let (arguments, shown) = (words(command), Vec::new());
+                calls.push(Call { arguments, shown });
+            }
+        } else if let (true, Some(call)) = (in_call && !line.is_empty(), calls.last_mut()) {
+            call.shown.push(line.to_owned());
+        }
+    }
+    assert!(!calls.is_empty(), "the page calls curl");
+    calls
+}
+
+/// The words of a command, of which some are in single quotes.
+fn words(command: &str) -> Vec<String> {
+    let parts = command.split('\'').enumerate();
+    let words = parts.flat_map(|(number, part)| match number % 2 {
+        0 => part.split_whitespace().map(str::to_owned).collect(),
+        _ => vec![part.to_owned()],
+    });
+    words.collect()
+}
+
+impl Call {
+    fn request(&self) -> Request<Body> {
+        let mut request = Request::builder();
+        let mut arguments = self.arguments.iter().skip(1);
+        while let Some(argument) = arguments.next() {
+            request = match argument.as_str() {
+                "-i" | "-s" => request,
+                "-X" => request.method(arguments.next().expect("a method").as_str()),
+                "-H" => {
+                    let field = arguments.next().expect("a field");
+                    let (name, value) = field.split_once(": ").expect("a name and a value");
+                    request.header(name, value)
+                }
+                url => request.uri(url.parse::<Uri>().expect("a URL").path()),
+            };
+        }
+        let peer = SocketAddr::from(([127, 0, 0, 1], 40_000));
+        let request = request.extension(ConnectInfo(peer)).extension(PeerAddr(peer));
+        request.body(Body::empty()).expect("a request")
+    }
+
+    /// Asserts that the response has each line that is shown, but for the date.
+    fn verify(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) {
+        let mut response = format!("{:?} {status}\n", Version::HTTP_11);
+        for (name, value) in headers {
+            writeln!(response, "{name}: {}", value.to_str().expect("text")).expect("a string");
+        }
+        response.push_str(std::str::from_utf8(body).expect("text"));
+
+        let shown = self.shown.iter().filter(|line| !line.starts_with("date: "));
+        for line in shown {
+            let found = response.lines().any(|of_response| of_response == line);
+            assert!(found, "{}: no line `{line}` in\n{response}", self.arguments.join(" "));
+        }
+    }
+}
+
+/// Sends the requests of a page to a service, at one instant.
+async fn shows<S, C>(page: &str, service: S)
+where
+    S: Service<Request<Body>, Response = Response<C>, Error = Infallible> + Clone,
+    C: http_body::Body<Data = Bytes, Error: Debug>,
+{
+    for call in calls(page) {
+        let Ok(response) = service.clone().oneshot(call.request()).await;
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.expect("a body").to_bytes();
+        call.verify(parts.status, &parts.headers, &body);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn hello_sends_what_the_readme_shows() {
+    shows(include_str!("../../README.md"), hello::app(MemoryStore::new())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hello_sends_what_it_shows() {
+    shows(include_str!("../../examples/hello.rs"), hello::app(MemoryStore::new())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn axum_per_route_sends_what_it_shows() {
+    shows(include_str!("../../examples/axum_per_route.rs"), axum_per_route::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn users_sends_what_it_shows() {
+    shows(include_str!("../../examples/users.rs"), users::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_file_sends_what_it_shows() {
+    let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/limits.toml");
+    let app = limits_file::app(limits).expect("the file has the policies");
+    shows(include_str!("../../examples/limits_file.rs"), app).await;
+}
+
+/// Port 1 is reserved, so no server is there.
+#[tokio::test(start_paused = true)]
+async fn degrade_sends_what_it_shows() {
+    let redis = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("a store");
+    shows(include_str!("../../examples/degrade.rs"), degrade::app(&redis)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hyper_sends_what_it_shows() {
+    let service = hyper_example::limit().layer(service_fn(hyper_example::hello));
+    shows(include_str!("../../examples/hyper.rs"), service).await;
+}
+
+#[tokio::test]
+async fn tonic_receives_what_it_asserts() {
+    let example = tokio::task::spawn_blocking(|| tonic_example::main().map_err(|error| error.to_string()));
+    assert_eq!(example.await.expect("no panic"), Ok(()));
+}
