@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::{assert_all_needed, metadata, root};
 
 /// Crates whose types are still to be replaced in the public API.
-const KNOWN: &[&str] = &["jiff", "smallvec"];
+const KNOWN: &[&str] = &[];
 
 /// The public API, as rustdoc writes it.
 fn rustdoc(target: &Path) -> Value {
