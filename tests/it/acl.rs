@@ -1,4 +1,4 @@
-//! The users that the README proposes can do what a limiter needs, and nothing else.
+//! The Redis users in the README have the permissions that a limiter needs, and no others.
 
 use std::{collections::HashMap, fs, time::Duration};
 
@@ -14,15 +14,15 @@ use tower_quota::{
 use crate::support::{Algorithm, Cluster, Redis, Sentinel, decide, each_client, patient, try_decide};
 
 each_client! {
-    the_plain_user_can_do_all_that_a_limiter_needs
-    the_strict_user_can_once_the_script_is_there
+    the_plain_user_has_all_permissions_that_a_limiter_needs
+    the_strict_user_works_after_the_script_is_loaded
     the_strict_user_fails_without_the_script
     the_user_of_a_sentinel_can_find_its_primary
 }
 
 const OPERATIONS: [Operation; 4] = [Operation::Check, Operation::Charge, Operation::Peek, Operation::Reset];
 
-/// The lines of the README that begin with this.
+/// The words of the line of the README that begins with this.
 fn line(begin: &str) -> Vec<String> {
     let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
     let readme = fs::read_to_string(readme).expect("the README");
@@ -64,17 +64,17 @@ async fn do_all(store: &RedisStore) {
     }
 }
 
-/// What this user was refused, but for the questions of fred about the server, which it does without.
+/// The commands that Redis refused, without those that fred sends on connecting and does not need.
 async fn refused(redis: &Redis) -> Vec<String> {
     let log: Vec<HashMap<String, String>> = redis.command("ACL", ["LOG"]).await;
     let objects = log.into_iter().filter_map(|mut entry| entry.remove("object"));
     objects
-        // Redis 6.2 says `client` of all its subcommands.
+        // Redis 6.2 logs `client` for each of its subcommands.
         .filter(|object| !["info", "client|id", "client"].contains(&object.as_str()))
         .collect()
 }
 
-async fn the_plain_user_can_do_all_that_a_limiter_needs(library: ClientLibrary) {
+async fn the_plain_user_has_all_permissions_that_a_limiter_needs(library: ClientLibrary) {
     let redis = Redis::start();
     allow(&redis, PLAIN).await;
     let store = connect(library, &url(&redis, "limiter")).await;
@@ -83,7 +83,7 @@ async fn the_plain_user_can_do_all_that_a_limiter_needs(library: ClientLibrary) 
     no_other_command_runs(&redis, "limiter", &["KEYS *", "FLUSHALL", "GET other", "CONFIG GET *"]).await;
 }
 
-async fn the_strict_user_can_once_the_script_is_there(library: ClientLibrary) {
+async fn the_strict_user_works_after_the_script_is_loaded(library: ClientLibrary) {
     let redis = Redis::start();
     allow(&redis, STRICT).await;
     for script in RedisStore::scripts() {
@@ -117,7 +117,7 @@ async fn the_strict_user_fails_without_the_script(library: ClientLibrary) {
     assert!(error.to_string().contains("NOPERM"), "{error}");
 }
 
-/// Each of these is answered with `NOPERM`.
+/// Redis replies `NOPERM` to each of these.
 async fn no_other_command_runs(redis: &Redis, user: &str, commands: &[&str]) {
     let config = Config::from_url(&url(redis, user)).expect("a good URL");
     let client = Builder::from_config(config).build().expect("a client");

@@ -68,7 +68,7 @@ async fn eight_processes_are_admitted_exactly_the_limit_ten_times_in_a_row() {
     for round in 0..10 {
         let key = format!("round-{round}");
         for worker in &mut workers {
-            worker.tell(&key, 100, 150);
+            worker.order(&key, 100, 150);
         }
         let admitted: Vec<_> = workers.iter_mut().map(|worker| worker.outcome().0).collect();
         assert_eq!(admitted.iter().sum::<u64>(), 100, "{round}: {admitted:?}");
@@ -210,14 +210,14 @@ async fn a_host_whose_clock_is_an_hour_off_makes_the_same_decisions() {
     assert!(off > Duration::from_secs(3_590), "its clock is {off:?} ahead");
 
     let first = limiter.check("k").await.expect("Redis answers");
-    ahead.tell("k", 3, 1);
+    ahead.order("k", 3, 1);
     assert_eq!(ahead.outcome().0, 1);
-    on_time.tell("k", 3, 2);
+    on_time.order("k", 3, 2);
     assert_eq!(on_time.outcome().0, 1);
 
     // The wait of both ends when the first admission expires.
     let before = check(&limiter).await;
-    ahead.tell("k", 3, 1);
+    ahead.order("k", 3, 1);
     let (admitted, wait) = ahead.outcome();
     let after = check(&limiter).await;
     assert_eq!(admitted, 0);

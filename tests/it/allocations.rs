@@ -1,4 +1,4 @@
-//! What a request allocates beside what the service behind does, as the docs of the layer state.
+//! The allocations that the layer adds to a request, as its docs state.
 
 use std::{
     convert::Infallible,
@@ -17,7 +17,7 @@ use crate::support::{Later, get};
 
 type Body = Empty<bytes::Bytes>;
 
-/// A service that answers at once, with a header field or without any.
+/// A service that responds at once, with a header field or without any.
 #[derive(Clone)]
 struct Bare {
     content_type: Option<HeaderValue>,
@@ -89,7 +89,7 @@ fn an_admitted_request_allocates_seven_times() {
 }
 
 #[test]
-fn where_the_response_has_fields_already_it_allocates_five_times() {
+fn a_response_that_has_header_fields_needs_two_allocations_less() {
     let layer = layer(MemoryStore::new(), SlidingLog::per_hour(1_000));
     let html = Bare {
         content_type: Some(HeaderValue::from_static("text/html")),
@@ -98,20 +98,20 @@ fn where_the_response_has_fields_already_it_allocates_five_times() {
 }
 
 #[test]
-fn without_fields_it_allocates_five_times() {
+fn without_header_fields_an_admitted_request_allocates_five_times() {
     let layer = layer(MemoryStore::new(), SlidingLog::per_hour(1_000)).headers(Headers::None);
     assert_eq!(added(&layer, SILENT, StatusCode::OK), 5);
 }
 
 #[test]
-fn without_extensions_it_allocates_three_times_and_without_fields_too_once() {
+fn without_extensions_an_admitted_request_allocates_three_times_and_without_header_fields_once() {
     let layer = layer(MemoryStore::new(), SlidingLog::per_hour(1_000)).extensions(false);
     assert_eq!(added(&layer, SILENT, StatusCode::OK), 3);
     assert_eq!(added(&layer.headers(Headers::None), SILENT, StatusCode::OK), 1);
 }
 
 #[test]
-fn a_store_that_answers_later_adds_its_future() {
+fn a_store_that_replies_later_adds_its_future() {
     let layer = layer(Later(MemoryStore::new()), SlidingLog::per_hour(1_000));
     assert_eq!(added(&layer, SILENT, StatusCode::OK), 8);
 }

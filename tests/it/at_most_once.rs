@@ -1,4 +1,4 @@
-//! Whatever happens on the way, a charge is counted once or not at all.
+//! A charge is counted once or not at all, whatever fails.
 
 use std::{
     sync::{
@@ -19,11 +19,11 @@ use crate::support::{
 };
 
 each_client! {
-    an_answer_that_is_lost_was_counted_once
-    a_connection_that_is_killed_under_load_loses_answers_and_counts_none_twice
-    a_connection_that_falls_silent_counts_none_twice
-    a_caller_who_leaves_is_counted_once_or_not
-    a_failover_counts_none_twice
+    a_check_whose_reply_is_lost_is_counted_once
+    a_connection_that_is_killed_under_load_counts_no_check_twice
+    a_connection_that_falls_silent_counts_no_check_twice
+    a_check_that_is_dropped_is_counted_at_most_once
+    a_failover_counts_no_check_twice
 }
 
 const QUOTA: u64 = 1_000_000;
@@ -39,13 +39,13 @@ async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
     builder.url(url).connect().await.expect("the URL is good")
 }
 
-/// How much is counted, as another store sees it.
+/// The count of the key, read by another store.
 async fn counted(url: &str) -> u64 {
     let store = connected(patient(), url).await;
     QUOTA - decide(&store, Operation::Peek, &limit(), "k", 1).await.states()[0].remaining
 }
 
-/// Callers who check one key without pause.
+/// Tasks that check one key without pause.
 struct Load {
     running: Arc<AtomicBool>,
     admitted: Arc<AtomicU64>,
@@ -82,7 +82,7 @@ impl Load {
         load
     }
 
-    /// Waits until so many more were admitted.
+    /// Waits for this number of further admissions.
     async fn goes_on(&self, more: u64) {
         let target = self.admitted.load(Ordering::Relaxed) + more;
         eventually("callers are admitted again", async || {
@@ -91,7 +91,7 @@ impl Load {
         .await;
     }
 
-    /// How many were admitted, and how many were not answered.
+    /// The number of admitted and of failed checks.
     async fn stop(self) -> (u64, u64) {
         self.running.store(false, Ordering::Relaxed);
         self.callers.join_all().await;
@@ -102,7 +102,7 @@ impl Load {
     }
 }
 
-async fn an_answer_that_is_lost_was_counted_once(library: ClientLibrary) {
+async fn a_check_whose_reply_is_lost_is_counted_once(library: ClientLibrary) {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
     let store = connect(library, &proxy.url()).await;
@@ -115,7 +115,7 @@ async fn an_answer_that_is_lost_was_counted_once(library: ClientLibrary) {
         proxy.cut_before_the_next_answer();
         let mut error = None;
         eventually("an answer is lost", async || {
-            // Until it is connected again nothing is sent.
+            // Nothing is sent until it is connected again.
             error = try_decide(&store, Operation::Check, &limit(), "k", 1).await.err();
             proxy.has_cut()
         })
@@ -129,7 +129,7 @@ async fn an_answer_that_is_lost_was_counted_once(library: ClientLibrary) {
     }
 }
 
-async fn a_connection_that_is_killed_under_load_loses_answers_and_counts_none_twice(library: ClientLibrary) {
+async fn a_connection_that_is_killed_under_load_counts_no_check_twice(library: ClientLibrary) {
     let redis = Redis::start();
     let store = connect(library, &redis.url()).await;
     let load = Load::start(&store);
@@ -149,7 +149,7 @@ async fn a_connection_that_is_killed_under_load_loses_answers_and_counts_none_tw
     );
 }
 
-async fn a_connection_that_falls_silent_counts_none_twice(library: ClientLibrary) {
+async fn a_connection_that_falls_silent_counts_no_check_twice(library: ClientLibrary) {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
     let store = connect(library, &proxy.url()).await;
@@ -168,7 +168,7 @@ async fn a_connection_that_falls_silent_counts_none_twice(library: ClientLibrary
     );
 }
 
-async fn a_caller_who_leaves_is_counted_once_or_not(library: ClientLibrary) {
+async fn a_check_that_is_dropped_is_counted_at_most_once(library: ClientLibrary) {
     const CALLERS: u64 = 50;
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
@@ -187,7 +187,7 @@ async fn a_caller_who_leaves_is_counted_once_or_not(library: ClientLibrary) {
     assert!((2..=CALLERS + 1).contains(&counted), "{counted} counted");
 }
 
-async fn a_failover_counts_none_twice(library: ClientLibrary) {
+async fn a_failover_counts_no_check_twice(library: ClientLibrary) {
     let mut sentinel = Sentinel::start_that_fails_over().await;
     let store = connect(library, &sentinel.url()).await;
     let load = Load::start(&store);
@@ -207,7 +207,7 @@ async fn a_failover_counts_none_twice(library: ClientLibrary) {
 }
 
 #[tokio::test]
-async fn a_failover_in_a_cluster_counts_none_twice() {
+async fn a_failover_in_a_cluster_counts_no_check_twice() {
     let mut cluster = Cluster::start_that_fails_over().await;
     let store = connect(ClientLibrary::RedisRs, &cluster.url()).await;
     let slot = cluster.slot("quota:1:log:test:{key=k}").await;

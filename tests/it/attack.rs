@@ -41,7 +41,7 @@ async fn everything(redis: &Redis) -> Vec<(String, Vec<u8>, i64)> {
 async fn a_flood_of_denials_grows_nothing() {
     let redis = Redis::start();
     let clock = Clock::new();
-    clock.tell(&redis).await;
+    clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
     for (name, algorithm) in Algorithm::ALL.into_iter().enumerate() {
         let (key, limit) = (name.to_string(), algorithm.limit(FLOOD));
@@ -78,7 +78,7 @@ async fn a_flood_of_denials_grows_nothing() {
 async fn callers_denied_by_a_shared_limit_leave_no_keys_of_their_own() {
     let redis = Redis::start();
     let clock = Clock::new();
-    clock.tell(&redis).await;
+    clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
     for (name, algorithm) in Algorithm::ALL.into_iter().enumerate() {
         let limit = algorithm.limit(5);

@@ -157,7 +157,7 @@ async fn responses_have_the_fields_over_a_real_connection() {
 #[tokio::test]
 async fn two_servers_on_one_redis_share_the_count() {
     let (clock, redis) = (Clock::new(), Redis::start());
-    clock.tell(&redis).await;
+    clock.write_to(&redis).await;
     let mut urls = Vec::new();
     for _ in 0..2 {
         let store = clock.redis_store(&redis).await;
@@ -182,7 +182,7 @@ async fn two_servers_on_one_redis_share_the_count() {
     assert_eq!(keys, ["quota:1:log:say-hi:{ip=127.0.0.1|path=/hello/sayHi}"]);
 
     clock.advance(Duration::from_secs(30));
-    clock.tell(&redis).await;
+    clock.write_to(&redis).await;
     assert_eq!(browser.get(&urls[0]).await.status, StatusCode::OK);
 }
 

@@ -1,4 +1,4 @@
-//! What keeps a Redis that does not answer from holding up those who ask.
+//! The breaker: while Redis does not reply, checks fail at once.
 
 use std::{
     sync::{
@@ -22,9 +22,9 @@ use tower_quota::{
 use crate::support::{Redis, connected, decide, each_client, eventually, timed, try_decide};
 
 each_client! {
-    after_a_few_silent_calls_checks_fail_at_once_and_go_on_when_redis_answers
-    callers_who_leave_early_find_out_together_that_redis_is_silent
-    ten_thousand_checks_a_second_pile_up_nowhere
+    after_a_few_calls_without_a_reply_checks_fail_at_once_until_redis_replies
+    checks_that_are_dropped_before_the_deadline_open_the_breaker
+    ten_thousand_checks_a_second_do_not_accumulate
 }
 
 const DEADLINE: Duration = Duration::from_millis(100);
@@ -44,7 +44,7 @@ async fn fails(store: &RedisStore) -> (ErrorKind, Duration) {
     (outcome.unwrap_err().kind(), waited)
 }
 
-async fn after_a_few_silent_calls_checks_fail_at_once_and_go_on_when_redis_answers(library: ClientLibrary) {
+async fn after_a_few_calls_without_a_reply_checks_fail_at_once_until_redis_replies(library: ClientLibrary) {
     let redis = Redis::start();
     let store = store(&redis, library).await;
 
@@ -53,7 +53,7 @@ async fn after_a_few_silent_calls_checks_fail_at_once_and_go_on_when_redis_answe
     for _ in 0..100 {
         waits.push(fails(&store).await.1);
     }
-    // Those that fail at once do so before the next tick.
+    // A check that fails at once fails before the next tick.
     let waited = waits.iter().filter(|wait| !wait.is_zero()).count();
     assert!((1..=6).contains(&waited), "{waited} waited for the deadline");
     drop(frozen);
@@ -67,7 +67,7 @@ async fn after_a_few_silent_calls_checks_fail_at_once_and_go_on_when_redis_answe
     assert!(peeked.states()[0].remaining >= 50_000 - 6, "{peeked:?}");
 }
 
-async fn callers_who_leave_early_find_out_together_that_redis_is_silent(library: ClientLibrary) {
+async fn checks_that_are_dropped_before_the_deadline_open_the_breaker(library: ClientLibrary) {
     let redis = Redis::start();
     let store = store(&redis, library).await;
     let (_frozen, limit) = (redis.freeze(), limit());
@@ -91,7 +91,7 @@ fn resident() -> u64 {
     pages * 4_096
 }
 
-async fn ten_thousand_checks_a_second_pile_up_nowhere(library: ClientLibrary) {
+async fn ten_thousand_checks_a_second_do_not_accumulate(library: ClientLibrary) {
     let redis = Redis::start();
     let store = store(&redis, library).await;
     let frozen = redis.freeze();
@@ -112,7 +112,7 @@ async fn ten_thousand_checks_a_second_pile_up_nowhere(library: ClientLibrary) {
         while let Some(answer) = checks.try_join_next() {
             failed(answer.expect("no check panics"));
         }
-        // The first second is for what is made once.
+        // The first second is for allocations that are made once.
         if tick == 100 {
             checks.join_all().await.into_iter().for_each(failed);
             (checks, before) = (JoinSet::new(), resident());
@@ -138,7 +138,7 @@ async fn ten_thousand_checks_a_second_pile_up_nowhere(library: ClientLibrary) {
     let calls: u64 = calls
         .filter_map(|line| line.split(',').next()?.parse::<u64>().ok())
         .sum();
-    // Eight on their way when it froze, then ten probes a second.
+    // Eight calls in flight when it froze, then ten probes a second.
     assert!(
         calls <= 50 + 10 * seconds,
         "{calls} calls for 15,000 checks in {seconds} s"
@@ -146,7 +146,7 @@ async fn ten_thousand_checks_a_second_pile_up_nowhere(library: ClientLibrary) {
 }
 
 #[tokio::test]
-async fn a_decision_takes_as_long_as_the_deadline_at_most_and_is_observed() {
+async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
     const SHORT: Duration = Duration::from_millis(20);
     let redis = Redis::start();
     let client = redis.client().await.clone();
@@ -155,7 +155,7 @@ async fn a_decision_takes_as_long_as_the_deadline_at_most_and_is_observed() {
 
     let (mut decisions, mut controls) = (Vec::new(), Vec::new());
     for _ in 0..100 {
-        // A store of its own each time, whose breaker has seen nothing yet.
+        // A new store each time, whose breaker is closed.
         let store = RedisStore::builder()
             .deadline(SHORT)
             .fred_client(client.clone())

@@ -14,8 +14,8 @@ const SECOND: u64 = 1_000_000;
 const WINDOW: u64 = 2 * SECOND;
 const HOUR: i64 = 3_600_000_000;
 
-/// A limit of [`QUOTA`] in each [`WINDOW`], the most that it admits in any window, and for how many windows it denies a
-/// caller, at most.
+/// A limit of [`QUOTA`] in each [`WINDOW`], the most that it admits in any window, and the most windows for which it denies
+/// a caller.
 const LIMITS: [(&str, usize, u64); 6] = [
     ("sliding-log 5/2s", QUOTA, 1),
     ("sliding-log 5/2s precision 4", QUOTA, 1),
@@ -25,7 +25,7 @@ const LIMITS: [(&str, usize, u64); 6] = [
     ("token-bucket 5/2s", 2 * QUOTA - 1, 1),
 ];
 
-/// A clock that stands still between the steps of the test, the Redis that goes by it, and a store in this Redis.
+/// A clock that moves only in steps of the test, a Redis that uses it, and a store in this Redis.
 struct Bench {
     clock: Faketime,
     redis: Redis,
@@ -35,21 +35,21 @@ struct Bench {
 impl Bench {
     /// 2027-01-15 08:00:00 UTC.
     const START: u64 = 1_800_000_000 * SECOND;
-    /// How far the clock moves at a time.
+    /// The time by which the clock moves in a tick.
     const TICK: u64 = SECOND / 64;
 
     async fn start() -> Self {
         let clock = Faketime::new();
         clock.stop_at(Self::START);
         let redis = clock.start_redis();
-        // Denials are not cached: they are by another clock, a second longer at most.
+        // Denials are not cached: the cache uses another clock.
         let store = patient().deny_cache(false).url(&redis.url()).connect().await;
         let store = store.expect("the URL is good");
         store.ready().await.expect("Redis answers");
         Self { clock, redis, store }
     }
 
-    /// Sets the clock, and waits until Redis goes by it.
+    /// Sets the clock, and waits until Redis uses it.
     ///
     /// Valkey reads the clock of the system from time to time only, and adds what has passed since by a monotonic one.
     async fn set(&self, now: u64) {
@@ -79,7 +79,7 @@ impl Bench {
 struct Caller {
     limit: Limit,
     admissions: Vec<u64>,
-    /// How far Redis was ahead of the clock that it goes by when it admitted the caller, at most: 0 but for Valkey.
+    /// The most that Redis was ahead of its clock at an admission: 0 except on Valkey.
     ahead: u64,
 }
 

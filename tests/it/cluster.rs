@@ -1,4 +1,4 @@
-//! A store in a cluster: whom it asks, and what it does while slots move and nodes die.
+//! A store in a cluster: which nodes it calls, also while slots move and nodes fail.
 
 use std::{
     collections::HashSet,
@@ -57,7 +57,7 @@ async fn remaining(store: &RedisStore, limit: &Limit, key: &str) -> u64 {
 async fn keys_spread_over_the_primaries() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
-    // Neither of these is a hash tag of the caller's choice.
+    // The braces of a key are no hash tag.
     for number in 0..60 {
         decide(&store, Operation::Check, &limit(5), &format!("{{x}}/{number}"), 1).await;
     }
@@ -87,7 +87,7 @@ async fn all_policies_of_one_caller_are_decided_together() {
 }
 
 #[tokio::test]
-async fn a_slot_on_its_way_is_asked_for_where_it_is() {
+async fn a_moving_slot_is_served_by_the_node_that_has_the_key() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
     let (old, new) = ("old", "new");
@@ -101,7 +101,7 @@ async fn a_slot_on_its_way_is_asked_for_where_it_is() {
     decide(&store, Operation::Check, &limit(10), old, 1).await;
 
     cluster.move_keys(slot, from, to).await;
-    // The old owner says `ASK`.
+    // The old owner replies `ASK`.
     decide(&store, Operation::Check, &limit(10), old, 1).await;
     assert_eq!(remaining(&store, &limit(10), old).await, 7);
 
@@ -113,7 +113,7 @@ async fn a_slot_on_its_way_is_asked_for_where_it_is() {
 }
 
 #[tokio::test]
-async fn a_request_whose_keys_are_torn_apart_fails_uncharged() {
+async fn a_request_whose_keys_are_on_two_nodes_fails_uncharged() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
     let (log, key) = (limit(10), Key::from("k"));
@@ -143,7 +143,7 @@ async fn a_request_whose_keys_are_torn_apart_fails_uncharged() {
 
 /// On a node from which its slot is moving, a key that is gone cannot be created again.
 #[tokio::test]
-async fn keys_of_a_moving_slot_that_are_emptied_or_reset_fail_no_request() {
+async fn an_expired_or_reset_key_in_a_moving_slot_fails_no_request() {
     const WINDOW: Duration = Duration::from_millis(50);
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
@@ -185,7 +185,7 @@ async fn keys_of_a_moving_slot_that_are_emptied_or_reset_fail_no_request() {
 }
 
 #[tokio::test]
-async fn requests_that_left_together_are_served_when_their_keys_are_torn_apart() {
+async fn requests_of_one_call_are_served_when_their_keys_are_on_two_nodes() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
     let (log, key) = (limit(10), Key::from("k"));
@@ -218,7 +218,7 @@ async fn check_both(store: &RedisStore, limits: [&Limit; 2], callers: [&str; 2])
 }
 
 #[tokio::test]
-async fn a_denial_across_slots_is_refunded_although_the_caller_leaves() {
+async fn a_denial_across_slots_is_refunded_when_the_check_is_dropped() {
     let cluster = Cluster::start().await;
     let builder = RedisStore::builder()
         .deadline(Duration::from_secs(60))
@@ -283,7 +283,7 @@ async fn a_denial_across_slots_is_cached() {
 }
 
 #[tokio::test]
-async fn policies_about_different_callers_are_asked_in_turn_and_refunded_when_a_later_one_denies() {
+async fn policies_in_different_slots_are_charged_in_turn_and_refunded_when_a_later_one_denies() {
     let cluster = Cluster::start().await;
     let store = connect(&cluster, patient().deny_cache(false)).await;
     let [one, two, _] = &cluster.keys().await;
@@ -309,14 +309,14 @@ async fn policies_about_different_callers_are_asked_in_turn_and_refunded_when_a_
     }
     assert_eq!(remaining(&store, &many, one).await, 8);
 
-    // The other way around the second one is not charged at all, and says how it stands.
+    // In the other order the second one is not charged, and its state is returned.
     let answer = check_both(&store, [&few, &many], [two, one]).await;
     assert!(!answer.outcomes()[0].allowed);
     assert_eq!(answer.outcomes()[0].states()[1].remaining, 8);
 }
 
 #[tokio::test]
-async fn a_receipt_for_several_slots_gives_each_its_own_back() {
+async fn a_receipt_for_several_slots_refunds_each_of_them() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
     let [one, two, _] = &cluster.keys().await;
@@ -342,7 +342,7 @@ async fn a_receipt_for_several_slots_gives_each_its_own_back() {
     }
 }
 
-/// Callers who check without pause, each against a key and a limit of its own.
+/// Tasks that check without pause, each against a key and a limit of its own.
 struct Load {
     running: Arc<AtomicBool>,
     callers: JoinSet<Seen>,
@@ -363,7 +363,7 @@ impl Load {
         for (number, key) in keys.into_iter().enumerate() {
             let (store, running) = (store.clone(), running.clone());
             callers.spawn(async move {
-                // So that nobody could take another's answer for theirs.
+                // Each task recognizes replies to other tasks.
                 let quota = 1_000_000 + 1_000_000 * number as u64;
                 let limit = Limit::from(TokenBucket::per_hour(quota).burst(quota));
                 let mut seen = Seen {
@@ -382,7 +382,7 @@ impl Load {
                             seen.admitted += 1;
                             let left = outcome.states()[0].remaining;
                             let own = (quota - 400_000..quota).contains(&left);
-                            assert!(own, "{left} left of {quota} is the answer to somebody else");
+                            assert!(own, "{left} left of {quota} is the reply to another task");
                         }
                         Err(error) => {
                             assert_ne!(error.kind(), ErrorKind::Protocol, "{error}");
@@ -405,7 +405,7 @@ impl Load {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_slots_move_nobody_is_counted_twice_or_told_of_another() {
+async fn while_slots_move_no_check_is_counted_twice_or_gets_the_reply_to_another() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
     let keys: Vec<String> = (0..12).map(|number| format!("caller-{number}")).collect();
@@ -473,7 +473,7 @@ async fn while_a_slot_moves_a_log_counts_exactly() {
 }
 
 #[tokio::test]
-async fn a_node_that_has_forgotten_the_script_is_taught_again() {
+async fn a_node_without_the_script_gets_it_again() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
     let keys = cluster.keys().await;
@@ -489,7 +489,7 @@ async fn a_node_that_has_forgotten_the_script_is_taught_again() {
 }
 
 #[tokio::test]
-async fn a_dead_primary_fails_its_own_keys_alone_and_its_replica_takes_over() {
+async fn a_dead_primary_fails_only_its_own_keys_until_its_replica_takes_over() {
     let (mut cluster, store) = that_fails_over().await;
     let keys = cluster.keys().await;
     for key in &keys {
@@ -520,7 +520,7 @@ async fn a_dead_primary_fails_its_own_keys_alone_and_its_replica_takes_over() {
 }
 
 #[tokio::test]
-async fn a_hung_primary_holds_up_its_own_keys_alone_and_its_replica_takes_over() {
+async fn a_hung_primary_delays_only_its_own_keys_until_its_replica_takes_over() {
     let (cluster, store) = that_fails_over().await;
     let keys = cluster.keys().await;
     for key in &keys {
@@ -546,7 +546,7 @@ async fn a_hung_primary_holds_up_its_own_keys_alone_and_its_replica_takes_over()
 }
 
 #[tokio::test]
-async fn replicas_are_not_asked() {
+async fn replicas_receive_no_calls() {
     let cluster = Cluster::start().await;
     let store = store(&cluster).await;
     for key in cluster.keys().await {
@@ -561,7 +561,7 @@ async fn replicas_are_not_asked() {
 }
 
 #[tokio::test]
-async fn the_nodes_may_be_named_by_clients_of_the_application() {
+async fn a_cluster_client_of_the_application_names_the_nodes() {
     let cluster = Cluster::start().await;
     let url = format!("redis://127.0.0.1:{}", cluster.primaries[2].port());
     let nodes = [redis::Client::open(url).expect("a good URL")];
@@ -577,7 +577,7 @@ async fn the_nodes_may_be_named_by_clients_of_the_application() {
 }
 
 #[tokio::test]
-async fn a_password_that_the_cluster_turns_down_is_an_error_that_does_not_show_it() {
+async fn a_wrong_password_for_a_cluster_is_an_error_that_does_not_contain_it() {
     let cluster = Cluster::start_with(&["--user", "limiter", "on", ">right-one", "~*", "+@all"]).await;
     let url = |password| cluster.url().replace("://", &format!("://limiter:{password}@"));
     let error = RedisStore::connect(&url("wrong-one")).await.unwrap_err();

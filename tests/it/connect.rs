@@ -1,4 +1,4 @@
-//! What `connect` finds out before it returns, and what is found later.
+//! The errors that `connect` returns, and those that are logged later.
 
 use std::{
     error::Error,
@@ -24,7 +24,7 @@ each_client! {
     a_redis_that_cannot_write_yet_is_waited_for
     a_redis_that_starts_within_the_connect_timeout_is_waited_for
     a_lazy_store_logs_a_refusal_once
-    a_lazy_store_logs_that_redis_is_away_in_plain_words
+    a_lazy_store_logs_that_redis_is_unreachable
     a_password_that_is_changed_later_is_logged_once
     a_permission_that_is_lost_later_is_logged_once
 }
@@ -58,7 +58,7 @@ fn line(begin: &str) -> String {
     line.expect("the README has the line of the user").to_owned()
 }
 
-/// Makes a user by this line.
+/// Creates a user with this line.
 async fn set_user(redis: &Redis, line: &str) {
     redis.command::<()>("ACL", line.split(' ').skip(1)).await;
 }
@@ -214,7 +214,7 @@ fn errors(log: &Log) -> Vec<String> {
         .collect()
 }
 
-/// Waits until an error is logged, makes some checks more, and gives back the only one.
+/// Waits until an error is logged, sends more checks, and returns the only error.
 async fn the_only_error(log: &Log, store: &RedisStore) -> String {
     eventually("the refusal is logged", async || !errors(log).is_empty()).await;
     for _ in 0..10 {
@@ -249,7 +249,7 @@ async fn a_lazy_store_logs_a_refusal_once(library: ClientLibrary) {
     assert!(answers(&store).await);
 }
 
-async fn a_lazy_store_logs_that_redis_is_away_in_plain_words(library: ClientLibrary) {
+async fn a_lazy_store_logs_that_redis_is_unreachable(library: ClientLibrary) {
     let log = Log::capture();
     let mut redis = Redis::not_started();
     let store = builder(library).connect_timeout(SHORT).url(&redis.url()).connect_lazy();
@@ -318,7 +318,7 @@ async fn a_client_of_the_application_logs_a_refusal_once() {
 }
 
 #[tokio::test]
-async fn a_client_of_redis_rs_that_may_not_is_an_error() {
+async fn a_client_of_redis_rs_without_the_permissions_is_an_error() {
     let redis = Redis::start();
     set_user(&redis, &line(PLAIN).replace(" +zadd ", " ")).await;
     let client = redis::Client::open(url(&redis, "limiter")).expect("a good URL");

@@ -359,7 +359,7 @@ async fn a_calendar_that_is_guessed_wrong_charges_no_other_request_of_the_call_t
             .expect("a moment")
             .as_microsecond() as u64,
     );
-    clock.tell(&redis).await;
+    clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
     let log = SlidingLog::per_minute(5).into();
     let month = FixedWindow::calendar(9, Calendar::Month, BERLIN).into();

@@ -1,4 +1,4 @@
-//! Denials that are remembered.
+//! The cache of denials.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ async fn store(redis: &Redis, deny_cache: bool) -> RedisStore {
     connected(patient().deny_cache(deny_cache), &redis.url()).await
 }
 
-/// How many commands Redis has run, those of scripts included.
+/// The number of commands that Redis has run, in scripts too.
 async fn commands(redis: &Redis) -> u64 {
     let stats: String = redis.command("INFO", ["commandstats"]).await;
     let counts = stats.lines().filter_map(|line| {
@@ -27,7 +27,7 @@ async fn check(limiter: &Limiter) -> Decision {
 }
 
 #[tokio::test]
-async fn who_was_denied_is_denied_without_redis_and_its_wait_runs_down() {
+async fn a_cached_denial_needs_no_redis_and_its_wait_runs_down() {
     let redis = Redis::start();
     let limiter = Limiter::new(store(&redis, true).await, Policy::new("test", SlidingLog::per_hour(1)));
     assert!(check(&limiter).await.is_allowed());
@@ -49,7 +49,7 @@ async fn who_was_denied_is_denied_without_redis_and_its_wait_runs_down() {
 }
 
 #[tokio::test]
-async fn without_it_each_check_asks_redis() {
+async fn without_the_cache_each_check_is_a_call() {
     let redis = Redis::start();
     let limiter = Limiter::new(store(&redis, false).await, Policy::new("test", SlidingLog::per_hour(1)));
     assert!(check(&limiter).await.is_allowed());
@@ -62,9 +62,9 @@ async fn without_it_each_check_asks_redis() {
 }
 
 #[tokio::test]
-async fn who_waits_as_long_as_it_is_told_is_admitted() {
+async fn a_request_after_the_wait_of_its_denial_is_admitted() {
     let (redis, clock) = (Redis::start(), Clock::new());
-    clock.tell(&redis).await;
+    clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
     let policy = Policy::new("test", TokenBucket::per_second(20).burst(1));
     let limiter = Limiter::new(store, policy);
@@ -74,7 +74,7 @@ async fn who_waits_as_long_as_it_is_told_is_admitted() {
         // A check that comes too early changes nothing for the next one.
         assert!(!check(&limiter).await.is_allowed());
         clock.advance(wait);
-        clock.tell(&redis).await;
+        clock.write_to(&redis).await;
         pause();
         advance(wait).await;
         resume();
@@ -83,7 +83,7 @@ async fn who_waits_as_long_as_it_is_told_is_admitted() {
 }
 
 #[tokio::test]
-async fn a_reset_is_seen_at_once() {
+async fn a_reset_clears_cached_denials_at_once() {
     let redis = Redis::start();
     let limiter = Limiter::new(store(&redis, true).await, Policy::new("test", SlidingLog::per_hour(1)));
     for _ in 0..20 {
@@ -94,7 +94,7 @@ async fn a_reset_is_seen_at_once() {
 }
 
 #[tokio::test]
-async fn a_refund_is_seen_at_once_also_by_another_policy_list() {
+async fn a_refund_clears_cached_denials_of_all_policy_lists_at_once() {
     let redis = Redis::start();
     let store = store(&redis, true).await;
     let alone = Limiter::new(store.clone(), Policy::new("test", SlidingLog::per_hour(1)));

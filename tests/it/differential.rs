@@ -1,4 +1,4 @@
-//! The Rust rules and the Lua scripts, side by side on the same random timelines.
+//! The algorithms in Rust and in Lua return the same on the same random timelines.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -19,7 +19,7 @@ use tower_quota::{
 
 use crate::support::{Clock, Redis, connected, eventually, patient};
 
-/// How many steps each timeline has; `TOWER_QUOTA_STEPS` makes it more.
+/// The number of steps of each timeline; `TOWER_QUOTA_STEPS` overrides it.
 fn steps() -> usize {
     std::env::var("TOWER_QUOTA_STEPS")
         .ok()
@@ -27,7 +27,7 @@ fn steps() -> usize {
         .unwrap_or(20_000)
 }
 
-/// Another timeline each time; `TOWER_QUOTA_SEED` repeats one.
+/// A random seed; `TOWER_QUOTA_SEED` repeats one.
 fn seed() -> u64 {
     let given = std::env::var("TOWER_QUOTA_SEED")
         .ok()
@@ -35,17 +35,17 @@ fn seed() -> u64 {
     given.unwrap_or_else(|| RandomState::new().hash_one(0))
 }
 
-/// What happens next on a timeline.
+/// A step of a timeline.
 #[derive(Clone, Debug)]
 struct Step {
-    /// How the clock moves, in microseconds.
+    /// The time by which the clock moves, in microseconds.
     moves: i64,
-    requests: Vec<Asked>,
+    requests: Vec<Planned>,
 }
 
-/// A request, as often as there are callers.
+/// A request that each of some callers sends.
 #[derive(Clone, Debug)]
-struct Asked {
+struct Planned {
     operation: Operation,
     /// Which of the admissions so far is given back.
     admission: usize,
@@ -94,14 +94,14 @@ fn alike(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     ];
     let step = (moves(window), operations(), 0..8usize, charges, callers);
     let step = step.prop_map(|(moves, operation, admission, charges, callers)| {
-        let asked = |(key, callers)| Asked {
+        let planned = |(key, callers)| Planned {
             operation,
             admission,
             key,
             charges: charges.clone(),
             callers,
         };
-        let requests = callers.into_iter().enumerate().map(asked).collect();
+        let requests = callers.into_iter().enumerate().map(planned).collect();
         Step { moves, requests }
     });
     step.boxed()
@@ -111,8 +111,8 @@ fn alike(window: Duration, policies: usize) -> BoxedStrategy<Step> {
 fn mixed(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     let callers = prop_oneof![8 => Just(1), 1 => 2..=4usize];
     let charges = vec((0..policies, costs()), 0..=3);
-    let asked = (operations(), 0..8usize, 0..3usize, charges, callers);
-    let asked = asked.prop_map(|(operation, admission, key, charges, callers)| Asked {
+    let planned = (operations(), 0..8usize, 0..3usize, charges, callers);
+    let planned = planned.prop_map(|(operation, admission, key, charges, callers)| Planned {
         operation,
         admission,
         key,
@@ -121,7 +121,7 @@ fn mixed(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     });
     // Over the boundary of an hour, from time to time.
     let moves = prop_oneof![30 => moves(window), 1 => 0..=5_400_000_000i64];
-    let step = (moves, vec(asked, 1..=6)).prop_map(|(moves, requests)| Step { moves, requests });
+    let step = (moves, vec(planned, 1..=6)).prop_map(|(moves, requests)| Step { moves, requests });
     step.boxed()
 }
 
@@ -137,25 +137,25 @@ fn bursts(window: Duration, policies: usize) -> BoxedStrategy<Step> {
         2 => -2 * span..=0,
     ];
     let costs = prop_oneof![12 => Just(1), 1 => 2..=4u64, 4 => 1_000..=3_000u64];
-    let asked = (operations(), 0..3usize, 0..policies, costs);
-    let asked = asked.prop_map(|(operation, admission, policy, cost)| Asked {
+    let planned = (operations(), 0..3usize, 0..policies, costs);
+    let planned = planned.prop_map(|(operation, admission, policy, cost)| Planned {
         operation,
         admission,
         key: 0,
         charges: std::vec![(policy, cost)],
         callers: 1,
     });
-    let burst = (0..policies, 300..=1_600usize).prop_map(|(policy, callers)| Asked {
+    let burst = (0..policies, 300..=1_600usize).prop_map(|(policy, callers)| Planned {
         operation: Operation::Charge,
         admission: 0,
         key: 0,
         charges: std::vec![(policy, 1)],
         callers,
     });
-    let asked = prop_oneof![4 => asked, 1 => burst];
-    let step = (moves, asked).prop_map(|(moves, asked)| Step {
+    let planned = prop_oneof![4 => planned, 1 => burst];
+    let step = (moves, planned).prop_map(|(moves, planned)| Step {
         moves,
-        requests: std::vec![asked],
+        requests: std::vec![planned],
     });
     step.boxed()
 }
@@ -192,7 +192,7 @@ async fn agree_on(
     let mut recent = Vec::new();
     for number in 0..steps {
         let mut next = strategy.new_tree(&mut runner).expect("a step").current();
-        // Long before the year 2100, and with it the largest number of Lua, the clock starts again.
+        // Before the year 2100, and so long before the largest integer of Lua, the clock starts again.
         let now = clock.now().saturating_add_signed(next.moves);
         clock.set(now);
         if now > 4_000_000_000_000_000 {
@@ -200,34 +200,34 @@ async fn agree_on(
             keys = ["j", "k", "l"].map(|name| Key::from(name).and(number as u64));
             latest = 0;
         }
-        clock.tell(&redis).await;
-        // One by one, the first ones would be told what is left beside entries that lie ahead of the clock, and those after
-        // them what is left without.
+        clock.write_to(&redis).await;
+        // Sent one by one, the first checks would return what is left with the entries ahead of the clock, and later checks
+        // what is left without them.
         latest = latest.max(clock.now());
         let shortest = (window / 4).min(Duration::from_secs(1));
         if latest > clock.now() + shortest.as_micros() as u64 {
             next.requests.truncate(1);
             next.requests[0].callers = 1;
         }
-        for asked in &mut next.requests {
-            if let Operation::Refund { admitted_at } = &mut asked.operation {
-                let earlier = admissions.len().saturating_sub(asked.admission + 1);
+        for planned in &mut next.requests {
+            if let Operation::Refund { admitted_at } = &mut planned.operation {
+                let earlier = admissions.len().saturating_sub(planned.admission + 1);
                 *admitted_at = Duration::from_micros(admissions.get(earlier).copied().unwrap_or_default());
             }
         }
 
         let limit_of = |policy: usize| &policies[policy][number / 64 % policies[policy].len()];
-        let charges_of = |asked: &Asked| -> Vec<_> {
-            let charges = asked.charges.iter();
+        let charges_of = |planned: &Planned| -> Vec<_> {
+            let charges = planned.charges.iter();
             charges
-                .map(|(policy, cost)| Charge::new(names[*policy], limit_of(*policy), &keys[asked.key], *cost))
+                .map(|(policy, cost)| Charge::new(names[*policy], limit_of(*policy), &keys[planned.key], *cost))
                 .collect()
         };
         recent.push(format!("{} {next:?}", clock.now()));
         let charges: Vec<_> = next.requests.iter().map(charges_of).collect();
         let requests = charges.iter().zip(&next.requests);
         let requests: Vec<_> = requests
-            .flat_map(|(charges, asked)| std::vec![StoreRequest::new(asked.operation, charges); asked.callers])
+            .flat_map(|(charges, planned)| std::vec![StoreRequest::new(planned.operation, charges); planned.callers])
             .collect();
         let in_memory = memory.decide(&requests).await.expect("memory answers");
         let in_redis = shared.decide(&requests).await.expect("Redis answers");
@@ -265,7 +265,7 @@ async fn the_sliding_log_decides_alike_in_rust_and_in_lua() {
 }
 
 #[tokio::test]
-async fn a_sliding_log_that_many_ask_at_once_decides_alike_in_rust_and_in_lua() {
+async fn a_sliding_log_with_merged_checks_decides_alike_in_rust_and_in_lua() {
     agree(
         WINDOW,
         &[&[SlidingLog::new(60, WINDOW).into(), SlidingLog::new(25, WINDOW).into()]],
@@ -416,7 +416,7 @@ async fn logs_of_more_entries_than_a_call_may_read_decide_alike_in_rust_and_in_l
     agree_on(steps() / 10, bursts, WINDOW, &[&versions]).await;
 }
 
-/// What was counted for a day is judged by a year, and the other way around.
+/// What was counted for a day is read for a year, and the other way around.
 #[tokio::test]
 async fn counts_of_windows_that_grow_decide_alike_in_rust_and_in_lua() {
     let (day, year) = (Duration::from_secs(86_400), Duration::from_secs(365 * 86_400));
@@ -439,8 +439,8 @@ async fn counts_of_windows_that_grow_decide_alike_in_rust_and_in_lua() {
     .await;
 }
 
-/// Without a clock of the test: Redis decides at its own time, the memory store at the same time after it, and the keys of
-/// Redis expire in between.
+/// Without a clock of the test: Redis decides by its own time, then the memory store by the same time. Meanwhile keys of
+/// Redis expire.
 #[tokio::test]
 async fn keys_that_expire_decide_alike_in_rust_and_in_lua() {
     const ROUNDS: usize = 6;

@@ -1,4 +1,4 @@
-//! The figures that the docs state.
+//! The figures in the docs are those that the tests measure.
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -39,7 +39,7 @@ async fn a_log_never_admits_more_than_its_limit_in_any_window() {
 }
 
 #[tokio::test]
-async fn a_plain_log_denies_nobody_while_the_last_window_has_room() {
+async fn a_plain_log_denies_nothing_while_the_last_window_has_room() {
     for traffic in Traffic::ALL {
         let tally = meet(traffic, SlidingLog::new(N, Traffic::WINDOW)).await;
         assert!(tally.with_room == 0.0, "{traffic:?}: {tally:?}");
@@ -55,13 +55,13 @@ async fn a_counter_admits_at_most_twice_its_limit_less_one_in_any_window() {
 }
 
 #[tokio::test]
-async fn an_adversary_gets_all_that_a_counter_may_admit() {
+async fn an_adversary_reaches_the_error_bound_of_a_counter() {
     let tally = meet(Traffic::Adversarial, SlidingCounter::new(N, Traffic::WINDOW)).await;
     assert_eq!(tally.most, 2 * N - 1);
 }
 
 #[tokio::test]
-async fn the_table_of_the_counter_is_true() {
+async fn the_table_in_the_docs_of_the_counter_is_up_to_date() {
     let table = rows("src/limit/sliding_counter.rs");
     for traffic in Traffic::ALL {
         let tally = meet(traffic, SlidingCounter::new(N, Traffic::WINDOW)).await;
@@ -71,7 +71,7 @@ async fn the_table_of_the_counter_is_true() {
 }
 
 #[tokio::test]
-async fn the_page_of_the_algorithms_states_what_an_adversary_gets() {
+async fn the_docs_of_the_algorithms_state_what_an_adversary_gets() {
     let table = rows("src/limit/mod.rs");
     let window = Traffic::WINDOW;
     let limits: [(&str, Limit); 6] = [
@@ -101,7 +101,7 @@ async fn the_page_of_the_algorithms_states_what_an_adversary_gets() {
 
 /// `MEMORY USAGE` depends a little on the version of Redis and on its allocator. On Valkey a key may need less than stated.
 #[tokio::test]
-async fn the_page_of_the_algorithms_states_what_a_key_needs() {
+async fn the_docs_of_the_algorithms_state_what_a_key_needs() {
     let (table, redis) = (rows("src/limit/mod.rs"), Redis::start());
     let server: String = redis.command("INFO", ["server"]).await;
     let valkey = server.contains("server_name:valkey");

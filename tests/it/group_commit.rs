@@ -1,4 +1,4 @@
-//! Checks that leave for Redis together.
+//! Group commit: checks that are sent to Redis together.
 
 use std::{
     pin::Pin,
@@ -18,7 +18,7 @@ async fn store(redis: &Redis) -> RedisStore {
     connected(patient().deny_cache(false), &redis.url()).await
 }
 
-/// How often a script was run.
+/// The number of script calls.
 async fn calls(redis: &Redis) -> u64 {
     let stats: String = redis.command("INFO", ["commandstats"]).await;
     let calls = |name: &str| -> u64 {
@@ -29,7 +29,7 @@ async fn calls(redis: &Redis) -> u64 {
     calls("cmdstat_evalsha") + calls("cmdstat_eval")
 }
 
-/// Asks for one use of each key at once, and says who was admitted and how much was left.
+/// Checks all keys at once; whether each check was admitted, and what was left.
 async fn check_at_once(store: &RedisStore, limit: &Limit, keys: impl IntoIterator<Item = String>) -> Vec<(bool, u64)> {
     let mut checks = JoinSet::new();
     for key in keys {
@@ -57,7 +57,7 @@ async fn a_thousand_checks_at_once_are_a_few_calls() {
 }
 
 #[tokio::test]
-async fn without_it_each_check_is_a_call() {
+async fn without_group_commit_each_check_is_a_call() {
     let redis = Redis::start();
     let store = connected(patient().group_commit(false), &redis.url()).await;
     let before = calls(&redis).await;
@@ -71,7 +71,7 @@ async fn without_it_each_check_is_a_call() {
 }
 
 #[tokio::test]
-async fn of_those_who_ask_for_one_key_at_once_the_limit_is_admitted_and_each_is_told_its_remaining() {
+async fn of_many_checks_of_one_key_the_limit_is_admitted_and_each_returns_its_remaining() {
     let redis = Redis::start();
     let store = store(&redis).await;
     for limit in [
@@ -79,7 +79,7 @@ async fn of_those_who_ask_for_one_key_at_once_the_limit_is_admitted_and_each_is_
         SlidingLog::per_hour(300).precision(10).into(),
         FixedWindow::per_hour(300).into(),
         TokenBucket::per_day(300).into(),
-        TokenBucket::new(300, Duration::from_secs(86_399)).into(), // these are asked one by one
+        TokenBucket::new(300, Duration::from_secs(86_399)).into(), // these checks are not merged
     ] {
         let key = Limit::to_string(&limit);
         let outcomes = check_at_once(&store, &limit, (0..1_000).map(|_| key.clone())).await;
@@ -96,7 +96,7 @@ async fn of_those_who_ask_for_one_key_at_once_the_limit_is_admitted_and_each_is_
 }
 
 #[tokio::test]
-async fn first_come_is_first_served() {
+async fn checks_are_decided_in_the_order_of_arrival() {
     let redis = Redis::start();
     let store = store(&redis).await;
     let limit = Limit::from(SlidingLog::per_hour(100));
@@ -107,7 +107,7 @@ async fn first_come_is_first_served() {
         .map(|_| store.decide(&[StoreRequest::new(Operation::Check, &charges)]))
         .collect();
     let mut answers = Vec::new();
-    // All are asked before the first one is answered, in this order.
+    // All are sent before the first reply, in this order.
     futures_in_order(&mut replies, &mut answers).await;
     assert!(answers.iter().take(100).all(|allowed| *allowed));
     assert!(!answers.iter().skip(100).any(|allowed| *allowed));
@@ -136,27 +136,27 @@ async fn futures_in_order(replies: &mut [StoreFuture], answers: &mut Vec<bool>) 
 }
 
 #[tokio::test]
-async fn who_goes_away_before_it_is_sent_is_not_charged_and_disturbs_nobody() {
+async fn a_check_that_is_dropped_before_it_is_sent_is_not_charged_and_delays_no_other() {
     let redis = Redis::start();
     let store = store(&redis).await;
     let limiter = Limiter::new(store, Policy::new("test", SlidingLog::per_hour(1_000)));
-    let asks = |limiter: &Limiter| -> Pin<Box<dyn Future<Output = _> + Send>> {
+    let start = |limiter: &Limiter| -> Pin<Box<dyn Future<Output = _> + Send>> {
         let limiter = limiter.clone();
         Box::pin(async move { limiter.check("k").await })
     };
     let mut cx = Context::from_waker(Waker::noop());
 
-    // It leaves at once; those after it wait for each other.
-    let mut first = asks(&limiter);
+    // It is sent at once; the others are queued behind it.
+    let mut first = start(&limiter);
     assert!(first.as_mut().poll(&mut cx).is_pending());
     let mut checks = JoinSet::new();
     let mut leaving = Vec::new();
     for number in 0..600 {
-        let mut check = asks(&limiter);
+        let mut check = start(&limiter);
         match number % 2 {
             0 => drop(checks.spawn(check)),
             _ => {
-                // Asked, and dropped before the call leaves.
+                // Queued, and dropped before the call is sent.
                 assert!(check.as_mut().poll(&mut cx).is_pending());
                 leaving.push(check);
             }
@@ -174,14 +174,14 @@ async fn who_goes_away_before_it_is_sent_is_not_charged_and_disturbs_nobody() {
 }
 
 #[tokio::test]
-async fn who_waits_behind_a_redis_that_hangs_is_told_by_its_deadline() {
+async fn checks_that_wait_for_a_redis_that_hangs_fail_by_their_deadline() {
     let redis = Redis::start();
     let builder = RedisStore::builder().deadline(Duration::from_millis(100));
     let store = connected(builder, &redis.url()).await;
     let limit = SlidingLog::per_hour(5).into();
 
     let frozen = redis.freeze();
-    // Those of the second half come while the calls of the first are on their way.
+    // The second half arrives while the calls of the first are in flight.
     let mut checks = JoinSet::new();
     for half in 0..2 {
         for number in 0..500 {
@@ -205,7 +205,7 @@ async fn who_waits_behind_a_redis_that_hangs_is_told_by_its_deadline() {
     .await;
 }
 #[tokio::test]
-async fn an_error_in_one_request_is_no_error_of_its_neighbors() {
+async fn an_error_of_one_request_fails_no_other_of_its_call() {
     let redis = Redis::start();
     let store = store(&redis).await;
     redis

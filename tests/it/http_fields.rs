@@ -25,7 +25,7 @@ use tower_quota::{
     store::ChargeState,
 };
 
-use crate::support::{self, Broken, Browser, Clock, Received, Says, get_from, send, serve};
+use crate::support::{self, Broken, Browser, Clock, Fixed, Received, get_from, send, serve};
 
 /// 100 a minute for each address, as in the vectors.
 fn default() -> Policy {
@@ -33,13 +33,13 @@ fn default() -> Policy {
 }
 
 /// State S1 of the vectors: 60 left, and all of it in 58.2 s.
-fn s1() -> Says {
-    Says::admitted(60, 58_200)
+fn s1() -> Fixed {
+    Fixed::admitted(60, 58_200)
 }
 
 /// State S2: denied, wait 41.2 s.
-fn s2() -> Says {
-    Says::denied(Duration::from_millis(41_200))
+fn s2() -> Fixed {
+    Fixed::denied(Duration::from_millis(41_200))
 }
 
 fn hello(layer: RateLimitLayer) -> Router {
@@ -190,7 +190,7 @@ async fn the_wait_is_whole_seconds_of_at_least_one() {
         // More than an integer of a structured field can hold (RFC 9651 §3.3.1).
         ("the longest", Duration::MAX, "2147483647", "999999999999999"),
     ] {
-        let denied = call(RateLimitLayer::new(Says::denied(wait), default())).await;
+        let denied = call(RateLimitLayer::new(Fixed::denied(wait), default())).await;
         assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS, "{id}");
         assert_eq!(denied.field("retry-after"), Some(retry_after), "{id}");
         assert_eq!(
@@ -203,7 +203,7 @@ async fn the_wait_is_whole_seconds_of_at_least_one() {
 
 #[tokio::test]
 async fn numbers_of_any_store_fit_in_the_fields() {
-    let most = || Says(vec![ChargeState::new(u64::MAX, None, Duration::MAX)]);
+    let most = || Fixed(vec![ChargeState::new(u64::MAX, None, Duration::MAX)]);
     let admitted = call(RateLimitLayer::new(most(), default())).await;
     assert_eq!(
         admitted.field("ratelimit"),
@@ -224,7 +224,7 @@ fn burst_and_daily() -> [Policy; 2] {
 
 #[tokio::test]
 async fn hd_14_two_policies_are_one_list_in_their_order() {
-    let store = Says(vec![
+    let store = Fixed(vec![
         ChargeState::new(9, None, Duration::from_secs(1)),
         ChargeState::new(999, None, Duration::from_secs(86_400)),
     ]);
@@ -247,7 +247,7 @@ async fn hd_16_the_policies_that_deny_are_named_and_the_longest_wait_counts() {
         ([None, wait(3_600)], &["daily"], "3600"),
     ] {
         let states = waits.map(|wait| ChargeState::new(3, wait, Duration::from_secs(3_600)));
-        let layer = RateLimitLayer::new(Says(states.to_vec()), burst_and_daily());
+        let layer = RateLimitLayer::new(Fixed(states.to_vec()), burst_and_daily());
         let denied = call(layer).await;
         assert_eq!(denied.json()["violated-policies"], serde_json::json!(violated));
         assert_eq!(denied.field("retry-after"), Some(retry_after));
@@ -283,7 +283,7 @@ async fn of_several_policies_single_values_are_those_of_the_one_that_matters_mos
             ["x-ratelimit-limit: 1000", "x-ratelimit-remaining: 0"],
         ),
     ] {
-        let store = Says(
+        let store = Fixed(
             states
                 .map(|(left, wait)| ChargeState::new(left, wait.map(Duration::from_secs), Duration::from_secs(9)))
                 .to_vec(),
@@ -308,7 +308,7 @@ async fn hd_18_a_window_is_whole_seconds_of_at_least_one() {
         (Headers::Draft06, "5;w=1"),
     ] {
         let policy = Policy::new("default", half_a_second).key(key::ip());
-        let admitted = call(RateLimitLayer::new(Says::admitted(4, 500), policy).headers(style)).await;
+        let admitted = call(RateLimitLayer::new(Fixed::admitted(4, 500), policy).headers(style)).await;
         assert_eq!(admitted.field("ratelimit-policy"), Some(line), "{style:?}");
     }
 }
@@ -344,7 +344,7 @@ async fn hd_22_of_single_values_the_lower_remaining_wins_whole() {
         ("x-ratelimit-reset", "7"),
     ];
     let ours = |remaining| {
-        RateLimitLayer::new(Says::admitted(remaining, 58_200), default()).headers(Headers::Legacy {
+        RateLimitLayer::new(Fixed::admitted(remaining, 58_200), default()).headers(Headers::Legacy {
             reset: ResetFormat::DeltaSeconds,
         })
     };
@@ -427,9 +427,9 @@ async fn of_nested_layers_with_single_values_the_closest_to_exhaustion_is_shown(
         reset: ResetFormat::DeltaSeconds,
     };
     for (inner, outer, shown) in [(3, 4, ["100", "3"]), (4, 3, ["50", "3"]), (0, 4, ["100", "0"])] {
-        let inner = RateLimitLayer::new(Says::admitted(inner, 1_000), default()).headers(style);
+        let inner = RateLimitLayer::new(Fixed::admitted(inner, 1_000), default()).headers(style);
         let everyone = Policy::new("everyone", SlidingLog::per_minute(50)).key(key::constant("all"));
-        let outer = RateLimitLayer::new(Says::admitted(outer, 1_000), everyone).headers(style);
+        let outer = RateLimitLayer::new(Fixed::admitted(outer, 1_000), everyone).headers(style);
         let admitted = send(&hello(inner).layer(outer), support::get("/")).await;
         let fields = ["x-ratelimit-limit", "x-ratelimit-remaining"].map(|name| admitted.field(name).expect("a field"));
         assert_eq!(fields, shown);
@@ -505,7 +505,7 @@ async fn a_cost_above_the_limit_has_no_wait_in_any_dialect() {
 #[tokio::test]
 async fn jitter_goes_upward_within_its_bound() {
     let (wait, jitter) = (10, 5);
-    let layer = RateLimitLayer::new(Says::denied(Duration::from_secs(wait)), default())
+    let layer = RateLimitLayer::new(Fixed::denied(Duration::from_secs(wait)), default())
         .retry_jitter(Duration::from_secs(jitter));
     let app = hello(layer);
 
@@ -527,7 +527,7 @@ async fn jitter_goes_upward_within_its_bound() {
     }
     assert!(seen.len() > 2, "{seen:?}");
 
-    let denied = call(RateLimitLayer::new(Says::denied(Duration::from_secs(wait)), default())).await;
+    let denied = call(RateLimitLayer::new(Fixed::denied(Duration::from_secs(wait)), default())).await;
     assert_eq!(denied.field("retry-after"), Some("10"), "off by default");
 }
 
@@ -572,7 +572,7 @@ async fn hd_32_jitter_of_several_policies_is_the_same_in_each() {
     let wait = |seconds| Some(Duration::from_secs(seconds));
     let states = [wait(10), wait(20), None].map(|wait| ChargeState::new(3, wait, Duration::from_secs(60)));
     let policies = ["a", "b", "c"].map(|name| Policy::new(name, SlidingLog::per_minute(100)).key(key::ip()));
-    let layer = RateLimitLayer::new(Says(states.to_vec()), policies).retry_jitter(Duration::from_secs(1_000));
+    let layer = RateLimitLayer::new(Fixed(states.to_vec()), policies).retry_jitter(Duration::from_secs(1_000));
 
     let denied = call(layer).await;
     let longest: u64 = denied.field("retry-after").expect("a wait").parse().expect("a number");

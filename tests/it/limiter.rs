@@ -246,10 +246,10 @@ async fn a_cost_above_the_limit_is_denied_without_a_call_of_the_store(store: Arc
     let store = Counted::new(store);
     let limiter = Limiter::new(store.clone(), Policy::new("test", LOG_OF_5));
     assert_permanent_denial(&check_n(&limiter, 6).await, Denial::CostAboveLimit);
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 
     assert!(check_n(&limiter, 5).await.is_allowed());
-    assert_eq!(store.asked(), 1);
+    assert_eq!(store.calls(), 1);
     let full = check_n(&limiter, 5).await;
     assert_eq!(
         full.policies().next().and_then(|policy| policy.denial()),
@@ -265,7 +265,7 @@ async fn deny_all_denies_without_a_call_of_the_store(store: Arc<impl Store>) {
         &limiter.peek("k").await.expect("the store is not needed"),
         Denial::DenyAll,
     );
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 }
 
 async fn deny_all_has_nothing_to_charge_or_to_remove(store: Arc<impl Store>) {
@@ -295,7 +295,7 @@ async fn unlimited_admits_without_a_call_of_the_store(store: Arc<impl Store>) {
             .is_allowed()
     );
     limiter.reset("k").await.expect("the store is not needed");
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 }
 
 async fn a_cost_of_zero_means_that_the_policy_does_not_apply(store: Arc<impl Store>) {
@@ -309,7 +309,7 @@ async fn a_cost_of_zero_means_that_the_policy_does_not_apply(store: Arc<impl Sto
         assert_eq!(read.status, StatusCode::OK);
         read.assert_silent();
     }
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 
     let write = || Request::post("/login").header("x-user-id", "42");
     assert_eq!(send(&layer, write()).await.status, StatusCode::OK);
@@ -324,7 +324,7 @@ async fn assert_denied_for_good(store: Arc<impl Store>, policy: Policy) -> Recei
     assert_eq!(denied.field("retry-after"), None);
     assert_eq!(denied.field("ratelimit"), Some("\"test\";r=0"));
     assert_eq!(denied.json()["violated-policies"], serde_json::json!(["test"]));
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
     denied
 }
 
@@ -343,7 +343,7 @@ async fn a_layer_adds_no_fields_for_unlimited(store: Arc<impl Store>) {
     let passed = send(&layer, from_user_42()).await;
     assert_eq!(passed.status, StatusCode::OK);
     passed.assert_silent();
-    assert_eq!(store.asked(), 0);
+    assert_eq!(store.calls(), 0);
 }
 
 #[test]

@@ -27,7 +27,7 @@ async fn bytes_of_a_million(precision: u32) -> u64 {
     let mut last = None;
     for _ in 0..parts {
         clock.advance(window / parts as u32);
-        clock.tell(&redis).await;
+        clock.write_to(&redis).await;
         let admitted = decide(&store, Operation::Check, &limit, "k", 1_000_000 / parts).await;
         assert!(admitted.allowed);
         last = Some(admitted);
@@ -186,7 +186,7 @@ async fn a_denied_request_leaves_every_key_as_it_was() {
     for algorithm in Algorithm::ALL {
         let limit = algorithm.limit(3);
         clock.advance(86_400 * SECOND);
-        clock.tell(&redis).await;
+        clock.write_to(&redis).await;
         for cost in [1, 2] {
             decide(&store, Operation::Check, &limit, "k", cost).await;
         }
@@ -199,7 +199,7 @@ async fn a_denied_request_leaves_every_key_as_it_was() {
 
         for cost in [1, 3] {
             clock.advance(SECOND / 10);
-            clock.tell(&redis).await;
+            clock.write_to(&redis).await;
             assert!(
                 !decide(&store, Operation::Check, &limit, "k", cost).await.allowed,
                 "{limit}"

@@ -18,7 +18,7 @@ use tower_quota::{
     store::Store,
 };
 
-use crate::support::{Broken, Received, Says, eventually, serve};
+use crate::support::{Broken, Fixed, Received, eventually, serve};
 
 /// An nginx of the test's own, which listens on a Unix socket in its folder and ends with it.
 struct Nginx {
@@ -147,7 +147,7 @@ fn layer(store: impl Store, limit: impl Into<Limit>, key: Arc<dyn KeyExtractor>)
 
 fn denied() -> RateLimitLayer {
     let all = Arc::new(key::constant("all"));
-    layer(Says::denied(Duration::from_secs(30)), SlidingLog::per_minute(1), all)
+    layer(Fixed::denied(Duration::from_secs(30)), SlidingLog::per_minute(1), all)
 }
 
 #[tokio::test]

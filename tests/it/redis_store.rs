@@ -1,4 +1,4 @@
-//! A store's connection to Redis: how it begins, what it survives and when it ends.
+//! The connection of a store to Redis: its start, its errors and its end.
 
 use std::{error::Error, iter, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::support::{Redis, connected, decide, each_client, eventually, patient,
 each_client! {
     a_store_starts_before_its_redis
     the_connection_ends_with_the_last_clone_of_the_store
-    a_store_that_is_dropped_before_its_redis_comes_stops_trying
-    a_wrong_password_is_an_error_that_does_not_show_it
+    a_store_that_is_dropped_before_redis_starts_stops_connecting
+    a_wrong_password_is_an_error_that_does_not_contain_it
     a_missing_password_is_an_error
     a_database_that_does_not_exist_is_an_error
     a_check_ends_by_its_deadline_when_redis_hangs
@@ -31,7 +31,7 @@ async fn connect(library: ClientLibrary, url: &str) -> Result<RedisStore, Config
     patient().client_library(library).url(url).connect().await
 }
 
-/// The error that a store of this URL cannot be made with.
+/// The error of connecting to this URL.
 async fn error_of(library: ClientLibrary, url: &str) -> ConfigError {
     connect(library, url).await.expect_err("Redis refuses it")
 }
@@ -87,7 +87,7 @@ async fn the_connection_ends_with_the_last_clone_of_the_store(library: ClientLib
     eventually("the connection is closed", async || connections().await == before).await;
 }
 
-async fn a_store_that_is_dropped_before_its_redis_comes_stops_trying(library: ClientLibrary) {
+async fn a_store_that_is_dropped_before_redis_starts_stops_connecting(library: ClientLibrary) {
     let redis = Redis::not_started();
     let store = lazy(library, &redis.url());
     let listener = TcpListener::bind(("127.0.0.1", redis.port()))
@@ -96,7 +96,7 @@ async fn a_store_that_is_dropped_before_its_redis_comes_stops_trying(library: Cl
     listener.accept().await.expect("the store tries again");
 
     drop(store);
-    // What was on its way when the store was dropped may still come; a store that goes on tries again within half a second.
+    // An attempt that was in progress may still arrive; a store that goes on retries within half a second.
     let mut late = 0;
     while timeout(Duration::from_secs(1), listener.accept()).await.is_ok() {
         late += 1;
@@ -111,7 +111,7 @@ fn in_full(error: &ConfigError) -> String {
     format!("{}; {error:?}", causes.join(": "))
 }
 
-async fn a_wrong_password_is_an_error_that_does_not_show_it(library: ClientLibrary) {
+async fn a_wrong_password_is_an_error_that_does_not_contain_it(library: ClientLibrary) {
     let redis = Redis::start_with(&["--requirepass", "right-one"]);
     let url = |password| format!("redis://:{password}@127.0.0.1:{}", redis.port());
 
@@ -202,9 +202,9 @@ async fn a_check_ends_by_its_deadline_when_redis_hangs(library: ClientLibrary) {
     eventually("the store is answered", async || answers(&store).await).await;
 }
 
-// Clients that the application brings along.
+// Clients that the application builds.
 
-/// What is wrong with the client that this builder builds.
+/// The error of a store on the client that this builder builds.
 fn fault(builder: &Builder) -> String {
     let client = builder.build().expect("a client");
     let error = RedisStore::builder().fred_client(client).connect_lazy().unwrap_err();
@@ -212,7 +212,7 @@ fn fault(builder: &Builder) -> String {
 }
 
 #[tokio::test]
-async fn a_client_that_would_not_come_back_is_refused_with_the_fix() {
+async fn a_client_that_does_not_reconnect_is_refused_with_the_fix() {
     let redis = Redis::not_started();
     let mut builder = Builder::from_config(Config::from_url(&redis.url()).expect("the URL is good"));
     builder.with_connection_config(|connection| connection.max_command_attempts = 1);
@@ -265,7 +265,7 @@ async fn a_pool_of_clients_is_audited_too() {
 }
 
 #[tokio::test]
-async fn a_client_of_the_application_counts_and_stays_its_own() {
+async fn a_client_of_the_application_serves_and_is_not_closed() {
     let redis = Redis::start();
     let client = redis.builder().build().expect("a client");
     client.init().await.expect("the server answers");

@@ -176,7 +176,7 @@ async fn the_time_of_redis_chooses_the_month_and_the_wrong_guess_is_not_charged(
             .expect("a moment")
             .as_microsecond() as u64,
     );
-    clock.tell(&redis).await;
+    clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
     let limit = Limit::from(FixedWindow::calendar(3, Calendar::Month, BERLIN));
     let check = async || decide(&store, tower_quota::store::Operation::Check, &limit, "k", 1).await;

@@ -1,4 +1,4 @@
-//! A service that ends while requests are on their way.
+//! A service that ends while requests are in flight.
 
 use std::{
     future::poll_fn,
@@ -27,11 +27,11 @@ use tower_quota::{
 use crate::support::{Browser, PATIENCE, Redis, each_client, eventually, patient};
 
 each_client! {
-    requests_on_their_way_are_decided_and_then_the_connection_ends
-    a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others
+    requests_in_flight_are_decided_before_the_connection_ends
+    a_runtime_that_ends_before_its_call_is_sent_blocks_no_other_user_of_the_store
 }
 
-async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others(library: ClientLibrary) {
+async fn a_runtime_that_ends_before_its_call_is_sent_blocks_no_other_user_of_the_store(library: ClientLibrary) {
     let redis = Redis::start();
     let store = patient();
     let store = store.client_library(library).url(&redis.url()).connect().await;
@@ -44,11 +44,11 @@ async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others
         store.decide(&[store::StoreRequest::new(Operation::Charge, &charges)])
     };
 
-    let (brief, ask) = (store.clone(), charge.clone());
+    let (brief, charge_briefly) = (store.clone(), charge.clone());
     let ended = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let mut answer = pin!(ask(&brief));
+            let mut answer = pin!(charge_briefly(&brief));
             // Queued, and the task that is to send it has not run.
             let waits = poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx).is_pending())).await;
             assert!(waits);
@@ -57,15 +57,15 @@ async fn a_runtime_that_ends_before_its_call_has_left_leaves_the_store_to_others
     ended.join().expect("no panic");
 
     let answer = timeout(PATIENCE, charge(&store)).await;
-    let answer = answer.expect("it is asked").expect("Redis answers");
+    let answer = answer.expect("the store replies in time").expect("Redis answers");
     assert_eq!(
         answer.outcomes()[0].states()[0].remaining,
         4,
-        "who went away was not counted"
+        "a dropped charge is not counted"
     );
 }
 
-async fn requests_on_their_way_are_decided_and_then_the_connection_ends(library: ClientLibrary) {
+async fn requests_in_flight_are_decided_before_the_connection_ends(library: ClientLibrary) {
     let redis = Redis::start();
     let connections = async || {
         let list: String = redis.command("CLIENT", ["LIST"]).await;
@@ -98,12 +98,12 @@ async fn requests_on_their_way_are_decided_and_then_the_connection_ends(library:
 
     let frozen = redis.freeze();
     let url = format!("http://{address}/");
-    let asked = tokio::spawn(async move { Browser::http1().get(url).await });
+    let received = tokio::spawn(async move { Browser::http1().get(url).await });
     eventually("the request is on its way", async || came.load(Ordering::Relaxed)).await;
     stop.send(()).expect("it serves");
     drop(frozen);
 
-    let response = asked.await.expect("no panic");
+    let response = received.await.expect("no panic");
     assert_eq!(response.status, 200);
     assert_eq!(response.field("ratelimit"), Some(r#""test";r=4;t=3600"#));
     server.await.expect("it ends");

@@ -1,4 +1,4 @@
-//! Handlers that block the threads of the runtime: the process stands still, and Redis does not.
+//! Handlers that block the threads of the runtime while Redis replies.
 
 use std::{
     sync::{

@@ -37,7 +37,7 @@ use tower_quota::{
     response::{Grpc, Negotiated},
 };
 
-use crate::support::{self, Broken, Browser, Clock, Received, Says, frames};
+use crate::support::{self, Broken, Browser, Clock, Fixed, Received, frames};
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Text {
@@ -278,11 +278,11 @@ fn default() -> Policy {
 }
 
 fn denied(wait: Duration) -> RateLimitLayer {
-    RateLimitLayer::new(Says::denied(wait), default())
+    RateLimitLayer::new(Fixed::denied(wait), default())
 }
 
 fn admitted() -> RateLimitLayer {
-    RateLimitLayer::new(Says::admitted(60, 58_200), default())
+    RateLimitLayer::new(Fixed::admitted(60, 58_200), default())
 }
 
 /// The status that a tonic client reads from the response.

@@ -1,4 +1,4 @@
-//! The ways to a Redis, through each client: TLS, sockets, credentials, pools, Sentinel, and connections that fall silent.
+//! Connections to Redis through each client: TLS, sockets, credentials, pools, Sentinel, and connections that fall silent.
 
 use std::{
     error::Error,
@@ -17,22 +17,22 @@ use crate::support::{
 };
 
 each_client! {
-    a_unix_socket_serves
-    a_user_and_a_password_with_all_sorts_of_characters_serve
-    a_database_of_its_own_serves
-    a_pool_has_as_many_connections_as_it_is_told
+    a_unix_socket_connects
+    a_user_and_a_password_with_special_characters_connect
+    a_database_number_selects_the_database
+    a_pool_has_the_number_of_connections_that_is_set
     a_pool_goes_on_when_one_of_its_connections_is_lost
-    a_connection_of_tls_serves
-    a_certificate_that_nobody_has_signed_is_not_trusted
+    a_tls_connection_serves
+    a_self_signed_certificate_is_not_trusted
     sentinel_leads_to_the_new_primary
-    sentinel_and_redis_have_credentials_of_their_own
-    a_sentinel_that_is_gone_is_passed_over
+    sentinel_and_redis_may_have_different_credentials
+    a_sentinel_that_is_unreachable_is_skipped
     a_connection_that_falls_silent_under_traffic_is_replaced
     a_connection_that_is_full_is_replaced
-    a_redis_that_hangs_under_traffic_is_served_again_when_it_goes_on
-    a_partition_ends
-    an_answer_that_takes_longer_than_the_deadline_is_not_waited_for
-    a_password_is_nowhere_to_be_read
+    a_redis_that_hangs_under_traffic_serves_when_it_resumes
+    checks_are_served_after_a_partition
+    a_reply_after_the_deadline_fails_the_check_and_keeps_the_connection
+    a_password_is_in_no_error_log_or_debug_output
     a_pool_of_no_connections_is_an_error
 }
 
@@ -71,21 +71,21 @@ async fn connections(redis: &Redis) -> usize {
     list.lines().count()
 }
 
-async fn a_unix_socket_serves(library: ClientLibrary) {
+async fn a_unix_socket_connects(library: ClientLibrary) {
     let redis = Redis::start_with(&["--unixsocket", "redis.sock", "--requirepass", "p@ss+w&rd"]);
     let socket = redis.path("redis.sock");
     let url = format!("redis+unix://:p%40ss+w&rd@localhost{}", socket.display());
     serves(&connect(library, &url).await).await;
 }
 
-async fn a_user_and_a_password_with_all_sorts_of_characters_serve(library: ClientLibrary) {
+async fn a_user_and_a_password_with_special_characters_connect(library: ClientLibrary) {
     let redis = Redis::start_with(&["--user", "lim:iter", "on", ">p@ss/w?rd#1+&", "~*", "+@all"]);
     let address = redis.url().replace("redis://", "");
     let url = format!("redis://lim%3Aiter:p%40ss%2Fw%3Frd%231+&@{address}");
     serves(&connect(library, &url).await).await;
 }
 
-async fn a_database_of_its_own_serves(library: ClientLibrary) {
+async fn a_database_number_selects_the_database(library: ClientLibrary) {
     let redis = Redis::start();
     serves(&connect(library, &format!("{}/3", redis.url())).await).await;
     let keyspace: String = redis.command("INFO", ["keyspace"]).await;
@@ -95,7 +95,7 @@ async fn a_database_of_its_own_serves(library: ClientLibrary) {
     );
 }
 
-async fn a_pool_has_as_many_connections_as_it_is_told(library: ClientLibrary) {
+async fn a_pool_has_the_number_of_connections_that_is_set(library: ClientLibrary) {
     let redis = Redis::start();
     let before = connections(&redis).await;
     let store = pool(library, &redis, 3).await;
@@ -105,8 +105,8 @@ async fn a_pool_has_as_many_connections_as_it_is_told(library: ClientLibrary) {
         assert_eq!(outcome.states()[0].remaining, remaining);
     }
     let list: String = redis.command("CLIENT", ["LIST"]).await;
-    let asked = list.lines().filter(|client| client.contains("cmd=evalsha")).count();
-    assert_eq!(asked, 3, "{list}");
+    let used = list.lines().filter(|client| client.contains("cmd=evalsha")).count();
+    assert_eq!(used, 3, "{list}");
 
     drop(store);
     eventually("all are closed", async || connections(&redis).await == before).await;
@@ -123,13 +123,13 @@ async fn a_pool_goes_on_when_one_of_its_connections_is_lost(library: ClientLibra
     let victim = list
         .lines()
         .find(|client| client.contains("cmd=evalsha"))
-        .expect("one has asked");
+        .expect("one has sent a call");
     let id = victim
         .split(' ')
         .find_map(|field| field.strip_prefix("id="))
-        .expect("it has a number");
+        .expect("it has an id");
     redis.command::<()>("CLIENT", ["KILL", "ID", id]).await;
-    // From the first request that it loses on, the other one is asked until this one is back.
+    // After the first request that fails, the other connection is used until this one is back.
     let mut lost = 0;
     for _ in 0..20 {
         lost += usize::from(!answers(&store).await);
@@ -153,15 +153,15 @@ fn tls() -> (Redis, u16) {
     (redis, port)
 }
 
-async fn a_connection_of_tls_serves(library: ClientLibrary) {
+async fn a_tls_connection_serves(library: ClientLibrary) {
     let (redis, port) = tls();
     let url = format!("rediss://localhost:{port}");
     let mut worker = Worker::start_trusting(&url, library, &redis.path("certificate.pem"));
-    worker.tell("k", 3, 5);
+    worker.order("k", 3, 5);
     assert_eq!(worker.outcome().0, 3);
 }
 
-async fn a_certificate_that_nobody_has_signed_is_not_trusted(library: ClientLibrary) {
+async fn a_self_signed_certificate_is_not_trusted(library: ClientLibrary) {
     let (_redis, port) = tls();
     let builder = builder(library).connect_timeout(Duration::from_secs(1));
     let error = builder
@@ -183,13 +183,13 @@ async fn sentinel_leads_to_the_new_primary(library: ClientLibrary) {
     assert_eq!(promoted.cli(&["KEYS", "quota:*"]).lines().count(), 1);
 }
 
-async fn sentinel_and_redis_have_credentials_of_their_own(library: ClientLibrary) {
+async fn sentinel_and_redis_may_have_different_credentials(library: ClientLibrary) {
     let sentinel = Sentinel::start_with_passwords("of-redis", "of+sentinels").await;
     let url = sentinel.url_with(":of-redis@") + "&sentinelPassword=of%2Bsentinels";
     serves(&connect(library, &url).await).await;
 }
 
-async fn a_sentinel_that_is_gone_is_passed_over(library: ClientLibrary) {
+async fn a_sentinel_that_is_unreachable_is_skipped(library: ClientLibrary) {
     let mut sentinel = Sentinel::start().await;
     sentinel.kill_the_first_watcher();
     serves(&connect(library, &sentinel.url()).await).await;
@@ -219,7 +219,7 @@ async fn a_connection_that_is_full_is_replaced(library: ClientLibrary) {
     serves(&store).await;
 
     proxy.blackhole_and_go_to(new.port());
-    // More than the system keeps for a reader who does not read, so that the client waits to write.
+    // More than the socket buffers hold, so that the client waits to write.
     let limit = limit();
     let keys: Vec<_> = (0..5_000)
         .map(|number| Key::path(&format!("/{number:0>100}")))
@@ -241,7 +241,7 @@ async fn a_connection_that_is_full_is_replaced(library: ClientLibrary) {
     assert!(silence < Duration::from_secs(3), "{silence:?}");
 }
 
-async fn a_redis_that_hangs_under_traffic_is_served_again_when_it_goes_on(library: ClientLibrary) {
+async fn a_redis_that_hangs_under_traffic_serves_when_it_resumes(library: ClientLibrary) {
     let redis = Redis::start();
     let store = connect(library, &redis.url()).await;
     serves(&store).await;
@@ -255,7 +255,7 @@ async fn a_redis_that_hangs_under_traffic_is_served_again_when_it_goes_on(librar
     assert!(silence < Duration::from_secs(3), "{silence:?}");
 }
 
-async fn a_partition_ends(library: ClientLibrary) {
+async fn checks_are_served_after_a_partition(library: ClientLibrary) {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
     let store = connect(library, &proxy.url()).await;
@@ -270,7 +270,7 @@ async fn a_partition_ends(library: ClientLibrary) {
     assert!(silence < Duration::from_secs(3), "{silence:?}");
 }
 
-async fn an_answer_that_takes_longer_than_the_deadline_is_not_waited_for(library: ClientLibrary) {
+async fn a_reply_after_the_deadline_fails_the_check_and_keeps_the_connection(library: ClientLibrary) {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.port()).await;
     let store = connect(library, &proxy.url()).await;
@@ -302,7 +302,7 @@ fn in_full(error: &(dyn Error + 'static)) -> String {
     causes.join(": ")
 }
 
-async fn a_password_is_nowhere_to_be_read(library: ClientLibrary) {
+async fn a_password_is_in_no_error_log_or_debug_output(library: ClientLibrary) {
     const SECRET: &str = "hunter2secret";
     let log = Log::capture_everything();
     let mut redis = Redis::start_with(&["--requirepass", SECRET]);
@@ -364,7 +364,7 @@ async fn a_pool_of_no_connections_is_an_error(library: ClientLibrary) {
 }
 
 #[tokio::test]
-async fn a_client_of_redis_rs_says_how_to_connect() {
+async fn a_client_of_redis_rs_keeps_its_tls_settings() {
     let (redis, port) = tls();
     let certificate = fs::read(redis.path("certificate.pem")).expect("the certificate");
     let certificates = redis::TlsCertificates {

@@ -118,7 +118,7 @@ async fn a_denied_request_does_not_reach_the_service_when_the_store_replies_late
 #[tokio::test]
 async fn a_denied_request_does_not_reach_the_service_when_redis_replies() {
     let (clock, redis) = (Clock::new(), Redis::start());
-    clock.tell(&redis).await;
+    clock.write_to(&redis).await;
     a_denied_request_does_not_reach_the_service(clock.redis_store(&redis).await).await;
 }
 
@@ -432,7 +432,7 @@ async fn a_refused_request_does_not_call_the_store() {
 
     let refused = service.oneshot(Request::new(Body::default())).await.unwrap();
     assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
-    assert_eq!((store.asked(), inner.calls()), (0, 0));
+    assert_eq!((store.calls(), inner.calls()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]

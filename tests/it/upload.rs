@@ -20,7 +20,7 @@ use tokio::{
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_quota::{DrainBodyLayer, FailureMode, Policy, RateLimitLayer, SlidingLog, key, store::Store};
 
-use crate::support::{Broken, Later, Says, serve};
+use crate::support::{Broken, Fixed, Later, serve};
 
 const MB: usize = 1_000_000;
 
@@ -33,7 +33,7 @@ fn on(store: impl Store) -> RateLimitLayer {
 }
 
 fn denied() -> RateLimitLayer {
-    on(Says::denied(Duration::from_secs(30)))
+    on(Fixed::denied(Duration::from_secs(30)))
 }
 
 /// A connection to a server whose requests are all rejected.
@@ -124,7 +124,7 @@ async fn a_denial_is_received_after_an_upload() {
 
 #[tokio::test]
 async fn a_denial_by_a_store_that_replies_later_is_received_after_an_upload() {
-    let store = Says::denied(Duration::from_secs(30));
+    let store = Fixed::denied(Duration::from_secs(30));
     the_response_is_received_after_an_upload(on(Later(store)), "429").await;
 }
 
@@ -203,7 +203,7 @@ async fn a_response_has_connection_close_if_the_server_closes_the_connection() {
         ("content-length: 100\r\nexpect: 100-continue\r\n", 0, false),
         ("content-length: 100\r\nexpect: 100-Continue\r\n", 0, false),
     ] {
-        let stores = [denied(), on(Later(Says::denied(Duration::from_secs(30))))];
+        let stores = [denied(), on(Later(Fixed::denied(Duration::from_secs(30))))];
         for layer in stores {
             let mut connection = Connection::to(app(layer)).await;
             let head = format!("POST / HTTP/1.1\r\nhost: example.com\r\n{fields}\r\n");
@@ -293,7 +293,7 @@ async fn a_body_that_cannot_keep_the_connection_is_not_read() {
 async fn an_admitted_request_keeps_its_body() {
     let echo =
         service_fn(async |request: Request<Full<Bytes>>| Ok::<_, Infallible>(Response::new(request.into_body())));
-    let service = on(Says::admitted(1, 1)).drain_body(0, Duration::ZERO).layer(echo);
+    let service = on(Fixed::admitted(1, 1)).drain_body(0, Duration::ZERO).layer(echo);
     let Ok(response) = service.oneshot(Request::new(Full::from("a file"))).await;
     let body = crate::support::Received::read(response).await.body;
     assert_eq!(body, "a file");
@@ -318,10 +318,10 @@ async fn a_drained_request_holds_no_permit(store: impl Store) {
 
 #[tokio::test(start_paused = true)]
 async fn a_drained_request_holds_no_permit_when_the_store_replies_at_once() {
-    a_drained_request_holds_no_permit(Says::denied(Duration::from_secs(30))).await;
+    a_drained_request_holds_no_permit(Fixed::denied(Duration::from_secs(30))).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_drained_request_holds_no_permit_when_the_store_replies_later() {
-    a_drained_request_holds_no_permit(Later(Says::denied(Duration::from_secs(30)))).await;
+    a_drained_request_holds_no_permit(Later(Fixed::denied(Duration::from_secs(30)))).await;
 }

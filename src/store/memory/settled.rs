@@ -60,7 +60,7 @@ impl<'a> Settled<'a> {
                 at: admitted_at.as_micros() as u64,
             },
             Operation::Check | Operation::Charge if allowed => Change::Add,
-            _ => Change::Nothing,
+            Operation::Check | Operation::Charge | Operation::Peek | Operation::Reset => Change::Nothing,
         };
         let effect = limit.change(state, now, change, cost);
         let Effect { changed, reset, .. } = effect;

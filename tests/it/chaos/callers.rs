@@ -14,20 +14,20 @@ use tower_quota::{
 };
 
 use super::{
-    history::{Check, KEYS, POLICY, Quota, Told, quotas},
+    history::{Check, KEYS, POLICY, Quota, Reply, quotas},
     process::{PROCESSES, Processes, connect, now, report},
     run::Setup,
 };
 
-/// Processes of an application that check at a steady rate, whatever becomes of it.
+/// Processes of an application that check at a steady rate.
 pub(super) struct Callers(Processes<Check>);
 
-/// How often a caller checks, and how many times at once: half of them the same as the other half.
+/// The time between ticks of a caller, and the checks in a tick: two of each key.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 const CHECKS: usize = 4;
 
 /// The test that calls [`call`].
-const TEST: &str = "chaos::a_caller_checks_until_it_is_told_to_stop";
+const TEST: &str = "chaos::a_caller_checks_until_its_input_is_closed";
 
 impl Callers {
     /// How many checks they make in this time.
@@ -40,12 +40,12 @@ impl Callers {
         Self(Processes::start(TEST, url, setup, checks))
     }
 
-    /// Whether each of them has heard from Redis of each key since then.
+    /// Whether each of them has a decision of Redis on each key since then.
     pub(super) fn are_answered_since(&self, since: u64) -> bool {
         self.0.all(|checks| {
             let answered = |key| {
-                let mut latest = checks.iter().rev().take_while(|check| check.told_at() > since);
-                latest.any(|check| check.key == key && check.sent > since && check.told.is_by_redis())
+                let mut latest = checks.iter().rev().take_while(|check| check.ended() > since);
+                latest.any(|check| check.key == key && check.sent > since && check.reply.is_by_redis())
             };
             (0..KEYS).all(answered)
         })
@@ -56,7 +56,7 @@ impl Callers {
         self.0.memory()
     }
 
-    /// Ends them, and hands out all that each was told.
+    /// Ends them, and returns the checks of each.
     pub(super) fn stop(self) -> Vec<Vec<Check>> {
         let mut histories = self.0.stop();
         for checks in &mut histories {
@@ -96,21 +96,21 @@ async fn check(store: &RedisStore, quotas: &[Quota], key: usize, begun: Instant)
     let (sent, started) = (now(), Instant::now());
     let name = Key::from(Quota::name(key));
     let charges = [Charge::new(POLICY, &quotas[key].limit, &name, 1)];
-    let told = match store
+    let reply = match store
         .decide(&[StoreRequest::new(Operation::Check, &charges)])
         .try_ready()
     {
-        // What is answered at once was not sent.
-        Ok(Ok(_)) => Told::DeniedFromMemory,
-        Ok(Err(_)) => Told::NotAsked,
+        // What is ready at once was not sent.
+        Ok(Ok(_)) => Reply::DeniedFromCache,
+        Ok(Err(_)) => Reply::NotSent,
         Err(answer) => match answer.await {
             Ok(answer) if answer.outcomes()[0].allowed => {
                 let at = answer.outcomes()[0].states()[0]
                     .decided_at
                     .unwrap_or(answer.server_time);
-                Told::Admitted(at.as_micros() as u64)
+                Reply::Admitted(at.as_micros() as u64)
             }
-            Ok(_) => Told::Denied,
+            Ok(_) => Reply::Denied,
             Err(error) => failed(&error),
         },
     };
@@ -119,13 +119,13 @@ async fn check(store: &RedisStore, quotas: &[Quota], key: usize, begun: Instant)
         sent,
         after: started - begun,
         took: started.elapsed(),
-        told,
+        reply,
     }
 }
 
-fn failed(error: &StoreError) -> Told {
+fn failed(error: &StoreError) -> Reply {
     match error.kind() {
-        ErrorKind::Refused => Told::Refused,
-        _ => Told::Nothing,
+        ErrorKind::Refused => Reply::Refused,
+        _ => Reply::Missing,
     }
 }

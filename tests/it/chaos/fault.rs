@@ -10,7 +10,7 @@ use tower_quota::ClientLibrary;
 
 use crate::support::{Cluster, Faketime, Proxy, Redis, Sentinel};
 
-/// Something that goes wrong.
+/// A fault of Redis, its host or the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Kill,
@@ -34,11 +34,11 @@ pub(super) enum Fault {
 /// What a fault leaves of the counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leaves {
-    /// All that callers were told of.
+    /// All that was replied to.
     Everything,
     /// What had reached a file or a replica.
     Part,
-    /// What belongs to a clock that is gone.
+    /// What was counted by another time.
     AnotherTime,
 }
 
@@ -215,7 +215,7 @@ impl Fault {
     }
 }
 
-/// As it is called in the table.
+/// The name in the table.
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -256,7 +256,7 @@ async fn again_and_again<T>(during: impl Future<Output = T>, pause: Duration, mu
 /// Keeps from the replicas what the primary counts from now on, and lets it count a little.
 async fn cut_off(primary: &Redis, replicas: &[Redis]) {
     for replica in replicas {
-        // The primary has no password, and so turns down who names one.
+        // The primary has no password, and so rejects a replica that sends one.
         replica.command::<()>("CONFIG", ["SET", "masterauth", "none"]).await;
     }
     primary.command::<()>("CLIENT", ["KILL", "TYPE", "replica"]).await;

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fmt, num::ParseIntError, str::FromStr, time::Du
 
 use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket};
 
-/// A check, as its caller saw it.
+/// A check and its reply.
 #[derive(Clone, Debug)]
 pub(super) struct Check {
     /// The position of its quota.
@@ -12,25 +12,25 @@ pub(super) struct Check {
     /// Since the caller was started, whatever its clock is set to.
     pub(super) after: Duration,
     pub(super) took: Duration,
-    pub(super) told: Told,
+    pub(super) reply: Reply,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Reply {
     /// At this time of Redis, in microseconds since the Unix epoch.
     Admitted(u64),
     Denied,
-    /// Without asking Redis.
-    DeniedFromMemory,
+    /// By the deny cache.
+    DeniedFromCache,
     /// An error of Redis, which has counted nothing.
     Refused,
-    /// That Redis is not asked for now.
-    NotAsked,
-    /// Neither, so it may be counted.
-    Nothing,
+    /// The breaker is open.
+    NotSent,
+    /// No reply came, so the check may be counted.
+    Missing,
 }
 
-/// What each key may do.
+/// The limit of a key.
 pub(super) struct Quota {
     pub(super) limit: Limit,
     /// How much is admitted in any window at most.
@@ -81,19 +81,19 @@ impl Quota {
     }
 }
 
-impl Told {
+impl Reply {
     pub(super) fn is_by_redis(self) -> bool {
         matches!(self, Self::Admitted(_) | Self::Denied)
     }
 
     /// Whether it is no decision.
     pub(super) fn is_error(self) -> bool {
-        matches!(self, Self::Refused | Self::NotAsked | Self::Nothing)
+        matches!(self, Self::Refused | Self::NotSent | Self::Missing)
     }
 }
 
 impl Check {
-    pub(super) fn told_at(&self) -> u64 {
+    pub(super) fn ended(&self) -> u64 {
         self.sent + self.took.as_micros() as u64
     }
 }
@@ -101,16 +101,16 @@ impl Check {
 /// A line of a report, which [`FromStr`] reads.
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (told, at) = match self.told {
-            Told::Admitted(at) => (0, at),
-            Told::Denied => (1, 0),
-            Told::DeniedFromMemory => (2, 0),
-            Told::Refused => (3, 0),
-            Told::NotAsked => (4, 0),
-            Told::Nothing => (5, 0),
+        let (reply, at) = match self.reply {
+            Reply::Admitted(at) => (0, at),
+            Reply::Denied => (1, 0),
+            Reply::DeniedFromCache => (2, 0),
+            Reply::Refused => (3, 0),
+            Reply::NotSent => (4, 0),
+            Reply::Missing => (5, 0),
         };
         let (after, took) = (self.after.as_micros(), self.took.as_micros());
-        write!(f, "{} {} {after} {took} {told} {at}", self.key, self.sent)
+        write!(f, "{} {} {after} {took} {reply} {at}", self.key, self.sent)
     }
 }
 
@@ -119,7 +119,7 @@ impl FromStr for Check {
 
     fn from_str(line: &str) -> Result<Self, ParseIntError> {
         let numbers = line.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
-        let [key, sent, after, took, told, at] = numbers[..] else {
+        let [key, sent, after, took, reply, at] = numbers[..] else {
             panic!("{line:?} is no check");
         };
         Ok(Self {
@@ -127,13 +127,13 @@ impl FromStr for Check {
             sent,
             after: Duration::from_micros(after),
             took: Duration::from_micros(took),
-            told: match told {
-                0 => Told::Admitted(at),
-                1 => Told::Denied,
-                2 => Told::DeniedFromMemory,
-                3 => Told::Refused,
-                4 => Told::NotAsked,
-                _ => Told::Nothing,
+            reply: match reply {
+                0 => Reply::Admitted(at),
+                1 => Reply::Denied,
+                2 => Reply::DeniedFromCache,
+                3 => Reply::Refused,
+                4 => Reply::NotSent,
+                _ => Reply::Missing,
             },
         })
     }
@@ -157,14 +157,14 @@ pub(super) fn held(members: &str) -> Held {
     held
 }
 
-/// How what callers were told of one key agrees with its limit, and with what Redis holds.
+/// The differences between the replies about one key, its limit, and what Redis holds.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ChargeState {
     /// How many more than the limit were admitted in some window.
     pub(super) over: u64,
     /// How many admissions Redis does not hold.
     pub(super) lost: u64,
-    /// How much Redis holds that nobody can have asked for.
+    /// How much more Redis holds than was sent.
     pub(super) twice: u64,
 }
 
@@ -173,12 +173,12 @@ impl ChargeState {
     pub(super) fn of<'a>(checks: impl Iterator<Item = &'a Check>, quota: &Quota, held: Option<&Held>) -> Self {
         let (mut by_redis, mut by_callers, mut unanswered) = (Vec::new(), Vec::new(), 0);
         for check in checks {
-            match check.told {
-                Told::Admitted(at) => {
+            match check.reply {
+                Reply::Admitted(at) => {
                     by_redis.push((at, at));
-                    by_callers.push((check.sent, check.told_at()));
+                    by_callers.push((check.sent, check.ended()));
                 }
-                Told::Nothing => unanswered += 1,
+                Reply::Missing => unanswered += 1,
                 _ => {}
             }
         }
@@ -192,9 +192,9 @@ impl ChargeState {
             };
         };
 
-        let mut told = Held::new();
+        let mut replied = Held::new();
         for (at, _) in by_redis {
-            *told.entry(at).or_default() += 1;
+            *replied.entry(at).or_default() += 1;
         }
         let missing = |from: &Held, in_: &Held| -> u64 {
             let missing = from
@@ -204,9 +204,9 @@ impl ChargeState {
         };
         Self {
             over,
-            lost: missing(&told, held),
-            // A charge that nobody was told of is that of a request without an answer.
-            twice: missing(held, &told).saturating_sub(unanswered),
+            lost: missing(&replied, held),
+            // A charge without a reply belongs to a request without a reply.
+            twice: missing(held, &replied).saturating_sub(unanswered),
         }
     }
 }
@@ -226,13 +226,13 @@ mod tests {
 
     const SECOND: u64 = 1_000_000;
 
-    fn check(sent: u64, told: Told) -> Check {
+    fn check(sent: u64, reply: Reply) -> Check {
         Check {
             key: 0,
             sent,
             after: Duration::ZERO,
             took: Duration::from_millis(1),
-            told,
+            reply,
         }
     }
 
@@ -250,16 +250,16 @@ mod tests {
     }
 
     fn admitted(at: u64) -> Check {
-        check(at, Told::Admitted(at))
+        check(at, Reply::Admitted(at))
     }
 
     #[test]
-    fn a_history_that_agrees_with_redis_has_no_fault() {
+    fn a_history_that_agrees_with_redis_has_no_difference() {
         let checks = [
             admitted(7),
             admitted(7),
             admitted(7 + 3_600 * SECOND),
-            check(8, Told::Denied),
+            check(8, Reply::Denied),
         ];
         for members in ["7\n7-2\n3600000007", "#\n7:2\n3600000007"] {
             assert_eq!(verdict(&checks, members), ChargeState::default());
@@ -267,55 +267,55 @@ mod tests {
     }
 
     #[test]
-    fn one_more_than_the_limit_within_a_window_by_the_clock_of_redis_is_seen() {
+    fn one_more_than_the_limit_within_a_window_by_the_clock_of_redis_is_found() {
         let checks = [admitted(7), admitted(8), admitted(6 + 3_600 * SECOND)];
         assert_eq!(verdict(&checks, "7\n8\n3600000006").over, 1);
     }
 
     #[test]
-    fn one_more_than_the_limit_within_a_window_by_the_clock_of_the_callers_is_seen() {
-        let hours = |number| check(number, Told::Admitted(number * 3_600 * SECOND));
+    fn one_more_than_the_limit_within_a_window_by_the_clock_of_the_callers_is_found() {
+        let hours = |number| check(number, Reply::Admitted(number * 3_600 * SECOND));
         let checks = [hours(1), hours(2), hours(3)];
         assert_eq!(verdict(&checks, "3600000000\n7200000000\n10800000000").over, 1);
     }
 
     #[test]
-    fn a_charge_applied_twice_is_seen() {
+    fn a_charge_applied_twice_is_found() {
         assert_eq!(verdict(&[admitted(7)], "7\n9").twice, 1);
         assert_eq!(verdict(&[admitted(7)], "7:2").twice, 1);
-        assert_eq!(verdict(&[admitted(7), check(8, Told::Refused)], "7\n9").twice, 1);
-        assert_eq!(verdict(&[admitted(7), check(8, Told::NotAsked)], "7\n9").twice, 1);
+        assert_eq!(verdict(&[admitted(7), check(8, Reply::Refused)], "7\n9").twice, 1);
+        assert_eq!(verdict(&[admitted(7), check(8, Reply::NotSent)], "7\n9").twice, 1);
     }
 
     #[test]
-    fn a_request_without_an_answer_is_charged_once_or_not() {
-        let checks = [admitted(7), check(8, Told::Nothing)];
+    fn a_request_without_a_reply_is_charged_at_most_once() {
+        let checks = [admitted(7), check(8, Reply::Missing)];
         assert_eq!(verdict(&checks, "7"), ChargeState::default());
         assert_eq!(verdict(&checks, "7\n9"), ChargeState::default());
         assert_eq!(verdict(&checks, "7\n9:2").twice, 1);
     }
 
     #[test]
-    fn an_admission_that_redis_does_not_hold_is_seen() {
+    fn an_admission_that_redis_does_not_hold_is_found() {
         assert_eq!(verdict(&[admitted(7), admitted(8)], "8").lost, 1);
-        // What somebody else was charged makes no amends.
-        let checks = [admitted(7), admitted(8), check(8, Told::Nothing)];
+        // A charge of another request does not make up for it.
+        let checks = [admitted(7), admitted(8), check(8, Reply::Missing)];
         assert_eq!(verdict(&checks, "8\n9").lost, 1);
     }
 
     #[test]
     fn a_check_is_read_as_it_was_written() {
-        for told in [
-            Told::Admitted(9),
-            Told::Denied,
-            Told::DeniedFromMemory,
-            Told::Refused,
-            Told::NotAsked,
-            Told::Nothing,
+        for reply in [
+            Reply::Admitted(9),
+            Reply::Denied,
+            Reply::DeniedFromCache,
+            Reply::Refused,
+            Reply::NotSent,
+            Reply::Missing,
         ] {
-            let line = check(7, told).to_string();
+            let line = check(7, reply).to_string();
             let read: Check = line.parse().expect("a check");
-            assert_eq!((read.to_string(), read.told), (line, told));
+            assert_eq!((read.to_string(), read.reply), (line, reply));
         }
     }
 }

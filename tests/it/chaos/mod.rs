@@ -1,5 +1,4 @@
-//! Several processes check without pause while something goes wrong, and what they were told must agree with what Redis
-//! holds in the end.
+//! Several processes check without pause during a fault, and the replies must agree with what Redis holds in the end.
 //!
 //! The tests give each fault a few seconds. To give it longer, and print the tables:
 //!
@@ -36,7 +35,7 @@ const ON_REDIS_RS: Setup = Setup {
     together: true,
 };
 
-/// Runs one fault briefly, and asserts what must hold.
+/// Runs one fault briefly and verifies the result.
 async fn holds(fault: Fault, setup: Setup) {
     let row = run(fault, setup, Duration::from_secs(4)).await;
     println!("{row}");
@@ -159,7 +158,7 @@ fn the_docs_have_every_fault() {
 }
 
 #[tokio::test]
-async fn a_caller_checks_until_it_is_told_to_stop() {
+async fn a_caller_checks_until_its_input_is_closed() {
     callers::call().await;
 }
 

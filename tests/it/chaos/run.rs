@@ -10,7 +10,7 @@ use super::{
     process::now,
 };
 
-/// How callers ask.
+/// The settings of the callers.
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
     pub(super) library: ClientLibrary,
@@ -18,12 +18,12 @@ pub(super) struct Setup {
     pub(super) together: bool,
 }
 
-/// What became of a run.
+/// The result of a run.
 pub(super) struct Row {
     fault: Fault,
     requests: usize,
     errors: usize,
-    /// The longest time in which one caller had no decision about one key.
+    /// The longest time in which one caller had no decision on one key.
     silence: Duration,
     p99: Duration,
     quotas: Vec<Quota>,
@@ -33,7 +33,7 @@ pub(super) struct Row {
     memory: [u64; 2],
 }
 
-/// Lets a fault strike while callers check, for half of this time.
+/// Runs callers for this time, and the fault in the middle half of it.
 pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
     let mut place = fault.place().await;
     let checks = Callers::checks_in(time) / KEYS as u64;
@@ -68,7 +68,11 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
     Row {
         fault,
         requests: took.len(),
-        errors: histories.iter().flatten().filter(|check| check.told.is_error()).count(),
+        errors: histories
+            .iter()
+            .flatten()
+            .filter(|check| check.reply.is_error())
+            .count(),
         silence: longest_silence(&histories),
         p99: took[took.len() * 99 / 100],
         quotas,
@@ -82,7 +86,7 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
 fn held_of(place: &Place, log: &str) -> Held {
     let primaries = place.primaries();
     let members = primaries.iter().map(|redis| redis.cli(&["ZRANGE", log, "0", "-1"]));
-    // Of the nodes of a cluster, all but one say who has it.
+    // In a cluster, all nodes but the owner reply with an error.
     members
         .map(|members| held(&members))
         .find(|held| !held.is_empty())
@@ -110,7 +114,7 @@ fn longest_silence(histories: &[Vec<Check>]) -> Duration {
             for check in history.iter().filter(|check| check.key == key) {
                 let (start, end) = (*since.get_or_insert(check.after), check.after + check.took);
                 longest = longest.max(end.saturating_sub(start));
-                if !check.told.is_error() {
+                if !check.reply.is_error() {
                     since = Some(end.max(start));
                 }
             }

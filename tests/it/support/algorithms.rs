@@ -5,14 +5,14 @@ use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, l
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// An algorithm, and what the tests need to know of it.
+/// An algorithm, with limits of it for the tests.
 #[derive(Clone, Copy)]
 pub(crate) struct Algorithm {
     /// A limit of so many at once, for 10 seconds where that is a choice.
     limit: fn(u64) -> Limit,
     /// The same for 4 seconds, or for a day instead of a month.
     shorter: fn(u64) -> Limit,
-    /// How long a full limit keeps a request of cost 1 out, at most.
+    /// The longest time for which a full limit denies a request of cost 1.
     longest_wait: Duration,
 }
 
@@ -90,7 +90,7 @@ impl Algorithm {
         (self.shorter)(quota)
     }
 
-    /// The longest that a clock which is set back may keep a request of cost 1 out.
+    /// The longest time for which a request of cost 1 is denied after the clock is set back.
     pub(crate) fn longest_block(self) -> Duration {
         self.longest_wait + SECOND
     }

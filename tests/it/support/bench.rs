@@ -13,7 +13,7 @@ use tower_quota::{
 
 use super::{Clock, Redis, decide};
 
-/// A store that goes by a clock of the test's, and a key to ask it about.
+/// A store with a clock that the test sets, and a key.
 pub(crate) struct Bench {
     pub(crate) store: Arc<dyn Store>,
     clock: Clock,
@@ -42,7 +42,7 @@ impl Bench {
         Self::new(Arc::new(store), clock, Some(Arc::new(redis))).await
     }
 
-    /// The same store and clock, and a key that was not asked about yet.
+    /// The same store and clock, and a key that was not used yet.
     pub(crate) fn with_a_fresh_key(&self) -> Self {
         static KEYS: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -60,7 +60,7 @@ impl Bench {
             redis,
             key: "k".into(),
         };
-        bench.tell().await;
+        bench.write_time().await;
         bench
     }
 }
@@ -74,24 +74,24 @@ impl Bench {
 
     pub(crate) async fn advance(&self, by: Duration) {
         self.clock.advance(by);
-        self.tell().await;
+        self.write_time().await;
     }
 
     pub(crate) async fn set_back(&self, by: Duration) {
         self.clock.set(self.now() - by.as_micros() as u64);
-        self.tell().await;
+        self.write_time().await;
     }
 
     /// Sets the clock to a moment such as `2028-02-29T23:59:59.999999+01:00[Europe/Berlin]`.
     pub(crate) async fn set(&self, moment: &str) {
         let moment: jiff::Zoned = moment.parse().expect("a moment and its zone");
         self.clock.set(moment.timestamp().as_microsecond() as u64);
-        self.tell().await;
+        self.write_time().await;
     }
 
-    async fn tell(&self) {
+    async fn write_time(&self) {
         if let Some(redis) = &self.redis {
-            self.clock.tell(redis).await;
+            self.clock.write_to(redis).await;
         }
     }
 }

@@ -13,7 +13,7 @@ use super::{
     redis::Redis,
 };
 
-/// A clock that a test sets, and the stores that go by it.
+/// A clock that a test sets, and stores that use it.
 #[derive(Clone)]
 pub(crate) struct Clock(Arc<AtomicU64>);
 
@@ -45,9 +45,9 @@ impl Clock {
             .build()
     }
 
-    /// A store in this Redis; it goes by the clock after [`tell`](Self::tell).
+    /// A store in this Redis, which uses the clock after [`write_to`](Self::write_to).
     pub(crate) async fn redis_store(&self, redis: &Redis) -> RedisStore {
-        // On the client that the test has already: a store of its own takes its time to connect.
+        // On the client that the test has already: connecting another one takes long.
         let client = redis.client().await.clone();
         Self::builder()
             .fred_client(client)
@@ -57,8 +57,8 @@ impl Clock {
 
     /// The same through redis-rs.
     pub(crate) async fn redis_store_on_redis_rs(&self, redis: &Redis) -> RedisStore {
-        // A script that is to go by a clock fails as long as there is none.
-        self.tell(redis).await;
+        // A script that reads a clock fails while there is none.
+        self.write_to(redis).await;
         let builder = Self::builder().client_library(ClientLibrary::RedisRs);
         connected(builder, &redis.url()).await
     }
@@ -79,8 +79,8 @@ impl Clock {
         script
     }
 
-    /// Tells the time to the scripts in this Redis.
-    pub(crate) async fn tell(&self, redis: &Redis) {
+    /// Writes the time to this Redis, where the script reads it.
+    pub(crate) async fn write_to(&self, redis: &Redis) {
         redis.command::<()>("SET", [Self::KEY, &self.now().to_string()]).await;
     }
 }

@@ -19,11 +19,11 @@ impl Cluster {
         Self::start_with(&[]).await
     }
 
-    /// Starts a cluster whose nodes have these settings too.
+    /// Starts a cluster with these settings of its nodes.
     ///
-    /// No replica takes over, however long a busy machine keeps its primary silent.
+    /// No replica takes over, also when a busy machine delays its primary.
     pub(crate) async fn start_with(settings: &'static [&'static str]) -> Self {
-        // Nodes that wait longer for each other also send less, so that they learn later which slots have moved.
+        // With a longer timeout nodes also send less often, and so learn later which slots have moved.
         let patient = ["--cluster-node-timeout", "1000", "--cluster-replica-no-failover", "yes"];
         Self::start_nodes(patient.iter().chain(settings).copied().collect()).await
     }
@@ -197,14 +197,14 @@ impl Cluster {
         for primary in &self.primaries {
             newest = newest.max(number(primary, "cluster_my_epoch:").await);
         }
-        eventually("the new owner knows all epochs", async || {
-            let known = number(&self.primaries[to], "cluster_current_epoch:").await >= newest;
-            for other in self.primaries.iter().filter(|_| !known) {
+        eventually("the new owner has all epochs", async || {
+            let has_all = number(&self.primaries[to], "cluster_current_epoch:").await >= newest;
+            for other in self.primaries.iter().filter(|_| !has_all) {
                 let port = other.port().to_string();
                 let meet = ["MEET", "127.0.0.1", &port];
                 self.primaries[to].command::<()>("CLUSTER", meet).await;
             }
-            known
+            has_all
         })
         .await;
 

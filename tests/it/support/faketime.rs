@@ -59,7 +59,7 @@ impl Faketime {
     pub(crate) fn start_redis(&self) -> Redis {
         let mut redis = server();
         redis
-            // The allocator of Redis, jemalloc, asks for the time while it starts, when faketime needs an allocator.
+            // The allocator of Redis, jemalloc, reads the time while it starts, when faketime needs an allocator.
             .env("LD_PRELOAD", format!("{}:libc.so.6", Self::library()))
             .env("FAKETIME_TIMESTAMP_FILE", self.folder.path().join("time"))
             .env("TZ", "UTC")

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tower::ServiceExt;
 use tower_quota::key::PeerAddr;
 
-/// What came back.
+/// A response whose body was read.
 pub(crate) struct Received {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -48,7 +48,7 @@ impl Received {
         first.map(|value| value.to_str().expect("fields are text"))
     }
 
-    /// Panics if the response says anything of limits.
+    /// Panics if the response has a field about limits.
     #[track_caller]
     pub(crate) fn assert_silent(&self) {
         for name in ["ratelimit", "ratelimit-policy", "retry-after"] {
@@ -108,7 +108,7 @@ impl Browser {
         self.send(Request::head(url.as_ref())).await
     }
 
-    /// Posts a body of this content type, and asks for an answer in the same.
+    /// Posts a body of this content type, and accepts the same in the response.
     pub(crate) async fn post(&self, url: &str, content_type: &str, body: impl Into<Body>) -> Received {
         let request = Request::post(url)
             .header("content-type", content_type)

@@ -36,7 +36,7 @@ impl Log {
     }
 
     pub(crate) fn text(&self) -> String {
-        let bytes = self.sink.0.lock().expect("nobody panics while writing");
+        let bytes = self.sink.0.lock().expect("no thread panics while writing");
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
@@ -46,7 +46,7 @@ struct Sink(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("nobody panics while writing").extend(bytes);
+        self.0.lock().expect("no thread panics while writing").extend(bytes);
         Ok(bytes.len())
     }
 

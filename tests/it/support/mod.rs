@@ -60,7 +60,7 @@ pub(crate) use self::{
     proxy::Proxy,
     redis::{Redis, free_port},
     sentinel::Sentinel,
-    stores::{Broken, Counted, Gated, Later, Says},
+    stores::{Broken, Counted, Fixed, Gated, Later},
     traffic::{Tally, Traffic},
     usage::{Usage, limits},
     worker::{Worker, work},
@@ -71,14 +71,14 @@ use tower_quota::{
     store::{Charge, Operation, Outcome, Store, StoreError, StoreRequest},
 };
 
-/// Asks a store for one operation on one key, and panics if it does not answer.
+/// Sends one operation on one key to a store, and panics if the store fails.
 pub(crate) async fn decide(store: &impl Store, operation: Operation, limit: &Limit, key: &str, cost: u64) -> Outcome {
     try_decide(store, operation, limit, key, cost)
         .await
         .expect("the store answers")
 }
 
-/// Asks a store for one operation on one key.
+/// Sends one operation on one key to a store.
 pub(crate) async fn try_decide(
     store: &impl Store,
     operation: Operation,

@@ -32,7 +32,7 @@ impl Redis {
 
     /// Starts a server with these settings, such as `--requirepass`, `secret`.
     pub(crate) fn start_with(settings: &[&str]) -> Self {
-        // Somebody else may have taken the port that was free a moment ago.
+        // Another process may have taken the port meanwhile.
         for _ in 0..5 {
             let mut redis = Self::not_started();
             redis.settings = settings.iter().map(|&setting| setting.to_owned()).collect();
@@ -55,7 +55,7 @@ impl Redis {
         redis
     }
 
-    /// A port with nobody behind it until [`restart`](Self::restart).
+    /// A port on which nothing listens until [`restart`](Self::restart).
     pub(crate) fn not_started() -> Self {
         Self {
             port: free_port(),

@@ -7,7 +7,7 @@ use super::{
     redis::{cli, folder_in_memory, free_port, server, start},
 };
 
-/// A primary with two replicas, and three sentinels who watch them.
+/// A primary with two replicas, and three sentinels that watch them.
 pub(crate) struct Sentinel {
     // They end first: a sentinel that finds another test's server on the primary's port would join the sentinels of that one.
     watchers: Vec<Watcher>,
@@ -22,7 +22,7 @@ struct Watcher {
 }
 
 impl Sentinel {
-    /// Starts all of them and waits until the sentinels know each other and the replicas.
+    /// Starts all of them and waits until the sentinels have found each other and the replicas.
     ///
     /// On a busy machine the primary may be silent for a while, for which no replica takes over.
     pub(crate) async fn start() -> Self {
@@ -50,7 +50,7 @@ impl Sentinel {
         let port = primary.port().to_string();
         let replica = [&all[..], &["--replicaof", "127.0.0.1", &port]].concat();
         let replicas: Vec<_> = (0..2).map(|_| Redis::start_with(&replica)).collect();
-        // A sentinel that finds a replica missing asks again after ten seconds.
+        // A sentinel that has not found a replica looks again after ten seconds.
         eventually("the replicas are connected", async || {
             let password = passwords.map(|(of_redis, _)| of_redis);
             let replication = cli(primary.port(), password, &["INFO", "replication"]);
@@ -67,11 +67,11 @@ impl Sentinel {
             replicas,
         };
         for watcher in &sentinel.watchers {
-            eventually("the sentinel knows all the others", async || {
+            eventually("the sentinel has found all the others", async || {
                 let password = passwords.map(|(_, of_sentinels)| of_sentinels);
                 let primary = cli(watcher.port, password, &["SENTINEL", "master", "main"]);
-                let says = |name: &str, value: &str| primary.contains(&format!("{name}\n{value}\n"));
-                says("num-slaves", "2") && says("num-other-sentinels", "2")
+                let has = |name: &str, value: &str| primary.contains(&format!("{name}\n{value}\n"));
+                has("num-slaves", "2") && has("num-other-sentinels", "2")
             })
             .await;
         }

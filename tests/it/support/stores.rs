@@ -11,7 +11,7 @@ use tower_quota::store::{
     ChargeState, ErrorKind, Outcome, Store, StoreError, StoreFuture, StoreRequest, StoreResponse,
 };
 
-/// A store whose answers are never ready at once.
+/// A store that never returns a ready response.
 pub(crate) struct Later<S>(pub(crate) S);
 
 impl<S: Store> Store for Later<S> {
@@ -24,7 +24,7 @@ impl<S: Store> Store for Later<S> {
     }
 }
 
-/// A store whose answers wait for the test.
+/// A store that holds its responses until the test opens the gate.
 #[derive(Clone)]
 pub(crate) struct Gated<S> {
     store: S,
@@ -39,7 +39,7 @@ impl<S> Gated<S> {
         }
     }
 
-    /// Lets this many answers out.
+    /// Lets this many responses pass.
     pub(crate) fn open(&self, answers: usize) {
         self.gate.add_permits(answers);
     }
@@ -56,57 +56,57 @@ impl<S: Store> Store for Gated<S> {
     }
 }
 
-/// A store that counts how often it is asked.
+/// A store that counts its calls.
 #[derive(Clone)]
 pub(crate) struct Counted<S> {
     store: S,
-    asked: Arc<AtomicUsize>,
+    calls: Arc<AtomicUsize>,
 }
 
 impl<S> Counted<S> {
     pub(crate) fn new(store: S) -> Self {
         Self {
             store,
-            asked: Arc::default(),
+            calls: Arc::default(),
         }
     }
 
-    pub(crate) fn asked(&self) -> usize {
-        self.asked.load(Ordering::Relaxed)
+    pub(crate) fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
     }
 }
 
 impl<S: Store> Store for Counted<S> {
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
         self.store.decide(requests)
     }
 }
 
-/// A store that never answers.
+/// A store that always fails.
 #[derive(Clone, Default)]
 pub(crate) struct Broken {
-    asked: Arc<AtomicUsize>,
+    calls: Arc<AtomicUsize>,
 }
 
 impl Broken {
-    pub(crate) fn asked(&self) -> usize {
-        self.asked.load(Ordering::Relaxed)
+    pub(crate) fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
     }
 }
 
 impl Store for Broken {
     fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
         StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "the store is away")))
     }
 }
 
-/// A store that always says the same: one verdict for each charge. It is 2027-01-15 08:00:00 UTC.
-pub(crate) struct Says(pub(crate) Vec<ChargeState>);
+/// A store that always returns these states, one for each charge, at 2027-01-15 08:00:00 UTC.
+pub(crate) struct Fixed(pub(crate) Vec<ChargeState>);
 
-impl Says {
-    /// So much left, and all of it after so many milliseconds.
+impl Fixed {
+    /// Admitted, with so much left, and a full quota after so many milliseconds.
     pub(crate) fn admitted(remaining: u64, reset_after: u64) -> Self {
         Self(vec![ChargeState::new(
             remaining,
@@ -115,13 +115,13 @@ impl Says {
         )])
     }
 
-    /// Come back after this.
+    /// Denied, with this wait.
     pub(crate) fn denied(wait: Duration) -> Self {
         Self(vec![ChargeState::new(0, Some(wait), wait)])
     }
 }
 
-impl Store for Says {
+impl Store for Fixed {
     fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
         let allowed = self.0.iter().all(|verdict| verdict.retry_after.is_none());
         let outcome = Outcome::new(allowed, self.0.iter().copied());

@@ -7,7 +7,7 @@ use tower_quota::{
 
 use super::clock::Clock;
 
-/// Traffic against a limit of [`Traffic::LIMIT`] in each [`Traffic::WINDOW`], always the same.
+/// Traffic against a limit of [`Traffic::LIMIT`] in each [`Traffic::WINDOW`], the same in each run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
     /// Twice the limit, one after the other at even distances.
@@ -30,7 +30,7 @@ enum Plan {
     AtTheStart,
 }
 
-/// What came of some traffic: the first as a count, the others in percent of the requests.
+/// The result of some traffic: the first is a count, the others are percentages of the requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     /// The most that was admitted in any half-open window.
@@ -82,14 +82,14 @@ impl Traffic {
         match self {
             Self::Even => {
                 for after in (0..length).step_by(distance as usize) {
-                    road.ask_at(start + after).await;
+                    road.request_at(start + after).await;
                 }
             }
             Self::Random => {
                 let mut at = start;
                 while at < start + length {
                     at += random.wait(distance);
-                    road.ask_at(at).await;
+                    road.request_at(at).await;
                 }
             }
             Self::Bursty => {
@@ -98,7 +98,7 @@ impl Traffic {
                     at += random.wait(60 * distance);
                     for _ in 0..20 + random.next() % 81 {
                         at += 1_000;
-                        road.ask_at(at).await;
+                        road.request_at(at).await;
                     }
                 }
             }
@@ -122,17 +122,17 @@ async fn attack(plan: Plan, limit: &Limit) -> Tally {
             road.clock.now().next_multiple_of(Traffic::WINDOW_US) + 3 * Traffic::WINDOW_US * u64::from(round > 0);
         let closes = opens + Traffic::WINDOW_US;
         match plan {
-            Plan::AtTheEnd => road.ask_greedily(closes - 1, closes + Traffic::WINDOW_US).await,
+            Plan::AtTheEnd => road.request_greedily(closes - 1, closes + Traffic::WINDOW_US).await,
             Plan::OneThenAtTheEnd => {
-                road.ask_at(opens).await;
-                road.ask_greedily(closes - 1, closes + Traffic::WINDOW_US).await;
+                road.request_at(opens).await;
+                road.request_greedily(closes - 1, closes + Traffic::WINDOW_US).await;
             }
             Plan::AtTheStart => {
                 for _ in 0..Traffic::LIMIT {
-                    road.ask_at(opens).await;
+                    road.request_at(opens).await;
                 }
                 for request in 0..2 * Traffic::LIMIT {
-                    road.ask_at(closes + request * Traffic::WINDOW_US / (2 * Traffic::LIMIT))
+                    road.request_at(closes + request * Traffic::WINDOW_US / (2 * Traffic::LIMIT))
                         .await;
                 }
             }
@@ -141,12 +141,12 @@ async fn attack(plan: Plan, limit: &Limit) -> Tally {
     road.tally()
 }
 
-/// Where traffic and limit meet.
+/// A limit, and the results of the requests to it.
 struct Road<'a> {
     limit: &'a Limit,
     store: tower_quota::MemoryStore,
     clock: Clock,
-    asked: u64,
+    sent: u64,
     admitted: Vec<u64>,
     most: u64,
     over: u64,
@@ -161,7 +161,7 @@ impl<'a> Road<'a> {
             limit,
             store: clock.memory_store(),
             clock,
-            asked: 0,
+            sent: 0,
             admitted: Vec::new(),
             most: 0,
             over: 0,
@@ -171,7 +171,7 @@ impl<'a> Road<'a> {
     }
 
     /// Sends one request, and returns how long it must wait if it is denied.
-    async fn ask_at(&mut self, at: u64) -> Option<Duration> {
+    async fn request_at(&mut self, at: u64) -> Option<Duration> {
         self.clock.set(at);
         let key = Key::from("k");
         let charges = [Charge::new("test", self.limit, &key, 1)];
@@ -184,7 +184,7 @@ impl<'a> Road<'a> {
         let expired = self.admitted.partition_point(|past| past + Traffic::WINDOW_US <= at);
         let held = (self.admitted.len() - expired) as u64;
         let room = Traffic::LIMIT.saturating_sub(held);
-        self.asked += 1;
+        self.sent += 1;
         if wait.is_none() {
             self.admitted.push(at);
             self.most = self.most.max(held + 1);
@@ -197,17 +197,17 @@ impl<'a> Road<'a> {
     }
 
     /// Sends whatever passes as soon as it passes.
-    async fn ask_greedily(&mut self, from: u64, until: u64) {
+    async fn request_greedily(&mut self, from: u64, until: u64) {
         let mut at = from;
         while at < until {
-            if let Some(wait) = self.ask_at(at).await {
+            if let Some(wait) = self.request_at(at).await {
                 at += wait.as_micros() as u64;
             }
         }
     }
 
     fn tally(&self) -> Tally {
-        let share = |count| 100.0 * count as f64 / self.asked as f64;
+        let share = |count| 100.0 * count as f64 / self.sent as f64;
         Tally {
             most: self.most,
             over: share(self.over),

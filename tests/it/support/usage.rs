@@ -7,7 +7,7 @@ use tower_quota::{
 
 use super::{clock::Clock, redis::Redis};
 
-/// What a limit needs of Redis for one key, `quota:1:<algorithm>:login:{header:x-user-id=42}`.
+/// The memory and the commands that a limit needs in Redis for one key, `quota:1:<algorithm>:login:{header:x-user-id=42}`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     pub(crate) bytes_of_one: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Usage {
     pub(crate) commands_denied: u64,
 }
 
-/// The limits whose figures the docs state.
+/// The limits whose figures are in the docs.
 pub(crate) fn limits() -> [Limit; 8] {
     [
         SlidingLog::per_minute(100).into(),
@@ -127,7 +127,7 @@ impl Keys<'_> {
 
     async fn go_to(&self, now: u64) {
         self.clock.set(now);
-        self.clock.tell(self.redis).await;
+        self.clock.write_to(self.redis).await;
     }
 
     async fn forget(&self) {

@@ -11,9 +11,9 @@ use tower_quota::{ClientLibrary, Limiter, Policy, SlidingLog};
 
 use super::{Faketime, Redis, connected, patient};
 
-/// Another process of an application, with a connection of its own to the Redis of the test.
+/// Another process of an application, with its own connection to the Redis of the test.
 ///
-/// It is this test binary again, told to run nothing but [`work`].
+/// It is this test binary, started to run [`work`] only.
 pub(crate) struct Worker {
     process: Child,
     orders: Option<ChildStdin>,
@@ -21,11 +21,11 @@ pub(crate) struct Worker {
     clock: Duration,
 }
 
-/// The Redis that a worker is to count in.
+/// The environment variable with the URL of its Redis.
 const URL: &str = "TOWER_QUOTA_WORKER_REDIS";
-/// Set if it is to use redis-rs.
+/// Set if it uses redis-rs.
 const REDIS_RS: &str = "TOWER_QUOTA_WORKER_REDIS_RS";
-/// What its reports begin with, since the test harness prints too.
+/// The start of each line that is a report. The test harness prints other lines.
 const REPORT: &str = "worker: ";
 /// The test that calls [`work`].
 const TEST: &str = "admission::a_worker_checks_what_it_is_sent";
@@ -46,7 +46,7 @@ impl Worker {
         Self::spawn(command, url)
     }
 
-    /// Starts one on a host whose clock is an hour fast.
+    /// Starts one on a host with a clock that is an hour fast.
     pub(crate) fn start_an_hour_ahead(redis: &Redis) -> Self {
         let mut command = Command::new(env::current_exe().expect("this binary"));
         command
@@ -77,18 +77,21 @@ impl Worker {
         worker
     }
 
-    /// What the worker takes for the time since the Unix epoch.
+    /// The time since the Unix epoch by the clock of the worker.
     pub(crate) fn clock(&self) -> Duration {
         self.clock
     }
 
-    /// Tells the worker to check this many times at once, against a limit per hour.
-    pub(crate) fn tell(&mut self, key: &str, limit: u64, requests: u64) {
-        let orders = self.orders.as_mut().expect("a worker takes orders until it is dropped");
-        writeln!(orders, "{key} {limit} {requests}").expect("the worker listens");
+    /// Makes the worker check this many times at once, against a limit per hour.
+    pub(crate) fn order(&mut self, key: &str, limit: u64, requests: u64) {
+        let orders = self
+            .orders
+            .as_mut()
+            .expect("the input is open until the worker is dropped");
+        writeln!(orders, "{key} {limit} {requests}").expect("the worker reads its input");
     }
 
-    /// How many it was admitted, and the longest wait that it was told.
+    /// The number of admitted checks, and the longest wait of a denied one.
     pub(crate) fn outcome(&mut self) -> (u64, Duration) {
         let report = self.report();
         (report[0], Duration::from_micros(report[1]))
@@ -107,13 +110,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Without orders it ends.
+        // It ends when its input is closed.
         drop(self.orders.take());
         let _ = self.process.wait();
     }
 }
 
-/// The worker's side: says what time it is, then does as it is told until there are no more orders.
+/// In the worker: reports the time, then checks as ordered until the input is closed.
 pub(crate) async fn work() {
     let Ok(url) = env::var(URL) else {
         return;

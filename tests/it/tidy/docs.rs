@@ -1,0 +1,126 @@
+//! README, docs, examples and changelog are complete.
+
+use std::fs;
+
+use super::{files, package, read, root};
+
+#[test]
+fn the_version_is_in_the_changelog() {
+    let heading = format!("## [{}]", env!("CARGO_PKG_VERSION"));
+    assert!(
+        read("CHANGELOG.md").contains(&heading),
+        "CHANGELOG.md has no `{heading}`"
+    );
+}
+
+#[test]
+fn the_docs_and_the_readme_have_every_feature() {
+    let (docs, readme, package) = (read("src/lib.rs"), read("README.md"), package());
+    let features = package["features"].as_object().expect("features");
+    for feature in features.keys().filter(|feature| *feature != "default") {
+        assert!(
+            docs.contains(&format!("//! | `{feature}` |")),
+            "`{feature}` is not in the table of src/lib.rs"
+        );
+        assert!(
+            readme.contains(&format!("| `{feature}` |")),
+            "`{feature}` is not in the table of README.md"
+        );
+    }
+}
+
+/// A client that changes such a value with every request has a new quota each time.
+#[test]
+fn no_example_has_a_key_that_a_client_chooses() {
+    let mut all: Vec<_> = ["src", "examples", "docs"].into_iter().flat_map(files).collect();
+    all.push("README.md".to_owned());
+    // Its docs describe which headers may be keys.
+    all.retain(|file| file != "src/key/header.rs");
+
+    for file in all {
+        let (text, is_source) = (read(&file), file.starts_with("src/"));
+        let mut in_example = false;
+        for line in text.lines() {
+            let docs = line
+                .trim_start()
+                .strip_prefix("///")
+                .or(line.trim_start().strip_prefix("//!"));
+            if docs.unwrap_or(line).trim_start().starts_with("```") {
+                in_example = !in_example;
+            }
+            let example = if is_source {
+                docs.filter(|_| in_example)
+            } else {
+                Some(line)
+            };
+            let example = example.unwrap_or_default();
+            for chosen in [
+                "key::header(",
+                "\"header:",
+                ".host()",
+                "key(key::path())",
+                "key(key::method())",
+            ] {
+                assert!(!example.contains(chosen), "{file}: `{chosen}` in `{line}`");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_readme_has_every_algorithm() {
+    let readme = read("README.md");
+    let texts: Vec<_> = files("src/limit").iter().map(|file| read(file)).collect();
+    let (_, variants) = texts
+        .iter()
+        .find_map(|text| text.split_once("pub enum Limit {"))
+        .expect("the enum");
+    let (variants, _) = variants.split_once("\n}").expect("its end");
+    let names = variants
+        .lines()
+        .filter_map(|line| line.trim().split_once('('))
+        .map(|(name, _)| name);
+    for name in names.filter(|name| name.chars().all(char::is_alphanumeric)) {
+        assert!(
+            readme.contains(&format!("| `{name}` |")),
+            "`{name}` is not in the table of README.md"
+        );
+    }
+}
+
+#[test]
+fn every_example_has_the_command_that_runs_it() {
+    for target in package()["targets"].as_array().expect("targets") {
+        if target["kind"][0] == "example" {
+            let name = target["name"].as_str().expect("a name");
+            let source = read(&format!("examples/{name}.rs"));
+            let command = format!("cargo run --example {name}");
+            assert!(
+                source.contains(&command),
+                "examples/{name}.rs does not have `{command}`"
+            );
+        }
+    }
+}
+
+/// `BLESS=1` rewrites it.
+#[test]
+fn the_generated_module_of_the_examples_is_up_to_date() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let descriptors = protox::compile(["examples/hello.proto"], [root()]).expect("the proto is valid");
+    tonic_prost_build::configure()
+        .out_dir(folder.path())
+        .compile_fds(descriptors)
+        .expect("tonic compiles it");
+    let fresh = fs::read_to_string(folder.path().join("hello.rs")).expect("the module that tonic generated");
+
+    let checked_in = root().join("examples/generated/hello.rs");
+    if std::env::var_os("BLESS").is_some() {
+        fs::write(&checked_in, &fresh).expect("a file");
+    }
+    assert!(
+        fs::read_to_string(&checked_in).is_ok_and(|old| old == fresh),
+        "examples/generated/hello.rs is not what tonic generates from examples/hello.proto; \
+         run this test with BLESS=1 and commit the file"
+    );
+}

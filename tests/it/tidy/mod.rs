@@ -1,0 +1,76 @@
+//! The files of the project agree with each other, and its code has the structure that `CONTRIBUTING.md` describes.
+
+mod circles;
+mod docs;
+mod language;
+mod manifest;
+mod public_types;
+mod sizes;
+mod source;
+mod suite;
+mod wildcards;
+mod workflow;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+
+/// The folder of the package.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The text of a file of the package.
+fn read(file: &str) -> String {
+    fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+/// The files below a folder, by their paths in the package; none if there is no such folder.
+fn files(folder: &str) -> Vec<String> {
+    let (mut files, mut folders) = (Vec::new(), vec![PathBuf::from(folder)]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root().join(&folder)).into_iter().flatten() {
+            let entry = entry.expect("an entry");
+            let path = folder.join(entry.file_name());
+            if entry.path().is_dir() {
+                folders.push(path);
+            } else {
+                files.push(path.to_str().expect("a name in Unicode").to_owned());
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// The output of `cargo metadata`.
+fn metadata(arguments: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--offline"])
+        .args(arguments)
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("cargo writes JSON")
+}
+
+/// This package in the output of `cargo metadata`.
+fn package() -> Value {
+    metadata(&["--no-deps"])["packages"][0].clone()
+}
+
+/// Panics if an entry of a list of known exceptions is none anymore.
+#[track_caller]
+fn assert_all_needed<'a>(known: impl IntoIterator<Item = &'a str>, is_needed: impl Fn(&str) -> bool) {
+    let resolved: Vec<_> = known.into_iter().filter(|entry| !is_needed(entry)).collect();
+    assert!(
+        resolved.is_empty(),
+        "resolved, take it out of the list:\n{}",
+        resolved.join("\n")
+    );
+}

@@ -1,0 +1,134 @@
+//! The public API names types of those crates only that `Cargo.toml` lists: a new major version of such a crate is one of this
+//! crate, too.
+//!
+//! The list is that of `cargo check-external-types`, which needs a nightly toolchain; this reads what rustdoc writes as JSON.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    process::Command,
+};
+
+use serde_json::Value;
+
+use super::{assert_all_needed, metadata, root};
+
+/// Crates whose types are still to be replaced in the public API.
+const KNOWN: &[&str] = &[];
+
+/// The public API, as rustdoc writes it.
+fn rustdoc(target: &Path) -> Value {
+    let output = Command::new(env!("CARGO"))
+        .args(["rustdoc", "--locked", "--offline", "--lib", "--all-features", "--"])
+        .args([
+            "-Z",
+            "unstable-options",
+            "--output-format",
+            "json",
+            "--cap-lints",
+            "allow",
+        ])
+        .env("RUSTDOC", root().join(".ci/rustdoc-json"))
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let json = fs::read(target.join("doc/tower_quota.json")).expect("rustdoc writes a file");
+    serde_json::from_slice(&json).expect("rustdoc writes JSON")
+}
+
+/// The types and traits of other crates in public signatures, and where each is first found.
+fn external_types(docs: &Value) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for item in docs["index"].as_object().expect("items").values() {
+        let implementation = &item["inner"]["impl"];
+        // Those that every type has, from other crates.
+        let is_blanket = !implementation["blanket_impl"].is_null() || implementation["is_synthetic"] == true;
+        if item["crate_id"] == 0 && !is_blanket {
+            collect(docs, &item["inner"], &place(item), &mut found);
+        }
+    }
+    found
+}
+
+/// The name and the place of an item.
+fn place(item: &Value) -> String {
+    let (file, line) = (&item["span"]["filename"], &item["span"]["begin"][0]);
+    let file = file.as_str().unwrap_or("a macro");
+    match item["name"].as_str() {
+        Some(name) => format!("`{name}` ({file}:{line})"),
+        None => format!("{file}:{line}"),
+    }
+}
+
+/// Adds the types below a value. A type and a trait have an `id`, a `path` and `args`.
+fn collect(docs: &Value, value: &Value, place: &str, found: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Object(fields) => {
+            if let (Some(id), Some(_), Some(_)) = (fields.get("id"), fields.get("path"), fields.get("args")) {
+                let summary = &docs["paths"][id.to_string()];
+                if summary["crate_id"].as_u64().is_some_and(|number| number != 0) {
+                    let segments = summary["path"].as_array().into_iter().flatten();
+                    let path: Vec<_> = segments.filter_map(Value::as_str).collect();
+                    // `pin_project!` has one in its `Unpin`, which is no type for others.
+                    if path.contains(&"__private") {
+                        return;
+                    }
+                    found.entry(path.join("::")).or_insert_with(|| place.to_owned());
+                }
+            }
+            fields.values().for_each(|value| collect(docs, value, place, found));
+        }
+        Value::Array(elements) => elements.iter().for_each(|value| collect(docs, value, place, found)),
+        _ => {}
+    }
+}
+
+/// Whether a pattern such as `http::*` or `http::Method` allows this path.
+fn allows(pattern: &str, path: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(start) => path.starts_with(start),
+        None => path == pattern,
+    }
+}
+
+#[test]
+fn public_signatures_name_types_of_listed_crates_only() {
+    let metadata = metadata(&["--no-deps"]);
+    let list = &metadata["packages"][0]["metadata"]["cargo_check_external_types"]["allowed_external_types"];
+    let patterns: Vec<_> = list
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    let target = metadata["target_directory"].as_str().expect("a folder");
+    let mut found = external_types(&rustdoc(Path::new(target)));
+    found.retain(|path, _| {
+        !["alloc::*", "core::*", "std::*"]
+            .iter()
+            .any(|pattern| allows(pattern, path))
+    });
+
+    for pattern in &patterns {
+        assert!(
+            found.keys().any(|path| allows(pattern, path)),
+            "nothing in the API is of `{pattern}`"
+        );
+    }
+    found.retain(|path, _| !patterns.iter().any(|pattern| allows(pattern, path)));
+    let crates: BTreeSet<_> = found
+        .keys()
+        .filter_map(|path| path.split("::").next())
+        .map(str::to_owned)
+        .collect();
+    assert_all_needed(KNOWN.iter().copied(), |name| crates.contains(name));
+    found.retain(|path, _| !KNOWN.iter().any(|known| path.starts_with(&format!("{known}::"))));
+    let lines: Vec<_> = found.iter().map(|(path, place)| format!("{path} in {place}")).collect();
+    assert!(
+        lines.is_empty(),
+        "types that are not in `allowed_external_types` of Cargo.toml:\n{}",
+        lines.join("\n")
+    );
+}

@@ -1,0 +1,42 @@
+//! The workflow of GitHub agrees with the scripts in `.ci` and with the package.
+
+use super::{package, read};
+
+#[test]
+fn the_workflow_runs_the_tests_on_every_server() {
+    let (workflow, script) = (read(".github/workflows/ci.yml"), read(".ci/test-servers"));
+    let servers: Vec<_> = script
+        .lines()
+        .filter_map(|line| line.trim().split_once(") path=").map(|(server, _)| server))
+        .collect();
+    assert_eq!(servers.len(), 3);
+    let matrix = format!("server: [{}]", servers.join(", "));
+    assert!(workflow.contains(&matrix), "ci.yml has no `{matrix}`");
+}
+
+#[test]
+fn the_workflow_builds_with_the_oldest_rust_that_the_package_declares() {
+    let package = package();
+    let version = package["rust_version"].as_str().expect("a rust-version");
+    assert!(read("README.md").contains(&format!("It needs Rust {version}.")));
+    let install = "rustup toolchain install \"$(sed -n 's/^rust-version = \"\\(.*\\)\"/\\1/p' Cargo.toml)\"";
+    let workflow = read(".github/workflows/ci.yml");
+    assert!(workflow.contains(install), "ci.yml has no `{install}`");
+}
+
+/// A tag can be moved; a commit cannot.
+#[test]
+fn the_workflow_pins_each_action_by_commit() {
+    let workflow = read(".github/workflows/ci.yml");
+    for action in workflow
+        .lines()
+        .filter_map(|line| line.split_once("uses: ").map(|(_, action)| action))
+    {
+        let (commit, version) = action
+            .split_once('@')
+            .and_then(|(_, pin)| pin.split_once(" # v"))
+            .unwrap_or_else(|| panic!("`{action}` is not: action@commit # version"));
+        let hex = commit.len() == 40 && commit.chars().all(|char| char.is_ascii_hexdigit());
+        assert!(hex && !version.is_empty(), "{action}");
+    }
+}
