@@ -46,7 +46,7 @@ const DELIBERATE: &[(&str, &str)] = &[
         "quota and window describe a limit of any algorithm",
     ),
     (
-        "src/store/redis/across.rs decide",
+        "src/store/redis/across_slots.rs decide",
         "an operation that is no check stays the same",
     ),
     (
@@ -56,11 +56,7 @@ const DELIBERATE: &[(&str, &str)] = &[
 ];
 
 /// Functions with a wildcard that is still to be replaced.
-const KNOWN: &[&str] = &[
-    "src/store/redis/ask.rs delay",
-    "src/store/redis/ask.rs merges",
-    "src/store/redis/script.rs new",
-];
+const KNOWN: &[&str] = &[];
 
 /// The functions that match with a wildcard: file, name.
 fn wildcards(source: &Source) -> Vec<String> {
