@@ -79,7 +79,7 @@ use crate::{
 ///
 /// # When the store fails
 ///
-/// Each process counts by itself, with the same limits, until the store replies again. Other [`FailureMode`]s admit all requests
+/// Each process counts by itself, with the same limits, until the store replies again. Other [`FailureMode`](crate::FailureMode)s admit all requests
 /// uncounted, or reject them with `503 Service Unavailable`, in gRPC with `UNAVAILABLE`. A failure is never reported as a
 /// denial, and the error type of the service stays what it is. A [`format`](Self::format) has the
 /// [reason](crate::response::Rejection) and may build another response; [`on_failure`](Self::on_failure) observes failures.

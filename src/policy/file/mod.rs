@@ -74,7 +74,7 @@ use crate::{ConfigError, KeyExtractor, Limit};
 /// | `limit` | the limit, as [`Limit`] parses it | required |
 /// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; for [`unkeyed`](Self::unkeyed) |
 /// | `cost` | the cost of a request | 1 |
-/// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](FailureMode) | `local` |
+/// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
 ///
 /// Unknown fields, and names that occur twice, are errors that show the place.
@@ -83,13 +83,13 @@ use crate::{ConfigError, KeyExtractor, Limit};
 ///
 /// | key | what requests are counted by |
 /// | --- | --- |
-/// | `ip` | the [peer address](key::ip()): behind a proxy, that of the proxy |
-/// | `client-ip` | the [client address](key::client_ip) that a trusted proxy recorded, by the table [`[client-ip]`](#the-client-address) |
-/// | `route` | the [matched route](key::route()) (feature `axum`) |
-/// | `path` | the [path](key::path()), which the caller chooses: on a wildcard route every URL has a quota of its own |
-/// | `method` | the [method](key::method()) |
-/// | `header:<name>` | a [header](fn@key::header) |
-/// | `constant:<text>` | [nothing](key::constant()): one limit for all requests |
+/// | `ip` | the [peer address](crate::key::ip()): behind a proxy, that of the proxy |
+/// | `client-ip` | the [client address](crate::key::client_ip) that a trusted proxy recorded, by the table [`[client-ip]`](#the-client-address) |
+/// | `route` | the [matched route](crate::key::route()) (feature `axum`) |
+/// | `path` | the [path](crate::key::path()), which the caller chooses: on a wildcard route every URL has a quota of its own |
+/// | `method` | the [method](crate::key::method()) |
+/// | `header:<name>` | a [header](fn@crate::key::header) |
+/// | `constant:<text>` | [nothing](crate::key::constant()): one limit for all requests |
 ///
 /// `a or b` is the key `a`, and `b` for requests that have no `a`; at most 16 alternatives.
 ///

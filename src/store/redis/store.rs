@@ -86,7 +86,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, uncoun
 ///
 /// Denials are cached in the process until their `retry_after`, for at most 1 s. A cached denial applies to checks of the same
 /// policies with the same limits and the same key, at the same cost or a higher one, for which the wait is a lower bound.
-/// A [reset](crate::Limiter::reset) or [refund](crate::Limiter::refund) by this process ends it at once. A reset by another
+/// A [reset](crate::Limiter::reset) or [refund](crate::Receipt::refund) by this process ends it at once. A reset by another
 /// process, a key deleted in Redis, or a clock that was set is seen after 1 s at most. The cache has 10,000 entries; the oldest
 /// ones are evicted.
 ///
