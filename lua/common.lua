@@ -26,7 +26,7 @@ local function fetch(key)
   return a, b, c, expires
 end
 
--- By name: makes a charge, whose functions keep what they know of the key that was opened last.
+-- By name: makes a charge. Its functions share the state of the key that was opened last.
 local algorithms = {}
 -- Whether the charge that is made is for a refund.
 local refunding = false

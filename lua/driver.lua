@@ -40,7 +40,7 @@ do
       times = numbers_in(times),
       admitted_at = tonumber(admitted_at),
       first = position + 1,
-      -- The one of a plain run is made when the short way ends. It has no calendar.
+      -- That of a plain run is made when the fast path ends. It has no calendar.
       charges = not plain and charges_at(position + 1, size),
     }
     position = position + 1 + size
@@ -52,10 +52,10 @@ if outside_calendar then
 end
 
 local errors = {}
--- Where the short way ended in a call of one run; it leads no further there.
+-- Where the fast path ended in a call of one run.
 local short = #ARGV == 2 and passed
 
-local function tell(admitted, remaining, wait, reset)
+local function add_reply(admitted, remaining, wait, reset)
   length = length + 1
   reply[length] = pack('<dddd', admitted, remaining, wait, reset)
 end
@@ -64,7 +64,7 @@ local function reset(_, charges, times)
   for i, charge in ipairs(charges) do
     -- Nothing reads the key afterwards: where its slot is moving to another node, that would be an error.
     call('UNLINK', KEYS[passed + i])
-    tell(times, charge.quota, 0, 0)
+    add_reply(times, charge.quota, 0, 0)
   end
 end
 
@@ -74,7 +74,7 @@ local function refund(run, charges, times)
   end
   for _, charge in ipairs(charges) do
     local room = charge.refund(run.admitted_at, charge.cost)
-    tell(times, room, 0, charge.reset())
+    add_reply(times, room, 0, charge.reset())
   end
 end
 
@@ -104,7 +104,7 @@ local function decide(run, charges, times)
       room = max(0, room - added * cost)
     end
     local wait = admitted < times and room < cost and charge.wait() or 0
-    tell(admitted, room, wait, charge.reset())
+    add_reply(admitted, room, wait, charge.reset())
   end
 end
 
@@ -123,7 +123,7 @@ local function go(run)
       remaining, reset, wait = run.plain(KEYS[passed + 1], times)
     end
     if remaining then
-      tell(wait and 0 or times, remaining, wait or 0, reset)
+      add_reply(wait and 0 or times, remaining, wait or 0, reset)
     else
       if not run.charges then
         refunding = false
@@ -146,7 +146,7 @@ for _, run in ipairs(runs) do
       length = passed + 1
       local size = run.charges and #run.charges or 1
       for _ = 1, size do
-        tell(-#errors, 0, 0, 0)
+        add_reply(-#errors, 0, 0, 0)
       end
       passed = passed + size
       run.decided = run.decided + 1

@@ -2,7 +2,7 @@
 --
 -- KEYS  the keys of the charges, request after request
 -- ARGV  runs of requests that look alike, each of them: `operation requests times charges`, where `times` is how many
---       callers ask the same, `3` of each request or `1,5,2`, and for a refund, last, when it was admitted; then for each
+--       callers send the same request, `3` of each or `1,5,2`, and for a refund, last, when it was admitted; then for each
 --       charge: `algorithm cost`, and what the algorithm reads
 -- reply little-endian doubles in one string: the time in microseconds, then for each charge of each request: how many of
 --       its callers are admitted, remaining, the wait of the next caller (0: this charge fits), the time to a full reset;
@@ -46,7 +46,7 @@ local function expiry(at)
 end
 
 -- A time as text, of which Lua's own conversion keeps 14 digits. In two halves, which fit where a C long has 32 bits. The
--- last one is kept, since it is asked for again.
+-- last one is kept, since it is used again.
 local text_of, printed = -1, nil
 local function text(at)
   if at ~= text_of then

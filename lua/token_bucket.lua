@@ -1,4 +1,4 @@
--- Token bucket, as the generic cell rate algorithm reckons it: since when the bucket is not full, how many tokens were
+-- Token bucket, as the generic cell rate algorithm computes it: since when the bucket is not full, how many tokens were
 -- taken since then, and when the last was. `rate` tokens come in `period` microseconds, in lowest terms.
 
 function algorithms.bucket(cost, quota, rate, period, cap)

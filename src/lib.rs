@@ -67,7 +67,7 @@
 //! | `fred` | yes | [`RedisStore`] through the client fred: single servers and Sentinel |
 //! | `enable-rustls-ring` | | TLS for fred: `rediss://` |
 //! | `unix-sockets` | | Unix sockets for fred: `redis+unix:///run/redis.sock` |
-//! | `redis` | | [`RedisStore`] through the client redis-rs: clusters, and by choice single servers and Sentinel |
+//! | `redis` | | [`RedisStore`] through the client redis-rs: clusters; also single servers and Sentinel, with [`ClientLibrary::RedisRs`] or without `fred` |
 //! | `tokio-rustls-comp` | | TLS for redis-rs: `rediss://` |
 //! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor |
 //! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service |

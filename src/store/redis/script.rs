@@ -11,7 +11,7 @@ pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE
 
 const SOURCE: &str = concat!(
     include_str!("../../../lua/prelude.lua"),
-    include_str!("../../../lua/short_way.lua"),
+    include_str!("../../../lua/fast_path.lua"),
     include_str!("../../../lua/common.lua"),
     include_str!("../../../lua/sliding_log.lua"),
     include_str!("../../../lua/sliding_counter.lua"),

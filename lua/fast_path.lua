@@ -1,8 +1,7 @@
--- The short way. Most requests are checks of one charge that fits, for all who ask, on a key that is as this script leaves
--- it; of those that do not fit, most are of one caller on a log. They are decided here, just as the long way would, before
--- a function is made for that. Where anything is not plain, nothing is added and the request goes the long way; errors are
--- left to it too. A short way returns what remains, the time to a full reset and, if the check does not fit, the wait; or
--- nothing.
+-- The fast path. Most requests are checks of one charge that fits, on a key as this script leaves it; of those that do not
+-- fit, most are of one caller on a log. They are decided here, with the same result as the general path, before a function is
+-- made for that. In all other cases nothing is added and the request takes the general path, and so do errors. A fast path
+-- returns what remains, the time to a full reset and, if the check does not fit, the wait; or nothing.
 
 -- So many callers of one check are a member each, as they would be one by one. More are one member, and a log that holds
 -- such a one takes longer to read.
@@ -81,7 +80,7 @@ local function log_check(key, times, quota, window, expires)
   return quota - stored - times, window
 end
 
--- The one that is asked most, alone in its call.
+-- The most frequent check, alone in its call.
 local lone_quota, lone_window
 if ARGV[1] == 'check 1 1 1' and #ARGV == 2 then
   lone_quota, lone_window = string.match(ARGV[2], '^log 1 (%d+) (%d+) 0$')
@@ -117,7 +116,7 @@ local function write(key, a, b, c, expires, til)
   end
 end
 
--- The short way for a charge, if it has one.
+-- The fast path for a charge, if it has one.
 local function plain(argument)
   local algorithm, cost, quota, x, y, z = string.match(argument, '^(%a+) (%d+) (%d+) (%d+) (%d+) ?(%d*)$')
   if not algorithm then
@@ -203,7 +202,7 @@ local reply, length = { pack('<d', now) }, 1
 -- How many keys belong to requests that were decided.
 local passed = 0
 
--- Decides a call of one run, as far as the short way leads, and returns whether that was all. A call of several runs is left
+-- Decides a call of one run, as far as the fast path applies, and returns whether that was all. A call of several runs is left
 -- to the driver, which reads all of them first: where a calendar does not fit, nothing may have been done.
 local function hurry()
   if #ARGV ~= 2 then
@@ -215,7 +214,7 @@ local function hurry()
     return
   end
   requests = requests + 0
-  -- How many callers each of them has: as many as all others, or what is told of each.
+  -- How many callers each of them has: one number for all, or a list.
   local all = tonumber(times)
   local each = not all and string.gmatch(times, '%d+')
   while passed < requests do
