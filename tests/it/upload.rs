@@ -117,6 +117,16 @@ async fn the_response_is_received_after_an_upload(layer: RateLimitLayer, status:
     assert!(connection.is_kept().await);
 }
 
+/// Checks that the next response is a denial which closes the connection.
+async fn assert_denied_and_closed(connection: &mut Connection) {
+    let head = connection.receive().await;
+    assert!(
+        head.starts_with("HTTP/1.1 429") && head.contains("connection: close"),
+        "{head}"
+    );
+    assert!(!connection.is_kept().await);
+}
+
 #[tokio::test]
 async fn a_denial_is_received_after_an_upload() {
     the_response_is_received_after_an_upload(denied(), "429").await;
@@ -145,23 +155,13 @@ async fn a_body_above_the_bound_ends_the_connection() {
     // With a declared length above the bound, the response is sent at once.
     let mut connection = Connection::to(app(layer())).await;
     connection.send_head("content-length: 100001\r\n").await;
-    let head = connection.receive().await;
-    assert!(
-        head.starts_with("HTTP/1.1 429") && head.contains("connection: close"),
-        "{head}"
-    );
-    assert!(!connection.is_kept().await);
+    assert_denied_and_closed(&mut connection).await;
 
     let mut connection = Connection::to(app(layer())).await;
     connection.send_head("transfer-encoding: chunked\r\n").await;
     connection.send(b"186a1\r\n").await;
     connection.send(&[b'x'; 100_001]).await;
-    let head = connection.receive().await;
-    assert!(
-        head.starts_with("HTTP/1.1 429") && head.contains("connection: close"),
-        "{head}"
-    );
-    assert!(!connection.is_kept().await);
+    assert_denied_and_closed(&mut connection).await;
 }
 
 #[tokio::test]
@@ -169,12 +169,7 @@ async fn a_body_that_takes_too_long_ends_the_connection() {
     let layer = denied().drain_body(8 * MB as u64, Duration::from_millis(20));
     let mut connection = Connection::to(app(layer)).await;
     connection.send_head("content-length: 100\r\n").await;
-    let head = connection.receive().await;
-    assert!(
-        head.starts_with("HTTP/1.1 429") && head.contains("connection: close"),
-        "{head}"
-    );
-    assert!(!connection.is_kept().await);
+    assert_denied_and_closed(&mut connection).await;
 }
 
 #[tokio::test]
