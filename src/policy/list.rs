@@ -87,8 +87,8 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
-        quotas: policies.iter().map(|policy| policy.quota.clone()).collect(),
-        failure_modes: policies.iter().map(|policy| policy.failure_mode).collect(),
-        rendered: policies.iter().map(|policy| policy.rendered.clone()).collect(),
+        quotas: policies.iter().map(|policy| policy.settings.quota.clone()).collect(),
+        failure_modes: policies.iter().map(|policy| policy.settings.failure_mode).collect(),
+        rendered: policies.iter().map(|policy| policy.settings.rendered.clone()).collect(),
     }
 }

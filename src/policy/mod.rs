@@ -4,6 +4,7 @@
 mod file;
 mod list;
 mod name;
+mod settings;
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -55,12 +56,18 @@ use crate::{
 #[derive(Clone)]
 #[must_use]
 pub struct Policy<K = Keyed> {
+    settings: Settings,
+    key: K,
+}
+
+/// What a policy has besides its key.
+#[derive(Clone)]
+struct Settings {
     quota: Arc<Quota>,
     rendered: Rendered,
     cost: Cost,
     failure_mode: FailureMode,
     applies: Option<Condition>,
-    key: K,
 }
 
 /// The requests that a policy applies to.
@@ -117,7 +124,7 @@ impl Policy<Unkeyed> {
         validate_name(&name)?;
         limit.validate()?;
 
-        Ok(Self {
+        let settings = Settings {
             rendered: Rendered {
                 policy_item: policy_item(&name, &limit),
                 problem: violates(&[&name]),
@@ -126,8 +133,8 @@ impl Policy<Unkeyed> {
             cost: Cost::Fixed(1),
             failure_mode: FailureMode::default(),
             applies: None,
-            key: Unkeyed,
-        })
+        };
+        Ok(Self { settings, key: Unkeyed })
     }
 
     /// The key that requests are counted under; see [`key`](crate::key) for the extractors.
@@ -145,156 +152,27 @@ impl Policy<Unkeyed> {
     }
 }
 
-/// Settings.
-impl<K> Policy<K> {
-    /// The cost of each request, in units of the limit.
-    ///
-    /// A request that costs more than the limit is never admitted: it is denied without a call of the store, without
-    /// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). The default is 1.
-    ///
-    /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let export = Limiter::new(MemoryStore::new(), Policy::new("export", SlidingLog::per_hour(100)).cost(40));
-    /// assert_eq!(export.check("42").await?.remaining(), 60);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// If the cost is 0. [`try_cost`](Self::try_cost) returns an error instead.
-    #[track_caller]
-    pub fn cost(self, cost: u64) -> Self {
-        match self.try_cost(cost) {
-            Ok(policy) => policy,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// The [cost](Self::cost) of each request, from configuration.
-    ///
-    /// ```
-    /// use tower_quota::{Policy, SlidingLog};
-    ///
-    /// let export = || Policy::new("export", SlidingLog::per_hour(100));
-    /// assert!(export().try_cost(40).is_ok());
-    /// assert!(export().try_cost(0).is_err());
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the cost is 0.
-    pub fn try_cost(mut self, cost: u64) -> Result<Self, ConfigError> {
-        if cost == 0 {
-            return Err(ConfigError::new(
-                "a request costs at least 1; with `Limit::Unlimited` a policy counts nothing",
-            ));
-        }
-        self.cost = Cost::Fixed(cost);
-        Ok(self)
-    }
-
-    /// The cost of each request, computed from the request, in units of the limit; with 0 the policy does not apply.
-    ///
-    /// A request that costs more than the limit is denied as with a fixed [`cost`](Self::cost). A
-    /// [`Limiter`](crate::Limiter) has no requests and does not take such a policy.
-    ///
-    /// ```
-    /// use http::{Method, Request, Response};
-    /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, TokenBucket};
-    ///
-    /// # type Body = http_body_util::Empty<bytes::Bytes>;
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// // A write costs as much as ten reads.
-    /// let api = Policy::new("api", TokenBucket::per_second(100)).key(key::constant("all")).cost_fn(|parts| {
-    ///     if parts.method.is_safe() { 1 } else { 10 }
-    /// });
-    /// let service = RateLimitLayer::new(MemoryStore::new(), api).layer(service_fn(async |_: Request<Body>| {
-    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
-    /// }));
-    ///
-    /// for (method, remaining) in [(Method::GET, "99"), (Method::POST, "89")] {
-    ///     let request = Request::builder().method(method).body(Body::new())?;
-    ///     let response = service.clone().oneshot(request).await?;
-    ///     assert!(response.headers()["ratelimit"].to_str()?.starts_with(&format!("\"api\";r={remaining};")));
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn cost_fn(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
-        self.cost = Cost::Computed(Arc::new(cost));
-        self
-    }
-
-    /// The condition under which the policy applies to a request.
-    ///
-    /// Where a layer is around all methods of a service, as around tonic's router, this selects some of them. A
-    /// [`Limiter`](crate::Limiter) has no requests and does not evaluate the condition. By default the policy applies to all
-    /// requests.
-    ///
-    /// ```
-    /// use http::{Request, Response};
-    /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
-    ///
-    /// # type Body = http_body_util::Empty<bytes::Bytes>;
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let sign_up = Policy::new("sign-up", SlidingLog::per_hour(3))
-    ///     .key(key::constant("all"))
-    ///     .apply_if(|parts| parts.uri.path() == "/shop.Accounts/SignUp");
-    /// let service = RateLimitLayer::new(MemoryStore::new(), sign_up).layer(service_fn(async |_: Request<Body>| {
-    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
-    /// }));
-    ///
-    /// for (path, counted) in [("/shop.Accounts/SignUp", true), ("/shop.Accounts/SignIn", false)] {
-    ///     let response = service.clone().oneshot(Request::post(path).body(Body::new())?).await?;
-    ///     assert_eq!(response.headers().contains_key("ratelimit"), counted);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn apply_if(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.applies = Some(Arc::new(condition));
-        self
-    }
-
-    /// What happens to requests while the store fails.
-    ///
-    /// Of several policies that a request counts against, one that is [`Closed`](FailureMode::Closed) closes the request. The
-    /// default is [`FailureMode::Local`]: each process counts by itself. See [`FailureMode`] for an example of each mode.
-    pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        self.failure_mode = failure_mode;
-        self
-    }
-}
-
 /// Questions.
 impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.quota.name
+        &self.settings.quota.name
     }
 
     /// The limit.
     #[must_use]
     pub fn limit(&self) -> &Limit {
-        &self.quota.limit
+        &self.settings.quota.limit
     }
 
     pub(crate) fn quota(&self) -> &Quota {
-        &self.quota
+        &self.settings.quota
     }
 
     /// The cost of each request, unless it is computed.
     pub(crate) fn fixed_cost(&self) -> Option<u64> {
-        match self.cost {
+        match self.settings.cost {
             Cost::Fixed(cost) => Some(cost),
             Cost::Computed(_) => None,
         }
@@ -307,11 +185,7 @@ impl<K> Policy<K> {
 
     fn with_key<L>(self, key: L) -> Policy<L> {
         Policy {
-            quota: self.quota,
-            rendered: self.rendered,
-            cost: self.cost,
-            failure_mode: self.failure_mode,
-            applies: self.applies,
+            settings: self.settings,
             key,
         }
     }
@@ -325,10 +199,10 @@ impl Policy {
     /// The cost of a request; 0 if the policy does not apply to it.
     pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
         let applies = |condition: &Condition| condition(parts);
-        if self.quota.limit == Limit::Unlimited || !self.applies.as_ref().is_none_or(applies) {
+        if self.settings.quota.limit == Limit::Unlimited || !self.settings.applies.as_ref().is_none_or(applies) {
             return 0;
         }
-        match &self.cost {
+        match &self.settings.cost {
             Cost::Fixed(cost) => *cost,
             Cost::Computed(cost) => cost(parts),
         }
@@ -338,10 +212,10 @@ impl Policy {
 impl<K> fmt::Debug for Policy<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy")
-            .field("name", &self.quota.name)
-            .field("limit", &self.quota.limit)
-            .field("cost", &self.cost)
-            .field("failure_mode", &self.failure_mode)
+            .field("name", &self.settings.quota.name)
+            .field("limit", &self.settings.quota.limit)
+            .field("cost", &self.settings.cost)
+            .field("failure_mode", &self.settings.failure_mode)
             .finish_non_exhaustive()
     }
 }
