@@ -365,7 +365,7 @@ fn assert_same_fix_in_json(file: &str, fix: &str) {
     let json = serde_json::to_string(&file.parse::<toml::Table>().unwrap()).unwrap();
     let error = Policies::from_json(&json).unwrap_err().to_string();
     assert!(error.contains(fix), "`{fix}` is not in:\n{error}");
-    for other in [" = ", "::", "()", "`.", "`["] {
+    for other in [" = ", "Limit::", "()", "`.", "`[client-ip]"] {
         assert!(
             !error.contains(other) || fix.contains(other),
             "`{other}` is in:\n{error}"
