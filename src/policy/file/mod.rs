@@ -35,7 +35,7 @@ use crate::{ConfigError, KeyExtractor, Limit};
 ///     "limits": {"policies": {"login": {"limit": "sliding-log 5/min", "key": "ip"}}}
 /// }"#)?;
 /// assert_eq!(config.port, 3000);
-/// assert_eq!(config.limits.get("login")?.limit().to_string(), "sliding-log 5/min");
+/// assert_eq!(config.limits.get("login")?.limit(), Some(&"sliding-log 5/min".parse()?));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -63,7 +63,7 @@ use crate::{ConfigError, KeyExtractor, Limit};
 ///     failure-mode = "closed"
 /// "#)?;
 ///
-/// assert_eq!(policies.get("say-hi")?.limit().to_string(), "sliding-log 2/30s");
+/// assert_eq!(policies.get("say-hi")?.limit(), Some(&"sliding-log 2/30s".parse()?));
 /// assert!(policies.get("log-in").unwrap_err().to_string().contains("`login`, `say-hi`"));
 /// # }
 /// # Ok::<(), tower_quota::ConfigError>(())
