@@ -77,7 +77,9 @@ async fn one_script_call_settles_all_policies_of_a_caller() {
     let limiter = Limiter::new(connected(patient(), &redis.url()).await, policies);
     let script_calls = async || -> u64 {
         let stats: String = redis.command("INFO", ["commandstats"]).await;
-        let mut lines = stats.lines().filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        let mut lines = stats
+            .lines()
+            .filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
         let calls = lines.next().and_then(|line| line.split(',').next()).expect("calls");
         calls.parse().expect("a number")
     };

@@ -171,7 +171,12 @@ impl fmt::Display for Row {
         } = self;
         let [before, after] = memory.map(|kib| kib as f64 / 1_024.0);
         let (silence, p99) = (silence.as_secs_f64(), p99.as_secs_f64() * 1_000.0);
-        let over = self.verdicts.iter().map(|verdict| verdict.over).max().unwrap_or_default();
+        let over = self
+            .verdicts
+            .iter()
+            .map(|verdict| verdict.over)
+            .max()
+            .unwrap_or_default();
         let (lost, twice) = (self.sum(|verdict| verdict.lost), self.sum(|verdict| verdict.twice));
         write!(
             f,
