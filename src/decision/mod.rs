@@ -4,6 +4,7 @@ mod context;
 mod policy;
 mod receipt;
 mod settlement;
+mod untaken;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -15,7 +16,7 @@ pub use self::{
     receipt::Receipt,
 };
 
-use self::receipt::ChargedPolicy;
+use self::settlement::ChargedPolicy;
 use crate::{
     Key,
     store::{Outcome, Quota, Store, StoreError, StoreResponse},

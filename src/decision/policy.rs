@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     context::{CheckContext, Rendered},
-    receipt::Untaken,
+    untaken::Untaken,
 };
 use crate::{
     FailureMode, Key, Limit,

@@ -1,10 +1,7 @@
-use std::{
-    fmt,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::fmt;
 
-use super::{policy::PolicyDecision, settlement::Settlement};
-use crate::store::{Operation, StoreError};
+use super::settlement::{ChargedPolicy, Settlement};
+use crate::store::StoreError;
 
 /// The charges of an admitted request, to settle or refund them.
 ///
@@ -92,54 +89,6 @@ impl Receipt {
     /// returned. The refund is not repeated.
     pub async fn refund(self) -> Result<(), StoreError> {
         self.settle(0).await
-    }
-}
-
-/// A policy that was charged, and where.
-pub(super) struct ChargedPolicy {
-    pub(super) policy: PolicyDecision,
-    /// Whether this process counted it, since the store failed.
-    pub(super) locally: bool,
-}
-
-impl ChargedPolicy {
-    /// The cost that was charged.
-    pub(super) fn cost(&self) -> u64 {
-        self.policy.charge().cost()
-    }
-
-    /// Whether nested layers have charged both to one key of one policy.
-    pub(super) fn same_count(&self, other: &Self) -> bool {
-        let (one, other) = (&self.policy, &other.policy);
-        one.quota() == other.quota() && one.key == other.key && one.context.store.id() == other.context.store.id()
-    }
-
-    /// The operation that refunds it.
-    pub(super) fn refund(&self) -> Operation {
-        Operation::Refund {
-            admitted_at: self.policy.decided_at,
-        }
-    }
-}
-
-/// Whether a policy was charged, and its receipt is not taken. A clone has no receipt.
-#[derive(Default)]
-pub(crate) struct Untaken(AtomicBool);
-
-impl Untaken {
-    pub(super) fn new(charged: bool) -> Self {
-        Self(AtomicBool::new(charged))
-    }
-
-    /// Returns whether this is the first call for a charged policy.
-    pub(super) fn take(&self) -> bool {
-        self.0.swap(false, Ordering::Relaxed)
-    }
-}
-
-impl Clone for Untaken {
-    fn clone(&self) -> Self {
-        Self::default()
     }
 }
 

@@ -1,9 +1,36 @@
-use super::{policy::PolicyDecision, receipt::ChargedPolicy};
+use super::policy::PolicyDecision;
 use crate::store::{Charge, LocalCharge, Operation, StoreFuture, StoreId, StoreRequest};
 
 /// What is refunded or charged after a decision, where the policies were counted.
 #[derive(Default)]
 pub(crate) struct Settlement(Vec<Adjustment>);
+
+/// A policy that was charged, and where.
+pub(super) struct ChargedPolicy {
+    pub(super) policy: PolicyDecision,
+    /// Whether this process counted it, since the store failed.
+    pub(super) locally: bool,
+}
+
+impl ChargedPolicy {
+    /// The cost that was charged.
+    pub(super) fn cost(&self) -> u64 {
+        self.policy.charge().cost()
+    }
+
+    /// Whether nested layers have charged both to one key of one policy.
+    pub(super) fn same_count(&self, other: &Self) -> bool {
+        let (one, other) = (&self.policy, &other.policy);
+        one.quota() == other.quota() && one.key == other.key && one.context.store.id() == other.context.store.id()
+    }
+
+    /// The operation that refunds it.
+    pub(super) fn refund(&self) -> Operation {
+        Operation::Refund {
+            admitted_at: self.policy.decided_at,
+        }
+    }
+}
 
 /// A refund or a charge of a cost.
 struct Adjustment {
