@@ -1,7 +1,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    context::{CheckContext, Rendered},
+    context::{CheckContext, Plan, PolicyContext},
     untaken::Untaken,
 };
 use crate::{
@@ -123,18 +123,23 @@ impl PolicyDecision {
     }
 
     #[inline]
+    fn policy(&self) -> &PolicyContext {
+        &self.context.policies[self.position]
+    }
+
+    #[inline]
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.policy().plan
+    }
+
+    #[inline]
     pub(crate) fn quota(&self) -> &Quota {
-        &self.context.quotas[self.position]
+        &self.plan().quota
     }
 
     #[inline]
     pub(crate) fn failure_mode(&self) -> FailureMode {
-        self.context.failure_modes[self.position]
-    }
-
-    #[inline]
-    pub(crate) fn rendered(&self) -> &Rendered {
-        &self.context.rendered[self.position]
+        self.policy().failure_mode
     }
 
     /// What the store is to charge.

@@ -1,6 +1,9 @@
 use std::{sync::Arc, time::Duration};
 
-use crate::{ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, key::Secret, response::ResponseFormat};
+use crate::{
+    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, decision::PolicyContext, key::Secret,
+    response::ResponseFormat,
+};
 
 /// Settings.
 impl RateLimitLayer {
@@ -216,7 +219,10 @@ impl RateLimitLayer {
     /// set. See [`FailureMode`] for an example.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
         let context = Arc::make_mut(&mut self.enforcer_mut().context);
-        context.failure_modes = context.failure_modes.iter().map(|_| failure_mode).collect();
+        let policies = context.policies.iter().cloned();
+        context.policies = policies
+            .map(|policy| PolicyContext { failure_mode, ..policy })
+            .collect();
         self
     }
 }
