@@ -42,7 +42,8 @@ use crate::{ConfigError, KeyExtractor, Limit};
 /// The feature `file` reads TOML and JSON itself:
 ///
 /// ```
-/// use tower_quota::{Limit, Policies};
+/// use std::time::Duration;
+/// use tower_quota::{Policies, SlidingLog};
 ///
 /// # #[cfg(all(feature = "axum", feature = "file"))] {
 /// let policies = Policies::from_toml(r#"
@@ -63,7 +64,7 @@ use crate::{ConfigError, KeyExtractor, Limit};
 ///     failure-mode = "closed"
 /// "#)?;
 ///
-/// assert_eq!(policies.get("say-hi")?.limit(), Some(&"sliding-log 2/30s".parse()?));
+/// assert_eq!(policies.get("say-hi")?.limit(), Some(&SlidingLog::new(2, Duration::from_secs(30)).into()));
 /// assert!(policies.get("log-in").unwrap_err().to_string().contains("`login`, `say-hi`"));
 /// # }
 /// # Ok::<(), tower_quota::ConfigError>(())
