@@ -88,6 +88,7 @@ mod axum;
 mod body;
 mod check;
 mod decision;
+mod denied;
 mod drain;
 mod enforce;
 mod error;
@@ -95,6 +96,8 @@ mod future;
 #[cfg(doc)]
 pub mod guide;
 mod headers;
+#[cfg(feature = "axum")]
+mod into_response;
 pub mod key;
 mod layer;
 pub mod limit;
@@ -104,6 +107,8 @@ mod policy;
 mod rejected;
 pub mod response;
 mod service;
+#[cfg(feature = "tonic")]
+mod status;
 pub mod store;
 
 #[cfg(feature = "axum")]
@@ -115,6 +120,7 @@ pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
     decision::{Decision, Denial, PolicyDecision, Receipt},
+    denied::Denied,
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     error::ConfigError,
     future::ResponseFuture,

@@ -1,10 +1,11 @@
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use bytes::Bytes;
 use http::HeaderValue;
 
 use crate::{
     FailureMode,
+    headers::Fields,
     store::{Failover, Quota, Store},
 };
 
@@ -19,7 +20,16 @@ pub(crate) struct CheckContext {
     pub(crate) failure_modes: Arc<[FailureMode]>,
     /// The parts of responses that depend on a policy alone, in their order.
     pub(crate) rendered: Arc<[Rendered]>,
+    /// The rate limit fields of responses.
+    pub(crate) fields: Fields,
+    pub(crate) format: SharedFormat,
 }
+
+/// The [`ResponseFormat`](crate::response::ResponseFormat) of a layer or a limiter.
+///
+/// Its type is erased: a format takes decisions, which have this context.
+#[derive(Clone)]
+pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 
 /// The parts of responses that depend on a policy alone, rendered when the policy is built.
 #[derive(Clone, Debug)]

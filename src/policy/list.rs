@@ -3,7 +3,9 @@ use std::sync::Arc;
 use super::{Keyed, Policy};
 use crate::{
     ConfigError,
-    decision::CheckContext,
+    decision::{CheckContext, SharedFormat},
+    headers::Fields,
+    response::Negotiated,
     store::{Failover, Store},
 };
 
@@ -90,5 +92,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
         quotas: policies.iter().map(|policy| policy.settings.quota.clone()).collect(),
         failure_modes: policies.iter().map(|policy| policy.settings.failure_mode).collect(),
         rendered: policies.iter().map(|policy| policy.settings.rendered.clone()).collect(),
+        fields: Fields::default(),
+        format: SharedFormat::new(Negotiated::default()),
     }
 }
