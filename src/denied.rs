@@ -84,7 +84,7 @@ pub struct Denied(Decision);
 
 /// Denying from a handler.
 impl Decision {
-    /// The decision if it admits the request, else an error that is the response.
+    /// An error, which is the response, unless the request is admitted.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -92,7 +92,7 @@ impl Decision {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
-    /// assert_eq!(mails.check("42").await?.require()?.remaining(), 0);
+    /// mails.check("42").await?.require()?;
     ///
     /// let denied = mails.check("42").await?.require().unwrap_err();
     /// assert_eq!(denied.to_string(), "rate limit exceeded: mails; retry after 3600 s");
@@ -103,10 +103,10 @@ impl Decision {
     /// # Errors
     ///
     /// If a limit denies the request.
-    pub fn require(self) -> Result<Self, Denied> {
+    pub fn require(&self) -> Result<(), Denied> {
         match self.is_allowed() {
-            true => Ok(self),
-            false => Err(Denied(self)),
+            true => Ok(()),
+            false => Err(Denied(self.clone())),
         }
     }
 

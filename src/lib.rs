@@ -56,6 +56,7 @@
 //! | [`RateLimitLayer`] | applies one policy or [several](RateLimitLayer#several-policies-one-decision) to a service |
 //! | [`Limiter`] | applies policies without HTTP |
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
+//! | [`Denied`] | the error with which a handler denies a request |
 //! | [`Receipt`] | the record of a charge, needed for a [refund](RateLimitLayer#refunds) |
 //! | [`Headers`] | the header fields on responses |
 //! | [`ResponseFormat`](response::ResponseFormat) | builds the response to a rejected request |
@@ -69,8 +70,8 @@
 //! | `unix-sockets` | | Unix sockets for fred: `redis+unix:///run/redis.sock` |
 //! | `redis` | | [`RedisStore`] through the client redis-rs: clusters; also single servers and Sentinel, with [`ClientLibrary::RedisRs`] or without `fred` |
 //! | `tokio-rustls-comp` | | TLS for redis-rs: `rediss://` |
-//! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor |
-//! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service |
+//! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor, [`Denied`] as a response |
+//! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service, [`Denied`] as a `Status` |
 //! | `tonic-tls` | | the peer address behind the TLS of tonic's server |
 //! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] and limits in the configuration of an application |
