@@ -10,9 +10,13 @@ use crate::Decision;
 
 /// Extracts the decision of the layer around the handler.
 ///
-/// `Option<Decision>` is `None` if no limit was checked: there is no layer, no policy applies, or the store failed while the
-/// [`FailureMode`](crate::FailureMode) is `Open`. The response to a handler that takes a plain `Decision` is
-/// `500 Internal Server Error` then.
+/// If no policy applies to the request, or the store failed and the [`FailureMode`](crate::FailureMode) is `Open`, the
+/// decision is allowed and has no policies.
+///
+/// Without a layer around the handler, or with its [`extensions`](crate::RateLimitLayer::extensions) turned off, the response
+/// is `500 Internal Server Error`, as for any extension that is missing in axum: a layer that was forgotten is seen in the
+/// first test of the route, and not when the service is attacked. `Option<Decision>` is `None` then, for a handler that is
+/// used with and without a layer.
 ///
 /// ```
 /// use axum::{Router, body::Body, routing::get};
@@ -65,7 +69,7 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for Decision {
     }
 }
 
-/// Rejection of a handler that takes a [`Decision`] when none was made; the response is `500 Internal Server Error`.
+/// Rejection of a handler that takes a [`Decision`] without a layer around it; the response is `500 Internal Server Error`.
 ///
 /// Its text, which is also logged as an error, names the fix.
 ///
@@ -88,8 +92,8 @@ pub struct MissingDecision(());
 impl std::fmt::Display for MissingDecision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(
-            "no limit was checked for this request; put a `RateLimitLayer` around the handler, or take an \
-             `Option<Decision>`, since there is no decision when the store fails and the failure mode is `Open`",
+            "no layer has left a decision on this request; put a `RateLimitLayer` around the handler, with its extensions \
+             on, or take an `Option<Decision>`",
         )
     }
 }

@@ -84,7 +84,7 @@ impl Enforcer {
     pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
         let undecided = match self.undecided(parts) {
             Ok(Some(undecided)) => undecided,
-            Ok(None) => return Progress::Done(Action::Admit(None)),
+            Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
             Err(error) => return Progress::Done(self.refuse(&error, parts)),
         };
         match check::begin(Operation::Check, undecided) {
@@ -154,9 +154,9 @@ impl Enforcer {
         };
         if let Some(error) = decision.store_error() {
             self.on_failure.notify(error);
-            // Each policy is `Open`: nothing was counted.
+            // Each policy is `Open`.
             if decision.as_slice().is_empty() {
-                return Action::Admit(None);
+                return self.admit_uncounted(decision, parts);
             }
         }
         if !decision.is_allowed() {
@@ -167,12 +167,21 @@ impl Enforcer {
         let mut joined = None;
         if self.extensions {
             let earlier = parts.extensions.insert(decision.clone());
+            let earlier = earlier.filter(|earlier| !earlier.is_empty());
             joined = earlier.map(|earlier| earlier.followed_by(&decision));
             if let Some(joined) = &joined {
                 parts.extensions.insert(joined.clone());
             }
         }
         Action::Admit(Some(Admitted { own: decision, joined }))
+    }
+
+    /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors.
+    fn admit_uncounted(&self, decision: Decision, parts: &mut Parts) -> Action {
+        if self.extensions && parts.extensions.get::<Decision>().is_none() {
+            parts.extensions.insert(decision);
+        }
+        Action::Admit(None)
     }
 
     /// Adds the fields and the decision to the response of the inner service.
@@ -196,6 +205,11 @@ impl Enforcer {
         self.on_decision.notify(&decision);
         let mut rejected = self.reject(Rejection::Limited(&decision), parts);
         if self.extensions {
+            let earlier = parts.extensions.get::<Decision>().filter(|earlier| !earlier.is_empty());
+            let decision = match earlier {
+                Some(earlier) => earlier.followed_by(&decision),
+                None => decision,
+            };
             let response = rejected.response_mut();
             if response.extensions().is_empty() {
                 // The extensions of the request are not needed anymore, and their table is allocated.

@@ -14,12 +14,8 @@ use crate::{
 pub(crate) struct CheckContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) failover: Arc<Failover>,
-    /// The quotas of the policies, in their order.
-    pub(crate) quotas: Arc<[Arc<Quota>]>,
-    /// The failure modes of the policies, in their order.
-    pub(crate) failure_modes: Arc<[FailureMode]>,
-    /// The parts of responses that depend on a policy alone, in their order.
-    pub(crate) rendered: Arc<[Rendered]>,
+    /// The policies, in their order.
+    pub(crate) policies: Arc<[PolicyContext]>,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
@@ -31,9 +27,17 @@ pub(crate) struct CheckContext {
 #[derive(Clone)]
 pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 
-/// The parts of responses that depend on a policy alone, rendered when the policy is built.
-#[derive(Clone, Debug)]
-pub(crate) struct Rendered {
+/// What the checks of one policy have in common.
+#[derive(Clone)]
+pub(crate) struct PolicyContext {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) failure_mode: FailureMode,
+}
+
+/// A limit under the name of a policy, with the parts of responses that depend on these alone.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) quota: Quota,
     /// The member of `RateLimit-Policy`.
     pub(crate) policy_item: HeaderValue,
     /// The body of the response to a request that this policy alone denies.

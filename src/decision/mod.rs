@@ -7,7 +7,7 @@ mod receipt;
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -15,7 +15,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::context::{CheckContext, Rendered, SharedFormat};
+pub(crate) use self::context::{CheckContext, Plan, PolicyContext, SharedFormat};
 pub use self::{
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
@@ -31,6 +31,9 @@ use crate::{
 ///
 /// A [`Limiter`](crate::Limiter) returns it. A layer leaves it in the extensions of the request, for the inner service, and
 /// of the response. A clone is cheap.
+///
+/// If no policy applies to a request, its decision is allowed and has no policies: nothing limits the request, so
+/// [`limit`](Self::limit) and [`remaining`](Self::remaining) are `u64::MAX`, and [`reset_after`](Self::reset_after) is zero.
 ///
 /// Of several policies, [`limit`](Self::limit), [`remaining`](Self::remaining) and [`reset_after`](Self::reset_after) are
 /// those of one policy: the one with the longest wait if the request was denied, else the one with the smallest share of its
@@ -89,19 +92,19 @@ impl Decision {
         self.0.allowed
     }
 
-    /// The number of requests of cost 1 that the policy admits at once from empty counts; 0 if no policy applies.
+    /// The number of requests of cost 1 that the policy admits at once from empty counts; `u64::MAX` if no policy applies.
     #[must_use]
     pub fn limit(&self) -> u64 {
-        self.foremost().map_or(0, PolicyDecision::limit)
+        self.foremost().map_or(u64::MAX, PolicyDecision::limit)
     }
 
-    /// The number of requests of cost 1 that would be admitted now; 0 if no policy applies.
+    /// The number of requests of cost 1 that would be admitted now; `u64::MAX` if no policy applies.
     ///
     /// Of 10 per second with 6 admitted in the last second, this one included, 4 remain. A denied request counts nothing,
     /// so 3 remain 3 when a request of cost 5 was denied.
     #[must_use]
     pub fn remaining(&self) -> u64 {
-        self.foremost().map_or(0, PolicyDecision::remaining)
+        self.foremost().map_or(u64::MAX, PolicyDecision::remaining)
     }
 
     /// The time until the same request is admitted, if no other request is admitted meanwhile.
@@ -237,6 +240,17 @@ impl Decision {
         }))
     }
 
+    /// The decision about a request that no policy applies to.
+    pub(crate) fn empty() -> Self {
+        static EMPTY: LazyLock<Decision> = LazyLock::new(|| Decision::new(true, PolicyDecisions::new()));
+        EMPTY.clone()
+    }
+
+    /// Whether there was nothing to decide, and no failure.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.policies.is_empty() && self.0.store_error.is_none()
+    }
+
     /// Records the failure of the store, before there are clones.
     pub(crate) fn note_failure(&mut self, error: StoreError) {
         if let Some(inner) = Arc::get_mut(&mut self.0) {
@@ -277,7 +291,7 @@ impl Decision {
         }))
     }
 
-    /// The decisions of an outer and an inner layer, both of which admitted the request.
+    /// The decisions of an outer layer, which admitted the request, and of an inner one.
     pub(crate) fn followed_by(&self, later: &Self) -> Self {
         Self(Arc::new(Inner {
             allowed: later.is_allowed(),

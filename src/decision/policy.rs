@@ -1,6 +1,6 @@
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::context::{CheckContext, Rendered};
+use super::context::{CheckContext, Plan, PolicyContext};
 use crate::{
     FailureMode, Key, Limit,
     store::{Charge, ChargeState, Quota},
@@ -117,18 +117,23 @@ impl PolicyDecision {
     }
 
     #[inline]
+    fn policy(&self) -> &PolicyContext {
+        &self.context.policies[self.position]
+    }
+
+    #[inline]
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.policy().plan
+    }
+
+    #[inline]
     pub(crate) fn quota(&self) -> &Quota {
-        &self.context.quotas[self.position]
+        &self.plan().quota
     }
 
     #[inline]
     pub(crate) fn failure_mode(&self) -> FailureMode {
-        self.context.failure_modes[self.position]
-    }
-
-    #[inline]
-    pub(crate) fn rendered(&self) -> &Rendered {
-        &self.context.rendered[self.position]
+        self.policy().failure_mode
     }
 
     /// What the store is to charge.

@@ -20,12 +20,12 @@ pub(super) fn write(decision: &Decision, partition_key: Option<&Secret>, headers
 fn policies(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue {
     let mut policies = decision.policies();
     if let (Some(only), None, None) = (policies.next(), policies.next(), partition_key) {
-        return only.rendered().policy_item.clone();
+        return only.plan().policy_item.clone();
     }
 
     let mut list = Text::new();
     for policy in decision.policies() {
-        list.delimit().bytes(policy.rendered().policy_item.as_bytes());
+        list.delimit().bytes(policy.plan().policy_item.as_bytes());
         write_partition_key(policy, partition_key, &mut list);
     }
     list.into()
@@ -36,7 +36,7 @@ fn states(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue {
     let mut list = Text::new();
     for policy in decision.policies() {
         let (remaining, reset) = standing(policy);
-        let quoted = &policy.rendered().policy_item.as_bytes()[..policy.name().len() + 2];
+        let quoted = &policy.plan().policy_item.as_bytes()[..policy.name().len() + 2];
         list.delimit().bytes(quoted).text(";r=").number(remaining);
         if let Some(reset) = reset {
             list.text(";t=").number(ceil_secs(reset));

@@ -127,8 +127,7 @@ pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
     let network = canonical_network(network);
     if network.prefix_len() == 0 {
         return Err(ConfigError::new(format!(
-            "`{text}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`, or \
-             `trusted = \"any-peer\"` in a file"
+            "`{text}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`"
         )));
     }
     Ok(network)

@@ -114,7 +114,7 @@ fn header_extractor(name: &str) -> Result<Extractor, String> {
     if FORWARDING_HEADERS.contains(&name.as_str()) {
         return Err(format!(
             "`header:{name}` would let every client choose its key, since clients can send this header too; use the key \
-             `client-ip`, with `header = \"{name}\"` and the networks of the proxies as `trusted` in the table `[client-ip]`"
+             `client-ip`, and in the table `client-ip` the `header` `\"{name}\"`, with the networks of the proxies as `trusted`"
         ));
     }
     Ok(Extractor::new(header(name)))
@@ -164,8 +164,8 @@ impl Component {
             (Extractor::Complete(extractor), _) => Ok(extractor.clone()),
             (Extractor::ClientIp, Some(client_ip)) => Ok(Arc::new(client_ip.clone())),
             (Extractor::ClientIp, None) => Err(ConfigError::new(
-                "`client-ip` requires the table `[client-ip]`, such as `header = \"x-forwarded-for\"` and `trusted = \
-                 [\"10.0.0.0/8\"]`",
+                "the key `client-ip` requires the table `client-ip`, with a `header` such as `\"x-forwarded-for\"` and \
+                 `trusted` networks such as `[\"10.0.0.0/8\"]`",
             )),
         }
     }

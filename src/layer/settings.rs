@@ -1,7 +1,9 @@
 use std::time::Duration;
 
 use crate::{
-    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, decision::SharedFormat, key::Secret,
+    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat,
+    decision::{PolicyContext, SharedFormat},
+    key::Secret,
     response::ResponseFormat,
 };
 
@@ -219,7 +221,10 @@ impl RateLimitLayer {
     /// set. See [`FailureMode`] for an example.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
         let context = self.context_mut();
-        context.failure_modes = context.failure_modes.iter().map(|_| failure_mode).collect();
+        let policies = context.policies.iter().cloned();
+        context.policies = policies
+            .map(|policy| PolicyContext { failure_mode, ..policy })
+            .collect();
         self
     }
 }

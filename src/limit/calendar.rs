@@ -32,7 +32,8 @@ pub enum Calendar {
 }
 
 impl Calendar {
-    pub(super) const ALL: [Self; 5] = [Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
+    #[cfg(test)]
+    const ALL: [Self; 5] = [Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 
     /// The name in the text form of a limit.
     pub(super) fn name(self) -> &'static str {

@@ -9,7 +9,7 @@ use crate::ConfigError;
 /// An algorithm with its parameters.
 ///
 /// Each algorithm is a type of its own, with only the settings that it has, and converts into a `Limit`. The
-/// [module](crate::limit) compares them. A limit is also a line of text, as in a file of limits:
+/// [module](crate::limit) compares them. A limit is also a line of [text](crate::limit#limits-as-text), as in a file of limits:
 ///
 /// ```
 /// use tower_quota::{Limit, SlidingLog, TokenBucket};
@@ -17,7 +17,7 @@ use crate::ConfigError;
 /// assert_eq!("sliding-log 100/min".parse(), Ok(Limit::from(SlidingLog::per_minute(100))));
 /// assert_eq!("token-bucket 10/s burst 30".parse(), Ok(Limit::from(TokenBucket::per_second(10).burst(30))));
 ///
-/// let error = "100 per minute".parse::<Limit>().unwrap_err();
+/// let error = "100 a minute".parse::<Limit>().unwrap_err();
 /// assert!(error.to_string().contains("`sliding-log 100/min`"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -52,6 +52,57 @@
 //! A check is one script call whatever the algorithm, and a request of any cost is one entry. A key expires one second after
 //! nothing in it counts.
 //!
+//! # Limits as text
+//!
+//! A limit is a line of text in [files](crate::Policies), and wherever it is parsed:
+//!
+//! | part | spelling |
+//! | --- | --- |
+//! | algorithm | `sliding-log`, `sliding-counter`, `fixed-window` or `token-bucket`. Without one the limit is a sliding log, or with a time zone a fixed window |
+//! | quota | a whole number: `100`, `1000000` or `1_000_000` |
+//! | `/` | `/` or `per`; spaces around `/` are allowed |
+//! | window | a unit of time, or a number of them: `min`, `15min`, `15 minutes` |
+//! | settings | those of the algorithm: `precision <n>` of a sliding log, `aligned` or a time zone of a fixed window, `burst <n>` of a token bucket |
+//!
+//! The unit that is displayed is the first of each line:
+//!
+//! | unit | other spellings |
+//! | --- | --- |
+//! | `us` | `microsecond`, `microseconds` |
+//! | `ms` | `millisecond`, `milliseconds` |
+//! | `s` | `sec`, `secs`, `second`, `seconds` |
+//! | `min` | `m`, `mins`, `minute`, `minutes` |
+//! | `h` | `hr`, `hrs`, `hour`, `hours` |
+//! | `d`, 24 hours | `day`, `days` |
+//! | `w`, 7 days | `week`, `weeks` |
+//!
+//! With a time zone (feature `calendar`) the window is one `hour`, `day`, `week`, `month` or `year` of the calendar there.
+//! `M` and `mo`, which can be read as minutes and as months, are errors. Each of these lines is displayed as the last column
+//! has it, which parses to the same limit:
+//!
+//! | text | in code | displayed |
+//! | --- | --- | --- |
+//! | `sliding-log 100/min` | `SlidingLog::per_minute(100)` | `sliding-log 100/min` |
+//! | `5/15m`, `5 per 15 minutes` | `SlidingLog::new(5, Duration::from_secs(900))` | `sliding-log 5/15min` |
+//! | `1 per 500ms` | `SlidingLog::new(1, Duration::from_millis(500))` | `sliding-log 1/500ms` |
+//! | `1_000_000/10s precision 1000` | `SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000)` | `sliding-log 1000000/10s precision 1000` |
+//! | `sliding-counter 1000/hour` | `SlidingCounter::per_hour(1_000)` | `sliding-counter 1000/h` |
+//! | `fixed-window 3/day` | `FixedWindow::per_day(3)` | `fixed-window 3/d` |
+//! | `fixed-window 3/h aligned` | `FixedWindow::per_hour(3).aligned()` | `fixed-window 3/h aligned` |
+//! | `3/day Europe/Berlin` | `FixedWindow::calendar(3, Calendar::Day, "Europe/Berlin")` | `fixed-window 3/day Europe/Berlin` |
+//! | `token-bucket 10/s burst 30` | `TokenBucket::per_second(10).burst(30)` | `token-bucket 10/s burst 30` |
+//! | `unlimited` | `Limit::Unlimited` | `unlimited` |
+//! | `deny-all` | `Limit::DenyAll` | `deny-all` |
+//!
+//! A text that is not a limit is an error with a correct spelling:
+//!
+//! ```
+//! use tower_quota::Limit;
+//!
+//! let error = "100/M".parse::<Limit>().unwrap_err();
+//! assert!(error.to_string().ends_with("one looks like `sliding-log 100/min`"), "{error}");
+//! ```
+//!
 //! # When a limit changes
 //!
 //! Counts are stored under the name of the policy and of the algorithm.
@@ -90,10 +141,12 @@
 #[cfg(feature = "calendar")]
 mod calendar;
 mod constructors;
+mod error;
 mod fixed_window;
 #[allow(clippy::module_inception)] // the module is about limits, and the file about `Limit`
 mod limit;
 mod parse;
+mod rate;
 mod rule;
 mod share;
 mod sliding_counter;
@@ -105,7 +158,7 @@ mod units;
 #[cfg(feature = "calendar")]
 pub use self::calendar::Calendar;
 pub use self::{
-    fixed_window::FixedWindow, limit::Limit, parse::ParseLimitError, share::Share, sliding_counter::SlidingCounter,
+    error::ParseLimitError, fixed_window::FixedWindow, limit::Limit, share::Share, sliding_counter::SlidingCounter,
     sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 

@@ -1,59 +1,18 @@
-use std::{error::Error, fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr};
 
 use super::{
-    constructors::Fault, fixed_window::FixedWindow, limit::Limit, sliding_counter::SlidingCounter,
-    sliding_log::SlidingLog, token_bucket::TokenBucket, units::UNITS,
+    error::ParseLimitError,
+    fixed_window::FixedWindow,
+    limit::Limit,
+    rate::{Rate, whole_number},
+    sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog,
+    token_bucket::TokenBucket,
 };
 use crate::ConfigError;
 
-/// Error of a text that is not a limit. The message has an example of the correct spelling.
-///
-/// ```
-/// use tower_quota::Limit;
-///
-/// let error = "sliding-log 0/min".parse::<Limit>().unwrap_err();
-/// assert_eq!(
-///     error.to_string(),
-///     "a limit is at least 1, `deny-all` admits nothing, and `unlimited` everything; one looks like `sliding-log 100/min`",
-/// );
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseLimitError {
-    message: String,
-}
-
-impl ParseLimitError {
-    fn new(fault: impl fmt::Display, example: &str) -> Self {
-        Self {
-            message: format!("{fault}; one looks like `{example}`"),
-        }
-    }
-}
-
-impl fmt::Display for ParseLimitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for ParseLimitError {}
-
-/// The name of the algorithm, the quota and the window, and the settings of the algorithm:
-///
-/// ```text
-/// sliding-log 100/min
-/// sliding-log 1000000/10s precision 1000
-/// sliding-counter 1000/h
-/// fixed-window 3/h
-/// fixed-window 3/h aligned
-/// fixed-window 3/month Europe/Berlin
-/// token-bucket 10/s burst 30
-/// unlimited
-/// deny-all
-/// ```
-///
-/// The units of windows are `us`, `ms`, `s`, `min`, `h`, `d` and `w`, with a number before them if it is not 1: `10s`. Windows of
-/// a calendar are `hour`, `day`, `week`, `month` and `year`, with a time zone after them (feature `calendar`).
+/// The name of the algorithm, the quota and the window, and the settings of the algorithm. The
+/// [table](crate::limit#limits-as-text) has all spellings.
 ///
 /// ```
 /// use std::time::Duration;
@@ -66,17 +25,17 @@ impl FromStr for Limit {
     type Err = ParseLimitError;
 
     fn from_str(text: &str) -> Result<Self, ParseLimitError> {
-        let mut words = text.split_whitespace();
-        let algorithm = words.next().unwrap_or_default();
-        let rest: Vec<&str> = words.collect();
-
-        match algorithm {
-            "sliding-log" => sliding_log(&rest),
-            "sliding-counter" => sliding_counter(&rest),
-            "fixed-window" => fixed_window(&rest),
-            "token-bucket" => token_bucket(&rest),
+        let text = text.trim();
+        let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        let rest = rest.trim_start();
+        match name {
+            "sliding-log" => sliding_log(rest),
+            "sliding-counter" => sliding_counter(rest),
+            "fixed-window" => fixed_window(rest),
+            "token-bucket" => token_bucket(rest),
             "unlimited" if rest.is_empty() => Ok(Self::Unlimited),
             "deny-all" if rest.is_empty() => Ok(Self::DenyAll),
+            _ if name.starts_with(|c: char| c.is_ascii_digit()) => unnamed(text),
             _ => Err(ParseLimitError::new(
                 format_args!(
                     "`{text}` is not a limit: it begins with `sliding-log`, `sliding-counter`, `fixed-window` or \
@@ -97,150 +56,96 @@ const ALIGNED_WINDOW: &str = "fixed-window 3/h aligned";
 const CALENDAR: &str = "fixed-window 3/month Europe/Berlin";
 const BUCKET: &str = "token-bucket 10/s burst 30";
 
-fn sliding_log(words: &[&str]) -> Result<Limit, ParseLimitError> {
-    let (rate, options) = words.split_first().ok_or_else(|| missing("sliding-log", LOG))?;
-    let (quota, window) = rate_of(rate, LOG)?;
-    let log = SlidingLog::try_new(quota, window).map_err(invalid(LOG))?;
+fn sliding_log(text: &str) -> Result<Limit, ParseLimitError> {
+    let (rate, options) = Rate::parse(text, LOG)?;
+    log_of(&rate, &options)
+}
 
+fn log_of(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ParseLimitError> {
+    let log = SlidingLog::try_new(rate.quota, rate.window()?).map_err(invalid(LOG))?;
     match options {
-        [] if quota > SlidingLog::MAX_QUOTA => Err(ParseLimitError::new(
+        [] if rate.quota > SlidingLog::MAX_QUOTA => Err(ParseLimitError::new(
             format_args!("a sliding log of more than {} needs a precision", SlidingLog::MAX_QUOTA),
-            COARSE_LOG,
+            format_args!("{log} precision 1000"),
         )),
         [] => Ok(log.into()),
         ["precision", n] => {
-            let n = u32::try_from(count(n, COARSE_LOG)?).unwrap_or(u32::MAX);
+            let n = u32::try_from(whole_number(n, COARSE_LOG)?).unwrap_or(u32::MAX);
             Ok(log.try_precision(n).map_err(invalid(COARSE_LOG))?.into())
         }
-        _ => Err(unknown(options, COARSE_LOG)),
+        _ => Err(unknown(options, "sliding-log", COARSE_LOG)),
     }
 }
 
-fn sliding_counter(words: &[&str]) -> Result<Limit, ParseLimitError> {
-    let (rate, options) = words.split_first().ok_or_else(|| missing("sliding-counter", COUNTER))?;
-    let (quota, window) = rate_of(rate, COUNTER)?;
-    match options {
-        [] => Ok(SlidingCounter::try_new(quota, window).map_err(invalid(COUNTER))?.into()),
-        _ => Err(unknown(options, COUNTER)),
+fn sliding_counter(text: &str) -> Result<Limit, ParseLimitError> {
+    let (rate, options) = Rate::parse(text, COUNTER)?;
+    if !options.is_empty() {
+        return Err(unknown(&options, "sliding-counter", COUNTER));
     }
+    let counter = SlidingCounter::try_new(rate.quota, rate.window()?);
+    Ok(counter.map_err(invalid(COUNTER))?.into())
 }
 
-fn fixed_window(words: &[&str]) -> Result<Limit, ParseLimitError> {
-    let (rate, options) = words.split_first().ok_or_else(|| missing("fixed-window", WINDOW))?;
-    if let Some(limit) = calendar(rate, options)? {
-        return Ok(limit);
-    }
-
-    let (quota, window) = rate_of(rate, WINDOW)?;
-    let fixed = FixedWindow::try_new(quota, window).map_err(invalid(WINDOW))?;
-    match options {
-        [] => Ok(fixed.into()),
-        ["aligned"] => Ok(fixed.aligned().into()),
-        _ => Err(unknown(options, ALIGNED_WINDOW)),
-    }
+fn fixed_window(text: &str) -> Result<Limit, ParseLimitError> {
+    let (rate, options) = Rate::parse(text, WINDOW)?;
+    let aligned = match options[..] {
+        [] => false,
+        ["aligned"] => true,
+        [zone] => return calendar(&rate, zone),
+        _ => return Err(unknown(&options, "fixed-window", ALIGNED_WINDOW)),
+    };
+    let fixed = FixedWindow::try_new(rate.quota, rate.window()?).map_err(invalid(WINDOW))?;
+    Ok(if aligned { fixed.aligned() } else { fixed }.into())
 }
 
 #[cfg(feature = "calendar")]
-fn calendar(rate: &str, options: &[&str]) -> Result<Option<Limit>, ParseLimitError> {
-    use super::calendar::Calendar;
-
-    let Some((quota, window)) = rate.split_once('/') else {
-        return Ok(None);
-    };
-    let Some(calendar) = Calendar::ALL.into_iter().find(|calendar| calendar.name() == window) else {
-        return Ok(None);
-    };
-    let quota = count(quota, CALENDAR)?;
-    check(quota, Duration::from_secs(1), CALENDAR)?;
-
-    let [zone] = options else {
-        return Err(ParseLimitError::new(
-            format_args!("a calendar {window} needs its time zone"),
-            CALENDAR,
-        ));
-    };
-    let fixed = FixedWindow::try_calendar(quota, calendar, zone).map_err(invalid(CALENDAR))?;
-    Ok(Some(fixed.into()))
+fn calendar(rate: &Rate<'_>, zone: &str) -> Result<Limit, ParseLimitError> {
+    let calendar = rate.calendar()?;
+    let fixed = FixedWindow::try_calendar(rate.quota, calendar, zone).map_err(invalid(CALENDAR))?;
+    Ok(fixed.into())
 }
 
 #[cfg(not(feature = "calendar"))]
-fn calendar(rate: &str, _: &[&str]) -> Result<Option<Limit>, ParseLimitError> {
-    match rate.split_once('/') {
-        Some((_, "hour" | "day" | "week" | "month" | "year")) => Err(ParseLimitError::new(
-            "windows of a calendar need the feature `calendar`; the units of others are `min`, `h`, `d` and `w`",
-            WINDOW,
-        )),
-        _ => Ok(None),
-    }
+fn calendar(_: &Rate<'_>, zone: &str) -> Result<Limit, ParseLimitError> {
+    Err(ParseLimitError::new(
+        format_args!(
+            "`{zone}` is not a setting of `fixed-window`; time zones need the feature `calendar` of tower-quota"
+        ),
+        ALIGNED_WINDOW,
+    ))
 }
 
-fn token_bucket(words: &[&str]) -> Result<Limit, ParseLimitError> {
-    let (rate, options) = words.split_first().ok_or_else(|| missing("token-bucket", BUCKET))?;
-    let (quota, window) = rate_of(rate, BUCKET)?;
-    let bucket = TokenBucket::try_new(quota, window).map_err(invalid(BUCKET))?;
-
-    let bucket = match options {
+fn token_bucket(text: &str) -> Result<Limit, ParseLimitError> {
+    let (rate, options) = Rate::parse(text, BUCKET)?;
+    let bucket = TokenBucket::try_new(rate.quota, rate.window()?).map_err(invalid(BUCKET))?;
+    let bucket = match options[..] {
         [] => bucket,
         ["burst", burst] => {
-            let burst = count(burst, BUCKET)?;
+            let burst = whole_number(burst, BUCKET)?;
             bucket.try_burst(burst).map_err(invalid(BUCKET))?
         }
-        _ => return Err(unknown(options, BUCKET)),
+        _ => return Err(unknown(&options, "token-bucket", BUCKET)),
     };
     bucket.validate().map_err(invalid(BUCKET))?;
     Ok(bucket.into())
 }
 
-/// `100/min`
-fn rate_of(text: &str, example: &str) -> Result<(u64, Duration), ParseLimitError> {
-    let (quota, window) = text
-        .split_once('/')
-        .ok_or_else(|| ParseLimitError::new(format_args!("`{text}` is not a number and a window"), example))?;
-    let (quota, window) = (count(quota, example)?, length(window, example)?);
-    check(quota, window, example)?;
-    Ok((quota, window))
-}
-
-fn check(quota: u64, window: Duration, example: &str) -> Result<(), ParseLimitError> {
-    match Fault::of(quota, window) {
-        Some(fault) => Err(ParseLimitError::new(fault.in_text(), example)),
-        None => Ok(()),
+/// A limit without the name of its algorithm: windows of a calendar are fixed, all others are those of a sliding log.
+fn unnamed(text: &str) -> Result<Limit, ParseLimitError> {
+    let (rate, options) = Rate::parse(text, LOG)?;
+    match options[..] {
+        [zone] if zone != "aligned" && zone != "precision" => calendar(&rate, zone),
+        ["aligned"] => Err(unknown(&options, "sliding-log", fixed_window(text)?)),
+        ["burst", _] => Err(unknown(&options, "sliding-log", token_bucket(text)?)),
+        _ => log_of(&rate, &options),
     }
 }
 
-fn count(text: &str, example: &str) -> Result<u64, ParseLimitError> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    match text.parse() {
-        Ok(count) if digits => Ok(count),
-        _ => Err(ParseLimitError::new(
-            format_args!("`{text}` is not a whole number"),
-            example,
-        )),
-    }
-}
-
-/// `min`, `10s`
-fn length(text: &str, example: &str) -> Result<Duration, ParseLimitError> {
-    let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, name) = text.split_at(unit_at);
-    let number = if number.is_empty() { 1 } else { count(number, example)? };
-
-    let Some((unit, _)) = UNITS.into_iter().find(|(_, unit)| *unit == name) else {
-        return Err(ParseLimitError::new(
-            format_args!("`{text}` is not a window: its unit is `us`, `ms`, `s`, `min`, `h`, `d` or `w`"),
-            example,
-        ));
-    };
-    let us = u64::try_from(u128::from(number) * unit).unwrap_or(u64::MAX);
-    Ok(Duration::from_micros(us))
-}
-
-fn missing(algorithm: &str, example: &str) -> ParseLimitError {
-    ParseLimitError::new(format_args!("`{algorithm}` needs a number and a window"), example)
-}
-
-fn unknown(options: &[&str], example: &str) -> ParseLimitError {
-    ParseLimitError::new(format_args!("`{}` is not a setting of it", options.join(" ")), example)
+fn unknown(options: &[&str], algorithm: &str, example: impl fmt::Display) -> ParseLimitError {
+    ParseLimitError::new(
+        format_args!("`{}` is not a setting of `{algorithm}`", options.join(" ")),
+        example,
+    )
 }
 
 fn invalid(example: &str) -> impl Fn(ConfigError) -> ParseLimitError {
@@ -257,14 +162,29 @@ impl serde::Serialize for Limit {
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Limit {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+        struct Text;
+
+        impl serde::de::Visitor<'_> for Text {
+            type Value = Limit;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a limit such as {LOG:?}")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Limit, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_str(Text)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
+    use super::{super::units::UNITS, *};
 
     #[test]
     fn a_printed_limit_parses_back() {
@@ -290,21 +210,131 @@ mod tests {
     }
 
     #[test]
-    fn a_text_means_what_the_constructors_mean() {
-        let pairs: [(&str, Limit); 6] = [
-            ("sliding-log 100/60s", SlidingLog::per_minute(100).into()),
-            ("sliding-counter 5/24h", SlidingCounter::per_day(5).into()),
-            ("fixed-window 3/60min", FixedWindow::per_hour(3).into()),
-            ("fixed-window 3/h aligned", FixedWindow::per_hour(3).aligned().into()),
-            ("token-bucket 10/s", TokenBucket::per_second(10).into()),
+    fn the_spellings_that_are_tried_first_are_read() {
+        for (texts, displayed) in [
             (
-                "  token-bucket   10/s  burst 30 ",
-                TokenBucket::per_second(10).burst(30).into(),
+                &[
+                    "100/minute",
+                    "100 per minute",
+                    "100/m",
+                    "100 / min",
+                    "100/1 min",
+                    "100 per 60 seconds",
+                    " 100/60s ",
+                    "sliding-log\t100/mins",
+                ][..],
+                "sliding-log 100/min",
             ),
-        ];
-        for (text, limit) in pairs {
-            assert_eq!(text.parse(), Ok(limit), "{text}");
+            (
+                &["5/15m", "5/15 min", "5/15minutes", "5 per 15 minutes"],
+                "sliding-log 5/15min",
+            ),
+            (
+                &["1 per 500ms", "1/500 milliseconds", "1/500000us"],
+                "sliding-log 1/500ms",
+            ),
+            (&["10/s", "10/sec", "10/second", "10 per 1s"], "sliding-log 10/s"),
+            (&["1/h", "1/hour", "1/60min", "1 per hr"], "sliding-log 1/h"),
+            (&["1/d", "1/day", "1/24 hours", "1 per day"], "sliding-log 1/d"),
+            (&["1/w", "1/week", "1/7days"], "sliding-log 1/w"),
+            (&["1/30d", "1/30 days"], "sliding-log 1/30d"),
+            (
+                &[
+                    "1_000_000/10s precision 1_000",
+                    "sliding-log 1000000 per 10s   precision 1000",
+                ],
+                "sliding-log 1000000/10s precision 1000",
+            ),
+            (&["fixed-window 3/day", "fixed-window 3 per 24h"], "fixed-window 3/d"),
+            (&["fixed-window 3 per hour aligned"], "fixed-window 3/h aligned"),
+            (&["token-bucket 10 per second burst 30"], "token-bucket 10/s burst 30"),
+            (&["sliding-counter 1_000/hour"], "sliding-counter 1000/h"),
+            (&[" unlimited "], "unlimited"),
+            #[cfg(feature = "calendar")]
+            (
+                &[
+                    "3/day Europe/Berlin",
+                    "3/d Europe/Berlin",
+                    "3 per day Europe/Berlin",
+                    "3/1 day Europe/Berlin",
+                    "fixed-window 3/day Europe/Berlin",
+                ],
+                "fixed-window 3/day Europe/Berlin",
+            ),
+            #[cfg(feature = "calendar")]
+            (
+                &["1_000/months UTC", "1000 per month UTC"],
+                "fixed-window 1000/month UTC",
+            ),
+        ] {
+            for text in texts {
+                let limit = text.parse::<Limit>().map(|limit| limit.to_string());
+                assert_eq!(limit.as_deref(), Ok(displayed), "{text}");
+            }
         }
+    }
+
+    /// The cells of each row of the section of the docs, without the rows of headings.
+    fn documented() -> Vec<Vec<&'static str>> {
+        let (_, docs) = include_str!("mod.rs").split_once("# Limits as text").unwrap();
+        let (docs, _) = docs.split_once("//! # ").unwrap();
+        let rows = docs.lines().filter_map(|line| line.strip_prefix("//! | `"));
+        rows.map(|row| row.trim_end_matches('|').split('|').map(str::trim).collect())
+            .collect()
+    }
+
+    fn spellings(cell: &str) -> Vec<&str> {
+        cell.trim_matches('`').split("`, `").collect()
+    }
+
+    #[test]
+    #[cfg(feature = "calendar")]
+    fn the_docs_have_what_is_read_and_displayed() {
+        use super::super::calendar::Calendar;
+
+        macro_rules! limits {
+            ($($limit:expr,)+) => {
+                [$((stringify!($limit).replace(char::is_whitespace, ""), Limit::from($limit)),)+]
+            };
+        }
+        let limits = limits![
+            SlidingLog::per_minute(100),
+            SlidingLog::new(5, Duration::from_secs(900)),
+            SlidingLog::new(1, Duration::from_millis(500)),
+            SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000),
+            SlidingCounter::per_hour(1_000),
+            FixedWindow::per_day(3),
+            FixedWindow::per_hour(3).aligned(),
+            FixedWindow::calendar(3, Calendar::Day, "Europe/Berlin"),
+            TokenBucket::per_second(10).burst(30),
+            Limit::Unlimited,
+            Limit::DenyAll,
+        ];
+
+        let examples: Vec<_> = documented().into_iter().filter(|row| row.len() == 3).collect();
+        assert_eq!(examples.len(), limits.len());
+        for (row, (code, limit)) in examples.iter().zip(limits) {
+            assert_eq!(row[1].trim_matches('`').replace(' ', ""), code);
+            assert_eq!(row[2].trim_matches('`'), limit.to_string());
+            for text in spellings(row[0]) {
+                assert_eq!(text.parse(), Ok(limit.clone()), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_docs_have_every_unit() {
+        let documented = documented();
+        for unit in UNITS {
+            let named = |row: &&Vec<&str>| row.len() == 2 && row[0].split('`').next() == Some(unit.name);
+            let row = documented.iter().find(named).expect(unit.name);
+            assert_eq!(spellings(row[1]), unit.others, "{}", unit.name);
+        }
+        assert_eq!(
+            documented.iter().filter(|row| row.len() == 2).count(),
+            UNITS.len() + 1,
+            "and `/`"
+        );
     }
 
     #[test]
@@ -316,31 +346,66 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_a_wrong_text_has_a_correct_one() {
-        for text in [
-            "",
-            "100/min",
-            "sliding-log",
-            "sliding-log 100",
-            "sliding-log 100/m",
-            "sliding-log 100/month",
-            "sliding-log +1/min",
-            "sliding-log 0/min",
-            "sliding-log 100001/min",
-            "sliding-log 100/min burst 3",
-            "sliding-log 100/min precision 0",
-            "sliding-log 100/min precision 100001",
-            "sliding-log 1/us",
-            "fixed-window 1000000000000000/h",
-            "sliding-counter 1/99999999999999999999w",
-            "fixed-window 3/h sideways",
-            "fixed-window 3/month",
-            "fixed-window 3/month Europe/Atlantis",
-            "token-bucket 10/s burst 0",
-            "token-bucket 999999937/s burst 999999999999999",
-            "unlimited please",
+    fn the_error_of_a_wrong_text_names_the_fault_and_has_a_correct_one() {
+        for (text, fault) in [
+            ("", "is not a limit"),
+            ("minute", "is not a limit"),
+            ("sliding_log 100/min", "begins with `sliding-log`"),
+            ("100", "no `/` or `per`"),
+            ("100 min", "no `/` or `per`"),
+            ("100 requests per minute", "no `/` or `per`"),
+            ("100/", "no unit"),
+            ("100/60", "no unit"),
+            ("sliding-log", "a quota and a window"),
+            ("sliding-log 100", "no `/` or `per`"),
+            ("sliding-log 100/M", "`M` can be read as minutes and as months"),
+            ("sliding-log 100/mo", "`mo` can be read as minutes and as months"),
+            (
+                "sliding-log 100/fortnight",
+                "the units are `us`, `ms`, `s`, `min`, `h`, `d`, `w`",
+            ),
+            ("100/MIN", "`MIN` is not a unit"),
+            ("100/min/s", "`min/s` is not a unit"),
+            ("sliding-log 100/month", "calendar"),
+            ("100 per year", "calendar"),
+            ("sliding-log +1/min", "`+1` is not a whole number"),
+            ("1.5/s", "`1.5` is not a whole number"),
+            ("1,000/s", "`1,000` is not a whole number"),
+            ("_1/s", "is not a limit"),
+            ("1_/s", "`1_` is not a whole number"),
+            ("99999999999999999999/s", "is not a whole number"),
+            ("sliding-log 0/min", "at least 1"),
+            ("0/month", "at least 1"),
+            ("sliding-log 100001/min", "needs a precision"),
+            (
+                "sliding-log 100/min burst 3",
+                "`burst 3` is not a setting of `sliding-log`",
+            ),
+            ("10/s burst 30", "one looks like `token-bucket 10/s burst 30`"),
+            ("10/s burst 0", "at least 1"),
+            ("10/s aligned", "one looks like `fixed-window 10/s aligned`"),
+            ("10/s precision", "`precision` is not a setting"),
+            ("sliding-log 100/min precision 0", "between 1 and 100000"),
+            ("sliding-log 100/min precision 100001", "between 1 and 100000"),
+            ("sliding-log 1/us", "between 1 ms and 10 years"),
+            ("fixed-window 1000000000000000/h", "at most 999999999999999"),
+            ("sliding-counter 1/99999999999999999999w", "is not a whole number"),
+            (
+                "sliding-counter 1/s aligned",
+                "`aligned` is not a setting of `sliding-counter`",
+            ),
+            ("fixed-window 3/h sideways", "`sideways`"),
+            ("fixed-window 3/month", "calendar"),
+            ("fixed-window 3/month Europe/Atlantis", "Europe/Atlantis"),
+            ("fixed-window 3/min Europe/Berlin", ""),
+            ("fixed-window 3/2days Europe/Berlin", ""),
+            ("token-bucket 10/s burst 0", "at least 1"),
+            ("token-bucket 10/s 30", "`30` is not a setting of `token-bucket`"),
+            ("token-bucket 999999937/s burst 999999999999999", "too large"),
+            ("unlimited please", "is not a limit"),
         ] {
             let error = text.parse::<Limit>().unwrap_err().to_string();
+            assert!(error.contains(fault), "`{fault}` is not in: {error}");
             let (_, correct) = error.split_once("; one looks like `").unwrap_or_default();
             let correct = correct.strip_suffix('`').unwrap_or_default();
             assert!(correct.parse::<Limit>().is_ok(), "{text}: {error}");

@@ -1,17 +1,41 @@
 use std::{fmt, time::Duration};
 
-/// The units of time in the text form of a limit, in microseconds.
-///
-/// There is no `m`, which could be a minute or a month. The lengths of months and years depend on the calendar.
-pub(super) const UNITS: [(u128, &str); 7] = [
-    (1, "us"),
-    (1_000, "ms"),
-    (1_000_000, "s"),
-    (60_000_000, "min"),
-    (3_600_000_000, "h"),
-    (86_400_000_000, "d"),
-    (604_800_000_000, "w"),
+/// A unit of time in the text form of a limit.
+pub(super) struct Unit {
+    us: u128,
+    /// The name that is displayed.
+    pub(super) name: &'static str,
+    pub(super) others: &'static [&'static str],
+}
+
+/// All units, the shortest first. The lengths of months and years depend on the calendar.
+pub(super) const UNITS: [Unit; 7] = [
+    unit(1, "us", &["microsecond", "microseconds"]),
+    unit(1_000, "ms", &["millisecond", "milliseconds"]),
+    unit(1_000_000, "s", &["sec", "secs", "second", "seconds"]),
+    unit(60_000_000, "min", &["m", "mins", "minute", "minutes"]),
+    unit(3_600_000_000, "h", &["hr", "hrs", "hour", "hours"]),
+    unit(86_400_000_000, "d", &["day", "days"]),
+    unit(604_800_000_000, "w", &["week", "weeks"]),
 ];
+
+const fn unit(us: u128, name: &'static str, others: &'static [&'static str]) -> Unit {
+    Unit { us, name, others }
+}
+
+impl Unit {
+    pub(super) fn named(name: &str) -> Option<Self> {
+        UNITS
+            .into_iter()
+            .find(|unit| unit.name == name || unit.others.contains(&name))
+    }
+
+    /// The length of so many of this unit.
+    pub(super) fn times(&self, count: u64) -> Duration {
+        let us = u64::try_from(u128::from(count) * self.us).unwrap_or(u64::MAX);
+        Duration::from_micros(us)
+    }
+}
 
 /// Displays the length of a window in the largest unit that divides it.
 pub(super) struct WindowText(pub(super) Duration);
@@ -19,11 +43,12 @@ pub(super) struct WindowText(pub(super) Duration);
 impl fmt::Display for WindowText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = self.0.as_micros();
-        let (unit, name) = UNITS
+        let [smallest, ..] = UNITS;
+        let Unit { us: unit, name, .. } = UNITS
             .into_iter()
             .rev()
-            .find(|(unit, _)| us.is_multiple_of(*unit))
-            .unwrap_or((1, "us"));
+            .find(|unit| us.is_multiple_of(unit.us))
+            .unwrap_or(smallest);
         match us / unit {
             1 => f.write_str(name),
             count => write!(f, "{count}{name}"),

@@ -49,8 +49,8 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// If two policies have the same name, or one computes its cost from a request. [`try_new`](Self::try_new) returns an
-    /// error instead.
+    /// If two policies have the same name, or one has a setting that needs an HTTP request:
+    /// [`cost_fn`](Policy::cost_fn) or [`apply_if`](Policy::apply_if). [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         match Self::try_new(store, policies) {
@@ -67,22 +67,19 @@ impl Limiter {
     /// let mails = || Policy::new("mails", SlidingLog::per_hour(3));
     /// assert!(Limiter::try_new(MemoryStore::new(), mails()).is_ok());
     /// assert!(Limiter::try_new(MemoryStore::new(), [mails(), mails()]).is_err());
-    /// assert!(Limiter::try_new(MemoryStore::new(), mails().cost_fn(|_| 2)).is_err());
+    ///
+    /// let error = Limiter::try_new(MemoryStore::new(), mails().cost_fn(|_| 2)).unwrap_err();
+    /// assert!(error.to_string().contains("use `.cost(..)`"));
     /// ```
     ///
     /// # Errors
     ///
-    /// If two policies have the same name, or one computes its cost from a request.
+    /// If two policies have the same name, or one has a setting that needs an HTTP request. The error names what to use in
+    /// its place.
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
         let policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
         validate_names(&policies)?;
-        if let Some(policy) = policies.iter().find(|policy| policy.fixed_cost().is_none()) {
-            return Err(ConfigError::new(format!(
-                "the policy `{}` computes its cost from a request, which a limiter does not have; use `.cost(..)`, and \
-                 `check_n` for other costs",
-                policy.name(),
-            )));
-        }
+        policies.iter().try_for_each(Policy::validate_without_requests)?;
 
         Ok(Self {
             context: Arc::new(policy::context(store, &policies)),

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::{Keyed, Policy};
 use crate::{
     ConfigError,
-    decision::{CheckContext, SharedFormat},
+    decision::{CheckContext, PolicyContext, SharedFormat},
     headers::Fields,
     response::Negotiated,
     store::{Failover, Store},
@@ -86,12 +86,14 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
 
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
+    let policies = policies.iter().map(|policy| PolicyContext {
+        plan: policy.settings.plan.clone(),
+        failure_mode: policy.settings.failure_mode,
+    });
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
-        quotas: policies.iter().map(|policy| policy.settings.quota.clone()).collect(),
-        failure_modes: policies.iter().map(|policy| policy.settings.failure_mode).collect(),
-        rendered: policies.iter().map(|policy| policy.settings.rendered.clone()).collect(),
+        policies: policies.collect(),
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
     }

@@ -18,7 +18,7 @@ pub(crate) use self::list::{context, validate_names};
 use self::name::validate_name;
 use crate::{
     ConfigError, KeyExtractor, Limit,
-    decision::Rendered,
+    decision::Plan,
     headers::policy_item,
     response::violates,
     store::{FailureMode, Quota},
@@ -63,8 +63,7 @@ pub struct Policy<K = Keyed> {
 /// What a policy has besides its key.
 #[derive(Clone)]
 struct Settings {
-    quota: Arc<Quota>,
-    rendered: Rendered,
+    plan: Arc<Plan>,
     cost: Cost,
     failure_mode: FailureMode,
     applies: Option<Condition>,
@@ -124,12 +123,13 @@ impl Policy<Unkeyed> {
         validate_name(&name)?;
         limit.validate()?;
 
+        let plan = Plan {
+            policy_item: policy_item(&name, &limit),
+            problem: violates(&[&name]),
+            quota: Quota::new(name, limit),
+        };
         let settings = Settings {
-            rendered: Rendered {
-                policy_item: policy_item(&name, &limit),
-                problem: violates(&[&name]),
-            },
-            quota: Arc::new(Quota::new(name, limit)),
+            plan: Arc::new(plan),
             cost: Cost::Fixed(1),
             failure_mode: FailureMode::default(),
             applies: None,
@@ -157,17 +157,17 @@ impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.settings.quota.name
+        &self.settings.plan.quota.name
     }
 
     /// The limit.
     #[must_use]
     pub fn limit(&self) -> &Limit {
-        &self.settings.quota.limit
+        &self.settings.plan.quota.limit
     }
 
     pub(crate) fn quota(&self) -> &Quota {
-        &self.settings.quota
+        &self.settings.plan.quota
     }
 
     /// The cost of each request, unless it is computed.
@@ -176,6 +176,26 @@ impl<K> Policy<K> {
             Cost::Fixed(cost) => Some(cost),
             Cost::Computed(_) => None,
         }
+    }
+
+    /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
+    /// their place.
+    pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
+        let Settings { cost, applies, .. } = &self.settings;
+        let (setting, instead) = if matches!(cost, Cost::Computed(_)) {
+            ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
+        } else if applies.is_some() {
+            (
+                "`.apply_if(..)`",
+                "leave it out, and call the limiter for the requests that the policy is for",
+            )
+        } else {
+            return Ok(());
+        };
+        Err(ConfigError::new(format!(
+            "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",
+            self.name(),
+        )))
     }
 
     /// The same policy without its key.
@@ -199,7 +219,7 @@ impl Policy {
     /// The cost of a request; 0 if the policy does not apply to it.
     pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
         let applies = |condition: &Condition| condition(parts);
-        if self.settings.quota.limit == Limit::Unlimited || !self.settings.applies.as_ref().is_none_or(applies) {
+        if *self.limit() == Limit::Unlimited || !self.settings.applies.as_ref().is_none_or(applies) {
             return 0;
         }
         match &self.settings.cost {
@@ -212,8 +232,8 @@ impl Policy {
 impl<K> fmt::Debug for Policy<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy")
-            .field("name", &self.settings.quota.name)
-            .field("limit", &self.settings.quota.limit)
+            .field("name", &self.name())
+            .field("limit", self.limit())
             .field("cost", &self.settings.cost)
             .field("failure_mode", &self.settings.failure_mode)
             .finish_non_exhaustive()

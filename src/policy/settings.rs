@@ -60,7 +60,7 @@ impl<K> Policy<K> {
     /// The cost of each request, computed from the request, in units of the limit; with 0 the policy does not apply.
     ///
     /// A request that costs more than the limit is denied as with a fixed [`cost`](Self::cost). A
-    /// [`Limiter`](crate::Limiter) has no requests and does not take such a policy.
+    /// [`Limiter`](crate::Limiter), which has no requests, does not take such a policy.
     ///
     /// ```
     /// use http::{Method, Request, Response};
@@ -94,7 +94,7 @@ impl<K> Policy<K> {
     /// The condition under which the policy applies to a request.
     ///
     /// Where a layer is around all methods of a service, as around tonic's router, this selects some of them. A
-    /// [`Limiter`](crate::Limiter) has no requests and does not evaluate the condition. By default the policy applies to all
+    /// [`Limiter`](crate::Limiter), which has no requests, does not take such a policy. By default the policy applies to all
     /// requests.
     ///
     /// ```

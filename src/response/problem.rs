@@ -77,7 +77,7 @@ fn limited(decision: &Decision) -> Bytes {
     if let [only] = decision.as_slice()
         && only.denies()
     {
-        return only.rendered().problem.clone();
+        return only.plan().problem.clone();
     }
 
     let violated = decision.policies().filter(|policy| policy.denies());

@@ -1,6 +1,6 @@
 //! The layer in axum: each place for a layer, keys, responses and extractors.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header, request::Parts};
 use tower::ServiceBuilder;
 use tower_quota::{
-    Decision, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog,
+    Decision, FailureMode, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog,
     key::{self, ClientIpSource},
     response::{Rejection, ResponseFormat},
     store::Store,
@@ -612,10 +612,60 @@ async fn a_handler_may_do_without_the_decision() {
     let app = |layer: RateLimitLayer| Router::new().route("/", get(remaining).layer(layer));
     assert_eq!(send(&app(limit(say_hi())), support::get("/")).await.body, "Some(1)");
 
-    let away = RateLimitLayer::new(support::Broken::default(), say_hi()).failure_mode(tower_quota::FailureMode::Open);
-    assert_eq!(send(&app(away), support::get("/")).await.body, "None");
+    let away = RateLimitLayer::new(support::Broken::default(), say_hi()).failure_mode(FailureMode::Open);
+    assert_eq!(
+        send(&app(away.clone().extensions(false)), support::get("/")).await.body,
+        "None"
+    );
     let unlimited = Router::new().route("/", get(remaining));
     assert_eq!(send(&unlimited, support::get("/")).await.body, "None");
+}
+
+#[tokio::test]
+async fn a_handler_takes_an_empty_decision_if_no_policy_applies() {
+    let open = |store: Arc<dyn Store>| RateLimitLayer::new(store, say_hi()).failure_mode(FailureMode::Open);
+    for layer in [
+        limit(say_hi().cost_fn(|_| 0)),
+        limit(say_hi().apply_if(|_| false)),
+        RateLimitLayer::new(MemoryStore::new(), []),
+        open(Arc::new(support::Broken::default())),
+        open(Arc::new(support::Later(support::Broken::default()))),
+    ] {
+        let handler = async |decision: Decision| {
+            assert!(decision.is_allowed() && decision.policies().next().is_none());
+            assert_eq!((decision.limit(), decision.remaining()), (u64::MAX, u64::MAX));
+            assert_eq!((decision.retry_after(), decision.reset_after()), (None, Duration::ZERO));
+            assert!(decision.take_receipt().is_none());
+        };
+        let received = send(&Router::new().route("/", get(handler).layer(layer)), support::get("/")).await;
+        assert_eq!(received.status, StatusCode::OK);
+        received.assert_silent();
+    }
+}
+
+#[tokio::test]
+async fn a_handler_takes_the_failure_of_the_store_with_its_decision() {
+    let layer = RateLimitLayer::new(support::Broken::default(), say_hi()).failure_mode(FailureMode::Open);
+    let handler = async |decision: Decision| decision.store_error().expect("it failed").to_string();
+    let app = Router::new().route("/", get(handler).layer(layer));
+    assert_eq!(send(&app, support::get("/")).await.body, "the store is away");
+}
+
+#[tokio::test]
+async fn a_layer_that_counts_nothing_hides_no_decision_of_another() {
+    let remaining = async |decision: Decision| decision.remaining().to_string();
+    let uncounted = || limit(say_hi().apply_if(|_| false));
+    for layers in [[uncounted(), limit(say_hi())], [limit(say_hi()), uncounted()]] {
+        let [outer, inner] = layers;
+        let app = Router::new().route("/", get(remaining)).layer(inner).layer(outer);
+        let received = send(&app, support::get("/")).await;
+        assert_eq!(received.body, "1");
+        let policies = received
+            .extensions
+            .get::<Decision>()
+            .map(|decision| decision.policies().count());
+        assert_eq!(policies, Some(1));
+    }
 }
 
 #[tokio::test]

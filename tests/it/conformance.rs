@@ -107,6 +107,7 @@ macro_rules! promises {
                 reset_forgets
                 a_refund_gives_back_what_was_charged
                 a_refund_after_expiry_does_nothing
+                a_clock_younger_than_the_window_counts_and_refunds
                 a_refund_never_gives_more_than_counts
                 a_refund_after_a_reset_does_nothing
                 several_charges_are_all_or_nothing
@@ -362,6 +363,23 @@ async fn a_refund_gives_back_what_was_charged(bench: &Bench, algorithm: Algorith
     assert_eq!(remaining(&refunded), remaining(&before));
     assert!(bench.check(&limit, 4).await.allowed);
     assert!(!bench.check(&limit, 1).await.allowed);
+}
+
+/// A clock that starts at the Unix epoch, such as one of a test or of a machine without a battery.
+async fn a_clock_younger_than_the_window_counts_and_refunds(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    bench.set_back(Duration::from_micros(bench.now())).await;
+    for passed in [0, 1, 1_000_000] {
+        let bench = bench.with_a_fresh_key();
+        bench.advance(Duration::from_micros(passed)).await;
+        let admitted_at = bench.now();
+        for left in [3, 1] {
+            assert_eq!(remaining(&bench.check(&limit, 2).await), left, "{passed}");
+        }
+        assert!(!bench.check(&limit, 2).await.allowed);
+        assert_eq!(remaining(&bench.refund(&limit, 2, admitted_at).await), 3, "{passed}");
+        assert_eq!(remaining(&bench.refund(&limit, 2, admitted_at).await), 5, "{passed}");
+    }
 }
 
 async fn a_refund_after_expiry_does_nothing(bench: &Bench, algorithm: Algorithm) {

@@ -934,7 +934,15 @@ fn nearly_limits() -> impl Strategy<Value = String> {
         "+1/s",
         "-1/s",
         "1/m",
+        "1/M",
         "1.5/s",
+        "5/15m",
+        "5/15",
+        "100 per",
+        "per",
+        "minutes",
+        "3/day",
+        "1_000/hours",
         "0",
         "1",
         "30",
@@ -948,7 +956,7 @@ fn nearly_limits() -> impl Strategy<Value = String> {
         "1/٣s",
     ]);
     let number = any::<u64>().prop_map(|number| number.to_string());
-    let word = prop_oneof![8 => word.prop_map(str::to_owned), 1 => number, 1 => "[0-9]{1,3}/[0-9]{0,3}(us|ms|s|min|h|d|w|year|hour)"];
+    let word = prop_oneof![8 => word.prop_map(str::to_owned), 1 => number, 1 => "[0-9]{1,3}/[0-9]{0,3}(us|ms|s|min|h|d|w|year|hour|m|mo|days)"];
     prop_oneof![
         8 => (vec(word, 0..5), sample::select(vec![" ", "  ", "\t", "\n", ""])).prop_map(|(words, space)| words.join(space)),
         1 => any::<String>(),

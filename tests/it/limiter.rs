@@ -347,11 +347,19 @@ async fn a_layer_adds_no_fields_for_unlimited(store: Arc<impl Store>) {
 }
 
 #[test]
-fn a_limiter_of_a_policy_with_a_computed_cost_is_an_error_with_the_fix() {
-    let policy = Policy::new("uploads", LOG_OF_5).cost_fn(|_| 1);
-    let error = Limiter::try_new(MemoryStore::new(), policy).unwrap_err().to_string();
-    for part in ["`uploads`", ".cost(..)", "check_n"] {
-        assert!(error.contains(part), "{error}");
+fn a_limiter_of_a_policy_that_needs_a_request_is_an_error_with_the_fix() {
+    let uploads = || Policy::new("uploads", LOG_OF_5);
+    for (policy, parts) in [
+        (
+            uploads().cost_fn(|_| 1),
+            ["`.cost_fn(..)`", "`.cost(..)`, and `check_n`"],
+        ),
+        (uploads().apply_if(|_| true), ["`.apply_if(..)`", "leave it out"]),
+    ] {
+        let error = Limiter::try_new(MemoryStore::new(), policy).unwrap_err().to_string();
+        for part in parts.into_iter().chain(["`uploads`"]) {
+            assert!(error.contains(part), "{error}");
+        }
     }
 }
 

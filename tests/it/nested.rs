@@ -15,7 +15,7 @@ use tower_quota::{
     store::{self, Store, StoreFuture, StoreId},
 };
 
-use crate::support::Redis;
+use crate::support::{Redis, connected, patient};
 
 type Body = Empty<bytes::Bytes>;
 
@@ -317,18 +317,82 @@ async fn a_policy_of_several_layers_is_charged_its_largest_cost_in_redis() {
     }
 }
 
-#[tokio::test]
-async fn the_receipts_of_several_layers_give_back_the_largest_cost() {
-    let store = MemoryStore::new();
+/// Refunds what two layers have charged to the policy that they share, 2 and 3 of 10.
+async fn the_receipts_of_several_layers_give_back_the_largest_cost(store: impl Store + Clone) {
     let layer = |cost| RateLimitLayer::new(store.clone(), shared(cost));
+    let receipts = Arc::new(Mutex::new(Vec::new()));
+    let spied = |inner| Spy {
+        inner,
+        receipts: receipts.clone(),
+    };
+    let inner = layer(5).layer(Spy {
+        inner: service_fn(answer),
+        receipts: receipts.clone(),
+    });
+
+    // One receipt is taken between the layers, and one by the service.
+    let response = layer(2).layer(spied(inner)).oneshot(Request::new(Body::new())).await;
+    assert_eq!(response.unwrap().status(), StatusCode::OK);
+    assert_eq!(remaining_in(&store).await, 5);
+    let taken: Vec<_> = receipts.lock().unwrap().drain(..).flatten().collect();
+    for (receipt, remaining) in taken.into_iter().zip([7, 10]) {
+        receipt.refund().await.expect("an answer");
+        assert_eq!(remaining_in(&store).await, remaining);
+    }
+    assert_eq!(remaining_in(&store).await, 10);
+
+    // One receipt for both layers.
     let service = layer(2).layer(layer(5).layer(service_fn(async |request: Request<Body>| {
         let decision = request.extensions().get::<Decision>().expect("a decision");
         let receipt = decision.take_receipt().expect("a receipt");
         receipt.refund().await.expect("an answer");
         answer(request).await
     })));
-
     let response = service.oneshot(Request::new(Body::new())).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(remaining_in(&store).await, 10);
+}
+
+#[tokio::test]
+async fn the_receipts_of_several_layers_give_back_the_largest_cost_in_memory() {
+    the_receipts_of_several_layers_give_back_the_largest_cost(MemoryStore::new()).await;
+}
+
+#[tokio::test]
+async fn the_receipts_of_several_layers_give_back_the_largest_cost_in_redis() {
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    the_receipts_of_several_layers_give_back_the_largest_cost(store).await;
+}
+
+#[tokio::test]
+async fn the_decision_on_a_denial_of_an_inner_layer_has_the_policies_of_all_layers() {
+    let store = MemoryStore::new();
+    let layer = |name, quota| RateLimitLayer::new(store.clone(), policy(name, SlidingLog::per_hour(quota)));
+    let service = layer("outer", 10).layer(layer("between", 10).layer(layer("inner", 1).layer(service_fn(answer))));
+    let admitted = service.clone().oneshot(Request::new(Body::new())).await.unwrap();
+    assert_eq!(admitted.status(), StatusCode::OK);
+
+    let denied = service.oneshot(Request::new(Body::new())).await.unwrap();
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    let decision = denied.extensions().get::<Decision>().expect("a decision");
+    let policies: Vec<_> = decision
+        .policies()
+        .map(|policy| (policy.name(), policy.denies(), policy.remaining()))
+        .collect();
+    assert_eq!(
+        policies,
+        [("outer", false, 8), ("between", false, 8), ("inner", true, 0)]
+    );
+    assert!(!decision.is_allowed());
+    assert_eq!((decision.limit(), decision.remaining()), (1, 0));
+    assert!(decision.retry_after().is_some());
+
+    // What the outer layers have charged can be refunded.
+    decision.take_receipt().expect("a receipt").refund().await.unwrap();
+    for (name, quota, remaining) in [("outer", 10, 9), ("between", 10, 9), ("inner", 1, 0)] {
+        let limiter = Limiter::new(store.clone(), policy(name, SlidingLog::per_hour(quota)));
+        let left = limiter.peek(tower_quota::Key::constant("all")).await.unwrap();
+        assert_eq!(left.remaining(), remaining, "{name}");
+    }
 }

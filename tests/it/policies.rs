@@ -8,7 +8,7 @@ use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     Decision, Limit, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
-    key::PeerAddr,
+    key::{PeerAddr, UnixPeer},
     store::{self, Store, StoreFuture},
 };
 
@@ -62,8 +62,8 @@ async fn a_policy_that_is_off_asks_for_no_key() {
     let policy = Policies::from_toml(file).unwrap().get("say-hi").unwrap();
     let layer = RateLimitLayer::new(MemoryStore::new(), policy);
     let service = layer.layer(service_fn(async |request: Request<Empty<bytes::Bytes>>| {
-        // Nothing was checked, so there are no fields.
-        assert!(request.extensions().get::<Decision>().is_none());
+        let decision = request.extensions().get::<Decision>().unwrap();
+        assert_eq!((decision.is_allowed(), decision.policies().count()), (true, 0));
         Ok::<_, std::convert::Infallible>(http::Response::new(Empty::<bytes::Bytes>::new()))
     }));
 
@@ -82,8 +82,14 @@ fn json_is_read_as_toml_is() {
 #[test]
 fn a_wrong_line_is_shown() {
     for (wrong, shown, taught) in [
-        ("limit = \"sliding-log 2/30 s\"", "2/30 s", "`sliding-log 100/min`"),
-        ("limit = \"2 per minute\"", "^^^^", "`sliding-log 100/min`"),
+        ("limit = \"sliding-log 2/30 t\"", "2/30 t", "`sliding-log 100/min`"),
+        ("limit = \"2 in a minute\"", "^^^^", "`sliding-log 100/min`"),
+        ("limit = 100", "^^^", "a limit such as \"sliding-log 100/min\""),
+        (
+            "limit = \"100001/s\"",
+            "100001/s",
+            "`sliding-log 100001/s precision 1000`",
+        ),
         ("limit = \"sliding-log 2/30s\"\nkeys = \"ip\"", "keys", "unknown field"),
         (
             "limit = \"sliding-log 2/30s\"\nkey = \"address\"",
@@ -109,12 +115,12 @@ fn a_wrong_line_is_shown() {
         ),
         ("key = \"ip\"", "line 2", "missing field `limit`"),
     ] {
-        let error = Policies::from_toml(&format!("# limits\n[policies.say-hi]\n{wrong}\n"))
-            .unwrap_err()
-            .to_string();
+        let file = format!("# limits\n[policies.say-hi]\n{wrong}\n");
+        let error = Policies::from_toml(&file).unwrap_err().to_string();
         for expected in [shown, taught, "^"] {
             assert!(error.contains(expected), "`{expected}` is not in:\n{error}");
         }
+        assert_same_fix_in_json(&file, taught);
     }
 }
 
@@ -150,7 +156,7 @@ fn an_error_in_the_configuration_of_an_application_shows_its_place() {
         ),
         (
             "limit = \"unlimited\"\nkey = \"client-ip\"",
-            ["line 2", "the policy `login`", "`[client-ip]`"],
+            ["line 2", "the policy `login`", "the table `client-ip`"],
         ),
         (
             "limit = \"unlimited\"\nkees = \"ip\"",
@@ -210,7 +216,13 @@ fn a_policy_that_the_file_lacks_is_an_error_that_names_those_it_has() {
 #[test]
 fn a_policy_without_a_key_is_for_code_that_has_one() {
     let policies = Policies::from_toml("policies.mail.limit = \"token-bucket 1/s\"").unwrap();
-    assert!(policies.get("mail").unwrap_err().to_string().contains("key = \"ip\""));
+    assert!(
+        policies
+            .get("mail")
+            .unwrap_err()
+            .to_string()
+            .contains("a `key` such as `\"ip\"`")
+    );
     assert!(policies.unkeyed("mail").is_ok());
 }
 
@@ -258,9 +270,12 @@ impl Store for Recorded {
     }
 }
 
-/// The key, under the first policy of a file, of a request from `peer` with these fields.
+/// The key, under the first policy of a file, of a request from `peer`, which is an address or `unix`, with these fields.
 async fn key_of(policies: &Policies, peer: &str, fields: &[(&str, &str)]) -> String {
-    let mut request = Request::get("/login").extension(PeerAddr(format!("{peer}:4711").parse().unwrap()));
+    let mut request = match peer {
+        "unix" => Request::get("/login").extension(UnixPeer),
+        _ => Request::get("/login").extension(PeerAddr(format!("{peer}:4711").parse().unwrap())),
+    };
     for (name, value) in fields {
         request = request.header(*name, *value);
     }
@@ -311,6 +326,12 @@ async fn a_file_describes_the_client_address() {
             "ip=198.51.100.9",
         ),
         (
+            "header = \"x-forwarded-for\"\ntrusted = \"unix-peer\"",
+            "unix",
+            &xff[..1],
+            "ip=10.0.0.3",
+        ),
+        (
             "header = \"forwarded\"\ntrusted = [\"10.0.0.2\", \"fd00::/8\"]",
             "10.0.0.2",
             &[("forwarded", "for=198.51.100.9")],
@@ -339,6 +360,19 @@ async fn the_table_of_the_client_address_may_follow_the_policies_and_be_json() {
     }
 }
 
+/// Asserts that the same file in JSON has the same error, in the syntax of neither TOML nor code.
+fn assert_same_fix_in_json(file: &str, fix: &str) {
+    let json = serde_json::to_string(&file.parse::<toml::Table>().unwrap()).unwrap();
+    let error = Policies::from_json(&json).unwrap_err().to_string();
+    assert!(error.contains(fix), "`{fix}` is not in:\n{error}");
+    for other in [" = ", "Limit::", "()", "`.", "`[client-ip]"] {
+        assert!(
+            !error.contains(other) || fix.contains(other),
+            "`{other}` is in:\n{error}"
+        );
+    }
+}
+
 #[test]
 fn a_client_address_that_cannot_be_trusted_is_an_error_that_names_the_fix() {
     const LIST: &str = "[\"10.0.0.0/8\"]";
@@ -354,15 +388,15 @@ fn a_client_address_that_cannot_be_trusted_is_an_error_that_names_the_fix() {
         ),
         (
             "header = \"x-forwarded-for\"\ntrusted = [\"0.0.0.0/0\"]",
-            "`trusted = \"any-peer\"`",
+            "`trusted` is `\"any-peer\"`",
         ),
         (
             "header = \"x-forwarded-for\"\ntrusted = [\"::/0\"]",
-            "`trusted = \"any-peer\"`",
+            "`trusted` is `\"any-peer\"`",
         ),
         (
             "header = \"x-forwarded-for\"\ntrusted = [\"10.0.0.0/8\"]\nhops = 0",
-            "`hops = 1`",
+            "with 1 as `hops`",
         ),
         (
             "header = \"x-forwarded-for\"\ntrusted = [\"10.0.0.0/8\"]\nhops = -1",
@@ -378,7 +412,7 @@ fn a_client_address_that_cannot_be_trusted_is_an_error_that_names_the_fix() {
         ),
         (
             "header = \"x forwarded\"\ntrusted = [\"10.0.0.0/8\"]",
-            "`header = \"x-forwarded-for\"`",
+            "one looks like `\"x-forwarded-for\"`",
         ),
         (
             "headers = [\"forwarded\"]\ntrusted = [\"10.0.0.0/8\"]",
@@ -391,12 +425,15 @@ fn a_client_address_that_cannot_be_trusted_is_an_error_that_names_the_fix() {
             error.contains(fix) && error.contains("line "),
             "`{fix}` is not in:\n{error}"
         );
+        if !fix.contains(" = ") {
+            assert_same_fix_in_json(&file, fix);
+        }
     }
 
     let error = Policies::from_toml("[policies.login]\nlimit = \"sliding-log 1/h\"\nkey = [\"client-ip\", \"path\"]")
         .unwrap_err()
         .to_string();
-    for expected in ["`login`", "`[client-ip]`", "`header = \"x-forwarded-for\"`"] {
+    for expected in ["`login`", "table `client-ip`", "`header` such as `\"x-forwarded-for\"`"] {
         assert!(error.contains(expected), "`{expected}` is not in:\n{error}");
     }
 }
@@ -422,8 +459,8 @@ fn a_forwarding_header_is_no_key() {
         ] {
             let file = format!("[policies.login]\nlimit = \"sliding-log 1/h\"\nkey = {key}\n");
             let error = Policies::from_toml(&file).unwrap_err().to_string();
-            let header = format!("`header = \"{}\"`", name.to_lowercase());
-            for expected in ["line 3", "`client-ip`", "`[client-ip]`", "`trusted`", &header] {
+            let header = format!("`header` `\"{}\"`", name.to_lowercase());
+            for expected in ["line 3", "`client-ip`", "table `client-ip`", "`trusted`", &header] {
                 assert!(error.contains(expected), "`{expected}` is not in:\n{error}");
             }
         }
@@ -553,7 +590,7 @@ async fn no_client_gets_past_a_limit_of_an_example_by_what_it_sends() {
 #[test]
 fn the_readme_shows_the_error_of_a_wrong_line() {
     let (_, file) = example_files().swap_remove(0);
-    let error = Policies::from_toml(&file.replace("10/s burst", "10 per s burst"))
+    let error = Policies::from_toml(&file.replace("10/s burst", "10/s bursts"))
         .unwrap_err()
         .to_string();
     let shown = format!("`limits.toml`: {}", error.trim_end());

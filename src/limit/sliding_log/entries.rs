@@ -45,6 +45,11 @@ impl Default for Log {
 }
 
 impl Log {
+    /// The number of entries that are earlier than `at`.
+    pub(super) fn before(&self, at: u64) -> usize {
+        self.entries.partition_point(|entry| entry.at < at)
+    }
+
     /// The number of entries that are not later than `at`.
     pub(super) fn until(&self, at: u64) -> usize {
         self.entries.partition_point(|entry| entry.at <= at)
@@ -90,5 +95,21 @@ impl Log {
             _ => self.entries.len(),
         };
         self.entries.insert(place, entry);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SlidingLog, limit::rule::Rule};
+
+    #[test]
+    fn admissions_of_the_first_grain_since_the_epoch_are_one_entry() {
+        let (limit, mut log) = (SlidingLog::per_minute(10).precision(4), Log::default());
+        for now in [0, 0, 1, 14_999_999] {
+            limit.settle(&mut log, now, 1);
+            limit.add(&mut log, now, 1);
+        }
+        assert_eq!((log.entries.len(), log.total), (1, 4));
     }
 }

@@ -318,7 +318,7 @@ impl Rule for SlidingLog {
             _ => {
                 let (first, last) = self.step_around(now);
                 let end = log.until(last);
-                let start = log.until(first.saturating_sub(1));
+                let start = log.before(first);
                 start.max(end.saturating_sub(log.budget - 1))..end
             }
         };
@@ -365,12 +365,13 @@ impl Rule for SlidingLog {
     }
 
     fn refund(&self, log: &mut Log, now: u64, at: u64, weight: u64) -> bool {
-        let expired = now.saturating_sub(self.window_us());
+        // The clock may be younger than the window: then all entries count.
+        let valid_from = now.checked_sub(self.window_us()).map_or(0, |expired| expired + 1);
         let exact = self.precision == 0;
         let step = self.step_around(at);
         let (from, upto) = if exact { (at, at) } else { step };
 
-        let first = log.until(expired.max(from.saturating_sub(1)));
+        let first = log.before(from.max(valid_from));
         let found = log.until(upto).saturating_sub(first).min(log.budget - 1);
         let mut left = weight;
         let mut position = first;
@@ -382,7 +383,7 @@ impl Rule for SlidingLog {
         if exact && left > 0 {
             let reads = log.budget - 1 - found;
             let end = log.until(step.1);
-            let first = log.until(at.max(expired)).max(end.saturating_sub(reads));
+            let first = log.before(valid_from.max(at + 1)).max(end.saturating_sub(reads));
             for position in (first..end).rev() {
                 if log.entries.get(position).is_some_and(|entry| entry.beyond) {
                     log.take_back(position, &mut left);

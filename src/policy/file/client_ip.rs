@@ -1,6 +1,7 @@
 use std::fmt;
 
 use http::HeaderName;
+use ipnet::IpNet;
 use serde::{
     Deserialize, Deserializer,
     de::{SeqAccess, Visitor},
@@ -30,7 +31,7 @@ impl TryFrom<ClientIpTable> for ClientIp {
     fn try_from(table: ClientIpTable) -> Result<Self, ConfigError> {
         let header = table.header.parse::<HeaderName>().map_err(|_| {
             ConfigError::new(format!(
-                "`{}` is not the name of a header; one looks like `header = \"x-forwarded-for\"`",
+                "`{}` is not the name of a header; one looks like `\"x-forwarded-for\"`",
                 table.header
             ))
         })?;
@@ -39,7 +40,7 @@ impl TryFrom<ClientIpTable> for ClientIp {
             ("x-forwarded-for", None) => ClientIpSource::XForwardedFor,
             ("x-forwarded-for", Some(0)) => {
                 return Err(ConfigError::new(
-                    "there is at least one proxy: `hops = 1` takes the last entry of `x-forwarded-for`",
+                    "there is at least one proxy: with 1 as `hops`, the client is the last entry of `x-forwarded-for`",
                 ));
             }
             ("x-forwarded-for", Some(hops)) => ClientIpSource::XForwardedForHop(hops),
@@ -55,14 +56,26 @@ impl TryFrom<ClientIpTable> for ClientIp {
         let client_ip = key::client_ip(source);
         match table.trusted {
             Trusted::AnyPeer => Ok(Self(client_ip.trust_any_peer())),
-            Trusted::Networks(networks) => client_ip.try_trusted(networks).map(Self),
+            Trusted::UnixPeer => Ok(Self(client_ip.trust_unix_peer())),
+            Trusted::Networks(networks) => trusted(client_ip, &networks),
         }
     }
+}
+
+fn trusted(client_ip: key::ClientIp, networks: &[String]) -> Result<ClientIp, ConfigError> {
+    let is_all = |network: &&String| network.parse::<IpNet>().is_ok_and(|network| network.prefix_len() == 0);
+    if let Some(all) = networks.iter().find(is_all) {
+        return Err(ConfigError::new(format!(
+            "`{all}` contains every address; for a server that only its proxy can reach, `trusted` is `\"any-peer\"`"
+        )));
+    }
+    client_ip.try_trusted(networks).map(ClientIp)
 }
 
 /// The peers whose header is read.
 enum Trusted {
     AnyPeer,
+    UnixPeer,
     Networks(Vec<String>),
 }
 
@@ -70,8 +83,8 @@ impl<'de> Deserialize<'de> for Trusted {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct NetworksOrAny;
 
-        const EXPECTED: &str = "a list of networks such as `[\"10.0.0.0/8\"]`, or `\"any-peer\"` for a server that only \
-                                its proxy can reach";
+        const EXPECTED: &str = "a list of networks such as `[\"10.0.0.0/8\"]`, `\"unix-peer\"` for a proxy on a Unix socket, \
+                                or `\"any-peer\"` for a server that only its proxy can reach";
 
         impl<'de> Visitor<'de> for NetworksOrAny {
             type Value = Trusted;
@@ -83,6 +96,7 @@ impl<'de> Deserialize<'de> for Trusted {
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Trusted, E> {
                 match text {
                     "any-peer" => Ok(Trusted::AnyPeer),
+                    "unix-peer" => Ok(Trusted::UnixPeer),
                     _ => Err(E::custom(format_args!("`{text}` is not {EXPECTED}"))),
                 }
             }

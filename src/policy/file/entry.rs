@@ -38,7 +38,7 @@ fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMod
 fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     match u64::deserialize(deserializer)? {
         0 => Err(D::Error::custom(
-            "a request costs at least 1; with `enabled = false` a policy counts nothing",
+            "a request costs at least 1; a policy that is not `enabled` counts nothing",
         )),
         cost => Ok(cost),
     }

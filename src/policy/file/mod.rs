@@ -103,7 +103,7 @@ use crate::{ConfigError, KeyExtractor, Limit};
 /// | field of `[client-ip]` | value | default |
 /// | --- | --- | --- |
 /// | `header` | the one header in which the proxies record the client: `x-forwarded-for`, `forwarded`, or one that holds a single address, such as `cf-connecting-ip` or `x-real-ip` | required |
-/// | `trusted` | a list of the networks of the proxies, whose header is read: `["10.0.0.0/8", "fd00::/8"]`; or `"any-peer"`, for a server that only its proxy can reach | required |
+/// | `trusted` | a list of the networks of the proxies, whose header is read: `["10.0.0.0/8", "fd00::/8"]`; `"unix-peer"` for a proxy on a Unix socket; or `"any-peer"`, for a server that only its proxy can reach | required |
 /// | `hops` | with `x-forwarded-for`, the number of proxies: the client is the n-th entry from the right | none: the client is the first entry from the right that is not trusted |
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Table", expecting = "a table with `policies`")]
@@ -196,8 +196,8 @@ impl Policies {
         match self.key(name)? {
             Some(key) => Ok(policy.key(key)),
             None => Err(ConfigError::new(format!(
-                "the policy `{name}` has no key; add one to the file, such as `key = \"ip\"`, or in the code, with \
-                 `Policies::unkeyed`"
+                "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
+                 policy that `unkeyed` returns"
             ))),
         }
     }

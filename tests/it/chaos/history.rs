@@ -159,7 +159,7 @@ pub(super) fn held(members: &str) -> Held {
 
 /// The differences between the replies about one key, its limit, and what Redis holds.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct ChargeState {
+pub(super) struct Verdict {
     /// How many more than the limit were admitted in some window.
     pub(super) over: u64,
     /// How many admissions Redis does not hold.
@@ -168,7 +168,7 @@ pub(super) struct ChargeState {
     pub(super) twice: u64,
 }
 
-impl ChargeState {
+impl Verdict {
     /// Looks at all checks of a key; what Redis holds is given if it keeps all.
     pub(super) fn of<'a>(checks: impl Iterator<Item = &'a Check>, quota: &Quota, held: Option<&Held>) -> Self {
         let (mut by_redis, mut by_callers, mut unanswered) = (Vec::new(), Vec::new(), 0);
@@ -245,8 +245,8 @@ mod tests {
         }
     }
 
-    fn verdict(checks: &[Check], members: &str) -> ChargeState {
-        ChargeState::of(checks.iter(), &quota(), Some(&held(members)))
+    fn verdict(checks: &[Check], members: &str) -> Verdict {
+        Verdict::of(checks.iter(), &quota(), Some(&held(members)))
     }
 
     fn admitted(at: u64) -> Check {
@@ -262,7 +262,7 @@ mod tests {
             check(8, Reply::Denied),
         ];
         for members in ["7\n7-2\n3600000007", "#\n7:2\n3600000007"] {
-            assert_eq!(verdict(&checks, members), ChargeState::default());
+            assert_eq!(verdict(&checks, members), Verdict::default());
         }
     }
 
@@ -290,8 +290,8 @@ mod tests {
     #[test]
     fn a_request_without_a_reply_is_charged_at_most_once() {
         let checks = [admitted(7), check(8, Reply::Missing)];
-        assert_eq!(verdict(&checks, "7"), ChargeState::default());
-        assert_eq!(verdict(&checks, "7\n9"), ChargeState::default());
+        assert_eq!(verdict(&checks, "7"), Verdict::default());
+        assert_eq!(verdict(&checks, "7\n9"), Verdict::default());
         assert_eq!(verdict(&checks, "7\n9:2").twice, 1);
     }
 

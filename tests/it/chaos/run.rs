@@ -6,7 +6,7 @@ use tower_quota::ClientLibrary;
 use super::{
     callers::Callers,
     fault::{Fault, Leaves, Place},
-    history::{ChargeState, Check, Held, KEYS, Quota, held, quotas},
+    history::{Check, Held, KEYS, Quota, Verdict, held, quotas},
     process::now,
 };
 
@@ -27,7 +27,7 @@ pub(super) struct Row {
     silence: Duration,
     p99: Duration,
     quotas: Vec<Quota>,
-    states: Vec<ChargeState>,
+    verdicts: Vec<Verdict>,
     immortal: usize,
     /// The resident memory of a caller before the fault and after it, in KiB.
     memory: [u64; 2],
@@ -57,12 +57,12 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
     let after = callers.memory();
     let histories = callers.stop();
 
-    let states = quotas.iter().enumerate().map(|(key, quota)| {
+    let verdicts = quotas.iter().enumerate().map(|(key, quota)| {
         let checks = histories.iter().flatten().filter(|check| check.key == key);
         let held = quota.keeps_all.then(|| held_of(&place, &logs[key]));
-        ChargeState::of(checks, quota, held.as_ref())
+        Verdict::of(checks, quota, held.as_ref())
     });
-    let states = states.collect();
+    let verdicts = verdicts.collect();
     let mut took: Vec<_> = histories.iter().flatten().map(|check| check.took).collect();
     took.sort_unstable();
     Row {
@@ -76,7 +76,7 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
         silence: longest_silence(&histories),
         p99: took[took.len() * 99 / 100],
         quotas,
-        states,
+        verdicts,
         immortal: immortal(&place),
         memory: [before, after],
     }
@@ -131,7 +131,7 @@ impl Row {
     /// Asserts what must hold, whatever went wrong.
     pub(super) fn verify(&self) {
         let (fault, leaves) = (self.fault, self.fault.leaves());
-        for (key, (verdict, quota)) in self.states.iter().zip(&self.quotas).enumerate() {
+        for (key, (verdict, quota)) in self.verdicts.iter().zip(&self.quotas).enumerate() {
             let limit = &quota.limit;
             let lost = match leaves {
                 Leaves::Everything => 0,
@@ -151,8 +151,8 @@ impl Row {
         assert!(after < before + 32 * 1_024, "{fault}: {before} KiB grew to {after} KiB");
     }
 
-    fn sum(&self, of: impl Fn(&ChargeState) -> u64) -> u64 {
-        self.states.iter().map(of).sum()
+    fn sum(&self, of: impl Fn(&Verdict) -> u64) -> u64 {
+        self.verdicts.iter().map(of).sum()
     }
 }
 
@@ -171,7 +171,12 @@ impl fmt::Display for Row {
         } = self;
         let [before, after] = memory.map(|kib| kib as f64 / 1_024.0);
         let (silence, p99) = (silence.as_secs_f64(), p99.as_secs_f64() * 1_000.0);
-        let over = self.states.iter().map(|verdict| verdict.over).max().unwrap_or_default();
+        let over = self
+            .verdicts
+            .iter()
+            .map(|verdict| verdict.over)
+            .max()
+            .unwrap_or_default();
         let (lost, twice) = (self.sum(|verdict| verdict.lost), self.sum(|verdict| verdict.twice));
         write!(
             f,

@@ -1,0 +1,149 @@
+use std::{fmt, time::Duration};
+
+#[cfg(feature = "calendar")]
+use super::calendar::Calendar;
+use super::{
+    constructors::Fault,
+    error::ParseLimitError,
+    units::{UNITS, Unit},
+};
+
+/// A quota and a window in the text form of a limit: `100/min`, `5 per 15 minutes`.
+pub(super) struct Rate<'a> {
+    pub(super) quota: u64,
+    /// The number of units in the window.
+    count: u64,
+    unit: &'a str,
+    /// An example of a correct limit with the same algorithm.
+    example: &'static str,
+}
+
+impl<'a> Rate<'a> {
+    /// Splits a text into a rate and the words after it.
+    pub(super) fn parse(text: &'a str, example: &'static str) -> Result<(Self, Vec<&'a str>), ParseLimitError> {
+        let error = |fault: fmt::Arguments<'_>| ParseLimitError::new(fault, example);
+        if text.is_empty() {
+            return Err(error(format_args!("it needs a quota and a window")));
+        }
+
+        let (quota, rest) = split_before(text, |c| c == '/' || c.is_whitespace());
+        let quota = whole_number(quota, example)?;
+        let Some(window) = after_separator(rest.trim_start()) else {
+            return Err(error(format_args!(
+                "`{text}` has no `/` or `per` between its quota and its window"
+            )));
+        };
+
+        let (count, rest) = split_before(window.trim_start(), |c| !c.is_ascii_digit() && c != '_');
+        let count = match count {
+            "" => 1,
+            count => whole_number(count, example)?,
+        };
+        let (unit, rest) = split_before(rest.trim_start(), char::is_whitespace);
+        let rate = Self {
+            quota,
+            count,
+            unit,
+            example,
+        };
+        Ok((rate, rest.split_whitespace().collect()))
+    }
+
+    /// The length of the window, where the quota and the window are possible.
+    pub(super) fn window(&self) -> Result<Duration, ParseLimitError> {
+        self.check(Duration::from_secs(1))?;
+        let unit = Unit::named(self.unit).ok_or_else(|| self.no_unit())?;
+        let window = unit.times(self.count);
+        self.check(window)?;
+        Ok(window)
+    }
+
+    /// The window of the calendar.
+    #[cfg(feature = "calendar")]
+    pub(super) fn calendar(&self) -> Result<Calendar, ParseLimitError> {
+        self.check(Duration::from_secs(1))?;
+        let name = Unit::named(self.unit).map_or(self.unit, |unit| unit.name);
+        match (self.count, name) {
+            (1, "h") => Ok(Calendar::Hour),
+            (1, "d") => Ok(Calendar::Day),
+            (1, "w") => Ok(Calendar::Week),
+            (1, "month" | "months") => Ok(Calendar::Month),
+            (1, "year" | "years") => Ok(Calendar::Year),
+            _ => Err(ParseLimitError::new(
+                "a window with a time zone is one `hour`, `day`, `week`, `month` or `year` of the calendar",
+                format_args!("fixed-window {}/month Europe/Berlin", self.quota),
+            )),
+        }
+    }
+
+    fn check(&self, window: Duration) -> Result<(), ParseLimitError> {
+        match Fault::of(self.quota, window) {
+            Some(fault) => Err(ParseLimitError::new(fault.in_text(), self.example)),
+            None => Ok(()),
+        }
+    }
+
+    fn no_unit(&self) -> ParseLimitError {
+        let unit = self.unit;
+        match unit {
+            "" => ParseLimitError::new("the window has no unit of time", self.example),
+            "month" | "months" | "year" | "years" => self.depends_on_calendar(),
+            "M" | "mo" | "mon" | "mth" => ParseLimitError::new(
+                format_args!(
+                    "`{unit}` can be read as minutes and as months: write `min`, or `month` with a time zone in a \
+                     `fixed-window`"
+                ),
+                self.example,
+            ),
+            _ => {
+                let names = UNITS.map(|unit| format!("`{}`", unit.name)).join(", ");
+                ParseLimitError::new(
+                    format_args!("`{unit}` is not a unit of time; the units are {names}"),
+                    self.example,
+                )
+            }
+        }
+    }
+
+    #[cfg(feature = "calendar")]
+    fn depends_on_calendar(&self) -> ParseLimitError {
+        let unit = self.unit.trim_end_matches('s');
+        ParseLimitError::new(
+            format_args!("a `{unit}` is as long as the calendar of a time zone has it"),
+            format_args!("fixed-window {}/{unit} Europe/Berlin", self.quota),
+        )
+    }
+
+    #[cfg(not(feature = "calendar"))]
+    fn depends_on_calendar(&self) -> ParseLimitError {
+        ParseLimitError::new(
+            "windows of a calendar need the feature `calendar` of tower-quota",
+            format_args!("fixed-window {}/30d", self.quota),
+        )
+    }
+}
+
+/// A number in decimal digits, with `_` between them if it is long.
+pub(super) fn whole_number(text: &str, example: &str) -> Result<u64, ParseLimitError> {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || byte == b'_';
+    let well_formed = text.bytes().all(is_digit) && !text.starts_with('_') && !text.ends_with('_');
+    match text.replace('_', "").parse() {
+        Ok(number) if well_formed => Ok(number),
+        _ => Err(ParseLimitError::new(
+            format_args!("`{text}` is not a whole number"),
+            example,
+        )),
+    }
+}
+
+fn after_separator(text: &str) -> Option<&str> {
+    text.strip_prefix('/').or_else(|| {
+        let window = text.strip_prefix("per")?;
+        window.starts_with(char::is_whitespace).then_some(window)
+    })
+}
+
+/// The text before the first character of this kind, and the rest.
+fn split_before(text: &str, is_end: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(is_end).unwrap_or(text.len()))
+}
