@@ -42,7 +42,7 @@ const DELIBERATE: &[(&str, &str)] = &[
         "a policy applies by its cost, whatever the algorithm",
     ),
     (
-        "src/response/grpc.rs violation",
+        "src/response/grpc_status.rs violation",
         "quota and window describe a limit of any algorithm",
     ),
     (
