@@ -57,7 +57,7 @@
 //! | [`Limiter`] | applies policies without HTTP |
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
 //! | [`Denied`] | the error with which a handler denies a request |
-//! | [`Receipt`] | the record of a charge, needed for a [refund](RateLimitLayer#refunds) |
+//! | [`Receipt`] | the record of a charge, to [settle](Receipt::settle) its actual cost or to [refund](RateLimitLayer#refunds) it |
 //! | [`Headers`] | the header fields on responses |
 //! | [`ResponseFormat`](response::ResponseFormat) | builds the response to a rejected request |
 //!

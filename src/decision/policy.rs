@@ -1,6 +1,9 @@
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::context::{CheckContext, Plan, PolicyContext};
+use super::{
+    context::{CheckContext, Plan, PolicyContext},
+    untaken::Untaken,
+};
 use crate::{
     FailureMode, Key, Limit,
     store::{Charge, ChargeState, Quota},
@@ -38,6 +41,7 @@ pub struct PolicyDecision {
     pub(crate) remaining: u64,
     pub(crate) retry_after: Option<Duration>,
     pub(crate) reset_after: Duration,
+    pub(crate) receipt: Untaken,
 }
 
 /// Questions.
@@ -105,15 +109,17 @@ impl PolicyDecision {
             remaining: 0,
             retry_after: None,
             reset_after: Duration::ZERO,
+            receipt: Untaken::default(),
         }
     }
 
-    pub(super) fn settle(&mut self, state: &ChargeState, server_time: Duration) {
+    pub(super) fn settle(&mut self, state: &ChargeState, server_time: Duration, charged: bool) {
         self.decided_at = state.decided_at.unwrap_or(server_time);
         self.denial = state.retry_after.map(|_| Denial::QuotaExceeded);
         self.remaining = state.remaining;
         self.retry_after = state.retry_after;
         self.reset_after = state.reset_after;
+        self.receipt = Untaken::new(charged);
     }
 
     #[inline]

@@ -40,6 +40,7 @@ mod properties;
 mod redis_store;
 mod reference;
 mod script;
+mod settlement;
 mod shutdown;
 mod stack;
 mod stalls;
