@@ -16,6 +16,7 @@ mod cluster;
 mod conformance;
 mod connect;
 mod decisions;
+mod denied;
 mod deny_cache;
 mod differential;
 mod examples;
