@@ -11,6 +11,8 @@ use std::{
 
 use serde_json::Value;
 
+use crate::support::cargo;
+
 /// The program of a mistake, and the sentences that the compiler prints for it.
 struct Mistake {
     program: PathBuf,
@@ -34,10 +36,9 @@ fn mistakes() -> Vec<Mistake> {
 
 /// The library as this suite uses it, which is built already.
 fn library() -> PathBuf {
-    let output = Command::new(env!("CARGO"))
+    let output = cargo()
         .args(["test", "--no-run", "--locked", "--offline", "--all-features"])
         .args(["--test", "it", "--message-format", "json"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
