@@ -10,6 +10,10 @@ use pin_project_lite::pin_project;
 
 pin_project! {
     /// Response body of [`RateLimit`](crate::RateLimit): that of the inner service, or the layer's own.
+    ///
+    /// Where the compiler expects this type and finds the body of the inner service, as with `tower::util::option_layer`
+    /// around a router of axum, the two services that are to be alternatives have different bodies. Use a layer
+    /// [without policies](crate::RateLimitLayer#turning-limits-off) as the alternative.
     pub struct ResponseBody<B> {
         #[pin]
         kind: Kind<B>,

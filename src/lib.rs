@@ -1,6 +1,6 @@
 //! Rate limiting for axum, tonic and any Tower service over HTTP, with counts in Redis that all replicas share.
 //!
-//! [`RateLimitLayer`] is a [`Layer`](tower_layer::Layer). It rejects requests above a limit with `429 Too Many Requests` and
+//! [`RateLimitLayer`] is a [`Layer`]. It rejects requests above a limit with `429 Too Many Requests` and
 //! `Retry-After`, and gRPC calls with `RESOURCE_EXHAUSTED`. One Lua script decides and counts a request, at one instant of the
 //! clock of Redis.
 //!
@@ -78,6 +78,10 @@
 //! | `file` | | [`Policies`] from files in TOML or JSON |
 //! | `tracing` | yes | warnings and errors as `tracing` events |
 //!
+//! # Testing
+//!
+//! [Testing an application](guide::testing): without Redis, and with a clock that the test advances.
+//!
 //! # Measurements
 //!
 //! [Speed](guide::speed), compared with other crates, and [behavior under faults](guide::faults) of Redis.
@@ -133,12 +137,13 @@ pub use self::{
     limiter::Limiter,
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
-    store::{FailureMode, MemoryStore, MemoryStoreBuilder},
+    store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder},
 };
 #[cfg(feature = "fred")]
 pub use fred;
 #[cfg(feature = "redis")]
 pub use redis;
+pub use tower_layer::Layer;
 
 /// The example of the README.
 #[cfg(all(doctest, feature = "axum", feature = "fred"))]

@@ -76,6 +76,38 @@ use crate::{
 /// decided together, and those with different keys one after the other; an earlier charge is refunded when a later policy
 /// denies.
 ///
+/// # Turning limits off
+///
+/// A layer with an empty list of policies admits all requests. It has the same type as any other, so that one expression turns
+/// the limits of an application off, for example in a test. `tower::util::option_layer` does not compile around a router of
+/// axum, since the responses with a layer and without one have different bodies. In a [file](crate::Policies), `enabled = false`
+/// turns all limits off.
+///
+/// ```
+/// use axum::{Router, body::Body, routing::get};
+/// use http::{Request, StatusCode};
+/// use tower::ServiceExt;
+/// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// fn app(limited: bool) -> Router {
+///     let hello = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
+///     let policies = if limited { vec![hello] } else { vec![] };
+///     Router::new().route("/", get(async || "hi")).layer(RateLimitLayer::new(MemoryStore::new(), policies))
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// for (limited, second) in [(true, StatusCode::TOO_MANY_REQUESTS), (false, StatusCode::OK)] {
+///     let app = app(limited);
+///     let get = || app.clone().oneshot(Request::new(Body::empty()));
+///     let Ok(response) = get().await;
+///     assert_eq!(response.status(), StatusCode::OK);
+///     let Ok(response) = get().await;
+///     assert_eq!(response.status(), second);
+/// }
+/// # }
+/// ```
+///
 /// # When the store fails
 ///
 /// Each process counts by itself, with the same limits, until the store replies again. Other [`FailureMode`](crate::FailureMode)s admit all requests
@@ -162,6 +194,7 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone)]
+#[doc(alias = "option_layer")]
 #[must_use]
 pub struct RateLimitLayer {
     enforcer: Arc<Enforcer>,

@@ -33,7 +33,8 @@ use crate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy with a key, nor a list of them",
     note = "a policy has a key that requests are counted under: `.key(key::ip())`, or `.key(key::constant(\"all\"))` for one \
-            limit for all callers"
+            limit for all callers",
+    note = "a list is an array or a `Vec`, by value"
 )]
 pub trait IntoPolicies<K = Keyed>: sealed::Sealed {
     /// The policies, in the order in which they are reported.

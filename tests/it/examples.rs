@@ -19,6 +19,9 @@ mod axum_per_route;
 #[path = "../../examples/degrade.rs"]
 #[allow(dead_code)]
 mod degrade;
+#[path = "../../examples/export.rs"]
+#[allow(dead_code)]
+pub(crate) mod export;
 #[path = "../../examples/hello.rs"]
 #[allow(dead_code)]
 mod hello;
@@ -159,6 +162,11 @@ async fn plans_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn users_sends_what_it_shows() {
     shows(include_str!("../../examples/users.rs"), users::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn export_sends_what_it_shows() {
+    shows(include_str!("../../examples/export.rs"), export::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
