@@ -36,12 +36,13 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
 
     let response = match policies {
         [] => return Check::Decided(Ok(undecided)),
-        [policy] => {
+        [policy] if policy.marker.is_none() => {
             let charge = policy.charge();
             policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
         }
         [first, ..] => {
-            let charges: SmallVec<[Charge<'_>; 4]> = policies.iter().map(PolicyDecision::charge).collect();
+            let charges = policies.iter().flat_map(|policy| policy.marker_charge().into_iter().chain([policy.charge()]));
+            let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
             first.context.store.decide(&[StoreRequest::new(operation, &charges)])
         }
     };
@@ -105,8 +106,9 @@ fn conclude(
 /// Records the outcome of the only request in the decision.
 #[inline]
 fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
+    let charges = undecided.as_slice().iter().map(|policy| 1 + usize::from(policy.marker.is_some()));
     match response.outcomes() {
-        [outcome, ..] if outcome.states().len() == undecided.as_slice().len() => {
+        [outcome, ..] if outcome.states().len() == charges.sum::<usize>() => {
             let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
             undecided.settle(response, outcome, charged);
             Ok(())
@@ -149,7 +151,11 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     let (counted, charges): (PolicyDecisions, Vec<LocalCharge>) = local.unzip();
     let mut decision = Decision::new(counted.is_empty(), counted);
     let scaled = decision.as_slice().iter().zip(&charges);
-    let scaled: Vec<Charge<'_>> = scaled.map(|(policy, charge)| charge.charge(&policy.charge())).collect();
+    let scaled = scaled.flat_map(|(policy, local)| {
+        let marker = policy.marker_charge();
+        marker.into_iter().chain([local.charge(&policy.charge())])
+    });
+    let scaled: Vec<Charge<'_>> = scaled.collect();
     if !scaled.is_empty()
         && let Ok(response) = failover.decide(&[StoreRequest::new(operation, &scaled)]).try_ready()
     {

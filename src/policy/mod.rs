@@ -4,6 +4,7 @@
 mod file;
 mod list;
 mod name;
+mod once;
 mod settings;
 
 use std::{borrow::Cow, fmt, sync::Arc};
@@ -15,7 +16,7 @@ pub use self::file::Policies;
 pub use self::list::IntoPolicies;
 pub(crate) use self::list::{context, validate_names};
 
-use self::name::validate_name;
+use self::{name::validate_name, once::Once};
 use crate::{
     ConfigError, KeyExtractor, Limit,
     decision::Plan,
@@ -67,6 +68,7 @@ struct Settings {
     cost: Cost,
     failure_mode: FailureMode,
     applies: Option<Condition>,
+    once: Once,
 }
 
 /// The requests that a policy applies to.
@@ -133,6 +135,7 @@ impl Policy<Unkeyed> {
             cost: Cost::Fixed(1),
             failure_mode: FailureMode::default(),
             applies: None,
+            once: Once::DEFAULT,
         };
         Ok(Self { settings, key: Unkeyed })
     }
@@ -181,7 +184,9 @@ impl<K> Policy<K> {
     /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
     /// their place.
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
-        let Settings { cost, applies, .. } = &self.settings;
+        let Settings {
+            cost, applies, once, ..
+        } = &self.settings;
         let (setting, instead) = if matches!(cost, Cost::Computed(_)) {
             ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
         } else if applies.is_some() {
@@ -189,6 +194,8 @@ impl<K> Policy<K> {
                 "`.apply_if(..)`",
                 "leave it out, and call the limiter for the requests that the policy is for",
             )
+        } else if once.has_id() {
+            ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
         } else {
             return Ok(());
         };
