@@ -41,7 +41,9 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
             policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
         }
         [first, ..] => {
-            let charges = policies.iter().flat_map(|policy| policy.marker_charge().into_iter().chain([policy.charge()]));
+            let charges = policies
+                .iter()
+                .flat_map(|policy| policy.marker_charge().into_iter().chain([policy.charge()]));
             let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
             first.context.store.decide(&[StoreRequest::new(operation, &charges)])
         }
@@ -106,7 +108,10 @@ fn conclude(
 /// Records the outcome of the only request in the decision.
 #[inline]
 fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
-    let charges = undecided.as_slice().iter().map(|policy| 1 + usize::from(policy.marker.is_some()));
+    let charges = undecided
+        .as_slice()
+        .iter()
+        .map(|policy| 1 + usize::from(policy.marker.is_some()));
     match response.outcomes() {
         [outcome, ..] if outcome.states().len() == charges.sum::<usize>() => {
             let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);

@@ -15,7 +15,10 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::context::{CheckContext, Plan, PolicyContext, SharedFormat};
+pub(crate) use self::{
+    context::{CheckContext, Plan, PolicyContext, SharedFormat},
+    marker::Marker,
+};
 pub use self::{
     policy::{Denial, PolicyDecision},
     receipt::Receipt,

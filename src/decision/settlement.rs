@@ -130,6 +130,10 @@ impl Adjustment {
             Some(local) => local.charge(&charge),
             None => charge,
         };
-        marker.map(|marker| marker.removal(&charge)).into_iter().chain([charge]).collect()
+        marker
+            .map(|marker| marker.removal(&charge))
+            .into_iter()
+            .chain([charge])
+            .collect()
     }
 }

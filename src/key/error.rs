@@ -88,12 +88,6 @@ impl KeyError {
 
 /// Queries.
 impl KeyError {
-    /// Whether the error was made by [`absent`](Self::absent).
-    #[must_use]
-    pub fn is_absent(&self) -> bool {
-        self.kind == Kind::Absent
-    }
-
     /// Whether the error was made by [`absent`](Self::absent): the request lacks the key.
     #[must_use]
     pub fn is_absent(&self) -> bool {

@@ -184,7 +184,12 @@ impl Key {
         const LENGTH: usize = MARKER.len() + 32;
 
         // No other component is of that kind, and no value contains a `|`.
-        match self.text.len().checked_sub(LENGTH).map(|place| self.text.split_at(place)) {
+        match self
+            .text
+            .len()
+            .checked_sub(LENGTH)
+            .map(|place| self.text.split_at(place))
+        {
             Some((caller, marker)) if marker.starts_with(MARKER) => (caller, marker),
             _ => (&self.text, b""),
         }

@@ -159,7 +159,8 @@ impl Limiter {
     ///
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn check_once(&self, key: impl Into<Key>, id: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.perform_on(Operation::Check, key.into(), Some(id.into()), None).await
+        self.perform_on(Operation::Check, key.into(), Some(id.into()), None)
+            .await
     }
 
     /// Counts a cost that has arisen already, also if it does not fit; later requests wait for it.
@@ -249,8 +250,10 @@ impl Limiter {
         key.bound();
         let undecided = self.policies.iter().enumerate().map(|(position, policy)| {
             let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
-            let marker = id.as_ref().and_then(|id| policy.marker(policy.limit(), &key, id));
             let undecided = PolicyDecision::undecided(self.context.clone(), position, key.clone(), cost);
+            let marker = id
+                .as_ref()
+                .and_then(|id| policy.marker(&undecided.quota().limit, &key, id));
             PolicyDecision { marker, ..undecided }
         });
         let applies = |policy: &PolicyDecision| match policy.quota().limit {

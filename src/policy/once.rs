@@ -3,12 +3,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::Policy;
-use crate::{
-    ConfigError, Key, KeyExtractor, Limit,
-    decision::Marker,
-    key::KeyError,
-    limit::MAX_QUOTA,
-};
+use crate::{ConfigError, Key, KeyExtractor, Limit, decision::Marker, key::KeyError, limit::MAX_QUOTA};
 
 /// How often a request with an id is repeated without being counted.
 #[derive(Clone)]

@@ -9,6 +9,7 @@ use tower_quota::{
     Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer,
     RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
     key::{self, KeyError, PeerAddr},
+    limit::PolicyLimit,
     response::{Problem, ResponseFormat},
     store::{
         Charge, ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest,
@@ -42,6 +43,7 @@ fn public_types_are_shared_and_cloned() {
     shared::<Policy<Keyed>>();
     shared::<Policy<Unkeyed>>();
     shared::<PolicyDecision>();
+    shared::<PolicyLimit>();
     shared::<Problem>();
     shared::<RateLimit<String>>();
     shared::<RateLimitLayer>();

@@ -35,6 +35,7 @@ mod nested;
 mod nginx;
 mod observers;
 mod oracles;
+mod plans;
 mod policies;
 mod properties;
 mod redis_store;

@@ -64,7 +64,8 @@ impl<'a> Settled<'a> {
             if marker.charge.role() != ChargeRole::Once {
                 continue;
             }
-            marker.counts = marker.fits && next.charge.role() == ChargeRole::Counted && next.charge.limit().is_counted();
+            marker.counts =
+                marker.fits && next.charge.role() == ChargeRole::Counted && next.charge.limit().is_counted();
             if marker.fits && marker.room < marker.charge.limit().quota() {
                 next.may_deny = false;
                 next.counts = false;
