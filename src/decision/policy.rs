@@ -40,7 +40,7 @@ pub struct PolicyDecision {
     pub(crate) key: Key,
     /// If the request has an id.
     pub(crate) marker: Option<Arc<Marker>>,
-    pub(super) is_repetition: bool,
+    pub(crate) is_repetition: bool,
     pub(crate) cost: u64,
     pub(crate) decided_at: Duration,
     pub(crate) denial: Option<Denial>,
