@@ -40,12 +40,15 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
 
     let response = match policies {
         [] => return Check::Decided(Ok(undecided)),
-        [policy] => {
+        [policy] if policy.marker.is_none() => {
             let charge = policy.charge();
             policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
         }
         [first, ..] => {
-            let charges: SmallVec<[Charge<'_>; 4]> = policies.iter().map(PolicyDecision::charge).collect();
+            let charges = policies
+                .iter()
+                .flat_map(|policy| policy.marker_charge().into_iter().chain([policy.charge()]));
+            let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
             first.context.store.decide(&[StoreRequest::new(operation, &charges)])
         }
     };
@@ -130,8 +133,9 @@ fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decisi
     if undecided.observes() {
         return requests::settle(response, operation, undecided);
     }
+    let charges = undecided.as_slice().iter().map(PolicyDecision::charge_count);
     match response.outcomes() {
-        [outcome, ..] if outcome.states().len() == undecided.as_slice().len() => {
+        [outcome, ..] if outcome.states().len() == charges.sum::<usize>() => {
             let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
             undecided.settle(response, outcome, charged);
             Ok(())

@@ -141,14 +141,21 @@ impl Enforcer {
 
         let earlier = parts.extensions.get::<Decision>();
         let charged = earlier.map_or(0, |earlier| earlier.charged(&self.context.store, quota, &key));
+        let mut marker = None;
         if charged > 0 {
             let Some(rest) = self.rest_of(cost, charged, quota) else {
                 return Ok(None);
             };
             cost = rest;
+        } else {
+            marker = policy.marker_of(&quota.limit, &key, parts)?;
         }
         let undecided = PolicyDecision::undecided(self.context.clone(), position, key, cost);
-        Ok(Some(PolicyDecision { chosen, ..undecided }))
+        Ok(Some(PolicyDecision {
+            chosen,
+            marker,
+            ..undecided
+        }))
     }
 
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.

@@ -1,6 +1,7 @@
 //! The outcome of a check.
 
 mod context;
+mod marker;
 mod policy;
 mod receipt;
 mod settlement;
@@ -14,7 +15,10 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::context::{CheckContext, Plan, PolicyContext, SharedFormat};
+pub(crate) use self::{
+    context::{CheckContext, Plan, PolicyContext, SharedFormat},
+    marker::Marker,
+};
 pub use self::{
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
@@ -221,14 +225,18 @@ impl Decision {
         &self.0.policies
     }
 
-    /// The cost that outer layers have charged to the same key of the same policy, in the same store.
+    /// The cost that outer layers have charged to the same key of the same policy, in the same store. That of a repetition is
+    /// any.
     pub(crate) fn charged(&self, store: &Arc<dyn Store>, quota: &Quota, key: &Key) -> u64 {
         // A policy that observes counts nothing if it would have denied the request.
         let same = self.policies().filter(|policy| {
             let counted = policy.denial.is_none();
             counted && policy.quota() == quota && policy.key == *key && policy.context.store.id() == store.id()
         });
-        same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
+        same.fold(0, |charged, policy| match policy.is_repetition() {
+            true => u64::MAX,
+            false => charged.saturating_add(policy.cost),
+        })
     }
 
     /// The decisions of an outer and an inner layer, if this one joins them.
@@ -311,8 +319,9 @@ impl Decision {
         };
         inner.allowed = outcome.allowed;
         inner.server_time = response.server_time;
-        for (policy, state) in inner.policies.iter_mut().zip(outcome.states()) {
-            policy.settle(state, response.server_time, charged);
+        let mut states = outcome.states().iter();
+        for policy in &mut inner.policies {
+            policy.settle(&mut states, response.server_time, charged);
         }
     }
 

@@ -1,3 +1,5 @@
+use smallvec::SmallVec;
+
 use super::policy::PolicyDecision;
 use crate::store::{Charge, LocalCharge, Operation, StoreFuture, StoreId, StoreRequest};
 
@@ -37,6 +39,8 @@ struct Adjustment {
     policy: PolicyDecision,
     operation: Operation,
     cost: u64,
+    /// Whether the marker of the request is removed.
+    removes_marker: bool,
     /// The same as this process counts it, if it has counted the request.
     local: Option<LocalCharge>,
 }
@@ -70,6 +74,9 @@ impl Settlement {
         if cost == 0 {
             return;
         }
+        // A refund of a part leaves a request that was counted.
+        let is_refund = matches!(operation, Operation::Refund { .. });
+        let removes_marker = is_refund && cost == charge.cost();
         let ChargedPolicy { policy, locally } = charge;
         let whole = Charge::on(policy.quota(), &policy.key, cost);
         let local = locally.then(|| LocalCharge::new(policy.failure_mode(), operation, &whole));
@@ -78,6 +85,7 @@ impl Settlement {
             policy,
             operation,
             cost,
+            removes_marker,
         });
     }
 
@@ -97,7 +105,7 @@ impl Settlement {
 
 /// Sends adjustments of one target.
 fn send_together(adjustments: &[&Adjustment]) -> StoreFuture {
-    let charges: Vec<[Charge<'_>; 1]> = adjustments.iter().map(|adjustment| [adjustment.charge()]).collect();
+    let charges: Vec<SmallVec<[Charge<'_>; 1]>> = adjustments.iter().map(|adjustment| adjustment.charges()).collect();
     let requests = adjustments.iter().zip(&charges);
     let requests: Vec<StoreRequest<'_>> = requests
         .map(|(adjustment, charge)| StoreRequest::new(adjustment.operation, charge))
@@ -115,11 +123,17 @@ impl Adjustment {
         (self.policy.context.store.id(), self.local.is_some())
     }
 
-    fn charge(&self) -> Charge<'_> {
+    fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
         let charge = Charge::on(self.policy.quota(), &self.policy.key, self.cost);
-        match &self.local {
+        let marker = self.policy.marker.as_ref().filter(|_| self.removes_marker);
+        let charge = match &self.local {
             Some(local) => local.charge(&charge),
             None => charge,
-        }
+        };
+        marker
+            .map(|marker| marker.removal(&charge))
+            .into_iter()
+            .chain([charge])
+            .collect()
     }
 }

@@ -4,6 +4,7 @@
 mod file;
 mod list;
 mod name;
+mod once;
 mod plan;
 mod settings;
 
@@ -18,6 +19,7 @@ pub(crate) use self::list::{context, validate_names};
 
 use self::{
     name::validate_name,
+    once::Once,
     plan::{Plans, plan},
 };
 use crate::{
@@ -76,6 +78,7 @@ struct Settings {
     applies: Option<Condition>,
     /// Whether the policy only observes.
     observed: bool,
+    once: Once,
 }
 
 /// The requests that a policy applies to.
@@ -145,6 +148,7 @@ impl Policy<Unkeyed> {
             failure_mode: FailureMode::default(),
             applies: None,
             observed: false,
+            once: Once::DEFAULT,
         };
         Ok(Self { settings, key: Unkeyed })
     }
@@ -193,7 +197,11 @@ impl<K> Policy<K> {
     /// their place.
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
         let Settings {
-            plans, cost, applies, ..
+            plans,
+            cost,
+            applies,
+            once,
+            ..
         } = &self.settings;
         let (setting, instead) = if plans.is_some() {
             (
@@ -207,6 +215,8 @@ impl<K> Policy<K> {
                 "`.apply_if(..)`",
                 "leave it out, and call the limiter for the requests that the policy is for",
             )
+        } else if once.has_id() {
+            ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
         } else {
             return Ok(());
         };

@@ -28,6 +28,9 @@ mod hello;
 #[path = "../../examples/hyper.rs"]
 #[allow(dead_code)]
 mod hyper_example;
+#[path = "../../examples/idempotency.rs"]
+#[allow(dead_code)]
+mod idempotency;
 #[path = "../../examples/limits_file.rs"]
 #[allow(dead_code)]
 mod limits_file;
@@ -167,6 +170,11 @@ async fn users_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn export_sends_what_it_shows() {
     shows(include_str!("../../examples/export.rs"), export::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn idempotency_sends_what_it_shows() {
+    shows(include_str!("../../examples/idempotency.rs"), idempotency::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -37,6 +37,7 @@ mod nested;
 mod nginx;
 mod observers;
 mod observing;
+mod once;
 mod oracles;
 mod plans;
 mod policies;

@@ -57,6 +57,9 @@ use crate::ConfigError;
 /// keys of its own policy; if its keys deny at once, as with a limit of 1, it also evicts those of other policies that do not
 /// deny. A store of its own keeps a policy free of evictions by others.
 ///
+/// The markers of [`Policy::once_per`](crate::Policy::once_per), one key for each id, count as a policy of their own here: many
+/// ids evict each other, and not the counts of callers.
+///
 /// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
 /// one is logged as a warning (feature `tracing`).
 ///
