@@ -28,7 +28,8 @@ use http::{
 use smallvec::SmallVec;
 
 use crate::{
-    Decision, Key, Policy, PolicyDecision,
+    Decision, Key, Policy, PolicyDecision, ResponseBody,
+    awaited::AwaitedCompletion,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
     headers::{Fields, retry_after},
@@ -82,6 +83,17 @@ pub(crate) struct Admitted {
     own: Decision,
     /// That of this layer and of those around it, if there are any.
     joined: Option<Decision>,
+    /// If a policy depends on how the request ends.
+    pub(crate) completion: Option<Box<AwaitedCompletion>>,
+}
+
+impl Admitted {
+    /// Ends with an error of the inner service.
+    pub(crate) fn fail(self) {
+        if let Some(completion) = self.completion {
+            completion.fail();
+        }
+    }
 }
 
 /// The path of a request, in its order.
@@ -179,7 +191,11 @@ impl Enforcer {
                 parts.extensions.insert(joined.clone());
             }
         }
-        Action::Admit(Some(Admitted { own: decision, joined }))
+        Action::Admit(Some(Admitted {
+            completion: AwaitedCompletion::of(&decision),
+            own: decision,
+            joined,
+        }))
     }
 
     /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors.
@@ -191,12 +207,19 @@ impl Enforcer {
     }
 
     /// Adds the fields and the decision to the response of the inner service.
-    pub(crate) fn annotate<B>(&self, response: &mut Response<B>, Admitted { own, joined }: Admitted) {
+    pub(crate) fn annotate<B>(&self, mut response: Response<B>, admitted: Admitted) -> Response<ResponseBody<B>> {
+        let Admitted {
+            own,
+            joined,
+            completion,
+        } = admitted;
+        let completion = completion.and_then(|completion| completion.respond(&response));
         self.fields.write(&own, response.status(), response.headers_mut());
         if self.extensions {
             // The decision of an inner layer has the policies of this one too.
             response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
         }
+        response.map(|body| ResponseBody::inner(body, completion))
     }
 }
 

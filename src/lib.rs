@@ -83,10 +83,12 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod awaited;
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
 mod check;
+mod completion;
 mod decision;
 mod drain;
 mod enforce;
@@ -99,6 +101,7 @@ pub mod key;
 mod layer;
 pub mod limit;
 mod limiter;
+mod lost;
 mod observer;
 mod policy;
 mod rejected;
@@ -114,6 +117,7 @@ pub use self::policy::Policies;
 pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
+    completion::Completion,
     decision::{Decision, Denial, PolicyDecision, Receipt},
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     error::ConfigError,

@@ -5,6 +5,8 @@ use http::HeaderValue;
 
 use crate::{
     FailureMode,
+    completion::CompletionRule,
+    lost::LostSettlements,
     store::{Failover, Quota, Store},
 };
 
@@ -15,6 +17,8 @@ pub(crate) struct CheckContext {
     pub(crate) failover: Arc<Failover>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    /// If a policy has a completion rule.
+    pub(crate) lost: Option<Arc<LostSettlements>>,
 }
 
 /// What the checks of one policy have in common.
@@ -22,6 +26,7 @@ pub(crate) struct CheckContext {
 pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
     pub(crate) failure_mode: FailureMode,
+    pub(crate) completion: Option<CompletionRule>,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

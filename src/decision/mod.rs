@@ -14,7 +14,10 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::context::{CheckContext, Plan, PolicyContext};
+pub(crate) use self::{
+    context::{CheckContext, Plan, PolicyContext},
+    settlement::Settlement,
+};
 pub use self::{
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
@@ -23,6 +26,7 @@ pub use self::{
 use self::settlement::ChargedPolicy;
 use crate::{
     Key,
+    lost::LostSettlements,
     store::{Outcome, Quota, Store, StoreError, StoreResponse},
 };
 
@@ -213,6 +217,11 @@ impl Decision {
             policy: policy.clone(),
             locally: self.store_error().is_some(),
         }));
+    }
+
+    /// The counter of lost settlements, if a policy has a completion rule.
+    pub(crate) fn lost_settlements(&self) -> Option<&Arc<LostSettlements>> {
+        self.0.policies.first()?.context.lost.as_ref()
     }
 
     pub(crate) fn as_slice(&self) -> &[PolicyDecision] {

@@ -15,7 +15,10 @@ pub(super) struct ChargedPolicy {
 impl ChargedPolicy {
     /// The cost that was charged.
     pub(super) fn cost(&self) -> u64 {
-        self.policy.charge().cost()
+        match self.policy.is_charged_later() {
+            true => 0,
+            false => self.policy.charge().cost(),
+        }
     }
 
     /// Whether nested layers have charged both to one key of one policy.
@@ -64,6 +67,24 @@ impl Settlement {
             settlement.push(charge, operation, cost);
         }
         settlement
+    }
+
+    /// Refunds what was charged to a policy, unless its receipt was taken.
+    pub(crate) fn refund(&mut self, policy: &PolicyDecision, locally: bool) {
+        if policy.receipt.take() {
+            let policy = policy.clone();
+            let charge = ChargedPolicy { policy, locally };
+            let (operation, cost) = (charge.refund(), charge.cost());
+            self.push(charge, operation, cost);
+        }
+    }
+
+    /// Charges the cost of a policy that was only checked, unless its receipt was taken.
+    pub(crate) fn charge(&mut self, policy: &PolicyDecision, locally: bool) {
+        if policy.receipt.take() {
+            let (policy, cost) = (policy.clone(), policy.cost);
+            self.push(ChargedPolicy { policy, locally }, Operation::Charge, cost);
+        }
     }
 
     fn push(&mut self, charge: ChargedPolicy, operation: Operation, cost: u64) {

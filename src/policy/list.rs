@@ -84,13 +84,16 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
 
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
+    let awaits_completions = policies.iter().any(|policy| policy.settings.completion.is_some());
     let policies = policies.iter().map(|policy| PolicyContext {
         plan: policy.settings.plan.clone(),
         failure_mode: policy.settings.failure_mode,
+        completion: policy.settings.completion.clone(),
     });
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
         policies: policies.collect(),
+        lost: awaits_completions.then(Arc::default),
     }
 }

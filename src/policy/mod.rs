@@ -1,5 +1,6 @@
 //! Named limits and the keys that they apply to.
 
+mod completion;
 #[cfg(feature = "serde")]
 mod file;
 mod list;
@@ -18,6 +19,7 @@ pub(crate) use self::list::{context, validate_names};
 use self::name::validate_name;
 use crate::{
     ConfigError, KeyExtractor, Limit,
+    completion::CompletionRule,
     decision::Plan,
     headers::policy_item,
     response::violates,
@@ -67,6 +69,7 @@ struct Settings {
     cost: Cost,
     failure_mode: FailureMode,
     applies: Option<Condition>,
+    completion: Option<CompletionRule>,
 }
 
 /// The requests that a policy applies to.
@@ -133,6 +136,7 @@ impl Policy<Unkeyed> {
             cost: Cost::Fixed(1),
             failure_mode: FailureMode::default(),
             applies: None,
+            completion: None,
         };
         Ok(Self { settings, key: Unkeyed })
     }
@@ -181,7 +185,12 @@ impl<K> Policy<K> {
     /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
     /// their place.
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
-        let Settings { cost, applies, .. } = &self.settings;
+        let Settings {
+            cost,
+            applies,
+            completion,
+            ..
+        } = &self.settings;
         let (setting, instead) = if matches!(cost, Cost::Computed(_)) {
             ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
         } else if applies.is_some() {
@@ -190,7 +199,17 @@ impl<K> Policy<K> {
                 "leave it out, and call the limiter for the requests that the policy is for",
             )
         } else {
-            return Ok(());
+            match completion {
+                Some(CompletionRule::RefundIf(_)) => (
+                    "`.refund_if(..)`",
+                    "leave it out, and refund the receipt that `take_receipt` of the decision returns",
+                ),
+                Some(CompletionRule::ChargeIf(_)) => (
+                    "`.charge_if(..)`",
+                    "leave it out, and use `peek` before and `charge` after the request",
+                ),
+                None => return Ok(()),
+            }
         };
         Err(ConfigError::new(format!(
             "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",
