@@ -13,6 +13,8 @@ mod chaos;
 mod client_ip;
 mod clock_steps;
 mod cluster;
+mod completion;
+mod completion_grpc;
 mod conformance;
 mod connect;
 mod decisions;
