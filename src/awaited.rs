@@ -8,8 +8,9 @@ use tokio::runtime::Handle;
 
 use crate::{
     Decision,
-    completion::{Completion, CompletionRule, End, grpc_status_in},
+    completion::{Completion, CompletionRule, End, awaits_trailers, grpc_status_in},
     decision::Settlement,
+    denied,
     lost::{LostSettlements, Unconfirmed},
     store::StoreFuture,
 };
@@ -38,9 +39,8 @@ impl AwaitedCompletion {
 
     /// Completes the request with the head of its response, or waits for the trailers.
     pub(crate) fn respond<B>(mut self: Box<Self>, response: &Response<B>) -> Option<Box<Self>> {
-        let completion = Completion::new(Some(response), End::Head);
-        if !completion.awaits_trailers() {
-            self.complete(&completion);
+        if !awaits_trailers(response) {
+            self.complete(Some(response), End::Head);
             return None;
         }
         let mut head = Response::new(());
@@ -52,21 +52,23 @@ impl AwaitedCompletion {
     }
 
     /// Completes the request with an error of the inner service or of the body.
-    pub(crate) fn fail(self: Box<Self>) {
+    pub(crate) fn fail(mut self: Box<Self>) {
         self.end(End::Failed);
     }
 
-    fn end(mut self: Box<Self>, end: End) {
+    fn end(&mut self, end: End) {
         let head = self.head.take();
-        self.complete(&Completion::new(head.as_ref(), end));
+        self.complete(head.as_ref(), end);
     }
 
-    fn complete(&mut self, completion: &Completion<'_>) {
+    fn complete<B>(&mut self, response: Option<&Response<B>>, end: End) {
         let Some(decision) = self.decision.take() else { return };
         let Some(lost) = decision.lost_settlements() else {
             return;
         };
-        for response in settlement(&decision, completion).send() {
+        let denied = response.is_some_and(is_denial);
+        let completion = Completion::new(response, end);
+        for response in settlement(&decision, &completion, denied).send() {
             receive(response, lost);
         }
     }
@@ -74,10 +76,8 @@ impl AwaitedCompletion {
 
 impl Drop for AwaitedCompletion {
     fn drop(&mut self) {
-        let head = self.head.take();
         let panicked = self.polled || thread::panicking();
-        let end = if panicked { End::Failed } else { End::Cancelled };
-        self.complete(&Completion::new(head.as_ref(), end));
+        self.end(if panicked { End::Failed } else { End::Cancelled });
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn observe_frame<D, E>(
             None => return,
         },
     };
-    if let Some(awaited) = awaited.take() {
+    if let Some(mut awaited) = awaited.take() {
         awaited.end(end);
     }
 }
@@ -125,18 +125,12 @@ fn receive(response: StoreFuture, lost: &Arc<LostSettlements>) {
 }
 
 /// What the policies of a decision refund or charge at this completion. Those whose receipt was taken are left out.
-fn settlement(decision: &Decision, completion: &Completion<'_>) -> Settlement {
-    let denied = completion
-        .extension::<Decision>()
-        .is_some_and(|inner| !inner.is_allowed());
+fn settlement(decision: &Decision, completion: &Completion<'_>, denied: bool) -> Settlement {
     let locally = decision.store_error().is_some();
     let mut settlement = Settlement::default();
     for policy in decision.as_slice() {
         match policy.completion_rule() {
-            Some(CompletionRule::RefundIf(condition)) if condition(completion) => {
-                settlement.refund(policy, locally);
-            }
-            // What a nested layer has denied did not reach the service.
+            Some(CompletionRule::RefundIf(condition)) if condition(completion) => settlement.refund(policy, locally),
             Some(CompletionRule::ChargeIf(condition)) if !denied && condition(completion) => {
                 settlement.charge(policy, locally);
             }
@@ -144,4 +138,10 @@ fn settlement(decision: &Decision, completion: &Completion<'_>) -> Settlement {
         }
     }
     settlement
+}
+
+/// Whether a nested layer or the handler has denied the request.
+fn is_denial<B>(response: &Response<B>) -> bool {
+    let decision = response.extensions().get::<Decision>();
+    denied::made(response) || decision.is_some_and(|decision| !decision.is_allowed())
 }

@@ -169,28 +169,25 @@ impl<'a> Completion<'a> {
         });
         Self { head, end }
     }
-
-    /// Whether the status of a gRPC call is still to come, in the trailers.
-    pub(crate) fn awaits_trailers(&self) -> bool {
-        let awaits = |head: &Head<'_>| head.is_grpc() && !head.is_grpc_web() && grpc_status_in(head.headers).is_none();
-        self.head.as_ref().is_some_and(awaits)
-    }
 }
 
 impl Head<'_> {
     fn is_grpc(&self) -> bool {
-        self.has_content_type(b"application/grpc")
+        has_content_type(self.headers, b"application/grpc")
     }
+}
 
-    /// Whether the trailers are part of the content.
-    fn is_grpc_web(&self) -> bool {
-        self.has_content_type(b"application/grpc-web")
-    }
+/// Whether the status of a gRPC call is still to come, in the trailers. In gRPC-Web these are part of the content.
+pub(crate) fn awaits_trailers<B>(response: &Response<B>) -> bool {
+    let headers = response.headers();
+    has_content_type(headers, b"application/grpc")
+        && !has_content_type(headers, b"application/grpc-web")
+        && !headers.contains_key(GRPC_STATUS)
+}
 
-    fn has_content_type(&self, start: &[u8]) -> bool {
-        let content_type = self.headers.get(CONTENT_TYPE);
-        content_type.is_some_and(|content_type| content_type.as_bytes().starts_with(start))
-    }
+fn has_content_type(headers: &HeaderMap, start: &[u8]) -> bool {
+    let content_type = headers.get(CONTENT_TYPE);
+    content_type.is_some_and(|content_type| content_type.as_bytes().starts_with(start))
 }
 
 /// The gRPC status in header fields or trailers. One that is not a number is `UNKNOWN`.

@@ -20,11 +20,7 @@ use std::{
     time::Duration,
 };
 
-use http::{
-    HeaderValue, Method, Response,
-    header::{CACHE_CONTROL, CONTENT_LENGTH, RETRY_AFTER},
-    request::Parts,
-};
+use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
 use crate::{
@@ -32,11 +28,11 @@ use crate::{
     awaited::AwaitedCompletion,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
-    headers::{Fields, retry_after},
+    denied,
     key::KeyError,
     observer::Observer,
     rejected::Rejected,
-    response::{Rejection, ResponseFormat},
+    response::{RETRY_AFTER_FAILURE, Rejection, respond},
     store::{Operation, StoreError},
 };
 
@@ -45,8 +41,6 @@ use crate::{
 pub(crate) struct Enforcer {
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) context: Arc<CheckContext>,
-    pub(crate) format: Arc<dyn ResponseFormat>,
-    pub(crate) fields: Fields,
     /// Whether decisions are left in extensions.
     pub(crate) extensions: bool,
     pub(crate) jitter: Duration,
@@ -214,7 +208,11 @@ impl Enforcer {
             completion,
         } = admitted;
         let completion = completion.and_then(|completion| completion.respond(&response));
-        self.fields.write(&own, response.status(), response.headers_mut());
+        if !denied::made(&response) {
+            self.context
+                .fields
+                .write(&own, response.status(), response.headers_mut());
+        }
         if self.extensions {
             // The decision of an inner layer has the policies of this one too.
             response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
@@ -260,33 +258,8 @@ impl Enforcer {
         Action::Reject(self.reject(Rejection::Failed { error, retry_after }, parts))
     }
 
-    /// Builds the response to a request that is not admitted.
-    ///
-    /// Every response of the layer is built here, so its rules hold for every format and status. `Connection` is added when
-    /// the response is sent, since it depends on the content of the request.
     fn reject(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
-        let mut response = self.format.respond(rejection, parts);
-        let status = response.status();
-        // RFC 9110 §9.3.2: no content in the response to HEAD; §8.6: a Content-Length is that of the response to GET.
-        if parts.method == Method::HEAD {
-            let length = mem::take(response.body_mut()).len();
-            response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
-        }
-
-        let headers = response.headers_mut();
-        // RFC 6585 §4: a 429 must not be stored. RFC 9111 §4.2.2: a 200 without this field may be, and gRPC sends its
-        // errors as 200.
-        headers
-            .entry(CACHE_CONTROL)
-            .or_insert(const { HeaderValue::from_static("no-store") });
-        // In gRPC the wait is part of the status.
-        if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success()) {
-            headers.entry(RETRY_AFTER).or_insert_with(|| retry_after(wait));
-        }
-        if let Rejection::Limited(decision) = rejection {
-            self.fields.write(decision, status, headers);
-        }
-        Rejected::new(response, parts)
+        Rejected::new(respond(self.context.format.get(), rejection, parts), parts)
     }
 
     /// The jitter of one response.
@@ -297,9 +270,6 @@ impl Enforcer {
         }
     }
 }
-
-/// The wait in a response to a request for which the store failed.
-const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// Warnings, each logged once for a layer and its clones.
 impl Enforcer {

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -6,6 +6,7 @@ use http::HeaderValue;
 use crate::{
     FailureMode,
     completion::CompletionRule,
+    headers::Fields,
     lost::LostSettlements,
     store::{Failover, Quota, Store},
 };
@@ -19,7 +20,16 @@ pub(crate) struct CheckContext {
     pub(crate) policies: Arc<[PolicyContext]>,
     /// If a policy has a completion rule.
     pub(crate) lost: Option<Arc<LostSettlements>>,
+    /// The rate limit fields of responses.
+    pub(crate) fields: Fields,
+    pub(crate) format: SharedFormat,
 }
+
+/// The [`ResponseFormat`](crate::response::ResponseFormat) of a layer or a limiter.
+///
+/// Its type is erased: a format takes decisions, which have this context.
+#[derive(Clone)]
+pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 
 /// What the checks of one policy have in common.
 #[derive(Clone)]

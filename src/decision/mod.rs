@@ -15,7 +15,7 @@ use std::{
 use smallvec::SmallVec;
 
 pub(crate) use self::{
-    context::{CheckContext, Plan, PolicyContext},
+    context::{CheckContext, Plan, PolicyContext, SharedFormat},
     settlement::Settlement,
 };
 pub use self::{
@@ -234,6 +234,11 @@ impl Decision {
             .policies()
             .filter(|policy| policy.quota() == quota && policy.key == *key && policy.context.store.id() == store.id());
         same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
+    }
+
+    /// The decisions of an outer and an inner layer, if this one joins them.
+    pub(crate) fn joined(&self) -> Option<&[Self; 2]> {
+        self.0.joined.as_ref()
     }
 
     /// The policy that [`limit`](Self::limit) and its siblings are those of.

@@ -5,11 +5,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     ConfigError, IntoPolicies,
+    decision::CheckContext,
     enforce::Enforcer,
-    headers::Fields,
     observer::Observer,
     policy::{self, validate_names},
-    response::Negotiated,
     store::Store,
 };
 
@@ -205,8 +204,6 @@ impl RateLimitLayer {
         let enforcer = Enforcer {
             context: Arc::new(policy::context(store, &policies)),
             policies: policies.into(),
-            format: Arc::new(Negotiated::default()),
-            fields: Fields::default(),
             extensions: true,
             jitter: Duration::ZERO,
             on_decision: Observer::default(),
@@ -219,9 +216,36 @@ impl RateLimitLayer {
     }
 }
 
+/// Counters.
+impl RateLimitLayer {
+    /// The number of requests whose refund or charge after their end was lost.
+    ///
+    /// These are the settlements of [`Policy::refund_if`](crate::Policy::refund_if) and
+    /// [`Policy::charge_if`](crate::Policy::charge_if) for which the store failed, and those that could not be sent, since
+    /// there was no tokio runtime or it ended. They are not repeated; the first one is logged. Clones of a layer and its
+    /// services count together.
+    ///
+    /// ```
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// let logins = Policy::new("logins", SlidingLog::per_minute(5)).key(key::ip());
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), logins.refund_if(|completion| completion.is_success()));
+    /// assert_eq!(layer.lost_settlements(), 0);
+    /// ```
+    #[must_use]
+    pub fn lost_settlements(&self) -> u64 {
+        let lost = self.enforcer.context.lost.as_ref();
+        lost.map_or(0, |lost| lost.count())
+    }
+}
+
 impl RateLimitLayer {
     fn enforcer_mut(&mut self) -> &mut Enforcer {
         Arc::make_mut(&mut self.enforcer)
+    }
+
+    fn context_mut(&mut self) -> &mut CheckContext {
+        Arc::make_mut(&mut self.enforcer_mut().context)
     }
 
     pub(crate) fn into_enforcer(self) -> Arc<Enforcer> {
@@ -235,7 +259,7 @@ impl fmt::Debug for RateLimitLayer {
         let failure_modes: Vec<_> = policies.map(|policy| policy.failure_mode).collect();
         f.debug_struct("RateLimitLayer")
             .field("policies", &self.enforcer.policies)
-            .field("headers", &self.enforcer.fields)
+            .field("headers", &self.enforcer.context.fields)
             .field("failure_modes", &failure_modes)
             .finish_non_exhaustive()
     }

@@ -63,7 +63,8 @@ impl<K> Policy<K> {
     /// [`refund_if`](Self::refund_if), which charges first.
     ///
     /// The charge is made after the response, as a refund is; a lost one is counted too. The response has the fields of the
-    /// check, before the charge. A request that a nested layer denies is not charged. If the handler has taken the
+    /// check, before the charge. A request that a nested layer or the handler [denies](crate::Denied) is
+    /// not charged. If the handler has taken the
     /// [receipt](crate::Decision::take_receipt), it can [settle](crate::Receipt::settle) a cost, and nothing else is charged.
     ///
     /// Setting it again, or setting `refund_if`, replaces it. By default each admitted request counts. A

@@ -3,7 +3,9 @@ use std::sync::Arc;
 use super::{Keyed, Policy};
 use crate::{
     ConfigError,
-    decision::{CheckContext, PolicyContext},
+    decision::{CheckContext, PolicyContext, SharedFormat},
+    headers::Fields,
+    response::Negotiated,
     store::{Failover, Store},
 };
 
@@ -95,5 +97,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
         store: Arc::new(store),
         policies: policies.collect(),
         lost: awaits_completions.then(Arc::default),
+        fields: Fields::default(),
+        format: SharedFormat::new(Negotiated::default()),
     }
 }

@@ -79,7 +79,9 @@ async fn counted(store: &(impl Store + Clone), name: &'static str) -> u64 {
     for _ in 0..3 {
         yield_now().await;
     }
-    let peeked = Limiter::new(store.clone(), policy(name)).peek(Key::constant("all")).await;
+    let peeked = Limiter::new(store.clone(), policy(name))
+        .peek(Key::constant("all"))
+        .await;
     QUOTA - peeked.expect("the store answers").remaining()
 }
 
@@ -109,7 +111,10 @@ async fn send(layer: &RateLimitLayer, path: &'static str) {
             assert!(call.await.expect_err("it does not end").is_cancelled());
         }
         "/panic" => assert!(call.await.expect_err("it does not end").is_panic()),
-        "/error" => assert_eq!(call.await.expect("no panic").expect_err("it fails").to_string(), "an error"),
+        "/error" => assert_eq!(
+            call.await.expect("no panic").expect_err("it fails").to_string(),
+            "an error"
+        ),
         path => {
             let response = call.await.expect("no panic").expect("a response");
             assert_eq!(response.status().as_str(), &path[1..]);
@@ -124,7 +129,11 @@ const ENDS: [&str; 11] = [
 /// Conditions, each with the ends for which it holds.
 const CONDITIONS: [(&str, Condition, &[&str]); 7] = [
     ("success", |completion| completion.is_success(), &["/200", "/204"]),
-    ("client-error", |completion| completion.is_client_error(), &["/401", "/404", "/429"]),
+    (
+        "client-error",
+        |completion| completion.is_client_error(),
+        &["/401", "/404", "/429"],
+    ),
     (
         "server-error",
         |completion| completion.is_server_error(),
@@ -180,7 +189,9 @@ async fn a_condition_reads_the_head_of_the_inner_service() {
     let policy = policy("p").refund_if(move |completion| {
         let field = completion.headers().and_then(|headers| headers.get("x-login"));
         let extension = completion.extension::<WrongPassword>().map(|wrong| wrong.0);
-        let limited = completion.headers().is_some_and(|headers| headers.contains_key("ratelimit"));
+        let limited = completion
+            .headers()
+            .is_some_and(|headers| headers.contains_key("ratelimit"));
         let line = format!("{:?} {field:?} {extension:?} {limited}", completion.status());
         sink.lock().expect("no panic").push(line);
         extension.is_none()
@@ -253,7 +264,10 @@ async fn what_is_charged_later_exceeds_the_limit_by_what_is_in_flight(store: Arc
     assert_eq!(counted(&store, "p").await, QUOTA);
     assert_eq!(at_once(&layer, 20).await, 0);
     let limiter = Limiter::new(store.clone(), crate::completion::policy("p"));
-    let charges = limiter.charge(Key::constant("all"), 1).await.expect("the store answers");
+    let charges = limiter
+        .charge(Key::constant("all"), 1)
+        .await
+        .expect("the store answers");
     assert_eq!(charges.remaining(), 0);
 }
 
@@ -289,16 +303,20 @@ async fn a_handler_with_the_receipt_decides_itself(store: Arc<dyn Store>) {
 
     // What counts before is not refunded in place of it.
     for (name, later) in [("first", false), ("later", true)] {
-        Limiter::new(store.clone(), policy(name))
-            .charge(Key::constant("all"), 10)
-            .await
-            .expect("the store answers");
+        let limiter = Limiter::new(store.clone(), policy(name));
+        let earlier = limiter.charge(Key::constant("all"), 10).await;
+        assert!(earlier.expect("the store answers").is_allowed());
         let rule = || match later {
             true => policy(name).cost(5).charge_if(|_| true),
             false => policy(name).cost(5).refund_if(|_| true),
         };
         let mut expected = 10;
-        for (settle, counts) in [(None, if later { 0 } else { 5 }), (Some(0), 0), (Some(3), 3), (Some(7), 7)] {
+        for (settle, counts) in [
+            (None, if later { 0 } else { 5 }),
+            (Some(0), 0),
+            (Some(3), 3),
+            (Some(7), 7),
+        ] {
             through(rule(), settle).await;
             expected += counts;
             assert_eq!(counted(&store, name).await, expected, "{name} with {settle:?}");
@@ -309,7 +327,9 @@ async fn a_handler_with_the_receipt_decides_itself(store: Arc<dyn Store>) {
 async fn a_handler_with_one_receipt_leaves_the_rules_of_the_others(store: Arc<dyn Store>) {
     let policies = [
         policy("requests").refund_if(|completion| completion.is_success()),
-        policy("tokens").cost(30).refund_if(|completion| completion.is_success()),
+        policy("tokens")
+            .cost(30)
+            .refund_if(|completion| completion.is_success()),
         policy("failures").charge_if(|completion| completion.is_success()),
     ];
     let service = RateLimitLayer::new(store.clone(), policies).layer(service_fn(async |request: Request<Body>| {
@@ -327,7 +347,11 @@ async fn a_handler_with_one_receipt_leaves_the_rules_of_the_others(store: Arc<dy
 async fn a_policy_of_several_layers_is_refunded_whole(store: Arc<dyn Store>) {
     for (outer, inner, charged) in [(1, 4, 4), (4, 1, 4), (2, 2, 2)] {
         let refunding = |cost| policy("p").cost(cost).refund_if(|completion| completion.is_success());
-        let charging = |cost| policy("later").cost(cost).charge_if(|completion| completion.is_success());
+        let charging = |cost| {
+            policy("later")
+                .cost(cost)
+                .charge_if(|completion| completion.is_success())
+        };
         let layer = |cost| RateLimitLayer::new(store.clone(), [refunding(cost), charging(cost)]);
         let service = layer(outer).layer(layer(inner).layer(service_fn(async |request: Request<Body>| {
             let status = request.uri().path()[1..].parse::<StatusCode>()?;
@@ -383,9 +407,9 @@ async fn a_request_that_is_dropped_during_its_check_is_cancelled(store: Arc<dyn 
     ] {
         let gated = Gated::new(Later(store.clone()));
         let layer = RateLimitLayer::new(gated.clone(), policy(name).refund_if(condition));
-        let service = layer.layer(service_fn(async |_: Request<Body>| -> Result<Response<Body>, Infallible> {
-            panic!("the check has not ended")
-        }));
+        let service = layer.layer(service_fn(
+            async |_: Request<Body>| -> Result<Response<Body>, Infallible> { panic!("the check has not ended") },
+        ));
         {
             let mut call = pin!(service.oneshot(request("/")));
             poll_fn(|cx| Poll::Ready(assert!(call.as_mut().poll(cx).is_pending()))).await;
@@ -456,7 +480,12 @@ async fn settlements_that_fail_are_counted_and_logged_once() {
     let text = log.text();
     let lines: Vec<_> = text.lines().filter(|line| line.contains("was lost")).collect();
     assert_eq!(lines.len(), 4, "one for each layer: {text}");
-    assert!(lines.iter().all(|line| line.contains("no reply") && line.contains("lost_settlements")), "{text}");
+    assert!(
+        lines
+            .iter()
+            .all(|line| line.contains("no reply") && line.contains("lost_settlements")),
+        "{text}"
+    );
 }
 
 #[test]
@@ -511,8 +540,16 @@ async fn what_was_counted_in_the_process_is_refunded_there() {
     for mode in [FailureMode::Local, FailureMode::local_share(1, 4)] {
         let quota = if mode == FailureMode::Local { QUOTA } else { QUOTA / 4 };
         for (name, policy, counts) in [
-            ("refunded", policy("refunded").refund_if(|completion| completion.is_success()), 0),
-            ("charged", policy("charged").charge_if(|completion| completion.is_success()), 1),
+            (
+                "refunded",
+                policy("refunded").refund_if(|completion| completion.is_success()),
+                0,
+            ),
+            (
+                "charged",
+                policy("charged").charge_if(|completion| completion.is_success()),
+                1,
+            ),
         ] {
             let layer = RateLimitLayer::new(store.clone(), policy.cost(10).failure_mode(mode));
             send(&layer, "/200").await;
@@ -587,7 +624,10 @@ async fn a_panic_is_an_error_of_the_server_wherever_it_is_and_whenever_it_is_cau
     let store = MemoryStore::new();
     let at_once = RateLimitLayer::new(store.clone(), refunding()).layer(PanicsInCall);
     let later = RateLimitLayer::new(Later(store.clone()), refunding()).layer(PanicsInCall);
-    for call in [tokio::spawn(at_once.oneshot(request("/"))), tokio::spawn(later.oneshot(request("/")))] {
+    for call in [
+        tokio::spawn(at_once.oneshot(request("/"))),
+        tokio::spawn(later.oneshot(request("/"))),
+    ] {
         assert!(call.await.expect_err("it panics").is_panic());
         assert_eq!(counted(&store, "p").await, 0);
     }
@@ -610,8 +650,11 @@ async fn a_panic_is_an_error_of_the_server_wherever_it_is_and_whenever_it_is_cau
 fn a_completion_is_shown_without_header_fields() {
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let sink = seen.clone();
-    let policy = policy("p").refund_if(move |completion| sink.lock().expect("no panic").insert(format!("{completion:?}")));
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let policy =
+        policy("p").refund_if(move |completion| sink.lock().expect("no panic").insert(format!("{completion:?}")));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .expect("a runtime");
     runtime.block_on(send(&RateLimitLayer::new(MemoryStore::new(), policy), "/303"));
     let seen = seen.lock().expect("no panic");
     assert_eq!(

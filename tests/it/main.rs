@@ -18,6 +18,7 @@ mod completion_grpc;
 mod conformance;
 mod connect;
 mod decisions;
+mod denied;
 mod deny_cache;
 mod differential;
 mod examples;
