@@ -24,7 +24,7 @@ use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
 use crate::{
-    Decision, Key, Policy, PolicyDecision, ResponseBody,
+    Decision, Limit, Policy, PolicyDecision, ResponseBody,
     awaited::AwaitedCompletion,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
@@ -33,7 +33,7 @@ use crate::{
     observer::Observer,
     rejected::Rejected,
     response::{RETRY_AFTER_FAILURE, Rejection, respond},
-    store::{Operation, StoreError},
+    store::{Operation, Quota, StoreError},
 };
 
 /// What a layer and its services share.
@@ -110,26 +110,36 @@ impl Enforcer {
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let [policy] = &*self.policies {
-            let charge = self.charge_by(policy, parts)?;
-            return Ok(charge.map(|(key, cost)| {
-                let undecided = PolicyDecision::undecided(self.context.clone(), 0, key, cost);
-                Decision::new(false, SmallVec::from_buf([undecided]))
-            }));
+            let undecided = self.undecided_by(0, policy, parts)?;
+            return Ok(undecided.map(|undecided| Decision::new(false, SmallVec::from_buf([undecided]))));
         }
 
         let mut undecided = PolicyDecisions::new();
         for (position, policy) in self.policies.iter().enumerate() {
-            if let Some((key, cost)) = self.charge_by(policy, parts)? {
-                undecided.push(PolicyDecision::undecided(self.context.clone(), position, key, cost));
+            if let Some(policy) = self.undecided_by(position, policy, parts)? {
+                undecided.push(policy);
             }
         }
         Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
     }
 
-    /// The key and the cost of the request by this policy, if the policy applies.
+    /// The plan, the cost and the key of the request by the policy at this position, if the policy applies.
     #[inline(always)]
-    fn charge_by(&self, policy: &Policy, parts: &Parts) -> Result<Option<(Key, u64)>, KeyError> {
-        let cost = policy.cost_of(parts);
+    fn undecided_by(
+        &self,
+        position: usize,
+        policy: &Policy,
+        parts: &Parts,
+    ) -> Result<Option<PolicyDecision>, KeyError> {
+        if !policy.applies_to(parts) {
+            return Ok(None);
+        }
+        let chosen = policy.choose_plan(parts)?;
+        let quota = policy.quota_of(chosen.as_deref());
+        if quota.limit == Limit::Unlimited {
+            return Ok(None);
+        }
+        let mut cost = policy.cost_of(parts);
         if cost == 0 {
             return Ok(None);
         }
@@ -137,19 +147,25 @@ impl Enforcer {
             return Ok(None);
         };
         key.bound();
+
         let earlier = parts.extensions.get::<Decision>();
-        match earlier.map_or(0, |earlier| earlier.charged(&self.context.store, policy.quota(), &key)) {
-            0 => Ok(Some((key, cost))),
-            charged => Ok(self.rest_of(cost, charged, policy).map(|rest| (key, rest))),
+        let charged = earlier.map_or(0, |earlier| earlier.charged(&self.context.store, quota, &key));
+        if charged > 0 {
+            let Some(rest) = self.rest_of(cost, charged, quota) else {
+                return Ok(None);
+            };
+            cost = rest;
         }
+        let undecided = PolicyDecision::undecided(self.context.clone(), position, key, cost);
+        Ok(Some(PolicyDecision { chosen, ..undecided }))
     }
 
     /// The rest of a cost of which outer layers have charged a part.
     #[cold]
-    fn rest_of(&self, cost: u64, charged: u64, policy: &Policy) -> Option<u64> {
-        self.warn_of_repetition(policy);
+    fn rest_of(&self, cost: u64, charged: u64, quota: &Quota) -> Option<u64> {
+        self.warn_of_repetition(quota);
         // A cost above the limit is never admitted, however it is divided between layers.
-        let rest = if cost > policy.limit().quota() {
+        let rest = if cost > quota.limit.quota() {
             cost
         } else {
             cost.saturating_sub(charged)
@@ -276,19 +292,19 @@ impl Enforcer {
     fn warn_of_key(&self, error: &KeyError) {
         if !self.warned.key.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::error!(%error, "requests are refused: they have no key");
+            tracing::error!(%error, "requests are refused: their key or limit cannot be determined");
         }
         let _ = error;
     }
 
-    fn warn_of_repetition(&self, policy: &Policy) {
+    fn warn_of_repetition(&self, quota: &Quota) {
         if !self.warned.repetition.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
             tracing::warn!(
-                policy = policy.name(),
+                policy = &*quota.name,
                 "a policy is met twice on one request; only the larger cost is charged"
             );
         }
-        let _ = policy;
+        let _ = quota;
     }
 }

@@ -58,6 +58,7 @@
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
 //! | [`Denied`] | the error with which a handler denies a request |
 //! | [`Receipt`] | the record of a charge, to [settle](Receipt::settle) its actual cost or to [refund](RateLimitLayer#refunds) it |
+//! | [`Completion`] | how a request ended, for policies that [refund](Policy::refund_if) or [charge](Policy::charge_if) by it |
 //! | [`Headers`] | the header fields on responses |
 //! | [`ResponseFormat`](response::ResponseFormat) | builds the response to a rejected request |
 //!

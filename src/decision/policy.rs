@@ -35,6 +35,8 @@ pub struct PolicyDecision {
     pub(crate) context: Arc<CheckContext>,
     /// The position of the policy in the context.
     pub(crate) position: usize,
+    /// The plan that was chosen for the request, unless all requests of the policy have the same.
+    pub(crate) chosen: Option<Arc<Plan>>,
     pub(crate) key: Key,
     pub(crate) cost: u64,
     pub(crate) decided_at: Duration,
@@ -103,6 +105,7 @@ impl PolicyDecision {
         Self {
             context,
             position,
+            chosen: None,
             key,
             cost,
             decided_at: Duration::ZERO,
@@ -130,7 +133,10 @@ impl PolicyDecision {
 
     #[inline]
     pub(crate) fn plan(&self) -> &Plan {
-        &self.policy().plan
+        match &self.chosen {
+            Some(chosen) => chosen,
+            None => &self.policy().plan,
+        }
     }
 
     #[inline]

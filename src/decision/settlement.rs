@@ -1,9 +1,11 @@
+use smallvec::SmallVec;
+
 use super::policy::PolicyDecision;
 use crate::store::{Charge, LocalCharge, Operation, StoreFuture, StoreId, StoreRequest};
 
 /// What is refunded or charged after a decision, where the policies were counted.
 #[derive(Default)]
-pub(crate) struct Settlement(Vec<Adjustment>);
+pub(crate) struct Settlement(SmallVec<[Adjustment; 1]>);
 
 /// A policy that was charged, and where.
 pub(super) struct ChargedPolicy {
@@ -103,12 +105,13 @@ impl Settlement {
     }
 
     /// Sends all that goes to one store in one call, and returns the responses of the stores.
-    pub(crate) fn send(&self) -> Vec<StoreFuture> {
-        let mut unsent: Vec<&Adjustment> = self.0.iter().collect();
-        let mut responses = Vec::new();
+    pub(crate) fn send(&self) -> SmallVec<[StoreFuture; 1]> {
+        let mut unsent: Adjustments<'_> = self.0.iter().collect();
+        let mut responses = SmallVec::new();
         while let Some(first) = unsent.first() {
             let target = first.target();
-            let (together, others): (Vec<_>, _) = unsent.into_iter().partition(|other| other.target() == target);
+            let (together, others): (Adjustments<'_>, _) =
+                unsent.into_iter().partition(|other| other.target() == target);
             responses.push(send_together(&together));
             unsent = others;
         }
@@ -116,11 +119,13 @@ impl Settlement {
     }
 }
 
+type Adjustments<'a> = SmallVec<[&'a Adjustment; 4]>;
+
 /// Sends adjustments of one target.
 fn send_together(adjustments: &[&Adjustment]) -> StoreFuture {
-    let charges: Vec<[Charge<'_>; 1]> = adjustments.iter().map(|adjustment| [adjustment.charge()]).collect();
+    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = adjustments.iter().map(|adjustment| [adjustment.charge()]).collect();
     let requests = adjustments.iter().zip(&charges);
-    let requests: Vec<StoreRequest<'_>> = requests
+    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests
         .map(|(adjustment, charge)| StoreRequest::new(adjustment.operation, charge))
         .collect();
     let context = &adjustments[0].policy.context;

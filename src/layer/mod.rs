@@ -127,8 +127,10 @@ use crate::{
 ///
 /// # Refunds
 ///
-/// The [`Decision`](crate::Decision) in the extensions of the request has a [`Receipt`](crate::Receipt). The inner service
-/// takes it and [refunds](crate::Receipt::refund) the charges of a request that is not to count:
+/// [`Policy::refund_if`](crate::Policy::refund_if) refunds requests by how they ended, such as all but failed logins.
+///
+/// For other cases, the [`Decision`](crate::Decision) in the extensions of the request has a [`Receipt`](crate::Receipt). The
+/// inner service takes it and [refunds](crate::Receipt::refund) the charges of a request that is not to count:
 ///
 /// ```
 /// use bytes::Bytes;

@@ -50,7 +50,8 @@ impl Limiter {
     /// # Panics
     ///
     /// If two policies have the same name, or one has a setting that needs an HTTP request:
-    /// [`cost_fn`](Policy::cost_fn) or [`apply_if`](Policy::apply_if). [`try_new`](Self::try_new) returns an error instead.
+    /// [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if), [`refund_if`](Policy::refund_if) or
+    /// [`charge_if`](Policy::charge_if). [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         match Self::try_new(store, policies) {

@@ -11,7 +11,11 @@ use allocation_counter::measure;
 use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::Empty;
 use tower::{Layer, Service};
-use tower_quota::{Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store};
+use tower_quota::{
+    Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
+    limit::{self, PolicyLimit},
+    store::Store,
+};
 
 use crate::support::{Later, get};
 
@@ -43,7 +47,7 @@ impl Service<Request<Body>> for Bare {
     }
 }
 
-fn layer(store: impl Store, limit: SlidingLog) -> RateLimitLayer {
+fn layer(store: impl Store, limit: impl Into<PolicyLimit>) -> RateLimitLayer {
     RateLimitLayer::new(store, Policy::new("hello", limit).key(key::ip()))
 }
 
@@ -111,9 +115,33 @@ fn without_extensions_an_admitted_request_allocates_three_times_and_without_head
 }
 
 #[test]
+fn a_limit_that_is_chosen_for_each_request_allocates_nothing_more() {
+    let by_path = limit::by(|parts| match parts.uri.path() {
+        "/" => SlidingLog::per_hour(1_000),
+        _ => SlidingLog::per_hour(100),
+    });
+    assert_eq!(added(&layer(MemoryStore::new(), by_path), SILENT, StatusCode::OK), 7);
+}
+
+#[test]
 fn a_store_that_replies_later_adds_its_future() {
     let layer = layer(Later(MemoryStore::new()), SlidingLog::per_hour(1_000));
     assert_eq!(added(&layer, SILENT, StatusCode::OK), 8);
+}
+
+#[test]
+fn a_policy_that_depends_on_the_completion_adds_one_allocation_and_a_refund_none() {
+    let policy = Policy::new("hello", SlidingLog::per_hour(1_000)).key(key::ip());
+    let kept = RateLimitLayer::new(
+        MemoryStore::new(),
+        policy.clone().refund_if(|completion| completion.is_error()),
+    );
+    assert_eq!(added(&kept, SILENT, StatusCode::OK), 8);
+    let refunded = RateLimitLayer::new(
+        MemoryStore::new(),
+        policy.refund_if(|completion| completion.is_success()),
+    );
+    assert_eq!(added(&refunded, SILENT, StatusCode::OK), 8);
 }
 
 #[test]

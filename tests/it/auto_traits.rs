@@ -5,10 +5,11 @@ use std::{fmt::Debug, sync::Arc};
 use axum::{Router, routing::get as route};
 
 use tower_quota::{
-    ClientLibrary, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, Headers,
-    Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer,
+    ClientLibrary, Completion, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode,
+    Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer,
     RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
     key::{self, KeyError, PeerAddr},
+    limit::PolicyLimit,
     response::{Problem, ResponseFormat},
     store::{
         Charge, ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest,
@@ -42,6 +43,7 @@ fn public_types_are_shared_and_cloned() {
     shared::<Policy<Keyed>>();
     shared::<Policy<Unkeyed>>();
     shared::<PolicyDecision>();
+    shared::<PolicyLimit>();
     shared::<Problem>();
     shared::<RateLimit<String>>();
     shared::<RateLimitLayer>();
@@ -60,6 +62,7 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
     shared::<StoreId>();
     shared::<ChargeState>();
     borrowed::<Charge<'_>>();
+    borrowed::<Completion<'_>>();
     borrowed::<StoreRequest<'_>>();
     sent::<StoreFuture>();
 }

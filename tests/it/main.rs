@@ -37,6 +37,7 @@ mod nested;
 mod nginx;
 mod observers;
 mod oracles;
+mod plans;
 mod policies;
 mod properties;
 mod redis_store;
