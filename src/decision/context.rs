@@ -20,6 +20,8 @@ pub(crate) struct CheckContext {
     pub(crate) policies: Arc<[PolicyContext]>,
     /// If a policy has a completion rule.
     pub(crate) lost: Option<Arc<LostSettlements>>,
+    /// Whether one of them only observes.
+    pub(crate) observes: bool,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
@@ -37,6 +39,8 @@ pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
     pub(crate) failure_mode: FailureMode,
     pub(crate) completion: Option<CompletionRule>,
+    /// Whether the policy only observes.
+    pub(crate) observed: bool,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

@@ -86,17 +86,22 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
 
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
-    let awaits_completions = policies.iter().any(|policy| policy.settings.completion.is_some());
     let policies = policies.iter().map(|policy| PolicyContext {
         plan: policy.settings.plan.clone(),
         failure_mode: policy.settings.failure_mode,
         completion: policy.settings.completion.clone(),
+        observed: policy.settings.observed,
     });
+    let policies: Arc<[_]> = policies.collect();
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
-        policies: policies.collect(),
-        lost: awaits_completions.then(Arc::default),
+        lost: policies
+            .iter()
+            .any(|policy| policy.completion.is_some())
+            .then(Arc::default),
+        observes: policies.iter().any(|policy| policy.observed),
+        policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
     }

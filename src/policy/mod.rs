@@ -77,6 +77,8 @@ struct Settings {
     failure_mode: FailureMode,
     applies: Option<Condition>,
     completion: Option<CompletionRule>,
+    /// Whether the policy only observes.
+    observed: bool,
 }
 
 /// The requests that a policy applies to.
@@ -146,6 +148,7 @@ impl Policy<Unkeyed> {
             failure_mode: FailureMode::default(),
             applies: None,
             completion: None,
+            observed: false,
         };
         Ok(Self { settings, key: Unkeyed })
     }
