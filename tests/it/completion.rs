@@ -662,3 +662,34 @@ fn a_completion_is_shown_without_header_fields() {
         ["Completion { status: Some(303), grpc_status: None, end: Head }"]
     );
 }
+
+/// Policies that only observe depend on the completion by themselves.
+#[tokio::test]
+async fn policies_that_observe_refund_and_charge_what_they_would_have_admitted() {
+    let store = MemoryStore::new();
+    let tight = |name| {
+        Policy::new(name, SlidingLog::per_hour(1))
+            .key(key::constant("all"))
+            .observe_only()
+    };
+    let layer = RateLimitLayer::new(
+        store.clone(),
+        [
+            tight("refunded").refund_if(|completion| completion.is_success()),
+            tight("charged").charge_if(|completion| completion.is_success()),
+            policy("enforced").refund_if(|completion| completion.is_server_error()),
+        ],
+    );
+    // The second success would have been denied by `charged`, so that it is not charged.
+    for (end, counts) in [
+        ("/401", [1, 0, 1]),
+        ("/200", [1, 1, 2]),
+        ("/200", [1, 1, 3]),
+        ("/500", [1, 1, 3]),
+    ] {
+        send(&layer, end).await;
+        for (name, counts) in ["refunded", "charged", "enforced"].into_iter().zip(counts) {
+            assert_eq!(counted(&store, name).await, counts, "{name} after {end}");
+        }
+    }
+}
