@@ -1,17 +1,20 @@
 //! Sends the charges of a request to a store and makes a decision of the outcome. Layers and limiters share it.
 
 use std::{
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use smallvec::SmallVec;
+use tokio::runtime::Handle;
 
 use crate::{
     Decision, FailureMode, PolicyDecision,
+    awaited::AwaitedCompletion,
     decision::PolicyDecisions,
     requests,
-    store::{Charge, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{Charge, ErrorKind, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// A check that is decided already, or waits for the store.
@@ -104,6 +107,26 @@ impl Future for PendingCheck {
         let response = ready!(Pin::new(&mut self.response).poll(cx));
         let undecided = self.undecided.take().expect("polled after it was ready");
         Poll::Ready(conclude(response, self.operation, undecided))
+    }
+}
+
+impl Drop for PendingCheck {
+    /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request.
+    fn drop(&mut self) {
+        let undecided = self.undecided.take();
+        let Some(undecided) = undecided.filter(|undecided| undecided.lost_settlements().is_some()) else {
+            return;
+        };
+        if let Ok(runtime) = Handle::try_current() {
+            let dropped = StoreFuture::ready(Err(StoreError::new(ErrorKind::Protocol, "the check was dropped")));
+            let (response, operation) = (mem::replace(&mut self.response, dropped), self.operation);
+            runtime.spawn(async move {
+                let decision = conclude(response.await, operation, undecided);
+                if let Some(decision) = decision.ok().filter(Decision::is_allowed) {
+                    drop(AwaitedCompletion::of(&decision));
+                }
+            });
+        }
     }
 }
 

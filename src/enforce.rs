@@ -24,7 +24,8 @@ use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
 use crate::{
-    Decision, Limit, Policy, PolicyDecision,
+    Decision, Limit, Policy, PolicyDecision, ResponseBody,
+    awaited::AwaitedCompletion,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
     denied,
@@ -76,6 +77,17 @@ pub(crate) struct Admitted {
     own: Decision,
     /// That of this layer and of those around it, if there are any.
     joined: Option<Decision>,
+    /// If a policy depends on how the request ends.
+    pub(crate) completion: Option<Box<AwaitedCompletion>>,
+}
+
+impl Admitted {
+    /// Ends with an error of the inner service.
+    pub(crate) fn fail(self) {
+        if let Some(completion) = self.completion {
+            completion.fail();
+        }
+    }
 }
 
 /// The path of a request, in its order.
@@ -211,7 +223,11 @@ impl Enforcer {
                 parts.extensions.insert(joined.clone());
             }
         }
-        Action::Admit(Some(Admitted { own: decision, joined }))
+        Action::Admit(Some(Admitted {
+            completion: AwaitedCompletion::of(&decision),
+            own: decision,
+            joined,
+        }))
     }
 
     /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors.
@@ -223,8 +239,14 @@ impl Enforcer {
     }
 
     /// Adds the fields and the decision to the response of the inner service.
-    pub(crate) fn annotate<B>(&self, response: &mut Response<B>, Admitted { own, joined }: Admitted) {
-        if !denied::made(response) {
+    pub(crate) fn annotate<B>(&self, mut response: Response<B>, admitted: Admitted) -> Response<ResponseBody<B>> {
+        let Admitted {
+            own,
+            joined,
+            completion,
+        } = admitted;
+        let completion = completion.and_then(|completion| completion.respond(&response));
+        if !denied::made(&response) {
             self.context
                 .fields
                 .write(&own, response.status(), response.headers_mut());
@@ -233,6 +255,7 @@ impl Enforcer {
             // The decision of an inner layer has the policies of this one too.
             response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
         }
+        response.map(|body| ResponseBody::inner(body, completion))
     }
 }
 

@@ -58,6 +58,7 @@
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
 //! | [`Denied`] | the error with which a handler denies a request |
 //! | [`Receipt`] | the record of a charge, to [settle](Receipt::settle) its actual cost or to [refund](RateLimitLayer#refunds) it |
+//! | [`Completion`] | how a request ended, for policies that [refund](Policy::refund_if) or [charge](Policy::charge_if) by it |
 //! | [`Headers`] | the header fields on responses |
 //! | [`ResponseFormat`](response::ResponseFormat) | builds the response to a rejected request |
 //!
@@ -88,10 +89,12 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod awaited;
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
 mod check;
+mod completion;
 mod decision;
 mod denied;
 mod drain;
@@ -107,6 +110,7 @@ pub mod key;
 mod layer;
 pub mod limit;
 mod limiter;
+mod lost;
 mod observer;
 mod policy;
 mod rejected;
@@ -125,6 +129,7 @@ pub use self::policy::Policies;
 pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
+    completion::Completion,
     decision::{Decision, Denial, PolicyDecision, Receipt},
     denied::Denied,
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},

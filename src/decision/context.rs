@@ -5,7 +5,9 @@ use http::HeaderValue;
 
 use crate::{
     FailureMode,
+    completion::CompletionRule,
     headers::Fields,
+    lost::LostSettlements,
     store::{Failover, Quota, Store},
 };
 
@@ -16,6 +18,8 @@ pub(crate) struct CheckContext {
     pub(crate) failover: Arc<Failover>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    /// If a policy has a completion rule.
+    pub(crate) lost: Option<Arc<LostSettlements>>,
     /// Whether one of them only observes.
     pub(crate) observes: bool,
     /// The rate limit fields of responses.
@@ -34,6 +38,7 @@ pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
     pub(crate) failure_mode: FailureMode,
+    pub(crate) completion: Option<CompletionRule>,
     /// Whether the policy only observes.
     pub(crate) observed: bool,
 }

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 pub(crate) use self::{
     context::{CheckContext, Plan, PolicyContext, SharedFormat},
     marker::Marker,
+    settlement::Settlement,
 };
 pub use self::{
     policy::{Denial, PolicyDecision},
@@ -27,6 +28,7 @@ pub use self::{
 use self::settlement::ChargedPolicy;
 use crate::{
     Key,
+    lost::LostSettlements,
     store::{Outcome, Quota, Store, StoreError, StoreResponse},
 };
 
@@ -219,6 +221,11 @@ impl Decision {
             policy: policy.clone(),
             locally: self.store_error().is_some(),
         }));
+    }
+
+    /// The counter of lost settlements, if a policy has a completion rule.
+    pub(crate) fn lost_settlements(&self) -> Option<&Arc<LostSettlements>> {
+        self.0.policies.first()?.context.lost.as_ref()
     }
 
     pub(crate) fn as_slice(&self) -> &[PolicyDecision] {

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     FailureMode, Key, Limit,
+    completion::CompletionRule,
     store::{Charge, ChargeState, Quota},
 };
 
@@ -198,7 +199,22 @@ impl PolicyDecision {
     /// What the store is to charge.
     #[inline]
     pub(crate) fn charge(&self) -> Charge<'_> {
-        Charge::on(self.quota(), &self.key, self.cost)
+        let charge = Charge::on(self.quota(), &self.key, self.cost);
+        match self.is_charged_later() {
+            true => charge.checked_only(),
+            false => charge,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn completion_rule(&self) -> Option<&CompletionRule> {
+        self.policy().completion.as_ref()
+    }
+
+    /// Whether the check counts nothing.
+    #[inline]
+    pub(crate) fn is_charged_later(&self) -> bool {
+        matches!(self.completion_rule(), Some(CompletionRule::ChargeIf(_)))
     }
 
     /// The charge before [`charge`](Self::charge), if the request has an id.

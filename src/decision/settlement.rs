@@ -5,7 +5,7 @@ use crate::store::{Charge, LocalCharge, Operation, StoreFuture, StoreId, StoreRe
 
 /// What is refunded or charged after a decision, where the policies were counted.
 #[derive(Default)]
-pub(crate) struct Settlement(Vec<Adjustment>);
+pub(crate) struct Settlement(SmallVec<[Adjustment; 1]>);
 
 /// A policy that was charged, and where.
 pub(super) struct ChargedPolicy {
@@ -17,7 +17,10 @@ pub(super) struct ChargedPolicy {
 impl ChargedPolicy {
     /// The cost that was charged.
     pub(super) fn cost(&self) -> u64 {
-        self.policy.charge().cost()
+        match self.policy.is_charged_later() {
+            true => 0,
+            false => self.policy.charge().cost(),
+        }
     }
 
     /// Whether nested layers have charged both to one key of one policy.
@@ -70,6 +73,24 @@ impl Settlement {
         settlement
     }
 
+    /// Refunds what was charged to a policy, unless its receipt was taken.
+    pub(crate) fn refund(&mut self, policy: &PolicyDecision, locally: bool) {
+        if policy.receipt.take() {
+            let policy = policy.clone();
+            let charge = ChargedPolicy { policy, locally };
+            let (operation, cost) = (charge.refund(), charge.cost());
+            self.push(charge, operation, cost);
+        }
+    }
+
+    /// Charges the cost of a policy that was only checked, unless its receipt was taken.
+    pub(crate) fn charge(&mut self, policy: &PolicyDecision, locally: bool) {
+        if policy.receipt.take() {
+            let (policy, cost) = (policy.clone(), policy.cost);
+            self.push(ChargedPolicy { policy, locally }, Operation::Charge, cost);
+        }
+    }
+
     fn push(&mut self, charge: ChargedPolicy, operation: Operation, cost: u64) {
         if cost == 0 {
             return;
@@ -90,12 +111,13 @@ impl Settlement {
     }
 
     /// Sends all that goes to one store in one call, and returns the responses of the stores.
-    pub(crate) fn send(&self) -> Vec<StoreFuture> {
-        let mut unsent: Vec<&Adjustment> = self.0.iter().collect();
-        let mut responses = Vec::new();
+    pub(crate) fn send(&self) -> SmallVec<[StoreFuture; 1]> {
+        let mut unsent: Adjustments<'_> = self.0.iter().collect();
+        let mut responses = SmallVec::new();
         while let Some(first) = unsent.first() {
             let target = first.target();
-            let (together, others): (Vec<_>, _) = unsent.into_iter().partition(|other| other.target() == target);
+            let (together, others): (Adjustments<'_>, _) =
+                unsent.into_iter().partition(|other| other.target() == target);
             responses.push(send_together(&together));
             unsent = others;
         }
@@ -103,11 +125,14 @@ impl Settlement {
     }
 }
 
+type Adjustments<'a> = SmallVec<[&'a Adjustment; 4]>;
+
 /// Sends adjustments of one target.
 fn send_together(adjustments: &[&Adjustment]) -> StoreFuture {
-    let charges: Vec<SmallVec<[Charge<'_>; 1]>> = adjustments.iter().map(|adjustment| adjustment.charges()).collect();
+    let charges: SmallVec<[SmallVec<[Charge<'_>; 1]>; 1]> =
+        adjustments.iter().map(|adjustment| adjustment.charges()).collect();
     let requests = adjustments.iter().zip(&charges);
-    let requests: Vec<StoreRequest<'_>> = requests
+    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests
         .map(|(adjustment, charge)| StoreRequest::new(adjustment.operation, charge))
         .collect();
     let context = &adjustments[0].policy.context;
@@ -125,15 +150,18 @@ impl Adjustment {
 
     fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
         let charge = Charge::on(self.policy.quota(), &self.policy.key, self.cost);
-        let marker = self.policy.marker.as_ref().filter(|_| self.removes_marker);
         let charge = match &self.local {
             Some(local) => local.charge(&charge),
             None => charge,
         };
-        marker
-            .map(|marker| marker.removal(&charge))
-            .into_iter()
-            .chain([charge])
-            .collect()
+        let marker = self.policy.marker.as_ref();
+        // A repetition of a request that is charged when it is completed is not charged.
+        let marker = match self.operation == Operation::Charge && self.policy.is_charged_later() {
+            true => marker.map(|marker| marker.charge(&charge)),
+            false => marker
+                .filter(|_| self.removes_marker)
+                .map(|marker| marker.removal(&charge)),
+        };
+        marker.into_iter().chain([charge]).collect()
     }
 }

@@ -159,8 +159,10 @@ use crate::{
 ///
 /// # Refunds
 ///
-/// The [`Decision`](crate::Decision) in the extensions of the request has a [`Receipt`](crate::Receipt). The inner service
-/// takes it and [refunds](crate::Receipt::refund) the charges of a request that is not to count:
+/// [`Policy::refund_if`](crate::Policy::refund_if) refunds requests by how they ended, such as all but failed logins.
+///
+/// For other cases, the [`Decision`](crate::Decision) in the extensions of the request has a [`Receipt`](crate::Receipt). The
+/// inner service takes it and [refunds](crate::Receipt::refund) the charges of a request that is not to count:
 ///
 /// ```
 /// use bytes::Bytes;
@@ -246,6 +248,29 @@ impl RateLimitLayer {
         Ok(Self {
             enforcer: Arc::new(enforcer),
         })
+    }
+}
+
+/// Counters.
+impl RateLimitLayer {
+    /// The number of requests whose refund or charge after their end was lost.
+    ///
+    /// These are the settlements of [`Policy::refund_if`](crate::Policy::refund_if) and
+    /// [`Policy::charge_if`](crate::Policy::charge_if) for which the store failed, and those that could not be sent, since
+    /// there was no tokio runtime or it ended. They are not repeated; the first one is logged. Clones of a layer and its
+    /// services count together.
+    ///
+    /// ```
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// let logins = Policy::new("logins", SlidingLog::per_minute(5)).key(key::ip());
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), logins.refund_if(|completion| completion.is_success()));
+    /// assert_eq!(layer.lost_settlements(), 0);
+    /// ```
+    #[must_use]
+    pub fn lost_settlements(&self) -> u64 {
+        let lost = self.enforcer.context.lost.as_ref();
+        lost.map_or(0, |lost| lost.count())
     }
 }
 

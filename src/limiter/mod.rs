@@ -50,7 +50,9 @@ impl Limiter {
     /// # Panics
     ///
     /// If two policies have the same name, or one has a setting that needs an HTTP request:
-    /// [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if) or [`once_per`](Policy::once_per). [`try_new`](Self::try_new) returns an error instead.
+    /// [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if), [`once_per`](Policy::once_per),
+    /// [`refund_if`](Policy::refund_if) or [`charge_if`](Policy::charge_if). [`try_new`](Self::try_new) returns an error
+    /// instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         match Self::try_new(store, policies) {

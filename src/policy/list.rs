@@ -90,12 +90,17 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
     let policies = policies.iter().map(|policy| PolicyContext {
         plan: policy.settings.plan.clone(),
         failure_mode: policy.settings.failure_mode,
+        completion: policy.settings.completion.clone(),
         observed: policy.settings.observed,
     });
     let policies: Arc<[_]> = policies.collect();
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
+        lost: policies
+            .iter()
+            .any(|policy| policy.completion.is_some())
+            .then(Arc::default),
         observes: policies.iter().any(|policy| policy.observed),
         policies,
         fields: Fields::default(),

@@ -1,5 +1,6 @@
 //! Named limits and the keys that they apply to.
 
+mod completion;
 #[cfg(feature = "serde")]
 mod file;
 mod list;
@@ -24,6 +25,7 @@ use self::{
 };
 use crate::{
     ConfigError, KeyExtractor, Limit,
+    completion::CompletionRule,
     decision::Plan,
     key::KeyError,
     limit::{PolicyLimit, Source},
@@ -76,6 +78,7 @@ struct Settings {
     cost: Cost,
     failure_mode: FailureMode,
     applies: Option<Condition>,
+    completion: Option<CompletionRule>,
     /// Whether the policy only observes.
     observed: bool,
     once: Once,
@@ -147,6 +150,7 @@ impl Policy<Unkeyed> {
             cost: Cost::Fixed(1),
             failure_mode: FailureMode::default(),
             applies: None,
+            completion: None,
             observed: false,
             once: Once::DEFAULT,
         };
@@ -201,6 +205,7 @@ impl<K> Policy<K> {
             cost,
             applies,
             once,
+            completion,
             ..
         } = &self.settings;
         let (setting, instead) = if plans.is_some() {
@@ -218,7 +223,17 @@ impl<K> Policy<K> {
         } else if once.has_id() {
             ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
         } else {
-            return Ok(());
+            match completion {
+                Some(CompletionRule::RefundIf(_)) => (
+                    "`.refund_if(..)`",
+                    "leave it out, and refund the receipt that `take_receipt` of the decision returns",
+                ),
+                Some(CompletionRule::ChargeIf(_)) => (
+                    "`.charge_if(..)`",
+                    "leave it out, and use `peek` before and `charge` after the request",
+                ),
+                None => return Ok(()),
+            }
         };
         Err(ConfigError::new(format!(
             "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",

@@ -14,6 +14,8 @@ mod client_ip;
 mod clock_steps;
 mod cluster;
 mod compile_errors;
+mod completion;
+mod completion_grpc;
 mod conformance;
 mod connect;
 mod decisions;
