@@ -52,7 +52,7 @@ impl AwaitedCompletion {
     }
 
     /// Completes the request with an error of the inner service or of the body.
-    pub(crate) fn fail(mut self: Box<Self>) {
+    pub(crate) fn fail(&mut self) {
         self.end(End::Failed);
     }
 

@@ -84,7 +84,7 @@ pub(crate) struct Admitted {
 impl Admitted {
     /// Ends with an error of the inner service.
     pub(crate) fn fail(self) {
-        if let Some(completion) = self.completion {
+        if let Some(mut completion) = self.completion {
             completion.fail();
         }
     }

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     convert::Infallible,
     future::{Ready, pending, poll_fn},
+    panic::{self, AssertUnwindSafe},
     pin::pin,
     sync::{Arc, Mutex},
     task::{Context, Poll, Waker},
@@ -412,7 +413,8 @@ async fn a_request_that_is_dropped_during_its_check_is_cancelled(store: Arc<dyn 
         ));
         {
             let mut call = pin!(service.oneshot(request("/")));
-            poll_fn(|cx| Poll::Ready(assert!(call.as_mut().poll(cx).is_pending()))).await;
+            let polled = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
+            assert!(polled.is_pending());
         }
         // The responses to the check and to the refund.
         gated.open(2);
@@ -636,11 +638,11 @@ async fn a_panic_is_an_error_of_the_server_wherever_it_is_and_whenever_it_is_cau
     let layer = RateLimitLayer::new(store.clone(), refunding());
     let service = layer.layer(service_fn(|request| end(request, Arc::new(Notify::new()))));
     let mut call = Box::pin(service.oneshot(request("/panic")));
-    poll_fn(|cx| {
-        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.as_mut().poll(cx)));
-        Poll::Ready(assert!(polled.is_err(), "it panics"))
-    })
-    .await;
+    let polled = poll_fn(|cx| {
+        let polled = panic::catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx)));
+        Poll::Ready(polled.is_err())
+    });
+    assert!(polled.await, "it panics");
     assert_eq!(counted(&store, "p").await, 1);
     drop(call);
     assert_eq!(counted(&store, "p").await, 0);
