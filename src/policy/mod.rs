@@ -74,6 +74,8 @@ struct Settings {
     cost: Cost,
     failure_mode: FailureMode,
     applies: Option<Condition>,
+    /// Whether the policy only observes.
+    observed: bool,
 }
 
 /// The requests that a policy applies to.
@@ -142,6 +144,7 @@ impl Policy<Unkeyed> {
             cost: Cost::Fixed(1),
             failure_mode: FailureMode::default(),
             applies: None,
+            observed: false,
         };
         Ok(Self { settings, key: Unkeyed })
     }

@@ -62,16 +62,16 @@ use super::rejection::Rejection;
 ///
 /// ```
 /// use bytes::Bytes;
-/// use http::{Request, Response, StatusCode, request::Parts};
+/// use http::{HeaderValue, Request, Response, StatusCode, header::WWW_AUTHENTICATE, request::Parts};
 /// use tower_quota::{key::KeyError, response::{Problem, Rejection, ResponseFormat}};
 ///
 /// fn unauthorized(rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
 ///     let mut response = Problem.respond(rejection, parts);
 ///     if matches!(rejection, Rejection::Refused(error) if error.is_absent()) {
-///         let (challenge, problem) = ("Bearer", r#"{"type":"about:blank","title":"Unauthorized","status":401}"#);
+///         let problem = r#"{"type":"about:blank","title":"Unauthorized","status":401}"#;
 ///         *response.status_mut() = StatusCode::UNAUTHORIZED;
 ///         *response.body_mut() = problem.into();
-///         response.headers_mut().insert("www-authenticate", challenge.parse().unwrap());
+///         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
 ///     }
 ///     response
 /// }

@@ -36,6 +36,7 @@ mod memory_store;
 mod nested;
 mod nginx;
 mod observers;
+mod observing;
 mod oracles;
 mod plans;
 mod policies;
