@@ -22,6 +22,9 @@ mod degrade;
 #[path = "../../examples/export.rs"]
 #[allow(dead_code)]
 pub(crate) mod export;
+#[path = "../../examples/handler.rs"]
+#[allow(dead_code)]
+mod handler;
 #[path = "../../examples/hello.rs"]
 #[allow(dead_code)]
 mod hello;
@@ -175,6 +178,11 @@ async fn export_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn idempotency_sends_what_it_shows() {
     shows(include_str!("../../examples/idempotency.rs"), idempotency::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn handler_sends_what_it_shows() {
+    shows(include_str!("../../examples/handler.rs"), handler::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,13 +10,17 @@ use std::{
 
 use axum::{Router, body::Body, response::Response, routing::post};
 use http::{Request, StatusCode};
-use tokio::{sync::Semaphore, task::JoinHandle, time::sleep};
+use tokio::{
+    sync::Semaphore,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tower::ServiceExt;
 use tower_quota::{Decision, ManualClock, MemoryStore, store::Store};
 
 use crate::{
     examples::export::{self, UserId},
-    support::{Redis, connected, eventually, patient},
+    support::{PATIENCE, Redis, connected, eventually, patient},
 };
 
 /// Exports that end when the test lets them.
@@ -87,7 +91,8 @@ async fn retries(replicas: &[Router; 2]) -> Vec<Response> {
         .map(|replica| tokio::spawn(request(replica, 42)));
     let mut responses = Vec::new();
     for attempt in attempts.collect::<Vec<_>>() {
-        responses.push(attempt.await.expect("no panic"));
+        let response = timeout(PATIENCE, attempt).await.expect("a denial, and no export");
+        responses.push(response.expect("no panic"));
     }
     responses
 }
