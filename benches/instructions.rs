@@ -13,6 +13,7 @@
 //! | `bare` | to the service without the layer |
 //! | `admitted` | admitted, with header fields and extensions |
 //! | `fields`, `extensions`, `least` | admitted, with header fields only, with extensions only, with neither |
+//! | `live`, `reloaded` | admitted as in `least`, by a policy that follows a file, before and after a reload |
 //! | `denied` | denied by a `MemoryStore` |
 //! | `cached` | denied by the deny cache of a `RedisStore`; starts a Redis server |
 
@@ -27,7 +28,9 @@ use std::{
 
 use http::StatusCode;
 use tower::{Layer, Service};
-use tower_quota::{Headers, Policy, RateLimitLayer, RedisStore, key};
+use tower_quota::{
+    Headers, Limit, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, key,
+};
 
 use self::bare::{Bare, admitting, denying, limited, request, send};
 
@@ -46,7 +49,7 @@ fn main() {
     let (fields, extensions) = match path.as_str() {
         "fields" => (Headers::Draft08, false),
         "extensions" => (Headers::None, true),
-        "least" => (Headers::None, false),
+        "least" | "live" | "reloaded" => (Headers::None, false),
         "bare" | "admitted" | "denied" => (Headers::Draft08, true),
         other => panic!("`{other}` is not a path; see the head of this file"),
     };
@@ -54,7 +57,12 @@ fn main() {
         "denied" => (denying(), StatusCode::TOO_MANY_REQUESTS),
         _ => (admitting(), StatusCode::OK),
     };
-    let layer = limited(limit).headers(fields).extensions(extensions);
+    let layer = match path.as_str() {
+        "live" => live(&limit, 0),
+        "reloaded" => live(&limit, 1),
+        _ => limited(limit),
+    };
+    let layer = layer.headers(fields).extensions(extensions);
     let mut service = layer.layer(Bare);
     send(&mut service, request(1));
     for _ in 0..requests {
@@ -65,6 +73,18 @@ fn main() {
         assert_eq!(status, answer);
     }
     println!("{requests} requests, {path}");
+}
+
+/// A layer with this limit by address, which follows a file that was reloaded so often.
+fn live(limit: &Limit, reloads: u32) -> RateLimitLayer {
+    let file = format!(r#"{{"policies": {{"bench": {{"limit": "{limit}", "key": "ip"}}}}}}"#);
+    let policies = || serde_json::from_str::<Policies>(&file).expect("a policy");
+    let live = LivePolicies::from(policies());
+    let layer = RateLimitLayer::new(MemoryStore::new(), live.get("bench").expect("a policy"));
+    for _ in 0..reloads {
+        live.replace(policies()).expect("a policy");
+    }
+    layer
 }
 
 /// A denial is cached for 1 s, so that one request in some thousand is sent to Redis.

@@ -27,6 +27,8 @@ use http::{
 };
 use smallvec::SmallVec;
 
+#[cfg(feature = "serde")]
+use crate::policy::{Keyed, Renewals};
 use crate::{
     Decision, Key, Policy, PolicyDecision,
     check::{self, Check, PendingCheck},
@@ -44,6 +46,9 @@ use crate::{
 pub(crate) struct Enforcer {
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) context: Arc<CheckContext>,
+    /// The policies after a reload of their file, if they follow one.
+    #[cfg(feature = "serde")]
+    pub(crate) renewals: Option<Renewals<Keyed>>,
     pub(crate) format: Arc<dyn ResponseFormat>,
     pub(crate) fields: Fields,
     /// Whether decisions are left in extensions.
@@ -102,19 +107,35 @@ impl Enforcer {
     /// The policies that apply to the request, with its keys and costs.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &self.renewals {
+            return renewals.apply(&self.policies, &self.context, |policies, context| {
+                self.undecided_by(policies, context, parts)
+            });
+        }
+        self.undecided_by(&self.policies, &self.context, parts)
+    }
+
+    #[inline(always)]
+    fn undecided_by(
+        &self,
+        policies: &[Policy],
+        context: &Arc<CheckContext>,
+        parts: &Parts,
+    ) -> Result<Option<Decision>, KeyError> {
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
-        if let [policy] = &*self.policies {
+        if let [policy] = policies {
             let charge = self.charge_by(policy, parts)?;
             return Ok(charge.map(|(key, cost)| {
-                let undecided = PolicyDecision::undecided(self.context.clone(), 0, key, cost);
+                let undecided = PolicyDecision::undecided(context.clone(), 0, key, cost);
                 Decision::new(false, SmallVec::from_buf([undecided]))
             }));
         }
 
         let mut undecided = PolicyDecisions::new();
-        for (position, policy) in self.policies.iter().enumerate() {
+        for (position, policy) in policies.iter().enumerate() {
             if let Some((key, cost)) = self.charge_by(policy, parts)? {
-                undecided.push(PolicyDecision::undecided(self.context.clone(), position, key, cost));
+                undecided.push(PolicyDecision::undecided(context.clone(), position, key, cost));
             }
         }
         Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))

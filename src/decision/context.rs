@@ -13,6 +13,8 @@ use crate::{
 pub(crate) struct CheckContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) failover: Arc<Failover>,
+    /// The failure mode of all policies, in place of their own.
+    pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
 }

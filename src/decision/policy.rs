@@ -133,7 +133,7 @@ impl PolicyDecision {
 
     #[inline]
     pub(crate) fn failure_mode(&self) -> FailureMode {
-        self.policy().failure_mode
+        self.context.failure_mode.unwrap_or(self.policy().failure_mode)
     }
 
     /// What the store is to charge.

@@ -1,9 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use crate::{
-    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, decision::PolicyContext, key::Secret,
-    response::ResponseFormat,
-};
+use crate::{ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, key::Secret, response::ResponseFormat};
 
 /// Settings.
 impl RateLimitLayer {
@@ -218,11 +215,7 @@ impl RateLimitLayer {
     /// The default is the [mode of each policy](crate::Policy::failure_mode), which is [`FailureMode::Local`] unless it was
     /// set. See [`FailureMode`] for an example.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        let context = Arc::make_mut(&mut self.enforcer_mut().context);
-        let policies = context.policies.iter().cloned();
-        context.policies = policies
-            .map(|policy| PolicyContext { failure_mode, ..policy })
-            .collect();
+        Arc::make_mut(&mut self.enforcer_mut().context).failure_mode = Some(failure_mode);
         self
     }
 }

@@ -84,13 +84,19 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
 
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
-    let policies = policies.iter().map(|policy| PolicyContext {
-        plan: policy.settings.plan.clone(),
-        failure_mode: policy.settings.failure_mode,
-    });
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
-        policies: policies.collect(),
+        policies: contexts(policies),
+        failure_mode: None,
     }
+}
+
+/// The parts of that context that depend on the policies.
+pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
+    let contexts = policies.iter().map(|policy| PolicyContext {
+        plan: policy.settings.terms.plan.clone(),
+        failure_mode: policy.settings.failure_mode(),
+    });
+    contexts.collect()
 }

@@ -3,8 +3,11 @@
 #[cfg(feature = "serde")]
 mod file;
 mod list;
+#[cfg(feature = "serde")]
+mod live;
 mod name;
 mod settings;
+mod terms;
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -14,13 +17,16 @@ use http::request::Parts;
 pub use self::file::Policies;
 pub use self::list::IntoPolicies;
 pub(crate) use self::list::{context, validate_names};
+#[cfg(feature = "serde")]
+pub use self::live::LivePolicies;
+#[cfg(feature = "serde")]
+pub(crate) use self::live::Renewals;
 
-use self::name::validate_name;
+#[cfg(feature = "serde")]
+use self::live::Origin;
+use self::terms::Terms;
 use crate::{
     ConfigError, KeyExtractor, Limit,
-    decision::Plan,
-    headers::policy_item,
-    response::violates,
     store::{FailureMode, Quota},
 };
 
@@ -63,10 +69,20 @@ pub struct Policy<K = Keyed> {
 /// What a policy has besides its key.
 #[derive(Clone)]
 struct Settings {
-    plan: Arc<Plan>,
-    cost: Cost,
-    failure_mode: FailureMode,
+    terms: Terms,
+    /// The settings in code, over those of the terms.
+    cost: Option<Cost>,
+    failure_mode: Option<FailureMode>,
     applies: Option<Condition>,
+    /// Where a reload replaces the terms.
+    #[cfg(feature = "serde")]
+    origin: Option<Origin>,
+}
+
+impl Settings {
+    fn failure_mode(&self) -> FailureMode {
+        self.failure_mode.unwrap_or(self.terms.failure_mode)
+    }
 }
 
 /// The requests that a policy applies to.
@@ -119,22 +135,19 @@ impl Policy<Unkeyed> {
     ///
     /// For the names and limits for which [`new`](Self::new) panics.
     pub fn try_new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Result<Self, ConfigError> {
-        let (name, limit) = (name.into(), limit.into());
-        validate_name(&name)?;
-        limit.validate()?;
+        Terms::try_new(name, limit).map(Self::with_terms)
+    }
 
-        let plan = Plan {
-            policy_item: policy_item(&name, &limit),
-            problem: violates(&[&name]),
-            quota: Quota::new(name, limit),
-        };
+    fn with_terms(terms: Terms) -> Self {
         let settings = Settings {
-            plan: Arc::new(plan),
-            cost: Cost::Fixed(1),
-            failure_mode: FailureMode::default(),
+            terms,
+            cost: None,
+            failure_mode: None,
             applies: None,
+            #[cfg(feature = "serde")]
+            origin: None,
         };
-        Ok(Self { settings, key: Unkeyed })
+        Self { settings, key: Unkeyed }
     }
 
     /// The key that requests are counted under; see [`key`](crate::key) for the extractors.
@@ -157,24 +170,25 @@ impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.settings.plan.quota.name
+        &self.quota().name
     }
 
     /// The limit.
     #[must_use]
     pub fn limit(&self) -> &Limit {
-        &self.settings.plan.quota.limit
+        &self.quota().limit
     }
 
     pub(crate) fn quota(&self) -> &Quota {
-        &self.settings.plan.quota
+        &self.settings.terms.plan.quota
     }
 
     /// The cost of each request, unless it is computed.
     pub(crate) fn fixed_cost(&self) -> Option<u64> {
         match self.settings.cost {
-            Cost::Fixed(cost) => Some(cost),
-            Cost::Computed(_) => None,
+            None => Some(self.settings.terms.cost),
+            Some(Cost::Fixed(cost)) => Some(cost),
+            Some(Cost::Computed(_)) => None,
         }
     }
 
@@ -182,7 +196,7 @@ impl<K> Policy<K> {
     /// their place.
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
         let Settings { cost, applies, .. } = &self.settings;
-        let (setting, instead) = if matches!(cost, Cost::Computed(_)) {
+        let (setting, instead) = if matches!(cost, Some(Cost::Computed(_))) {
             ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
         } else if applies.is_some() {
             (
@@ -223,8 +237,9 @@ impl Policy {
             return 0;
         }
         match &self.settings.cost {
-            Cost::Fixed(cost) => *cost,
-            Cost::Computed(cost) => cost(parts),
+            None => self.settings.terms.cost,
+            Some(Cost::Fixed(cost)) => *cost,
+            Some(Cost::Computed(cost)) => cost(parts),
         }
     }
 }
@@ -234,8 +249,14 @@ impl<K> fmt::Debug for Policy<K> {
         f.debug_struct("Policy")
             .field("name", &self.name())
             .field("limit", self.limit())
-            .field("cost", &self.settings.cost)
-            .field("failure_mode", &self.settings.failure_mode)
+            .field(
+                "cost",
+                self.settings
+                    .cost
+                    .as_ref()
+                    .unwrap_or(&Cost::Fixed(self.settings.terms.cost)),
+            )
+            .field("failure_mode", &self.settings.failure_mode())
             .finish_non_exhaustive()
     }
 }

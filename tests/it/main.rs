@@ -38,6 +38,7 @@ mod policies;
 mod properties;
 mod redis_store;
 mod reference;
+mod reload;
 mod script;
 mod shutdown;
 mod stack;

@@ -1,0 +1,65 @@
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::super::terms::Terms;
+use crate::KeyExtractor;
+
+/// What a file has about a policy that code uses.
+#[derive(Clone)]
+pub(super) struct Description {
+    pub(super) terms: Terms,
+    /// The key, if code uses it.
+    pub(super) key: Option<Arc<dyn KeyExtractor>>,
+}
+
+/// The policies of one load of a file that code uses, by name.
+#[derive(Clone, Default)]
+pub(super) struct Snapshot {
+    /// The number of loads before this one.
+    pub(super) generation: u64,
+    pub(super) policies: BTreeMap<String, Description>,
+}
+
+/// Where policies that follow a file find their newest terms.
+#[derive(Default)]
+pub(in crate::policy) struct Source {
+    newest: Mutex<Arc<Snapshot>>,
+    generation: AtomicU64,
+}
+
+impl Source {
+    /// The generation of the newest snapshot. A request reads it, so it is apart from the snapshot.
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub(super) fn newest(&self) -> Arc<Snapshot> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn add(&self, name: String, description: Description) {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::make_mut(&mut newest).policies.insert(name, description);
+    }
+
+    pub(super) fn replace(&self, policies: BTreeMap<String, Description>) {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = newest.generation + 1;
+        *newest = Arc::new(Snapshot { generation, policies });
+        self.generation.store(generation, Ordering::Release);
+    }
+}
+
+/// The source of a policy that follows a file.
+#[derive(Clone)]
+pub(in crate::policy) struct Origin {
+    pub(super) source: Arc<Source>,
+    /// Whether the key is that of the file too.
+    pub(super) has_key: bool,
+}
