@@ -13,7 +13,8 @@
 //! | `bare` | to the service without the layer |
 //! | `admitted` | admitted, with header fields and extensions |
 //! | `fields`, `extensions`, `least` | admitted, with header fields only, with extensions only, with neither |
-//! | `live`, `reloaded` | admitted as in `least`, by a policy that follows a file, before and after a reload |
+//! | `plans` | as `admitted`, under a limit that is chosen for each request |
+//! | `live`, `reloaded` | as `least`, by a policy that follows a file, before and after a reload |
 //! | `denied` | denied by a `MemoryStore` |
 //! | `cached` | denied by the deny cache of a `RedisStore`; starts a Redis server |
 
@@ -26,10 +27,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::StatusCode;
+use http::{StatusCode, request::Parts};
 use tower::{Layer, Service};
 use tower_quota::{
     Headers, Limit, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, key,
+    key::PeerAddr,
+    limit::{self, PolicyLimit},
 };
 
 use self::bare::{Bare, admitting, denying, limited, request, send};
@@ -50,16 +53,17 @@ fn main() {
         "fields" => (Headers::Draft08, false),
         "extensions" => (Headers::None, true),
         "least" | "live" | "reloaded" => (Headers::None, false),
-        "bare" | "admitted" | "denied" => (Headers::Draft08, true),
+        "bare" | "admitted" | "plans" | "denied" => (Headers::Draft08, true),
         other => panic!("`{other}` is not a path; see the head of this file"),
     };
-    let (limit, answer) = match path.as_str() {
-        "denied" => (denying(), StatusCode::TOO_MANY_REQUESTS),
-        _ => (admitting(), StatusCode::OK),
+    let (limit, answer): (PolicyLimit, _) = match path.as_str() {
+        "denied" => (denying().into(), StatusCode::TOO_MANY_REQUESTS),
+        "plans" => (limit::by(by_peer), StatusCode::OK),
+        _ => (admitting().into(), StatusCode::OK),
     };
     let layer = match path.as_str() {
-        "live" => live(&limit, 0),
-        "reloaded" => live(&limit, 1),
+        "live" => live(0),
+        "reloaded" => live(1),
         _ => limited(limit),
     };
     let layer = layer.headers(fields).extensions(extensions);
@@ -75,9 +79,12 @@ fn main() {
     println!("{requests} requests, {path}");
 }
 
-/// A layer with this limit by address, which follows a file that was reloaded so often.
-fn live(limit: &Limit, reloads: u32) -> RateLimitLayer {
-    let file = format!(r#"{{"policies": {{"bench": {{"limit": "{limit}", "key": "ip"}}}}}}"#);
+/// A layer that follows a file, which was reloaded so often.
+fn live(reloads: u32) -> RateLimitLayer {
+    let file = format!(
+        r#"{{"policies": {{"bench": {{"limit": "{}", "key": "ip"}}}}}}"#,
+        admitting()
+    );
     let policies = || serde_json::from_str::<Policies>(&file).expect("a policy");
     let live = LivePolicies::from(policies());
     let layer = RateLimitLayer::new(MemoryStore::new(), live.get("bench").expect("a policy"));
@@ -85,6 +92,15 @@ fn live(limit: &Limit, reloads: u32) -> RateLimitLayer {
         live.replace(policies()).expect("a policy");
     }
     layer
+}
+
+/// The limit of a plan, as an extension of the request has it.
+fn by_peer(parts: &Parts) -> Limit {
+    let pro = parts
+        .extensions
+        .get::<PeerAddr>()
+        .is_some_and(|peer| peer.0.port() == 4711);
+    if pro { admitting() } else { denying() }
 }
 
 /// A denial is cached for 1 s, so that one request in some thousand is sent to Redis.

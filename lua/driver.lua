@@ -15,7 +15,9 @@ local function charges_at(position, size)
     local place = refunding and -i or i
     made[place] = made[place] or {}
     if not made[place][argument] then
-      made[place][argument] = algorithms[string.match(argument, '%a+')](unpack(numbers_in(argument)))
+      local charge = algorithms[string.match(argument, '%a+')](unpack(numbers_in(argument)))
+      charge.role = string.match(argument, ' (%a+)$')
+      made[place][argument] = charge
     end
     charges[i] = made[place][argument]
   end
@@ -70,24 +72,34 @@ end
 
 local function refund(run, charges, times)
   for i, charge in ipairs(charges) do
-    charge.open(KEYS[passed + i])
+    charge.room = charge.open(KEYS[passed + i])
   end
   for _, charge in ipairs(charges) do
-    local room = charge.refund(run.admitted_at, charge.cost)
+    local room = charge.role == 'checked' and charge.room or charge.refund(run.admitted_at, charge.cost)
     add_reply(times, room, 0, charge.reset())
   end
 end
 
+-- A charge without a role is counted. A `checked` one only needs room, and not once for each caller. One to count `once` is
+-- a marker, which does not deny: if it has counted before and has room, the next charge is exempt.
 local function decide(run, charges, times)
-  local admitted = times
+  local admitted, exempt = times, false
   for i = 1, #charges do
     local charge = charges[i]
+    local cost, role = charge.cost, charge.role
+    local weight = role == 'checked' and cost or times * cost
     local room = charge.open(KEYS[passed + i])
-    if room < times * charge.cost then
+    if room < weight then
       room = charge.reclaim and charge.reclaim() or room
-      admitted = min(admitted, floor(room / charge.cost))
     end
-    charge.room = room
+    local fits, marks = room >= weight, role == 'once'
+    charge.room, charge.full = room, marks and not fits
+    charge.denies = not exempt and not marks
+    charge.counts = not exempt and not charge.full and role ~= 'checked'
+    if charge.denies and not fits then
+      admitted = min(admitted, floor(room / cost))
+    end
+    exempt = marks and fits and room < charge.quota
   end
 
   local added = admitted
@@ -99,11 +111,12 @@ local function decide(run, charges, times)
   for i = 1, #charges do
     local charge = charges[i]
     local room, cost = charge.room, charge.cost
-    if added > 0 then
+    if added > 0 and charge.counts then
       charge.add(added * cost)
       room = max(0, room - added * cost)
     end
-    local wait = admitted < times and room < cost and charge.wait() or 0
+    local lacks_room = charge.full or charge.denies and admitted < times and room < cost
+    local wait = lacks_room and charge.wait() or 0
     add_reply(admitted, room, wait, charge.reset())
   end
 end

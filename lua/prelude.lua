@@ -3,7 +3,7 @@
 -- KEYS  the keys of the charges, request after request
 -- ARGV  runs of requests that look alike, each of them: `operation requests times charges`, where `times` is how many
 --       callers send the same request, `3` of each or `1,5,2`, and for a refund, last, when it was admitted; then for each
---       charge: `algorithm cost`, and what the algorithm reads
+--       charge: `algorithm cost`, what the algorithm reads, and its role, if it has one
 -- reply little-endian doubles in one string: the time in microseconds, then for each charge of each request: how many of
 --       its callers are admitted, remaining, the wait of the next caller (0: this charge fits), the time to a full reset;
 --       the time alone where the boundaries of a calendar window do not enclose it, and then nothing was done.

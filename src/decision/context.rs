@@ -1,10 +1,11 @@
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use bytes::Bytes;
 use http::HeaderValue;
 
 use crate::{
     FailureMode,
+    headers::Fields,
     store::{Failover, Quota, Store},
 };
 
@@ -17,13 +18,24 @@ pub(crate) struct CheckContext {
     pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    /// The rate limit fields of responses.
+    pub(crate) fields: Fields,
+    pub(crate) format: SharedFormat,
 }
+
+/// The [`ResponseFormat`](crate::response::ResponseFormat) of a layer or a limiter.
+///
+/// Its type is erased: a format takes decisions, which have this context.
+#[derive(Clone)]
+pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 
 /// What the checks of one policy have in common.
 #[derive(Clone)]
 pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
     pub(crate) failure_mode: FailureMode,
+    /// The number of the file that the policy follows, if it follows one.
+    pub(crate) file: Option<u64>,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

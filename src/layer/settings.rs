@@ -1,6 +1,9 @@
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use crate::{ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, key::Secret, response::ResponseFormat};
+use crate::{
+    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, decision::SharedFormat, key::Secret,
+    response::ResponseFormat,
+};
 
 /// Settings.
 impl RateLimitLayer {
@@ -8,7 +11,7 @@ impl RateLimitLayer {
     ///
     /// The default is [`Headers::Draft08`]. See [`Headers`] for an example of each.
     pub fn headers(mut self, headers: Headers) -> Self {
-        self.enforcer_mut().fields.dialect = headers;
+        self.context_mut().fields.dialect = headers;
         self
     }
 
@@ -43,7 +46,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn legacy_headers(mut self, reset: ResetFormat) -> Self {
-        self.enforcer_mut().fields.legacy = Some(reset);
+        self.context_mut().fields.legacy = Some(reset);
         self
     }
 
@@ -100,7 +103,7 @@ impl RateLimitLayer {
     ///
     /// If the secret is shorter than 16 bytes.
     pub fn try_partition_key(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        self.enforcer_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
+        self.context_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
         Ok(self)
     }
 
@@ -206,7 +209,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
-        self.enforcer_mut().format = Arc::new(format);
+        self.context_mut().format = SharedFormat::new(format);
         self
     }
 
@@ -215,7 +218,7 @@ impl RateLimitLayer {
     /// The default is the [mode of each policy](crate::Policy::failure_mode), which is [`FailureMode::Local`] unless it was
     /// set. See [`FailureMode`] for an example.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        Arc::make_mut(&mut self.enforcer_mut().context).failure_mode = Some(failure_mode);
+        self.context_mut().failure_mode = Some(failure_mode);
         self
     }
 }

@@ -3,7 +3,9 @@ use std::sync::Arc;
 use super::{Keyed, Policy};
 use crate::{
     ConfigError,
-    decision::{CheckContext, PolicyContext},
+    decision::{CheckContext, PolicyContext, SharedFormat},
+    headers::Fields,
+    response::Negotiated,
     store::{Failover, Store},
 };
 
@@ -89,6 +91,8 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
         store: Arc::new(store),
         policies: contexts(policies),
         failure_mode: None,
+        fields: Fields::default(),
+        format: SharedFormat::new(Negotiated::default()),
     }
 }
 
@@ -97,6 +101,7 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
     let contexts = policies.iter().map(|policy| PolicyContext {
         plan: policy.settings.terms.plan.clone(),
         failure_mode: policy.settings.failure_mode(),
+        file: policy.settings.file(),
     });
     contexts.collect()
 }

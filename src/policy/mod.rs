@@ -6,6 +6,7 @@ mod list;
 #[cfg(feature = "serde")]
 mod live;
 mod name;
+mod plan;
 mod settings;
 mod terms;
 
@@ -27,6 +28,9 @@ use self::live::Origin;
 use self::terms::Terms;
 use crate::{
     ConfigError, KeyExtractor, Limit,
+    decision::Plan,
+    key::KeyError,
+    limit::PolicyLimit,
     store::{FailureMode, Quota},
 };
 
@@ -42,7 +46,8 @@ use crate::{
 /// let say_hi = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30)))
 ///     .key((key::ip(), key::path()));
 /// assert_eq!(say_hi.name(), "say-hi");
-/// assert_eq!(say_hi.limit().to_string(), "sliding-log 2/30s");
+/// assert_eq!(say_hi.limit(), Some(&"sliding-log 2/30s".parse()?));
+/// # Ok::<(), tower_quota::limit::ParseLimitError>(())
 /// ```
 ///
 /// A layer takes only policies with a key. One limit for all callers has a constant key:
@@ -83,6 +88,17 @@ impl Settings {
     fn failure_mode(&self) -> FailureMode {
         self.failure_mode.unwrap_or(self.terms.failure_mode)
     }
+
+    /// The number of the file that the policy follows.
+    #[cfg(feature = "serde")]
+    fn file(&self) -> Option<u64> {
+        self.origin.as_ref().map(Origin::file)
+    }
+
+    #[cfg(not(feature = "serde"))]
+    fn file(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The requests that a policy applies to.
@@ -107,6 +123,8 @@ pub struct Unkeyed;
 impl Policy<Unkeyed> {
     /// A policy without a key and with a cost of 1 for each request.
     ///
+    /// The limit is an algorithm, a [`Limit`], or one that [`limit::by`](crate::limit::by()) chooses for each request.
+    ///
     /// A name is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, `.` and `-`, 64 characters at most.
     ///
     /// # Panics
@@ -115,7 +133,7 @@ impl Policy<Unkeyed> {
     /// 100,000 without a [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst
     /// and rate are too large together for exact integers. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
-    pub fn new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Self {
+    pub fn new(name: impl Into<Cow<'static, str>>, limit: impl Into<PolicyLimit>) -> Self {
         match Self::try_new(name, limit) {
             Ok(policy) => policy,
             Err(error) => panic!("{error}"),
@@ -134,7 +152,7 @@ impl Policy<Unkeyed> {
     /// # Errors
     ///
     /// For the names and limits for which [`new`](Self::new) panics.
-    pub fn try_new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Result<Self, ConfigError> {
+    pub fn try_new(name: impl Into<Cow<'static, str>>, limit: impl Into<PolicyLimit>) -> Result<Self, ConfigError> {
         Terms::try_new(name, limit).map(Self::with_terms)
     }
 
@@ -170,17 +188,16 @@ impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.quota().name
+        &self.settings.terms.plan.quota.name
     }
 
-    /// The limit.
+    /// The limit; `None` if it is [chosen](crate::limit::by()) for each request.
     #[must_use]
-    pub fn limit(&self) -> &Limit {
-        &self.quota().limit
-    }
-
-    pub(crate) fn quota(&self) -> &Quota {
-        &self.settings.terms.plan.quota
+    pub fn limit(&self) -> Option<&Limit> {
+        match self.settings.terms.plans {
+            Some(_) => None,
+            None => Some(&self.settings.terms.plan.quota.limit),
+        }
     }
 
     /// The cost of each request, unless it is computed.
@@ -195,8 +212,15 @@ impl<K> Policy<K> {
     /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
     /// their place.
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
-        let Settings { cost, applies, .. } = &self.settings;
-        let (setting, instead) = if matches!(cost, Some(Cost::Computed(_))) {
+        let Settings {
+            terms, cost, applies, ..
+        } = &self.settings;
+        let (setting, instead) = if terms.plans.is_some() {
+            (
+                "`limit::by(..)`",
+                "make a limiter for each plan, with this policy name and one store: they share their counts",
+            )
+        } else if matches!(cost, Some(Cost::Computed(_))) {
             ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
         } else if applies.is_some() {
             (
@@ -230,12 +254,31 @@ impl Policy {
         &*self.key.0
     }
 
-    /// The cost of a request; 0 if the policy does not apply to it.
-    pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
+    /// Whether the policy is for a request.
+    #[inline]
+    pub(crate) fn applies_to(&self, parts: &Parts) -> bool {
         let applies = |condition: &Condition| condition(parts);
-        if *self.limit() == Limit::Unlimited || !self.settings.applies.as_ref().is_none_or(applies) {
-            return 0;
+        self.settings.applies.as_ref().is_none_or(applies)
+    }
+
+    /// The plan that is chosen for a request, unless all requests have the same.
+    #[inline]
+    pub(crate) fn choose_plan(&self, parts: &Parts) -> Result<Option<Arc<Plan>>, KeyError> {
+        match &self.settings.terms.plans {
+            None => Ok(None),
+            Some(plans) => plans.of(parts).map(Some),
         }
+    }
+
+    /// What applies to a request for which this plan is chosen.
+    #[inline]
+    pub(crate) fn quota_of<'a>(&'a self, chosen: Option<&'a Plan>) -> &'a Quota {
+        &chosen.unwrap_or(&self.settings.terms.plan).quota
+    }
+
+    /// The cost of a request; 0 if the policy does not apply to it.
+    #[inline]
+    pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
         match &self.settings.cost {
             None => self.settings.terms.cost,
             Some(Cost::Fixed(cost)) => *cost,
@@ -246,9 +289,13 @@ impl Policy {
 
 impl<K> fmt::Debug for Policy<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limit: &dyn fmt::Debug = match self.limit() {
+            Some(limit) => limit,
+            None => &format_args!("<fn>"),
+        };
         f.debug_struct("Policy")
             .field("name", &self.name())
-            .field("limit", self.limit())
+            .field("limit", limit)
             .field(
                 "cost",
                 self.settings

@@ -11,7 +11,7 @@ use super::{
     MemoryStore, Store, StoreId,
     error::StoreError,
     health::Health,
-    request::{Charge, Operation, StoreRequest},
+    request::{Charge, ChargeRole, Operation, StoreRequest},
     response::StoreFuture,
 };
 use crate::{ConfigError, Limit, limit::Share};
@@ -239,9 +239,8 @@ impl Failover {
     }
 
     /// Decides in this process. The charges are those of [`LocalCharge::charge`].
-    pub(crate) fn decide(&self, operation: Operation, charges: &[Charge<'_>]) -> StoreFuture {
-        let counts = self.counts.get_or_init(MemoryStore::new);
-        counts.decide(&[StoreRequest::new(operation, charges)])
+    pub(crate) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        self.counts.get_or_init(MemoryStore::new).decide(requests)
     }
 
     /// Removes what this process has counted.
@@ -268,7 +267,12 @@ pub(crate) struct LocalCharge {
 impl LocalCharge {
     /// The charge in this mode, if it is one that counts locally.
     pub(crate) fn new(mode: FailureMode, operation: Operation, charge: &Charge<'_>) -> Option<Self> {
-        let limit = charge.limit().scaled(mode.share()?);
+        let share = mode.share()?;
+        let limit = match charge.role() {
+            ChargeRole::Counted | ChargeRole::CheckedOnly => charge.limit().scaled(share),
+            // The repetitions of one request do not divide between processes.
+            ChargeRole::Once => charge.limit().clone(),
+        };
         let cost = match operation {
             Operation::Check | Operation::Peek => charge.cost().min(limit.quota()),
             // What has happened counts in full, and a receipt holds the cost that was counted.

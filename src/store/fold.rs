@@ -36,7 +36,7 @@ fn add_up<'a>(charges: &[Charge<'a>]) -> (Cow<'a, [Charge<'a>]>, Folds) {
     for charge in charges {
         let place = folded.iter().position(|earlier| earlier.same_key(charge));
         match place {
-            Some(place) => folded[place] = folded[place].plus(charge.cost()),
+            Some(place) => folded[place] = folded[place].plus(charge),
             None => folded.push(*charge),
         }
         places.push(place.unwrap_or(folded.len() - 1));

@@ -23,7 +23,7 @@ pub use self::{
     error::{ErrorKind, StoreError},
     failover::FailureMode,
     memory::{MemoryStore, MemoryStoreBuilder},
-    request::{Charge, Operation, StoreRequest},
+    request::{Charge, ChargeRole, Operation, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},
 };
 pub(crate) use self::{
@@ -40,6 +40,7 @@ pub(crate) use self::{
 /// * Counts are identified by the name of the policy, the key and the algorithm of the limit. A limit whose parameters change
 ///   applies to the counts that are there.
 /// * The costs of several charges on one key of one policy are added up.
+/// * A charge may be left out of what is checked or counted: its [`ChargeRole`] defines it.
 /// * A request without charges is admitted, and so is a charge of [`Limit::Unlimited`](crate::Limit::Unlimited). A check of
 ///   [`Limit::DenyAll`](crate::Limit::DenyAll) is denied and has no `retry_after`. Nothing is counted for these.
 /// * A store that fails, or that does not implement a limit, returns a [`StoreError`]; the
@@ -50,7 +51,7 @@ pub(crate) use self::{
 ///
 /// # A complete store
 ///
-/// It implements fixed windows in a map. A store on a server does the same in one atomic script or transaction, and returns
+/// It implements fixed windows in a map, and charges that are [counted](ChargeRole::Counted). A store on a server does the same in one atomic script or transaction, and returns
 /// [`StoreFuture::pending`].
 ///
 /// ```
@@ -62,8 +63,8 @@ pub(crate) use self::{
 /// use tower_quota::{
 ///     FixedWindow, Key, Limit, Limiter, Policy,
 ///     store::{
-///         Charge, ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest,
-///         StoreResponse,
+///         Charge, ChargeRole, ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreId,
+///         StoreRequest, StoreResponse,
 ///     },
 /// };
 ///
@@ -104,6 +105,9 @@ pub(crate) use self::{
 ///         let (Limit::FixedWindow(limit), Some(length)) = (charge.limit(), charge.limit().window()) else {
 ///             return Err(StoreError::new(ErrorKind::Refused, format!("not implemented: {}", charge.limit())));
 ///         };
+///         if charge.role() != ChargeRole::Counted {
+///             return Err(StoreError::new(ErrorKind::Refused, "not implemented"));
+///         }
 ///         let new = Window { begin: now, end: now + length, used: 0 };
 ///         let window = changed.entry(place(charge)).or_insert(open(counts, charge, now).unwrap_or(new));
 ///         match operation {

@@ -25,7 +25,8 @@ pub struct StoreRequest<'a> {
 }
 
 impl<'a> StoreRequest<'a> {
-    /// An operation on these charges. The costs of several charges on one key of one policy are added up.
+    /// An operation on these charges. The costs of several charges on one key of one policy are added up; if their roles
+    /// differ, the sum is [counted](ChargeRole::Counted).
     #[must_use]
     pub fn new(operation: Operation, charges: &'a [Charge<'a>]) -> Self {
         Self { operation, charges }
@@ -48,9 +49,9 @@ impl<'a> StoreRequest<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Counts all charges if all of them fit, else none.
+    /// Counts all charges if all of them fit, else none. The [role](ChargeRole) of a charge can exempt it from either.
     Check,
-    /// Counts all charges, also above the limits; later requests wait for it.
+    /// Counts all charges, also above the limits; later requests wait for it. The [role](ChargeRole) of a charge can exempt it.
     Charge,
     /// Returns what [`Check`](Self::Check) would return, and counts nothing.
     Peek,
@@ -64,21 +65,80 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Whether it compares the room with the costs.
+    pub(crate) fn compares_room(self) -> bool {
+        match self {
+            Self::Check | Self::Charge | Self::Peek => true,
+            Self::Reset | Self::Refund { .. } => false,
+        }
+    }
+
     /// Whether it is denied if a charge does not fit.
     pub(crate) fn requires_room(self) -> bool {
         matches!(self, Self::Check | Self::Peek)
     }
 }
 
+/// What a [`Charge`] is in its request.
+///
+/// ```
+/// use tower_quota::{FixedWindow, Key, Limit, MemoryStore, SlidingLog, store::{Charge, Operation, Store, StoreRequest}};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let store = MemoryStore::new();
+/// let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("42"));
+/// let (marks, id) = (Limit::from(FixedWindow::per_minute(2)), Key::from("42").and("id-1"));
+/// let remaining = async |charges: &[Charge<'_>]| {
+///     let response = store.decide(&[StoreRequest::new(Operation::Check, charges)]).await?;
+///     Ok::<_, tower_quota::store::StoreError>(response.outcomes()[0].states().last().map(|state| state.remaining))
+/// };
+///
+/// let counted = Charge::new("mails", &limit, &key, 1);
+/// assert_eq!(remaining(&[counted]).await?, Some(4));
+/// assert_eq!(remaining(&[counted.checked_only()]).await?, Some(4));
+///
+/// let marker = Charge::new("mails", &marks, &id, 1).once();
+/// assert_eq!(remaining(&[marker, counted]).await?, Some(3));
+/// assert_eq!(remaining(&[marker, counted]).await?, Some(3)); // the one repetition
+/// assert_eq!(remaining(&[marker, counted]).await?, Some(2));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ChargeRole {
+    /// A check is denied without room for the cost, and the cost is counted when the request is admitted. This is the default.
+    #[default]
+    Counted,
+    /// A check is denied without room for the cost, and nothing is counted. So there is nothing to refund.
+    CheckedOnly,
+    /// A marker for the next charge of the request, so that repetitions of the request are not counted. It never denies:
+    ///
+    /// * If nothing counts on it, the next charge is decided as without it. The cost of the marker is counted when the request
+    ///   is admitted.
+    /// * If something counts on it and it has room, the request is a repetition: the next charge does not deny and is not
+    ///   counted. The cost of the marker is counted when the request is admitted.
+    /// * If it has no room, the next charge is decided as without it, and the marker is not counted. Its state has a
+    ///   [`retry_after`](super::ChargeState::retry_after), also if the request is admitted.
+    ///
+    /// So each counted request has as many repetitions as fit on the marker beside it. A marker before a charge of
+    /// [`Limit::Unlimited`] or [`Limit::DenyAll`] is not counted. In a Redis cluster a marker and the next charge lie in one
+    /// slot. The role has no effect on refunds and resets.
+    Once,
+}
+
 /// A cost on one key of one policy.
 ///
 /// ```
-/// use tower_quota::{Key, SlidingLog, store::Charge};
+/// use tower_quota::{Key, SlidingLog, store::{Charge, ChargeRole}};
 ///
 /// let (limit, key) = (SlidingLog::per_minute(5).into(), Key::from("42"));
 /// let charge = Charge::new("login", &limit, &key, 2);
 ///
 /// assert_eq!((charge.policy(), charge.limit(), charge.key(), charge.cost()), ("login", &limit, &key, 2));
+/// assert_eq!(charge.role(), ChargeRole::Counted);
+/// assert_eq!(charge.checked_only().role(), ChargeRole::CheckedOnly);
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
@@ -88,6 +148,7 @@ pub struct Charge<'a> {
     limit: &'a Limit,
     key: &'a Key,
     cost: u64,
+    role: ChargeRole,
 }
 
 /// Constructors.
@@ -104,6 +165,7 @@ impl<'a> Charge<'a> {
             limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),
+            role: ChargeRole::Counted,
         }
     }
 
@@ -116,12 +178,39 @@ impl<'a> Charge<'a> {
             limit: &quota.limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),
+            role: ChargeRole::Counted,
         }
     }
 
-    /// The same charge with a higher cost.
-    pub(super) fn plus(self, cost: u64) -> Self {
-        self.with(self.limit, self.cost + cost)
+    /// The same charge in the role [`ChargeRole::CheckedOnly`].
+    #[must_use]
+    pub fn checked_only(self) -> Self {
+        Self {
+            role: ChargeRole::CheckedOnly,
+            ..self
+        }
+    }
+
+    /// The same charge in the role [`ChargeRole::Once`].
+    #[must_use]
+    pub fn once(self) -> Self {
+        Self {
+            role: ChargeRole::Once,
+            ..self
+        }
+    }
+
+    /// The sum of two charges on one key, which is counted unless both have the same other role.
+    pub(super) fn plus(self, other: &Self) -> Self {
+        let role = if self.role == other.role {
+            self.role
+        } else {
+            ChargeRole::Counted
+        };
+        Self {
+            role,
+            ..self.with(self.limit, self.cost + other.cost)
+        }
     }
 
     /// The same charge with another limit and cost.
@@ -159,6 +248,12 @@ impl<'a> Charge<'a> {
         self.cost
     }
 
+    /// What the charge is in its request.
+    #[must_use]
+    pub fn role(&self) -> ChargeRole {
+        self.role
+    }
+
     /// The hash of the key and the policy in a table.
     ///
     /// Callers choose keys, so these are hashed with a secret. They do not choose names of policies; and algorithms are few,
@@ -174,4 +269,11 @@ impl<'a> Charge<'a> {
     pub(super) fn same_key(&self, other: &Charge<'_>) -> bool {
         self.key == other.key && self.policy == other.policy && self.limit.algorithm() == other.limit.algorithm()
     }
+}
+
+/// Whether anything is stored for the charge at this position. Nothing is for a marker if nothing is for the next charge.
+pub(super) fn is_counted(charges: &[Charge<'_>], position: usize) -> bool {
+    let is_counted = |charge: &Charge<'_>| charge.limit.is_counted();
+    let charge = &charges[position];
+    is_counted(charge) && (charge.role != ChargeRole::Once || charges.get(position + 1).is_none_or(is_counted))
 }

@@ -181,7 +181,8 @@ impl Outcome {
 pub struct ChargeState {
     /// The units that still fit.
     pub remaining: u64,
-    /// The time until the charge fits; `None` if it fits now, and if it never fits.
+    /// The time until the charge fits; `None` if it fits now, if it never fits, and if the request is admitted. Of a
+    /// [marker](super::ChargeRole::Once) it is the time until the marker has room, also if the request is admitted.
     pub retry_after: Option<Duration>,
     /// The time until nothing counts anymore, if nothing more is counted.
     pub reset_after: Duration,
@@ -207,5 +208,10 @@ impl ChargeState {
     pub fn at(mut self, decided_at: Duration) -> Self {
         self.decided_at = Some(decided_at);
         self
+    }
+
+    /// Whether an admitted request is a repetition, from the state of its marker, which has this quota and cost.
+    pub(crate) fn is_of_repetition(&self, quota: u64, cost: u64) -> bool {
+        self.retry_after.is_none() && self.remaining.saturating_add(cost) < quota
     }
 }

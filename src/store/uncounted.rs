@@ -2,7 +2,9 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Charge, ChargeState, Operation, Outcome, StoreFuture, StoreRequest, StoreResponse};
+use super::{
+    Charge, ChargeRole, ChargeState, Operation, Outcome, StoreFuture, StoreRequest, StoreResponse, request::is_counted,
+};
 use crate::Limit;
 
 /// Decides requests without charges and charges of [`Limit::Unlimited`] and [`Limit::DenyAll`], for which nothing is counted,
@@ -34,8 +36,9 @@ fn decide_apart(requests: &[StoreRequest<'_>], decide: impl FnOnce(&[StoreReques
     let charges: Vec<Vec<Charge<'_>>> = requests
         .iter()
         .map(|request| {
-            let charges = request.charges().iter();
-            charges.filter(|charge| charge.limit().is_counted()).copied().collect()
+            let charges = request.charges();
+            let counted = (0..charges.len()).filter(|position| is_counted(charges, *position));
+            counted.map(|position| charges[position]).collect()
         })
         .collect();
     let counted = requests.iter().zip(&parts).zip(&charges);
@@ -59,14 +62,15 @@ fn decide_apart(requests: &[StoreRequest<'_>], decide: impl FnOnce(&[StoreReques
 }
 
 fn part_of(request: &StoreRequest<'_>) -> Part {
-    let state = |charge: &Charge<'_>| {
-        let limit = charge.limit();
-        (!limit.is_counted()).then(|| ChargeState::new(limit.quota(), None, Duration::ZERO))
+    let charges = request.charges();
+    let state = |position: usize| {
+        let quota = charges[position].limit().quota();
+        (!is_counted(charges, position)).then(|| ChargeState::new(quota, None, Duration::ZERO))
     };
-    let denies = request.charges().iter().any(|charge| *charge.limit() == Limit::DenyAll);
+    let denies = |charge: &Charge<'_>| *charge.limit() == Limit::DenyAll && charge.role() != ChargeRole::Once;
     Part {
-        denied: denies && matches!(request.operation(), Operation::Check | Operation::Peek),
-        states: request.charges().iter().map(state).collect(),
+        denied: request.operation().requires_room() && charges.iter().any(denies),
+        states: (0..charges.len()).map(state).collect(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{mem::discriminant, time::Duration};
 
 use tower_quota::{
-    Key, Limit,
+    FixedWindow, Key, Limit,
     store::{Charge, ChargeState, Operation, Outcome, StoreRequest},
 };
 
@@ -110,6 +110,11 @@ macro_rules! promises {
                 a_clock_younger_than_the_window_counts_and_refunds
                 a_refund_never_gives_more_than_counts
                 a_refund_after_a_reset_does_nothing
+                a_settlement_below_the_estimate_gives_back_the_difference
+                a_settlement_above_the_estimate_is_paid_by_later_requests
+                a_settlement_of_zero_is_a_refund
+                a_settlement_after_expiry_gives_nothing_back
+                a_settlement_of_any_cost_is_survived
                 several_charges_are_all_or_nothing
                 several_charges_that_fit_all_count
                 charges_on_one_key_in_one_request_fold
@@ -127,6 +132,14 @@ macro_rules! promises {
                 an_unlimited_charge_is_admitted_beside_others
                 a_charge_of_deny_all_denies_without_a_wait_and_charges_no_other
                 requests_that_need_no_count_fail_no_others
+                a_charge_that_is_only_checked_needs_room_and_counts_nothing
+                a_charge_that_is_only_checked_denies_for_the_others
+                charges_of_several_roles_on_one_key_are_counted
+                repetitions_are_admitted_uncounted_until_their_marker_is_full
+                a_repetition_needs_no_room_and_is_denied_by_other_charges
+                a_denied_request_leaves_no_marker
+                a_refunded_marker_marks_nothing
+                a_marker_before_a_charge_without_a_count_marks_nothing
                 $($own)*
             }
         }
@@ -420,6 +433,58 @@ async fn a_refund_after_a_reset_does_nothing(bench: &Bench, algorithm: Algorithm
 }
 
 /// Checks a request of cost 1 against both policies.
+async fn a_settlement_below_the_estimate_gives_back_the_difference(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(7);
+    bench.check(&limit, 1).await;
+    bench.advance(MICROSECOND).await;
+    assert_eq!(remaining(&bench.settle(&limit, 4, 1).await), 5);
+    assert!(bench.check(&limit, 5).await.allowed);
+    assert!(!bench.check(&limit, 1).await.allowed);
+}
+
+async fn a_settlement_above_the_estimate_is_paid_by_later_requests(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let other = bench.with_a_fresh_key();
+    let settled = bench.settle(&limit, 2, 8).await;
+    assert!(!settled.allowed);
+
+    // As if the difference had been charged at that time.
+    other.set_back(MICROSECOND).await;
+    other.check(&limit, 2).await;
+    other.advance(MICROSECOND).await;
+    other.charge(&limit, 6).await;
+    assert_eq!(settled.states(), other.peek(&limit, 1).await.states());
+}
+
+async fn a_settlement_of_zero_is_a_refund(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    bench.check(&limit, 2).await;
+    let other = bench.with_a_fresh_key();
+    other.check(&limit, 2).await;
+    bench.advance(MICROSECOND).await;
+    let settled = bench.settle(&limit, 3, 0).await;
+    assert_eq!(remaining(&settled), remaining(&other.peek(&limit, 1).await));
+}
+
+async fn a_settlement_after_expiry_gives_nothing_back(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let decision = bench.decision(&limit, 3).await;
+    bench.advance(decision.reset_after()).await;
+    let later = bench.check(&limit, 2).await;
+
+    let receipt = decision.take_receipt().expect("it was charged");
+    receipt.settle(1).await.expect("the store answers");
+    assert_eq!(bench.peek(&limit, 1).await.states(), later.states());
+}
+
+async fn a_settlement_of_any_cost_is_survived(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    assert_eq!(remaining(&bench.settle(&limit, 2, u64::MAX).await), 0);
+    assert!(!bench.check(&limit, 1).await.allowed);
+    bench.reset(&limit).await;
+    assert_eq!(remaining(&bench.settle(&limit, 5, 4).await), 1);
+}
+
 async fn check_both(bench: &Bench, policies: [(&str, &Limit); 2]) -> Outcome {
     let key = Key::from("both");
     let charges = policies.map(|(name, limit)| Charge::new(name, limit, &key, 1));
@@ -761,6 +826,174 @@ async fn requests_that_need_no_count_fail_no_others(bench: &Bench, algorithm: Al
     .await;
     assert_eq!(allowed(&outcomes), [true, false, true, true, true, false, true]);
     assert_eq!([0, 3, 6].map(|request| remaining(&outcomes[request])), [4, 3, 2]);
+}
+
+/// Decides one request.
+async fn decide_one(bench: &Bench, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+    let response = bench.store.decide(&[StoreRequest::new(operation, charges)]).await;
+    response.expect("the store replies").outcomes()[0].clone()
+}
+
+/// The remaining units of each charge.
+fn left(outcome: &Outcome) -> Vec<u64> {
+    outcome.states().iter().map(|state| state.remaining).collect()
+}
+
+async fn a_charge_that_is_only_checked_needs_room_and_counts_nothing(bench: &Bench, algorithm: Algorithm) {
+    let (limit, key) = (algorithm.limit(2), Key::from("checked"));
+    let counted = Charge::new("test", &limit, &key, 1);
+    let checked = [counted.checked_only()];
+    for operation in [Operation::Check, Operation::Check, Operation::Charge] {
+        let outcome = decide_one(bench, operation, &checked).await;
+        assert_eq!((outcome.allowed, left(&outcome)), (true, vec![2]), "{operation:?}");
+    }
+    let alone = decide_one(
+        bench,
+        Operation::Check,
+        &[Charge::new("test", &limit, &key, 3).checked_only()],
+    )
+    .await;
+    assert!(!alone.allowed);
+
+    decide_one(bench, Operation::Charge, &[Charge::new("test", &limit, &key, 2)]).await;
+    let admitted_at = Duration::from_micros(bench.now());
+    let denied = decide_one(bench, Operation::Check, &checked).await;
+    assert_eq!(denied, decide_one(bench, Operation::Check, &[counted]).await);
+    assert!(!denied.allowed && denied.states()[0].retry_after.is_some());
+    assert!(decide_one(bench, Operation::Charge, &checked).await.allowed);
+
+    let refunded = decide_one(bench, Operation::Refund { admitted_at }, &checked).await;
+    assert_eq!(left(&refunded), [0]);
+}
+
+async fn a_charge_that_is_only_checked_denies_for_the_others(bench: &Bench, algorithm: Algorithm) {
+    let (limit, key) = (algorithm.limit(2), Key::from("checked"));
+    let [tight, other] = ["tight", "other"].map(|name| Charge::new(name, &limit, &key, 1));
+    for _ in 0..2 {
+        let admitted = decide_one(bench, Operation::Check, &[tight.checked_only(), other]).await;
+        assert!(admitted.allowed);
+    }
+    let denied = decide_one(bench, Operation::Check, &[tight.checked_only(), other]).await;
+    assert_eq!((denied.allowed, left(&denied)), (false, vec![2, 0]));
+
+    decide_one(bench, Operation::Reset, &[other]).await;
+    decide_one(bench, Operation::Charge, &[tight, tight]).await;
+    let denied = decide_one(bench, Operation::Check, &[other, tight.checked_only()]).await;
+    assert_eq!((denied.allowed, left(&denied)), (false, vec![2, 0]));
+}
+
+async fn charges_of_several_roles_on_one_key_are_counted(bench: &Bench, algorithm: Algorithm) {
+    let (limit, key) = (algorithm.limit(5), Key::from("roles"));
+    let charge = Charge::new("test", &limit, &key, 1);
+    let checked = decide_one(bench, Operation::Check, &[charge.checked_only(); 2]).await;
+    assert_eq!(left(&checked), [5, 5]);
+    let counted = decide_one(bench, Operation::Check, &[charge.checked_only(), charge]).await;
+    assert_eq!(left(&counted), [3, 3]);
+}
+
+async fn repetitions_are_admitted_uncounted_until_their_marker_is_full(bench: &Bench, algorithm: Algorithm) {
+    let (limit, marks) = (algorithm.limit(2), FixedWindow::per_day(3).into());
+    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
+    let request = [
+        Charge::new("test", &marks, &id, 1).once(),
+        Charge::new("test", &limit, &key, 1),
+    ];
+
+    let peeked = decide_one(bench, Operation::Peek, &request).await;
+    assert_eq!((peeked.allowed, left(&peeked)), (true, vec![3, 2]));
+    for expected in [[2, 1], [1, 1], [0, 1]] {
+        let admitted = decide_one(bench, Operation::Check, &request).await;
+        assert_eq!((admitted.allowed, left(&admitted)), (true, expected.into()));
+        assert_eq!(admitted.states()[0].retry_after, None);
+    }
+    let counted = decide_one(bench, Operation::Check, &request).await;
+    assert_eq!((counted.allowed, left(&counted)), (true, vec![0, 0]));
+    assert!(counted.states()[0].retry_after.is_some());
+    assert!(!decide_one(bench, Operation::Check, &request).await.allowed);
+}
+
+async fn a_repetition_needs_no_room_and_is_denied_by_other_charges(bench: &Bench, algorithm: Algorithm) {
+    let (limit, marks) = (algorithm.limit(1), FixedWindow::per_day(9).into());
+    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
+    let marker = Charge::new("test", &marks, &id, 1).once();
+    let [counted, other] = ["test", "other"].map(|name| Charge::new(name, &limit, &key, 1));
+
+    for expected in [[8, 0], [7, 0]] {
+        let admitted = decide_one(bench, Operation::Check, &[marker, counted]).await;
+        assert_eq!((admitted.allowed, left(&admitted)), (true, expected.into()));
+        assert_eq!(admitted.states()[1].retry_after, None);
+    }
+    let with_other = decide_one(bench, Operation::Check, &[marker, counted, other]).await;
+    assert_eq!((with_other.allowed, left(&with_other)), (true, vec![6, 0, 0]));
+    let denied = decide_one(bench, Operation::Check, &[marker, counted, other]).await;
+    assert_eq!((denied.allowed, left(&denied)), (false, vec![6, 0, 0]));
+    assert_eq!([0, 1].map(|charge| denied.states()[charge].retry_after), [None; 2]);
+    // A charge that has happened is counted as its marker has it.
+    decide_one(bench, Operation::Reset, &[counted]).await;
+    let charged = decide_one(bench, Operation::Charge, &[marker, counted]).await;
+    assert_eq!(left(&charged), [5, 1]);
+}
+
+async fn a_denied_request_leaves_no_marker(bench: &Bench, algorithm: Algorithm) {
+    let (limit, marks) = (algorithm.limit(1), FixedWindow::per_day(3).into());
+    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
+    let marker = Charge::new("test", &marks, &id, 1).once();
+    let counted = Charge::new("test", &limit, &key, 1);
+    decide_one(bench, Operation::Check, &[counted]).await;
+
+    let denied = decide_one(bench, Operation::Check, &[marker, counted]).await;
+    assert_eq!((denied.allowed, left(&denied)), (false, vec![3, 0]));
+    decide_one(bench, Operation::Reset, &[counted]).await;
+    let admitted = decide_one(bench, Operation::Check, &[marker, counted]).await;
+    assert_eq!(left(&admitted), [2, 0]);
+}
+
+async fn a_refunded_marker_marks_nothing(bench: &Bench, algorithm: Algorithm) {
+    let (limit, marks) = (algorithm.limit(2), FixedWindow::per_day(3).into());
+    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
+    let request = [
+        Charge::new("test", &marks, &id, 1).once(),
+        Charge::new("test", &limit, &key, 1),
+    ];
+
+    for operation in [
+        Operation::Refund {
+            admitted_at: Duration::from_micros(bench.now()),
+        },
+        Operation::Reset,
+    ] {
+        decide_one(bench, Operation::Check, &request).await;
+        assert_eq!(
+            left(&decide_one(bench, operation, &request).await),
+            [3, 2],
+            "{operation:?}"
+        );
+    }
+    assert_eq!(left(&decide_one(bench, Operation::Check, &request).await), [2, 1]);
+}
+
+async fn a_marker_before_a_charge_without_a_count_marks_nothing(bench: &Bench, algorithm: Algorithm) {
+    let (limit, marks) = (algorithm.limit(2), Limit::from(FixedWindow::per_day(3)));
+    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
+    let marker = |marks| Charge::new("test", marks, &id, 1).once();
+    let [unlimited, counted] = [&Limit::Unlimited, &limit].map(|limit| Charge::new("test", limit, &key, 1));
+    for expected in [1, 0] {
+        let admitted = decide_one(bench, Operation::Check, &[marker(&marks), unlimited, counted]).await;
+        assert_eq!((admitted.allowed, left(&admitted)), (true, vec![3, u64::MAX, expected]));
+    }
+    for denied in [true, false] {
+        if !denied {
+            decide_one(bench, Operation::Reset, &[counted]).await;
+        }
+        for marks in [&Limit::Unlimited, &Limit::DenyAll] {
+            let outcome = decide_one(bench, Operation::Check, &[marker(marks), counted]).await;
+            assert_eq!(
+                (outcome.allowed, outcome.states()[0].retry_after),
+                (!denied, None),
+                "{marks}"
+            );
+        }
+    }
 }
 
 // Promises of some algorithms only.

@@ -14,7 +14,7 @@ use proptest::{
 use tower_quota::{
     FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{Charge, Operation, Store, StoreRequest},
+    store::{Charge, ChargeRole, Operation, Store, StoreRequest},
 };
 
 use crate::support::{Clock, Redis, connected, eventually, patient};
@@ -50,8 +50,8 @@ struct Planned {
     /// Which of the admissions so far is given back.
     admission: usize,
     key: usize,
-    /// The position of the limit and the cost of each charge.
-    charges: Vec<(usize, u64)>,
+    /// The position of the limit, the cost and the role of each charge.
+    charges: Vec<(usize, u64, ChargeRole)>,
     callers: usize,
 }
 
@@ -84,9 +84,14 @@ fn costs() -> impl Strategy<Value = u64> + Clone {
     prop_oneof![48 => Just(1), 16 => 1..=4u64, 1 => Just(u64::MAX)]
 }
 
+/// Most charges are counted.
+fn roles() -> impl Strategy<Value = ChargeRole> + Clone {
+    prop_oneof![24 => Just(ChargeRole::Counted), 3 => Just(ChargeRole::CheckedOnly), 3 => Just(ChargeRole::Once)]
+}
+
 /// One operation on one list of charges, of several callers on up to three keys.
 fn alike(window: Duration, policies: usize) -> BoxedStrategy<Step> {
-    let charges = vec((0..policies, costs()), 1..=policies);
+    let charges = vec((0..policies, costs(), roles()), 1..=policies);
     let callers = prop_oneof![
         12 => Just(std::vec![1]),
         3 => vec(1..=4usize, 1..=3),
@@ -110,7 +115,7 @@ fn alike(window: Duration, policies: usize) -> BoxedStrategy<Step> {
 /// Several operations, each on charges of its own, or on none.
 fn mixed(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     let callers = prop_oneof![8 => Just(1), 1 => 2..=4usize];
-    let charges = vec((0..policies, costs()), 0..=3);
+    let charges = vec((0..policies, costs(), roles()), 0..=3);
     let planned = (operations(), 0..8usize, 0..3usize, charges, callers);
     let planned = planned.prop_map(|(operation, admission, key, charges, callers)| Planned {
         operation,
@@ -123,6 +128,19 @@ fn mixed(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     let moves = prop_oneof![30 => moves(window), 1 => 0..=5_400_000_000i64];
     let step = (moves, vec(planned, 1..=6)).prop_map(|(moves, requests)| Step { moves, requests });
     step.boxed()
+}
+
+/// Several operations without markers.
+fn counted(window: Duration, policies: usize) -> BoxedStrategy<Step> {
+    let without_markers = |mut step: Step| {
+        for (.., role) in step.requests.iter_mut().flat_map(|planned| &mut planned.charges) {
+            if *role == ChargeRole::Once {
+                *role = ChargeRole::Counted;
+            }
+        }
+        step
+    };
+    mixed(window, policies).prop_map(without_markers).boxed()
 }
 
 /// One request, or a burst of charges of 1 that makes the log longer than one call may read.
@@ -142,14 +160,14 @@ fn bursts(window: Duration, policies: usize) -> BoxedStrategy<Step> {
         operation,
         admission,
         key: 0,
-        charges: std::vec![(policy, cost)],
+        charges: std::vec![(policy, cost, ChargeRole::Counted)],
         callers: 1,
     });
     let burst = (0..policies, 300..=1_600usize).prop_map(|(policy, callers)| Planned {
         operation: Operation::Charge,
         admission: 0,
         key: 0,
-        charges: std::vec![(policy, 1)],
+        charges: std::vec![(policy, 1, ChargeRole::Counted)],
         callers,
     });
     let planned = prop_oneof![4 => planned, 1 => burst];
@@ -158,6 +176,14 @@ fn bursts(window: Duration, policies: usize) -> BoxedStrategy<Step> {
         requests: std::vec![planned],
     });
     step.boxed()
+}
+
+fn in_role(charge: Charge<'_>, role: ChargeRole) -> Charge<'_> {
+    match role {
+        ChargeRole::CheckedOnly => charge.checked_only(),
+        ChargeRole::Once => charge.once(),
+        _ => charge,
+    }
 }
 
 /// Runs both stores along one timeline of equal requests.
@@ -220,7 +246,10 @@ async fn agree_on(
         let charges_of = |planned: &Planned| -> Vec<_> {
             let charges = planned.charges.iter();
             charges
-                .map(|(policy, cost)| Charge::new(names[*policy], limit_of(*policy), &keys[planned.key], *cost))
+                .map(|(policy, cost, role)| {
+                    let charge = Charge::new(names[*policy], limit_of(*policy), &keys[planned.key], *cost);
+                    in_role(charge, *role)
+                })
                 .collect()
         };
         recent.push(format!("{} {next:?}", clock.now()));
@@ -399,6 +428,21 @@ async fn batches_of_many_operations_and_algorithms_decide_alike_in_rust_and_in_l
                 TokenBucket::new(5, WINDOW).burst(6).into(),
                 TokenBucket::new(7, WINDOW).burst(3).into(),
             ],
+            &[FixedWindow::new(2, WINDOW).into()],
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn charges_that_need_no_count_decide_alike_in_rust_and_beside_redis() {
+    agree_on(
+        steps() / 10,
+        counted,
+        WINDOW,
+        &[
+            &[SlidingLog::new(6, WINDOW).into()],
+            &[TokenBucket::new(5, WINDOW).burst(6).into()],
             &[Limit::Unlimited, Limit::DenyAll],
         ],
     )

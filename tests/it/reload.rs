@@ -303,7 +303,10 @@ async fn a_layer_that_is_built_after_a_reload_is_up_to_date() {
 
     let app = app(RateLimitLayer::new(Clock::new().memory_store(), policy));
     assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=10;w=60"));
-    assert_eq!(policies.get("api").unwrap().limit().to_string(), "sliding-log 10/min");
+    assert_eq!(
+        policies.get("api").unwrap().limit(),
+        Some(&"sliding-log 10/min".parse().unwrap())
+    );
 }
 
 #[tokio::test]
@@ -369,6 +372,30 @@ async fn counts_of_the_process_survive_a_reload_while_the_store_fails() {
     file.write("policies.mails.limit = \"sliding-log 5/h\"");
     policies.reload().unwrap();
     assert_eq!(remaining(&mails).await, 3);
+}
+
+#[tokio::test]
+async fn a_policy_that_nested_layers_have_in_common_is_charged_once_during_a_reload() {
+    let file = File::new(&api("sliding-log 5/min"));
+    let policies = file.watch();
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policies.get("api").unwrap());
+    let reload = {
+        let (policies, path) = (policies.clone(), file.path());
+        move || {
+            fs::write(&path, api("sliding-log 9/min")).unwrap();
+            policies.reload().unwrap();
+        }
+    };
+    // The reload is between the decisions of the two layers.
+    let app = Router::new()
+        .route("/", route(async || "hi").layer(layer.clone()))
+        .layer(axum::middleware::map_request(move |request: axum::extract::Request| {
+            reload();
+            async { request }
+        }))
+        .layer(layer);
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
+    assert_eq!(send(&app, get("/")).await.field("ratelimit"), Some("\"api\";r=7;t=60"));
 }
 
 #[test]

@@ -26,13 +26,23 @@ pub(super) struct Snapshot {
 }
 
 /// Where policies that follow a file find their newest terms.
-#[derive(Default)]
 pub(in crate::policy) struct Source {
+    /// The number of this source in the process.
+    number: u64,
     newest: Mutex<Arc<Snapshot>>,
     generation: AtomicU64,
 }
 
 impl Source {
+    pub(super) fn new() -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            newest: Mutex::default(),
+            generation: AtomicU64::new(0),
+        }
+    }
+
     /// The generation of the newest snapshot. A request reads it, so it is apart from the snapshot.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
@@ -62,4 +72,11 @@ pub(in crate::policy) struct Origin {
     pub(super) source: Arc<Source>,
     /// Whether the key is that of the file too.
     pub(super) has_key: bool,
+}
+
+impl Origin {
+    /// The number of the file in the process.
+    pub(in crate::policy) fn file(&self) -> u64 {
+        self.source.number
+    }
 }

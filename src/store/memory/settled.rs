@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use crate::{
     limit::{Change, Effect, State},
-    store::{Charge, ChargeState, Operation},
+    store::{Charge, ChargeRole, ChargeState, Operation},
 };
 
 /// A charge whose state is settled, so that it is known whether it fits; the counterpart of a charge in `lua/driver.lua`.
@@ -12,7 +12,9 @@ pub(super) struct Settled<'a> {
     unsettled: Option<State>,
     /// The weight that fits before the change.
     room: u64,
-    pub(super) fits: bool,
+    fits: bool,
+    /// Whether a marker exempts it: it neither denies nor counts.
+    exempt: bool,
     now: u64,
 }
 
@@ -39,7 +41,28 @@ impl<'a> Settled<'a> {
             unsettled,
             room,
             fits: room >= charge.cost(),
+            exempt: false,
             now,
+        }
+    }
+
+    /// Whether the request may be admitted as far as this charge matters.
+    #[inline]
+    pub(super) fn admits(&self) -> bool {
+        self.fits || self.exempt || self.charge.role() == ChargeRole::Once
+    }
+
+    /// Exempts what the markers of a request leave out.
+    pub(super) fn exempt(charges: &mut [Self]) {
+        for position in 1..charges.len() {
+            let (marker, next) = (&charges[position - 1], &charges[position]);
+            if marker.charge.role() != ChargeRole::Once {
+                continue;
+            }
+            match next.charge.limit().is_counted() {
+                true => charges[position].exempt = marker.fits && marker.room < marker.charge.limit().quota(),
+                false => charges[position - 1].exempt = true,
+            }
         }
     }
 
@@ -50,17 +73,25 @@ impl<'a> Settled<'a> {
             state,
             unsettled,
             room,
+            fits,
+            exempt,
             now,
-            ..
         } = self;
-        let (limit, cost) = (charge.limit(), charge.cost());
+        let (limit, cost, role) = (charge.limit(), charge.cost(), charge.role());
 
+        let counts = match role {
+            ChargeRole::Counted => !exempt,
+            ChargeRole::CheckedOnly => false,
+            ChargeRole::Once => !exempt && fits,
+        };
         let change = match operation {
-            Operation::Refund { admitted_at } => Change::Refund {
+            Operation::Check | Operation::Charge if allowed && counts => Change::Add,
+            Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly => Change::Refund {
                 at: admitted_at.as_micros() as u64,
             },
-            Operation::Check | Operation::Charge if allowed => Change::Add,
-            Operation::Check | Operation::Charge | Operation::Peek | Operation::Reset => Change::Nothing,
+            Operation::Check | Operation::Charge | Operation::Peek | Operation::Reset | Operation::Refund { .. } => {
+                Change::Nothing
+            }
         };
         let effect = limit.change(state, now, change, cost);
         let Effect { changed, reset, .. } = effect;
@@ -68,10 +99,13 @@ impl<'a> Settled<'a> {
             Change::Add if changed => room.saturating_sub(cost),
             Change::Add | Change::Nothing | Change::Refund { .. } => effect.room,
         };
-        let denies = !allowed && room < cost && limit.is_counted();
+        let lacks_room = match role {
+            ChargeRole::Once => !fits && operation.compares_room(),
+            ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && !exempt && room < cost,
+        };
         let wait = |cost| limit.wait(state, now, cost);
         let wait_for_one = if room == 0 { wait(1) } else { 0 };
-        let retry_after = denies.then(|| match cost {
+        let retry_after = (lacks_room && limit.is_counted()).then(|| match cost {
             1 => Duration::from_micros(wait_for_one),
             cost => Duration::from_micros(wait(cost)),
         });
@@ -88,5 +122,5 @@ impl<'a> Settled<'a> {
 
 /// Whether a request is allowed, given whether all of its charges fit.
 pub(super) fn allows(operation: Operation, fit: bool) -> bool {
-    fit || !matches!(operation, Operation::Check | Operation::Peek)
+    fit || !operation.requires_room()
 }

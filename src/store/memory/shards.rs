@@ -86,7 +86,7 @@ impl Shards {
         let now = self.clock.now();
         let decide = |state: &mut State| {
             let settled = Settled::new(operation, charge, state, now);
-            let allowed = allows(operation, settled.fits);
+            let allowed = allows(operation, settled.admits());
             (allowed, settled.decide(operation, allowed))
         };
 
@@ -170,10 +170,11 @@ impl Shards {
             .collect();
 
         let settled = charges.iter().zip(&mut states);
-        let settled: SmallVec<[Settled<'_>; 4]> = settled
+        let mut settled: SmallVec<[Settled<'_>; 4]> = settled
             .map(|(charge, state)| Settled::new(operation, charge, state, now))
             .collect();
-        let allowed = allows(operation, settled.iter().all(|charge| charge.fits));
+        Settled::exempt(&mut settled);
+        let allowed = allows(operation, settled.iter().all(Settled::admits));
         let decided = settled.into_iter().map(|charge| charge.decide(operation, allowed));
         let decided: SmallVec<[Decided; 4]> = decided.collect();
 

@@ -4,7 +4,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{queues::CommitQueues, request::OwnedRequest, slot::slot_of, task::DetachOnDrop};
-use crate::store::{ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreResponse};
+use crate::store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreResponse};
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two.
 /// When a slot denies, the charges in the earlier ones are refunded, also if the caller drops its future.
@@ -77,7 +77,8 @@ impl<'a> Progress<'a> {
                 Ok(response) => {
                     self.record(&positions, &response)?;
                     if operation == Operation::Check && self.allowed {
-                        self.charged.push((slot, positions, response.server_time));
+                        let counted = self.counted(positions);
+                        self.charged.push((slot, counted, response.server_time));
                     }
                 }
                 // The request is denied and its charges are refunded, whether or not this slot replies.
@@ -95,6 +96,9 @@ impl<'a> Progress<'a> {
             return Ok(refunds);
         }
         for (slot, positions, admitted_at) in std::mem::take(&mut self.charged) {
+            if positions.is_empty() {
+                continue;
+            }
             let operation = Operation::Refund { admitted_at };
             if let Ok(response) = self.run_in(slot, &positions, operation).await {
                 self.record(&positions, &response)?;
@@ -102,6 +106,24 @@ impl<'a> Progress<'a> {
             }
         }
         Ok(refunds)
+    }
+
+    /// Those of the charges of an admitted part that were counted.
+    fn counted(&self, mut positions: Positions) -> Positions {
+        let mut is_repetition = false;
+        positions.retain(|position| {
+            let (charge, state) = (&self.request.charges[*position], &self.states[*position]);
+            let exempt = std::mem::take(&mut is_repetition);
+            match charge.role {
+                ChargeRole::Counted => !exempt,
+                ChargeRole::CheckedOnly => false,
+                ChargeRole::Once => {
+                    is_repetition = state.is_of_repetition(charge.limit.quota(), charge.cost);
+                    !exempt && state.retry_after.is_none()
+                }
+            }
+        });
+        positions
     }
 
     /// Runs an operation on the charges in one slot.
@@ -131,7 +153,9 @@ impl<'a> Progress<'a> {
 fn by_slot(request: &OwnedRequest) -> Vec<(u16, Positions)> {
     let mut slots: Vec<(u16, Positions)> = Vec::new();
     for (position, charge) in request.charges.iter().enumerate() {
-        let slot = slot_of(&charge.key);
+        // A marker lies in the slot of the next charge; if it does not, Redis refuses the call.
+        let marked = (charge.role == ChargeRole::Once).then(|| request.charges.get(position + 1));
+        let slot = slot_of(&marked.flatten().unwrap_or(charge).key);
         match slots.iter_mut().find(|(other, _)| *other == slot) {
             Some((_, positions)) => positions.push(position),
             None => slots.push((slot, smallvec![position])),

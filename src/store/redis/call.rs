@@ -6,7 +6,7 @@ use super::{
     request::{OwnedCharge, OwnedRequest},
     words::{write_number, write_words},
 };
-use crate::store::Operation;
+use crate::store::{ChargeRole, Operation};
 
 /// Equal checks that are sent once with their number, or one other request.
 #[derive(Clone, Copy, Debug)]
@@ -20,10 +20,20 @@ pub(super) struct MergedRequest<'a> {
 pub(super) struct ScriptCall {
     pub(super) keys: SmallVec<[Bytes; 1]>,
     pub(super) arguments: SmallVec<[Bytes; 2]>,
-    /// For each merged request, the number of requests and of keys.
-    pub(super) shape: SmallVec<[(u64, usize); 1]>,
+    /// For each merged request, what its reply consists of.
+    pub(super) shape: SmallVec<[ReplyShape; 1]>,
     /// The charges with windows of a calendar, and their positions in the arguments.
     calendars: Vec<(usize, OwnedCharge)>,
+}
+
+/// What the reply to a merged request consists of.
+#[derive(Clone, Copy)]
+pub(super) struct ReplyShape {
+    /// The number of requests.
+    pub(super) times: u64,
+    pub(super) keys: usize,
+    /// Whether one of the charges is a marker, which has a wait if it has no room, also if the request is admitted.
+    pub(super) has_marker: bool,
 }
 
 impl ScriptCall {
@@ -34,7 +44,11 @@ impl ScriptCall {
             arguments: SmallVec::new(),
             shape: merged
                 .iter()
-                .map(|merged| (merged.times, merged.request.charges.len()))
+                .map(|merged| ReplyShape {
+                    times: merged.times,
+                    keys: merged.request.charges.len(),
+                    has_marker: merged.request.has_marker(),
+                })
                 .collect(),
             calendars: Vec::new(),
         };
@@ -97,11 +111,18 @@ impl ScriptCall {
     }
 }
 
-/// `log 1 5 60000000 0`: the algorithm, the cost, the quota and the parameters of the algorithm.
+/// `log 1 5 60000000 0 checked`: the algorithm, the cost, the quota, the parameters of the algorithm, and the role unless the
+/// charge is counted.
 fn write_charge(text: &mut BytesMut, charge: &OwnedCharge, now_us: u64) {
     let limit = &charge.limit;
     write_words(text, limit.algorithm(), [charge.cost, limit.quota()]);
     algorithm::write_parameters(text, limit, now_us);
+    let role = match charge.role {
+        ChargeRole::Counted => "",
+        ChargeRole::CheckedOnly => " checked",
+        ChargeRole::Once => " once",
+    };
+    write_words(text, role, []);
 }
 
 /// The number of requests in each merged request of a run: ` 3` for all, or ` 1,5,2`.
@@ -129,7 +150,7 @@ fn operation_name(operation: Operation) -> &'static str {
 }
 
 fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
-    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.cost == b.cost && a.limit == b.limit;
+    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.cost == b.cost && a.limit == b.limit && a.role == b.role;
     let (a, b) = (a.request, b.request);
     a.operation == b.operation && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(same)
 }
@@ -168,5 +189,31 @@ mod tests {
         let call = ScriptCall::new(&[merged(&on_a, 1), merged(&on_b, 30)], 0);
         assert_eq!(text(&call.keys), on_a_and_b);
         assert_eq!(text(&call.arguments), ["check 2 1,30 1", "log 1 5 60000000 0"]);
+    }
+
+    #[test]
+    fn a_charge_that_is_not_counted_ends_in_its_role() {
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
+        let charge = Charge::new("p", &limit, &key, 1);
+        let charges = [charge.once(), charge.checked_only(), charge].map(|charge| OwnedCharge {
+            key: KeyFormat::new("quota", None).redis_key(&charge),
+            hash: 0,
+            limit: limit.clone(),
+            cost: 1,
+            role: charge.role(),
+        });
+        let texts = charges.map(|charge| {
+            let mut text = BytesMut::new();
+            write_charge(&mut text, &charge, 0);
+            String::from_utf8(text.to_vec()).unwrap()
+        });
+        assert_eq!(
+            texts,
+            [
+                "log 1 5 60000000 0 once",
+                "log 1 5 60000000 0 checked",
+                "log 1 5 60000000 0"
+            ]
+        );
     }
 }

@@ -15,12 +15,13 @@ use super::{
     key_format::KeyFormat,
     request::{HashedRequest, OwnedCharge, OwnedRequest},
 };
-use crate::store::{Charge, ChargeState, Operation, Outcome, StoreResponse};
+use crate::store::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreResponse};
 
 /// Caches denials, so that repeated denied checks are not sent to Redis.
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
-/// the same cost or a higher one. Only a reset or a refund can make room earlier. Those of this process invalidate the denial
+/// the same cost or a higher one, counted or checked only. A request with a marker is not cached: whether it is a repetition is
+/// stored in Redis. Only a reset or a refund can make room earlier. Those of this process invalidate the denial
 /// at once; those of other processes, and a clock that is set forward, are seen after 1 s at most.
 pub(super) struct DenyCache {
     shards: Box<[Mutex<Shard>]>,
@@ -72,10 +73,10 @@ impl DenyCache {
         now: Instant,
     ) -> Option<StoreResponse> {
         let HashedRequest { folded, hashes } = request;
-        if folded.operation != Operation::Check {
+        let charges = &*folded.charges;
+        if folded.operation != Operation::Check || charges.iter().any(|charge| charge.role() == ChargeRole::Once) {
             return None;
         }
-        let charges = &*folded.charges;
         let hash = combined_hash(hashes.iter().copied());
 
         let shard = self.shard(hash);
@@ -159,7 +160,7 @@ impl DenyCache {
         let received_at = Instant::now();
         // Redis decides after the request was made, so its wait does not end earlier than this.
         let expires_at = made_at + wait.min(MAX_AGE);
-        if !request.is_check() || expires_at <= received_at {
+        if !request.is_check() || request.has_marker() || expires_at <= received_at {
             return;
         }
 
@@ -342,6 +343,19 @@ mod tests {
         assert_eq!(cached(&cache, &TestCharge::new("a", 5, 1), now), None);
         assert_eq!(cached(&cache, &TestCharge::new("a", 6, 2), now), None);
         assert_eq!(cached(&cache, &TestCharge::new("b", 5, 2), now), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_denial_applies_to_a_charge_that_is_only_checked_and_not_to_a_marker() {
+        let (cache, denied, now) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
+        let cached = |charge: Charge<'_>| {
+            let charges = [charge];
+            let request = HashedRequest::new(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
+            cache.get(&KEY_FORMAT, &request, now).is_some()
+        };
+        deny(&cache, &denied, now);
+        assert!(cached(denied.charge().checked_only()));
+        assert!(!cached(denied.charge().once()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -128,4 +128,20 @@ mod tests {
             assert_eq!(merged(&requests).1.len(), count, "{limit}");
         }
     }
+
+    #[test]
+    fn requests_with_a_marker_are_not_merged_and_those_with_a_charge_that_is_only_checked_are() {
+        let (limit, key, id) = (SlidingLog::per_minute(5).into(), Key::from("a"), Key::from("id"));
+        let charge = Charge::new("p", &limit, &key, 1);
+        let marker = Charge::new("p", &limit, &id, 1).once();
+        let twice = |charges: &[Charge<'_>]| {
+            [0; 2].map(|_| OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, charges)))
+        };
+        assert_eq!(merged(&twice(&[charge.checked_only()])).1, [2]);
+        assert_eq!(merged(&twice(&[marker, charge])).1, [1, 1]);
+
+        let [counted, _] = twice(&[charge]);
+        let [checked, _] = twice(&[charge.checked_only()]);
+        assert_eq!(merged(&[counted, checked]).1, [1, 1]);
+    }
 }

@@ -9,7 +9,7 @@ use super::{
     failure::{Failure, error_reply},
     request::OwnedRequest,
 };
-use crate::store::{ChargeState, Outcome, StoreError};
+use crate::store::{ChargeRole, ChargeState, Outcome, StoreError};
 
 /// The reply of the script as it was received: little-endian doubles, and the errors of requests.
 #[derive(Clone, Debug, Default)]
@@ -66,10 +66,10 @@ impl ScriptReply {
         let mut next = || numbers.next().ok_or_else(Failure::malformed_reply);
         let server_time = duration(next()?)?;
         let mut replies = SmallVec::with_capacity(call.shape.len());
-        for (times, keys) in &call.shape {
+        for shape in &call.shape {
             let mut admitted = None;
-            let mut states = SmallVec::<[ChargeState; 1]>::with_capacity(*keys);
-            for _ in 0..*keys {
+            let mut states = SmallVec::<[ChargeState; 1]>::with_capacity(shape.keys);
+            for _ in 0..shape.keys {
                 admitted = Some(next()?);
                 let (remaining, wait, reset_after) = (integer(next()?)?, duration(next()?)?, duration(next()?)?);
                 states.push(ChargeState::new(
@@ -85,9 +85,10 @@ impl ScriptReply {
                 continue;
             }
             let admitted = integer(admitted)?;
-            // A state has a wait if and only if a request is denied.
-            let denies = states.iter().any(|state| state.retry_after.is_some());
-            if admitted > *times || denies != (admitted < *times) {
+            // A state has a wait if and only if a request is denied, except for that of a marker.
+            let waits = states.iter().any(|state| state.retry_after.is_some());
+            let denies = admitted < shape.times;
+            if admitted > shape.times || denies && !waits || waits && !denies && !shape.has_marker {
                 return Err(Failure::malformed_reply());
             }
             replies.push(Ok(RequestReply { admitted, states }));
@@ -110,7 +111,12 @@ impl RequestReply {
         let admitted_later = self.admitted - 1 - nth;
         let mut states = self.states.clone();
         for (state, charge) in states.iter_mut().zip(&request.charges) {
-            let weight = admitted_later.saturating_mul(charge.cost);
+            let weight = match charge.role {
+                ChargeRole::Counted => admitted_later.saturating_mul(charge.cost),
+                ChargeRole::CheckedOnly => 0,
+                // A request with a marker is not merged.
+                ChargeRole::Once => continue,
+            };
             state.remaining = state.remaining.saturating_add(weight);
             state.retry_after = None;
             let delay = algorithm::reset_delay(&charge.limit, weight);
@@ -271,5 +277,46 @@ mod tests {
             raw.numbers.truncate(39);
             assert!(matches!(decode(&raw), Err(Failure::Protocol(_))), "cut off");
         }
+    }
+
+    #[test]
+    fn a_marker_may_wait_in_a_request_that_is_admitted_and_no_other_charge() {
+        let limit = Limit::from(SlidingLog::per_minute(5));
+        let (key, id) = (Key::from("a"), Key::from("id"));
+        let (marker, charge) = (Charge::new("p", &limit, &id, 1), Charge::new("p", &limit, &key, 1));
+        let raw = raw(&[9, 1, 0, 40, 40, 1, 4, 0, 60]);
+
+        let marked = check(&[marker.once(), charge]);
+        let call = call(std::slice::from_ref(&marked));
+        let reply = ScriptReply::decode(&call, &raw).unwrap();
+        let outcome = reply.replies[0].as_ref().unwrap().outcome(&marked, 0);
+        assert!(outcome.allowed);
+        assert_eq!(outcome.states[0].retry_after, Some(Duration::from_micros(40)));
+        assert_eq!(outcome.states[1].retry_after, None);
+
+        let call = self::call(&[check(&[marker, charge])]);
+        assert!(matches!(ScriptReply::decode(&call, &raw), Err(Failure::Protocol(_))));
+    }
+
+    #[test]
+    fn merged_requests_leave_no_less_of_what_is_only_checked() {
+        let limit = Limit::from(SlidingLog::per_minute(5));
+        let (a, b) = (Key::from("a"), Key::from("b"));
+        let request = check(&[
+            Charge::new("p", &limit, &a, 1),
+            Charge::new("p", &limit, &b, 2).checked_only(),
+        ]);
+        let merged = [MergedRequest {
+            request: &request,
+            times: 3,
+        }];
+        let call = ScriptCall::new(&merged, 0);
+        let reply = ScriptReply::decode(&call, &raw(&[9, 3, 2, 0, 60, 3, 5, 0, 60])).unwrap();
+        let reply = reply.replies[0].as_ref().unwrap();
+        let remaining = [0, 1, 2].map(|nth| {
+            let states = reply.outcome(&request, nth).states;
+            [states[0].remaining, states[1].remaining]
+        });
+        assert_eq!(remaining, [[4, 5], [3, 5], [2, 5]]);
     }
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Limit,
     store::{
-        Operation, StoreRequest,
+        ChargeRole, Operation, StoreRequest,
         fold::{Folded, Folds, fold},
     },
 };
@@ -35,6 +35,7 @@ pub(super) struct OwnedCharge {
     pub(super) hash: u64,
     pub(super) limit: Limit,
     pub(super) cost: u64,
+    pub(super) role: ChargeRole,
 }
 
 impl<'a> HashedRequest<'a> {
@@ -55,6 +56,7 @@ impl OwnedRequest {
                 hash,
                 limit: charge.limit().clone(),
                 cost: charge.cost(),
+                role: charge.role(),
             });
         }
         Self {
@@ -85,11 +87,17 @@ impl OwnedRequest {
         self.operation == Operation::Check
     }
 
+    /// Whether one of the charges is a marker.
+    pub(super) fn has_marker(&self) -> bool {
+        self.charges.iter().any(|charge| charge.role == ChargeRole::Once)
+    }
+
     /// Whether both are the same check, and the outcome of each of several can be computed from that of the last one.
     pub(super) fn merges_with(&self, other: &Self) -> bool {
         self.is_check()
             && other.is_check()
             && self.charges == other.charges
+            && !self.has_marker()
             && self.charges.iter().all(|charge| algorithm::merges(&charge.limit))
     }
 }

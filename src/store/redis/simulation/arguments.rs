@@ -4,13 +4,24 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Operation};
+use crate::{
+    FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    limit::Calendar,
+    store::{ChargeRole, Operation},
+};
 
 /// A request that the script reads from its arguments.
 pub(super) struct ParsedRequest {
     pub(super) operation: Operation,
     pub(super) times: u64,
-    pub(super) charges: Vec<(Limit, u64)>,
+    pub(super) charges: Vec<ParsedCharge>,
+}
+
+#[derive(Clone)]
+pub(super) struct ParsedCharge {
+    pub(super) limit: Limit,
+    pub(super) cost: u64,
+    pub(super) role: ChargeRole,
 }
 
 /// The requests in the arguments of a call; `None` if no window of a calendar encloses the time.
@@ -37,7 +48,7 @@ pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<Parsed
             _ => panic!("{run:?} is no operation"),
         };
         let size = number(size) as usize;
-        let charges: Option<Vec<_>> = words.by_ref().take(size).map(|charge| limit(&charge, now)).collect();
+        let charges: Option<Vec<_>> = words.by_ref().take(size).map(|words| charge(&words, now)).collect();
         let charges = charges?;
         let times: Vec<_> = times.split(',').map(number).collect();
         for position in 0..number(count) as usize {
@@ -51,8 +62,13 @@ pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<Parsed
     Some(requests)
 }
 
-/// A limit and a cost, as `log 1 5 60000000 0`.
-fn limit(words: &[&str], now: u64) -> Option<(Limit, u64)> {
+/// A limit, a cost and a role, as `log 1 5 60000000 0 checked`.
+fn charge(words: &[&str], now: u64) -> Option<ParsedCharge> {
+    let (role, words) = match words {
+        [words @ .., "checked"] => (ChargeRole::CheckedOnly, words),
+        [words @ .., "once"] => (ChargeRole::Once, words),
+        _ => (ChargeRole::Counted, words),
+    };
     let numbers: Vec<u64> = words[1..].iter().map(|word| number(word)).collect();
     let window = Duration::from_micros;
     let limit = match (words[0], &numbers[1..]) {
@@ -72,7 +88,8 @@ fn limit(words: &[&str], now: u64) -> Option<(Limit, u64)> {
         }
         _ => panic!("{words:?} is no limit"),
     };
-    Some((limit, numbers[0]))
+    let cost = numbers[0];
+    Some(ParsedCharge { limit, cost, role })
 }
 
 fn number(word: &str) -> u64 {

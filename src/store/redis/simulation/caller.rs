@@ -23,7 +23,9 @@ use crate::{
     FixedWindow, Key, Limit, SlidingLog,
     limit::Calendar,
     store::{
-        Charge, Operation, Store, StoreFuture, StoreRequest,
+        Charge,
+        ChargeRole::{self, CheckedOnly, Counted, Once},
+        Operation, Store, StoreFuture, StoreRequest,
         redis::{key_format::KeyFormat, request::OwnedRequest, store::RedisStore},
     },
 };
@@ -31,7 +33,7 @@ use crate::{
 /// A request with its charges.
 pub(super) struct SimulatedRequest {
     pub(super) kind: Kind,
-    pub(super) charges: Vec<(&'static str, Limit, Key)>,
+    pub(super) charges: Vec<(&'static str, Limit, Key, ChargeRole)>,
 }
 
 impl SimulatedRequest {
@@ -39,21 +41,40 @@ impl SimulatedRequest {
         let roomy = || Limit::from(SlidingLog::per_hour(1_000));
         let own = || Key::from(format!("own-{number}"));
         let shared = |rng: &mut Rng| Key::from(format!("shared-{}", rng.u32(..3)));
+        let marked = |id: &str| {
+            let marks = FixedWindow::per_hour(Plan::MARKS);
+            [
+                ("marked", marks.into(), Key::from(id), Once),
+                ("marked", roomy(), Key::from(id), Counted),
+            ]
+        };
+        let of_shared = |role, rng: &mut Rng| {
+            let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW);
+            vec![("shared", limit.into(), shared(rng), role)]
+        };
+        let full = || ("full", SlidingLog::per_day(1).into(), Key::from("full"), Counted);
         let charges = match kind {
-            Kind::Shared | Kind::Peek | Kind::Reset => {
-                vec![("shared", SlidingLog::new(Plan::QUOTA, Plan::WINDOW).into(), shared(rng))]
-            }
-            Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own())],
-            Kind::OwnPair => vec![("own", roomy(), own()), ("pair", roomy(), own())],
+            Kind::Shared | Kind::Peek | Kind::Reset => of_shared(Counted, rng),
+            Kind::CheckedOnly => of_shared(CheckedOnly, rng),
+            Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own(), Counted)],
+            Kind::OwnPair => vec![("own", roomy(), own(), Counted), ("pair", roomy(), own(), Counted)],
+            Kind::Marked => marked(["id-0", "id-1"][rng.usize(..2)]).into(),
             Kind::Calendar => {
                 let hourly = FixedWindow::calendar(1_000, Calendar::Hour, "UTC");
-                vec![("calendar", hourly.into(), shared(rng))]
+                vec![("calendar", hourly.into(), shared(rng), Counted)]
             }
-            Kind::Across => vec![
-                ("own", roomy(), own()),
-                ("other", roomy(), Key::from(format!("other-{number}"))),
-                ("full", SlidingLog::per_day(1).into(), Key::from("full")),
-            ],
+            Kind::Across => {
+                let other = Key::from(format!("other-{number}"));
+                vec![
+                    ("own", roomy(), own(), Counted),
+                    ("other", roomy(), other, Counted),
+                    full(),
+                ]
+            }
+            Kind::MarkedAcross => {
+                let [marker, other] = marked("id-across");
+                vec![("own", roomy(), own(), Counted), marker, other, full()]
+            }
         };
         Self { kind, charges }
     }
@@ -63,37 +84,36 @@ impl SimulatedRequest {
         let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW).into();
         Self {
             kind: Kind::Shared,
-            charges: vec![("shared", limit, Key::from(key))],
+            charges: vec![("shared", limit, Key::from(key), Counted)],
         }
     }
 
     /// Whether the server would deny it now.
-    pub(super) async fn is_denied_by(&self, network: &Network) -> bool {
+    pub(super) fn is_denied_by(&self, network: &Network) -> bool {
         let keys = self.redis_keys(&KeyFormat::new("quota", None));
-        for ((_, limit, _), key) in self.charges.iter().zip(&keys) {
-            if !network.has_room(key, limit, 1).await {
-                return true;
+        let mut charges = self.charges.iter().zip(&keys);
+        charges.any(|((_, limit, ..), key)| network.room(key, limit) == 0)
+    }
+
+    fn charges(&self) -> Vec<Charge<'_>> {
+        let charges = self.charges.iter().map(|(policy, limit, key, role)| {
+            let charge = Charge::new(policy, limit, key, 1);
+            match role {
+                Counted => charge,
+                CheckedOnly => charge.checked_only(),
+                Once => charge.once(),
             }
-        }
-        false
+        });
+        charges.collect()
     }
 
     /// Calls a store; the future does not borrow the request.
     pub(super) fn call(&self, store: &RedisStore) -> StoreFuture {
-        let charges: Vec<_> = self
-            .charges
-            .iter()
-            .map(|(policy, limit, key)| Charge::new(policy, limit, key, 1))
-            .collect();
-        store.decide(&[StoreRequest::new(self.kind.operation(), &charges)])
+        store.decide(&[StoreRequest::new(self.kind.operation(), &self.charges())])
     }
 
     pub(super) fn redis_keys(&self, key_format: &KeyFormat) -> Vec<String> {
-        let charges: Vec<_> = self
-            .charges
-            .iter()
-            .map(|(policy, limit, key)| Charge::new(policy, limit, key, 1))
-            .collect();
+        let charges = self.charges();
         let request = OwnedRequest::of(key_format, &StoreRequest::new(Operation::Check, &charges));
         let text = |key: &[u8]| String::from_utf8(key.to_vec()).expect("text");
         request.charges.iter().map(|charge| text(&charge.key)).collect()
@@ -186,7 +206,7 @@ impl Caller {
                 let mut cached = None;
                 if let Ok(response) = &response {
                     let denies = !response.outcomes()[0].allowed;
-                    cached = Some(denies && (stage.counts_jump || self.request.is_denied_by(&stage.network).await));
+                    cached = Some(denies && (stage.counts_jump || self.request.is_denied_by(&stage.network)));
                 }
                 let now = Some(Instant::now());
                 return stage.edit(number, |record| {

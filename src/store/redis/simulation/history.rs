@@ -59,6 +59,7 @@ pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
         verify_response_in_time(plan, record, network);
     }
     verify_limits(plan, records, network);
+    verify_markers(plan, records, network);
     verify_order(plan, records, network);
 }
 
@@ -68,12 +69,13 @@ fn verify_charged_at_most_once(record: &Record, network: &Network) {
         Kind::Own | Kind::OwnCharge | Kind::OwnPair => &record.keys[..],
         // The last key always denies.
         Kind::Across => &record.keys[..2],
-        Kind::Shared | Kind::Calendar | Kind::Peek | Kind::Reset => return,
+        Kind::MarkedAcross => &record.keys[..1],
+        Kind::Shared | Kind::CheckedOnly | Kind::Marked | Kind::Calendar | Kind::Peek | Kind::Reset => return,
     };
     for key in own {
         assert!(times(key) <= 1, "{key} was charged {} times: {record:?}", times(key));
         let expected = match (record.kind, record.allowed()) {
-            (Kind::Across, _) => {
+            (Kind::Across | Kind::MarkedAcross, _) => {
                 assert_ne!(record.allowed(), Some(true), "one of its policies denies: {record:?}");
                 continue;
             }
@@ -93,7 +95,7 @@ fn verify_response_in_time(plan: &Plan, record: &Record, network: &Network) {
     let responded_at = record.responded_at.unwrap_or_else(|| panic!("no response: {record:?}"));
     let longest = match record.kind {
         // Three slots, then two refunds.
-        Kind::Across => 5 * LONGEST,
+        Kind::Across | Kind::MarkedAcross => 5 * LONGEST,
         _ => LONGEST,
     };
     let waited = responded_at - polled_at;
@@ -110,7 +112,8 @@ fn verify_response_in_time(plan: &Plan, record: &Record, network: &Network) {
         let queued = record.kind == Kind::Own && network.sent(&record.keys[0]).is_empty();
         assert!(!queued, "{error}, although it was never sent: {record:?}");
     }
-    if plan.endings + plan.stalls == 0 && record.kind != Kind::Across {
+    let is_across = matches!(record.kind, Kind::Across | Kind::MarkedAcross);
+    if plan.endings + plan.stalls == 0 && !is_across {
         let longest = 4 * ROUND_TRIP;
         assert!(
             waited <= longest,
@@ -124,12 +127,20 @@ fn verify_limits(plan: &Plan, records: &[Record], network: &Network) {
     if plan.faults.clock_step > 0 || plan.resets {
         return;
     }
-    let mut shared: HashMap<&String, u64> = HashMap::new();
+    let mut shared: HashMap<&String, (u64, u64)> = HashMap::new();
     for record in records.iter().filter(|record| record.kind == Kind::Shared) {
-        *shared.entry(&record.keys[0]).or_default() += u64::from(record.allowed() == Some(true));
+        let (requests, admitted) = shared.entry(&record.keys[0]).or_default();
+        *requests += 1;
+        *admitted += u64::from(record.allowed() == Some(true));
     }
-    for (key, admitted) in shared {
+    for (key, (requests, admitted)) in shared {
         let charged = network.charged(key);
+        // One more is charged at the end of the schedule.
+        assert!(
+            charged.len() as u64 <= requests + 1,
+            "{key}: {requests} requests, {} charged",
+            charged.len()
+        );
         assert!(
             charged.len() as u64 >= admitted,
             "{key}: {admitted} admitted, {} charged",
@@ -142,6 +153,30 @@ fn verify_limits(plan: &Plan, records: &[Record], network: &Network) {
             let weight: u64 = in_window.map(|(_, cost)| cost).sum();
             assert!(weight <= Plan::QUOTA, "{key}: {weight} in a window");
         }
+    }
+}
+
+/// A request with a marker is admitted, and is not counted again until the marker is full.
+fn verify_markers(plan: &Plan, records: &[Record], network: &Network) {
+    if plan.faults.clock_step > 0 {
+        return;
+    }
+    for record in records.iter().filter(|record| record.kind == Kind::Marked) {
+        assert_ne!(record.allowed(), Some(false), "{record:?} has room");
+        let [marks, counted] = [0, 1].map(|key| network.charged(&record.keys[key]).len() as u64);
+        assert!(
+            marks <= Plan::MARKS && (counted <= 1 || marks == Plan::MARKS),
+            "{counted} are counted: {record:?}"
+        );
+
+        let alike = || records.iter().filter(|other| other.keys == record.keys);
+        let admitted = alike().filter(|other| other.allowed() == Some(true)).count() as u64;
+        // The first of them is counted on both keys.
+        let decided = (marks + counted).saturating_sub(1);
+        assert!(
+            (admitted..=alike().count() as u64).contains(&decided),
+            "{decided} are decided: {record:?}"
+        );
     }
 }
 

@@ -18,13 +18,13 @@ use tokio::{
 };
 
 use super::{
-    arguments::{ParsedRequest, parse_requests},
+    arguments::{ParsedCharge, ParsedRequest, parse_requests},
     faults::{Event, Fate, Faults},
 };
 use crate::{
     Key, Limit, MemoryStore,
     store::{
-        Charge, ChargeState, Operation, Outcome, Store, StoreRequest,
+        Charge, ChargeRole, ChargeState, Operation, Outcome, Store, StoreRequest,
         redis::{call::ScriptCall, failure::Failure, reply::RawReply, script::EvalCommand},
     },
 };
@@ -131,16 +131,17 @@ impl Network {
             .collect()
     }
 
-    /// Whether the server would admit this cost now.
-    pub(super) async fn has_room(&self, key: &str, limit: &Limit, cost: u64) -> bool {
+    /// The weight that the server would admit now.
+    pub(super) fn room(&self, key: &str, limit: &Limit) -> u64 {
         let key = Key::from(key);
-        let charges = [Charge::new("simulated", limit, &key, cost)];
-        let response = self
-            .0
-            .counts
-            .decide(&[StoreRequest::new(Operation::Peek, &charges)])
-            .await;
-        response.expect("the memory store does not fail").outcomes[0].allowed
+        let charges = [Charge::new("simulated", limit, &key, 1)];
+        self.outcome(Operation::Peek, &charges).states[0].remaining
+    }
+
+    fn outcome(&self, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+        let response = self.0.counts.decide(&[StoreRequest::new(operation, charges)]);
+        let response = response.try_ready().expect("the memory store responds at once");
+        response.expect("the memory store does not fail").outcomes()[0].clone()
     }
 
     fn server(&self) -> MutexGuard<'_, ServerState> {
@@ -260,20 +261,33 @@ impl Network {
         let limiter_keys: Vec<_> = keys.iter().map(|key| Key::from(&**key)).collect();
         let charges = request.charges.iter().zip(&limiter_keys);
         let charges: Vec<_> = charges
-            .map(|((limit, cost), key)| Charge::new("simulated", limit, key, *cost))
+            .map(|(ParsedCharge { limit, cost, role }, key)| {
+                let charge = Charge::new("simulated", limit, key, *cost);
+                match role {
+                    ChargeRole::Counted => charge,
+                    ChargeRole::CheckedOnly => charge.checked_only(),
+                    ChargeRole::Once => charge.once(),
+                }
+            })
             .collect();
         let mut admitted = 0;
         let mut last: Option<Outcome> = None;
         for _ in 0..request.times {
-            let response = self.0.counts.decide(&[StoreRequest::new(request.operation, &charges)]);
-            let response = response.try_ready().expect("the memory store responds at once");
-            let outcome = response.expect("the memory store does not fail").outcomes()[0].clone();
-            for ((_, cost), key) in request.charges.iter().zip(keys) {
+            let room = |(charge, key): (&Charge<'_>, &String)| self.room(key, charge.limit());
+            let rooms: Vec<u64> = charges.iter().zip(keys).map(room).collect();
+            let outcome = self.outcome(request.operation, &charges);
+            for (position, (charge, key)) in charges.iter().zip(keys).enumerate() {
+                let remaining = outcome.states[position].remaining;
                 match request.operation {
-                    Operation::Check | Operation::Charge if outcome.allowed => {
-                        server.charged.entry(key.clone()).or_default().push((now, *cost));
+                    // A charge of these schedules leaves room.
+                    Operation::Check | Operation::Charge if remaining < rooms[position] => {
+                        server
+                            .charged
+                            .entry(key.clone())
+                            .or_default()
+                            .push((now, charge.cost()));
                     }
-                    Operation::Refund { .. } => *server.refunded.entry(key.clone()).or_default() += cost,
+                    Operation::Refund { .. } => *server.refunded.entry(key.clone()).or_default() += charge.cost(),
                     _ => {}
                 }
             }

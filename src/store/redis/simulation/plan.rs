@@ -42,6 +42,8 @@ impl Plan {
     pub(super) const QUOTA: u64 = 5;
     pub(super) const WINDOW: Duration = Duration::from_millis(400);
     pub(super) const WINDOW_US: u64 = Self::WINDOW.as_micros() as u64;
+    /// The limit of the markers.
+    pub(super) const MARKS: u64 = 4;
     /// The time of requests and faults.
     pub(super) const LASTS: Duration = Duration::from_millis(1_500);
     /// The time after the faults in which checks succeed again: a request replaces a probe that has ended, the new one waits and
@@ -54,29 +56,38 @@ impl Plan {
 pub(super) enum Kind {
     /// A check of a shared key, which often denies.
     Shared,
+    /// The same, which counts nothing.
+    CheckedOnly,
     /// A check of a key of its own, which has room.
     Own,
     OwnCharge,
     /// A check of two keys of its own in one slot.
     OwnPair,
+    /// A check with a marker that other requests have too, in one slot.
+    Marked,
     /// A check of a shared key with windows of a calendar.
     Calendar,
     Peek,
     Reset,
     /// A check of two keys of its own and of one that denies, in three slots.
     Across,
+    /// The same with a marker, which other requests have too, for the second key.
+    MarkedAcross,
 }
 
 impl Kind {
     pub(super) fn any(rng: &mut Rng, plan: &Plan) -> Self {
         match rng.u32(..100) {
-            ..35 => Self::Shared,
+            ..30 => Self::Shared,
+            30..35 => Self::CheckedOnly,
             35..60 => Self::Own,
             60..70 => Self::OwnCharge,
-            70..80 => Self::OwnPair,
+            70..75 => Self::OwnPair,
+            75..80 => Self::Marked,
             80..85 => Self::Calendar,
             85..92 => Self::Peek,
-            92.. if plan.clustered => Self::Across,
+            92..96 if plan.clustered => Self::Across,
+            96.. if plan.clustered => Self::MarkedAcross,
             92.. if plan.resets => Self::Reset,
             _ => Self::Own,
         }
@@ -87,7 +98,14 @@ impl Kind {
             Self::OwnCharge => Operation::Charge,
             Self::Peek => Operation::Peek,
             Self::Reset => Operation::Reset,
-            Self::Shared | Self::Own | Self::OwnPair | Self::Calendar | Self::Across => Operation::Check,
+            Self::Shared
+            | Self::CheckedOnly
+            | Self::Own
+            | Self::OwnPair
+            | Self::Marked
+            | Self::Calendar
+            | Self::Across
+            | Self::MarkedAcross => Operation::Check,
         }
     }
 }
