@@ -11,18 +11,18 @@ use crate::{ConfigError, KeyExtractor, decision::CheckContext};
 
 /// The newest policies of a layer or a limiter whose policies follow a file.
 ///
-/// A request compares the generation of its policies with that of their source. The first request after a reload builds
+/// A request compares the revision of its policies with that of their source. The first request after a reload builds
 /// the policies anew, all from one snapshot, so that none is decided by parts of two files.
 pub(crate) struct Renewals<K> {
     sources: SmallVec<[Arc<Source>; 1]>,
-    /// The generation of the policies that the layer was built with.
+    /// The revision of the policies that the layer was built with.
     built_at: u64,
     newest: ArcSwapOption<Renewed<K>>,
 }
 
 /// Policies after a reload, with the context of their checks.
 struct Renewed<K> {
-    generation: u64,
+    revision: u64,
     policies: Arc<[Policy<K>]>,
     context: Arc<CheckContext>,
 }
@@ -56,12 +56,12 @@ impl<K: Renewable> Renewals<K> {
         context: &Arc<CheckContext>,
         apply: impl FnOnce(&[Policy<K>], &Arc<CheckContext>) -> R,
     ) -> R {
-        let generation = self.sources.iter().map(|source| source.generation()).sum::<u64>();
-        if self.built_at >= generation {
+        let revision = self.sources.iter().map(|source| source.revision()).sum::<u64>();
+        if self.built_at >= revision {
             return apply(policies, context);
         }
         let newest = self.newest.load();
-        match newest.as_deref().filter(|newest| newest.generation >= generation) {
+        match newest.as_deref().filter(|newest| newest.revision >= revision) {
             Some(newest) => apply(&newest.policies, &newest.context),
             None => {
                 let newest = self.renew(policies, context);
@@ -78,7 +78,7 @@ impl<K: Renewable> Renewals<K> {
     #[cold]
     fn renew(&self, policies: &[Policy<K>], context: &Arc<CheckContext>) -> Arc<Renewed<K>> {
         let mut renewed = policies.to_vec();
-        let generation = renew(&mut renewed, &self.sources);
+        let revision = renew(&mut renewed, &self.sources);
         if let Err(error) = renewed.iter().try_for_each(K::validate) {
             #[cfg(feature = "tracing")]
             tracing::warn!(%error, "a limiter keeps the limits from before a reload");
@@ -92,20 +92,20 @@ impl<K: Renewable> Renewals<K> {
             ..CheckContext::clone(context)
         };
         let renewed = Arc::new(Renewed {
-            generation,
+            revision,
             policies: renewed.into(),
             context: Arc::new(context),
         });
         // Another request may have seen a newer snapshot.
         self.newest.rcu(|newest| match newest {
-            Some(newest) if newest.generation >= generation => Some(newest.clone()),
+            Some(newest) if newest.revision >= revision => Some(newest.clone()),
             _ => Some(renewed.clone()),
         });
         renewed
     }
 }
 
-/// Replaces the terms of policies by the newest, and returns the generation of these.
+/// Replaces the terms of policies by the newest, and returns their revision: the sum of those of their sources.
 fn renew<K: Renewable>(policies: &mut [Policy<K>], sources: &[Arc<Source>]) -> u64 {
     let snapshots: SmallVec<[_; 1]> = sources.iter().map(|source| (source, source.newest())).collect();
     for policy in policies {
@@ -121,7 +121,7 @@ fn renew<K: Renewable>(policies: &mut [Policy<K>], sources: &[Arc<Source>]) -> u
             policy.key.replace(key);
         }
     }
-    snapshots.iter().map(|(_, snapshot)| snapshot.generation).sum()
+    snapshots.iter().map(|(_, snapshot)| snapshot.revision).sum()
 }
 
 impl<K> Clone for Renewals<K> {

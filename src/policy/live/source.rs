@@ -21,7 +21,7 @@ pub(super) struct Description {
 #[derive(Clone, Default)]
 pub(super) struct Snapshot {
     /// The number of loads before this one.
-    pub(super) generation: u64,
+    pub(super) revision: u64,
     pub(super) policies: BTreeMap<String, Description>,
 }
 
@@ -30,7 +30,7 @@ pub(in crate::policy) struct Source {
     /// The number of this source in the process.
     number: u64,
     newest: Mutex<Arc<Snapshot>>,
-    generation: AtomicU64,
+    revision: AtomicU64,
 }
 
 impl Source {
@@ -39,14 +39,14 @@ impl Source {
         Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             newest: Mutex::default(),
-            generation: AtomicU64::new(0),
+            revision: AtomicU64::new(0),
         }
     }
 
-    /// The generation of the newest snapshot. A request reads it, so it is apart from the snapshot.
+    /// The revision of the newest snapshot. A request reads it, so it is apart from the snapshot.
     #[inline]
-    pub(super) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+    pub(super) fn revision(&self) -> u64 {
+        self.revision.load(Ordering::Acquire)
     }
 
     pub(super) fn newest(&self) -> Arc<Snapshot> {
@@ -60,9 +60,9 @@ impl Source {
 
     pub(super) fn replace(&self, policies: BTreeMap<String, Description>) {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        let generation = newest.generation + 1;
-        *newest = Arc::new(Snapshot { generation, policies });
-        self.generation.store(generation, Ordering::Release);
+        let revision = newest.revision + 1;
+        *newest = Arc::new(Snapshot { revision, policies });
+        self.revision.store(revision, Ordering::Release);
     }
 }
 
