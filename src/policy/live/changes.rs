@@ -6,7 +6,7 @@ use tokio::{
     time::{self, MissedTickBehavior},
 };
 
-use super::{super::file::read, Shared};
+use super::{super::file::read, shared::Shared};
 use crate::ConfigError;
 
 /// The content of a file, or the reason why it cannot be read.
