@@ -119,13 +119,16 @@ impl Enforcer {
     ) -> Result<Option<Decision>, KeyError> {
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let [policy] = policies {
-            let undecided = self.undecided_by(policy, (context, 0), parts)?;
+            let undecided = self
+                .undecided_by(policy, (context, 0), parts)
+                .or_else(|error| self.without_key((context, 0), error))?;
             return Ok(undecided.map(|undecided| Decision::new(false, SmallVec::from_buf([undecided]))));
         }
 
         let mut undecided = PolicyDecisions::new();
         for (position, policy) in policies.iter().enumerate() {
-            if let Some(policy) = self.undecided_by(policy, (context, position), parts)? {
+            let policy = self.undecided_by(policy, (context, position), parts);
+            if let Some(policy) = policy.or_else(|error| self.without_key((context, position), error))? {
                 undecided.push(policy);
             }
         }
@@ -167,6 +170,22 @@ impl Enforcer {
         }
         let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
         Ok(Some(PolicyDecision { chosen, ..undecided }))
+    }
+
+    /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
+    #[cold]
+    fn without_key(
+        &self,
+        (context, position): (&CheckContext, usize),
+        error: KeyError,
+    ) -> Result<Option<PolicyDecision>, KeyError> {
+        if !context.policies[position].observed {
+            return Err(error);
+        }
+        if error.is_misconfigured() {
+            self.warn_of_key(&error);
+        }
+        Ok(None)
     }
 
     /// The rest of a cost of which outer layers have charged a part.
@@ -290,7 +309,7 @@ impl Enforcer {
     fn warn_of_key(&self, error: &KeyError) {
         if !self.warned.key.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::error!(%error, "requests are refused: their key or limit cannot be determined");
+            tracing::error!(%error, "requests are refused, or not observed: their key or limit cannot be determined");
         }
         let _ = error;
     }

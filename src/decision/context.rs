@@ -18,6 +18,8 @@ pub(crate) struct CheckContext {
     pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    /// Whether one of them only observes.
+    pub(crate) observes: bool,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
@@ -36,6 +38,8 @@ pub(crate) struct PolicyContext {
     pub(crate) failure_mode: FailureMode,
     /// The number of the file that the policy follows, if it follows one.
     pub(crate) file: Option<u64>,
+    /// Whether the policy only observes.
+    pub(crate) observed: bool,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

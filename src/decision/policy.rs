@@ -54,13 +54,20 @@ impl PolicyDecision {
         &self.quota().name
     }
 
-    /// Whether this policy denied the request.
+    /// Whether this policy denied the request. A policy that is [observed](Self::is_observed) never does.
     #[must_use]
     pub fn denies(&self) -> bool {
-        self.denial.is_some()
+        self.denial.is_some() && !self.is_observed()
     }
 
-    /// The reason why this policy denied the request, if it did.
+    /// Whether this policy [only observes](crate::Policy::observe_only): it does not deny the request, whatever its
+    /// [`denial`](Self::denial).
+    #[must_use]
+    pub fn is_observed(&self) -> bool {
+        self.policy().observed
+    }
+
+    /// The reason why this policy denied the request or, if it is [observed](Self::is_observed), would have denied it.
     #[must_use]
     pub fn denial(&self) -> Option<Denial> {
         self.denial
@@ -78,7 +85,7 @@ impl PolicyDecision {
         self.remaining
     }
 
-    /// The time until this policy admits the request; `None` if it did not deny it, or if waiting does not help.
+    /// The time until this policy admits the request; `None` without a [`denial`](Self::denial), or if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
@@ -116,7 +123,7 @@ impl PolicyDecision {
         }
     }
 
-    pub(super) fn settle(&mut self, state: &ChargeState, server_time: Duration, charged: bool) {
+    pub(crate) fn settle(&mut self, state: &ChargeState, server_time: Duration, charged: bool) {
         self.decided_at = state.decided_at.unwrap_or(server_time);
         self.denial = state.retry_after.map(|_| Denial::QuotaExceeded);
         self.remaining = state.remaining;
@@ -178,6 +185,7 @@ impl fmt::Debug for PolicyDecision {
         f.debug_struct("PolicyDecision")
             .field("name", &self.name())
             .field("denial", &self.denial)
+            .field("observed", &self.is_observed())
             .field("limit", &self.limit())
             .field("remaining", &self.remaining)
             .field("retry_after", &self.retry_after)

@@ -86,11 +86,13 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
 
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
+    let policies = contexts(policies);
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
-        policies: contexts(policies),
         failure_mode: None,
+        observes: observes(&policies),
+        policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
     }
@@ -102,6 +104,11 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
         plan: policy.settings.terms.plan.clone(),
         failure_mode: policy.settings.failure_mode(),
         file: policy.settings.file(),
+        observed: policy.settings.observed || policy.settings.terms.observed,
     });
     contexts.collect()
+}
+
+pub(super) fn observes(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.observed)
 }

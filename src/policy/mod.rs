@@ -79,6 +79,8 @@ struct Settings {
     cost: Option<Cost>,
     failure_mode: Option<FailureMode>,
     applies: Option<Condition>,
+    /// Whether the policy only observes.
+    observed: bool,
     /// Where a reload replaces the terms.
     #[cfg(feature = "serde")]
     origin: Option<Origin>,
@@ -162,6 +164,7 @@ impl Policy<Unkeyed> {
             cost: None,
             failure_mode: None,
             applies: None,
+            observed: false,
             #[cfg(feature = "serde")]
             origin: None,
         };

@@ -21,6 +21,8 @@ pub(super) struct Terms {
     pub(super) plans: Option<Arc<Plans>>,
     pub(super) cost: u64,
     pub(super) failure_mode: FailureMode,
+    /// Whether the policy only observes.
+    pub(super) observed: bool,
 }
 
 impl Terms {
@@ -41,6 +43,7 @@ impl Terms {
             plans: plans.map(Arc::new),
             cost: 1,
             failure_mode: FailureMode::default(),
+            observed: false,
         })
     }
 

@@ -18,8 +18,31 @@ pub(super) struct Entry {
     pub(super) cost: u64,
     #[serde(default, deserialize_with = "failure_mode")]
     pub(super) failure_mode: FailureMode,
+    #[serde(default)]
+    pub(super) mode: Mode,
     #[serde(default = "yes")]
     pub(super) enabled: bool,
+}
+
+/// What a policy does with requests above its limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Mode {
+    #[default]
+    Enforce,
+    Observe,
+}
+
+impl<'de> Deserialize<'de> for Mode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        match text.as_str() {
+            "enforce" => Ok(Self::Enforce),
+            "observe" => Ok(Self::Observe),
+            _ => Err(D::Error::custom(format_args!(
+                "{text:?} is not a mode; write `enforce` or `observe`"
+            ))),
+        }
+    }
 }
 
 pub(super) fn yes() -> bool {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use self::{
     client_ip::ClientIp,
-    entry::{Entries, Entry, yes},
+    entry::{Entries, Entry, Mode, yes},
 };
 use super::{Keyed, Policy, Unkeyed, terms::Terms};
 use crate::{ConfigError, KeyExtractor};
@@ -76,6 +76,7 @@ use crate::{ConfigError, KeyExtractor};
 /// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; for [`unkeyed`](Self::unkeyed) |
 /// | `cost` | the cost of a request | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
+/// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
 ///
 /// Unknown fields, and names that occur twice, are errors that show the place.
@@ -273,6 +274,7 @@ impl Policies {
         let terms = Terms {
             cost: entry.cost,
             failure_mode: entry.failure_mode,
+            observed: entry.mode == Mode::Observe,
             ..Terms::try_new(name.to_owned(), entry.limit.clone())?
         };
         Ok(if entry.enabled { terms } else { terms.switched_off() })

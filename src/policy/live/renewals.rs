@@ -4,7 +4,10 @@ use arc_swap::ArcSwapOption;
 use smallvec::SmallVec;
 
 use super::{
-    super::{Keyed, Policy, Unkeyed, list::contexts},
+    super::{
+        Keyed, Policy, Unkeyed,
+        list::{contexts, observes},
+    },
     source::Source,
 };
 use crate::{ConfigError, KeyExtractor, decision::CheckContext};
@@ -87,8 +90,10 @@ impl<K: Renewable> Renewals<K> {
             renewed = newest.as_deref().map_or(policies, |newest| &newest.policies).to_vec();
         }
 
+        let contexts = contexts(&renewed);
         let context = CheckContext {
-            policies: contexts(&renewed),
+            observes: observes(&contexts),
+            policies: contexts,
             ..CheckContext::clone(context)
         };
         let renewed = Arc::new(Renewed {
