@@ -276,6 +276,26 @@ async fn the_switches_of_a_file_turn_policies_off_and_on() {
 }
 
 #[tokio::test]
+async fn a_policy_that_observed_is_enforced_with_its_counts() {
+    let enforced = api("sliding-log 2/min");
+    let file = File::new(&format!("{enforced}mode = \"observe\"\n"));
+    let policies = file.watch();
+    let app = app(RateLimitLayer::new(
+        Clock::new().memory_store(),
+        policies.get("api").unwrap(),
+    ));
+    for _ in 0..3 {
+        assert_eq!(announced(&app).await, [None, None]);
+    }
+    file.write(&enforced);
+    policies.reload().unwrap();
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::TOO_MANY_REQUESTS);
+    file.write(&format!("{enforced}mode = \"observe\"\n"));
+    policies.reload().unwrap();
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn another_algorithm_has_counts_of_its_own() {
     let file = File::new(&api("sliding-log 3/min"));
     let policies = file.watch();

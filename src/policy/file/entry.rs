@@ -25,24 +25,12 @@ pub(super) struct Entry {
 }
 
 /// What a policy does with requests above its limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Mode {
     #[default]
     Enforce,
     Observe,
-}
-
-impl<'de> Deserialize<'de> for Mode {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        match text.as_str() {
-            "enforce" => Ok(Self::Enforce),
-            "observe" => Ok(Self::Observe),
-            _ => Err(D::Error::custom(format_args!(
-                "{text:?} is not a mode; write `enforce` or `observe`"
-            ))),
-        }
-    }
 }
 
 pub(super) fn yes() -> bool {
