@@ -84,6 +84,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod access;
 #[cfg(feature = "axum")]
 mod axum;
 mod body;

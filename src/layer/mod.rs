@@ -1,3 +1,4 @@
+mod access;
 mod callbacks;
 mod settings;
 
@@ -203,6 +204,7 @@ impl RateLimitLayer {
 
         let enforcer = Enforcer {
             context: Arc::new(policy::context(store, &policies)),
+            access: None,
             policies: policies.into(),
             extensions: true,
             jitter: Duration::ZERO,

@@ -22,6 +22,7 @@ use self::{
 };
 use crate::{
     ConfigError, KeyExtractor, Limit,
+    access::Condition,
     decision::Plan,
     key::KeyError,
     limit::{PolicyLimit, Source},
@@ -73,13 +74,11 @@ struct Settings {
     plans: Option<Arc<Plans>>,
     cost: Cost,
     failure_mode: FailureMode,
+    /// The requests that the policy applies to.
     applies: Option<Condition>,
     /// Whether the policy only observes.
     observed: bool,
 }
-
-/// The requests that a policy applies to.
-type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 /// The cost of a request.
 #[derive(Clone)]
