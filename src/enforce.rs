@@ -1,7 +1,8 @@
 //! The path of a request: keys, check, response.
 //!
 //! ```text
-//! check(request)     no policy applies  -> admit
+//! check(request)     blocked            -> reject: blocked
+//!                    skipped, or no policy applies -> admit
 //!                    no key             -> reject: refused
 //!                    else charge the keys in the store, now or later
 //! act_on(decision)   admitted           -> admit; annotate(response) when the inner service has responded
@@ -27,6 +28,7 @@ use smallvec::SmallVec;
 use crate::policy::{Keyed, Renewals};
 use crate::{
     Decision, Limit, Policy, PolicyDecision, ResponseBody,
+    access::Access,
     awaited::AwaitedCompletion,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
@@ -41,6 +43,8 @@ use crate::{
 /// What a layer and its services share.
 #[derive(Clone)]
 pub(crate) struct Enforcer {
+    /// What is decided without the policies, if anything is.
+    pub(crate) access: Option<Access>,
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) context: Arc<CheckContext>,
     /// The policies after a reload of their file, if they follow one.
@@ -99,6 +103,13 @@ impl Admitted {
 impl Enforcer {
     /// Extracts the keys and checks them in the store.
     pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
+        if let Some(action) = self
+            .access
+            .as_ref()
+            .and_then(|access| self.act_without_policies(access, parts))
+        {
+            return Progress::Done(action);
+        }
         let undecided = match self.undecided(parts) {
             Ok(Some(undecided)) => undecided,
             Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
@@ -108,6 +119,16 @@ impl Enforcer {
             Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
             Check::Pending(check) => Progress::Pending(check),
         }
+    }
+
+    /// Blocks or admits the request without the policies, if it is blocked or skipped.
+    fn act_without_policies(&self, access: &Access, parts: &mut Parts) -> Option<Action> {
+        if access.blocks(parts) {
+            return Some(Action::Reject(self.reject(Rejection::Blocked, parts)));
+        }
+        access
+            .skips(parts)
+            .then(|| self.admit_uncounted(Decision::empty(), parts))
     }
 
     /// The policies that apply to the request, with its keys and costs.
@@ -284,7 +305,7 @@ impl Enforcer {
     }
 }
 
-/// The three ways to reject a request.
+/// The ways to reject a request that is not blocked.
 impl Enforcer {
     fn limit(&self, decision: Decision, parts: &mut Parts) -> Action {
         let decision = decision.delayed(self.random_delay());

@@ -89,6 +89,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod access;
 mod awaited;
 #[cfg(feature = "axum")]
 mod axum;

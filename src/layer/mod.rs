@@ -1,3 +1,4 @@
+mod access;
 mod callbacks;
 mod settings;
 
@@ -243,6 +244,7 @@ impl RateLimitLayer {
             #[cfg(feature = "serde")]
             renewals: Renewals::of(&mut policies),
             context: Arc::new(policy::context(store, &policies)),
+            access: None,
             policies: policies.into(),
             extensions: true,
             jitter: Duration::ZERO,

@@ -30,6 +30,7 @@ use self::live::Origin;
 use self::{once::Once, terms::Terms};
 use crate::{
     ConfigError, KeyExtractor, Limit,
+    access::Condition,
     completion::CompletionRule,
     decision::Plan,
     key::KeyError,
@@ -81,6 +82,7 @@ struct Settings {
     /// The settings in code, over those of the terms.
     cost: Option<Cost>,
     failure_mode: Option<FailureMode>,
+    /// The requests that the policy applies to.
     applies: Option<Condition>,
     completion: Option<CompletionRule>,
     /// Whether the policy only observes.
@@ -107,9 +109,6 @@ impl Settings {
         None
     }
 }
-
-/// The requests that a policy applies to.
-type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 /// The cost of a request.
 #[derive(Clone)]

@@ -1,5 +1,6 @@
 //! The tests that need more than one module: against real Redis servers, routers and connections.
 
+mod access;
 mod acl;
 mod admission;
 mod allocations;
