@@ -13,6 +13,7 @@ mod chaos;
 mod client_ip;
 mod clock_steps;
 mod cluster;
+mod comparison;
 mod conformance;
 mod connect;
 mod decisions;
