@@ -2,6 +2,10 @@
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
+#[cfg(feature = "axum")]
+#[doc = include_str!("../docs/comparison.md")]
+pub mod comparison {}
+
 #[doc = include_str!("../docs/faults.md")]
 pub mod faults {}
 

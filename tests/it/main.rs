@@ -14,6 +14,7 @@ mod chaos;
 mod client_ip;
 mod clock_steps;
 mod cluster;
+mod comparison;
 mod compile_errors;
 mod completion;
 mod completion_grpc;
