@@ -1,4 +1,4 @@
-//! Measurements: speed, and behavior under faults.
+//! Long pages: a comparison with other libraries, and measurements of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
