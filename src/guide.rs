@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 //! Long pages: testing an application, and measurements of speed and of behavior under faults.
+=======
+//! Long pages: a comparison with other libraries, and measurements of speed and of behavior under faults.
+>>>>>>> apps
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
