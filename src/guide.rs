@@ -1,8 +1,5 @@
-<<<<<<< HEAD
-//! Long pages: testing an application, and measurements of speed and of behavior under faults.
-=======
-//! Long pages: a comparison with other libraries, and measurements of speed and of behavior under faults.
->>>>>>> apps
+//! Long pages: testing an application, a comparison with other libraries, and measurements of speed and of behavior under
+//! faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
