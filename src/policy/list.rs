@@ -86,23 +86,35 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
 
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
-    let policies = policies.iter().map(|policy| PolicyContext {
-        plan: policy.settings.plan.clone(),
-        failure_mode: policy.settings.failure_mode,
-        completion: policy.settings.completion.clone(),
-        observed: policy.settings.observed,
-    });
-    let policies: Arc<[_]> = policies.collect();
+    let policies = contexts(policies);
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
-        lost: policies
-            .iter()
-            .any(|policy| policy.completion.is_some())
-            .then(Arc::default),
-        observes: policies.iter().any(|policy| policy.observed),
+        failure_mode: None,
+        lost: awaits_completions(&policies).then(Arc::default),
+        observes: observes(&policies),
         policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
     }
+}
+
+/// The parts of that context that depend on the policies.
+pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
+    let contexts = policies.iter().map(|policy| PolicyContext {
+        plan: policy.settings.terms.plan.clone(),
+        failure_mode: policy.settings.failure_mode(),
+        completion: policy.settings.completion.clone(),
+        file: policy.settings.file(),
+        observed: policy.settings.observed || policy.settings.terms.observed,
+    });
+    contexts.collect()
+}
+
+pub(super) fn observes(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.observed)
+}
+
+fn awaits_completions(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.completion.is_some())
 }

@@ -43,6 +43,7 @@ mod policies;
 mod properties;
 mod redis_store;
 mod reference;
+mod reload;
 mod script;
 mod settlement;
 mod shutdown;
