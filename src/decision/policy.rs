@@ -195,7 +195,12 @@ impl PolicyDecision {
     ///
     /// A reload between the decisions of two layers makes their quotas differ.
     pub(super) fn has_quota(&self, quota: &Quota, file: Option<u64>) -> bool {
-        self.quota() == quota || (file.is_some() && self.policy().file == file && self.quota().name == quota.name)
+        self.quota() == quota || (file.is_some() && self.file() == file && self.quota().name == quota.name)
+    }
+
+    /// The file that the policy follows.
+    pub(super) fn file(&self) -> Option<u64> {
+        self.policy().file
     }
 
     #[inline]

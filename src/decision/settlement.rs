@@ -26,7 +26,8 @@ impl ChargedPolicy {
     /// Whether nested layers have charged both to one key of one policy.
     pub(super) fn same_count(&self, other: &Self) -> bool {
         let (one, other) = (&self.policy, &other.policy);
-        one.quota() == other.quota() && one.key == other.key && one.context.store.id() == other.context.store.id()
+        let same_quota = one.has_quota(other.quota(), other.file());
+        same_quota && one.key == other.key && one.context.store.id() == other.context.store.id()
     }
 
     /// The operation that refunds it.

@@ -88,12 +88,11 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
     let policies = contexts(policies);
-    let has_completions = policies.iter().any(|policy| policy.completion.is_some());
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
         failure_mode: None,
-        lost: has_completions.then(Arc::default),
+        lost: awaits_completions(&policies).then(Arc::default),
         observes: observes(&policies),
         policies,
         fields: Fields::default(),
@@ -115,4 +114,8 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
 
 pub(super) fn observes(policies: &[PolicyContext]) -> bool {
     policies.iter().any(|policy| policy.observed)
+}
+
+fn awaits_completions(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.completion.is_some())
 }
