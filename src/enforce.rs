@@ -24,6 +24,8 @@ use std::{
 use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
+#[cfg(feature = "serde")]
+use crate::policy::{Keyed, Renewals};
 use crate::{
     Decision, Limit, Policy, PolicyDecision,
     access::Access,
@@ -44,6 +46,9 @@ pub(crate) struct Enforcer {
     pub(crate) access: Option<Access>,
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) context: Arc<CheckContext>,
+    /// The policies after a reload of their file, if they follow one.
+    #[cfg(feature = "serde")]
+    pub(crate) renewals: Option<Renewals<Keyed>>,
     /// Whether decisions are left in extensions.
     pub(crate) extensions: bool,
     pub(crate) jitter: Duration,
@@ -117,18 +122,34 @@ impl Enforcer {
     /// The policies that apply to the request, with its keys and costs.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &self.renewals {
+            return renewals.apply(&self.policies, &self.context, |policies, context| {
+                self.undecided_by_all(policies, context, parts)
+            });
+        }
+        self.undecided_by_all(&self.policies, &self.context, parts)
+    }
+
+    #[inline(always)]
+    fn undecided_by_all(
+        &self,
+        policies: &[Policy],
+        context: &Arc<CheckContext>,
+        parts: &Parts,
+    ) -> Result<Option<Decision>, KeyError> {
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
-        if let [policy] = &*self.policies {
+        if let [policy] = policies {
             let undecided = self
-                .undecided_by(0, policy, parts)
-                .or_else(|error| self.without_key(0, error))?;
+                .undecided_by(policy, (context, 0), parts)
+                .or_else(|error| self.without_key((context, 0), error))?;
             return Ok(undecided.map(|undecided| Decision::new(false, SmallVec::from_buf([undecided]))));
         }
 
         let mut undecided = PolicyDecisions::new();
-        for (position, policy) in self.policies.iter().enumerate() {
-            let policy = self.undecided_by(position, policy, parts);
-            if let Some(policy) = policy.or_else(|error| self.without_key(position, error))? {
+        for (position, policy) in policies.iter().enumerate() {
+            let policy = self.undecided_by(policy, (context, position), parts);
+            if let Some(policy) = policy.or_else(|error| self.without_key((context, position), error))? {
                 undecided.push(policy);
             }
         }
@@ -139,8 +160,8 @@ impl Enforcer {
     #[inline(always)]
     fn undecided_by(
         &self,
-        position: usize,
         policy: &Policy,
+        (context, position): (&Arc<CheckContext>, usize),
         parts: &Parts,
     ) -> Result<Option<PolicyDecision>, KeyError> {
         if !policy.applies_to(parts) {
@@ -161,21 +182,25 @@ impl Enforcer {
         key.bound();
 
         let earlier = parts.extensions.get::<Decision>();
-        let charged = earlier.map_or(0, |earlier| earlier.charged(&self.context.store, quota, &key));
+        let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), quota, &key));
         if charged > 0 {
             let Some(rest) = self.rest_of(cost, charged, quota) else {
                 return Ok(None);
             };
             cost = rest;
         }
-        let undecided = PolicyDecision::undecided(self.context.clone(), position, key, cost);
+        let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
         Ok(Some(PolicyDecision { chosen, ..undecided }))
     }
 
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
     #[cold]
-    fn without_key(&self, position: usize, error: KeyError) -> Result<Option<PolicyDecision>, KeyError> {
-        if !self.context.policies[position].observed {
+    fn without_key(
+        &self,
+        (context, position): (&CheckContext, usize),
+        error: KeyError,
+    ) -> Result<Option<PolicyDecision>, KeyError> {
+        if !context.policies[position].observed {
             return Err(error);
         }
         if error.is_misconfigured() {

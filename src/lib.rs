@@ -117,7 +117,7 @@ pub mod store;
 #[cfg(feature = "axum")]
 pub use self::axum::MissingDecision;
 #[cfg(feature = "serde")]
-pub use self::policy::Policies;
+pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{

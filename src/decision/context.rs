@@ -14,6 +14,8 @@ use crate::{
 pub(crate) struct CheckContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) failover: Arc<Failover>,
+    /// The failure mode of all policies, in place of their own.
+    pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
     /// Whether one of them only observes.
@@ -34,6 +36,8 @@ pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
     pub(crate) failure_mode: FailureMode,
+    /// The number of the file that the policy follows, if it follows one.
+    pub(crate) file: Option<u64>,
     /// Whether the policy only observes.
     pub(crate) observed: bool,
 }

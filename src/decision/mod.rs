@@ -222,11 +222,13 @@ impl Decision {
     }
 
     /// The cost that outer layers have charged to the same key of the same policy, in the same store.
-    pub(crate) fn charged(&self, store: &Arc<dyn Store>, quota: &Quota, key: &Key) -> u64 {
+    pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), quota: &Quota, key: &Key) -> u64 {
+        let file = context.policies[position].file;
         // A policy that observes counts nothing if it would have denied the request.
         let same = self.policies().filter(|policy| {
             let counted = policy.denial.is_none();
-            counted && policy.quota() == quota && policy.key == *key && policy.context.store.id() == store.id()
+            let same_count = policy.has_quota(quota, file) && policy.key == *key;
+            counted && same_count && policy.context.store.id() == context.store.id()
         });
         same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
     }

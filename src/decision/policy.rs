@@ -150,9 +150,16 @@ impl PolicyDecision {
         &self.plan().quota
     }
 
+    /// Whether the policy is one with this quota, which follows this file if it follows one.
+    ///
+    /// A reload between the decisions of two layers makes their quotas differ.
+    pub(super) fn has_quota(&self, quota: &Quota, file: Option<u64>) -> bool {
+        self.quota() == quota || (file.is_some() && self.policy().file == file && self.quota().name == quota.name)
+    }
+
     #[inline]
     pub(crate) fn failure_mode(&self) -> FailureMode {
-        self.policy().failure_mode
+        self.context.failure_mode.unwrap_or(self.policy().failure_mode)
     }
 
     /// What the store is to charge.

@@ -4,6 +4,8 @@ mod settings;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "serde")]
+use crate::policy::Renewals;
 use crate::{
     ConfigError, IntoPolicies,
     decision::CheckContext,
@@ -199,10 +201,13 @@ impl RateLimitLayer {
     ///
     /// If two policies have the same name.
     pub fn try_new(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
-        let policies = policies.into_policies();
+        #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
+        let mut policies = policies.into_policies();
         validate_names(&policies)?;
 
         let enforcer = Enforcer {
+            #[cfg(feature = "serde")]
+            renewals: Renewals::of(&mut policies),
             context: Arc::new(policy::context(store, &policies)),
             access: None,
             policies: policies.into(),
@@ -220,7 +225,12 @@ impl RateLimitLayer {
 
 impl RateLimitLayer {
     fn enforcer_mut(&mut self) -> &mut Enforcer {
-        Arc::make_mut(&mut self.enforcer)
+        let enforcer = Arc::make_mut(&mut self.enforcer);
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &mut enforcer.renewals {
+            renewals.forget();
+        }
+        enforcer
     }
 
     fn context_mut(&mut self) -> &mut CheckContext {

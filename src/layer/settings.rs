@@ -1,9 +1,7 @@
 use std::time::Duration;
 
 use crate::{
-    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat,
-    decision::{PolicyContext, SharedFormat},
-    key::Secret,
+    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, decision::SharedFormat, key::Secret,
     response::ResponseFormat,
 };
 
@@ -255,11 +253,7 @@ impl RateLimitLayer {
     /// The default is the [mode of each policy](crate::Policy::failure_mode), which is [`FailureMode::Local`] unless it was
     /// set. See [`FailureMode`] for an example.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        let context = self.context_mut();
-        let policies = context.policies.iter().cloned();
-        context.policies = policies
-            .map(|policy| PolicyContext { failure_mode, ..policy })
-            .collect();
+        self.context_mut().failure_mode = Some(failure_mode);
         self
     }
 }

@@ -3,6 +3,8 @@ mod settings;
 
 use std::{fmt, sync::Arc};
 
+#[cfg(feature = "serde")]
+use crate::policy::Renewals;
 use crate::{
     ConfigError, Decision, IntoPolicies, Key, Limit, PolicyDecision,
     check::{self, Check},
@@ -37,6 +39,9 @@ use crate::{
 pub struct Limiter {
     policies: Arc<[Policy<Unkeyed>]>,
     context: Arc<CheckContext>,
+    /// The policies after a reload of their file, if they follow one.
+    #[cfg(feature = "serde")]
+    renewals: Option<Renewals<Unkeyed>>,
     on_decision: Observer<Decision>,
     on_failure: Observer<StoreError>,
 }
@@ -77,16 +82,29 @@ impl Limiter {
     /// If two policies have the same name, or one has a setting that needs an HTTP request. The error names what to use in
     /// its place.
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
-        let policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
+        #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
+        let mut policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
         validate_names(&policies)?;
         policies.iter().try_for_each(Policy::validate_without_requests)?;
 
         Ok(Self {
+            #[cfg(feature = "serde")]
+            renewals: Renewals::of(&mut policies),
             context: Arc::new(policy::context(store, &policies)),
             policies: policies.into(),
             on_decision: Observer::default(),
             on_failure: Observer::default(),
         })
+    }
+}
+
+impl Limiter {
+    fn context_mut(&mut self) -> &mut CheckContext {
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &mut self.renewals {
+            renewals.forget();
+        }
+        Arc::make_mut(&mut self.context)
     }
 }
 
@@ -210,17 +228,7 @@ impl Limiter {
 
     async fn perform(&self, operation: Operation, mut key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
         key.bound();
-        let undecided = self.policies.iter().enumerate().map(|(position, policy)| {
-            let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
-            PolicyDecision::undecided(self.context.clone(), position, key.clone(), cost)
-        });
-        let applies = |policy: &PolicyDecision| match policy.quota().limit {
-            Limit::Unlimited => false,
-            Limit::DenyAll if !operation.requires_room() => false,
-            _ => policy.cost > 0,
-        };
-
-        let undecided = Decision::new(true, undecided.filter(applies).collect());
+        let undecided = self.undecided(operation, &key, cost);
         let decision = match check::begin(operation, undecided) {
             Check::Decided(decision) => decision,
             Check::Pending(check) => check.await,
@@ -235,6 +243,36 @@ impl Limiter {
         }
         Ok(decision)
     }
+
+    /// The policies that apply, with their costs.
+    fn undecided(&self, operation: Operation, key: &Key, cost: Option<u64>) -> Decision {
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &self.renewals {
+            return renewals.apply(&self.policies, &self.context, |policies, context| {
+                undecided_by(policies, context, operation, key, cost)
+            });
+        }
+        undecided_by(&self.policies, &self.context, operation, key, cost)
+    }
+}
+
+fn undecided_by(
+    policies: &[Policy<Unkeyed>],
+    context: &Arc<CheckContext>,
+    operation: Operation,
+    key: &Key,
+    cost: Option<u64>,
+) -> Decision {
+    let undecided = policies.iter().enumerate().map(|(position, policy)| {
+        let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
+        PolicyDecision::undecided(context.clone(), position, key.clone(), cost)
+    });
+    let applies = |policy: &PolicyDecision| match policy.quota().limit {
+        Limit::Unlimited => false,
+        Limit::DenyAll if !operation.requires_room() => false,
+        _ => policy.cost > 0,
+    };
+    Decision::new(true, undecided.filter(applies).collect())
 }
 
 /// The failure of the store, also if this process decided.

@@ -86,18 +86,29 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
 
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
-    let policies = policies.iter().map(|policy| PolicyContext {
-        plan: policy.settings.plan.clone(),
-        failure_mode: policy.settings.failure_mode,
-        observed: policy.settings.observed,
-    });
-    let policies: Arc<[_]> = policies.collect();
+    let policies = contexts(policies);
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
-        observes: policies.iter().any(|policy| policy.observed),
+        failure_mode: None,
+        observes: observes(&policies),
         policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
     }
+}
+
+/// The parts of that context that depend on the policies.
+pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
+    let contexts = policies.iter().map(|policy| PolicyContext {
+        plan: policy.settings.terms.plan.clone(),
+        failure_mode: policy.settings.failure_mode(),
+        file: policy.settings.file(),
+        observed: policy.settings.observed || policy.settings.terms.observed,
+    });
+    contexts.collect()
+}
+
+pub(super) fn observes(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.observed)
 }

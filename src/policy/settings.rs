@@ -53,7 +53,7 @@ impl<K> Policy<K> {
                 "a request costs at least 1; with `Limit::Unlimited` a policy counts nothing",
             ));
         }
-        self.settings.cost = Cost::Fixed(cost);
+        self.settings.cost = Some(Cost::Fixed(cost));
         Ok(self)
     }
 
@@ -87,7 +87,7 @@ impl<K> Policy<K> {
     /// # }
     /// ```
     pub fn cost_fn(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
-        self.settings.cost = Cost::Computed(Arc::new(cost));
+        self.settings.cost = Some(Cost::Computed(Arc::new(cost)));
         self
     }
 
@@ -176,7 +176,7 @@ impl<K> Policy<K> {
     /// unless it [only observes](Self::observe_only). The
     /// default is [`FailureMode::Local`]: each process counts by itself. See [`FailureMode`] for an example of each mode.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        self.settings.failure_mode = failure_mode;
+        self.settings.failure_mode = Some(failure_mode);
         self
     }
 }

@@ -42,6 +42,7 @@ mod policies;
 mod properties;
 mod redis_store;
 mod reference;
+mod reload;
 mod script;
 mod settlement;
 mod shutdown;
