@@ -27,8 +27,9 @@ use smallvec::SmallVec;
 #[cfg(feature = "serde")]
 use crate::policy::{Keyed, Renewals};
 use crate::{
-    Decision, Limit, Policy, PolicyDecision,
+    Decision, Limit, Policy, PolicyDecision, ResponseBody,
     access::Access,
+    awaited::AwaitedCompletion,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
     denied,
@@ -85,6 +86,17 @@ pub(crate) struct Admitted {
     own: Decision,
     /// That of this layer and of those around it, if there are any.
     joined: Option<Decision>,
+    /// If a policy depends on how the request ends.
+    pub(crate) completion: Option<Box<AwaitedCompletion>>,
+}
+
+impl Admitted {
+    /// Ends with an error of the inner service.
+    pub(crate) fn fail(self) {
+        if let Some(mut completion) = self.completion {
+            completion.fail();
+        }
+    }
 }
 
 /// The path of a request, in its order.
@@ -183,14 +195,21 @@ impl Enforcer {
 
         let earlier = parts.extensions.get::<Decision>();
         let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), quota, &key));
+        let mut marker = None;
         if charged > 0 {
             let Some(rest) = self.rest_of(cost, charged, quota) else {
                 return Ok(None);
             };
             cost = rest;
+        } else {
+            marker = policy.marker_of(&quota.limit, &key, parts)?;
         }
         let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
-        Ok(Some(PolicyDecision { chosen, ..undecided }))
+        Ok(Some(PolicyDecision {
+            chosen,
+            marker,
+            ..undecided
+        }))
     }
 
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
@@ -250,7 +269,11 @@ impl Enforcer {
                 parts.extensions.insert(joined.clone());
             }
         }
-        Action::Admit(Some(Admitted { own: decision, joined }))
+        Action::Admit(Some(Admitted {
+            completion: AwaitedCompletion::of(&decision),
+            own: decision,
+            joined,
+        }))
     }
 
     /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors.
@@ -262,8 +285,14 @@ impl Enforcer {
     }
 
     /// Adds the fields and the decision to the response of the inner service.
-    pub(crate) fn annotate<B>(&self, response: &mut Response<B>, Admitted { own, joined }: Admitted) {
-        if !denied::made(response) {
+    pub(crate) fn annotate<B>(&self, mut response: Response<B>, admitted: Admitted) -> Response<ResponseBody<B>> {
+        let Admitted {
+            own,
+            joined,
+            completion,
+        } = admitted;
+        let completion = completion.and_then(|completion| completion.respond(&response));
+        if !denied::made(&response) {
             self.context
                 .fields
                 .write(&own, response.status(), response.headers_mut());
@@ -272,6 +301,7 @@ impl Enforcer {
             // The decision of an inner layer has the policies of this one too.
             response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
         }
+        response.map(|body| ResponseBody::inner(body, completion))
     }
 }
 
