@@ -78,8 +78,6 @@ pub use self::route::{Route, route};
 pub(crate) use self::secret::Secret;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::secret::ShortSecret;
-#[cfg(feature = "serde")]
-pub(crate) use self::text::KeySpec;
 pub use self::{
     client_ip::{ClientIp, client_ip},
     constant::{Constant, constant},
@@ -94,4 +92,9 @@ pub use self::{
     path::{Path, path},
     peer::{PeerAddr, UnixPeer},
     proxies::ClientIpSource,
+};
+#[cfg(feature = "serde")]
+pub(crate) use self::{
+    path::decoded_path,
+    text::{KeySpec, Registered},
 };

@@ -161,16 +161,23 @@ impl Key {
 
 impl KeyExtractor for Path {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        #[cfg(feature = "axum")]
-        let path = parts
-            .extensions
-            .get::<::axum::extract::OriginalUri>()
-            .map_or(parts.uri.path(), |uri| uri.path());
-        #[cfg(not(feature = "axum"))]
-        let path = parts.uri.path();
-
-        Ok(Some(self.key_of(path)))
+        Ok(Some(self.key_of(whole_path(parts))))
     }
+}
+
+/// The path of a request, with the prefix of a nested router.
+fn whole_path(parts: &Parts) -> &str {
+    #[cfg(feature = "axum")]
+    if let Some(uri) = parts.extensions.get::<::axum::extract::OriginalUri>() {
+        return uri.path();
+    }
+    parts.uri.path()
+}
+
+/// The path of a request with its escapes decoded, as [`path`] has it in keys.
+#[cfg(feature = "serde")]
+pub(crate) fn decoded_path(parts: &Parts) -> SmallVec<[u8; 64]> {
+    canonical_path(whole_path(parts))
 }
 
 /// RFC 3986 §5.2.4, for a path that begins with a slash.

@@ -31,7 +31,7 @@ struct Named {
 }
 
 /// All keys that files can name.
-const KEYS: [Named; 7] = [
+const KEYS: [Named; 8] = [
     Named {
         name: "ip",
         example: "ip",
@@ -61,6 +61,11 @@ const KEYS: [Named; 7] = [
         name: "header:",
         example: "header:x-user-id",
         extractor: header_extractor,
+    },
+    Named {
+        name: "extension:",
+        example: "extension:user",
+        extractor: |name| Ok(Extractor::Extension(name.to_owned())),
     },
     Named {
         name: "constant:",
@@ -125,6 +130,16 @@ enum Extractor {
     Complete(Arc<dyn KeyExtractor>),
     /// The table `[client-ip]` of the file has the settings.
     ClientIp,
+    /// The application registers what has this name.
+    Extension(String),
+}
+
+/// What keys in a file refer to by a name.
+pub(crate) struct Registered<'a> {
+    /// The extractor of the table `[client-ip]`.
+    pub(crate) client_ip: Option<&'a Ip>,
+    /// The extractor of an extension that the application has registered.
+    pub(crate) extension: &'a dyn Fn(&str) -> Result<Arc<dyn KeyExtractor>, ConfigError>,
 }
 
 impl Extractor {
@@ -159,9 +174,10 @@ impl Component {
         Err(format!("`{text}` is not a key; the keys are {examples}"))
     }
 
-    fn extractor(&self, client_ip: Option<&Ip>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
-        match (&self.extractor, client_ip) {
+    fn extractor(&self, registered: &Registered<'_>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        match (&self.extractor, registered.client_ip) {
             (Extractor::Complete(extractor), _) => Ok(extractor.clone()),
+            (Extractor::Extension(name), _) => (registered.extension)(name),
             (Extractor::ClientIp, Some(client_ip)) => Ok(Arc::new(client_ip.clone())),
             (Extractor::ClientIp, None) => Err(ConfigError::new(
                 "the key `client-ip` requires the table `client-ip`, with a `header` such as `\"x-forwarded-for\"` and \
@@ -182,14 +198,23 @@ impl fmt::Debug for Component {
 pub(crate) struct KeySpec(Vec<Vec<Component>>);
 
 impl KeySpec {
-    /// The extractor, where `client_ip` is that of the table `[client-ip]`.
-    pub(crate) fn extractor(&self, client_ip: Option<&Ip>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+    /// Refuses a key that the rest of the file does not complete. Extensions are registered after the file was read.
+    pub(crate) fn validate(&self, client_ip: Option<&Ip>) -> Result<(), ConfigError> {
+        let registered = Registered {
+            client_ip,
+            extension: &|_| Ok(Arc::new(ip())),
+        };
+        self.extractor(&registered).map(drop)
+    }
+
+    pub(crate) fn extractor(&self, registered: &Registered<'_>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
         let mut all = Vec::new();
         for alternatives in &self.0 {
-            let alternatives = alternatives.iter().map(|component| component.extractor(client_ip));
-            all.push(First(alternatives.collect::<Result<_, _>>()?));
+            let alternatives = alternatives.iter().map(|component| component.extractor(registered));
+            let alternatives = alternatives.collect::<Result<Vec<_>, _>>()?;
+            all.push(only(alternatives).unwrap_or_else(|several| Arc::new(First(several))));
         }
-        Ok(Arc::new(All(all)))
+        Ok(only(all).unwrap_or_else(|several| Arc::new(All(several))))
     }
 }
 
@@ -208,6 +233,17 @@ fn alternatives(text: &str) -> Result<Vec<Component>, String> {
         alternatives.push(Component::parse(text)?);
     }
     Ok(alternatives)
+}
+
+/// The only extractor of a list, or the list.
+fn only(mut extractors: Vec<Arc<dyn KeyExtractor>>) -> Result<Arc<dyn KeyExtractor>, Vec<Arc<dyn KeyExtractor>>> {
+    match extractors.pop() {
+        Some(only) if extractors.is_empty() => Ok(only),
+        last => {
+            extractors.extend(last);
+            Err(extractors)
+        }
+    }
 }
 
 /// The key of the first extractor that has one, as [`Or`](super::Or) for any number.
@@ -229,7 +265,7 @@ impl KeyExtractor for First {
 }
 
 /// The keys of all extractors, as a tuple of any length.
-struct All(Vec<First>);
+struct All(Vec<Arc<dyn KeyExtractor>>);
 
 impl KeyExtractor for All {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {

@@ -9,6 +9,8 @@ mod live;
 mod name;
 mod once;
 mod plan;
+#[cfg(feature = "serde")]
+mod scope;
 mod settings;
 mod terms;
 
@@ -236,6 +238,11 @@ impl<K> Policy<K> {
             )
         } else if matches!(cost, Some(Cost::Computed(_))) {
             ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
+        } else if terms.is_scoped() {
+            (
+                "the setting `routes` or `methods`",
+                "leave it out, and call the limiter for the requests that the policy is for",
+            )
         } else if applies.is_some() {
             (
                 "`.apply_if(..)`",
@@ -284,7 +291,7 @@ impl Policy {
     #[inline]
     pub(crate) fn applies_to(&self, parts: &Parts) -> bool {
         let applies = |condition: &Condition| condition(parts);
-        self.settings.applies.as_ref().is_none_or(applies)
+        self.settings.terms.contains(parts) && self.settings.applies.as_ref().is_none_or(applies)
     }
 
     /// The plan that is chosen for a request, unless all requests have the same.

@@ -1,5 +1,9 @@
 use std::{borrow::Cow, sync::Arc};
 
+use http::request::Parts;
+
+#[cfg(feature = "serde")]
+use super::scope::Scope;
 use super::{
     name::validate_name,
     plan::{Plans, plan},
@@ -23,6 +27,9 @@ pub(super) struct Terms {
     pub(super) failure_mode: FailureMode,
     /// Whether the policy only observes.
     pub(super) observed: bool,
+    /// The requests that the policy is for, if it is not for all.
+    #[cfg(feature = "serde")]
+    pub(super) scope: Option<Arc<Scope>>,
 }
 
 impl Terms {
@@ -44,7 +51,29 @@ impl Terms {
             cost: 1,
             failure_mode: FailureMode::default(),
             observed: false,
+            #[cfg(feature = "serde")]
+            scope: None,
         })
+    }
+
+    /// Whether the policy is for a request.
+    #[cfg(feature = "serde")]
+    #[inline]
+    pub(super) fn contains(&self, parts: &Parts) -> bool {
+        self.scope.as_ref().is_none_or(|scope| scope.contains(parts))
+    }
+
+    #[cfg(not(feature = "serde"))]
+    pub(super) fn contains(&self, _: &Parts) -> bool {
+        true
+    }
+
+    /// Whether the policy is for some requests only.
+    pub(super) fn is_scoped(&self) -> bool {
+        #[cfg(feature = "serde")]
+        return self.scope.is_some();
+        #[cfg(not(feature = "serde"))]
+        false
     }
 
     /// The terms of a policy that counts nothing.

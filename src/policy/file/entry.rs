@@ -1,19 +1,36 @@
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor},
 };
 
-use super::super::name::validate_name;
+use super::{
+    super::name::validate_name,
+    plans::{Plans, Selector},
+    texts::{Methods, Routes},
+};
 use crate::{FailureMode, Limit, key::KeySpec};
 
 /// A policy as configuration describes it.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(try_from = "Fields")]
 pub(super) struct Entry {
+    pub(super) fields: Fields,
+    pub(super) plans: Option<Plans>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Fields {
     pub(super) limit: Limit,
+    plan: Option<Selector>,
+    plans: Option<Unique<String, Limit>>,
     pub(super) key: Option<KeySpec>,
+    #[serde(default)]
+    pub(super) routes: Routes,
+    #[serde(default)]
+    pub(super) methods: Methods,
     #[serde(default = "one", deserialize_with = "cost")]
     pub(super) cost: u64,
     #[serde(default, deserialize_with = "failure_mode")]
@@ -22,6 +39,20 @@ pub(super) struct Entry {
     pub(super) mode: Mode,
     #[serde(default = "yes")]
     pub(super) enabled: bool,
+}
+
+impl TryFrom<Fields> for Entry {
+    type Error = &'static str;
+
+    fn try_from(mut fields: Fields) -> Result<Self, &'static str> {
+        let plans = match (fields.plan.take(), fields.plans.take()) {
+            (None, None) => None,
+            (Some(selector), Some(Unique(limits))) => Some(Plans { selector, limits }),
+            (None, Some(_)) => return Err("`plans` need a `plan`, which selects one, such as `\"extension:plan\"`"),
+            (Some(_), None) => return Err("a `plan` is selected of `plans`, which are limits by name"),
+        };
+        Ok(Self { fields, plans })
+    }
 }
 
 /// What a policy does with requests above its limit.
@@ -55,42 +86,59 @@ fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     }
 }
 
-/// The policies by name. A name that occurs twice, which JSON itself allows, is an error.
-pub(super) struct Entries(pub(super) BTreeMap<String, Entry>);
+/// Values by name. A name that occurs twice, which JSON itself allows, is an error.
+#[derive(Clone, Debug)]
+pub(super) struct Unique<K, V>(pub(super) BTreeMap<K, V>);
 
-impl<'de> Deserialize<'de> for Entries {
+impl<'de, K, V> Deserialize<'de> for Unique<K, V>
+where
+    K: Deserialize<'de> + fmt::Display + Ord,
+    V: Deserialize<'de>,
+{
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
+        struct Collect<K, V>(PhantomData<(K, V)>);
 
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Entries;
+        impl<'de, K, V> Visitor<'de> for Collect<K, V>
+        where
+            K: Deserialize<'de> + fmt::Display + Ord,
+            V: Deserialize<'de>,
+        {
+            type Value = Unique<K, V>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("policies by name")
+                f.write_str("a table of names")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let mut entries = BTreeMap::new();
-                while let Some(Name(name)) = map.next_key()? {
-                    if entries.contains_key(&name) {
-                        return Err(A::Error::custom(format_args!("the policy `{name}` occurs twice")));
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut values = BTreeMap::new();
+                while let Some(name) = map.next_key::<K>()? {
+                    if values.contains_key(&name) {
+                        return Err(A::Error::custom(format_args!("`{name}` occurs twice")));
                     }
-                    entries.insert(name, map.next_value()?);
+                    values.insert(name, map.next_value()?);
                 }
-                Ok(Entries(entries))
+                Ok(Unique(values))
             }
         }
 
-        deserializer.deserialize_map(Collect)
+        deserializer.deserialize_map(Collect(PhantomData))
     }
 }
 
-struct Name(String);
+/// The name of a policy.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name(pub(super) String);
 
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
         validate_name(&name).map_err(D::Error::custom)?;
         Ok(Self(name))
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }

@@ -2,19 +2,27 @@
 
 mod client_ip;
 mod entry;
+mod extensions;
+mod plans;
+#[cfg(feature = "file")]
+mod read;
+mod register;
+mod texts;
 
 use std::{collections::BTreeMap, sync::Arc};
-#[cfg(feature = "file")]
-use std::{fs, path::Path};
 
 use serde::Deserialize;
 
+#[cfg(feature = "file")]
+pub(super) use self::read::read;
+
 use self::{
     client_ip::ClientIp,
-    entry::{Entries, Entry, Mode, yes},
+    entry::{Entry, Mode, Name, Unique, yes},
+    extensions::Extensions,
 };
-use super::{Keyed, Policy, Unkeyed, terms::Terms};
-use crate::{ConfigError, KeyExtractor};
+use super::{Keyed, Policy, Unkeyed, scope::Scope, terms::Terms};
+use crate::{ConfigError, KeyExtractor, key::Registered};
 
 /// Policies by name, from configuration.
 ///
@@ -73,7 +81,10 @@ use crate::{ConfigError, KeyExtractor};
 /// | field | value | default |
 /// | --- | --- | --- |
 /// | `limit` | the limit, in one of its [spellings](crate::limit#limits-as-text) | required |
+/// | `plan`, `plans` | what selects the [plan](#plans) of a request, and the limits of plans by name | none |
 /// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; for [`unkeyed`](Self::unkeyed) |
+/// | `routes` | the routes that the policy is for: one, or a list of templates such as `/users/{id}`. Where axum has not matched a route, the path is compared: `{id}` is a segment, and `{*rest}` the rest. In gRPC `/shop.Accounts/SignIn`, or `/shop.Accounts/{method}` | all |
+/// | `methods` | the methods that the policy is for: one, or a list. `GET` is also for `HEAD` | all |
 /// | `cost` | the cost of a request | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
 /// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
@@ -91,6 +102,7 @@ use crate::{ConfigError, KeyExtractor};
 /// | `path` | the [path](crate::key::path()), which the caller chooses: on a wildcard route every URL has a quota of its own |
 /// | `method` | the [method](crate::key::method()) |
 /// | `header:<name>` | a [header](fn@crate::key::header) |
+/// | `extension:<name>` | an [extension](crate::key::extension()) of the request that the application [registers](Self::with_extension) under this name |
 /// | `constant:<text>` | [nothing](crate::key::constant()): one limit for all requests |
 ///
 /// `a or b` is the key `a`, and `b` for requests that have no `a`; at most 16 alternatives.
@@ -99,6 +111,40 @@ use crate::{ConfigError, KeyExtractor};
 /// caller that changes it with every request is never limited. Use `header:` only for a header that a proxy in front sets
 /// and removes from what the client sends, and add a policy by address. Headers in which proxies record the client address,
 /// such as `x-forwarded-for` or `cf-connecting-ip`, are refused as `header:` keys: use `client-ip`.
+///
+/// # Plans
+///
+/// A policy has a limit for each plan of its callers: that of `plans` whose name `plan` selects, and `limit` for requests without
+/// a plan, or with one of another name. [`limit::by`](crate::limit::by()) describes how plans share their counts.
+///
+/// ```
+/// use tower_quota::Policies;
+///
+/// # #[cfg(feature = "file")] {
+/// /// What authentication has found.
+/// #[derive(Clone)]
+/// struct User { id: u64, plan: &'static str }
+///
+/// let policies = Policies::from_toml(r#"
+///     [policies.api]
+///     limit = "sliding-log 10/min"
+///     key = "extension:user"
+///     plan = "extension:plan"
+///
+///     [policies.api.plans]
+///     pro = "sliding-log 100/min"
+///     internal = "unlimited"
+/// "#)?
+/// .with_extension("user", |user: &User| user.id.to_string())
+/// .with_extension("plan", |user: &User| user.plan.to_owned());
+///
+/// assert!(policies.get("api").is_ok());
+/// # }
+/// # Ok::<(), tower_quota::ConfigError>(())
+/// ```
+///
+/// `plan` is `extension:<name>`, as [registered](Self::with_extension), or `header:<name>`: a header that only a proxy in front
+/// sets, since a client that can send it chooses its limit.
 ///
 /// # The client address
 ///
@@ -114,99 +160,7 @@ pub struct Policies {
     enabled: bool,
     client_ip: Option<ClientIp>,
     policies: BTreeMap<String, Entry>,
-}
-
-/// Constructors, with the feature `file`.
-#[cfg(feature = "file")]
-impl Policies {
-    /// Policies from TOML.
-    ///
-    /// ```
-    /// use tower_quota::Policies;
-    ///
-    /// let policies = Policies::from_toml("policies.login = { limit = 'sliding-log 5/min', key = 'ip' }")?;
-    /// assert!(policies.get("login").is_ok());
-    ///
-    /// let error = Policies::from_toml("policies.login = { limit = 'sliding-log 5' }").unwrap_err();
-    /// assert!(error.to_string().contains("line 1") && error.to_string().contains("`sliding-log 100/min`"));
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the text does not describe policies; the message shows the place.
-    pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        toml::from_str(text).map_err(|error| ConfigError::new(error.to_string()))
-    }
-
-    /// Policies from JSON.
-    ///
-    /// ```
-    /// use tower_quota::Policies;
-    ///
-    /// let policies = Policies::from_json(r#"{"policies": {"login": {"limit": "sliding-log 5/min", "key": "ip"}}}"#)?;
-    /// assert!(policies.get("login").is_ok());
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the text does not describe policies; the message shows the place.
-    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        serde_json::from_str(text).map_err(|error| ConfigError::new(error.to_string()))
-    }
-
-    /// Policies from a file whose name ends in `.toml` or `.json`.
-    ///
-    /// ```
-    /// use tower_quota::Policies;
-    ///
-    /// let error = Policies::from_file("limits.yaml").unwrap_err();
-    /// assert_eq!(error.to_string(), "`limits.yaml`: the name of a file of limits ends in `.toml` or `.json`");
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be read, or does not describe policies; the message shows the place.
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
-        let path = path.as_ref();
-        Self::parse(path, &read(path)?)
-    }
-
-    /// Policies from the content of a file.
-    pub(super) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let parsed = match format_of(path)? {
-            Format::Toml => Self::from_toml(text),
-            Format::Json => Self::from_json(text),
-        };
-        parsed.map_err(|error| ConfigError::new(format!("`{}`: {error}", path.display())))
-    }
-}
-
-/// Reads a file of limits.
-#[cfg(feature = "file")]
-pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
-    format_of(path)?;
-    fs::read_to_string(path)
-        .map_err(|error| ConfigError::because(format!("`{}` cannot be read: {error}", path.display()), error))
-}
-
-#[cfg(feature = "file")]
-enum Format {
-    Toml,
-    Json,
-}
-
-#[cfg(feature = "file")]
-fn format_of(path: &Path) -> Result<Format, ConfigError> {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("toml") => Ok(Format::Toml),
-        Some("json") => Ok(Format::Json),
-        _ => {
-            let fault = "the name of a file of limits ends in `.toml` or `.json`";
-            Err(ConfigError::new(format!("`{}`: {fault}", path.display())))
-        }
-    }
+    extensions: Extensions,
 }
 
 /// Questions.
@@ -264,20 +218,35 @@ impl Policies {
 }
 
 impl Policies {
+    /// Adds the extensions that were registered for an earlier load of the file.
+    pub(super) fn inherit(&mut self, earlier: &Self) {
+        self.extensions.inherit(&earlier.extensions);
+    }
+
     pub(super) fn contains(&self, name: &str) -> bool {
         self.policies.contains_key(name)
     }
 
     /// What the file has about a policy, apart from the switch at its top.
     pub(super) fn terms(&self, name: &str) -> Result<Terms, ConfigError> {
-        let entry = self.entry(name)?;
-        let terms = Terms {
-            cost: entry.cost,
-            failure_mode: entry.failure_mode,
-            observed: entry.mode == Mode::Observe,
-            ..Terms::try_new(name.to_owned(), entry.limit.clone())?
+        let Entry { fields, plans } = self.entry(name)?;
+        let without_plan = fields.limit.clone();
+        let limit = match plans {
+            None => without_plan.into(),
+            Some(plans) => of_policy(name, plans.limit(without_plan, &self.extensions))?,
         };
-        Ok(if entry.enabled { terms } else { terms.switched_off() })
+        let scope = Scope {
+            routes: fields.routes.0.clone(),
+            methods: fields.methods.0.clone(),
+        };
+        let terms = Terms {
+            cost: fields.cost,
+            failure_mode: fields.failure_mode,
+            observed: fields.mode == Mode::Observe,
+            scope: (!scope.is_everything()).then(|| Arc::new(scope)),
+            ..Terms::try_new(name.to_owned(), limit)?
+        };
+        Ok(if fields.enabled { terms } else { terms.switched_off() })
     }
 
     /// The terms of a policy by the switch at the top of the file.
@@ -287,15 +256,17 @@ impl Policies {
 
     /// The key of a policy.
     pub(super) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
-        let Some(key) = &self.entry(name)?.key else {
+        let Some(key) = &self.entry(name)?.fields.key else {
             return Err(ConfigError::new(format!(
                 "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
                  policy that `unkeyed` returns"
             )));
         };
-        let client_ip = self.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip);
-        key.extractor(client_ip)
-            .map_err(|error| ConfigError::because(format!("the policy `{name}`: {error}"), error))
+        let registered = Registered {
+            client_ip: self.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip),
+            extension: &|name| self.extensions.key(name),
+        };
+        of_policy(name, key.extractor(&registered))
     }
 
     fn entry(&self, name: &str) -> Result<&Entry, ConfigError> {
@@ -317,22 +288,30 @@ struct Table {
     #[serde(default = "yes")]
     enabled: bool,
     client_ip: Option<ClientIp>,
-    policies: Entries,
+    policies: Unique<Name, Entry>,
 }
 
 impl TryFrom<Table> for Policies {
     type Error = ConfigError;
 
     fn try_from(table: Table) -> Result<Self, ConfigError> {
-        let policies = Self {
+        let client_ip = table.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip);
+        for (Name(name), entry) in &table.policies.0 {
+            if let Some(key) = &entry.fields.key {
+                of_policy(name, key.validate(client_ip))?;
+            }
+        }
+        let policies = table.policies.0.into_iter();
+        Ok(Self {
             enabled: table.enabled,
             client_ip: table.client_ip,
-            policies: table.policies.0,
-        };
-        let keyed = policies.policies.iter().filter(|(_, entry)| entry.key.is_some());
-        for (name, _) in keyed {
-            policies.key(name)?;
-        }
-        Ok(policies)
+            policies: policies.map(|(Name(name), entry)| (name, entry)).collect(),
+            extensions: Extensions::default(),
+        })
     }
+}
+
+/// The result of a setting, with an error that names the policy.
+fn of_policy<T>(name: &str, result: Result<T, ConfigError>) -> Result<T, ConfigError> {
+    result.map_err(|error| ConfigError::because(format!("the policy `{name}`: {error}"), error))
 }

@@ -118,6 +118,36 @@ impl LivePolicies {
         }
     }
 
+    /// Registers the type of an extension of requests, as [`Policies::with_extension`] does, for this file and its reloads.
+    ///
+    /// ```
+    /// use tower_quota::{LivePolicies, Policies};
+    ///
+    /// /// The user that authentication found.
+    /// #[derive(Clone)]
+    /// struct UserId(u64);
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let describe = |limit| Policies::from_toml(&format!("policies.api = {{ limit = '{limit}', key = 'extension:user' }}"));
+    /// let policies = LivePolicies::from(describe("sliding-log 3/h")?)
+    ///     .with_extension("user", |user: &UserId| user.0.to_string());
+    /// assert!(policies.get("api").is_ok());
+    /// assert!(policies.replace(describe("sliding-log 10/h")?).is_ok());
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    pub fn with_extension<T>(
+        self,
+        name: impl Into<String>,
+        value: impl Fn(&T) -> String + Send + Sync + 'static,
+    ) -> Self
+    where
+        T: Send + Sync + 'static,
+    {
+        self.shared.register(name.into(), value);
+        self
+    }
+
     /// The policy of this name, for a layer. Its limit, cost, key and failure mode follow the file.
     ///
     /// [`Policy::limit`] returns the limit of the moment.

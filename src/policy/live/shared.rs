@@ -58,6 +58,13 @@ impl Shared {
         })
     }
 
+    pub(super) fn register<T>(&self, name: String, value: impl Fn(&T) -> String + Send + Sync + 'static)
+    where
+        T: Send + Sync + 'static,
+    {
+        self.state().policies.register(name, value);
+    }
+
     /// Notes that code uses a policy.
     pub(super) fn note(&self, state: &mut State, name: &str, has_key: bool) -> Result<Origin, ConfigError> {
         let is_keyed = state.used.get(name).is_some_and(|used| used.key.is_some());
@@ -87,8 +94,9 @@ impl Shared {
         Arc::strong_count(self) > 1 || Arc::strong_count(&self.source) > 1
     }
 
-    pub(super) fn replace(&self, policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
+    pub(super) fn replace(&self, mut policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
         let mut state = self.state();
+        policies.inherit(&state.policies);
         let mut used = state.used.clone();
         for (name, used) in used.iter_mut().filter(|(name, _)| policies.contains(name)) {
             *used = describe(&policies, name, used.key.is_some())?;

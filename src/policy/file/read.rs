@@ -1,0 +1,93 @@
+use std::{fs, path::Path};
+
+use super::Policies;
+use crate::ConfigError;
+
+/// Constructors.
+impl Policies {
+    /// Policies from TOML.
+    ///
+    /// ```
+    /// use tower_quota::Policies;
+    ///
+    /// let policies = Policies::from_toml("policies.login = { limit = 'sliding-log 5/min', key = 'ip' }")?;
+    /// assert!(policies.get("login").is_ok());
+    ///
+    /// let error = Policies::from_toml("policies.login = { limit = 'sliding-log 5' }").unwrap_err();
+    /// assert!(error.to_string().contains("line 1") && error.to_string().contains("`sliding-log 100/min`"));
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the text does not describe policies; the message shows the place.
+    pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| ConfigError::new(error.to_string()))
+    }
+
+    /// Policies from JSON.
+    ///
+    /// ```
+    /// use tower_quota::Policies;
+    ///
+    /// let policies = Policies::from_json(r#"{"policies": {"login": {"limit": "sliding-log 5/min", "key": "ip"}}}"#)?;
+    /// assert!(policies.get("login").is_ok());
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the text does not describe policies; the message shows the place.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        serde_json::from_str(text).map_err(|error| ConfigError::new(error.to_string()))
+    }
+
+    /// Policies from a file whose name ends in `.toml` or `.json`.
+    ///
+    /// ```
+    /// use tower_quota::Policies;
+    ///
+    /// let error = Policies::from_file("limits.yaml").unwrap_err();
+    /// assert_eq!(error.to_string(), "`limits.yaml`: the name of a file of limits ends in `.toml` or `.json`");
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or does not describe policies; the message shows the place.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let path = path.as_ref();
+        Self::parse(path, &read(path)?)
+    }
+
+    /// Policies from the content of a file.
+    pub(in crate::policy) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let parsed = match format_of(path)? {
+            Format::Toml => Self::from_toml(text),
+            Format::Json => Self::from_json(text),
+        };
+        parsed.map_err(|error| ConfigError::new(format!("`{}`: {error}", path.display())))
+    }
+}
+
+/// Reads a file of limits.
+pub(in crate::policy) fn read(path: &Path) -> Result<String, ConfigError> {
+    format_of(path)?;
+    fs::read_to_string(path)
+        .map_err(|error| ConfigError::because(format!("`{}` cannot be read: {error}", path.display()), error))
+}
+
+enum Format {
+    Toml,
+    Json,
+}
+
+fn format_of(path: &Path) -> Result<Format, ConfigError> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("toml") => Ok(Format::Toml),
+        Some("json") => Ok(Format::Json),
+        _ => {
+            let fault = "the name of a file of limits ends in `.toml` or `.json`";
+            Err(ConfigError::new(format!("`{}`: {fault}", path.display())))
+        }
+    }
+}

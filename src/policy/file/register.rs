@@ -1,0 +1,45 @@
+use super::Policies;
+
+/// Settings.
+impl Policies {
+    /// Registers the type of an extension of requests under a name that the file uses, with the text of its value.
+    ///
+    /// As a key, `extension:<name>` is [`key::extension`](crate::key::extension()) of this type. As the `plan` of a policy it
+    /// selects one of its [plans](Policies#plans). Registering a name again replaces it.
+    ///
+    /// ```
+    /// use tower_quota::Policies;
+    ///
+    /// /// The user that authentication found.
+    /// #[derive(Clone)]
+    /// struct UserId(u64);
+    ///
+    /// let policies: Policies = serde_json::from_str(
+    ///     r#"{"policies": {"mails": {"limit": "sliding-log 3/h", "key": "extension:user"}}}"#,
+    /// )?;
+    /// let error = policies.get("mails").unwrap_err();
+    /// assert!(error.to_string().contains(r#"`with_extension("user", "#));
+    ///
+    /// let policies = policies.with_extension("user", |user: &UserId| user.0.to_string());
+    /// assert!(policies.get("mails").is_ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_extension<T>(
+        mut self,
+        name: impl Into<String>,
+        value: impl Fn(&T) -> String + Send + Sync + 'static,
+    ) -> Self
+    where
+        T: Send + Sync + 'static,
+    {
+        self.register(name.into(), value);
+        self
+    }
+
+    pub(in crate::policy) fn register<T>(&mut self, name: String, value: impl Fn(&T) -> String + Send + Sync + 'static)
+    where
+        T: Send + Sync + 'static,
+    {
+        self.extensions.add(name, value);
+    }
+}

@@ -1,0 +1,114 @@
+use http::{Method, request::Parts};
+
+use crate::key::decoded_path;
+
+/// The routes and methods that a policy in a file is for; an empty list is for all.
+#[derive(Debug)]
+pub(super) struct Scope {
+    pub(super) routes: Vec<String>,
+    pub(super) methods: Vec<Method>,
+}
+
+impl Scope {
+    pub(super) fn is_everything(&self) -> bool {
+        self.routes.is_empty() && self.methods.is_empty()
+    }
+
+    pub(super) fn contains(&self, parts: &Parts) -> bool {
+        (self.methods.is_empty() || self.has_method(&parts.method)) && (self.routes.is_empty() || self.has_route(parts))
+    }
+
+    fn has_method(&self, method: &Method) -> bool {
+        // RFC 9110 §9.3.2: HEAD is GET without the content, so handlers of GET respond to it.
+        let same = if *method == Method::HEAD { &Method::GET } else { method };
+        self.methods.iter().any(|one| one == method || one == same)
+    }
+
+    fn has_route(&self, parts: &Parts) -> bool {
+        #[cfg(feature = "axum")]
+        if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
+            return self.routes.iter().any(|route| route == matched.as_str());
+        }
+        let path = decoded_path(parts);
+        self.routes.iter().any(|route| matches(route, &path))
+    }
+}
+
+/// Whether a template such as `/users/{id}` or `/files/{*rest}` is that of a path.
+fn matches(template: &str, path: &[u8]) -> bool {
+    let mut segments = path.split(|byte| *byte == b'/');
+    for expected in template.split('/') {
+        let Some(segment) = segments.next() else { return false };
+        let parameter = expected.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+        let is_same = match parameter {
+            Some(name) if name.starts_with('*') => return !segment.is_empty() || segments.next().is_some(),
+            Some(_) => !segment.is_empty(),
+            None => expected.as_bytes() == segment,
+        };
+        if !is_same {
+            return false;
+        }
+    }
+    segments.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    #[test]
+    fn a_template_is_that_of_a_path() {
+        for (template, path, expected) in [
+            ("/login", "/login", true),
+            ("/login", "/%6Cogin", true),
+            ("/login", "/login/", false),
+            ("/login", "/login/x", false),
+            ("/login", "/", false),
+            ("/", "/", true),
+            ("/users/{id}", "/users/42", true),
+            ("/users/{id}", "/users/", false),
+            ("/users/{id}", "/users/42/posts", false),
+            ("/users/{id}/posts", "/users/42/posts", true),
+            ("/users/{id}", "/users/a%2Fb", true),
+            ("/files/{*rest}", "/files/a/b", true),
+            ("/files/{*rest}", "/files//b", true),
+            ("/files/{*rest}", "/files/", false),
+            ("/files/{*rest}", "/files", false),
+            ("/test.Echo/{method}", "/test.Echo/Once", true),
+        ] {
+            let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
+            let scope = Scope {
+                routes: vec![template.into()],
+                methods: vec![],
+            };
+            assert_eq!(scope.contains(&parts), expected, "{template} of {path}");
+        }
+    }
+
+    #[test]
+    fn get_is_also_for_head() {
+        for (methods, method, expected) in [
+            (vec![], "DELETE", true),
+            (vec![Method::POST], "POST", true),
+            (vec![Method::POST], "GET", false),
+            (vec![Method::POST], "HEAD", false),
+            (vec![Method::GET], "HEAD", true),
+            (vec![Method::HEAD], "HEAD", true),
+            (vec![Method::HEAD], "GET", false),
+            (vec![Method::PUT, Method::POST], "POST", true),
+        ] {
+            let request = Request::builder().method(method).body(()).unwrap();
+            let scope = Scope {
+                routes: vec![],
+                methods,
+            };
+            assert_eq!(
+                scope.contains(&request.into_parts().0),
+                expected,
+                "{method} in {scope:?}"
+            );
+        }
+    }
+}

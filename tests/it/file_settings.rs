@@ -1,0 +1,319 @@
+//! What files say about policies: routes, methods, plans, extensions.
+
+use std::convert::Infallible;
+
+use axum::{Router, body::Body, routing::get as route};
+use http::{Method, Request, Response, StatusCode, request::Builder};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_quota::{Key, Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer};
+
+use crate::support::{Clock, Log, Received, get, send};
+
+/// The policy `api` with these lines, by the address.
+fn described(lines: &str) -> Policies {
+    Policies::from_toml(&file(lines)).unwrap_or_else(|error| panic!("{lines}: {error}"))
+}
+
+fn file(lines: &str) -> String {
+    format!("[policies.api]\nlimit = \"sliding-log 10/min\"\nkey = \"ip\"\n{lines}\n")
+}
+
+fn layer(policy: Policy) -> RateLimitLayer {
+    RateLimitLayer::new(Clock::new().memory_store(), policy)
+}
+
+/// Whether the policy applies to a request, in a service without routes.
+async fn applies(policies: &Policies, request: Builder) -> bool {
+    let service = layer(policies.get("api").unwrap()).layer(service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Body::empty()))
+    }));
+    let Ok(response) = service.oneshot(request.body(Body::empty()).unwrap()).await;
+    Received::read(response).await.field("ratelimit").is_some()
+}
+
+fn all_routes(layer: RateLimitLayer) -> Router {
+    let users = Router::new().route("/{id}", route(async || "a user").post(async || "a user"));
+    Router::new()
+        .route("/login", route(async || "welcome").post(async || "welcome"))
+        .nest("/users", users)
+        .layer(layer)
+}
+
+#[tokio::test]
+async fn a_policy_is_for_the_routes_that_axum_has_matched() {
+    let policy = described("routes = [\"/login\", \"/users/{id}\"]").get("api").unwrap();
+    let app = all_routes(layer(policy));
+    for (path, remaining) in [
+        ("/login", Some(9)),
+        ("/users/42", Some(8)),
+        ("/users/%34%32", Some(7)),
+        ("/%6Cogin", Some(6)),
+        ("/users", None),
+        ("/other", None),
+    ] {
+        let state = remaining.map(|remaining| format!("\"api\";r={remaining};t=60"));
+        assert_eq!(
+            send(&app, get(path)).await.field("ratelimit"),
+            state.as_deref(),
+            "{path}"
+        );
+    }
+
+    // A template is compared with that of the route, and a path is none.
+    let policy = described("routes = \"/users/42\"").get("api").unwrap();
+    send(&all_routes(layer(policy)), get("/users/42")).await.assert_silent();
+}
+
+#[tokio::test]
+async fn a_policy_is_for_paths_where_no_route_was_matched() {
+    let policies = described("routes = [\"/login\", \"/users/{id}\", \"/test.Echo/{method}\"]");
+    for (path, expected) in [
+        ("/login", true),
+        ("/%6cogin?next=/", true),
+        ("/users/42", true),
+        ("/users/42/posts", false),
+        ("/test.Echo/Once", true),
+        ("/test.Other/Once", false),
+    ] {
+        assert_eq!(applies(&policies, get(path)).await, expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_policy_is_for_methods() {
+    for (methods, applied) in [
+        ("\"POST\"", &[Method::POST][..]),
+        ("[\"POST\", \"PUT\"]", &[Method::POST, Method::PUT]),
+        ("[\"GET\"]", &[Method::GET, Method::HEAD]),
+    ] {
+        let policies = described(&format!("methods = {methods}"));
+        for method in [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::DELETE] {
+            let request = get("/").method(method.clone());
+            let expected = applied.contains(&method);
+            assert_eq!(applies(&policies, request).await, expected, "{methods}: {method}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn routes_methods_and_a_condition_in_code_all_hold() {
+    let policies = described("routes = \"/login\"\nmethods = \"POST\"");
+    let policy = policies
+        .get("api")
+        .unwrap()
+        .apply_if(|parts| parts.headers.contains_key("x-new"));
+    let app = all_routes(layer(policy));
+    for (request, expected) in [
+        (get("/login").method("POST").header("x-new", "1"), true),
+        (get("/login").method("POST"), false),
+        (get("/login").header("x-new", "1"), false),
+        (get("/users/42").method("POST").header("x-new", "1"), false),
+    ] {
+        assert_eq!(send(&app, request).await.field("ratelimit").is_some(), expected);
+    }
+}
+
+#[test]
+fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
+    for (lines, place, fix) in [
+        ("routes = \"login\"", "line 4", "one looks like `/login`"),
+        ("routes = [\"/a\", \"b\"]", "line 4", "`b` is not a route"),
+        ("routes = []", "line 4", "an empty list is for no request"),
+        ("routes = 3", "line 4", "a text, or a list of texts"),
+        ("methods = \"post\"", "line 4", "one looks like `POST`"),
+        ("methods = [\"GET\", \"A B\"]", "line 4", "`A B` is not a method"),
+        ("methods = []", "line 4", "an empty list is for no request"),
+        (
+            "plan = \"tier\"\nplans = { pro = \"1/s\" }",
+            "line 4",
+            "`extension:plan` or `header:x-plan`",
+        ),
+        (
+            "plan = \"header:x plan\"\nplans = { pro = \"1/s\" }",
+            "line 4",
+            "`header:x-plan`",
+        ),
+        (
+            "plan = \"extension:plan\"",
+            "line 1",
+            "`plans`, which are limits by name",
+        ),
+        ("plans = { pro = \"1/s\" }", "line 1", "such as `\"extension:plan\"`"),
+        (
+            "plan = \"extension:plan\"\nplans = { pro = \"1 in s\" }",
+            "line 5",
+            "`sliding-log 100/min`",
+        ),
+    ] {
+        let error = Policies::from_toml(&file(lines)).unwrap_err().to_string();
+        assert!(error.contains(place) && error.contains(fix), "{lines}: {error}");
+        let json = serde_json::to_string(&file(lines).parse::<toml::Table>().unwrap()).unwrap();
+        let error = Policies::from_json(&json).unwrap_err().to_string();
+        assert!(error.contains(fix) && !error.contains(" = "), "{json}: {error}");
+    }
+    let twice =
+        r#"{"policies": {"api": {"limit": "1/s", "plan": "header:x-plan", "plans": {"a": "2/s", "a": "3/s"}}}}"#;
+    let error = Policies::from_json(twice).unwrap_err().to_string();
+    assert!(error.contains("`a` occurs twice"), "{error}");
+}
+
+/// What authentication has found.
+#[derive(Clone)]
+struct User {
+    id: u64,
+    plan: &'static str,
+}
+
+const PLANS: &str = "
+[policies.api]
+limit = \"sliding-log 10/min\"
+key = \"extension:user\"
+plan = \"extension:plan\"
+
+[policies.api.plans]
+pro = \"sliding-log 100/min\"
+internal = \"unlimited\"
+";
+
+fn registered(policies: Policies) -> Policies {
+    policies
+        .with_extension("user", |user: &User| user.id.to_string())
+        .with_extension("plan", |user: &User| user.plan.to_owned())
+}
+
+/// The policy and the state of a request.
+async fn announced(app: &Router, request: Builder) -> Option<String> {
+    let response = send(app, request).await;
+    let [policy, state] = ["ratelimit-policy", "ratelimit"].map(|name| response.field(name).map(str::to_owned));
+    Some(format!("{} {}", policy?, state?))
+}
+
+#[tokio::test]
+async fn a_plan_is_that_of_an_extension_or_of_a_header() {
+    let by_extension = registered(Policies::from_toml(PLANS).unwrap());
+    let app = all_routes(layer(by_extension.get("api").unwrap()));
+    let of = |plan| get("/login").extension(User { id: 42, plan });
+    for (plan, expected) in [
+        ("free", Some("\"api\";q=10;w=60 \"api\";r=9;t=60")),
+        ("pro", Some("\"api\";q=100;w=60 \"api\";r=98;t=60")),
+        ("", Some("\"api\";q=10;w=60 \"api\";r=7;t=60")),
+        ("internal", None),
+    ] {
+        assert_eq!(announced(&app, of(plan)).await.as_deref(), expected, "{plan}");
+    }
+
+    let by_header = PLANS
+        .replace("extension:plan", "header:x-plan")
+        .replace("extension:user", "constant:all");
+    let app = all_routes(layer(Policies::from_toml(&by_header).unwrap().get("api").unwrap()));
+    for (request, expected) in [
+        (
+            get("/login").header("x-plan", "pro"),
+            Some("\"api\";q=100;w=60 \"api\";r=99;t=60"),
+        ),
+        (get("/login"), Some("\"api\";q=10;w=60 \"api\";r=8;t=60")),
+        (
+            get("/login").header("x-plan", "internal").header("x-plan", "pro"),
+            Some("\"api\";q=10;w=60 \"api\";r=7;t=60"),
+        ),
+        (get("/login").header("x-plan", "internal"), None),
+    ] {
+        assert_eq!(announced(&app, request).await.as_deref(), expected);
+    }
+}
+
+#[tokio::test]
+async fn plans_and_routes_follow_the_file() {
+    let live = LivePolicies::from(Policies::from_toml(PLANS).unwrap())
+        .with_extension("user", |user: &User| user.id.to_string())
+        .with_extension("plan", |user: &User| user.plan.to_owned());
+    let app = all_routes(layer(live.get("api").unwrap()));
+    let pro = || get("/login").extension(User { id: 42, plan: "pro" });
+    assert_eq!(
+        announced(&app, pro()).await.as_deref(),
+        Some("\"api\";q=100;w=60 \"api\";r=99;t=60")
+    );
+
+    for (from, to, expected) in [
+        ("100/min", "200/min", Some("\"api\";q=200;w=60 \"api\";r=198;t=60")),
+        ("pro =", "gold =", Some("\"api\";q=10;w=60 \"api\";r=7;t=60")),
+        (
+            "plan = \"extension:plan\"",
+            "plan = \"extension:plan\"\nroutes = \"/users/{id}\"",
+            None,
+        ),
+        ("[policies.api]", "enabled = false\n[policies.api]", None),
+    ] {
+        live.replace(Policies::from_toml(&PLANS.replace(from, to)).unwrap())
+            .unwrap();
+        assert_eq!(announced(&app, pro()).await.as_deref(), expected, "{to}");
+    }
+}
+
+#[tokio::test]
+async fn a_registered_extension_is_the_key_of_its_type() {
+    let policies = registered(described("").clone());
+    assert!(policies.get("api").is_ok(), "registered and not used");
+
+    let policies = registered(Policies::from_toml(PLANS).unwrap());
+    let store = MemoryStore::new();
+    let app = all_routes(RateLimitLayer::new(store.clone(), policies.get("api").unwrap()));
+    send(&app, get("/login").extension(User { id: 42, plan: "" })).await;
+
+    let by_hand = Policy::new("api", tower_quota::SlidingLog::per_minute(10));
+    let counted = Limiter::new(store, by_hand)
+        .peek(Key::extension::<User>("42"))
+        .await
+        .unwrap();
+    assert_eq!(counted.remaining(), 9);
+
+    // As in code, a request without it is refused.
+    assert_eq!(
+        send(&app, get("/login")).await.status,
+        StatusCode::INTERNAL_SERVER_ERROR
+    );
+}
+
+#[test]
+fn an_extension_that_is_not_registered_is_an_error_that_names_the_call() {
+    let policies = Policies::from_toml(PLANS).unwrap();
+    let error = policies.get("api").unwrap_err().to_string();
+    assert!(
+        error.contains("the policy `api`") && error.contains("`with_extension(\"user\","),
+        "{error}"
+    );
+    let error = policies.unkeyed("api").unwrap_err().to_string();
+    assert!(error.contains("`with_extension(\"plan\","), "{error}");
+
+    let live = LivePolicies::from(described(""));
+    assert!(live.get("api").is_ok());
+    let error = live
+        .replace(Policies::from_toml(PLANS).unwrap())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("`with_extension("), "{error}");
+}
+
+#[tokio::test]
+async fn a_limiter_takes_no_routes_and_keeps_its_limits_if_a_reload_adds_them() {
+    let scoped = || Policies::from_toml("policies.api = { limit = \"20/min\", routes = \"/login\" }").unwrap();
+    let error = Limiter::try_new(MemoryStore::new(), scoped().unkeyed("api").unwrap()).unwrap_err();
+    for part in ["`routes`", "`api`", "leave it out"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+
+    let live = LivePolicies::from(described(""));
+    let limiter = Limiter::new(MemoryStore::new(), live.unkeyed("api").unwrap());
+    let log = Log::capture();
+    live.replace(scoped()).unwrap();
+    for remaining in [9, 8] {
+        assert_eq!(limiter.check("42").await.unwrap().remaining(), remaining);
+    }
+    let text = log.text();
+    assert_eq!(text.matches("WARN").count(), 1, "{text}");
+    assert!(text.contains("`routes`") && text.contains("keeps the limits"), "{text}");
+
+    live.replace(Policies::from_toml("policies.api.limit = \"20/min\"").unwrap())
+        .unwrap();
+    assert_eq!(limiter.check("42").await.unwrap().remaining(), 17);
+}
