@@ -98,13 +98,16 @@ impl Enforcer {
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let [policy] = &*self.policies {
-            let undecided = self.undecided_by(0, policy, parts)?;
+            let undecided = self
+                .undecided_by(0, policy, parts)
+                .or_else(|error| self.without_key(0, error))?;
             return Ok(undecided.map(|undecided| Decision::new(false, SmallVec::from_buf([undecided]))));
         }
 
         let mut undecided = PolicyDecisions::new();
         for (position, policy) in self.policies.iter().enumerate() {
-            if let Some(policy) = self.undecided_by(position, policy, parts)? {
+            let policy = self.undecided_by(position, policy, parts);
+            if let Some(policy) = policy.or_else(|error| self.without_key(position, error))? {
                 undecided.push(policy);
             }
         }
@@ -145,7 +148,7 @@ impl Enforcer {
             };
             cost = rest;
         } else {
-            marker = policy.marker_of(&quota.limit, &key, parts)?;
+            marker = policy.once().marker_of(&quota.limit, &key, parts)?;
         }
         let undecided = PolicyDecision::undecided(self.context.clone(), position, key, cost);
         Ok(Some(PolicyDecision {
@@ -153,6 +156,18 @@ impl Enforcer {
             marker,
             ..undecided
         }))
+    }
+
+    /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
+    #[cold]
+    fn without_key(&self, position: usize, error: KeyError) -> Result<Option<PolicyDecision>, KeyError> {
+        if !self.context.policies[position].observed {
+            return Err(error);
+        }
+        if error.is_misconfigured() {
+            self.warn_of_key(&error);
+        }
+        Ok(None)
     }
 
     /// The rest of a cost of which outer layers have charged a part.
@@ -276,7 +291,7 @@ impl Enforcer {
     fn warn_of_key(&self, error: &KeyError) {
         if !self.warned.key.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::error!(%error, "requests are refused: their key or limit cannot be determined");
+            tracing::error!(%error, "requests are refused, or not observed: their key or limit cannot be determined");
         }
         let _ = error;
     }

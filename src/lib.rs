@@ -106,6 +106,7 @@ mod limiter;
 mod observer;
 mod policy;
 mod rejected;
+mod requests;
 pub mod response;
 mod service;
 #[cfg(feature = "tonic")]

@@ -16,6 +16,8 @@ pub(crate) struct CheckContext {
     pub(crate) failover: Arc<Failover>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    /// Whether one of them only observes.
+    pub(crate) observes: bool,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
@@ -32,6 +34,8 @@ pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
     pub(crate) failure_mode: FailureMode,
+    /// Whether the policy only observes.
+    pub(crate) observed: bool,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

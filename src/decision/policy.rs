@@ -58,13 +58,20 @@ impl PolicyDecision {
         &self.quota().name
     }
 
-    /// Whether this policy denied the request.
+    /// Whether this policy denied the request. A policy that is [observed](Self::is_observed) never does.
     #[must_use]
     pub fn denies(&self) -> bool {
-        self.denial.is_some()
+        self.denial.is_some() && !self.is_observed()
     }
 
-    /// The reason why this policy denied the request, if it did.
+    /// Whether this policy [only observes](crate::Policy::observe_only): it does not deny the request, whatever its
+    /// [`denial`](Self::denial).
+    #[must_use]
+    pub fn is_observed(&self) -> bool {
+        self.policy().observed
+    }
+
+    /// The reason why this policy denied the request or, if it is [observed](Self::is_observed), would have denied it.
     #[must_use]
     pub fn denial(&self) -> Option<Denial> {
         self.denial
@@ -104,7 +111,7 @@ impl PolicyDecision {
         self.remaining
     }
 
-    /// The time until this policy admits the request; `None` if it did not deny it, or if waiting does not help.
+    /// The time until this policy admits the request; `None` without a [`denial`](Self::denial), or if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
@@ -145,7 +152,7 @@ impl PolicyDecision {
     }
 
     /// Records the next states: that of the marker, if there is one, and that of the charge.
-    pub(super) fn settle<'a>(
+    pub(crate) fn settle<'a>(
         &mut self,
         states: &mut impl Iterator<Item = &'a ChargeState>,
         server_time: Duration,
@@ -194,10 +201,17 @@ impl PolicyDecision {
         Charge::on(self.quota(), &self.key, self.cost)
     }
 
-    /// The charge before [`charge`](Self::charge), if the request has an id.
+    /// This charge of the policy, after its marker if the request has an id.
     #[inline]
-    pub(crate) fn marker_charge(&self) -> Option<Charge<'_>> {
-        self.marker.as_ref().map(|marker| marker.charge(&self.charge()))
+    pub(crate) fn marked<'a>(&'a self, charge: Charge<'a>) -> impl Iterator<Item = Charge<'a>> {
+        let marker = self.marker.as_ref().map(|marker| marker.charge(&charge));
+        marker.into_iter().chain([charge])
+    }
+
+    /// The number of charges in a store request, with the marker.
+    #[inline]
+    pub(crate) fn charges_sent(&self) -> usize {
+        1 + usize::from(self.marker.is_some())
     }
 
     /// The reason why the policy never admits the request, if there is one.
@@ -217,6 +231,7 @@ impl fmt::Debug for PolicyDecision {
         f.debug_struct("PolicyDecision")
             .field("name", &self.name())
             .field("denial", &self.denial)
+            .field("observed", &self.is_observed())
             .field("limit", &self.limit())
             .field("remaining", &self.remaining)
             .field("retry_after", &self.retry_after)

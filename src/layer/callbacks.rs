@@ -7,6 +7,7 @@ use crate::{Decision, RateLimitLayer, observer::Observer, store::StoreError};
 impl RateLimitLayer {
     /// Observes each [`Decision`]: of requests that are admitted, and of those that a limit denies.
     ///
+    /// A decision has the policies that [only observe](crate::Policy::observe_only) too, with what they would have done.
     /// Decisions that a process makes by itself while the store fails are included; their
     /// [`store_error`](Decision::store_error) is set. There is no decision, and so no call, for a request
     ///

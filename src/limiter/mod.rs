@@ -253,7 +253,7 @@ impl Limiter {
             let undecided = PolicyDecision::undecided(self.context.clone(), position, key.clone(), cost);
             let marker = id
                 .as_ref()
-                .and_then(|id| policy.marker(&undecided.quota().limit, &key, id));
+                .and_then(|id| policy.once().marker(&undecided.quota().limit, &key, id));
             PolicyDecision { marker, ..undecided }
         });
         let applies = |policy: &PolicyDecision| match policy.quota().limit {

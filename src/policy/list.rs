@@ -89,11 +89,14 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
     let policies = policies.iter().map(|policy| PolicyContext {
         plan: policy.settings.plan.clone(),
         failure_mode: policy.settings.failure_mode,
+        observed: policy.settings.observed,
     });
+    let policies: Arc<[_]> = policies.collect();
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
-        policies: policies.collect(),
+        observes: policies.iter().any(|policy| policy.observed),
+        policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
     }

@@ -5,6 +5,7 @@ mod file;
 mod list;
 mod name;
 mod once;
+mod once_per;
 mod plan;
 mod settings;
 
@@ -76,6 +77,8 @@ struct Settings {
     cost: Cost,
     failure_mode: FailureMode,
     applies: Option<Condition>,
+    /// Whether the policy only observes.
+    observed: bool,
     once: Once,
 }
 
@@ -145,6 +148,7 @@ impl Policy<Unkeyed> {
             cost: Cost::Fixed(1),
             failure_mode: FailureMode::default(),
             applies: None,
+            observed: false,
             once: Once::DEFAULT,
         };
         Ok(Self { settings, key: Unkeyed })
@@ -188,6 +192,11 @@ impl<K> Policy<K> {
             Cost::Fixed(cost) => Some(cost),
             Cost::Computed(_) => None,
         }
+    }
+
+    /// The ids of requests.
+    pub(crate) fn once(&self) -> &Once {
+        &self.settings.once
     }
 
     /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in

@@ -31,6 +31,9 @@ mod idempotency;
 #[path = "../../examples/limits_file.rs"]
 #[allow(dead_code)]
 mod limits_file;
+#[path = "../../examples/observe.rs"]
+#[allow(dead_code)]
+mod observe;
 #[path = "../../examples/plans.rs"]
 #[allow(dead_code)]
 mod plans;
@@ -144,6 +147,11 @@ async fn hello_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn axum_per_route_sends_what_it_shows() {
     shows(include_str!("../../examples/axum_per_route.rs"), axum_per_route::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn observe_sends_what_it_shows() {
+    shows(include_str!("../../examples/observe.rs"), observe::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

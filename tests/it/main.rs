@@ -34,6 +34,7 @@ mod memory_store;
 mod nested;
 mod nginx;
 mod observers;
+mod observing;
 mod once;
 mod oracles;
 mod plans;
