@@ -234,7 +234,7 @@ async fn a_policy_that_observes_has_ids_of_its_own(bench: Bench) {
         assert!(decision.is_allowed());
         let states = decision.policies();
         let states: Vec<_> = states
-            .map(|policy| (policy.denies(), policy.is_repetition(), policy.remaining()))
+            .map(|policy| (policy.denial().is_some(), policy.is_repetition(), policy.remaining()))
             .collect();
         assert_eq!(states, expected, "{id}");
     }
