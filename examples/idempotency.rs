@@ -3,25 +3,25 @@
 //! ```console
 //! $ cargo run --example idempotency --features axum
 //!
-//! $ curl -i -X POST -H 'x-user-id: 42' -H 'idempotency-key: "8e03978e"' http://127.0.0.1:3000/payments
+//! $ curl -i -X POST -H 'idempotency-key: "8e03978e"' http://127.0.0.1:3000/payments
 //! HTTP/1.1 200 OK
 //! ratelimit: "payments";r=1;t=60
 //!
 //! paid
 //!
-//! $ curl -i -X POST -H 'x-user-id: 42' -H 'idempotency-key: "8e03978e"' http://127.0.0.1:3000/payments
+//! $ curl -i -X POST -H 'idempotency-key: "8e03978e"' http://127.0.0.1:3000/payments
 //! HTTP/1.1 200 OK
 //! ratelimit: "payments";r=1;t=60
 //!
 //! already paid
 //!
-//! $ curl -i -X POST -H 'x-user-id: 42' -H 'idempotency-key: "5c2b1f90"' http://127.0.0.1:3000/payments
-//! $ curl -i -X POST -H 'x-user-id: 42' -H 'idempotency-key: "d41e7a63"' http://127.0.0.1:3000/payments
+//! $ curl -i -X POST -H 'idempotency-key: "5c2b1f90"' http://127.0.0.1:3000/payments
+//! $ curl -i -X POST -H 'idempotency-key: "d41e7a63"' http://127.0.0.1:3000/payments
 //! HTTP/1.1 429 Too Many Requests
 //! retry-after: 60
 //! ratelimit: "payments";r=0;t=60
 //!
-//! $ curl -i -X POST -H 'x-user-id: 42' -H 'idempotency-key: "8e03978e"' http://127.0.0.1:3000/payments
+//! $ curl -i -X POST -H 'idempotency-key: "8e03978e"' http://127.0.0.1:3000/payments
 //! HTTP/1.1 200 OK
 //! ratelimit: "payments";r=0;t=60
 //!
@@ -32,6 +32,7 @@ use std::{
     collections::HashSet,
     env,
     error::Error,
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -44,23 +45,21 @@ use axum::{
 use tokio::net::TcpListener;
 use tower_quota::{MemoryStore, Policy, RateLimitLayer, SlidingLog, key};
 
-/// The users and keys of the payments that were made. In a real service, a table beside the payments.
-type Paid = Arc<Mutex<HashSet<[Option<HeaderValue>; 2]>>>;
+/// The keys of the payments that were made. In a real service, a table beside the payments.
+type Paid = Arc<Mutex<HashSet<HeaderValue>>>;
 
 /// The limit admits a retry without counting it. That it pays once is up to the handler.
 async fn pay(State(paid): State<Paid>, headers: HeaderMap) -> &'static str {
-    let payment = ["x-user-id", "idempotency-key"].map(|name| headers.get(name).cloned());
     let mut paid = paid.lock().unwrap_or_else(PoisonError::into_inner);
-    match payment[1].is_none() || paid.insert(payment) {
+    match headers.get("idempotency-key").is_none_or(|id| paid.insert(id.clone())) {
         true => "paid\n",
         false => "already paid\n",
     }
 }
 
 pub(crate) fn app() -> Router {
-    // A proxy in front sets the user.
     let payments = Policy::new("payments", SlidingLog::per_minute(2))
-        .key(key::header("x-user-id"))
+        .key(key::ip())
         .once_per(key::header("idempotency-key"));
 
     Router::new()
@@ -74,6 +73,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app()).await?;
+    axum::serve(listener, app().into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

@@ -48,9 +48,7 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
             policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
         }
         [first, ..] => {
-            let charges = policies
-                .iter()
-                .flat_map(|policy| policy.marker_charge().into_iter().chain([policy.charge()]));
+            let charges = policies.iter().flat_map(|policy| policy.marked(policy.charge()));
             let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
             first.context.store.decide(&[StoreRequest::new(operation, &charges)])
         }
@@ -156,9 +154,9 @@ fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decisi
     if undecided.observes() {
         return requests::settle(response, operation, undecided);
     }
-    let charges = undecided.as_slice().iter().map(PolicyDecision::charge_count);
+    let charges: usize = undecided.as_slice().iter().map(PolicyDecision::charges_sent).sum();
     match response.outcomes() {
-        [outcome, ..] if outcome.states().len() == charges.sum::<usize>() => {
+        [outcome, ..] if outcome.states().len() == charges => {
             let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
             undecided.settle(response, outcome, charged);
             Ok(())

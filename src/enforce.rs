@@ -202,7 +202,7 @@ impl Enforcer {
             };
             cost = rest;
         } else {
-            marker = policy.marker_of(&quota.limit, &key, parts)?;
+            marker = policy.once().marker_of(&quota.limit, &key, parts)?;
         }
         let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
         Ok(Some(PolicyDecision {

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Decision, PolicyDecision,
-    store::{Charge, ErrorKind, Operation, Outcome, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{Charge, ErrorKind, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// Decides what needs no store: the denials by policies that never admit the request.
@@ -22,17 +22,18 @@ pub(crate) fn deny_permanently(operation: Operation, undecided: &Decision) -> De
     Decision::new(!denied, policies)
 }
 
-/// Passes the requests for these charges, one of each policy, to a store; `None` if all is decided.
-pub(crate) fn send(
+/// Passes the requests for these charges, one of each policy, with their markers to a store; `None` if all is decided.
+pub(crate) fn send<'a>(
     operation: Operation,
-    policies: &[PolicyDecision],
-    charges: &[Charge<'_>],
+    policies: &'a [PolicyDecision],
+    charges: &[Charge<'a>],
     decide: impl FnOnce(&[StoreRequest<'_>]) -> StoreFuture,
 ) -> Option<StoreFuture> {
     let undecided = policies.iter().zip(charges).filter(|(policy, _)| is_undecided(policy));
     let (observed, enforced): (Vec<_>, Vec<_>) = undecided.partition(|(policy, _)| policy.is_observed());
+    let marked = |(policy, charge): (&'a PolicyDecision, &Charge<'a>)| policy.marked(*charge);
     let enforced: Vec<Charge<'_>> = enforced.into_iter().flat_map(marked).collect();
-    let observed: Vec<_> = observed.into_iter().map(marked).collect();
+    let observed: Vec<Vec<Charge<'_>>> = observed.into_iter().map(|policy| marked(policy).collect()).collect();
 
     let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced));
     let alone = observed.iter().map(|charges| StoreRequest::new(operation, charges));
@@ -53,11 +54,10 @@ pub(crate) fn settle(
         .split_at_checked(usize::from(!enforced.is_empty()))
         .ok_or_else(mismatch)?;
     let states = together.iter().flat_map(|outcome| outcome.states());
-    let fits = |(policy, outcome): (&PolicyDecision, &Outcome)| outcome.states().len() == policy.charge_count();
-    if states.clone().count() != enforced.into_iter().map(PolicyDecision::charge_count).sum::<usize>()
-        || alone.len() != observed.len()
-        || !observed.into_iter().zip(alone).all(fits)
-    {
+    let sent: usize = enforced.into_iter().map(PolicyDecision::charges_sent).sum();
+    let sent_alone = observed.into_iter().map(PolicyDecision::charges_sent);
+    let states_alone = alone.iter().map(|outcome| outcome.states().len());
+    if states.clone().count() != sent || !states_alone.eq(sent_alone) {
         return Err(mismatch());
     }
 
@@ -69,18 +69,14 @@ pub(crate) fn settle(
             return;
         }
         if !policy.is_observed() {
-            policy.settle(&mut states, response.server_time, counts);
-        } else if let Some(outcome) = alone.next() {
-            let counted = counts && outcome.allowed;
-            policy.settle(&mut outcome.states().iter(), response.server_time, counted);
+            return policy.settle(&mut states, response.server_time, counts);
+        }
+        if let Some(outcome) = alone.next() {
+            let counts = counts && outcome.allowed;
+            policy.settle(&mut outcome.states().iter(), response.server_time, counts);
         }
     });
     Ok(())
-}
-
-/// A charge, after its marker if the request has an id.
-fn marked<'a>((policy, charge): (&'a PolicyDecision, &Charge<'a>)) -> SmallVec<[Charge<'a>; 2]> {
-    policy.marker_charge().into_iter().chain([*charge]).collect()
 }
 
 /// Whether the store decides about a policy.

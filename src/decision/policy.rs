@@ -229,15 +229,16 @@ impl PolicyDecision {
         matches!(self.completion_rule(), Some(CompletionRule::ChargeIf(_)))
     }
 
-    /// The charge before [`charge`](Self::charge), if the request has an id.
+    /// This charge of the policy, after its marker if the request has an id.
     #[inline]
-    pub(crate) fn marker_charge(&self) -> Option<Charge<'_>> {
-        self.marker.as_ref().map(|marker| marker.charge(&self.charge()))
+    pub(crate) fn marked<'a>(&'a self, charge: Charge<'a>) -> impl Iterator<Item = Charge<'a>> {
+        let marker = self.marker.as_ref().map(|marker| marker.charge(&charge));
+        marker.into_iter().chain([charge])
     }
 
-    /// The number of charges of the request, that of the marker included.
+    /// The number of charges in a store request, with the marker.
     #[inline]
-    pub(crate) fn charge_count(&self) -> usize {
+    pub(crate) fn charges_sent(&self) -> usize {
         1 + usize::from(self.marker.is_some())
     }
 

@@ -306,7 +306,7 @@ fn undecided_by(
     let undecided = policies.iter().enumerate().map(|(position, policy)| {
         let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
         let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
-        let marker = id.and_then(|id| policy.marker(&undecided.quota().limit, key, id));
+        let marker = id.and_then(|id| policy.once().marker(&undecided.quota().limit, key, id));
         PolicyDecision { marker, ..undecided }
     });
     let applies = |policy: &PolicyDecision| match policy.quota().limit {

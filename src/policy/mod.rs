@@ -8,6 +8,7 @@ mod list;
 mod live;
 mod name;
 mod once;
+mod once_per;
 mod plan;
 #[cfg(feature = "serde")]
 mod scope;
@@ -218,6 +219,11 @@ impl<K> Policy<K> {
             Some(Cost::Fixed(cost)) => Some(cost),
             Some(Cost::Computed(_)) => None,
         }
+    }
+
+    /// The ids of requests.
+    pub(crate) fn once(&self) -> &Once {
+        &self.settings.once
     }
 
     /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in

@@ -51,6 +51,7 @@ each_store! {
     a_repetition_has_no_receipt
     an_id_stays_counted_when_the_limit_changes
     policies_that_are_decided_together_each_have_the_id
+    a_policy_that_observes_has_ids_of_its_own
     the_id_of_a_calendar_window_ends_with_it
     a_hundred_requests_at_once_with_one_id_are_counted_once
     a_hundred_requests_at_once_with_one_id_are_admitted_at_most_as_often_as_it_may_be_repeated
@@ -214,6 +215,29 @@ async fn policies_that_are_decided_together_each_have_the_id(bench: Bench) {
     let decision = check(&limiter, "a").await;
     let repetitions: Vec<_> = decision.policies().map(|policy| policy.is_repetition()).collect();
     assert_eq!((decision.is_allowed(), repetitions), (true, vec![false, true]));
+}
+
+async fn a_policy_that_observes_has_ids_of_its_own(bench: Bench) {
+    let policies = [
+        Policy::new("candidate", SlidingLog::new(1, WINDOW)).observe_only(),
+        Policy::new("enforced", SlidingLog::new(5, WINDOW)),
+    ];
+    let limiter = Limiter::new(bench.store.clone(), policies);
+    for (id, expected) in [
+        ("a", [(false, false, 0), (false, false, 4)]),
+        ("a", [(false, true, 0), (false, true, 4)]),
+        ("b", [(true, false, 0), (false, false, 3)]),
+        ("b", [(true, false, 0), (false, true, 3)]),
+        ("a", [(false, true, 0), (false, true, 3)]),
+    ] {
+        let decision = check(&limiter, id).await;
+        assert!(decision.is_allowed());
+        let states = decision.policies();
+        let states: Vec<_> = states
+            .map(|policy| (policy.denial().is_some(), policy.is_repetition(), policy.remaining()))
+            .collect();
+        assert_eq!(states, expected, "{id}");
+    }
 }
 
 async fn the_id_of_a_calendar_window_ends_with_it(bench: Bench) {
