@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tower_quota::{ConfigError, LivePolicies, Policies, RateLimitLayer, RedisStore, store::Store}; // limits
 
 pub(crate) fn app(store: impl Store + Clone, policies: &LivePolicies) -> Result<Router, ConfigError> {
-    let limit = |name| Ok::<_, ConfigError>(RateLimitLayer::new(store.clone(), policies.get(name)?)); // limits
+    let limit = move |name| Ok::<_, ConfigError>(RateLimitLayer::new(store.clone(), policies.get(name)?)); // limits
     Ok(Router::new()
         .route("/search", get(async || "results\n").layer(limit("search")?)) // limits
         .route("/login", post(async || "welcome\n").layer(limit("login")?))) // limits
