@@ -81,7 +81,7 @@ local function refund(run, charges, times)
 end
 
 -- A charge without a role is counted. A `checked` one only needs room, and not once for each caller. One to count `once` is
--- a marker, which does not deny: if it has counted before and has room, the next charge is exempt.
+-- a marker, which does not deny and counts with the next charge: if it has counted before and has room, that is exempt.
 local function decide(run, charges, times)
   local admitted, exempt = times, false
   for i = 1, #charges do
@@ -92,10 +92,10 @@ local function decide(run, charges, times)
     if room < weight then
       room = charge.reclaim and charge.reclaim() or room
     end
-    local fits, marks = room >= weight, role == 'once'
+    local fits, marks, marked = room >= weight, role == 'once', charges[i + 1]
     charge.room, charge.full = room, marks and not fits
     charge.denies = not exempt and not marks
-    charge.counts = not exempt and not charge.full and role ~= 'checked'
+    charge.counts = not exempt and not role or marks and fits and marked and not marked.role
     if charge.denies and not fits then
       admitted = min(admitted, floor(room / cost))
     end

@@ -1,17 +1,20 @@
 //! Sends the charges of a request to a store and makes a decision of the outcome. Layers and limiters share it.
 
 use std::{
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use smallvec::SmallVec;
+use tokio::runtime::Handle;
 
 use crate::{
     Decision, FailureMode, PolicyDecision,
+    awaited::AwaitedCompletion,
     decision::PolicyDecisions,
     requests,
-    store::{Charge, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{Charge, ErrorKind, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// A check that is decided already, or waits for the store.
@@ -40,12 +43,15 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
 
     let response = match policies {
         [] => return Check::Decided(Ok(undecided)),
-        [policy] => {
+        [policy] if policy.marker.is_none() => {
             let charge = policy.charge();
             policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
         }
         [first, ..] => {
-            let charges: SmallVec<[Charge<'_>; 4]> = policies.iter().map(PolicyDecision::charge).collect();
+            let charges = policies
+                .iter()
+                .flat_map(|policy| policy.marker_charge().into_iter().chain([policy.charge()]));
+            let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
             first.context.store.decide(&[StoreRequest::new(operation, &charges)])
         }
     };
@@ -104,6 +110,26 @@ impl Future for PendingCheck {
     }
 }
 
+impl Drop for PendingCheck {
+    /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request.
+    fn drop(&mut self) {
+        let undecided = self.undecided.take();
+        let Some(undecided) = undecided.filter(|undecided| undecided.lost_settlements().is_some()) else {
+            return;
+        };
+        if let Ok(runtime) = Handle::try_current() {
+            let dropped = StoreFuture::ready(Err(StoreError::new(ErrorKind::Protocol, "the check was dropped")));
+            let (response, operation) = (mem::replace(&mut self.response, dropped), self.operation);
+            runtime.spawn(async move {
+                let decision = conclude(response.await, operation, undecided);
+                if let Some(decision) = decision.ok().filter(Decision::is_allowed) {
+                    drop(AwaitedCompletion::of(&decision));
+                }
+            });
+        }
+    }
+}
+
 #[inline]
 fn conclude(
     response: Result<StoreResponse, StoreError>,
@@ -130,8 +156,9 @@ fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decisi
     if undecided.observes() {
         return requests::settle(response, operation, undecided);
     }
+    let charges = undecided.as_slice().iter().map(PolicyDecision::charge_count);
     match response.outcomes() {
-        [outcome, ..] if outcome.states().len() == undecided.as_slice().len() => {
+        [outcome, ..] if outcome.states().len() == charges.sum::<usize>() => {
             let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
             undecided.settle(response, outcome, charged);
             Ok(())

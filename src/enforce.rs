@@ -1,7 +1,8 @@
 //! The path of a request: keys, check, response.
 //!
 //! ```text
-//! check(request)     no policy applies  -> admit
+//! check(request)     blocked            -> reject: blocked
+//!                    skipped, or no policy applies -> admit
 //!                    no key             -> reject: refused
 //!                    else charge the keys in the store, now or later
 //! act_on(decision)   admitted           -> admit; annotate(response) when the inner service has responded
@@ -26,7 +27,9 @@ use smallvec::SmallVec;
 #[cfg(feature = "serde")]
 use crate::policy::{Keyed, Renewals};
 use crate::{
-    Decision, Limit, Policy, PolicyDecision,
+    Decision, Limit, Policy, PolicyDecision, ResponseBody,
+    access::Access,
+    awaited::AwaitedCompletion,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
     denied,
@@ -40,6 +43,8 @@ use crate::{
 /// What a layer and its services share.
 #[derive(Clone)]
 pub(crate) struct Enforcer {
+    /// What is decided without the policies, if anything is.
+    pub(crate) access: Option<Access>,
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) context: Arc<CheckContext>,
     /// The policies after a reload of their file, if they follow one.
@@ -81,12 +86,30 @@ pub(crate) struct Admitted {
     own: Decision,
     /// That of this layer and of those around it, if there are any.
     joined: Option<Decision>,
+    /// If a policy depends on how the request ends.
+    pub(crate) completion: Option<Box<AwaitedCompletion>>,
+}
+
+impl Admitted {
+    /// Ends with an error of the inner service.
+    pub(crate) fn fail(self) {
+        if let Some(mut completion) = self.completion {
+            completion.fail();
+        }
+    }
 }
 
 /// The path of a request, in its order.
 impl Enforcer {
     /// Extracts the keys and checks them in the store.
     pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
+        if let Some(action) = self
+            .access
+            .as_ref()
+            .and_then(|access| self.act_without_policies(access, parts))
+        {
+            return Progress::Done(action);
+        }
         let undecided = match self.undecided(parts) {
             Ok(Some(undecided)) => undecided,
             Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
@@ -96,6 +119,16 @@ impl Enforcer {
             Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
             Check::Pending(check) => Progress::Pending(check),
         }
+    }
+
+    /// Blocks or admits the request without the policies, if it is blocked or skipped.
+    fn act_without_policies(&self, access: &Access, parts: &mut Parts) -> Option<Action> {
+        if access.blocks(parts) {
+            return Some(Action::Reject(self.reject(Rejection::Blocked, parts)));
+        }
+        access
+            .skips(parts)
+            .then(|| self.admit_uncounted(Decision::empty(), parts))
     }
 
     /// The policies that apply to the request, with its keys and costs.
@@ -162,14 +195,21 @@ impl Enforcer {
 
         let earlier = parts.extensions.get::<Decision>();
         let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), quota, &key));
+        let mut marker = None;
         if charged > 0 {
             let Some(rest) = self.rest_of(cost, charged, quota) else {
                 return Ok(None);
             };
             cost = rest;
+        } else {
+            marker = policy.marker_of(&quota.limit, &key, parts)?;
         }
         let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
-        Ok(Some(PolicyDecision { chosen, ..undecided }))
+        Ok(Some(PolicyDecision {
+            chosen,
+            marker,
+            ..undecided
+        }))
     }
 
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
@@ -229,7 +269,11 @@ impl Enforcer {
                 parts.extensions.insert(joined.clone());
             }
         }
-        Action::Admit(Some(Admitted { own: decision, joined }))
+        Action::Admit(Some(Admitted {
+            completion: AwaitedCompletion::of(&decision),
+            own: decision,
+            joined,
+        }))
     }
 
     /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors.
@@ -241,8 +285,14 @@ impl Enforcer {
     }
 
     /// Adds the fields and the decision to the response of the inner service.
-    pub(crate) fn annotate<B>(&self, response: &mut Response<B>, Admitted { own, joined }: Admitted) {
-        if !denied::made(response) {
+    pub(crate) fn annotate<B>(&self, mut response: Response<B>, admitted: Admitted) -> Response<ResponseBody<B>> {
+        let Admitted {
+            own,
+            joined,
+            completion,
+        } = admitted;
+        let completion = completion.and_then(|completion| completion.respond(&response));
+        if !denied::made(&response) {
             self.context
                 .fields
                 .write(&own, response.status(), response.headers_mut());
@@ -251,10 +301,11 @@ impl Enforcer {
             // The decision of an inner layer has the policies of this one too.
             response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
         }
+        response.map(|body| ResponseBody::inner(body, completion))
     }
 }
 
-/// The three ways to reject a request.
+/// The ways to reject a request that is not blocked.
 impl Enforcer {
     fn limit(&self, decision: Decision, parts: &mut Parts) -> Action {
         let decision = decision.delayed(self.random_delay());

@@ -1,13 +1,11 @@
 //! The store requests of a decision in which policies only observe: one for those that are enforced together, and one for each
 //! that observes, so that none depends on another. All are sent in one call.
 
-use std::slice;
-
 use smallvec::SmallVec;
 
 use crate::{
     Decision, PolicyDecision,
-    store::{Charge, ErrorKind, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{Charge, ErrorKind, Operation, Outcome, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// Decides what needs no store: the denials by policies that never admit the request.
@@ -33,12 +31,11 @@ pub(crate) fn send(
 ) -> Option<StoreFuture> {
     let undecided = policies.iter().zip(charges).filter(|(policy, _)| is_undecided(policy));
     let (observed, enforced): (Vec<_>, Vec<_>) = undecided.partition(|(policy, _)| policy.is_observed());
-    let enforced: Vec<Charge<'_>> = enforced.into_iter().map(|(_, charge)| *charge).collect();
+    let enforced: Vec<Charge<'_>> = enforced.into_iter().flat_map(marked).collect();
+    let observed: Vec<_> = observed.into_iter().map(marked).collect();
 
     let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced));
-    let alone = observed
-        .into_iter()
-        .map(|(_, charge)| StoreRequest::new(operation, slice::from_ref(charge)));
+    let alone = observed.iter().map(|charges| StoreRequest::new(operation, charges));
     let requests: Vec<StoreRequest<'_>> = together.into_iter().chain(alone).collect();
     (!requests.is_empty()).then(|| decide(&requests))
 }
@@ -50,36 +47,40 @@ pub(crate) fn settle(
     undecided: &mut Decision,
 ) -> Result<(), StoreError> {
     let policies = undecided.as_slice().iter().filter(|policy| is_undecided(policy));
-    let enforced = policies.clone().filter(|policy| !policy.is_observed()).count();
-    let observed = policies.count() - enforced;
+    let (observed, enforced): (Vec<_>, Vec<_>) = policies.partition(|policy| policy.is_observed());
     let (together, alone) = response
         .outcomes()
-        .split_at_checked(usize::from(enforced > 0))
+        .split_at_checked(usize::from(!enforced.is_empty()))
         .ok_or_else(mismatch)?;
     let states = together.iter().flat_map(|outcome| outcome.states());
-    let states_alone = alone
-        .iter()
-        .filter_map(|outcome| outcome.states().first().map(|state| (outcome.allowed, state)));
-    if states.clone().count() != enforced || states_alone.clone().count() != observed {
+    let fits = |(policy, outcome): (&PolicyDecision, &Outcome)| outcome.states().len() == policy.charge_count();
+    if states.clone().count() != enforced.into_iter().map(PolicyDecision::charge_count).sum::<usize>()
+        || alone.len() != observed.len()
+        || !observed.into_iter().zip(alone).all(fits)
+    {
         return Err(mismatch());
     }
 
     let allowed = undecided.is_allowed() && together.iter().all(|outcome| outcome.allowed);
     let counts = allowed && matches!(operation, Operation::Check | Operation::Charge);
-    let (mut states, mut states_alone) = (states, states_alone);
+    let (mut states, mut alone) = (states, alone.iter());
     undecided.settle_each(allowed, response.server_time, |policy| {
         if !is_undecided(policy) {
             return;
         }
-        let settled = match policy.is_observed() {
-            true => states_alone.next(),
-            false => states.next().map(|state| (allowed, state)),
-        };
-        if let Some((admitted, state)) = settled {
-            policy.settle(state, response.server_time, counts && admitted);
+        if !policy.is_observed() {
+            policy.settle(&mut states, response.server_time, counts);
+        } else if let Some(outcome) = alone.next() {
+            let counted = counts && outcome.allowed;
+            policy.settle(&mut outcome.states().iter(), response.server_time, counted);
         }
     });
     Ok(())
+}
+
+/// A charge, after its marker if the request has an id.
+fn marked<'a>((policy, charge): (&'a PolicyDecision, &Charge<'a>)) -> SmallVec<[Charge<'a>; 2]> {
+    policy.marker_charge().into_iter().chain([*charge]).collect()
 }
 
 /// Whether the store decides about a policy.

@@ -5,7 +5,9 @@ use http::HeaderValue;
 
 use crate::{
     FailureMode,
+    completion::CompletionRule,
     headers::Fields,
+    lost::LostSettlements,
     store::{Failover, Quota, Store},
 };
 
@@ -18,6 +20,8 @@ pub(crate) struct CheckContext {
     pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    /// If a policy has a completion rule.
+    pub(crate) lost: Option<Arc<LostSettlements>>,
     /// Whether one of them only observes.
     pub(crate) observes: bool,
     /// The rate limit fields of responses.
@@ -36,6 +40,7 @@ pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
     pub(crate) failure_mode: FailureMode,
+    pub(crate) completion: Option<CompletionRule>,
     /// The number of the file that the policy follows, if it follows one.
     pub(crate) file: Option<u64>,
     /// Whether the policy only observes.

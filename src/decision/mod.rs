@@ -1,6 +1,7 @@
 //! The outcome of a check.
 
 mod context;
+mod marker;
 mod policy;
 mod receipt;
 mod settlement;
@@ -14,7 +15,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::context::{CheckContext, Plan, PolicyContext, SharedFormat};
+pub(crate) use self::{
+    context::{CheckContext, Plan, PolicyContext, SharedFormat},
+    marker::Marker,
+    settlement::Settlement,
+};
 pub use self::{
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
@@ -23,6 +28,7 @@ pub use self::{
 use self::settlement::ChargedPolicy;
 use crate::{
     Key,
+    lost::LostSettlements,
     store::{Outcome, Quota, Store, StoreError, StoreResponse},
 };
 
@@ -217,11 +223,17 @@ impl Decision {
         }));
     }
 
+    /// The counter of lost settlements, if a policy has a completion rule.
+    pub(crate) fn lost_settlements(&self) -> Option<&Arc<LostSettlements>> {
+        self.0.policies.first()?.context.lost.as_ref()
+    }
+
     pub(crate) fn as_slice(&self) -> &[PolicyDecision] {
         &self.0.policies
     }
 
-    /// The cost that outer layers have charged to the same key of the same policy, in the same store.
+    /// The cost that outer layers have charged to the same key of the same policy, in the same store. That of a repetition is
+    /// any.
     pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), quota: &Quota, key: &Key) -> u64 {
         let file = context.policies[position].file;
         // A policy that observes counts nothing if it would have denied the request.
@@ -230,7 +242,10 @@ impl Decision {
             let same_count = policy.has_quota(quota, file) && policy.key == *key;
             counted && same_count && policy.context.store.id() == context.store.id()
         });
-        same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
+        same.fold(0, |charged, policy| match policy.is_repetition() {
+            true => u64::MAX,
+            false => charged.saturating_add(policy.cost),
+        })
     }
 
     /// The decisions of an outer and an inner layer, if this one joins them.
@@ -313,8 +328,9 @@ impl Decision {
         };
         inner.allowed = outcome.allowed;
         inner.server_time = response.server_time;
-        for (policy, state) in inner.policies.iter_mut().zip(outcome.states()) {
-            policy.settle(state, response.server_time, charged);
+        let mut states = outcome.states().iter();
+        for policy in &mut inner.policies {
+            policy.settle(&mut states, response.server_time, charged);
         }
     }
 

@@ -11,7 +11,8 @@ impl RateLimitLayer {
     /// Decisions that a process makes by itself while the store fails are included; their
     /// [`store_error`](Decision::store_error) is set. There is no decision, and so no call, for a request
     ///
-    /// * to which no policy applies;
+    /// * to which no policy applies, or that is [skipped](Self::skip);
+    /// * that is [blocked](Self::block);
     /// * that is refused, since its key cannot be extracted;
     /// * that is admitted uncounted or rejected because the store fails ([`Open`](crate::FailureMode::Open)
     ///   and [`Closed`](crate::FailureMode::Closed)): see [`on_failure`](Self::on_failure).

@@ -55,7 +55,9 @@ impl Limiter {
     /// # Panics
     ///
     /// If two policies have the same name, or one has a setting that needs an HTTP request:
-    /// [`cost_fn`](Policy::cost_fn) or [`apply_if`](Policy::apply_if). [`try_new`](Self::try_new) returns an error instead.
+    /// [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if), [`once_per`](Policy::once_per),
+    /// [`refund_if`](Policy::refund_if) or [`charge_if`](Policy::charge_if). [`try_new`](Self::try_new) returns an error
+    /// instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         match Self::try_new(store, policies) {
@@ -153,6 +155,34 @@ impl Limiter {
         self.perform(Operation::Check, key.into(), Some(cost)).await
     }
 
+    /// Counts the cost of the policies if it fits, unless a request of this key with this id was counted already.
+    ///
+    /// For the window of the limit after that, a repetition is admitted without being counted. [`Policy::once_per`] describes
+    /// what that costs and what callers can do, and [`Policy::repetitions`] sets the number. The id is a key:
+    /// `Key::header("idempotency-key", id)` is what a layer extracts from that header.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    ///
+    /// // The queue delivers a job again after a crash.
+    /// assert!(mails.check_once("42", "job-1").await?.is_allowed());
+    /// assert!(mails.check_once("42", "job-1").await?.is_allowed());
+    /// assert!(!mails.check_once("42", "job-2").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
+    pub async fn check_once(&self, key: impl Into<Key>, id: impl Into<Key>) -> Result<Decision, StoreError> {
+        self.perform_on(Operation::Check, key.into(), Some(id.into()), None)
+            .await
+    }
+
     /// Counts a cost that has arisen already, also if it does not fit; later requests wait for it.
     ///
     /// The decision is always allowed. A cost above the limit counts in full.
@@ -226,9 +256,19 @@ impl Limiter {
         self.perform(Operation::Reset, key.into(), None).await.map(drop)
     }
 
-    async fn perform(&self, operation: Operation, mut key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
+    async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
+        self.perform_on(operation, key, None, cost).await
+    }
+
+    async fn perform_on(
+        &self,
+        operation: Operation,
+        mut key: Key,
+        id: Option<Key>,
+        cost: Option<u64>,
+    ) -> Result<Decision, StoreError> {
         key.bound();
-        let undecided = self.undecided(operation, &key, cost);
+        let undecided = self.undecided(operation, (&key, id.as_ref()), cost);
         let decision = match check::begin(operation, undecided) {
             Check::Decided(decision) => decision,
             Check::Pending(check) => check.await,
@@ -244,8 +284,8 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// The policies that apply, with their costs.
-    fn undecided(&self, operation: Operation, key: &Key, cost: Option<u64>) -> Decision {
+    /// The policies that apply to a key, and to the id of a request if it has one, with their costs.
+    fn undecided(&self, operation: Operation, key: (&Key, Option<&Key>), cost: Option<u64>) -> Decision {
         #[cfg(feature = "serde")]
         if let Some(renewals) = &self.renewals {
             return renewals.apply(&self.policies, &self.context, |policies, context| {
@@ -260,12 +300,14 @@ fn undecided_by(
     policies: &[Policy<Unkeyed>],
     context: &Arc<CheckContext>,
     operation: Operation,
-    key: &Key,
+    (key, id): (&Key, Option<&Key>),
     cost: Option<u64>,
 ) -> Decision {
     let undecided = policies.iter().enumerate().map(|(position, policy)| {
         let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
-        PolicyDecision::undecided(context.clone(), position, key.clone(), cost)
+        let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
+        let marker = id.and_then(|id| policy.marker(&undecided.quota().limit, key, id));
+        PolicyDecision { marker, ..undecided }
     });
     let applies = |policy: &PolicyDecision| match policy.quota().limit {
         Limit::Unlimited => false,

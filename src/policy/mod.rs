@@ -1,11 +1,13 @@
 //! Named limits and the keys that they apply to.
 
+mod completion;
 #[cfg(feature = "serde")]
 mod file;
 mod list;
 #[cfg(feature = "serde")]
 mod live;
 mod name;
+mod once;
 mod plan;
 mod settings;
 mod terms;
@@ -25,9 +27,11 @@ pub(crate) use self::live::Renewals;
 
 #[cfg(feature = "serde")]
 use self::live::Origin;
-use self::terms::Terms;
+use self::{once::Once, terms::Terms};
 use crate::{
     ConfigError, KeyExtractor, Limit,
+    access::Condition,
+    completion::CompletionRule,
     decision::Plan,
     key::KeyError,
     limit::PolicyLimit,
@@ -78,9 +82,12 @@ struct Settings {
     /// The settings in code, over those of the terms.
     cost: Option<Cost>,
     failure_mode: Option<FailureMode>,
+    /// The requests that the policy applies to.
     applies: Option<Condition>,
+    completion: Option<CompletionRule>,
     /// Whether the policy only observes.
     observed: bool,
+    once: Once,
     /// Where a reload replaces the terms.
     #[cfg(feature = "serde")]
     origin: Option<Origin>,
@@ -102,9 +109,6 @@ impl Settings {
         None
     }
 }
-
-/// The requests that a policy applies to.
-type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 /// The cost of a request.
 #[derive(Clone)]
@@ -164,7 +168,9 @@ impl Policy<Unkeyed> {
             cost: None,
             failure_mode: None,
             applies: None,
+            completion: None,
             observed: false,
+            once: Once::DEFAULT,
             #[cfg(feature = "serde")]
             origin: None,
         };
@@ -216,7 +222,12 @@ impl<K> Policy<K> {
     /// their place.
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
         let Settings {
-            terms, cost, applies, ..
+            terms,
+            cost,
+            applies,
+            once,
+            completion,
+            ..
         } = &self.settings;
         let (setting, instead) = if terms.plans.is_some() {
             (
@@ -230,8 +241,20 @@ impl<K> Policy<K> {
                 "`.apply_if(..)`",
                 "leave it out, and call the limiter for the requests that the policy is for",
             )
+        } else if once.has_id() {
+            ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
         } else {
-            return Ok(());
+            match completion {
+                Some(CompletionRule::RefundIf(_)) => (
+                    "`.refund_if(..)`",
+                    "leave it out, and refund the receipt that `take_receipt` of the decision returns",
+                ),
+                Some(CompletionRule::ChargeIf(_)) => (
+                    "`.charge_if(..)`",
+                    "leave it out, and use `peek` before and `charge` after the request",
+                ),
+                None => return Ok(()),
+            }
         };
         Err(ConfigError::new(format!(
             "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",

@@ -1,5 +1,6 @@
 //! The tests that need more than one module: against real Redis servers, routers and connections.
 
+mod access;
 mod acl;
 mod admission;
 mod allocations;
@@ -14,6 +15,9 @@ mod client_ip;
 mod clock_steps;
 mod cluster;
 mod comparison;
+mod compile_errors;
+mod completion;
+mod completion_grpc;
 mod conformance;
 mod connect;
 mod decisions;
@@ -28,6 +32,7 @@ mod fuzz;
 mod group_commit;
 mod http_fields;
 mod hyper;
+mod incident;
 mod keys;
 mod limiter;
 mod memory;
@@ -36,6 +41,7 @@ mod nested;
 mod nginx;
 mod observers;
 mod observing;
+mod once;
 mod oracles;
 mod plans;
 mod policies;
