@@ -166,3 +166,8 @@ pub(crate) use self::{
     rule::MAX_QUOTA,
     state::{Change, Effect, State},
 };
+#[cfg(any(feature = "fred", feature = "redis"))]
+pub(crate) use self::{
+    rule::{MAX_EXACT, MAX_TOTAL, SLACK},
+    sliding_log::{BUDGET, STEPS},
+};
