@@ -51,37 +51,39 @@
     end
   end
 
+  -- Most calls are one check of one charge.
+  if requests == 1 and #ARGV == 1 and not all then
+    local fine, admitted, remaining, wait, reset = pcall(rule, KEYS[1], times, nil, cost, quota, x, y, z)
+    if fine then
+      return pack('<ddddd', now, admitted, remaining, wait, reset)
+    end
+  end
+
+  reply = reply or { pack('<d', now), false, false }
   local listed, finish = times == 0, passed + requests * size
   -- Checks of one charge are decided without a call of `pcall` for each.
-  local checks = requests > 1 and not all and function()
+  local checks = not all and function()
     local keys = KEYS
-    while passed < finish do
+    for n = passed + 1, finish do
       if listed then
         times, position = unpack_numbers('<d', ARGV[run], position)
       end
-      local n = passed + 1
       reply[n + 1] = pack('<dddd', rule(keys[n], times, nil, cost, quota, x, y, z))
       passed = n
     end
   end
 
   while passed < finish do
-    local fine, admitted, remaining, wait, reset
+    local fine, failure
     if checks then
-      fine, admitted = pcall(checks)
-    elseif not all then
-      fine, admitted, remaining, wait, reset = pcall(rule, KEYS[passed + 1], times, nil, cost, quota, x, y, z)
-      if fine then
-        reply[passed + 2] = pack('<dddd', admitted, remaining, wait, reset)
-        passed = passed + 1
-      end
+      fine, failure = pcall(checks)
     else
       if listed then
         times, position = unpack_numbers('<d', ARGV[run], position)
       end
       -- As after a charge for which all callers fit.
       fits, following, at, role, exempt = times, all, passed, '', false
-      fine, admitted = pcall(rest, 0, times, 0, 0)
+      fine, failure = pcall(rest, 0, times, 0, 0)
       if fine then
         passed = passed + size
       end
@@ -89,7 +91,7 @@
 
     if not fine then
       -- From its code on: since Redis 7 an error comes in a table; before, it may follow the script's line.
-      local message = type(admitted) == 'table' and admitted.err or admitted
+      local message = type(failure) == 'table' and failure.err or failure
       errors = errors or {}
       errors[#errors + 1] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
       for place = 1, size do
@@ -100,7 +102,7 @@
   end
 end
 
-local packed = passed == 1 and reply[1] .. reply[2] or table.concat(reply, '', 1, passed + 1)
+local packed = reply and table.concat(reply, '', 1, passed + 1) or pack('<d', now)
 if errors then
   return { packed, unpack(errors) }
 end

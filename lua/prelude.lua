@@ -37,6 +37,6 @@ local function expiry(at)
 end
 
 -- The packed numbers, and how many keys belong to requests that were decided.
-local reply, passed = { pack('<d', now), false, false }, 0
+local reply, passed = nil, 0
 -- The texts of errors, if there are any.
 local errors

@@ -23,7 +23,7 @@ for run = 1, #ARGV do
     admitted_at, position = unpack_numbers('<d', ARGV[run], position)
   elseif operation == 'within' then
     if now < requests or now >= size then
-      return reply[1]
+      return pack('<d', now)
     end
     size = 0
   end

@@ -126,7 +126,8 @@ if algorithm == 'log' and not log then
     local waits = counted < times
     -- A member to add whose weight is written down: its time, its weight, and whether it is of charges beyond the limit.
     local member_at, weight, beyond
-    local marked = weighted
+    -- Whether there is `#`.
+    local marked
 
     if rest then
       local refunded_at
@@ -135,6 +136,7 @@ if algorithm == 'log' and not log then
       -- Takes weight back from what was added at that time, as far as it still counts.
       if refunded_at then
         local left, step = cost, grain > 0 and grain or math.ceil(window / STEPS)
+        marked = weighted
         local function take_back(members, of_beyond)
           for _, member in ipairs(members) do
             local is_beyond = string.find(member, '~', 1, true)
@@ -192,8 +194,9 @@ if algorithm == 'log' and not log then
           attempt = attempt + 1
           missing = missing - call('ZADD', key, now_text, now_text .. '-' .. attempt)
         end
-        stored, total = stored + counted, total + counted
+        total = total + counted
       else
+        marked = weighted
         if not weighted then
           weighted, total = true, stored
         end
@@ -242,7 +245,9 @@ if algorithm == 'log' and not log then
       end
       call('PEXPIREAT', key, expires_text)
       room = room - counted * cost
-      room = room > 0 and room or 0
+      if room < 0 then
+        room = 0
+      end
       if not waits then
         return counted, room, 0, window
       end
@@ -296,6 +301,10 @@ if algorithm == 'log' then
   rule = log
   if y > 0 then
     local from = now - now % y
-    z = { from = string.format('%.0f', from), upto = string.format('%.0f', from + y - 1) }
+    local upto = from + y - 1
+    z = {
+      from = string.format('%d%06d', from / 1000000, from % 1000000),
+      upto = string.format('%d%06d', upto / 1000000, upto % 1000000),
+    }
   end
 end

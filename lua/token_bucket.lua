@@ -88,10 +88,13 @@ if algorithm == 'bucket' and not bucket then
         at = now
       end
       full = since + (rate == 1 and spent * period or time(spent, rate, period))
-      write(key, since, spent, at, expires, full > now and full or now)
+      write(key, since, spent, at, expires, full)
       room = room - weight
       if room < 0 then
         room = 0
+      end
+      if not waits then
+        return counted, room, 0, full - now
       end
     end
 
