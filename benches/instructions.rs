@@ -13,6 +13,7 @@
 //! | `bare` | to the service without the layer |
 //! | `admitted` | admitted, with header fields and extensions |
 //! | `fields`, `extensions`, `least` | admitted, with header fields only, with extensions only, with neither |
+//! | `plans` | as `admitted`, under a limit that is chosen for each request |
 //! | `denied` | denied by a `MemoryStore` |
 //! | `cached` | denied by the deny cache of a `RedisStore`; starts a Redis server |
 
@@ -25,9 +26,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::StatusCode;
+use http::{StatusCode, request::Parts};
 use tower::{Layer, Service};
-use tower_quota::{Headers, Policy, RateLimitLayer, RedisStore, key};
+use tower_quota::{
+    Headers, Limit, Policy, RateLimitLayer, RedisStore, key,
+    key::PeerAddr,
+    limit::{self, PolicyLimit},
+};
 
 use self::bare::{Bare, admitting, denying, limited, request, send};
 
@@ -47,12 +52,13 @@ fn main() {
         "fields" => (Headers::Draft08, false),
         "extensions" => (Headers::None, true),
         "least" => (Headers::None, false),
-        "bare" | "admitted" | "denied" => (Headers::Draft08, true),
+        "bare" | "admitted" | "plans" | "denied" => (Headers::Draft08, true),
         other => panic!("`{other}` is not a path; see the head of this file"),
     };
-    let (limit, answer) = match path.as_str() {
-        "denied" => (denying(), StatusCode::TOO_MANY_REQUESTS),
-        _ => (admitting(), StatusCode::OK),
+    let (limit, answer): (PolicyLimit, _) = match path.as_str() {
+        "denied" => (denying().into(), StatusCode::TOO_MANY_REQUESTS),
+        "plans" => (limit::by(by_peer), StatusCode::OK),
+        _ => (admitting().into(), StatusCode::OK),
     };
     let layer = limited(limit).headers(fields).extensions(extensions);
     let mut service = layer.layer(Bare);
@@ -65,6 +71,15 @@ fn main() {
         assert_eq!(status, answer);
     }
     println!("{requests} requests, {path}");
+}
+
+/// The limit of a plan, as an extension of the request has it.
+fn by_peer(parts: &Parts) -> Limit {
+    let pro = parts
+        .extensions
+        .get::<PeerAddr>()
+        .is_some_and(|peer| peer.0.port() == 4711);
+    if pro { admitting() } else { denying() }
 }
 
 /// A denial is cached for 1 s, so that one request in some thousand is sent to Redis.

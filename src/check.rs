@@ -151,7 +151,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     let scaled = decision.as_slice().iter().zip(&charges);
     let scaled: Vec<Charge<'_>> = scaled.map(|(policy, charge)| charge.charge(&policy.charge())).collect();
     if !scaled.is_empty()
-        && let Ok(response) = failover.decide(operation, &scaled).try_ready()
+        && let Ok(response) = failover.decide(&[StoreRequest::new(operation, &scaled)]).try_ready()
     {
         drop(scaled);
         settle(&response?, operation, &mut decision)?;

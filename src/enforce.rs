@@ -20,23 +20,19 @@ use std::{
     time::Duration,
 };
 
-use http::{
-    HeaderValue, Method, Response,
-    header::{CACHE_CONTROL, CONTENT_LENGTH, RETRY_AFTER},
-    request::Parts,
-};
+use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
 use crate::{
-    Decision, Key, Policy, PolicyDecision,
+    Decision, Limit, Policy, PolicyDecision,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
-    headers::{Fields, retry_after},
+    denied,
     key::KeyError,
     observer::Observer,
     rejected::Rejected,
-    response::{Rejection, ResponseFormat},
-    store::{Operation, StoreError},
+    response::{RETRY_AFTER_FAILURE, Rejection, respond},
+    store::{Operation, Quota, StoreError},
 };
 
 /// What a layer and its services share.
@@ -44,8 +40,6 @@ use crate::{
 pub(crate) struct Enforcer {
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) context: Arc<CheckContext>,
-    pub(crate) format: Arc<dyn ResponseFormat>,
-    pub(crate) fields: Fields,
     /// Whether decisions are left in extensions.
     pub(crate) extensions: bool,
     pub(crate) jitter: Duration,
@@ -104,26 +98,36 @@ impl Enforcer {
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let [policy] = &*self.policies {
-            let charge = self.charge_by(policy, parts)?;
-            return Ok(charge.map(|(key, cost)| {
-                let undecided = PolicyDecision::undecided(self.context.clone(), 0, key, cost);
-                Decision::new(false, SmallVec::from_buf([undecided]))
-            }));
+            let undecided = self.undecided_by(0, policy, parts)?;
+            return Ok(undecided.map(|undecided| Decision::new(false, SmallVec::from_buf([undecided]))));
         }
 
         let mut undecided = PolicyDecisions::new();
         for (position, policy) in self.policies.iter().enumerate() {
-            if let Some((key, cost)) = self.charge_by(policy, parts)? {
-                undecided.push(PolicyDecision::undecided(self.context.clone(), position, key, cost));
+            if let Some(policy) = self.undecided_by(position, policy, parts)? {
+                undecided.push(policy);
             }
         }
         Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
     }
 
-    /// The key and the cost of the request by this policy, if the policy applies.
+    /// The plan, the cost and the key of the request by the policy at this position, if the policy applies.
     #[inline(always)]
-    fn charge_by(&self, policy: &Policy, parts: &Parts) -> Result<Option<(Key, u64)>, KeyError> {
-        let cost = policy.cost_of(parts);
+    fn undecided_by(
+        &self,
+        position: usize,
+        policy: &Policy,
+        parts: &Parts,
+    ) -> Result<Option<PolicyDecision>, KeyError> {
+        if !policy.applies_to(parts) {
+            return Ok(None);
+        }
+        let chosen = policy.choose_plan(parts)?;
+        let quota = policy.quota_of(chosen.as_deref());
+        if quota.limit == Limit::Unlimited {
+            return Ok(None);
+        }
+        let mut cost = policy.cost_of(parts);
         if cost == 0 {
             return Ok(None);
         }
@@ -131,19 +135,25 @@ impl Enforcer {
             return Ok(None);
         };
         key.bound();
+
         let earlier = parts.extensions.get::<Decision>();
-        match earlier.map_or(0, |earlier| earlier.charged(&self.context.store, policy.quota(), &key)) {
-            0 => Ok(Some((key, cost))),
-            charged => Ok(self.rest_of(cost, charged, policy).map(|rest| (key, rest))),
+        let charged = earlier.map_or(0, |earlier| earlier.charged(&self.context.store, quota, &key));
+        if charged > 0 {
+            let Some(rest) = self.rest_of(cost, charged, quota) else {
+                return Ok(None);
+            };
+            cost = rest;
         }
+        let undecided = PolicyDecision::undecided(self.context.clone(), position, key, cost);
+        Ok(Some(PolicyDecision { chosen, ..undecided }))
     }
 
     /// The rest of a cost of which outer layers have charged a part.
     #[cold]
-    fn rest_of(&self, cost: u64, charged: u64, policy: &Policy) -> Option<u64> {
-        self.warn_of_repetition(policy);
+    fn rest_of(&self, cost: u64, charged: u64, quota: &Quota) -> Option<u64> {
+        self.warn_of_repetition(quota);
         // A cost above the limit is never admitted, however it is divided between layers.
-        let rest = if cost > policy.limit().quota() {
+        let rest = if cost > quota.limit.quota() {
             cost
         } else {
             cost.saturating_sub(charged)
@@ -192,7 +202,11 @@ impl Enforcer {
 
     /// Adds the fields and the decision to the response of the inner service.
     pub(crate) fn annotate<B>(&self, response: &mut Response<B>, Admitted { own, joined }: Admitted) {
-        self.fields.write(&own, response.status(), response.headers_mut());
+        if !denied::made(response) {
+            self.context
+                .fields
+                .write(&own, response.status(), response.headers_mut());
+        }
         if self.extensions {
             // The decision of an inner layer has the policies of this one too.
             response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
@@ -237,33 +251,8 @@ impl Enforcer {
         Action::Reject(self.reject(Rejection::Failed { error, retry_after }, parts))
     }
 
-    /// Builds the response to a request that is not admitted.
-    ///
-    /// Every response of the layer is built here, so its rules hold for every format and status. `Connection` is added when
-    /// the response is sent, since it depends on the content of the request.
     fn reject(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
-        let mut response = self.format.respond(rejection, parts);
-        let status = response.status();
-        // RFC 9110 §9.3.2: no content in the response to HEAD; §8.6: a Content-Length is that of the response to GET.
-        if parts.method == Method::HEAD {
-            let length = mem::take(response.body_mut()).len();
-            response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
-        }
-
-        let headers = response.headers_mut();
-        // RFC 6585 §4: a 429 must not be stored. RFC 9111 §4.2.2: a 200 without this field may be, and gRPC sends its
-        // errors as 200.
-        headers
-            .entry(CACHE_CONTROL)
-            .or_insert(const { HeaderValue::from_static("no-store") });
-        // In gRPC the wait is part of the status.
-        if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success()) {
-            headers.entry(RETRY_AFTER).or_insert_with(|| retry_after(wait));
-        }
-        if let Rejection::Limited(decision) = rejection {
-            self.fields.write(decision, status, headers);
-        }
-        Rejected::new(response, parts)
+        Rejected::new(respond(self.context.format.get(), rejection, parts), parts)
     }
 
     /// The jitter of one response.
@@ -275,27 +264,24 @@ impl Enforcer {
     }
 }
 
-/// The wait in a response to a request for which the store failed.
-const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(1);
-
 /// Warnings, each logged once for a layer and its clones.
 impl Enforcer {
     fn warn_of_key(&self, error: &KeyError) {
         if !self.warned.key.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::error!(%error, "requests are refused: they have no key");
+            tracing::error!(%error, "requests are refused: their key or limit cannot be determined");
         }
         let _ = error;
     }
 
-    fn warn_of_repetition(&self, policy: &Policy) {
+    fn warn_of_repetition(&self, quota: &Quota) {
         if !self.warned.repetition.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
             tracing::warn!(
-                policy = policy.name(),
+                policy = &*quota.name,
                 "a policy is met twice on one request; only the larger cost is charged"
             );
         }
-        let _ = policy;
+        let _ = quota;
     }
 }

@@ -56,7 +56,8 @@
 //! | [`RateLimitLayer`] | applies one policy or [several](RateLimitLayer#several-policies-one-decision) to a service |
 //! | [`Limiter`] | applies policies without HTTP |
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
-//! | [`Receipt`] | the record of a charge, needed for a [refund](RateLimitLayer#refunds) |
+//! | [`Denied`] | the error with which a handler denies a request |
+//! | [`Receipt`] | the record of a charge, to [settle](Receipt::settle) its actual cost or to [refund](RateLimitLayer#refunds) it |
 //! | [`Headers`] | the header fields on responses |
 //! | [`ResponseFormat`](response::ResponseFormat) | builds the response to a rejected request |
 //!
@@ -69,8 +70,8 @@
 //! | `unix-sockets` | | Unix sockets for fred: `redis+unix:///run/redis.sock` |
 //! | `redis` | | [`RedisStore`] through the client redis-rs: clusters; also single servers and Sentinel, with [`ClientLibrary::RedisRs`] or without `fred` |
 //! | `tokio-rustls-comp` | | TLS for redis-rs: `rediss://` |
-//! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor |
-//! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service |
+//! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor, [`Denied`] as a response |
+//! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service, [`Denied`] as a `Status` |
 //! | `tonic-tls` | | the peer address behind the TLS of tonic's server |
 //! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] and limits in the configuration of an application |
@@ -88,6 +89,7 @@ mod axum;
 mod body;
 mod check;
 mod decision;
+mod denied;
 mod drain;
 mod enforce;
 mod error;
@@ -95,6 +97,8 @@ mod future;
 #[cfg(doc)]
 pub mod guide;
 mod headers;
+#[cfg(feature = "axum")]
+mod into_response;
 pub mod key;
 mod layer;
 pub mod limit;
@@ -104,6 +108,8 @@ mod policy;
 mod rejected;
 pub mod response;
 mod service;
+#[cfg(feature = "tonic")]
+mod status;
 pub mod store;
 
 #[cfg(feature = "axum")]
@@ -115,6 +121,7 @@ pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
     decision::{Decision, Denial, PolicyDecision, Receipt},
+    denied::Denied,
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     error::ConfigError,
     future::ResponseFuture,

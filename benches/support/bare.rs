@@ -12,7 +12,9 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tower::Service;
-use tower_quota::{Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key, key::PeerAddr};
+use tower_quota::{
+    Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key, key::PeerAddr, limit::PolicyLimit,
+};
 
 #[derive(Clone)]
 pub(crate) struct Bare;
@@ -51,7 +53,7 @@ where
     }
 }
 
-pub(crate) fn limited(limit: Limit) -> RateLimitLayer {
+pub(crate) fn limited(limit: impl Into<PolicyLimit>) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new(), Policy::new("bench", limit).key(key::ip()))
 }
 

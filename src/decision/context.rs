@@ -1,10 +1,11 @@
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use bytes::Bytes;
 use http::HeaderValue;
 
 use crate::{
     FailureMode,
+    headers::Fields,
     store::{Failover, Quota, Store},
 };
 
@@ -15,7 +16,16 @@ pub(crate) struct CheckContext {
     pub(crate) failover: Arc<Failover>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    /// The rate limit fields of responses.
+    pub(crate) fields: Fields,
+    pub(crate) format: SharedFormat,
 }
+
+/// The [`ResponseFormat`](crate::response::ResponseFormat) of a layer or a limiter.
+///
+/// Its type is erased: a format takes decisions, which have this context.
+#[derive(Clone)]
+pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 
 /// What the checks of one policy have in common.
 #[derive(Clone)]

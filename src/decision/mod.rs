@@ -3,25 +3,24 @@
 mod context;
 mod policy;
 mod receipt;
+mod settlement;
+mod untaken;
 
 use std::{
     fmt,
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
 use smallvec::SmallVec;
 
-pub(crate) use self::context::{CheckContext, Plan, PolicyContext};
+pub(crate) use self::context::{CheckContext, Plan, PolicyContext, SharedFormat};
 pub use self::{
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
 };
 
-use self::receipt::Refundable;
+use self::settlement::ChargedPolicy;
 use crate::{
     Key,
     store::{Outcome, Quota, Store, StoreError, StoreResponse},
@@ -75,8 +74,6 @@ struct Inner {
     policies: PolicyDecisions,
     /// The failure of the store, if it did not decide.
     store_error: Option<Box<StoreError>>,
-    /// Whether there is nothing to refund, or the receipt was taken.
-    receipt_taken: AtomicBool,
     /// The decisions of an outer and an inner layer, if this one joins them.
     joined: Option<[Decision; 2]>,
 }
@@ -144,9 +141,10 @@ impl Decision {
         self.0.policies.iter()
     }
 
-    /// Takes the receipt of the charges, to [refund](Receipt::refund) them.
+    /// Takes the receipt of the charges, to [settle](Receipt::settle) or [refund](Receipt::refund) them.
     ///
-    /// There is one receipt for a decision and all its clones; `None` if it was taken, or if nothing was charged.
+    /// There is one receipt for a decision and all its clones; `None` if it was taken, or if nothing was charged. Policies
+    /// whose [own receipt](Self::take_receipt_of) was taken are not in it.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -165,23 +163,56 @@ impl Decision {
     /// ```
     #[must_use]
     pub fn take_receipt(&self) -> Option<Receipt> {
+        self.receipt_of(|_| true)
+    }
+
+    /// Takes the receipt of the policy of this name, and leaves those of the others.
+    ///
+    /// `None` if it was taken, or if nothing was charged to such a policy.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let store = MemoryStore::new();
+    /// let requests = Limiter::new(store.clone(), Policy::new("requests", SlidingLog::per_minute(60)));
+    /// let tokens = Limiter::new(store.clone(), Policy::new("tokens", SlidingLog::per_minute(1_000)));
+    /// let both = Limiter::new(store, [
+    ///     Policy::new("requests", SlidingLog::per_minute(60)),
+    ///     Policy::new("tokens", SlidingLog::per_minute(1_000)).cost(300),
+    /// ]);
+    ///
+    /// let decision = both.check("42").await?;
+    /// if let Some(receipt) = decision.take_receipt_of("tokens") {
+    ///     receipt.settle(120).await?;
+    /// }
+    /// assert_eq!(tokens.peek("42").await?.remaining(), 880);
+    /// assert_eq!(requests.peek("42").await?.remaining(), 59);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn take_receipt_of(&self, policy: &str) -> Option<Receipt> {
+        self.receipt_of(|charged| charged.name() == policy)
+    }
+
+    fn receipt_of(&self, select: impl Fn(&PolicyDecision) -> bool + Copy) -> Option<Receipt> {
         let mut charges = Vec::new();
-        self.take_charges(&mut charges);
+        self.take_charges(select, &mut charges);
         (!charges.is_empty()).then_some(Receipt { charges })
     }
 
-    fn take_charges(&self, charges: &mut Vec<Refundable>) {
+    fn take_charges(&self, select: impl Fn(&PolicyDecision) -> bool + Copy, charges: &mut Vec<ChargedPolicy>) {
         if let Some([outer, inner]) = &self.0.joined {
-            outer.take_charges(charges);
-            inner.take_charges(charges);
+            outer.take_charges(select, charges);
+            inner.take_charges(select, charges);
             return;
         }
-        if !self.0.receipt_taken.swap(true, Ordering::Relaxed) {
-            charges.extend(self.policies().map(|policy| Refundable {
-                policy: policy.clone(),
-                locally: self.store_error().is_some(),
-            }));
-        }
+        let taken = self.policies().filter(|policy| select(policy) && policy.receipt.take());
+        charges.extend(taken.map(|policy| ChargedPolicy {
+            policy: policy.clone(),
+            locally: self.store_error().is_some(),
+        }));
     }
 
     pub(crate) fn as_slice(&self) -> &[PolicyDecision] {
@@ -194,6 +225,11 @@ impl Decision {
             .policies()
             .filter(|policy| policy.quota() == quota && policy.key == *key && policy.context.store.id() == store.id());
         same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
+    }
+
+    /// The decisions of an outer and an inner layer, if this one joins them.
+    pub(crate) fn joined(&self) -> Option<&[Self; 2]> {
+        self.0.joined.as_ref()
     }
 
     /// The policy that [`limit`](Self::limit) and its siblings are those of.
@@ -230,7 +266,6 @@ impl Decision {
             server_time: Duration::ZERO,
             policies,
             store_error: None,
-            receipt_taken: AtomicBool::new(true),
             joined: None,
         }))
     }
@@ -261,9 +296,8 @@ impl Decision {
         };
         inner.allowed = outcome.allowed;
         inner.server_time = response.server_time;
-        *inner.receipt_taken.get_mut() = !charged;
         for (policy, state) in inner.policies.iter_mut().zip(outcome.states()) {
-            policy.settle(state, response.server_time);
+            policy.settle(state, response.server_time, charged);
         }
     }
 
@@ -281,7 +315,6 @@ impl Decision {
             server_time: self.0.server_time,
             policies,
             store_error: self.0.store_error.clone(),
-            receipt_taken: AtomicBool::new(true),
             joined: None,
         }))
     }
@@ -293,7 +326,6 @@ impl Decision {
             server_time: later.server_time(),
             policies: self.policies().chain(later.policies()).cloned().collect(),
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
-            receipt_taken: AtomicBool::new(true),
             joined: Some([self.clone(), later.clone()]),
         }))
     }

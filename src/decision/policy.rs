@@ -1,6 +1,9 @@
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::context::{CheckContext, Plan, PolicyContext};
+use super::{
+    context::{CheckContext, Plan, PolicyContext},
+    untaken::Untaken,
+};
 use crate::{
     FailureMode, Key, Limit,
     store::{Charge, ChargeState, Quota},
@@ -31,6 +34,8 @@ pub struct PolicyDecision {
     pub(crate) context: Arc<CheckContext>,
     /// The position of the policy in the context.
     pub(crate) position: usize,
+    /// The plan that was chosen for the request, unless all requests of the policy have the same.
+    pub(crate) chosen: Option<Arc<Plan>>,
     pub(crate) key: Key,
     pub(crate) cost: u64,
     pub(crate) decided_at: Duration,
@@ -38,6 +43,7 @@ pub struct PolicyDecision {
     pub(crate) remaining: u64,
     pub(crate) retry_after: Option<Duration>,
     pub(crate) reset_after: Duration,
+    pub(crate) receipt: Untaken,
 }
 
 /// Questions.
@@ -98,6 +104,7 @@ impl PolicyDecision {
         Self {
             context,
             position,
+            chosen: None,
             key,
             cost,
             decided_at: Duration::ZERO,
@@ -105,15 +112,17 @@ impl PolicyDecision {
             remaining: 0,
             retry_after: None,
             reset_after: Duration::ZERO,
+            receipt: Untaken::default(),
         }
     }
 
-    pub(super) fn settle(&mut self, state: &ChargeState, server_time: Duration) {
+    pub(super) fn settle(&mut self, state: &ChargeState, server_time: Duration, charged: bool) {
         self.decided_at = state.decided_at.unwrap_or(server_time);
         self.denial = state.retry_after.map(|_| Denial::QuotaExceeded);
         self.remaining = state.remaining;
         self.retry_after = state.retry_after;
         self.reset_after = state.reset_after;
+        self.receipt = Untaken::new(charged);
     }
 
     #[inline]
@@ -123,7 +132,10 @@ impl PolicyDecision {
 
     #[inline]
     pub(crate) fn plan(&self) -> &Plan {
-        &self.policy().plan
+        match &self.chosen {
+            Some(chosen) => chosen,
+            None => &self.policy().plan,
+        }
     }
 
     #[inline]

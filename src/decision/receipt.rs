@@ -1,25 +1,64 @@
 use std::fmt;
 
-use super::policy::PolicyDecision;
-use crate::store::{LocalCharge, Operation, StoreError, StoreFuture, StoreRequest};
+use super::settlement::{ChargedPolicy, Settlement};
+use crate::store::StoreError;
 
-/// The charges of an admitted request, to refund them.
+/// The charges of an admitted request, to settle or refund them.
 ///
 /// [`Decision::take_receipt`](crate::Decision::take_receipt) returns it. Dropping it leaves the charges as they are.
-#[must_use = "a receipt does nothing unless `refund` is called"]
+///
+/// A cost that is not yet known at the check is estimated there and [settled](Self::settle) later: the tokens of a language
+/// model, the bytes of a response, the rows of a query.
+#[must_use = "a receipt does nothing unless `settle` or `refund` is called"]
 pub struct Receipt {
-    pub(super) charges: Vec<Refundable>,
-}
-
-/// A charge, and where it was counted.
-pub(super) struct Refundable {
-    pub(super) policy: PolicyDecision,
-    /// Whether this process counted it, since the store failed.
-    pub(super) locally: bool,
+    pub(super) charges: Vec<ChargedPolicy>,
 }
 
 impl Receipt {
-    /// Refunds the charges of all policies, each in the store that counted it.
+    /// Replaces the cost that was charged to each policy by the actual cost, in units of the limits.
+    ///
+    /// If the actual cost is higher, the difference is charged now, also above the limit; later requests wait for it. If it
+    /// is lower, the difference is refunded, as [`refund`](Self::refund) does; 0 refunds everything. Without a settlement
+    /// the estimate stays charged.
+    ///
+    /// Each policy is settled where it was counted: in its store or, if the store failed, in this process. All policies that
+    /// were counted in one store are settled at one instant, in one call. To settle one of several policies, take
+    /// [its receipt](crate::Decision::take_receipt_of).
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let tokens = Limiter::new(MemoryStore::new(), Policy::new("tokens", SlidingLog::per_minute(1_000)));
+    ///
+    /// for (actual, remaining) in [(120, 880), (500, 380), (700, 0)] {
+    ///     let decision = tokens.check_n("42", 300).await?; // the estimate
+    ///     assert!(decision.is_allowed());
+    ///     if let Some(receipt) = decision.take_receipt() {
+    ///         receipt.settle(actual).await?;
+    ///     }
+    ///     assert_eq!(tokens.peek("42").await?.remaining(), remaining);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// When a response body ends, or is dropped because the caller has left, the settlement needs a task of its own:
+    /// `tokio::spawn(receipt.settle(actual))`.
+    ///
+    /// # Errors
+    ///
+    /// If a store fails; its charges may be settled or not. Those in other stores are settled, and the first error is
+    /// returned. The settlement is not repeated.
+    pub async fn settle(self, actual: u64) -> Result<(), StoreError> {
+        let mut settled = Ok(());
+        for response in Settlement::new(self.charges, actual).send() {
+            settled = settled.and(response.await.map(drop));
+        }
+        settled
+    }
+
+    /// Refunds the charges of all policies, each where it was counted.
     ///
     /// A refund removes at most what still counts, and nothing once the charge has expired. It does not remove later
     /// charges, with two exceptions: tokens of a [`TokenBucket`](crate::TokenBucket#refunds) that were restored meanwhile are
@@ -46,31 +85,10 @@ impl Receipt {
     ///
     /// # Errors
     ///
-    /// If a store fails; its charge may be refunded or not. The charges in other stores are refunded, and the first error is
-    /// returned. The refund cannot be repeated.
+    /// If a store fails; its charges may be refunded or not. Those in other stores are refunded, and the first error is
+    /// returned. The refund is not repeated.
     pub async fn refund(self) -> Result<(), StoreError> {
-        let mut refunded = Ok(());
-        for charge in &self.charges {
-            let response = charge.refund().await;
-            refunded = refunded.and(response.map(drop));
-        }
-        refunded
-    }
-}
-
-impl Refundable {
-    fn refund(&self) -> StoreFuture {
-        let (policy, charge) = (&self.policy, self.policy.charge());
-        let operation = Operation::Refund {
-            admitted_at: policy.decided_at,
-        };
-        let local = self
-            .locally
-            .then(|| LocalCharge::new(policy.failure_mode(), operation, &charge));
-        match local.flatten() {
-            Some(local) => policy.context.failover.decide(operation, &[local.charge(&charge)]),
-            None => policy.context.store.decide(&[StoreRequest::new(operation, &[charge])]),
-        }
+        self.settle(0).await
     }
 }
 

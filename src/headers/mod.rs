@@ -9,6 +9,7 @@ mod names;
 mod text;
 mod triple;
 mod value;
+mod write;
 
 pub use self::dialect::{Headers, ResetFormat};
 pub(crate) use self::{

@@ -41,7 +41,7 @@ impl KeyError {
     /// use tower_quota::key::KeyError;
     ///
     /// let error = KeyError::absent("the request has no query parameter `tenant`");
-    /// assert!(!error.is_malformed() && !error.is_misconfigured());
+    /// assert!(error.is_absent());
     /// ```
     pub fn absent(message: impl Into<Cow<'static, str>>) -> Self {
         Self {
@@ -88,6 +88,12 @@ impl KeyError {
 
 /// Queries.
 impl KeyError {
+    /// Whether the error was made by [`absent`](Self::absent): the request lacks the key.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.kind == Kind::Absent
+    }
+
     /// Whether the error was made by [`malformed`](Self::malformed), which [`or`](super::KeyExtractor::or) does not catch.
     #[must_use]
     pub fn is_malformed(&self) -> bool {

@@ -28,7 +28,7 @@ use crate::ConfigError;
 ///
 /// | server | extension |
 /// | --- | --- |
-/// | axum (feature `axum`) | serve with `into_make_service_with_connect_info::<SocketAddr>()` |
+/// | axum (feature `axum`) | serve with `into_make_service_with_connect_info::<SocketAddr>()`; in tests add the layer `MockConnectInfo` |
 /// | tonic (features `tonic`, `tonic-tls`) | provided by its server |
 /// | hyper and others | insert a [`PeerAddr`](super::PeerAddr) |
 ///

@@ -56,8 +56,16 @@ impl Peer {
         }
 
         #[cfg(feature = "axum")]
-        if let Some(::axum::extract::ConnectInfo::<SocketAddr>(addr)) = parts.extensions.get() {
-            return Some(Self::Address(addr.ip()));
+        {
+            use ::axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+
+            if let Some(ConnectInfo::<SocketAddr>(addr)) = parts.extensions.get() {
+                return Some(Self::Address(addr.ip()));
+            }
+            // As axum's own extractor, which takes it in tests.
+            if let Some(MockConnectInfo::<SocketAddr>(addr)) = parts.extensions.get() {
+                return Some(Self::Address(addr.ip()));
+            }
         }
 
         #[cfg(feature = "tonic")]

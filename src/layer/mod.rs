@@ -5,11 +5,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     ConfigError, IntoPolicies,
+    decision::CheckContext,
     enforce::Enforcer,
-    headers::Fields,
     observer::Observer,
     policy::{self, validate_names},
-    response::Negotiated,
     store::Store,
 };
 
@@ -205,8 +204,6 @@ impl RateLimitLayer {
         let enforcer = Enforcer {
             context: Arc::new(policy::context(store, &policies)),
             policies: policies.into(),
-            format: Arc::new(Negotiated::default()),
-            fields: Fields::default(),
             extensions: true,
             jitter: Duration::ZERO,
             on_decision: Observer::default(),
@@ -224,6 +221,10 @@ impl RateLimitLayer {
         Arc::make_mut(&mut self.enforcer)
     }
 
+    fn context_mut(&mut self) -> &mut CheckContext {
+        Arc::make_mut(&mut self.enforcer_mut().context)
+    }
+
     pub(crate) fn into_enforcer(self) -> Arc<Enforcer> {
         self.enforcer
     }
@@ -235,7 +236,7 @@ impl fmt::Debug for RateLimitLayer {
         let failure_modes: Vec<_> = policies.map(|policy| policy.failure_mode).collect();
         f.debug_struct("RateLimitLayer")
             .field("policies", &self.enforcer.policies)
-            .field("headers", &self.enforcer.fields)
+            .field("headers", &self.enforcer.context.fields)
             .field("failure_modes", &failure_modes)
             .finish_non_exhaustive()
     }

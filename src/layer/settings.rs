@@ -1,7 +1,9 @@
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use crate::{
-    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, decision::PolicyContext, key::Secret,
+    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat,
+    decision::{PolicyContext, SharedFormat},
+    key::Secret,
     response::ResponseFormat,
 };
 
@@ -11,7 +13,7 @@ impl RateLimitLayer {
     ///
     /// The default is [`Headers::Draft08`]. See [`Headers`] for an example of each.
     pub fn headers(mut self, headers: Headers) -> Self {
-        self.enforcer_mut().fields.dialect = headers;
+        self.context_mut().fields.dialect = headers;
         self
     }
 
@@ -46,7 +48,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn legacy_headers(mut self, reset: ResetFormat) -> Self {
-        self.enforcer_mut().fields.legacy = Some(reset);
+        self.context_mut().fields.legacy = Some(reset);
         self
     }
 
@@ -103,7 +105,7 @@ impl RateLimitLayer {
     ///
     /// If the secret is shorter than 16 bytes.
     pub fn try_partition_key(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        self.enforcer_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
+        self.context_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
         Ok(self)
     }
 
@@ -209,7 +211,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
-        self.enforcer_mut().format = Arc::new(format);
+        self.context_mut().format = SharedFormat::new(format);
         self
     }
 
@@ -218,7 +220,7 @@ impl RateLimitLayer {
     /// The default is the [mode of each policy](crate::Policy::failure_mode), which is [`FailureMode::Local`] unless it was
     /// set. See [`FailureMode`] for an example.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        let context = Arc::make_mut(&mut self.enforcer_mut().context);
+        let context = self.context_mut();
         let policies = context.policies.iter().cloned();
         context.policies = policies
             .map(|policy| PolicyContext { failure_mode, ..policy })

@@ -111,7 +111,8 @@
 //!   enough has expired. After the length of the window was changed, the guarantee holds one new window later.
 //! * Another algorithm, or another name of the policy: counts start at zero, and the old ones expire.
 //!
-//! While old and new replicas of a service run side by side, each applies its own numbers to the same counts.
+//! While old and new replicas of a service run side by side, each applies its own numbers to the same counts. [`by`] chooses
+//! the numbers for each request.
 //!
 //! ```
 //! use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, TokenBucket};
@@ -138,6 +139,7 @@
 //! This module has no I/O and reads no clock: times are arguments, in microseconds. Each algorithm is written twice with the same
 //! names, here for [`MemoryStore`](crate::MemoryStore) and in `lua/` for Redis.
 
+mod by;
 #[cfg(feature = "calendar")]
 mod calendar;
 mod constructors;
@@ -158,11 +160,18 @@ mod units;
 #[cfg(feature = "calendar")]
 pub use self::calendar::Calendar;
 pub use self::{
-    error::ParseLimitError, fixed_window::FixedWindow, limit::Limit, share::Share, sliding_counter::SlidingCounter,
-    sliding_log::SlidingLog, token_bucket::TokenBucket,
+    by::{PolicyLimit, by},
+    error::ParseLimitError,
+    fixed_window::FixedWindow,
+    limit::Limit,
+    share::Share,
+    sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog,
+    token_bucket::TokenBucket,
 };
 
 pub(crate) use self::{
+    by::{ChooseLimit, Source},
     rule::MAX_QUOTA,
     state::{Change, Effect, State},
 };

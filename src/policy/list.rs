@@ -3,7 +3,9 @@ use std::sync::Arc;
 use super::{Keyed, Policy};
 use crate::{
     ConfigError,
-    decision::{CheckContext, PolicyContext},
+    decision::{CheckContext, PolicyContext, SharedFormat},
+    headers::Fields,
+    response::Negotiated,
     store::{Failover, Store},
 };
 
@@ -92,5 +94,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
         failover: Failover::of(&store),
         store: Arc::new(store),
         policies: policies.collect(),
+        fields: Fields::default(),
+        format: SharedFormat::new(Negotiated::default()),
     }
 }

@@ -4,6 +4,7 @@
 mod file;
 mod list;
 mod name;
+mod plan;
 mod settings;
 
 use std::{borrow::Cow, fmt, sync::Arc};
@@ -15,12 +16,15 @@ pub use self::file::Policies;
 pub use self::list::IntoPolicies;
 pub(crate) use self::list::{context, validate_names};
 
-use self::name::validate_name;
+use self::{
+    name::validate_name,
+    plan::{Plans, plan},
+};
 use crate::{
     ConfigError, KeyExtractor, Limit,
     decision::Plan,
-    headers::policy_item,
-    response::violates,
+    key::KeyError,
+    limit::{PolicyLimit, Source},
     store::{FailureMode, Quota},
 };
 
@@ -36,7 +40,8 @@ use crate::{
 /// let say_hi = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30)))
 ///     .key((key::ip(), key::path()));
 /// assert_eq!(say_hi.name(), "say-hi");
-/// assert_eq!(say_hi.limit().to_string(), "sliding-log 2/30s");
+/// assert_eq!(say_hi.limit(), Some(&"sliding-log 2/30s".parse()?));
+/// # Ok::<(), tower_quota::limit::ParseLimitError>(())
 /// ```
 ///
 /// A layer takes only policies with a key. One limit for all callers has a constant key:
@@ -63,7 +68,9 @@ pub struct Policy<K = Keyed> {
 /// What a policy has besides its key.
 #[derive(Clone)]
 struct Settings {
+    /// The plan of all requests; if plans are chosen, one of the same name that limits nothing.
     plan: Arc<Plan>,
+    plans: Option<Arc<Plans>>,
     cost: Cost,
     failure_mode: FailureMode,
     applies: Option<Condition>,
@@ -91,6 +98,8 @@ pub struct Unkeyed;
 impl Policy<Unkeyed> {
     /// A policy without a key and with a cost of 1 for each request.
     ///
+    /// The limit is an algorithm, a [`Limit`], or one that [`limit::by`](crate::limit::by()) chooses for each request.
+    ///
     /// A name is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, `.` and `-`, 64 characters at most.
     ///
     /// # Panics
@@ -99,7 +108,7 @@ impl Policy<Unkeyed> {
     /// 100,000 without a [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst
     /// and rate are too large together for exact integers. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
-    pub fn new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Self {
+    pub fn new(name: impl Into<Cow<'static, str>>, limit: impl Into<PolicyLimit>) -> Self {
         match Self::try_new(name, limit) {
             Ok(policy) => policy,
             Err(error) => panic!("{error}"),
@@ -118,18 +127,18 @@ impl Policy<Unkeyed> {
     /// # Errors
     ///
     /// For the names and limits for which [`new`](Self::new) panics.
-    pub fn try_new(name: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Result<Self, ConfigError> {
-        let (name, limit) = (name.into(), limit.into());
+    pub fn try_new(name: impl Into<Cow<'static, str>>, limit: impl Into<PolicyLimit>) -> Result<Self, ConfigError> {
+        let name = name.into();
         validate_name(&name)?;
+        let (limit, plans) = match limit.into().0 {
+            Source::Fixed(limit) => (limit, None),
+            Source::Chosen(choose) => (Limit::Unlimited, Some(Plans::new(name.clone(), choose))),
+        };
         limit.validate()?;
 
-        let plan = Plan {
-            policy_item: policy_item(&name, &limit),
-            problem: violates(&[&name]),
-            quota: Quota::new(name, limit),
-        };
         let settings = Settings {
-            plan: Arc::new(plan),
+            plan: plan(name, limit),
+            plans: plans.map(Arc::new),
             cost: Cost::Fixed(1),
             failure_mode: FailureMode::default(),
             applies: None,
@@ -160,14 +169,13 @@ impl<K> Policy<K> {
         &self.settings.plan.quota.name
     }
 
-    /// The limit.
+    /// The limit; `None` if it is [chosen](crate::limit::by()) for each request.
     #[must_use]
-    pub fn limit(&self) -> &Limit {
-        &self.settings.plan.quota.limit
-    }
-
-    pub(crate) fn quota(&self) -> &Quota {
-        &self.settings.plan.quota
+    pub fn limit(&self) -> Option<&Limit> {
+        match self.settings.plans {
+            Some(_) => None,
+            None => Some(&self.settings.plan.quota.limit),
+        }
     }
 
     /// The cost of each request, unless it is computed.
@@ -181,8 +189,15 @@ impl<K> Policy<K> {
     /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
     /// their place.
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
-        let Settings { cost, applies, .. } = &self.settings;
-        let (setting, instead) = if matches!(cost, Cost::Computed(_)) {
+        let Settings {
+            plans, cost, applies, ..
+        } = &self.settings;
+        let (setting, instead) = if plans.is_some() {
+            (
+                "`limit::by(..)`",
+                "make a limiter for each plan, with this policy name and one store: they share their counts",
+            )
+        } else if matches!(cost, Cost::Computed(_)) {
             ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
         } else if applies.is_some() {
             (
@@ -216,12 +231,31 @@ impl Policy {
         &*self.key.0
     }
 
-    /// The cost of a request; 0 if the policy does not apply to it.
-    pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
+    /// Whether the policy is for a request.
+    #[inline]
+    pub(crate) fn applies_to(&self, parts: &Parts) -> bool {
         let applies = |condition: &Condition| condition(parts);
-        if *self.limit() == Limit::Unlimited || !self.settings.applies.as_ref().is_none_or(applies) {
-            return 0;
+        self.settings.applies.as_ref().is_none_or(applies)
+    }
+
+    /// The plan that is chosen for a request, unless all requests have the same.
+    #[inline]
+    pub(crate) fn choose_plan(&self, parts: &Parts) -> Result<Option<Arc<Plan>>, KeyError> {
+        match &self.settings.plans {
+            None => Ok(None),
+            Some(plans) => plans.of(parts).map(Some),
         }
+    }
+
+    /// What applies to a request for which this plan is chosen.
+    #[inline]
+    pub(crate) fn quota_of<'a>(&'a self, chosen: Option<&'a Plan>) -> &'a Quota {
+        &chosen.unwrap_or(&self.settings.plan).quota
+    }
+
+    /// The cost of a request; 0 if the policy does not apply to it.
+    #[inline]
+    pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
         match &self.settings.cost {
             Cost::Fixed(cost) => *cost,
             Cost::Computed(cost) => cost(parts),
@@ -231,9 +265,13 @@ impl Policy {
 
 impl<K> fmt::Debug for Policy<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limit: &dyn fmt::Debug = match self.limit() {
+            Some(limit) => limit,
+            None => &format_args!("<fn>"),
+        };
         f.debug_struct("Policy")
             .field("name", &self.name())
-            .field("limit", self.limit())
+            .field("limit", limit)
             .field("cost", &self.settings.cost)
             .field("failure_mode", &self.settings.failure_mode)
             .finish_non_exhaustive()

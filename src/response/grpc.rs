@@ -1,12 +1,17 @@
-use std::{fmt::Write, time::Duration};
+use std::fmt::Write;
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Response, header::CONTENT_TYPE, request::Parts};
 
-use super::{format::ResponseFormat, rejection::Rejection, status_only::StatusOnly};
+use super::{
+    format::ResponseFormat,
+    grpc_status::{GrpcStatus, INVALID_ARGUMENT, UNAUTHENTICATED},
+    rejection::Rejection,
+    status_only::StatusOnly,
+};
 use crate::{
-    Decision, Limit, PolicyDecision,
+    ConfigError,
     headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS},
 };
 
@@ -46,12 +51,16 @@ use crate::{
 #[must_use]
 pub struct Grpc {
     pushback: bool,
+    without_key: u8,
 }
 
 impl Grpc {
     /// Responds as in the [table](Self), with pushback.
     pub fn new() -> Self {
-        Self { pushback: true }
+        Self {
+            pushback: true,
+            without_key: INVALID_ARGUMENT,
+        }
     }
 
     /// Whether `grpc-retry-pushback-ms` is sent.
@@ -77,6 +86,67 @@ impl Grpc {
         self
     }
 
+    /// Sets the status of a call whose key is [absent](crate::key::KeyError::absent), such as `tonic::Code::Unauthenticated` or 16.
+    ///
+    /// The status of a malformed key and that of a misconfigured server stay as they are. The default is `INVALID_ARGUMENT`
+    /// (3).
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{key::KeyError, response::{Grpc, Rejection, ResponseFormat}};
+    ///
+    /// const UNAUTHENTICATED: i32 = 16;
+    /// let format = Grpc::new().without_key(UNAUTHENTICATED);
+    ///
+    /// let call = Request::post("/hello.Greeter/SayHello").header("content-type", "application/grpc");
+    /// let (parts, ()) = call.body(())?.into_parts();
+    /// for (error, status) in [
+    ///     (KeyError::absent("the call has no token"), "16"),
+    ///     (KeyError::malformed("the call has two tokens"), "3"),
+    ///     (KeyError::misconfigured("no user on the request"), "13"),
+    /// ] {
+    ///     let refused = format.respond(Rejection::Refused(&error), &parts);
+    ///     assert_eq!(refused.headers()["grpc-status"], status);
+    /// }
+    /// # Ok::<_, http::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the code is not that of an error, from 1 to 16. [`try_without_key`](Self::try_without_key) returns an error instead.
+    #[track_caller]
+    pub fn without_key(self, code: impl Into<i32>) -> Self {
+        match self.try_without_key(code) {
+            Ok(grpc) => grpc,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Sets the [status](Self::without_key) of a call whose key is absent, from configuration.
+    ///
+    /// ```
+    /// use tower_quota::response::Grpc;
+    ///
+    /// assert!(Grpc::new().try_without_key(16).is_ok());
+    /// assert!(Grpc::new().try_without_key(0).is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the code is not that of an error, from 1 to 16.
+    pub fn try_without_key(mut self, code: impl Into<i32>) -> Result<Self, ConfigError> {
+        let code = code.into();
+        let error = u8::try_from(code)
+            .ok()
+            .filter(|code| (1..=UNAUTHENTICATED).contains(code));
+        self.without_key = error.ok_or_else(|| {
+            ConfigError::new(format!(
+                "{code} is not the code of a gRPC error; one is from 1 to 16, such as 16 for `UNAUTHENTICATED`"
+            ))
+        })?;
+        Ok(self)
+    }
+
     /// Whether a request is a gRPC call.
     pub(super) fn is_call(parts: &Parts) -> bool {
         content_type(parts).is_some()
@@ -89,43 +159,32 @@ impl Default for Grpc {
     }
 }
 
-// google.rpc.Code
-const INVALID_ARGUMENT: u8 = 3;
-const RESOURCE_EXHAUSTED: u8 = 8;
-const INTERNAL: u8 = 13;
-const UNAVAILABLE: u8 = 14;
-
 impl ResponseFormat for Grpc {
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
         let Some(content_type) = content_type(parts) else {
             return StatusOnly.respond(rejection, parts);
         };
-        let (code, message) = match rejection {
-            Rejection::Limited(_) => (RESOURCE_EXHAUSTED, "rate limit exceeded".to_owned()),
-            Rejection::Refused(error) if error.is_misconfigured() => (INTERNAL, "internal error".to_owned()),
-            Rejection::Refused(error) => (INVALID_ARGUMENT, error.to_string()),
-            Rejection::Failed { .. } => (UNAVAILABLE, "temporarily unavailable".to_owned()),
-        };
+        let mut status = GrpcStatus::new(rejection);
+        if matches!(rejection, Rejection::Refused(error) if error.is_absent()) {
+            status.code = self.without_key;
+        }
 
         // The body is empty: status and message are in the header section, which ends the stream.
         let mut response = Response::new(Bytes::new());
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, content_type);
-        headers.insert(GRPC_STATUS, u16::from(code).into());
-        if let Ok(message) = HeaderValue::try_from(percent_encoded(&message)) {
+        headers.insert(GRPC_STATUS, u16::from(status.code).into());
+        if let Ok(message) = HeaderValue::try_from(percent_encoded(&status.message)) {
             headers.insert(GRPC_MESSAGE, message);
         }
-
-        let details = details(rejection);
-        if !details.is_empty() {
-            let status = status(code, &message, &details);
+        if !status.details.is_empty() {
             // Without padding: clients accept both, and some fail on wrong padding.
-            if let Ok(status) = HeaderValue::try_from(STANDARD_NO_PAD.encode(status)) {
-                headers.insert(GRPC_STATUS_DETAILS, status);
+            if let Ok(details) = HeaderValue::try_from(STANDARD_NO_PAD.encode(&status.details)) {
+                headers.insert(GRPC_STATUS_DETAILS, details);
             }
         }
         if self.pushback {
-            headers.insert(GRPC_RETRY_PUSHBACK, pushback(rejection.retry_after()));
+            headers.insert(GRPC_RETRY_PUSHBACK, status.pushback);
         }
         response
     }
@@ -169,151 +228,9 @@ fn percent_encoded(message: &str) -> String {
 
 const MAX_MESSAGE: usize = 1_024;
 
-/// gRFC A6: milliseconds, or a negative number for a call that must not be retried.
-fn pushback(wait: Option<Duration>) -> HeaderValue {
-    let Some(wait) = wait else {
-        return const { HeaderValue::from_static("-1") };
-    };
-    let ms = wait.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as u32;
-    ms.into()
-}
-
-/// `google.rpc.Status`, encoded.
-fn status(code: u8, message: &str, details: &[Vec<u8>]) -> Vec<u8> {
-    let mut status = Vec::new();
-    field_varint(&mut status, 1, code.into());
-    field_bytes(&mut status, 2, message.as_bytes());
-    for detail in details {
-        field_bytes(&mut status, 3, detail);
-    }
-    status
-}
-
-/// The wait, and the policies that deny.
-fn details(rejection: Rejection<'_>) -> Vec<Vec<u8>> {
-    let retry_info = rejection
-        .retry_after()
-        .map(|wait| any("google.rpc.RetryInfo", &retry_info(wait)));
-    let quota_failure = match rejection {
-        Rejection::Limited(decision) => Some(any("google.rpc.QuotaFailure", &quota_failure(decision))),
-        Rejection::Refused(_) | Rejection::Failed { .. } => None,
-    };
-    retry_info.into_iter().chain(quota_failure).collect()
-}
-
-/// `google.rpc.QuotaFailure`: a violation for each policy that denies.
-fn quota_failure(decision: &Decision) -> Vec<u8> {
-    decision
-        .policies()
-        .filter(|policy| policy.denies())
-        .flat_map(violation)
-        .collect()
-}
-
-/// `google.rpc.RetryInfo`: the wait as a `google.protobuf.Duration`, at most [`MAX_WAIT`].
-fn retry_info(wait: Duration) -> Vec<u8> {
-    let wait = wait.min(MAX_WAIT);
-    let mut duration = Vec::new();
-    field_varint(&mut duration, 1, wait.as_secs());
-    field_varint(&mut duration, 2, wait.subsec_nanos().into());
-
-    let mut info = Vec::new();
-    field_bytes(&mut info, 1, &duration);
-    info
-}
-
-/// About 10,000 years, the longest `google.protobuf.Duration`.
-const MAX_WAIT: Duration = Duration::from_secs(315_576_000_000);
-
-/// One violation of a `google.rpc.QuotaFailure`: the policy and its limit. Not the key, which may be an address or a user.
-fn violation(policy: &PolicyDecision) -> Vec<u8> {
-    let subject = format!("policy:{}", policy.name());
-    let description = match (&policy.quota().limit, policy.window()) {
-        (Limit::DenyAll, _) => "no requests".to_owned(),
-        (limit, Some(window)) => format!("{} requests per {}s", limit.quota(), window.as_secs_f64()),
-        (limit, None) => format!("{} requests per calendar window", limit.quota()),
-    };
-
-    let mut violation = Vec::new();
-    field_bytes(&mut violation, 1, subject.as_bytes());
-    field_bytes(&mut violation, 2, description.as_bytes());
-    let mut field = Vec::new();
-    field_bytes(&mut field, 1, &violation);
-    field
-}
-
-/// `google.protobuf.Any`
-fn any(name: &str, value: &[u8]) -> Vec<u8> {
-    let mut any = Vec::new();
-    field_bytes(&mut any, 1, format!("type.googleapis.com/{name}").as_bytes());
-    field_bytes(&mut any, 2, value);
-    any
-}
-
-/// A field of a protocol buffer. An absent field means zero.
-fn field_varint(message: &mut Vec<u8>, field: u8, value: u64) {
-    if value > 0 {
-        message.push(field << 3);
-        varint(message, value);
-    }
-}
-
-fn field_bytes(message: &mut Vec<u8>, field: u8, bytes: &[u8]) {
-    message.push(field << 3 | 2);
-    varint(message, bytes.len() as u64);
-    message.extend_from_slice(bytes);
-}
-
-fn varint(message: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        message.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    message.push(value as u8);
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::{Denial, Key, MemoryStore, Policy, SlidingLog, policy};
-
-    fn denied(wait: Duration) -> Decision {
-        let policy = Policy::new("default", SlidingLog::per_minute(100));
-        let context = Arc::new(policy::context(MemoryStore::new(), &[policy]));
-        let policy = PolicyDecision {
-            denial: Some(Denial::QuotaExceeded),
-            retry_after: Some(wait),
-            reset_after: wait,
-            ..PolicyDecision::undecided(context, 0, Key::from("k"), 1)
-        };
-        Decision::new(false, [policy].into())
-    }
-
-    /// The details of a denial, the first `count` of them.
-    fn encoded(wait: Duration, count: usize) -> String {
-        let details = details(Rejection::Limited(&denied(wait)));
-        STANDARD_NO_PAD.encode(status(RESOURCE_EXHAUSTED, "rate limit exceeded", &details[..count]))
-    }
-
-    // The rows GR-14, GR-15 and GR-17 of `tests/vectors/grpc.md`.
-    #[test]
-    fn the_details_are_those_of_google_rpc() {
-        assert_eq!(
-            encoded(Duration::from_secs(30), 1),
-            "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIHg",
-        );
-        assert_eq!(
-            encoded(Duration::from_millis(1_500), 1),
-            "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaNgoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIKCggIARCAyrXuAQ",
-        );
-        assert_eq!(
-            encoded(Duration::from_secs(30), 2),
-            "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIHhpXCit0eXBl\
-             Lmdvb2dsZWFwaXMuY29tL2dvb2dsZS5ycGMuUXVvdGFGYWlsdXJlEigKJgoOcG9saWN5OmRlZmF1bHQSFDEwMCByZXF1ZXN0cyBwZXIgNjBz",
-        );
-    }
 
     // GR-10, GR-11 and GR-13.
     #[test]
@@ -323,14 +240,6 @@ mod tests {
         assert_eq!(percent_encoded("a\r\nb"), "a%0D%0Ab");
         assert_eq!(percent_encoded("é"), "%C3%A9");
         assert!(percent_encoded(&"é".repeat(10_000)).len() <= MAX_MESSAGE);
-    }
-
-    // GR-18.
-    #[test]
-    fn pushback_is_rounded_up_to_milliseconds() {
-        assert_eq!(pushback(Some(Duration::from_nanos(1_234_500_000))), "1235");
-        assert_eq!(pushback(Some(Duration::MAX)), "2147483647");
-        assert_eq!(pushback(None), "-1", "GR-25");
     }
 
     // GR-04, GR-06 and GR-23.

@@ -49,16 +49,19 @@
 mod axum;
 mod format;
 mod grpc;
+mod grpc_status;
 mod negotiated;
 mod plain_text;
 mod problem;
 mod rejection;
+mod respond;
 mod status_only;
 mod text;
 
 #[cfg(feature = "axum")]
 pub use self::axum::axum;
-pub(crate) use self::problem::violates;
+#[cfg(feature = "tonic")]
+pub(crate) use self::grpc_status::GrpcStatus;
 pub use self::{
     format::ResponseFormat,
     grpc::Grpc,
@@ -68,4 +71,8 @@ pub use self::{
     rejection::Rejection,
     status_only::StatusOnly,
     text::{html, json},
+};
+pub(crate) use self::{
+    problem::violates,
+    respond::{RETRY_AFTER_FAILURE, respond, write_fields},
 };

@@ -239,9 +239,8 @@ impl Failover {
     }
 
     /// Decides in this process. The charges are those of [`LocalCharge::charge`].
-    pub(crate) fn decide(&self, operation: Operation, charges: &[Charge<'_>]) -> StoreFuture {
-        let counts = self.counts.get_or_init(MemoryStore::new);
-        counts.decide(&[StoreRequest::new(operation, charges)])
+    pub(crate) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        self.counts.get_or_init(MemoryStore::new).decide(requests)
     }
 
     /// Removes what this process has counted.

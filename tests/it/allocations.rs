@@ -11,7 +11,11 @@ use allocation_counter::measure;
 use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::Empty;
 use tower::{Layer, Service};
-use tower_quota::{Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store};
+use tower_quota::{
+    Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
+    limit::{self, PolicyLimit},
+    store::Store,
+};
 
 use crate::support::{Later, get};
 
@@ -43,7 +47,7 @@ impl Service<Request<Body>> for Bare {
     }
 }
 
-fn layer(store: impl Store, limit: SlidingLog) -> RateLimitLayer {
+fn layer(store: impl Store, limit: impl Into<PolicyLimit>) -> RateLimitLayer {
     RateLimitLayer::new(store, Policy::new("hello", limit).key(key::ip()))
 }
 
@@ -108,6 +112,15 @@ fn without_extensions_an_admitted_request_allocates_three_times_and_without_head
     let layer = layer(MemoryStore::new(), SlidingLog::per_hour(1_000)).extensions(false);
     assert_eq!(added(&layer, SILENT, StatusCode::OK), 3);
     assert_eq!(added(&layer.headers(Headers::None), SILENT, StatusCode::OK), 1);
+}
+
+#[test]
+fn a_limit_that_is_chosen_for_each_request_allocates_nothing_more() {
+    let by_path = limit::by(|parts| match parts.uri.path() {
+        "/" => SlidingLog::per_hour(1_000),
+        _ => SlidingLog::per_hour(100),
+    });
+    assert_eq!(added(&layer(MemoryStore::new(), by_path), SILENT, StatusCode::OK), 7);
 }
 
 #[test]

@@ -5,10 +5,11 @@ use std::{fmt::Debug, sync::Arc};
 use axum::{Router, routing::get as route};
 
 use tower_quota::{
-    ClientLibrary, ConfigError, Decision, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, Headers, Key,
-    KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer, RedisStore,
-    RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
+    ClientLibrary, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, Headers,
+    Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer,
+    RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
     key::{self, KeyError, PeerAddr},
+    limit::PolicyLimit,
     response::{Problem, ResponseFormat},
     store::{
         Charge, ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest,
@@ -28,6 +29,7 @@ fn sent<T: Send>() {}
 fn public_types_are_shared_and_cloned() {
     shared::<ClientLibrary>();
     shared::<Decision>();
+    shared::<Denied>();
     shared::<DrainBody<String>>();
     shared::<DrainBodyLayer>();
     shared::<FailureMode>();
@@ -41,6 +43,7 @@ fn public_types_are_shared_and_cloned() {
     shared::<Policy<Keyed>>();
     shared::<Policy<Unkeyed>>();
     shared::<PolicyDecision>();
+    shared::<PolicyLimit>();
     shared::<Problem>();
     shared::<RateLimit<String>>();
     shared::<RateLimitLayer>();
@@ -67,6 +70,7 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
 fn errors_go_into_a_box() {
     error::<ConfigError>();
     error::<KeyError>();
+    error::<Denied>();
     error::<StoreError>();
 }
 

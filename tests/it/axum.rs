@@ -1,9 +1,10 @@
 //! The layer in axum: each place for a layer, keys, responses and extractors.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
+    extract::connect_info::{ConnectInfo, MockConnectInfo},
     handler::Handler,
     response::Redirect,
     routing::{get, post},
@@ -12,7 +13,8 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header, request::Parts};
 use tower::ServiceBuilder;
 use tower_quota::{
-    Decision, FailureMode, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
+    Decision, FailureMode, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog,
+    key::{self, ClientIpSource},
     response::{Rejection, ResponseFormat},
     store::Store,
 };
@@ -676,5 +678,29 @@ async fn a_handler_without_its_decision_responds_how_to_get_one() {
     for text in [String::from_utf8_lossy(&failed.body).into_owned(), log.text()] {
         assert!(text.contains("put a `RateLimitLayer` around the handler"), "{text}");
         assert!(text.contains("`Option<Decision>`"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_address_of_mock_connect_info_is_that_of_the_peer() {
+    let from = |address: [u8; 4]| MockConnectInfo(SocketAddr::from((address, 4711)));
+    let proxies = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]);
+    let by_client = Policy::new("clients", SlidingLog::per_minute(1)).key(proxies);
+
+    let app = hello(limit(say_hi())).layer(from([203, 0, 113, 7]));
+    for status in [200, 200, 429] {
+        assert_eq!(send(&app, Request::get("/hello/sayHi")).await.status, status);
+    }
+    let real = Request::get("/hello/sayHi").extension(ConnectInfo(SocketAddr::from(([203, 0, 113, 8], 4711))));
+    assert_eq!(
+        send(&app, real).await.status,
+        200,
+        "the address of a connection goes first"
+    );
+
+    let app = hello(limit(by_client)).layer(from([10, 0, 0, 2]));
+    for (client, status) in [("203.0.113.7", 200), ("203.0.113.7", 429), ("203.0.113.8", 200)] {
+        let request = Request::get("/hello/sayHi").header("x-forwarded-for", client);
+        assert_eq!(send(&app, request).await.status, status, "{client}");
     }
 }

@@ -110,6 +110,11 @@ macro_rules! promises {
                 a_clock_younger_than_the_window_counts_and_refunds
                 a_refund_never_gives_more_than_counts
                 a_refund_after_a_reset_does_nothing
+                a_settlement_below_the_estimate_gives_back_the_difference
+                a_settlement_above_the_estimate_is_paid_by_later_requests
+                a_settlement_of_zero_is_a_refund
+                a_settlement_after_expiry_gives_nothing_back
+                a_settlement_of_any_cost_is_survived
                 several_charges_are_all_or_nothing
                 several_charges_that_fit_all_count
                 charges_on_one_key_in_one_request_fold
@@ -428,6 +433,58 @@ async fn a_refund_after_a_reset_does_nothing(bench: &Bench, algorithm: Algorithm
 }
 
 /// Checks a request of cost 1 against both policies.
+async fn a_settlement_below_the_estimate_gives_back_the_difference(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(7);
+    bench.check(&limit, 1).await;
+    bench.advance(MICROSECOND).await;
+    assert_eq!(remaining(&bench.settle(&limit, 4, 1).await), 5);
+    assert!(bench.check(&limit, 5).await.allowed);
+    assert!(!bench.check(&limit, 1).await.allowed);
+}
+
+async fn a_settlement_above_the_estimate_is_paid_by_later_requests(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let other = bench.with_a_fresh_key();
+    let settled = bench.settle(&limit, 2, 8).await;
+    assert!(!settled.allowed);
+
+    // As if the difference had been charged at that time.
+    other.set_back(MICROSECOND).await;
+    other.check(&limit, 2).await;
+    other.advance(MICROSECOND).await;
+    other.charge(&limit, 6).await;
+    assert_eq!(settled.states(), other.peek(&limit, 1).await.states());
+}
+
+async fn a_settlement_of_zero_is_a_refund(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    bench.check(&limit, 2).await;
+    let other = bench.with_a_fresh_key();
+    other.check(&limit, 2).await;
+    bench.advance(MICROSECOND).await;
+    let settled = bench.settle(&limit, 3, 0).await;
+    assert_eq!(remaining(&settled), remaining(&other.peek(&limit, 1).await));
+}
+
+async fn a_settlement_after_expiry_gives_nothing_back(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    let decision = bench.decision(&limit, 3).await;
+    bench.advance(decision.reset_after()).await;
+    let later = bench.check(&limit, 2).await;
+
+    let receipt = decision.take_receipt().expect("it was charged");
+    receipt.settle(1).await.expect("the store answers");
+    assert_eq!(bench.peek(&limit, 1).await.states(), later.states());
+}
+
+async fn a_settlement_of_any_cost_is_survived(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(5);
+    assert_eq!(remaining(&bench.settle(&limit, 2, u64::MAX).await), 0);
+    assert!(!bench.check(&limit, 1).await.allowed);
+    bench.reset(&limit).await;
+    assert_eq!(remaining(&bench.settle(&limit, 5, 4).await), 1);
+}
+
 async fn check_both(bench: &Bench, policies: [(&str, &Limit); 2]) -> Outcome {
     let key = Key::from("both");
     let charges = policies.map(|(name, limit)| Charge::new(name, limit, &key, 1));

@@ -117,3 +117,18 @@ async fn a_refund_clears_cached_denials_of_all_policy_lists_at_once() {
         receipt.refund().await.expect("Redis answers");
     }
 }
+
+#[tokio::test]
+async fn a_settlement_below_the_estimate_clears_cached_denials_at_once() {
+    let redis = Redis::start();
+    let policies = ["test", "other"].map(|name| Policy::new(name, SlidingLog::per_hour(100)));
+    let limiter = Limiter::new(store(&redis, true).await, policies);
+    for used in 0..20 {
+        let decision = limiter.check_n("k", 100 - used).await.expect("Redis answers");
+        assert!(decision.is_allowed());
+        assert!(!check(&limiter).await.is_allowed());
+        assert!(!check(&limiter).await.is_allowed());
+        let receipt = decision.take_receipt().expect("it was charged");
+        receipt.settle(1).await.expect("Redis answers");
+    }
+}

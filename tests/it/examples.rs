@@ -28,6 +28,9 @@ mod hyper_example;
 #[path = "../../examples/limits_file.rs"]
 #[allow(dead_code)]
 mod limits_file;
+#[path = "../../examples/plans.rs"]
+#[allow(dead_code)]
+mod plans;
 #[path = "../../examples/tonic.rs"]
 #[allow(dead_code)]
 mod tonic_example;
@@ -138,6 +141,11 @@ async fn hello_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn axum_per_route_sends_what_it_shows() {
     shows(include_str!("../../examples/axum_per_route.rs"), axum_per_route::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn plans_sends_what_it_shows() {
+    shows(include_str!("../../examples/plans.rs"), plans::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -374,6 +374,26 @@ async fn a_refund_goes_to_where_the_request_was_counted() {
     }
 }
 
+#[tokio::test]
+async fn a_settlement_is_made_where_the_request_was_counted() {
+    for actual in [0, 1, 5] {
+        let store = Flaky::new();
+        let limiter = Limiter::new(Later(store.clone()), policy(hourly(8)));
+        let shared = limiter.check_n("k", 2).await.expect("a decision");
+        store.fail(true);
+        let local = limiter.check_n("k", 2).await.expect("a decision");
+        let settle = async |decision: Decision| decision.take_receipt().expect("it was charged").settle(actual).await;
+
+        settle(local).await.expect("the process has counted it");
+        assert_eq!(remaining(&limiter).await, 8 - actual);
+        let error = settle(shared).await.expect_err("the store is down");
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert_eq!(remaining(&limiter).await, 8 - actual);
+        store.fail(false);
+        assert_eq!(remaining(&limiter).await, 6);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_refund_gives_back_exactly_what_was_counted() {
     let limit: Limit = "fixed-window 100/h".parse().expect("a limit");

@@ -354,6 +354,24 @@ async fn the_receipts_of_several_layers_give_back_the_largest_cost(store: impl S
 }
 
 #[tokio::test]
+async fn the_receipts_of_several_layers_settle_one_cost() {
+    for actual in [0, 1, 2, 4, 5, 9] {
+        let store = MemoryStore::new();
+        let layer = |cost| RateLimitLayer::new(store.clone(), shared(cost));
+        let service = layer(2).layer(layer(5).layer(service_fn(async |request: Request<Body>| {
+            let decision = request.extensions().get::<Decision>().expect("a decision");
+            let receipt = decision.take_receipt_of("shared").expect("a receipt");
+            receipt.settle(actual).await.expect("an answer");
+            answer(request).await
+        })));
+
+        let response = service.oneshot(Request::new(Body::new())).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(remaining_in(&store).await, 10 - actual);
+    }
+}
+
+#[tokio::test]
 async fn the_receipts_of_several_layers_give_back_the_largest_cost_in_memory() {
     the_receipts_of_several_layers_give_back_the_largest_cost(MemoryStore::new()).await;
 }

@@ -8,7 +8,7 @@ use std::{
 use axum::{Router, routing};
 use tower_quota::{
     Decision, Denial, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
-    store::Store,
+    store::{ErrorKind, Store},
 };
 
 use crate::support::{Broken, Clock, Later, get, send};
@@ -215,5 +215,41 @@ async fn a_limiter_whose_store_fails_observes_local_decisions() {
             expected,
             "{mode}"
         );
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_observes_each_failure_in_every_mode() {
+    for mode in [
+        FailureMode::Local,
+        FailureMode::local_share(1, 2),
+        FailureMode::Open,
+        FailureMode::Closed,
+    ] {
+        let observed = Arc::new(Mutex::new(Vec::new()));
+        let events = observed.clone();
+        let limiter = Limiter::new(Broken::default(), policy().failure_mode(mode)).on_failure(move |error| {
+            let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+            events.push(error.kind());
+        });
+        let results = [
+            limiter.check("42").await.is_ok(),
+            limiter.charge("42", 1).await.is_ok(),
+            limiter.peek("42").await.is_ok(),
+        ];
+        assert_eq!(results, [mode != FailureMode::Closed; 3], "{mode}");
+        assert!(limiter.reset("42").await.is_err(), "{mode}");
+
+        let observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_eq!(*observed, [ErrorKind::Unreachable; 4], "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_whose_store_replies_observes_no_failure() {
+    let limiter = Limiter::new(Later(Clock::new().memory_store()), policy())
+        .on_failure(|error| panic!("the store replied, and {error} was observed"));
+    for allowed in [true, true, false] {
+        assert_eq!(limiter.check("42").await.expect("a decision").is_allowed(), allowed);
     }
 }

@@ -16,9 +16,9 @@ use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, s
 
 use crate::support::Bench;
 
-const WINDOW: u64 = 10_000;
+pub(crate) const WINDOW: u64 = 10_000;
 
-fn micros(time: u64) -> Duration {
+pub(crate) fn micros(time: u64) -> Duration {
     Duration::from_micros(time)
 }
 
@@ -27,8 +27,12 @@ fn remaining(outcome: &Outcome) -> u64 {
 }
 
 /// Runs a property on this many timelines, each on a key of its own, and shrinks the failing one.
-fn holds<T, P>(cases: u32, bench: impl Future<Output = Bench>, timelines: impl Strategy<Value = T>, property: P)
-where
+pub(crate) fn holds<T, P>(
+    cases: u32,
+    bench: impl Future<Output = Bench>,
+    timelines: impl Strategy<Value = T>,
+    property: P,
+) where
     T: std::fmt::Debug,
     P: AsyncFn(Bench, T) -> Result<(), TestCaseError>,
 {
@@ -186,7 +190,7 @@ fn a_log_in_redis_decides_as_a_list_does() {
 }
 
 /// All limits except windows that open with the first request, which may be refunded.
-fn limits() -> impl Strategy<Value = Limit> {
+pub(crate) fn limits() -> impl Strategy<Value = Limit> {
     const QUOTA: u64 = 10;
     let window = micros(WINDOW);
     let limits: Vec<Limit> = [

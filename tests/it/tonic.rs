@@ -30,9 +30,9 @@ use tonic::{
 use tonic_prost::ProstCodec;
 use tonic_types::{ErrorDetails, StatusExt};
 use tonic_web::GrpcWebLayer;
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn, util::MapRequestLayer};
 use tower_quota::{
-    Decision, FailureMode, Key, KeyExtractor, Limit, Policy, RateLimitLayer, SlidingLog,
+    Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, Policy, RateLimitLayer, SlidingLog,
     key::{self, KeyError},
     response::{Grpc, Negotiated},
 };
@@ -88,6 +88,9 @@ impl Service<Request<Body>> for Echo {
 }
 
 async fn once(request: tonic::Request<Text>) -> Result<tonic::Response<Text>, Status> {
+    if let Some(limiter) = request.extensions().get::<Limiter>() {
+        limiter.check("42").await?.require()?;
+    }
     let remaining = request.extensions().get::<Decision>().map(Decision::remaining);
     let text = format!("{}, {remaining:?} left", request.into_inner().text);
     Ok(tonic::Response::new(Text { text }))
@@ -95,9 +98,18 @@ async fn once(request: tonic::Request<Text>) -> Result<tonic::Response<Text>, St
 
 type Texts = tokio_stream::Iter<std::array::IntoIter<Result<Text, Status>, 2>>;
 
+/// Returns the message twice; a limiter denies each time for itself.
 async fn twice(request: tonic::Request<Text>) -> Result<tonic::Response<Texts>, Status> {
+    let limiter = request.extensions().get::<Limiter>().cloned();
     let text = request.into_inner();
-    let texts = [Ok(text.clone()), Ok(text)];
+    let mut texts = [Ok(text.clone()), Ok(text)];
+    if let Some(limiter) = limiter {
+        for text in &mut texts {
+            if let Err(denied) = limiter.check("42").await?.require() {
+                *text = Err(denied.into());
+            }
+        }
+    }
     Ok(tonic::Response::new(tokio_stream::iter(texts)))
 }
 
@@ -744,4 +756,83 @@ async fn the_peer_is_found_behind_tls() {
         one.once("hi").await.expect_err("denied").code(),
         Code::ResourceExhausted
     );
+}
+
+/// The server of a handler that this limiter limits, behind a layer.
+async fn with_a_limiter_in_the_handler(limiter: Limiter) -> Endpoint {
+    let (incoming, endpoint) = listen().await;
+    let extend = MapRequestLayer::new(move |mut request: Request<Body>| {
+        request.extensions_mut().insert(limiter.clone());
+        request
+    });
+    let mut server = Server::builder().layer(admitted()).layer(extend);
+    tokio::spawn(server.add_service(Echo::default()).serve_with_incoming(incoming));
+    endpoint
+}
+
+fn exports(limit: u64) -> Limiter {
+    Limiter::new(
+        Clock::new().memory_store(),
+        Policy::new("exports", SlidingLog::per_hour(limit)),
+    )
+}
+
+/// Asserts that a status is that of a denial by `exports`, without the fields of the layer outside.
+fn assert_denied_by_exports(status: &Status) {
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::ResourceExhausted, "rate limit exceeded")
+    );
+    assert_eq!(field(status, "ratelimit"), Some("\"exports\";r=0;t=3600"));
+    assert_eq!(field(status, "grpc-retry-pushback-ms"), Some("3600000"));
+    assert_eq!(field(status, "retry-after"), None);
+
+    let wait = status.get_details_retry_info().expect("RetryInfo").retry_delay;
+    assert_eq!(wait, Some(Duration::from_secs(3_600)));
+    let violations = status.get_details_quota_failure().expect("QuotaFailure").violations;
+    assert_eq!(violations[0].subject, "policy:exports");
+}
+
+#[tokio::test]
+async fn a_handler_denies_a_call_with_a_status_of_its_own_fields() {
+    let mut caller = Caller::new(&with_a_limiter_in_the_handler(exports(1)).await).await;
+    assert!(caller.once("hi").await.is_ok());
+    let status = caller.once("hi").await.expect_err("denied");
+    assert_denied_by_exports(&status);
+    assert!(field(&status, "ratelimit-policy").is_some_and(|policies| !policies.contains("default")));
+}
+
+#[tokio::test]
+async fn a_handler_denies_in_the_middle_of_a_stream() {
+    let mut caller = Caller::new(&with_a_limiter_in_the_handler(exports(1)).await).await;
+    let status = caller.twice("hi").await.expect_err("the second message is denied");
+    assert_denied_by_exports(&status);
+}
+
+#[tokio::test]
+async fn a_store_that_fails_closed_is_unavailable_in_a_handler() {
+    let closed = Policy::new("exports", SlidingLog::per_hour(1)).failure_mode(FailureMode::Closed);
+    let limiter = Limiter::new(Broken::default(), closed);
+    let mut caller = Caller::new(&with_a_limiter_in_the_handler(limiter).await).await;
+    let status = caller.once("hi").await.expect_err("the store fails");
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Unavailable, "temporarily unavailable")
+    );
+    assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("1000"));
+    let wait = status.get_details_retry_info().expect("RetryInfo").retry_delay;
+    assert_eq!(wait, Some(Duration::from_secs(1)));
+}
+
+#[tokio::test]
+async fn the_status_of_a_call_without_a_key_is_a_choice() {
+    let by_token = || {
+        let policy = Policy::new("tokens", SlidingLog::per_minute(2)).key(key::header("x-token"));
+        RateLimitLayer::new(Clock::new().memory_store(), policy)
+    };
+    let unauthenticated = Negotiated::default().grpc(Grpc::new().without_key(Code::Unauthenticated));
+    assert_eq!(status_from(by_token()).await.code(), Code::InvalidArgument);
+    let status = status_from(by_token().format(unauthenticated)).await;
+    assert_eq!(status.code(), Code::Unauthenticated);
+    assert_eq!(status.message(), "the request has no header `x-token`");
 }

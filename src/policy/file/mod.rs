@@ -35,14 +35,15 @@ use crate::{ConfigError, KeyExtractor, Limit};
 ///     "limits": {"policies": {"login": {"limit": "sliding-log 5/min", "key": "ip"}}}
 /// }"#)?;
 /// assert_eq!(config.port, 3000);
-/// assert_eq!(config.limits.get("login")?.limit().to_string(), "sliding-log 5/min");
+/// assert_eq!(config.limits.get("login")?.limit(), Some(&"sliding-log 5/min".parse()?));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// The feature `file` reads TOML and JSON itself:
 ///
 /// ```
-/// use tower_quota::{Limit, Policies};
+/// use std::time::Duration;
+/// use tower_quota::{Policies, SlidingLog};
 ///
 /// # #[cfg(all(feature = "axum", feature = "file"))] {
 /// let policies = Policies::from_toml(r#"
@@ -63,7 +64,7 @@ use crate::{ConfigError, KeyExtractor, Limit};
 ///     failure-mode = "closed"
 /// "#)?;
 ///
-/// assert_eq!(policies.get("say-hi")?.limit().to_string(), "sliding-log 2/30s");
+/// assert_eq!(policies.get("say-hi")?.limit(), Some(&SlidingLog::new(2, Duration::from_secs(30)).into()));
 /// assert!(policies.get("log-in").unwrap_err().to_string().contains("`login`, `say-hi`"));
 /// # }
 /// # Ok::<(), tower_quota::ConfigError>(())

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tower_quota::{
-    Key, Limit,
+    Decision, Key, Limit, Limiter, Policy,
     store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
@@ -122,6 +122,21 @@ impl Bench {
 
     pub(crate) async fn charge(&self, limit: &Limit, cost: u64) -> Outcome {
         decide(&self.store, Operation::Charge, limit, &self.key, cost).await
+    }
+
+    /// The decision of a limiter about this cost.
+    pub(crate) async fn decision(&self, limit: &Limit, cost: u64) -> Decision {
+        let limiter = Limiter::new(self.store.clone(), Policy::new("test", limit.clone()));
+        let decision = limiter.check_n(self.key.as_str(), cost).await;
+        decision.expect("the store answers")
+    }
+
+    /// Checks an estimate, which fits, and settles it a microsecond later; returns the state after that.
+    pub(crate) async fn settle(&self, limit: &Limit, estimate: u64, actual: u64) -> Outcome {
+        let receipt = self.decision(limit, estimate).await.take_receipt().expect("it fits");
+        self.advance(Duration::from_micros(1)).await;
+        receipt.settle(actual).await.expect("the store answers");
+        self.peek(limit, 1).await
     }
 
     /// Charges 1 so many times in one call.

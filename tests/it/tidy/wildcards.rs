@@ -38,11 +38,11 @@ const DELIBERATE: &[(&str, &str)] = &[
         "each algorithm has an arm, and a state of another one is a mismatch",
     ),
     (
-        "src/limiter.rs perform",
+        "src/limiter/mod.rs perform",
         "a policy applies by its cost, whatever the algorithm",
     ),
     (
-        "src/response/grpc.rs violation",
+        "src/response/grpc_status.rs violation",
         "quota and window describe a limit of any algorithm",
     ),
     (

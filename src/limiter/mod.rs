@@ -1,3 +1,6 @@
+mod callbacks;
+mod settings;
+
 use std::{fmt, sync::Arc};
 
 use crate::{
@@ -35,6 +38,7 @@ pub struct Limiter {
     policies: Arc<[Policy<Unkeyed>]>,
     context: Arc<CheckContext>,
     on_decision: Observer<Decision>,
+    on_failure: Observer<StoreError>,
 }
 
 /// Constructors.
@@ -81,42 +85,8 @@ impl Limiter {
             context: Arc::new(policy::context(store, &policies)),
             policies: policies.into(),
             on_decision: Observer::default(),
+            on_failure: Observer::default(),
         })
-    }
-}
-
-/// Callbacks.
-impl Limiter {
-    /// Observes each decision of [`check`](Self::check), [`check_n`](Self::check_n) and [`charge`](Self::charge).
-    ///
-    /// [`peek`](Self::peek), which counts nothing, is not observed. There is no call either if no policy applies (the cost
-    /// is 0, or the limit is [`Limit::Unlimited`](crate::Limit::Unlimited)), or if the store fails and nothing was counted
-    /// ([`FailureMode::Open`](crate::FailureMode::Open) and [`FailureMode::Closed`](crate::FailureMode::Closed)). The callback
-    /// runs on the path of the check, so it must be quick, and a panic in it is a panic of the check. Setting it again
-    /// replaces it. By default none is set.
-    ///
-    /// ```
-    /// use std::sync::atomic::{AtomicU64, Ordering};
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// static DENIED: AtomicU64 = AtomicU64::new(0);
-    ///
-    /// let mails = Policy::new("mails", SlidingLog::per_hour(1));
-    /// let limiter = Limiter::new(MemoryStore::new(), mails).on_decision(|decision| {
-    ///     DENIED.fetch_add(u64::from(!decision.is_allowed()), Ordering::Relaxed);
-    /// });
-    /// for _ in 0..3 {
-    ///     let _ = limiter.check("42").await?;
-    /// }
-    /// assert_eq!(DENIED.load(Ordering::Relaxed), 2);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn on_decision(mut self, observe: impl Fn(&Decision) + Send + Sync + 'static) -> Self {
-        self.on_decision = Observer::new(observe);
-        self
     }
 }
 
@@ -254,11 +224,24 @@ impl Limiter {
         let decision = match check::begin(operation, undecided) {
             Check::Decided(decision) => decision,
             Check::Pending(check) => check.await,
-        }?;
+        };
+        if let Some(error) = failure(&decision) {
+            self.on_failure.notify(error);
+        }
+
+        let decision = decision?;
         if matches!(operation, Operation::Check | Operation::Charge) && !decision.as_slice().is_empty() {
             self.on_decision.notify(&decision);
         }
         Ok(decision)
+    }
+}
+
+/// The failure of the store, also if this process decided.
+fn failure(decision: &Result<Decision, StoreError>) -> Option<&StoreError> {
+    match decision {
+        Ok(decision) => decision.store_error(),
+        Err(error) => Some(error),
     }
 }
 

@@ -1,0 +1,125 @@
+use super::policy::PolicyDecision;
+use crate::store::{Charge, LocalCharge, Operation, StoreFuture, StoreId, StoreRequest};
+
+/// What is refunded or charged after a decision, where the policies were counted.
+#[derive(Default)]
+pub(crate) struct Settlement(Vec<Adjustment>);
+
+/// A policy that was charged, and where.
+pub(super) struct ChargedPolicy {
+    pub(super) policy: PolicyDecision,
+    /// Whether this process counted it, since the store failed.
+    pub(super) locally: bool,
+}
+
+impl ChargedPolicy {
+    /// The cost that was charged.
+    pub(super) fn cost(&self) -> u64 {
+        self.policy.charge().cost()
+    }
+
+    /// Whether nested layers have charged both to one key of one policy.
+    pub(super) fn same_count(&self, other: &Self) -> bool {
+        let (one, other) = (&self.policy, &other.policy);
+        one.quota() == other.quota() && one.key == other.key && one.context.store.id() == other.context.store.id()
+    }
+
+    /// The operation that refunds it.
+    pub(super) fn refund(&self) -> Operation {
+        Operation::Refund {
+            admitted_at: self.policy.decided_at,
+        }
+    }
+}
+
+/// A refund or a charge of a cost.
+struct Adjustment {
+    policy: PolicyDecision,
+    operation: Operation,
+    cost: u64,
+    /// The same as this process counts it, if it has counted the request.
+    local: Option<LocalCharge>,
+}
+
+impl Settlement {
+    /// Replaces what was charged to each count by its actual cost.
+    pub(super) fn new(charges: Vec<ChargedPolicy>, actual: u64) -> Self {
+        // Nested layers may have charged parts of one cost, of which the first ones are kept.
+        let differences = charges.iter().enumerate().map(|(position, charge)| {
+            let (earlier, later) = (&charges[..position], &charges[position + 1..]);
+            let same = earlier.iter().filter(|other| other.same_count(charge));
+            let before = same.fold(0, |sum: u64, other| sum.saturating_add(other.cost()));
+            let left = actual.saturating_sub(before);
+            let last = !later.iter().any(|other| other.same_count(charge));
+            match charge.cost().checked_sub(left) {
+                Some(refund) => (charge.refund(), refund),
+                None if last => (Operation::Charge, left - charge.cost()),
+                None => (Operation::Charge, 0),
+            }
+        });
+
+        let differences: Vec<(Operation, u64)> = differences.collect();
+        let mut settlement = Self::default();
+        for (charge, (operation, cost)) in charges.into_iter().zip(differences) {
+            settlement.push(charge, operation, cost);
+        }
+        settlement
+    }
+
+    fn push(&mut self, charge: ChargedPolicy, operation: Operation, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        let ChargedPolicy { policy, locally } = charge;
+        let whole = Charge::on(policy.quota(), &policy.key, cost);
+        let local = locally.then(|| LocalCharge::new(policy.failure_mode(), operation, &whole));
+        self.0.push(Adjustment {
+            local: local.flatten(),
+            policy,
+            operation,
+            cost,
+        });
+    }
+
+    /// Sends all that goes to one store in one call, and returns the responses of the stores.
+    pub(crate) fn send(&self) -> Vec<StoreFuture> {
+        let mut unsent: Vec<&Adjustment> = self.0.iter().collect();
+        let mut responses = Vec::new();
+        while let Some(first) = unsent.first() {
+            let target = first.target();
+            let (together, others): (Vec<_>, _) = unsent.into_iter().partition(|other| other.target() == target);
+            responses.push(send_together(&together));
+            unsent = others;
+        }
+        responses
+    }
+}
+
+/// Sends adjustments of one target.
+fn send_together(adjustments: &[&Adjustment]) -> StoreFuture {
+    let charges: Vec<[Charge<'_>; 1]> = adjustments.iter().map(|adjustment| [adjustment.charge()]).collect();
+    let requests = adjustments.iter().zip(&charges);
+    let requests: Vec<StoreRequest<'_>> = requests
+        .map(|(adjustment, charge)| StoreRequest::new(adjustment.operation, charge))
+        .collect();
+    let context = &adjustments[0].policy.context;
+    match adjustments[0].local {
+        Some(_) => context.failover.decide(&requests),
+        None => context.store.decide(&requests),
+    }
+}
+
+impl Adjustment {
+    /// The store, and whether this process counts in place of it.
+    fn target(&self) -> (Option<StoreId>, bool) {
+        (self.policy.context.store.id(), self.local.is_some())
+    }
+
+    fn charge(&self) -> Charge<'_> {
+        let charge = Charge::on(self.policy.quota(), &self.policy.key, self.cost);
+        match &self.local {
+            Some(local) => local.charge(&charge),
+            None => charge,
+        }
+    }
+}

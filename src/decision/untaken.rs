@@ -1,0 +1,22 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether a policy was charged, and its receipt is not taken. A clone has no receipt.
+#[derive(Default)]
+pub(crate) struct Untaken(AtomicBool);
+
+impl Untaken {
+    pub(super) fn new(charged: bool) -> Self {
+        Self(AtomicBool::new(charged))
+    }
+
+    /// Returns whether this is the first call for a charged policy.
+    pub(super) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Clone for Untaken {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}

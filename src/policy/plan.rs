@@ -1,0 +1,132 @@
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
+
+use http::request::Parts;
+
+use crate::{
+    Limit, decision::Plan, headers::policy_item, key::KeyError, limit::ChooseLimit, response::violates, store::Quota,
+};
+
+/// Renders a plan.
+pub(super) fn plan(name: Cow<'static, str>, limit: Limit) -> Arc<Plan> {
+    Arc::new(Plan {
+        policy_item: policy_item(&name, &limit),
+        problem: violates(&[&name]),
+        quota: Quota::new(name, limit),
+    })
+}
+
+/// The plans of a policy whose limit is chosen for each request.
+pub(super) struct Plans {
+    policy: Cow<'static, str>,
+    choose: ChooseLimit,
+    /// Those that were chosen before, each near the place of its limit. None is removed, so reading takes no lock.
+    seen: Box<[OnceLock<Arc<Plan>>; PLACES]>,
+}
+
+const PLACES: usize = 512;
+
+/// The number of places that are searched for a limit.
+const REACH: usize = 32;
+
+impl Plans {
+    pub(super) fn new(policy: Cow<'static, str>, choose: ChooseLimit) -> Self {
+        Self {
+            policy,
+            choose,
+            seen: Box::new([const { OnceLock::new() }; PLACES]),
+        }
+    }
+
+    /// The plan of a request.
+    #[inline]
+    pub(super) fn of(&self, parts: &Parts) -> Result<Arc<Plan>, KeyError> {
+        let limit = (self.choose)(parts);
+        let mut seen = self.near(&limit).map_while(OnceLock::get);
+        match seen.find(|plan| plan.quota.limit == limit) {
+            Some(plan) => Ok(plan.clone()),
+            None => self.add(limit),
+        }
+    }
+
+    #[cold]
+    fn add(&self, limit: Limit) -> Result<Arc<Plan>, KeyError> {
+        if let Err(error) = limit.validate() {
+            let policy = &self.policy;
+            let message =
+                format!("the limit that was chosen for a request of the policy `{policy}` is invalid: {error}");
+            return Err(KeyError::misconfigured(message));
+        }
+
+        let new = plan(self.policy.clone(), limit);
+        for place in self.near(&new.quota.limit) {
+            let seen = place.get_or_init(|| new.clone());
+            if seen.quota.limit == new.quota.limit {
+                return Ok(seen.clone());
+            }
+        }
+        Ok(new)
+    }
+
+    /// The places where the plan of a limit may be.
+    #[inline]
+    fn near<'a>(&'a self, limit: &Limit) -> impl Iterator<Item = &'a OnceLock<Arc<Plan>>> + use<'a> {
+        let window = limit.window().map_or(0, |window| window.as_micros() as u64);
+        let hash = (limit.quota() ^ window.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let first = (hash >> 32) as usize;
+        (first..first + REACH).map(|place| &self.seen[place % PLACES])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SlidingLog;
+
+    /// Chooses the quota that the path contains.
+    fn plans() -> Plans {
+        let choose = |parts: &Parts| {
+            let quota = parts.uri.path()[1..].parse().expect("a number");
+            SlidingLog::per_minute(quota).into()
+        };
+        Plans::new("api".into(), Arc::new(choose))
+    }
+
+    fn chosen(plans: &Plans, quota: u64) -> Result<Arc<Plan>, KeyError> {
+        let request = http::Request::get(format!("/{quota}")).body(()).expect("a request");
+        plans.of(&request.into_parts().0)
+    }
+
+    #[test]
+    fn a_limit_that_was_chosen_before_is_not_rendered_again() {
+        let plans = plans();
+        let first: Vec<_> = (1..=100).map(|quota| chosen(&plans, quota).unwrap()).collect();
+        for (quota, first) in (1..=100).zip(first) {
+            assert!(Arc::ptr_eq(&first, &chosen(&plans, quota).unwrap()), "{quota}");
+        }
+    }
+
+    #[test]
+    fn any_number_of_limits_can_be_chosen_in_bounded_memory() {
+        let plans = plans();
+        for _ in 0..2 {
+            for quota in 1..=10_000 {
+                let plan = chosen(&plans, quota).unwrap();
+                assert_eq!(plan.quota.limit.quota(), quota);
+                assert_eq!(plan.policy_item, format!("\"api\";q={quota};w=60"));
+            }
+        }
+        assert!(plans.seen.iter().all(|place| place.get().is_some()));
+    }
+
+    #[test]
+    fn an_invalid_limit_is_an_error_that_names_the_policy_and_the_fix() {
+        let error = chosen(&plans(), SlidingLog::MAX_QUOTA + 1).unwrap_err();
+        assert!(error.is_misconfigured());
+        for part in ["policy `api`", "`.precision(1000)`"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+}

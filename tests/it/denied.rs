@@ -1,0 +1,317 @@
+//! Handlers that deny their requests themselves, with and without layers around them.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{self, Next},
+    response::{IntoResponse, Response, Result},
+    routing::get as route,
+};
+use http::{HeaderMap, Method, StatusCode, request::Parts};
+use tower_quota::{
+    Decision, Denied, FailureMode, Headers, Limiter, MemoryStore, Policy, RateLimitLayer, ResetFormat, SlidingLog, key,
+    response::{self, Grpc, PlainText, Rejection},
+};
+
+use crate::support::{Broken, Clock, Received, get, send};
+
+/// One export an hour, which a handler checks.
+fn exports() -> Limiter {
+    Limiter::new(
+        Clock::new().memory_store(),
+        Policy::new("exports", SlidingLog::per_hour(1)),
+    )
+}
+
+/// A layer of ten requests a minute.
+fn layer(name: &'static str) -> RateLimitLayer {
+    let policy = Policy::new(name, SlidingLog::per_minute(10)).key(key::constant("all"));
+    RateLimitLayer::new(Clock::new().memory_store(), policy)
+}
+
+/// A handler that this limiter limits.
+fn app(limiter: Limiter) -> Router {
+    let handler = async move || -> Result<String> {
+        limiter.check("42").await?.require()?;
+        Ok("the export".to_owned())
+    };
+    Router::new().route("/export", route(handler))
+}
+
+/// The response to the second request, which the handler denies.
+async fn denied(app: &Router) -> Received {
+    assert_eq!(send(app, get("/export")).await.status, StatusCode::OK);
+    send(app, get("/export")).await
+}
+
+/// The fields about limits, in the order of their names.
+fn fields(headers: &HeaderMap) -> Vec<String> {
+    let fields = headers.iter().filter(|(name, _)| name.as_str().contains("rate"));
+    let mut lines: Vec<_> = fields
+        .map(|(name, value)| format!("{name}: {}", value.to_str().expect("text")))
+        .collect();
+    lines.sort();
+    lines
+}
+
+/// Each dialect, with its fields of a denial by `exports`.
+fn dialects() -> [(Headers, &'static [&'static str]); 5] {
+    [
+        (
+            Headers::Draft08,
+            &[
+                r#"ratelimit-policy: "exports";q=1;w=3600"#,
+                r#"ratelimit: "exports";r=0;t=3600"#,
+            ],
+        ),
+        (
+            Headers::Draft07,
+            &[
+                "ratelimit-policy: 1;w=3600",
+                "ratelimit: limit=1, remaining=0, reset=3600",
+            ],
+        ),
+        (
+            Headers::Draft06,
+            &[
+                "ratelimit-limit: 1",
+                "ratelimit-policy: 1;w=3600",
+                "ratelimit-remaining: 0",
+                "ratelimit-reset: 3600",
+            ],
+        ),
+        (
+            Headers::Legacy {
+                reset: ResetFormat::DeltaSeconds,
+            },
+            &[
+                "x-ratelimit-limit: 1",
+                "x-ratelimit-remaining: 0",
+                "x-ratelimit-reset: 3600",
+            ],
+        ),
+        (Headers::None, &[]),
+    ]
+}
+
+#[tokio::test]
+async fn a_handler_denies_as_a_layer_does() {
+    let denied = denied(&app(exports())).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("retry-after"), Some("3600"));
+    assert_eq!(denied.field("cache-control"), Some("no-store"));
+    assert_eq!(denied.field("content-type"), Some("application/problem+json"));
+    assert_eq!(denied.json()["violated-policies"], serde_json::json!(["exports"]));
+
+    let policy = Policy::new("exports", SlidingLog::per_hour(1)).key(key::constant("all"));
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policy);
+    let by_layer = self::denied(&Router::new().route("/export", route(async || "hi").layer(layer))).await;
+    assert_eq!((denied.headers, denied.body), (by_layer.headers, by_layer.body));
+}
+
+#[tokio::test]
+async fn the_fields_are_those_of_the_limiter_in_each_dialect() {
+    for (headers, expected) in dialects() {
+        let denied = denied(&app(exports().headers(headers))).await;
+        assert_eq!(fields(&denied.headers), expected, "{headers:?}");
+        assert_eq!(denied.field("retry-after"), Some("3600"), "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_layer_outside_adds_its_fields_to_what_it_admits_and_not_to_the_denial() {
+    for (headers, expected) in dialects() {
+        for (outer, _) in dialects() {
+            let app = app(exports().headers(headers)).layer(layer("api").headers(outer));
+            let admitted = send(&app, get("/export")).await;
+            assert_eq!(fields(&admitted.headers).is_empty(), outer == Headers::None);
+
+            let denied = send(&app, get("/export")).await;
+            assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(fields(&denied.headers), expected, "{headers:?} in {outer:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn nested_layers_do_not_add_their_fields_to_the_denial() {
+    let legacy = layer("api").legacy_headers(ResetFormat::DeltaSeconds);
+    let denied = denied(&app(exports()).layer(layer("routes")).layer(legacy)).await;
+    let (_, expected) = dialects()[0];
+    assert_eq!(fields(&denied.headers), expected);
+}
+
+#[tokio::test]
+async fn middleware_finds_the_denial_and_the_decisions_of_the_layers() {
+    let denied = denied(&app(exports()).layer(layer("inner")).layer(layer("outer"))).await;
+
+    let denial = denied.extensions.get::<Denied>().expect("a denial");
+    assert_eq!(denial.decision().retry_after(), Some(Duration::from_secs(3_600)));
+    let layers = denied.extensions.get::<Decision>().expect("a decision");
+    let names: Vec<_> = layers.policies().map(|policy| policy.name()).collect();
+    assert!(layers.is_allowed());
+    assert_eq!(names, ["outer", "inner"]);
+}
+
+#[tokio::test]
+async fn the_body_is_in_the_format_of_the_limiter() {
+    let plain = denied(&app(exports().format(PlainText))).await;
+    assert_eq!(plain.body, "Too many requests.\n");
+
+    let teapot = response::axum(|rejection: Rejection<'_>, _: &Parts| {
+        (StatusCode::IM_A_TEAPOT, format!("{:?}", rejection.retry_after()))
+    });
+    let teapot = denied(&app(exports().format(teapot))).await;
+    assert_eq!(
+        (teapot.status, &*teapot.body),
+        (StatusCode::IM_A_TEAPOT, &b"Some(3600s)"[..])
+    );
+    assert_eq!(teapot.field("ratelimit"), Some(r#""exports";r=0;t=3600"#));
+}
+
+/// A denial of a limiter.
+async fn denial(limiter: &Limiter) -> Denied {
+    loop {
+        if let Err(denied) = limiter.check("42").await.expect("a decision").require() {
+            return denied;
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_response_to_a_grpc_call_is_a_grpc_status() {
+    let denied = denial(&exports()).await;
+    let call = Request::post("/test.Echo/Once").header("content-type", "application/grpc");
+    let (parts, ()) = call.body(()).expect("a good request").into_parts();
+
+    let response = denied.response_to(&parts);
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["grpc-status"], "8");
+    assert_eq!(response.headers()["grpc-retry-pushback-ms"], "3600000");
+    assert_eq!(response.headers()["ratelimit"], r#""exports";r=0;t=3600"#);
+    assert!(!response.headers().contains_key("retry-after"));
+    assert!(response.body().is_empty());
+}
+
+#[tokio::test]
+async fn the_response_to_a_head_has_a_length_and_no_body() {
+    let denied = denial(&exports()).await;
+    let request = |method| Request::builder().method(method).body(()).expect("a good request");
+    let to = |method| denied.response_to(&request(method).into_parts().0);
+
+    let (to_get, to_head) = (to(Method::GET), to(Method::HEAD));
+    assert!(!to_get.body().is_empty() && to_head.body().is_empty());
+    assert_eq!(to_head.headers()["content-length"], *to_get.body().len().to_string());
+}
+
+#[tokio::test]
+async fn a_denial_where_waiting_does_not_help_has_no_retry_after() {
+    let limiter = exports();
+    let denied = limiter.check_n("42", 2).await.expect("a decision").require();
+    let denied = denied.expect_err("denied");
+    assert_eq!(denied.to_string(), "rate limit exceeded: exports");
+    assert!(!denied.decision().headers().contains_key("retry-after"));
+    assert!(!denied.into_response().headers().contains_key("retry-after"));
+}
+
+#[tokio::test]
+async fn an_error_names_each_policy_that_denies() {
+    let two = [
+        Policy::new("a", SlidingLog::per_minute(1)),
+        Policy::new("b", SlidingLog::per_minute(9)),
+        Policy::new("c", SlidingLog::per_second(1)),
+    ];
+    let denied = denial(&Limiter::new(Clock::new().memory_store(), two)).await;
+    assert_eq!(denied.to_string(), "rate limit exceeded: a, c; retry after 60 s");
+}
+
+#[tokio::test]
+async fn a_store_that_fails_closed_is_503_in_a_handler() {
+    let closed = Policy::new("exports", SlidingLog::per_hour(1)).failure_mode(FailureMode::Closed);
+    let app = app(Limiter::new(Broken::default(), closed)).layer(layer("api"));
+    let failed = send(&app, get("/export")).await;
+    assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(failed.field("retry-after"), Some("1"));
+    assert_eq!(failed.field("cache-control"), Some("no-store"));
+    assert_eq!(failed.field("content-type"), Some("application/problem+json"));
+    assert!(
+        !String::from_utf8_lossy(&failed.body).contains("away"),
+        "no cause for callers"
+    );
+}
+
+/// Builds each denied response anew, outside of a layer.
+async fn build_anew(request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    let denial = response.extensions().get::<Decision>().map(Decision::require);
+    match denial {
+        Some(Err(denied)) => denied.into_response(),
+        _ => response,
+    }
+}
+
+#[tokio::test]
+async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_and_jitter() {
+    let policy = Policy::new("once", SlidingLog::per_minute(1)).key(key::constant("all"));
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policy);
+    let layer = layer
+        .format(PlainText)
+        .headers(Headers::Draft07)
+        .retry_jitter(Duration::from_secs(3_600));
+    let app = |around: bool| {
+        let inner = Router::new()
+            .route("/export", route(async || "hi"))
+            .layer(layer.clone());
+        let inner = if around {
+            inner.layer(middleware::from_fn(build_anew))
+        } else {
+            inner
+        };
+        inner.layer(self::layer("api"))
+    };
+    assert_eq!(send(&app(true), get("/export")).await.status, StatusCode::OK);
+
+    for anew in [true, false] {
+        let denied = send(&app(anew), get("/export")).await;
+        assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(denied.body, "Too many requests.\n");
+        // Those of both layers, which decided.
+        let wait = denied.field("retry-after").expect("a wait");
+        let ratelimit = format!(r#"limit=1, remaining=0, reset={wait}, "api";r=9;t=60"#);
+        assert_eq!(denied.field("ratelimit"), Some(&*ratelimit), "{anew}");
+    }
+}
+
+#[tokio::test]
+async fn the_fields_of_a_decision_are_those_of_its_response() {
+    for (outer, _) in dialects() {
+        for (inner, _) in dialects() {
+            let layers = (layer("outer").headers(outer), layer("inner").headers(inner));
+            let app = Router::new().route("/", route(async || "hi").layer(layers));
+            let response = send(&app, get("/")).await;
+            let decision = response.extensions.get::<Decision>().expect("a decision");
+            assert_eq!(
+                fields(&decision.headers()),
+                fields(&response.headers),
+                "{outer:?}, {inner:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_decision_without_policies_has_no_fields() {
+    let none = Limiter::new(MemoryStore::new(), Vec::<Policy>::new());
+    let decision = none.check("42").await.expect("a decision");
+    assert!(decision.headers().is_empty());
+    assert!(decision.require().is_ok());
+}
+
+#[tokio::test]
+async fn a_grpc_format_of_a_limiter_is_for_grpc_calls_only() {
+    let denied = denial(&exports().format(Grpc::new())).await.into_response();
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(!denied.headers().contains_key("grpc-status"));
+}
