@@ -20,6 +20,7 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
     include_str!("../../../lua/token_bucket.lua"),
+    include_str!("../../../lua/charges.lua"),
     include_str!("../../../lua/driver.lua"),
 );
 
