@@ -60,7 +60,7 @@ end
 if operation == 'reset' then
   -- Nothing reads the key afterwards: where its slot is moving to another node, that would be an error.
   function rule(key, _, rest, cost, quota)
-    rest(quota, times, cost)
+    rest(quota, times, cost, quota)
     call('UNLINK', key)
     return 0, quota, 0, 0
   end

@@ -73,8 +73,8 @@ impl Clock {
     /// that of Redis.
     fn script() -> String {
         let [script] = RedisStore::scripts();
-        let [seconds, micros] = Self::KEYS.map(|key| format!("call('GET', '{key}')"));
-        let with_time = script.replacen("call('TIME')", &format!("{{ {seconds}, {micros} }}"), 1);
+        let [seconds, micros] = Self::KEYS;
+        let with_time = script.replacen("call('TIME')", &format!("call('MGET', '{seconds}', '{micros}')"), 1);
         assert_ne!(with_time, script, "the script reads the time");
         let script = with_time.replacen("at = at + 1000000", "at = at + 4000000000000000", 1);
         assert_ne!(script, with_time, "the script sets expiry times");
