@@ -14,6 +14,7 @@
 //! | `admitted` | admitted, with header fields and extensions |
 //! | `fields`, `extensions`, `least` | admitted, with header fields only, with extensions only, with neither |
 //! | `plans` | as `admitted`, under a limit that is chosen for each request |
+//! | `live`, `reloaded` | as `least`, by a policy that follows a file, before and after a reload |
 //! | `denied` | denied by a `MemoryStore` |
 //! | `cached` | denied by the deny cache of a `RedisStore`; starts a Redis server |
 
@@ -29,7 +30,7 @@ use std::{
 use http::{StatusCode, request::Parts};
 use tower::{Layer, Service};
 use tower_quota::{
-    Headers, Limit, Policy, RateLimitLayer, RedisStore, key,
+    Headers, Limit, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, key,
     key::PeerAddr,
     limit::{self, PolicyLimit},
 };
@@ -51,7 +52,7 @@ fn main() {
     let (fields, extensions) = match path.as_str() {
         "fields" => (Headers::Draft08, false),
         "extensions" => (Headers::None, true),
-        "least" => (Headers::None, false),
+        "least" | "live" | "reloaded" => (Headers::None, false),
         "bare" | "admitted" | "plans" | "denied" => (Headers::Draft08, true),
         other => panic!("`{other}` is not a path; see the head of this file"),
     };
@@ -60,7 +61,12 @@ fn main() {
         "plans" => (limit::by(by_peer), StatusCode::OK),
         _ => (admitting().into(), StatusCode::OK),
     };
-    let layer = limited(limit).headers(fields).extensions(extensions);
+    let layer = match path.as_str() {
+        "live" => live(0),
+        "reloaded" => live(1),
+        _ => limited(limit),
+    };
+    let layer = layer.headers(fields).extensions(extensions);
     let mut service = layer.layer(Bare);
     send(&mut service, request(1));
     for _ in 0..requests {
@@ -71,6 +77,21 @@ fn main() {
         assert_eq!(status, answer);
     }
     println!("{requests} requests, {path}");
+}
+
+/// A layer that follows a file, which was reloaded so often.
+fn live(reloads: u32) -> RateLimitLayer {
+    let file = format!(
+        r#"{{"policies": {{"bench": {{"limit": "{}", "key": "ip"}}}}}}"#,
+        admitting()
+    );
+    let policies = || serde_json::from_str::<Policies>(&file).expect("a policy");
+    let live = LivePolicies::from(policies());
+    let layer = RateLimitLayer::new(MemoryStore::new(), live.get("bench").expect("a policy"));
+    for _ in 0..reloads {
+        live.replace(policies()).expect("a policy");
+    }
+    layer
 }
 
 /// The limit of a plan, as an extension of the request has it.

@@ -36,24 +36,20 @@ if role ~= '' and not marker then
     return 0, false
   end
 
-  local function exempt_marker(...)
-    local _, full = marker(...)
-    return 0, full
-  end
-
-  -- For a charge to count once, which is a marker and does not deny: if it has counted before and has room, the next charge
-  -- is exempt.
+  -- For a charge to count once, which is a marker. It does not deny, and it counts with the next charge. If it has counted
+  -- before and has room, that one is exempt.
   function marker(room, _, cost, quota)
-    local full, exempted = room < cost, following
+    local full, marked = room < cost, following
     if operation == 'refund' then
       return rest(room, times, cost)
     end
-    if exempted and not full and room < quota then
-      following = { unpack(exempted) }
-      following[7] = exempted[7] == marker and exempt_marker or exempt
+    local counts = not full and marked and marked[7] == rest
+    if not full and marked and marked[7] ~= marker and room < quota then
+      following = { unpack(marked) }
+      following[7] = exempt
     end
     local counted = rest(room, times, cost)
-    return full and 0 or counted, full
+    return counts and counted or 0, full
   end
 end
 

@@ -8,8 +8,14 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use crate::awaited::{self, AwaitedCompletion};
+
 pin_project! {
     /// Response body of [`RateLimit`](crate::RateLimit): that of the inner service, or the layer's own.
+    ///
+    /// Where the compiler expects this type and finds the body of the inner service, as with `tower::util::option_layer`
+    /// around a router of axum, the two services that are to be alternatives have different bodies. Use a layer
+    /// [without policies](crate::RateLimitLayer#turning-limits-off) as the alternative.
     pub struct ResponseBody<B> {
         #[pin]
         kind: Kind<B>,
@@ -22,6 +28,8 @@ pin_project! {
         Inner {
             #[pin]
             body: B,
+            // Of a gRPC call whose trailers are awaited.
+            completion: Option<Box<AwaitedCompletion>>,
         },
         Own {
             // Never empty, so that an empty body ends with the header section.
@@ -31,9 +39,9 @@ pin_project! {
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn inner(body: B) -> Self {
+    pub(crate) fn inner(body: B, completion: Option<Box<AwaitedCompletion>>) -> Self {
         Self {
-            kind: Kind::Inner { body },
+            kind: Kind::Inner { body, completion },
         }
     }
 
@@ -71,21 +79,27 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
-            KindProj::Inner { body } => body.poll_frame(cx),
+            KindProj::Inner { mut body, completion } => {
+                let frame = awaited::poll(completion, || body.as_mut().poll_frame(cx));
+                if completion.is_some() {
+                    awaited::observe_frame(completion, &frame, || body.is_end_stream());
+                }
+                frame
+            }
             KindProj::Own { content } => Poll::Ready(content.take().map(|content| Ok(Frame::data(content)))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Inner { body, .. } => body.is_end_stream(),
             Kind::Own { content } => content.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Inner { body } => body.size_hint(),
+            Kind::Inner { body, .. } => body.size_hint(),
             Kind::Own { content } => SizeHint::with_exact(content.as_ref().map_or(0, Bytes::len) as u64),
         }
     }

@@ -1,15 +1,19 @@
 //! Sends the charges of a request to a store and makes a decision of the outcome. Layers and limiters share it.
 
 use std::{
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use smallvec::SmallVec;
+use tokio::runtime::Handle;
 
 use crate::{
     Decision, FailureMode, PolicyDecision,
+    awaited::AwaitedCompletion,
     decision::PolicyDecisions,
+    requests,
     store::{Charge, ErrorKind, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
@@ -26,9 +30,12 @@ pub(crate) struct PendingCheck {
     undecided: Option<Decision>,
 }
 
-/// Sends the charges of all policies to the store as one request.
+/// Sends the charges of all policies to the store, those of the enforced ones as one request.
 #[inline]
 pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
+    if undecided.observes() {
+        return begin_observing(operation, &undecided);
+    }
     let policies = undecided.as_slice();
     if operation.requires_room() && policies.iter().any(|policy| policy.permanent_denial().is_some()) {
         return Check::Decided(Ok(deny_permanently(policies)));
@@ -36,15 +43,36 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
 
     let response = match policies {
         [] => return Check::Decided(Ok(undecided)),
-        [policy] => {
+        [policy] if policy.marker.is_none() => {
             let charge = policy.charge();
             policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
         }
         [first, ..] => {
-            let charges: SmallVec<[Charge<'_>; 4]> = policies.iter().map(PolicyDecision::charge).collect();
+            let charges = policies
+                .iter()
+                .flat_map(|policy| policy.marker_charge().into_iter().chain([policy.charge()]));
+            let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
             first.context.store.decide(&[StoreRequest::new(operation, &charges)])
         }
     };
+    wait(response, operation, undecided)
+}
+
+/// The same for policies some of which only observe.
+#[cold]
+fn begin_observing(operation: Operation, undecided: &Decision) -> Check {
+    let undecided = requests::deny_permanently(operation, undecided);
+    let policies = undecided.as_slice();
+    let charges: Vec<Charge<'_>> = policies.iter().map(PolicyDecision::charge).collect();
+    let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
+    match requests::send(operation, policies, &charges, decide) {
+        Some(response) => wait(response, operation, undecided),
+        None => Check::Decided(Ok(undecided)),
+    }
+}
+
+#[inline]
+fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Check {
     match response.try_ready() {
         Ok(response) => Check::Decided(conclude(response, operation, undecided)),
         Err(response) => Check::Pending(PendingCheck {
@@ -82,6 +110,26 @@ impl Future for PendingCheck {
     }
 }
 
+impl Drop for PendingCheck {
+    /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request.
+    fn drop(&mut self) {
+        let undecided = self.undecided.take();
+        let Some(undecided) = undecided.filter(|undecided| undecided.lost_settlements().is_some()) else {
+            return;
+        };
+        if let Ok(runtime) = Handle::try_current() {
+            let dropped = StoreFuture::ready(Err(StoreError::new(ErrorKind::Protocol, "the check was dropped")));
+            let (response, operation) = (mem::replace(&mut self.response, dropped), self.operation);
+            runtime.spawn(async move {
+                let decision = conclude(response.await, operation, undecided);
+                if let Some(decision) = decision.ok().filter(Decision::is_allowed) {
+                    drop(AwaitedCompletion::of(&decision));
+                }
+            });
+        }
+    }
+}
+
 #[inline]
 fn conclude(
     response: Result<StoreResponse, StoreError>,
@@ -102,19 +150,20 @@ fn conclude(
     }
 }
 
-/// Records the outcome of the only request in the decision.
+/// Records the outcome in the decision.
 #[inline]
 fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
+    if undecided.observes() {
+        return requests::settle(response, operation, undecided);
+    }
+    let charges = undecided.as_slice().iter().map(PolicyDecision::charge_count);
     match response.outcomes() {
-        [outcome, ..] if outcome.states().len() == undecided.as_slice().len() => {
+        [outcome, ..] if outcome.states().len() == charges.sum::<usize>() => {
             let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
             undecided.settle(response, outcome, charged);
             Ok(())
         }
-        _ => Err(StoreError::new(
-            ErrorKind::Protocol,
-            "the response of the store does not have one state for each charge",
-        )),
+        _ => Err(requests::mismatch()),
     }
 }
 
@@ -131,33 +180,44 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
         reset_locally(undecided);
         return Err(error);
     }
-    if policies
-        .iter()
-        .any(|policy| policy.failure_mode() == FailureMode::Closed)
-    {
+    if policies.iter().any(closes) {
         return Err(error);
     }
 
     let local = policies.iter().filter_map(|policy| {
+        // Denied without the store.
+        if policy.denial.is_some() {
+            return Some((policy.clone(), None));
+        }
         let charge = LocalCharge::new(policy.failure_mode(), operation, &policy.charge())?;
         let policy = PolicyDecision {
             cost: charge.cost,
             ..policy.clone()
         };
-        Some((policy, charge))
+        Some((policy, Some(charge)))
     });
-    let (counted, charges): (PolicyDecisions, Vec<LocalCharge>) = local.unzip();
-    let mut decision = Decision::new(counted.is_empty(), counted);
-    let scaled = decision.as_slice().iter().zip(&charges);
-    let scaled: Vec<Charge<'_>> = scaled.map(|(policy, charge)| charge.charge(&policy.charge())).collect();
-    if !scaled.is_empty()
-        && let Ok(response) = failover.decide(&[StoreRequest::new(operation, &scaled)]).try_ready()
-    {
+    let (counted, charges): (PolicyDecisions, Vec<Option<LocalCharge>>) = local.unzip();
+    let mut decision = Decision::new(!counted.iter().any(PolicyDecision::denies), counted);
+    let policies = decision.as_slice();
+    let scaled = policies.iter().zip(&charges).map(|(policy, charge)| match charge {
+        Some(charge) => charge.charge(&policy.charge()),
+        None => policy.charge(),
+    });
+    let scaled: Vec<Charge<'_>> = scaled.collect();
+    let response = requests::send(operation, policies, &scaled, |requests| failover.decide(requests));
+    // A memory store replies at once.
+    if let Some(Ok(response)) = response.map(StoreFuture::try_ready) {
         drop(scaled);
         settle(&response?, operation, &mut decision)?;
     }
     decision.note_failure(error);
     Ok(decision)
+}
+
+/// Whether the request is rejected since the store has not decided about this policy.
+fn closes(policy: &PolicyDecision) -> bool {
+    let undecided = policy.denial.is_none() && !policy.is_observed();
+    undecided && policy.failure_mode() == FailureMode::Closed
 }
 
 /// Removes the counts of this process.

@@ -75,6 +75,9 @@ assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "3600000");
 "##
 )]
 ///
+/// Elsewhere, as in a GraphQL resolver or an item of a batch, it is an error with a text for callers, and
+/// [`Decision::retry_after`] has the wait.
+///
 /// # Layers around the handler
 ///
 /// A layer around a handler does not add its fields to a response that is made of this error: the fields are those of the

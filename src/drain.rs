@@ -170,7 +170,7 @@ where
         loop {
             let next = match this.state.as_mut().project() {
                 StateProj::Responding { future, bounds } => match ready!(future.poll_completed(cx))? {
-                    Completed::Admitted(response) => return Poll::Ready(Ok(response.map(ResponseBody::inner))),
+                    Completed::Admitted(response) => return Poll::Ready(Ok(response)),
                     Completed::Rejected(rejected, body) => match Drain::new(body, *bounds, &rejected) {
                         Some(drain) => State::Draining {
                             drain,

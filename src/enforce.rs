@@ -1,7 +1,8 @@
 //! The path of a request: keys, check, response.
 //!
 //! ```text
-//! check(request)     no policy applies  -> admit
+//! check(request)     blocked            -> reject: blocked
+//!                    skipped, or no policy applies -> admit
 //!                    no key             -> reject: refused
 //!                    else charge the keys in the store, now or later
 //! act_on(decision)   admitted           -> admit; annotate(response) when the inner service has responded
@@ -23,8 +24,12 @@ use std::{
 use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
+#[cfg(feature = "serde")]
+use crate::policy::{Keyed, Renewals};
 use crate::{
-    Decision, Limit, Policy, PolicyDecision,
+    Decision, Limit, Policy, PolicyDecision, ResponseBody,
+    access::Access,
+    awaited::AwaitedCompletion,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
     denied,
@@ -38,8 +43,13 @@ use crate::{
 /// What a layer and its services share.
 #[derive(Clone)]
 pub(crate) struct Enforcer {
+    /// What is decided without the policies, if anything is.
+    pub(crate) access: Option<Access>,
     pub(crate) policies: Arc<[Policy]>,
     pub(crate) context: Arc<CheckContext>,
+    /// The policies after a reload of their file, if they follow one.
+    #[cfg(feature = "serde")]
+    pub(crate) renewals: Option<Renewals<Keyed>>,
     /// Whether decisions are left in extensions.
     pub(crate) extensions: bool,
     pub(crate) jitter: Duration,
@@ -76,12 +86,30 @@ pub(crate) struct Admitted {
     own: Decision,
     /// That of this layer and of those around it, if there are any.
     joined: Option<Decision>,
+    /// If a policy depends on how the request ends.
+    pub(crate) completion: Option<Box<AwaitedCompletion>>,
+}
+
+impl Admitted {
+    /// Ends with an error of the inner service.
+    pub(crate) fn fail(self) {
+        if let Some(mut completion) = self.completion {
+            completion.fail();
+        }
+    }
 }
 
 /// The path of a request, in its order.
 impl Enforcer {
     /// Extracts the keys and checks them in the store.
     pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
+        if let Some(action) = self
+            .access
+            .as_ref()
+            .and_then(|access| self.act_without_policies(access, parts))
+        {
+            return Progress::Done(action);
+        }
         let undecided = match self.undecided(parts) {
             Ok(Some(undecided)) => undecided,
             Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
@@ -93,18 +121,47 @@ impl Enforcer {
         }
     }
 
+    /// Blocks or admits the request without the policies, if it is blocked or skipped.
+    fn act_without_policies(&self, access: &Access, parts: &mut Parts) -> Option<Action> {
+        if access.blocks(parts) {
+            return Some(Action::Reject(self.reject(Rejection::Blocked, parts)));
+        }
+        access
+            .skips(parts)
+            .then(|| self.admit_uncounted(Decision::empty(), parts))
+    }
+
     /// The policies that apply to the request, with its keys and costs.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &self.renewals {
+            return renewals.apply(&self.policies, &self.context, |policies, context| {
+                self.undecided_by_all(policies, context, parts)
+            });
+        }
+        self.undecided_by_all(&self.policies, &self.context, parts)
+    }
+
+    #[inline(always)]
+    fn undecided_by_all(
+        &self,
+        policies: &[Policy],
+        context: &Arc<CheckContext>,
+        parts: &Parts,
+    ) -> Result<Option<Decision>, KeyError> {
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
-        if let [policy] = &*self.policies {
-            let undecided = self.undecided_by(0, policy, parts)?;
+        if let [policy] = policies {
+            let undecided = self
+                .undecided_by(policy, (context, 0), parts)
+                .or_else(|error| self.without_key((context, 0), error))?;
             return Ok(undecided.map(|undecided| Decision::new(false, SmallVec::from_buf([undecided]))));
         }
 
         let mut undecided = PolicyDecisions::new();
-        for (position, policy) in self.policies.iter().enumerate() {
-            if let Some(policy) = self.undecided_by(position, policy, parts)? {
+        for (position, policy) in policies.iter().enumerate() {
+            let policy = self.undecided_by(policy, (context, position), parts);
+            if let Some(policy) = policy.or_else(|error| self.without_key((context, position), error))? {
                 undecided.push(policy);
             }
         }
@@ -115,8 +172,8 @@ impl Enforcer {
     #[inline(always)]
     fn undecided_by(
         &self,
-        position: usize,
         policy: &Policy,
+        (context, position): (&Arc<CheckContext>, usize),
         parts: &Parts,
     ) -> Result<Option<PolicyDecision>, KeyError> {
         if !policy.applies_to(parts) {
@@ -137,15 +194,38 @@ impl Enforcer {
         key.bound();
 
         let earlier = parts.extensions.get::<Decision>();
-        let charged = earlier.map_or(0, |earlier| earlier.charged(&self.context.store, quota, &key));
+        let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), quota, &key));
+        let mut marker = None;
         if charged > 0 {
             let Some(rest) = self.rest_of(cost, charged, quota) else {
                 return Ok(None);
             };
             cost = rest;
+        } else {
+            marker = policy.marker_of(&quota.limit, &key, parts)?;
         }
-        let undecided = PolicyDecision::undecided(self.context.clone(), position, key, cost);
-        Ok(Some(PolicyDecision { chosen, ..undecided }))
+        let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
+        Ok(Some(PolicyDecision {
+            chosen,
+            marker,
+            ..undecided
+        }))
+    }
+
+    /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
+    #[cold]
+    fn without_key(
+        &self,
+        (context, position): (&CheckContext, usize),
+        error: KeyError,
+    ) -> Result<Option<PolicyDecision>, KeyError> {
+        if !context.policies[position].observed {
+            return Err(error);
+        }
+        if error.is_misconfigured() {
+            self.warn_of_key(&error);
+        }
+        Ok(None)
     }
 
     /// The rest of a cost of which outer layers have charged a part.
@@ -189,7 +269,11 @@ impl Enforcer {
                 parts.extensions.insert(joined.clone());
             }
         }
-        Action::Admit(Some(Admitted { own: decision, joined }))
+        Action::Admit(Some(Admitted {
+            completion: AwaitedCompletion::of(&decision),
+            own: decision,
+            joined,
+        }))
     }
 
     /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors.
@@ -201,8 +285,14 @@ impl Enforcer {
     }
 
     /// Adds the fields and the decision to the response of the inner service.
-    pub(crate) fn annotate<B>(&self, response: &mut Response<B>, Admitted { own, joined }: Admitted) {
-        if !denied::made(response) {
+    pub(crate) fn annotate<B>(&self, mut response: Response<B>, admitted: Admitted) -> Response<ResponseBody<B>> {
+        let Admitted {
+            own,
+            joined,
+            completion,
+        } = admitted;
+        let completion = completion.and_then(|completion| completion.respond(&response));
+        if !denied::made(&response) {
             self.context
                 .fields
                 .write(&own, response.status(), response.headers_mut());
@@ -211,10 +301,11 @@ impl Enforcer {
             // The decision of an inner layer has the policies of this one too.
             response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
         }
+        response.map(|body| ResponseBody::inner(body, completion))
     }
 }
 
-/// The three ways to reject a request.
+/// The ways to reject a request that is not blocked.
 impl Enforcer {
     fn limit(&self, decision: Decision, parts: &mut Parts) -> Action {
         let decision = decision.delayed(self.random_delay());
@@ -269,7 +360,7 @@ impl Enforcer {
     fn warn_of_key(&self, error: &KeyError) {
         if !self.warned.key.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::error!(%error, "requests are refused: their key or limit cannot be determined");
+            tracing::error!(%error, "requests are refused, or not observed: their key or limit cannot be determined");
         }
         let _ = error;
     }

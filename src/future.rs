@@ -10,7 +10,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
-    ResponseBody,
+    ResponseBody, awaited,
     check::PendingCheck,
     enforce::{Action, Admitted, Enforcer},
     rejected::{Content, Rejected},
@@ -49,7 +49,7 @@ pin_project! {
 
 /// A completed request, before the content of a rejected one is dropped or drained.
 pub(crate) enum Completed<B, C> {
-    Admitted(Response<C>),
+    Admitted(Response<ResponseBody<C>>),
     Rejected(Rejected, B),
 }
 
@@ -105,11 +105,20 @@ where
                     }
                 }
                 StateProj::Admitted { future, admitted } => {
-                    let mut response = ready!(future.poll(cx))?;
-                    if let Some((admitted, enforcer)) = admitted.take() {
-                        enforcer.annotate(&mut response, admitted);
-                    }
-                    return Poll::Ready(Ok(Completed::Admitted(response)));
+                    let result = match admitted {
+                        Some((admitted, _)) => awaited::poll(&mut admitted.completion, || future.poll(cx)),
+                        None => future.poll(cx),
+                    };
+                    let result = match (ready!(result), admitted.take()) {
+                        (Ok(response), Some((admitted, enforcer))) => Ok(enforcer.annotate(response, admitted)),
+                        (Ok(response), None) => Ok(response.map(|body| ResponseBody::inner(body, None))),
+                        (Err(error), Some((admitted, _))) => {
+                            admitted.fail();
+                            Err(error)
+                        }
+                        (Err(error), None) => Err(error),
+                    };
+                    return Poll::Ready(result.map(Completed::Admitted));
                 }
                 StateProj::Rejected { rejected } => {
                     let (rejected, body) = rejected.take().expect("polled after it was ready");
@@ -132,7 +141,7 @@ where
     /// If it is polled again after it was ready, like most futures.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(Ok(match ready!(self.poll_completed(cx))? {
-            Completed::Admitted(response) => response.map(ResponseBody::inner),
+            Completed::Admitted(response) => response,
             Completed::Rejected(rejected, _) => rejected.into_response(Content::Unread).map(ResponseBody::own),
         }))
     }

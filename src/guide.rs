@@ -1,9 +1,18 @@
-//! Measurements: speed, and behavior under faults.
+//! Long pages: testing an application, a comparison with other libraries, and measurements of speed and of behavior under
+//! faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
+
+#[cfg(feature = "axum")]
+#[doc = include_str!("../docs/comparison.md")]
+pub mod comparison {}
 
 #[doc = include_str!("../docs/faults.md")]
 pub mod faults {}
 
 #[doc = include_str!("../docs/speed.md")]
 pub mod speed {}
+
+#[cfg(feature = "axum")]
+#[doc = include_str!("../docs/testing.md")]
+pub mod testing {}

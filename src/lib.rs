@@ -1,6 +1,6 @@
 //! Rate limiting for axum, tonic and any Tower service over HTTP, with counts in Redis that all replicas share.
 //!
-//! [`RateLimitLayer`] is a [`Layer`](tower_layer::Layer). It rejects requests above a limit with `429 Too Many Requests` and
+//! [`RateLimitLayer`] is a [`Layer`]. It rejects requests above a limit with `429 Too Many Requests` and
 //! `Retry-After`, and gRPC calls with `RESOURCE_EXHAUSTED`. One Lua script decides and counts a request, at one instant of the
 //! clock of Redis.
 //!
@@ -58,6 +58,7 @@
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
 //! | [`Denied`] | the error with which a handler denies a request |
 //! | [`Receipt`] | the record of a charge, to [settle](Receipt::settle) its actual cost or to [refund](RateLimitLayer#refunds) it |
+//! | [`Completion`] | how a request ended, for policies that [refund](Policy::refund_if) or [charge](Policy::charge_if) by it |
 //! | [`Headers`] | the header fields on responses |
 //! | [`ResponseFormat`](response::ResponseFormat) | builds the response to a rejected request |
 //!
@@ -78,16 +79,23 @@
 //! | `file` | | [`Policies`] from files in TOML or JSON |
 //! | `tracing` | yes | warnings and errors as `tracing` events |
 //!
+//! # Testing
+//!
+//! [Testing an application](guide::testing): without Redis, and with a clock that the test advances.
+//!
 //! # Measurements
 //!
 //! [Speed](guide::speed), compared with other crates, and [behavior under faults](guide::faults) of Redis.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod access;
+mod awaited;
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
 mod check;
+mod completion;
 mod decision;
 mod denied;
 mod drain;
@@ -103,9 +111,11 @@ pub mod key;
 mod layer;
 pub mod limit;
 mod limiter;
+mod lost;
 mod observer;
 mod policy;
 mod rejected;
+mod requests;
 pub mod response;
 mod service;
 #[cfg(feature = "tonic")]
@@ -115,11 +125,12 @@ pub mod store;
 #[cfg(feature = "axum")]
 pub use self::axum::MissingDecision;
 #[cfg(feature = "serde")]
-pub use self::policy::Policies;
+pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
+    completion::Completion,
     decision::{Decision, Denial, PolicyDecision, Receipt},
     denied::Denied,
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
@@ -132,12 +143,13 @@ pub use self::{
     limiter::Limiter,
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
-    store::{FailureMode, MemoryStore, MemoryStoreBuilder},
+    store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder},
 };
 #[cfg(feature = "fred")]
 pub use fred;
 #[cfg(feature = "redis")]
 pub use redis;
+pub use tower_layer::Layer;
 
 /// The example of the README.
 #[cfg(all(doctest, feature = "axum", feature = "fred"))]

@@ -19,6 +19,14 @@ use crate::{
 ///
 /// Made by a [`RateLimitLayer`] or by [`RateLimit::new`]. The inner service is called after the decision, on the instance
 /// that was ready. See the [crate documentation](crate) for an example.
+///
+/// # The inner service
+///
+/// | requirement | for a service that does not meet it |
+/// | --- | --- |
+/// | `Clone`, since a request that waits for the store keeps the clone that was ready | put a `tower::buffer::BufferLayer` inside of the layer |
+/// | takes an `http::Request` and returns an `http::Response` | use a [`Limiter`](crate::Limiter) |
+/// | the body of its response is an `http_body::Body<Data = Bytes>` | map the body, with `tower_http::map_response_body` or `response.map(..)` |
 #[derive(Clone)]
 pub struct RateLimit<S> {
     inner: S,

@@ -5,7 +5,9 @@ use http::HeaderValue;
 
 use crate::{
     FailureMode,
+    completion::CompletionRule,
     headers::Fields,
+    lost::LostSettlements,
     store::{Failover, Quota, Store},
 };
 
@@ -14,8 +16,14 @@ use crate::{
 pub(crate) struct CheckContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) failover: Arc<Failover>,
+    /// The failure mode of all policies, in place of their own.
+    pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
+    /// If a policy has a completion rule.
+    pub(crate) lost: Option<Arc<LostSettlements>>,
+    /// Whether one of them only observes.
+    pub(crate) observes: bool,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
@@ -32,6 +40,11 @@ pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
 pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
     pub(crate) failure_mode: FailureMode,
+    pub(crate) completion: Option<CompletionRule>,
+    /// The number of the file that the policy follows, if it follows one.
+    pub(crate) file: Option<u64>,
+    /// Whether the policy only observes.
+    pub(crate) observed: bool,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

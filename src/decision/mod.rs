@@ -1,6 +1,7 @@
 //! The outcome of a check.
 
 mod context;
+mod marker;
 mod policy;
 mod receipt;
 mod settlement;
@@ -14,7 +15,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::context::{CheckContext, Plan, PolicyContext, SharedFormat};
+pub(crate) use self::{
+    context::{CheckContext, Plan, PolicyContext, SharedFormat},
+    marker::Marker,
+    settlement::Settlement,
+};
 pub use self::{
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
@@ -23,6 +28,7 @@ pub use self::{
 use self::settlement::ChargedPolicy;
 use crate::{
     Key,
+    lost::LostSettlements,
     store::{Outcome, Quota, Store, StoreError, StoreResponse},
 };
 
@@ -110,7 +116,7 @@ impl Decision {
     /// [jitter](crate::RateLimitLayer::retry_jitter), as the response does.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.policies().filter_map(PolicyDecision::retry_after).max()
+        self.enforced().filter_map(PolicyDecision::retry_after).max()
     }
 
     /// The time until the quota is fully restored, if no further request is admitted; zero if nothing counts.
@@ -135,7 +141,8 @@ impl Decision {
 
     /// The decisions of the policies, in the order in which the policies were given.
     ///
-    /// Without those that do not apply to the request, and without those that are [`Open`](crate::FailureMode::Open) while
+    /// Those of policies that [only observe](PolicyDecision::is_observed) are included; no other method regards them. Without
+    /// those of policies that do not apply to the request, and without those that are [`Open`](crate::FailureMode::Open) while
     /// the store fails.
     pub fn policies(&self) -> impl Iterator<Item = &PolicyDecision> {
         self.0.policies.iter()
@@ -143,7 +150,8 @@ impl Decision {
 
     /// Takes the receipt of the charges, to [settle](Receipt::settle) or [refund](Receipt::refund) them.
     ///
-    /// There is one receipt for a decision and all its clones; `None` if it was taken, or if nothing was charged. Policies
+    /// There is one receipt for a decision and all its clones; `None` if it was taken, or if nothing was charged to an
+    /// admitted request. Policies
     /// whose [own receipt](Self::take_receipt_of) was taken are not in it.
     ///
     /// ```
@@ -215,16 +223,29 @@ impl Decision {
         }));
     }
 
+    /// The counter of lost settlements, if a policy has a completion rule.
+    pub(crate) fn lost_settlements(&self) -> Option<&Arc<LostSettlements>> {
+        self.0.policies.first()?.context.lost.as_ref()
+    }
+
     pub(crate) fn as_slice(&self) -> &[PolicyDecision] {
         &self.0.policies
     }
 
-    /// The cost that outer layers have charged to the same key of the same policy, in the same store.
-    pub(crate) fn charged(&self, store: &Arc<dyn Store>, quota: &Quota, key: &Key) -> u64 {
-        let same = self
-            .policies()
-            .filter(|policy| policy.quota() == quota && policy.key == *key && policy.context.store.id() == store.id());
-        same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
+    /// The cost that outer layers have charged to the same key of the same policy, in the same store. That of a repetition is
+    /// any.
+    pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), quota: &Quota, key: &Key) -> u64 {
+        let file = context.policies[position].file;
+        // A policy that observes counts nothing if it would have denied the request.
+        let same = self.policies().filter(|policy| {
+            let counted = policy.denial.is_none();
+            let same_count = policy.has_quota(quota, file) && policy.key == *key;
+            counted && same_count && policy.context.store.id() == context.store.id()
+        });
+        same.fold(0, |charged, policy| match policy.is_repetition() {
+            true => u64::MAX,
+            false => charged.saturating_add(policy.cost),
+        })
     }
 
     /// The decisions of an outer and an inner layer, if this one joins them.
@@ -232,11 +253,22 @@ impl Decision {
         self.0.joined.as_ref()
     }
 
+    /// Whether a policy of the layer or the limiter only observes.
+    #[inline]
+    pub(crate) fn observes(&self) -> bool {
+        self.as_slice().first().is_some_and(|policy| policy.context.observes)
+    }
+
+    /// The policies that do not only observe.
+    pub(crate) fn enforced(&self) -> impl Iterator<Item = &PolicyDecision> {
+        self.policies().filter(|policy| !policy.is_observed())
+    }
+
     /// The policy that [`limit`](Self::limit) and its siblings are those of.
     #[inline]
     pub(crate) fn foremost(&self) -> Option<&PolicyDecision> {
         if let [only] = &self.0.policies[..] {
-            return Some(only);
+            return Some(only).filter(|policy| !policy.is_observed());
         }
 
         let denier = self
@@ -246,7 +278,7 @@ impl Decision {
 
         // remaining / limit, compared without dividing
         denier.or_else(|| {
-            self.policies().min_by(|a, b| {
+            self.enforced().min_by(|a, b| {
                 let (a_share, b_share) = (
                     u128::from(a.remaining()) * u128::from(b.limit()),
                     u128::from(b.remaining()) * u128::from(a.limit()),
@@ -296,8 +328,23 @@ impl Decision {
         };
         inner.allowed = outcome.allowed;
         inner.server_time = response.server_time;
-        for (policy, state) in inner.policies.iter_mut().zip(outcome.states()) {
-            policy.settle(state, response.server_time, charged);
+        let mut states = outcome.states().iter();
+        for policy in &mut inner.policies {
+            policy.settle(&mut states, response.server_time, charged);
+        }
+    }
+
+    /// Records the outcomes of several requests in place, before there are clones.
+    pub(crate) fn settle_each(
+        &mut self,
+        allowed: bool,
+        server_time: Duration,
+        settle: impl FnMut(&mut PolicyDecision),
+    ) {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.allowed = allowed;
+            inner.server_time = server_time;
+            inner.policies.iter_mut().for_each(settle);
         }
     }
 
@@ -307,7 +354,7 @@ impl Decision {
             return self;
         }
         let mut policies = self.0.policies.clone();
-        for policy in &mut policies {
+        for policy in policies.iter_mut().filter(|policy| policy.denies()) {
             policy.retry_after = policy.retry_after.map(|wait| wait.saturating_add(delay));
         }
         Self(Arc::new(Inner {

@@ -2,10 +2,12 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     context::{CheckContext, Plan, PolicyContext},
+    marker::Marker,
     untaken::Untaken,
 };
 use crate::{
     FailureMode, Key, Limit,
+    completion::CompletionRule,
     store::{Charge, ChargeState, Quota},
 };
 
@@ -37,6 +39,9 @@ pub struct PolicyDecision {
     /// The plan that was chosen for the request, unless all requests of the policy have the same.
     pub(crate) chosen: Option<Arc<Plan>>,
     pub(crate) key: Key,
+    /// If the request has an id.
+    pub(crate) marker: Option<Arc<Marker>>,
+    pub(crate) is_repetition: bool,
     pub(crate) cost: u64,
     pub(crate) decided_at: Duration,
     pub(crate) denial: Option<Denial>,
@@ -54,16 +59,45 @@ impl PolicyDecision {
         &self.quota().name
     }
 
-    /// Whether this policy denied the request.
+    /// Whether this policy denied the request. A policy that is [observed](Self::is_observed) never does.
     #[must_use]
     pub fn denies(&self) -> bool {
-        self.denial.is_some()
+        self.denial.is_some() && !self.is_observed()
     }
 
-    /// The reason why this policy denied the request, if it did.
+    /// Whether this policy [only observes](crate::Policy::observe_only): it does not deny the request, whatever its
+    /// [`denial`](Self::denial).
+    #[must_use]
+    pub fn is_observed(&self) -> bool {
+        self.policy().observed
+    }
+
+    /// The reason why this policy denied the request or, if it is [observed](Self::is_observed), would have denied it.
     #[must_use]
     pub fn denial(&self) -> Option<Denial> {
         self.denial
+    }
+
+    /// Whether the request repeats one with the same id, and is not counted for that reason.
+    ///
+    /// [`Policy::once_per`](crate::Policy::once_per) and [`Limiter::check_once`](crate::Limiter::check_once) have ids.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(5)));
+    /// for is_repetition in [false, true] {
+    ///     let decision = mails.check_once("42", "invoice-7").await?;
+    ///     assert!(decision.policies().all(|policy| policy.is_repetition() == is_repetition));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_repetition(&self) -> bool {
+        self.is_repetition
     }
 
     /// The number of requests of cost 1 that the policy admits at once from empty counts.
@@ -78,7 +112,7 @@ impl PolicyDecision {
         self.remaining
     }
 
-    /// The time until this policy admits the request; `None` if it did not deny it, or if waiting does not help.
+    /// The time until this policy admits the request; `None` without a [`denial`](Self::denial), or if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
@@ -106,6 +140,8 @@ impl PolicyDecision {
             position,
             chosen: None,
             key,
+            marker: None,
+            is_repetition: false,
             cost,
             decided_at: Duration::ZERO,
             denial: None,
@@ -116,13 +152,25 @@ impl PolicyDecision {
         }
     }
 
-    pub(super) fn settle(&mut self, state: &ChargeState, server_time: Duration, charged: bool) {
+    /// Records the next states: that of the marker, if there is one, and that of the charge.
+    pub(crate) fn settle<'a>(
+        &mut self,
+        states: &mut impl Iterator<Item = &'a ChargeState>,
+        server_time: Duration,
+        charged: bool,
+    ) {
+        if let Some(marker) = &self.marker
+            && let Some(state) = states.next()
+        {
+            self.is_repetition = marker.is_of_repetition(state, charged);
+        }
+        let Some(state) = states.next() else { return };
         self.decided_at = state.decided_at.unwrap_or(server_time);
         self.denial = state.retry_after.map(|_| Denial::QuotaExceeded);
         self.remaining = state.remaining;
         self.retry_after = state.retry_after;
         self.reset_after = state.reset_after;
-        self.receipt = Untaken::new(charged);
+        self.receipt = Untaken::new(charged && !self.is_repetition);
     }
 
     #[inline]
@@ -143,15 +191,49 @@ impl PolicyDecision {
         &self.plan().quota
     }
 
+    /// Whether the policy is one with this quota, which follows this file if it follows one.
+    ///
+    /// A reload between the decisions of two layers makes their quotas differ.
+    pub(super) fn has_quota(&self, quota: &Quota, file: Option<u64>) -> bool {
+        self.quota() == quota || (file.is_some() && self.policy().file == file && self.quota().name == quota.name)
+    }
+
     #[inline]
     pub(crate) fn failure_mode(&self) -> FailureMode {
-        self.policy().failure_mode
+        self.context.failure_mode.unwrap_or(self.policy().failure_mode)
     }
 
     /// What the store is to charge.
     #[inline]
     pub(crate) fn charge(&self) -> Charge<'_> {
-        Charge::on(self.quota(), &self.key, self.cost)
+        let charge = Charge::on(self.quota(), &self.key, self.cost);
+        match self.is_charged_later() {
+            true => charge.checked_only(),
+            false => charge,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn completion_rule(&self) -> Option<&CompletionRule> {
+        self.policy().completion.as_ref()
+    }
+
+    /// Whether the check counts nothing.
+    #[inline]
+    pub(crate) fn is_charged_later(&self) -> bool {
+        matches!(self.completion_rule(), Some(CompletionRule::ChargeIf(_)))
+    }
+
+    /// The charge before [`charge`](Self::charge), if the request has an id.
+    #[inline]
+    pub(crate) fn marker_charge(&self) -> Option<Charge<'_>> {
+        self.marker.as_ref().map(|marker| marker.charge(&self.charge()))
+    }
+
+    /// The number of charges of the request, that of the marker included.
+    #[inline]
+    pub(crate) fn charge_count(&self) -> usize {
+        1 + usize::from(self.marker.is_some())
     }
 
     /// The reason why the policy never admits the request, if there is one.
@@ -171,6 +253,7 @@ impl fmt::Debug for PolicyDecision {
         f.debug_struct("PolicyDecision")
             .field("name", &self.name())
             .field("denial", &self.denial)
+            .field("observed", &self.is_observed())
             .field("limit", &self.limit())
             .field("remaining", &self.remaining)
             .field("retry_after", &self.retry_after)

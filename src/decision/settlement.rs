@@ -1,9 +1,11 @@
+use smallvec::SmallVec;
+
 use super::policy::PolicyDecision;
 use crate::store::{Charge, LocalCharge, Operation, StoreFuture, StoreId, StoreRequest};
 
 /// What is refunded or charged after a decision, where the policies were counted.
 #[derive(Default)]
-pub(crate) struct Settlement(Vec<Adjustment>);
+pub(crate) struct Settlement(SmallVec<[Adjustment; 1]>);
 
 /// A policy that was charged, and where.
 pub(super) struct ChargedPolicy {
@@ -15,7 +17,10 @@ pub(super) struct ChargedPolicy {
 impl ChargedPolicy {
     /// The cost that was charged.
     pub(super) fn cost(&self) -> u64 {
-        self.policy.charge().cost()
+        match self.policy.is_charged_later() {
+            true => 0,
+            false => self.policy.charge().cost(),
+        }
     }
 
     /// Whether nested layers have charged both to one key of one policy.
@@ -37,6 +42,8 @@ struct Adjustment {
     policy: PolicyDecision,
     operation: Operation,
     cost: u64,
+    /// Whether the marker of the request is removed.
+    removes_marker: bool,
     /// The same as this process counts it, if it has counted the request.
     local: Option<LocalCharge>,
 }
@@ -66,10 +73,31 @@ impl Settlement {
         settlement
     }
 
+    /// Refunds what was charged to a policy, unless its receipt was taken.
+    pub(crate) fn refund(&mut self, policy: &PolicyDecision, locally: bool) {
+        if policy.receipt.take() {
+            let policy = policy.clone();
+            let charge = ChargedPolicy { policy, locally };
+            let (operation, cost) = (charge.refund(), charge.cost());
+            self.push(charge, operation, cost);
+        }
+    }
+
+    /// Charges the cost of a policy that was only checked, unless its receipt was taken.
+    pub(crate) fn charge(&mut self, policy: &PolicyDecision, locally: bool) {
+        if policy.receipt.take() {
+            let (policy, cost) = (policy.clone(), policy.cost);
+            self.push(ChargedPolicy { policy, locally }, Operation::Charge, cost);
+        }
+    }
+
     fn push(&mut self, charge: ChargedPolicy, operation: Operation, cost: u64) {
         if cost == 0 {
             return;
         }
+        // A refund of a part leaves a request that was counted.
+        let is_refund = matches!(operation, Operation::Refund { .. });
+        let removes_marker = is_refund && cost == charge.cost();
         let ChargedPolicy { policy, locally } = charge;
         let whole = Charge::on(policy.quota(), &policy.key, cost);
         let local = locally.then(|| LocalCharge::new(policy.failure_mode(), operation, &whole));
@@ -78,16 +106,18 @@ impl Settlement {
             policy,
             operation,
             cost,
+            removes_marker,
         });
     }
 
     /// Sends all that goes to one store in one call, and returns the responses of the stores.
-    pub(crate) fn send(&self) -> Vec<StoreFuture> {
-        let mut unsent: Vec<&Adjustment> = self.0.iter().collect();
-        let mut responses = Vec::new();
+    pub(crate) fn send(&self) -> SmallVec<[StoreFuture; 1]> {
+        let mut unsent: Adjustments<'_> = self.0.iter().collect();
+        let mut responses = SmallVec::new();
         while let Some(first) = unsent.first() {
             let target = first.target();
-            let (together, others): (Vec<_>, _) = unsent.into_iter().partition(|other| other.target() == target);
+            let (together, others): (Adjustments<'_>, _) =
+                unsent.into_iter().partition(|other| other.target() == target);
             responses.push(send_together(&together));
             unsent = others;
         }
@@ -95,11 +125,14 @@ impl Settlement {
     }
 }
 
+type Adjustments<'a> = SmallVec<[&'a Adjustment; 4]>;
+
 /// Sends adjustments of one target.
 fn send_together(adjustments: &[&Adjustment]) -> StoreFuture {
-    let charges: Vec<[Charge<'_>; 1]> = adjustments.iter().map(|adjustment| [adjustment.charge()]).collect();
+    let charges: SmallVec<[SmallVec<[Charge<'_>; 1]>; 1]> =
+        adjustments.iter().map(|adjustment| adjustment.charges()).collect();
     let requests = adjustments.iter().zip(&charges);
-    let requests: Vec<StoreRequest<'_>> = requests
+    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests
         .map(|(adjustment, charge)| StoreRequest::new(adjustment.operation, charge))
         .collect();
     let context = &adjustments[0].policy.context;
@@ -115,11 +148,20 @@ impl Adjustment {
         (self.policy.context.store.id(), self.local.is_some())
     }
 
-    fn charge(&self) -> Charge<'_> {
+    fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
         let charge = Charge::on(self.policy.quota(), &self.policy.key, self.cost);
-        match &self.local {
+        let charge = match &self.local {
             Some(local) => local.charge(&charge),
             None => charge,
-        }
+        };
+        let marker = self.policy.marker.as_ref();
+        // A repetition of a request that is charged when it is completed is not charged.
+        let marker = match self.operation == Operation::Charge && self.policy.is_charged_later() {
+            true => marker.map(|marker| marker.charge(&charge)),
+            false => marker
+                .filter(|_| self.removes_marker)
+                .map(|marker| marker.removal(&charge)),
+        };
+        marker.into_iter().chain([charge]).collect()
     }
 }

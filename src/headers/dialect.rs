@@ -119,6 +119,7 @@ impl Headers {
             RETRY_AFTER,
             names::RATELIMIT,
             names::RATELIMIT_POLICY,
+            names::RATELIMIT_OBSERVED,
             names::RATELIMIT_LIMIT,
             names::RATELIMIT_REMAINING,
             names::RATELIMIT_RESET,

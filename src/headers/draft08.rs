@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderValue};
 
 use super::{
     line::append,
-    names::{RATELIMIT, RATELIMIT_POLICY},
+    names::{RATELIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY},
     text::Text,
     value::{ceil_secs, standing},
 };
@@ -18,13 +18,13 @@ pub(super) fn write(decision: &Decision, partition_key: Option<&Secret>, headers
 
 /// `"burst";q=2;w=1, "daily";q=100;w=86400`
 fn policies(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue {
-    let mut policies = decision.policies();
+    let mut policies = decision.enforced();
     if let (Some(only), None, None) = (policies.next(), policies.next(), partition_key) {
         return only.plan().policy_item.clone();
     }
 
     let mut list = Text::new();
-    for policy in decision.policies() {
+    for policy in decision.enforced() {
         list.delimit().bytes(policy.plan().policy_item.as_bytes());
         write_partition_key(policy, partition_key, &mut list);
     }
@@ -34,16 +34,35 @@ fn policies(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue 
 /// `"burst";r=1;t=1, "daily";r=99;t=86400`
 fn states(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue {
     let mut list = Text::new();
-    for policy in decision.policies() {
-        let (remaining, reset) = standing(policy);
-        let quoted = &policy.plan().policy_item.as_bytes()[..policy.name().len() + 2];
-        list.delimit().bytes(quoted).text(";r=").number(remaining);
-        if let Some(reset) = reset {
-            list.text(";t=").number(ceil_secs(reset));
-        }
+    for policy in decision.enforced() {
+        write_state(policy, &mut list);
         write_partition_key(policy, partition_key, &mut list);
     }
     list.into()
+}
+
+/// The policies that only observe, as members of `RateLimit`, with `denied` if one would have denied the request.
+pub(super) fn write_observed(decision: &Decision, headers: &mut HeaderMap) {
+    let mut list = Text::new();
+    for policy in decision.policies().filter(|policy| policy.is_observed()) {
+        write_state(policy, &mut list);
+        if policy.denial().is_some() {
+            list.text(";denied");
+        }
+    }
+    if !list.is_empty() {
+        append(headers, &RATELIMIT_OBSERVED, list.into());
+    }
+}
+
+/// `"burst";r=1;t=1`
+fn write_state(policy: &PolicyDecision, list: &mut Text) {
+    let (remaining, reset) = standing(policy);
+    let quoted = &policy.plan().policy_item.as_bytes()[..policy.name().len() + 2];
+    list.delimit().bytes(quoted).text(";r=").number(remaining);
+    if let Some(reset) = reset {
+        list.text(";t=").number(ceil_secs(reset));
+    }
 }
 
 /// A byte sequence of RFC 9651 §3.3.5: 128 bits of a keyed digest of the key, which does not reveal the key.

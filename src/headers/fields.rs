@@ -7,4 +7,6 @@ pub(crate) struct Fields {
     pub(crate) dialect: Headers,
     pub(crate) legacy: Option<ResetFormat>,
     pub(crate) partition_key: Option<Secret>,
+    /// Whether policies that only observe have a field.
+    pub(crate) observed: bool,
 }

@@ -41,9 +41,13 @@ impl Text {
         self.text(itoa::Buffer::new().format(number))
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Begins a member of a list.
     pub(super) fn delimit(&mut self) -> &mut Self {
-        match self.0.is_empty() {
+        match self.is_empty() {
             true => self,
             false => self.text(", "),
         }

@@ -9,7 +9,7 @@ use crate::PolicyDecision;
 
 /// What remains, and the time until all is restored; of a policy that denies, 0, and the wait if waiting helps.
 pub(super) fn standing(policy: &PolicyDecision) -> (u64, Option<Duration>) {
-    match policy.denies() {
+    match policy.denial().is_some() {
         true => (0, policy.retry_after().map(|wait| wait.max(Duration::from_secs(1)))),
         false => (policy.remaining().min(MAX_INTEGER), Some(policy.reset_after())),
     }

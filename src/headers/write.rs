@@ -9,7 +9,13 @@ impl Fields {
     /// Adds the fields of a decision to a response, beside those of an inner layer.
     pub(crate) fn write(&self, decision: &Decision, status: StatusCode, headers: &mut HeaderMap) {
         // The fields belong to the response that a redirect leads to.
-        let Some(foremost) = decision.foremost().filter(|_| !status.is_redirection()) else {
+        if status.is_redirection() {
+            return;
+        }
+        if self.observed {
+            draft08::write_observed(decision, headers);
+        }
+        let Some(foremost) = decision.foremost() else {
             return;
         };
 

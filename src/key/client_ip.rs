@@ -1,6 +1,6 @@
 use super::{
     ip::Ip,
-    proxies::{ClientIpSource, Proxies, network},
+    proxies::{ClientIpSource, Proxies, trusted_network},
 };
 use crate::ConfigError;
 
@@ -90,7 +90,10 @@ impl ClientIp {
     /// ```
     // Networks are text, as configuration has them, so that no crate for networks is part of the public API.
     pub fn try_trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
-        let networks: Result<_, _> = networks.into_iter().map(|text| network(text.as_ref())).collect();
+        let networks: Result<_, _> = networks
+            .into_iter()
+            .map(|text| trusted_network(text.as_ref()))
+            .collect();
         Ok(Ip::behind(Proxies {
             networks: networks?,
             ..self.untrusted()

@@ -330,27 +330,31 @@ impl Key {
 
 impl KeyExtractor for Ip {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+        match self.client(parts) {
+            Some(Peer::Address(address)) => Ok(Some(self.grouping.key(address))),
+            Some(Peer::Unix) => Ok(Some(Key::unix_peer())),
+            None => Err(KeyError::misconfigured(NO_PEER)),
+        }
+    }
+}
+
+impl Ip {
+    /// The client of a request, in canonical form; `None` without a peer.
+    #[inline]
+    pub(super) fn client(&self, parts: &Parts) -> Option<Peer> {
         let peer = match &self.find_peer {
             Some(find) => find(parts).map(Peer::Address),
             None => Peer::of(parts),
         };
-        let Some(peer) = peer else {
-            return Err(KeyError::misconfigured(NO_PEER));
-        };
-
-        let peer = self.grouping.canonical_peer(peer);
-        let client = match &self.proxies {
+        let peer = self.grouping.canonical_peer(peer?);
+        Some(match &self.proxies {
             None => {
                 #[cfg(feature = "tracing")]
                 self.warn_of_forwarding(&parts.headers);
                 peer
             }
             Some(proxies) => proxies.client(peer, &parts.headers, &self.grouping),
-        };
-        Ok(Some(match client {
-            Peer::Address(address) => self.grouping.key(address),
-            Peer::Unix => Key::unix_peer(),
-        }))
+        })
     }
 }
 

@@ -156,11 +156,43 @@ impl Key {
         }
     }
 
-    /// A keyed hash of the text, as a key.
+    /// A keyed hash of the text, as a key. The key of a marker remains one.
     #[cfg(any(feature = "fred", feature = "redis"))]
     pub(crate) fn hashed(&self, secret: &Secret) -> Self {
-        let digest = u128::from_be_bytes(secret.digest(&self.text));
-        Self::plain("keyed", format_args!("{digest:032x}"))
+        let digest = |bytes| u128::from_be_bytes(secret.digest(bytes));
+        let (caller, marker) = self.split_marker();
+        let mut key = Self::plain("keyed", format_args!("{:032x}", digest(caller)));
+        if !marker.is_empty() {
+            key.push(&Self::plain("once", format_args!("{:032x}", digest(&self.text))));
+        }
+        key
+    }
+
+    /// The key of the marker of a request that this caller sends with this id. The caller is [bound](Self::bound) already.
+    pub(crate) fn marker(&self, id: &Self) -> Self {
+        // 128 bits of a cryptographic hash: ids of one caller that collide take about 2^64 attempts to find.
+        let digest = blake3::hash(&id.text).to_hex();
+        let mut key = self.clone();
+        key.push(&Self::plain("once", &digest.as_str()[..32]));
+        key
+    }
+
+    /// The text without the id of a marker, and the rest, such as `|once=0123456789abcdef0123456789abcdef`.
+    #[inline]
+    pub(crate) fn split_marker(&self) -> (&[u8], &[u8]) {
+        const MARKER: &[u8] = b"|once=";
+        const LENGTH: usize = MARKER.len() + 32;
+
+        // No other component is of that kind, and no value contains a `|`.
+        match self
+            .text
+            .len()
+            .checked_sub(LENGTH)
+            .map(|place| self.text.split_at(place))
+        {
+            Some((caller, marker)) if marker.starts_with(MARKER) => (caller, marker),
+            _ => (&self.text, b""),
+        }
     }
 }
 

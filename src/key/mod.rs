@@ -71,6 +71,7 @@ mod route;
 mod secret;
 #[cfg(feature = "serde")]
 mod text;
+mod within;
 
 #[cfg(feature = "axum")]
 pub use self::route::{Route, route};

@@ -113,7 +113,7 @@ impl Proxies {
     }
 }
 
-/// Parses a network to trust.
+/// Parses a network, in canonical form.
 pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
     let parsed = text
         .parse::<IpNet>()
@@ -124,7 +124,12 @@ pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
         ))
     })?;
     // It is compared with addresses in canonical form.
-    let network = canonical_network(network);
+    Ok(canonical_network(network))
+}
+
+/// Parses a network to trust.
+pub(super) fn trusted_network(text: &str) -> Result<IpNet, ConfigError> {
+    let network = network(text)?;
     if network.prefix_len() == 0 {
         return Err(ConfigError::new(format!(
             "`{text}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`"
@@ -148,7 +153,7 @@ mod tests {
             "ten",
             "",
         ] {
-            let error = network(text).unwrap_err().to_string();
+            let error = trusted_network(text).unwrap_err().to_string();
             assert!(
                 error.contains("trust_any_peer") || error.contains("`10.0.0.0/8`"),
                 "{text}: {error}"

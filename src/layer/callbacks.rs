@@ -7,10 +7,12 @@ use crate::{Decision, RateLimitLayer, observer::Observer, store::StoreError};
 impl RateLimitLayer {
     /// Observes each [`Decision`]: of requests that are admitted, and of those that a limit denies.
     ///
+    /// A decision has the policies that [only observe](crate::Policy::observe_only) too, with what they would have done.
     /// Decisions that a process makes by itself while the store fails are included; their
     /// [`store_error`](Decision::store_error) is set. There is no decision, and so no call, for a request
     ///
-    /// * to which no policy applies;
+    /// * to which no policy applies, or that is [skipped](Self::skip);
+    /// * that is [blocked](Self::block);
     /// * that is refused, since its key cannot be extracted;
     /// * that is admitted uncounted or rejected because the store fails ([`Open`](crate::FailureMode::Open)
     ///   and [`Closed`](crate::FailureMode::Closed)): see [`on_failure`](Self::on_failure).

@@ -1,8 +1,11 @@
+mod access;
 mod callbacks;
 mod settings;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "serde")]
+use crate::policy::Renewals;
 use crate::{
     ConfigError, IntoPolicies,
     decision::CheckContext,
@@ -76,6 +79,38 @@ use crate::{
 /// decided together, and those with different keys one after the other; an earlier charge is refunded when a later policy
 /// denies.
 ///
+/// # Turning limits off
+///
+/// A layer with an empty list of policies admits all requests. It has the same type as any other, so that one expression turns
+/// the limits of an application off, for example in a test. `tower::util::option_layer` does not compile around a router of
+/// axum, since the responses with a layer and without one have different bodies. In a [file](crate::Policies), `enabled = false`
+/// turns all limits off.
+///
+/// ```
+/// use axum::{Router, body::Body, routing::get};
+/// use http::{Request, StatusCode};
+/// use tower::ServiceExt;
+/// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// fn app(limited: bool) -> Router {
+///     let hello = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
+///     let policies = if limited { vec![hello] } else { vec![] };
+///     Router::new().route("/", get(async || "hi")).layer(RateLimitLayer::new(MemoryStore::new(), policies))
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// for (limited, second) in [(true, StatusCode::TOO_MANY_REQUESTS), (false, StatusCode::OK)] {
+///     let app = app(limited);
+///     let get = || app.clone().oneshot(Request::new(Body::empty()));
+///     let Ok(response) = get().await;
+///     assert_eq!(response.status(), StatusCode::OK);
+///     let Ok(response) = get().await;
+///     assert_eq!(response.status(), second);
+/// }
+/// # }
+/// ```
+///
 /// # When the store fails
 ///
 /// Each process counts by itself, with the same limits, until the store replies again. Other [`FailureMode`](crate::FailureMode)s admit all requests
@@ -127,8 +162,10 @@ use crate::{
 ///
 /// # Refunds
 ///
-/// The [`Decision`](crate::Decision) in the extensions of the request has a [`Receipt`](crate::Receipt). The inner service
-/// takes it and [refunds](crate::Receipt::refund) the charges of a request that is not to count:
+/// [`Policy::refund_if`](crate::Policy::refund_if) refunds requests by how they ended, such as all but failed logins.
+///
+/// For other cases, the [`Decision`](crate::Decision) in the extensions of the request has a [`Receipt`](crate::Receipt). The
+/// inner service takes it and [refunds](crate::Receipt::refund) the charges of a request that is not to count:
 ///
 /// ```
 /// use bytes::Bytes;
@@ -162,6 +199,7 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone)]
+#[doc(alias = "option_layer")]
 #[must_use]
 pub struct RateLimitLayer {
     enforcer: Arc<Enforcer>,
@@ -198,11 +236,15 @@ impl RateLimitLayer {
     ///
     /// If two policies have the same name.
     pub fn try_new(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
-        let policies = policies.into_policies();
+        #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
+        let mut policies = policies.into_policies();
         validate_names(&policies)?;
 
         let enforcer = Enforcer {
+            #[cfg(feature = "serde")]
+            renewals: Renewals::of(&mut policies),
             context: Arc::new(policy::context(store, &policies)),
+            access: None,
             policies: policies.into(),
             extensions: true,
             jitter: Duration::ZERO,
@@ -216,9 +258,37 @@ impl RateLimitLayer {
     }
 }
 
+/// Counters.
+impl RateLimitLayer {
+    /// The number of requests whose refund or charge after their end was lost.
+    ///
+    /// These are the settlements of [`Policy::refund_if`](crate::Policy::refund_if) and
+    /// [`Policy::charge_if`](crate::Policy::charge_if) for which the store failed, and those that could not be sent, since
+    /// there was no tokio runtime or it ended. They are not repeated; the first one is logged. Clones of a layer and its
+    /// services count together.
+    ///
+    /// ```
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// let logins = Policy::new("logins", SlidingLog::per_minute(5)).key(key::ip());
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), logins.refund_if(|completion| completion.is_success()));
+    /// assert_eq!(layer.lost_settlements(), 0);
+    /// ```
+    #[must_use]
+    pub fn lost_settlements(&self) -> u64 {
+        let lost = self.enforcer.context.lost.as_ref();
+        lost.map_or(0, |lost| lost.count())
+    }
+}
+
 impl RateLimitLayer {
     fn enforcer_mut(&mut self) -> &mut Enforcer {
-        Arc::make_mut(&mut self.enforcer)
+        let enforcer = Arc::make_mut(&mut self.enforcer);
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &mut enforcer.renewals {
+            renewals.forget();
+        }
+        enforcer
     }
 
     fn context_mut(&mut self) -> &mut CheckContext {

@@ -1,9 +1,7 @@
 use std::time::Duration;
 
 use crate::{
-    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat,
-    decision::{PolicyContext, SharedFormat},
-    key::Secret,
+    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat, decision::SharedFormat, key::Secret,
     response::ResponseFormat,
 };
 
@@ -107,6 +105,41 @@ impl RateLimitLayer {
     pub fn try_partition_key(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         self.context_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
         Ok(self)
+    }
+
+    /// Adds the field `RateLimit-Observed` for the policies that [only observe](crate::Policy::observe_only).
+    ///
+    /// It has the members of `RateLimit` in [`Headers::Draft08`], with the parameter `denied` if the policy would have denied
+    /// the request. No standard defines it, and clients do not act on it. By default it is not added.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let candidate = Policy::new("candidate", SlidingLog::per_minute(1)).key(key::constant("all")).observe_only();
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), candidate).observed_header(true);
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// for observed in [r#""candidate";r=0;t=60"#, r#""candidate";r=0;t=60;denied"#] {
+    ///     let response = service.clone().oneshot(Request::new(Body::new())).await?;
+    ///     assert_eq!(response.status(), StatusCode::OK);
+    ///     assert_eq!(response.headers()["ratelimit-observed"], observed);
+    ///     assert!(!response.headers().contains_key("ratelimit"));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn observed_header(mut self, observed: bool) -> Self {
+        self.context_mut().fields.observed = observed;
+        self
     }
 
     /// Adds a random time of up to `most` to the wait of each response, so that clients that were denied together do not
@@ -220,11 +253,7 @@ impl RateLimitLayer {
     /// The default is the [mode of each policy](crate::Policy::failure_mode), which is [`FailureMode::Local`] unless it was
     /// set. See [`FailureMode`] for an example.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        let context = self.context_mut();
-        let policies = context.policies.iter().cloned();
-        context.policies = policies
-            .map(|policy| PolicyContext { failure_mode, ..policy })
-            .collect();
+        self.context_mut().failure_mode = Some(failure_mode);
         self
     }
 }

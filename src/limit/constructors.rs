@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use super::rule::MAX_QUOTA;
 
-const MIN_WINDOW: Duration = Duration::from_millis(1);
-const MAX_WINDOW: Duration = Duration::from_secs(10 * 366 * 86_400);
+pub(super) const MIN_WINDOW: Duration = Duration::from_millis(1);
+pub(super) const MAX_WINDOW: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// What is wrong with the quota or the window of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use jiff::tz::TimeZone;
 #[cfg(feature = "calendar")]
 use super::{calendar::Calendar, constructors::Fault};
 use super::{
-    constructors::constructors,
+    constructors::{MAX_WINDOW, MIN_WINDOW, constructors},
     rule::{MAX_EXACT, MAX_TOTAL, Rule, SLACK},
     share::Share,
     units::WindowText,
@@ -245,6 +245,23 @@ impl FixedWindow {
         Self {
             quota: share.part_of(self.quota),
             ..self
+        }
+    }
+
+    /// Windows of about this length that open with a request.
+    pub(super) fn anchored(quota: u64, window: Duration) -> Self {
+        Self {
+            quota,
+            kind: Kind::Anchored(window.clamp(MIN_WINDOW, MAX_WINDOW)),
+        }
+    }
+
+    /// Another quota, in windows of this length that open with a request, or in the same windows of a calendar.
+    pub(super) fn for_markers(&self, quota: u64) -> Self {
+        match &self.kind {
+            Kind::Anchored(window) | Kind::Aligned(window) => Self::anchored(quota, *window),
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(..) => Self { quota, ..self.clone() },
         }
     }
 

@@ -119,6 +119,19 @@ impl Limit {
         }
     }
 
+    /// The limit of the markers of requests that this limit counts: so many units, and for as long as the request may count.
+    /// `None` if nothing is counted.
+    pub(crate) fn for_markers(&self, quota: u64) -> Option<Self> {
+        let markers = match self {
+            Self::SlidingLog(log) => FixedWindow::anchored(quota, log.window()),
+            Self::SlidingCounter(counter) => FixedWindow::anchored(quota, counter.window()),
+            Self::FixedWindow(fixed) => fixed.for_markers(quota),
+            Self::TokenBucket(bucket) => FixedWindow::anchored(quota, bucket.window()),
+            Self::Unlimited | Self::DenyAll => return None,
+        };
+        Some(markers.into())
+    }
+
     /// Whether a store counts for it.
     #[inline]
     pub(crate) fn is_counted(&self) -> bool {

@@ -3,6 +3,8 @@ mod settings;
 
 use std::{fmt, sync::Arc};
 
+#[cfg(feature = "serde")]
+use crate::policy::Renewals;
 use crate::{
     ConfigError, Decision, IntoPolicies, Key, Limit, PolicyDecision,
     check::{self, Check},
@@ -37,6 +39,9 @@ use crate::{
 pub struct Limiter {
     policies: Arc<[Policy<Unkeyed>]>,
     context: Arc<CheckContext>,
+    /// The policies after a reload of their file, if they follow one.
+    #[cfg(feature = "serde")]
+    renewals: Option<Renewals<Unkeyed>>,
     on_decision: Observer<Decision>,
     on_failure: Observer<StoreError>,
 }
@@ -50,7 +55,9 @@ impl Limiter {
     /// # Panics
     ///
     /// If two policies have the same name, or one has a setting that needs an HTTP request:
-    /// [`cost_fn`](Policy::cost_fn) or [`apply_if`](Policy::apply_if). [`try_new`](Self::try_new) returns an error instead.
+    /// [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if), [`once_per`](Policy::once_per),
+    /// [`refund_if`](Policy::refund_if) or [`charge_if`](Policy::charge_if). [`try_new`](Self::try_new) returns an error
+    /// instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         match Self::try_new(store, policies) {
@@ -77,16 +84,29 @@ impl Limiter {
     /// If two policies have the same name, or one has a setting that needs an HTTP request. The error names what to use in
     /// its place.
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
-        let policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
+        #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
+        let mut policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
         validate_names(&policies)?;
         policies.iter().try_for_each(Policy::validate_without_requests)?;
 
         Ok(Self {
+            #[cfg(feature = "serde")]
+            renewals: Renewals::of(&mut policies),
             context: Arc::new(policy::context(store, &policies)),
             policies: policies.into(),
             on_decision: Observer::default(),
             on_failure: Observer::default(),
         })
+    }
+}
+
+impl Limiter {
+    fn context_mut(&mut self) -> &mut CheckContext {
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &mut self.renewals {
+            renewals.forget();
+        }
+        Arc::make_mut(&mut self.context)
     }
 }
 
@@ -133,6 +153,34 @@ impl Limiter {
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn check_n(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
         self.perform(Operation::Check, key.into(), Some(cost)).await
+    }
+
+    /// Counts the cost of the policies if it fits, unless a request of this key with this id was counted already.
+    ///
+    /// For the window of the limit after that, a repetition is admitted without being counted. [`Policy::once_per`] describes
+    /// what that costs and what callers can do, and [`Policy::repetitions`] sets the number. The id is a key:
+    /// `Key::header("idempotency-key", id)` is what a layer extracts from that header.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    ///
+    /// // The queue delivers a job again after a crash.
+    /// assert!(mails.check_once("42", "job-1").await?.is_allowed());
+    /// assert!(mails.check_once("42", "job-1").await?.is_allowed());
+    /// assert!(!mails.check_once("42", "job-2").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
+    pub async fn check_once(&self, key: impl Into<Key>, id: impl Into<Key>) -> Result<Decision, StoreError> {
+        self.perform_on(Operation::Check, key.into(), Some(id.into()), None)
+            .await
     }
 
     /// Counts a cost that has arisen already, also if it does not fit; later requests wait for it.
@@ -208,19 +256,19 @@ impl Limiter {
         self.perform(Operation::Reset, key.into(), None).await.map(drop)
     }
 
-    async fn perform(&self, operation: Operation, mut key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
-        key.bound();
-        let undecided = self.policies.iter().enumerate().map(|(position, policy)| {
-            let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
-            PolicyDecision::undecided(self.context.clone(), position, key.clone(), cost)
-        });
-        let applies = |policy: &PolicyDecision| match policy.quota().limit {
-            Limit::Unlimited => false,
-            Limit::DenyAll if !operation.requires_room() => false,
-            _ => policy.cost > 0,
-        };
+    async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
+        self.perform_on(operation, key, None, cost).await
+    }
 
-        let undecided = Decision::new(true, undecided.filter(applies).collect());
+    async fn perform_on(
+        &self,
+        operation: Operation,
+        mut key: Key,
+        id: Option<Key>,
+        cost: Option<u64>,
+    ) -> Result<Decision, StoreError> {
+        key.bound();
+        let undecided = self.undecided(operation, (&key, id.as_ref()), cost);
         let decision = match check::begin(operation, undecided) {
             Check::Decided(decision) => decision,
             Check::Pending(check) => check.await,
@@ -235,6 +283,38 @@ impl Limiter {
         }
         Ok(decision)
     }
+
+    /// The policies that apply to a key, and to the id of a request if it has one, with their costs.
+    fn undecided(&self, operation: Operation, key: (&Key, Option<&Key>), cost: Option<u64>) -> Decision {
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &self.renewals {
+            return renewals.apply(&self.policies, &self.context, |policies, context| {
+                undecided_by(policies, context, operation, key, cost)
+            });
+        }
+        undecided_by(&self.policies, &self.context, operation, key, cost)
+    }
+}
+
+fn undecided_by(
+    policies: &[Policy<Unkeyed>],
+    context: &Arc<CheckContext>,
+    operation: Operation,
+    (key, id): (&Key, Option<&Key>),
+    cost: Option<u64>,
+) -> Decision {
+    let undecided = policies.iter().enumerate().map(|(position, policy)| {
+        let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
+        let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
+        let marker = id.and_then(|id| policy.marker(&undecided.quota().limit, key, id));
+        PolicyDecision { marker, ..undecided }
+    });
+    let applies = |policy: &PolicyDecision| match policy.quota().limit {
+        Limit::Unlimited => false,
+        Limit::DenyAll if !operation.requires_room() => false,
+        _ => policy.cost > 0,
+    };
+    Decision::new(true, undecided.filter(applies).collect())
 }
 
 /// The failure of the store, also if this process decided.

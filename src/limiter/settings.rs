@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use crate::{Headers, Limiter, decision::SharedFormat, response::ResponseFormat};
 
 /// Responses of handlers.
@@ -11,7 +9,7 @@ impl Limiter {
     /// The default is [`Negotiated`](crate::response::Negotiated), as of a [layer](crate::RateLimitLayer::format). See
     /// [`Denied::response_to`](crate::Denied::response_to) for an example.
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
-        Arc::make_mut(&mut self.context).format = SharedFormat::new(format);
+        self.context_mut().format = SharedFormat::new(format);
         self
     }
 
@@ -34,7 +32,7 @@ impl Limiter {
     /// # }
     /// ```
     pub fn headers(mut self, headers: Headers) -> Self {
-        Arc::make_mut(&mut self.context).fields.dialect = headers;
+        self.context_mut().fields.dialect = headers;
         self
     }
 }

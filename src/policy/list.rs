@@ -33,7 +33,8 @@ use crate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy with a key, nor a list of them",
     note = "a policy has a key that requests are counted under: `.key(key::ip())`, or `.key(key::constant(\"all\"))` for one \
-            limit for all callers"
+            limit for all callers",
+    note = "a list is an array or a `Vec`, by value"
 )]
 pub trait IntoPolicies<K = Keyed>: sealed::Sealed {
     /// The policies, in the order in which they are reported.
@@ -86,15 +87,32 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
 
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
-    let policies = policies.iter().map(|policy| PolicyContext {
-        plan: policy.settings.plan.clone(),
-        failure_mode: policy.settings.failure_mode,
-    });
+    let policies = contexts(policies);
+    let has_completions = policies.iter().any(|policy| policy.completion.is_some());
     CheckContext {
         failover: Failover::of(&store),
         store: Arc::new(store),
-        policies: policies.collect(),
+        failure_mode: None,
+        lost: has_completions.then(Arc::default),
+        observes: observes(&policies),
+        policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
     }
+}
+
+/// The parts of that context that depend on the policies.
+pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
+    let contexts = policies.iter().map(|policy| PolicyContext {
+        plan: policy.settings.terms.plan.clone(),
+        failure_mode: policy.settings.failure_mode(),
+        completion: policy.settings.completion.clone(),
+        file: policy.settings.file(),
+        observed: policy.settings.observed || policy.settings.terms.observed,
+    });
+    contexts.collect()
+}
+
+pub(super) fn observes(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.observed)
 }

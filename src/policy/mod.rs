@@ -1,11 +1,16 @@
 //! Named limits and the keys that they apply to.
 
+mod completion;
 #[cfg(feature = "serde")]
 mod file;
 mod list;
+#[cfg(feature = "serde")]
+mod live;
 mod name;
+mod once;
 mod plan;
 mod settings;
+mod terms;
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -15,16 +20,21 @@ use http::request::Parts;
 pub use self::file::Policies;
 pub use self::list::IntoPolicies;
 pub(crate) use self::list::{context, validate_names};
+#[cfg(feature = "serde")]
+pub use self::live::LivePolicies;
+#[cfg(feature = "serde")]
+pub(crate) use self::live::Renewals;
 
-use self::{
-    name::validate_name,
-    plan::{Plans, plan},
-};
+#[cfg(feature = "serde")]
+use self::live::Origin;
+use self::{once::Once, terms::Terms};
 use crate::{
     ConfigError, KeyExtractor, Limit,
+    access::Condition,
+    completion::CompletionRule,
     decision::Plan,
     key::KeyError,
-    limit::{PolicyLimit, Source},
+    limit::PolicyLimit,
     store::{FailureMode, Quota},
 };
 
@@ -68,16 +78,37 @@ pub struct Policy<K = Keyed> {
 /// What a policy has besides its key.
 #[derive(Clone)]
 struct Settings {
-    /// The plan of all requests; if plans are chosen, one of the same name that limits nothing.
-    plan: Arc<Plan>,
-    plans: Option<Arc<Plans>>,
-    cost: Cost,
-    failure_mode: FailureMode,
+    terms: Terms,
+    /// The settings in code, over those of the terms.
+    cost: Option<Cost>,
+    failure_mode: Option<FailureMode>,
+    /// The requests that the policy applies to.
     applies: Option<Condition>,
+    completion: Option<CompletionRule>,
+    /// Whether the policy only observes.
+    observed: bool,
+    once: Once,
+    /// Where a reload replaces the terms.
+    #[cfg(feature = "serde")]
+    origin: Option<Origin>,
 }
 
-/// The requests that a policy applies to.
-type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+impl Settings {
+    fn failure_mode(&self) -> FailureMode {
+        self.failure_mode.unwrap_or(self.terms.failure_mode)
+    }
+
+    /// The number of the file that the policy follows.
+    #[cfg(feature = "serde")]
+    fn file(&self) -> Option<u64> {
+        self.origin.as_ref().map(Origin::file)
+    }
+
+    #[cfg(not(feature = "serde"))]
+    fn file(&self) -> Option<u64> {
+        None
+    }
+}
 
 /// The cost of a request.
 #[derive(Clone)]
@@ -128,22 +159,22 @@ impl Policy<Unkeyed> {
     ///
     /// For the names and limits for which [`new`](Self::new) panics.
     pub fn try_new(name: impl Into<Cow<'static, str>>, limit: impl Into<PolicyLimit>) -> Result<Self, ConfigError> {
-        let name = name.into();
-        validate_name(&name)?;
-        let (limit, plans) = match limit.into().0 {
-            Source::Fixed(limit) => (limit, None),
-            Source::Chosen(choose) => (Limit::Unlimited, Some(Plans::new(name.clone(), choose))),
-        };
-        limit.validate()?;
+        Terms::try_new(name, limit).map(Self::with_terms)
+    }
 
+    fn with_terms(terms: Terms) -> Self {
         let settings = Settings {
-            plan: plan(name, limit),
-            plans: plans.map(Arc::new),
-            cost: Cost::Fixed(1),
-            failure_mode: FailureMode::default(),
+            terms,
+            cost: None,
+            failure_mode: None,
             applies: None,
+            completion: None,
+            observed: false,
+            once: Once::DEFAULT,
+            #[cfg(feature = "serde")]
+            origin: None,
         };
-        Ok(Self { settings, key: Unkeyed })
+        Self { settings, key: Unkeyed }
     }
 
     /// The key that requests are counted under; see [`key`](crate::key) for the extractors.
@@ -166,23 +197,24 @@ impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.settings.plan.quota.name
+        &self.settings.terms.plan.quota.name
     }
 
     /// The limit; `None` if it is [chosen](crate::limit::by()) for each request.
     #[must_use]
     pub fn limit(&self) -> Option<&Limit> {
-        match self.settings.plans {
+        match self.settings.terms.plans {
             Some(_) => None,
-            None => Some(&self.settings.plan.quota.limit),
+            None => Some(&self.settings.terms.plan.quota.limit),
         }
     }
 
     /// The cost of each request, unless it is computed.
     pub(crate) fn fixed_cost(&self) -> Option<u64> {
         match self.settings.cost {
-            Cost::Fixed(cost) => Some(cost),
-            Cost::Computed(_) => None,
+            None => Some(self.settings.terms.cost),
+            Some(Cost::Fixed(cost)) => Some(cost),
+            Some(Cost::Computed(_)) => None,
         }
     }
 
@@ -190,22 +222,39 @@ impl<K> Policy<K> {
     /// their place.
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
         let Settings {
-            plans, cost, applies, ..
+            terms,
+            cost,
+            applies,
+            once,
+            completion,
+            ..
         } = &self.settings;
-        let (setting, instead) = if plans.is_some() {
+        let (setting, instead) = if terms.plans.is_some() {
             (
                 "`limit::by(..)`",
                 "make a limiter for each plan, with this policy name and one store: they share their counts",
             )
-        } else if matches!(cost, Cost::Computed(_)) {
+        } else if matches!(cost, Some(Cost::Computed(_))) {
             ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
         } else if applies.is_some() {
             (
                 "`.apply_if(..)`",
                 "leave it out, and call the limiter for the requests that the policy is for",
             )
+        } else if once.has_id() {
+            ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
         } else {
-            return Ok(());
+            match completion {
+                Some(CompletionRule::RefundIf(_)) => (
+                    "`.refund_if(..)`",
+                    "leave it out, and refund the receipt that `take_receipt` of the decision returns",
+                ),
+                Some(CompletionRule::ChargeIf(_)) => (
+                    "`.charge_if(..)`",
+                    "leave it out, and use `peek` before and `charge` after the request",
+                ),
+                None => return Ok(()),
+            }
         };
         Err(ConfigError::new(format!(
             "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",
@@ -241,7 +290,7 @@ impl Policy {
     /// The plan that is chosen for a request, unless all requests have the same.
     #[inline]
     pub(crate) fn choose_plan(&self, parts: &Parts) -> Result<Option<Arc<Plan>>, KeyError> {
-        match &self.settings.plans {
+        match &self.settings.terms.plans {
             None => Ok(None),
             Some(plans) => plans.of(parts).map(Some),
         }
@@ -250,15 +299,16 @@ impl Policy {
     /// What applies to a request for which this plan is chosen.
     #[inline]
     pub(crate) fn quota_of<'a>(&'a self, chosen: Option<&'a Plan>) -> &'a Quota {
-        &chosen.unwrap_or(&self.settings.plan).quota
+        &chosen.unwrap_or(&self.settings.terms.plan).quota
     }
 
     /// The cost of a request; 0 if the policy does not apply to it.
     #[inline]
     pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
         match &self.settings.cost {
-            Cost::Fixed(cost) => *cost,
-            Cost::Computed(cost) => cost(parts),
+            None => self.settings.terms.cost,
+            Some(Cost::Fixed(cost)) => *cost,
+            Some(Cost::Computed(cost)) => cost(parts),
         }
     }
 }
@@ -272,8 +322,14 @@ impl<K> fmt::Debug for Policy<K> {
         f.debug_struct("Policy")
             .field("name", &self.name())
             .field("limit", limit)
-            .field("cost", &self.settings.cost)
-            .field("failure_mode", &self.settings.failure_mode)
+            .field(
+                "cost",
+                self.settings
+                    .cost
+                    .as_ref()
+                    .unwrap_or(&Cost::Fixed(self.settings.terms.cost)),
+            )
+            .field("failure_mode", &self.settings.failure_mode())
             .finish_non_exhaustive()
     }
 }

@@ -53,7 +53,7 @@ impl<K> Policy<K> {
                 "a request costs at least 1; with `Limit::Unlimited` a policy counts nothing",
             ));
         }
-        self.settings.cost = Cost::Fixed(cost);
+        self.settings.cost = Some(Cost::Fixed(cost));
         Ok(self)
     }
 
@@ -87,7 +87,7 @@ impl<K> Policy<K> {
     /// # }
     /// ```
     pub fn cost_fn(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
-        self.settings.cost = Cost::Computed(Arc::new(cost));
+        self.settings.cost = Some(Cost::Computed(Arc::new(cost)));
         self
     }
 
@@ -124,12 +124,59 @@ impl<K> Policy<K> {
         self
     }
 
+    /// Counts requests and denies none, to see what a limit would do before it is enforced.
+    ///
+    /// The policy counts the requests that it would have admitted. It is decided apart from the other policies of a layer or a
+    /// [`Limiter`](crate::Limiter), in the same call of the store: neither changes what the other decides. So a candidate for a
+    /// limit is an observing policy beside the enforced one, under a name of its own.
+    ///
+    /// What it would have done is in [`Decision::policies`](crate::Decision::policies), which
+    /// [`on_decision`](crate::RateLimitLayer::on_decision) reads too: [`is_observed`](crate::PolicyDecision::is_observed),
+    /// [`denial`](crate::PolicyDecision::denial), [`remaining`](crate::PolicyDecision::remaining). The other methods of the
+    /// decision and the rate limit fields are those of the enforced policies;
+    /// [`observed_header`](crate::RateLimitLayer::observed_header) adds a field.
+    ///
+    /// The request is admitted whatever happens to the policy: its cost is above the limit, its key is missing, or the store
+    /// fails and the mode is [`Closed`](FailureMode::Closed). A [`Receipt`](crate::Receipt) refunds what it has counted of an
+    /// admitted request. Denials of policies beside it are not answered from the cache of the process, since each request must
+    /// be counted. By default a policy is enforced.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// static WOULD_DENY: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// let enforced = Policy::new("mails", SlidingLog::per_hour(100));
+    /// let candidate = Policy::new("mails-candidate", SlidingLog::per_hour(2)).observe_only();
+    /// let limiter = Limiter::new(MemoryStore::new(), [enforced, candidate]).on_decision(|decision| {
+    ///     let denials = decision.policies().filter(|policy| policy.is_observed() && policy.denial().is_some());
+    ///     WOULD_DENY.fetch_add(denials.count() as u64, Ordering::Relaxed);
+    /// });
+    ///
+    /// for remaining in [99, 98, 97, 96, 95] {
+    ///     let decision = limiter.check("42").await?;
+    ///     assert!(decision.is_allowed());
+    ///     assert_eq!(decision.remaining(), remaining);
+    /// }
+    /// assert_eq!(WOULD_DENY.load(Ordering::Relaxed), 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn observe_only(mut self) -> Self {
+        self.settings.observed = true;
+        self
+    }
+
     /// What happens to requests while the store fails.
     ///
-    /// Of several policies that a request counts against, one that is [`Closed`](FailureMode::Closed) closes the request. The
+    /// Of several policies that a request counts against, one that is [`Closed`](FailureMode::Closed) closes the request,
+    /// unless it [only observes](Self::observe_only). The
     /// default is [`FailureMode::Local`]: each process counts by itself. See [`FailureMode`] for an example of each mode.
     pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        self.settings.failure_mode = failure_mode;
+        self.settings.failure_mode = Some(failure_mode);
         self
     }
 }

@@ -56,6 +56,40 @@ use super::rejection::Rejection;
 /// # }
 /// ```
 ///
+/// # A status of your own
+///
+/// This format responds with `401 Unauthorized` to a request without a key. gRPC has [`Grpc::without_key`] for it.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::{HeaderValue, Request, Response, StatusCode, header::WWW_AUTHENTICATE, request::Parts};
+/// use tower_quota::{key::KeyError, response::{Problem, Rejection, ResponseFormat}};
+///
+/// fn unauthorized(rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
+///     let mut response = Problem.respond(rejection, parts);
+///     if matches!(rejection, Rejection::Refused(error) if error.is_absent()) {
+///         let problem = r#"{"type":"about:blank","title":"Unauthorized","status":401}"#;
+///         *response.status_mut() = StatusCode::UNAUTHORIZED;
+///         *response.body_mut() = problem.into();
+///         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+///     }
+///     response
+/// }
+///
+/// let (parts, ()) = Request::get("/").body(())?.into_parts();
+/// let absent = KeyError::absent("the request has no token");
+/// let refused = unauthorized.respond(Rejection::Refused(&absent), &parts);
+/// assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
+/// assert_eq!(refused.headers()["www-authenticate"], "Bearer");
+///
+/// let malformed = KeyError::malformed("the request has two tokens");
+/// let refused = unauthorized.respond(Rejection::Refused(&malformed), &parts);
+/// assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+/// # Ok::<(), http::Error>(())
+/// ```
+///
+/// [`Grpc::without_key`]: crate::response::Grpc::without_key
+///
 /// # A success in place of an error
 ///
 /// The response may be a success. This format serves a cheaper result when a limit denies the search or the store fails:

@@ -22,6 +22,7 @@ use crate::{
 /// | limited | `RESOURCE_EXHAUSTED` (8) | `google.rpc.RetryInfo` with the wait, `google.rpc.QuotaFailure` with the policies | the wait |
 /// | limited, and waiting does not help | `RESOURCE_EXHAUSTED` (8) | `google.rpc.QuotaFailure` | -1 |
 /// | refused | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | | -1 |
+/// | blocked | `PERMISSION_DENIED` (7) | | -1 |
 /// | failed | `UNAVAILABLE` (14) | `google.rpc.RetryInfo` with the wait | the wait |
 ///
 /// A streaming call counts once, when it begins. A gRPC call is a `POST` with the content type `application/grpc`,

@@ -9,6 +9,7 @@ use crate::{Decision, Limit, PolicyDecision};
 
 // google.rpc.Code
 pub(super) const INVALID_ARGUMENT: u8 = 3;
+const PERMISSION_DENIED: u8 = 7;
 const RESOURCE_EXHAUSTED: u8 = 8;
 const INTERNAL: u8 = 13;
 const UNAVAILABLE: u8 = 14;
@@ -31,6 +32,7 @@ impl GrpcStatus {
             Rejection::Limited(_) => (RESOURCE_EXHAUSTED, "rate limit exceeded".into()),
             Rejection::Refused(error) if error.is_misconfigured() => (INTERNAL, "internal error".into()),
             Rejection::Refused(error) => (INVALID_ARGUMENT, error.to_string().into()),
+            Rejection::Blocked => (PERMISSION_DENIED, "permission denied".into()),
             Rejection::Failed { .. } => (UNAVAILABLE, "temporarily unavailable".into()),
         };
         let details = match &*details(rejection) {
@@ -73,7 +75,7 @@ fn details(rejection: Rejection<'_>) -> Vec<Vec<u8>> {
         .map(|wait| any("google.rpc.RetryInfo", &retry_info(wait)));
     let quota_failure = match rejection {
         Rejection::Limited(decision) => Some(any("google.rpc.QuotaFailure", &quota_failure(decision))),
-        Rejection::Refused(_) | Rejection::Failed { .. } => None,
+        Rejection::Refused(_) | Rejection::Blocked | Rejection::Failed { .. } => None,
     };
     retry_info.into_iter().chain(quota_failure).collect()
 }

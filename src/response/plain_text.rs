@@ -9,6 +9,7 @@ use super::{format::ResponseFormat, rejection::Rejection, status_only::StatusOnl
 /// | --- | --- |
 /// | limited | `Too many requests.` |
 /// | refused | `Bad request.`, or `Internal server error.` if the server is at fault |
+/// | blocked | `Forbidden.` |
 /// | failed | `Temporarily unavailable.` |
 ///
 /// ```
@@ -32,6 +33,7 @@ impl ResponseFormat for PlainText {
             Rejection::Limited(_) => "Too many requests.\n",
             Rejection::Refused(error) if error.is_misconfigured() => "Internal server error.\n",
             Rejection::Refused(_) => "Bad request.\n",
+            Rejection::Blocked => "Forbidden.\n",
             Rejection::Failed { .. } => "Temporarily unavailable.\n",
         };
         let mut response = StatusOnly

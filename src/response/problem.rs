@@ -9,7 +9,7 @@ use crate::Decision;
 /// Responds with `application/problem+json` (RFC 9457).
 ///
 /// The types and `violated-policies` are those of the IETF draft *RateLimit header fields for HTTP*; a refused request gets
-/// `about:blank` with a `detail`, without one if the server is at fault.
+/// `about:blank` with a `detail`, without one if the server is at fault, and so does a blocked one.
 ///
 /// ```json
 /// {
@@ -52,6 +52,7 @@ const FAILED: &str = concat!(
     r#""title":"Request cannot be satisfied due to temporary server capacity constraints","status":503}"#,
 );
 const MISCONFIGURED: &str = r#"{"type":"about:blank","title":"Internal Server Error","status":500}"#;
+const BLOCKED: &str = r#"{"type":"about:blank","title":"Forbidden","status":403}"#;
 const REFUSED: &str = r#"{"type":"about:blank","title":"Bad Request","status":400,"detail":"#;
 
 impl ResponseFormat for Problem {
@@ -61,6 +62,7 @@ impl ResponseFormat for Problem {
             // The cause is for the log of the server, not for the caller.
             Rejection::Refused(error) if error.is_misconfigured() => Bytes::from_static(MISCONFIGURED.as_bytes()),
             Rejection::Refused(error) => format!("{REFUSED}{}}}", json!(error.to_string())).into(),
+            Rejection::Blocked => Bytes::from_static(BLOCKED.as_bytes()),
             Rejection::Failed { .. } => Bytes::from_static(FAILED.as_bytes()),
         };
 

@@ -28,8 +28,10 @@ use crate::{Decision, key::KeyError, store::StoreError};
 pub enum Rejection<'a> {
     /// A limit denied it.
     Limited(&'a Decision),
-    /// Its key cannot be extracted.
+    /// Its key cannot be extracted, or the limit that was [chosen](crate::limit::by()) for it is invalid.
     Refused(&'a KeyError),
+    /// It fulfills a condition of [`RateLimitLayer::block`](crate::RateLimitLayer::block).
+    Blocked,
     /// The store failed, and the failure mode is [`Closed`](crate::FailureMode::Closed).
     #[non_exhaustive]
     Failed {
@@ -47,6 +49,7 @@ impl Rejection<'_> {
     /// | --- | --- |
     /// | [`Limited`](Self::Limited) | `429 Too Many Requests` |
     /// | [`Refused`](Self::Refused) | `400 Bad Request`; `500 Internal Server Error` if the server is [at fault](KeyError::is_misconfigured) |
+    /// | [`Blocked`](Self::Blocked) | `403 Forbidden` |
     /// | [`Failed`](Self::Failed) | `503 Service Unavailable` |
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -54,19 +57,20 @@ impl Rejection<'_> {
             Self::Limited(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Refused(error) if error.is_misconfigured() => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Refused(_) => StatusCode::BAD_REQUEST,
+            Self::Blocked => StatusCode::FORBIDDEN,
             Self::Failed { .. } => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     /// The wait before the next attempt, the same in every field of the response.
     ///
-    /// `None` if waiting does not help: the cost of the request is above the limit, the limit admits nothing, or the key
-    /// cannot be extracted.
+    /// `None` if waiting does not help: the cost of the request is above the limit, the limit admits nothing, the key cannot be
+    /// extracted, or the request is blocked.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Limited(decision) => decision.retry_after(),
-            Self::Refused(_) => None,
+            Self::Refused(_) | Self::Blocked => None,
             Self::Failed { retry_after, .. } => Some(*retry_after),
         }
     }

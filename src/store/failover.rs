@@ -11,7 +11,7 @@ use super::{
     MemoryStore, Store, StoreId,
     error::StoreError,
     health::Health,
-    request::{Charge, ChargeRole, Operation, StoreRequest},
+    request::{Charge, Operation, StoreRequest},
     response::StoreFuture,
 };
 use crate::{ConfigError, Limit, limit::Share};
@@ -267,12 +267,7 @@ pub(crate) struct LocalCharge {
 impl LocalCharge {
     /// The charge in this mode, if it is one that counts locally.
     pub(crate) fn new(mode: FailureMode, operation: Operation, charge: &Charge<'_>) -> Option<Self> {
-        let share = mode.share()?;
-        let limit = match charge.role() {
-            ChargeRole::Counted | ChargeRole::CheckedOnly => charge.limit().scaled(share),
-            // The repetitions of one request do not divide between processes.
-            ChargeRole::Once => charge.limit().clone(),
-        };
+        let limit = charge.limit().scaled(mode.share()?);
         let cost = match operation {
             Operation::Check | Operation::Peek => charge.cost().min(limit.quota()),
             // What has happened counts in full, and a receipt holds the cost that was counted.

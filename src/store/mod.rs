@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub use self::{
     error::{ErrorKind, StoreError},
     failover::FailureMode,
-    memory::{MemoryStore, MemoryStoreBuilder},
+    memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
     request::{Charge, ChargeRole, Operation, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},
 };
@@ -195,7 +195,8 @@ pub(crate) use self::{
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not store counts",
-    note = "use `MemoryStore::new()`, or `RedisStore::connect(\"redis://127.0.0.1:6379\").await?`"
+    note = "use `MemoryStore::new()`, or `RedisStore::connect(\"redis://127.0.0.1:6379\").await?`",
+    note = "a store is passed by value: its clones share their counts, and an `Arc<dyn Store>` can be cloned too"
 )]
 pub trait Store: Send + Sync + 'static {
     /// Decides the requests one after the other.

@@ -122,9 +122,10 @@ pub enum ChargeRole {
     /// * If it has no room, the next charge is decided as without it, and the marker is not counted. Its state has a
     ///   [`retry_after`](super::ChargeState::retry_after), also if the request is admitted.
     ///
-    /// So each counted request has as many repetitions as fit on the marker beside it. A marker before a charge of
-    /// [`Limit::Unlimited`] or [`Limit::DenyAll`] is not counted. In a Redis cluster a marker and the next charge lie in one
-    /// slot. The role has no effect on refunds and resets.
+    /// So each counted request has as many repetitions as fit on the marker beside it. A marker is not counted if the next
+    /// charge is not: if there is none, if it is only checked, and if its limit is [`Limit::Unlimited`] or
+    /// [`Limit::DenyAll`]. In a Redis cluster a marker and the next charge lie in one slot. The role has no effect on refunds
+    /// and resets.
     Once,
 }
 
@@ -200,6 +201,14 @@ impl<'a> Charge<'a> {
         }
     }
 
+    /// A marker before this charge.
+    pub(crate) fn marker(self, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
+        Self {
+            key,
+            ..self.with(limit, cost).once()
+        }
+    }
+
     /// The sum of two charges on one key, which is counted unless both have the same other role.
     pub(super) fn plus(self, other: &Self) -> Self {
         let role = if self.role == other.role {
@@ -271,7 +280,7 @@ impl<'a> Charge<'a> {
     }
 }
 
-/// Whether anything is stored for the charge at this position. Nothing is for a marker if nothing is for the next charge.
+/// Whether a store is needed for the charge at this position. A marker needs none if the next charge does not.
 pub(super) fn is_counted(charges: &[Charge<'_>], position: usize) -> bool {
     let is_counted = |charge: &Charge<'_>| charge.limit.is_counted();
     let charge = &charges[position];

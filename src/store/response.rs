@@ -210,8 +210,8 @@ impl ChargeState {
         self
     }
 
-    /// Whether an admitted request is a repetition, from the state of its marker, which has this quota and cost.
-    pub(crate) fn is_of_repetition(&self, quota: u64, cost: u64) -> bool {
-        self.retry_after.is_none() && self.remaining.saturating_add(cost) < quota
+    /// Whether the request is a repetition, from the state of its marker, which has this quota and has counted this cost.
+    pub(crate) fn is_of_repetition(&self, quota: u64, counted: u64) -> bool {
+        self.retry_after.is_none() && self.remaining.saturating_add(counted) < quota
     }
 }

@@ -130,6 +130,21 @@ fn a_store_that_replies_later_adds_its_future() {
 }
 
 #[test]
+fn a_policy_that_depends_on_the_completion_adds_one_allocation_and_a_refund_none() {
+    let policy = Policy::new("hello", SlidingLog::per_hour(1_000)).key(key::ip());
+    let kept = RateLimitLayer::new(
+        MemoryStore::new(),
+        policy.clone().refund_if(|completion| completion.is_error()),
+    );
+    assert_eq!(added(&kept, SILENT, StatusCode::OK), 8);
+    let refunded = RateLimitLayer::new(
+        MemoryStore::new(),
+        policy.refund_if(|completion| completion.is_success()),
+    );
+    assert_eq!(added(&refunded, SILENT, StatusCode::OK), 8);
+}
+
+#[test]
 fn a_denied_request_allocates_four_times() {
     let layer = layer(MemoryStore::new(), SlidingLog::per_hour(1));
     assert_eq!(added(&layer, SILENT, StatusCode::TOO_MANY_REQUESTS), 4);

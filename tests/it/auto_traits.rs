@@ -5,8 +5,8 @@ use std::{fmt::Debug, sync::Arc};
 use axum::{Router, routing::get as route};
 
 use tower_quota::{
-    ClientLibrary, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, Headers,
-    Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer,
+    ClientLibrary, Completion, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode,
+    Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer,
     RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
     key::{self, KeyError, PeerAddr},
     limit::PolicyLimit,
@@ -62,6 +62,7 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
     shared::<StoreId>();
     shared::<ChargeState>();
     borrowed::<Charge<'_>>();
+    borrowed::<Completion<'_>>();
     borrowed::<StoreRequest<'_>>();
     sent::<StoreFuture>();
 }

@@ -139,6 +139,7 @@ macro_rules! promises {
                 a_repetition_needs_no_room_and_is_denied_by_other_charges
                 a_denied_request_leaves_no_marker
                 a_refunded_marker_marks_nothing
+                a_marker_is_counted_with_its_charge_and_not_when_that_is_only_checked
                 a_marker_before_a_charge_without_a_count_marks_nothing
                 $($own)*
             }
@@ -970,6 +971,22 @@ async fn a_refunded_marker_marks_nothing(bench: &Bench, algorithm: Algorithm) {
         );
     }
     assert_eq!(left(&decide_one(bench, Operation::Check, &request).await), [2, 1]);
+}
+
+async fn a_marker_is_counted_with_its_charge_and_not_when_that_is_only_checked(bench: &Bench, algorithm: Algorithm) {
+    let (limit, marks) = (algorithm.limit(1), FixedWindow::per_day(3).into());
+    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
+    let marker = Charge::new("test", &marks, &id, 1).once();
+    let counted = Charge::new("test", &limit, &key, 1);
+
+    for request in [&[marker, counted.checked_only()][..], &[marker]] {
+        let admitted = decide_one(bench, Operation::Check, request).await;
+        assert_eq!((admitted.allowed, left(&admitted)[0]), (true, 3));
+    }
+    let charged = decide_one(bench, Operation::Charge, &[marker, counted]).await;
+    assert_eq!(left(&charged), [2, 0]);
+    let repeated = decide_one(bench, Operation::Check, &[marker, counted.checked_only()]).await;
+    assert_eq!((repeated.allowed, left(&repeated)), (true, vec![2, 0]));
 }
 
 async fn a_marker_before_a_charge_without_a_count_marks_nothing(bench: &Bench, algorithm: Algorithm) {

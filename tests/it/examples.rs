@@ -19,15 +19,27 @@ mod axum_per_route;
 #[path = "../../examples/degrade.rs"]
 #[allow(dead_code)]
 mod degrade;
+#[path = "../../examples/export.rs"]
+#[allow(dead_code)]
+pub(crate) mod export;
+#[path = "../../examples/handler.rs"]
+#[allow(dead_code)]
+mod handler;
 #[path = "../../examples/hello.rs"]
 #[allow(dead_code)]
 mod hello;
 #[path = "../../examples/hyper.rs"]
 #[allow(dead_code)]
 mod hyper_example;
+#[path = "../../examples/idempotency.rs"]
+#[allow(dead_code)]
+mod idempotency;
 #[path = "../../examples/limits_file.rs"]
 #[allow(dead_code)]
 mod limits_file;
+#[path = "../../examples/observe.rs"]
+#[allow(dead_code)]
+mod observe;
 #[path = "../../examples/plans.rs"]
 #[allow(dead_code)]
 mod plans;
@@ -144,6 +156,11 @@ async fn axum_per_route_sends_what_it_shows() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn observe_sends_what_it_shows() {
+    shows(include_str!("../../examples/observe.rs"), observe::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn plans_sends_what_it_shows() {
     shows(include_str!("../../examples/plans.rs"), plans::app()).await;
 }
@@ -151,6 +168,21 @@ async fn plans_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn users_sends_what_it_shows() {
     shows(include_str!("../../examples/users.rs"), users::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn export_sends_what_it_shows() {
+    shows(include_str!("../../examples/export.rs"), export::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn idempotency_sends_what_it_shows() {
+    shows(include_str!("../../examples/idempotency.rs"), idempotency::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn handler_sends_what_it_shows() {
+    shows(include_str!("../../examples/handler.rs"), handler::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -753,7 +753,9 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
         Headers::None,
     ];
     let mut seen = HashSet::new();
-    for (_, layer, _) in each_rejection() {
+    let observing = RateLimitLayer::new(s1(), default().observe_only()).observed_header(true);
+    let rejecting = each_rejection().into_iter().map(|(_, layer, _)| layer);
+    for layer in rejecting.chain([observing]) {
         for style in styles {
             let app = Router::new()
                 .fallback(async || "hi")

@@ -49,6 +49,13 @@ async fn a_cost_from_a_file_counts() {
 }
 
 #[tokio::test]
+async fn a_policy_that_observes_in_a_file_denies_nothing() {
+    let mode = |mode| Policies::from_toml(&format!("{FILE}mode = \"{mode}\"\n")).unwrap();
+    assert_eq!(statuses(&mode("observe"), &["a", "a", "a"]).await, [OK, OK, OK]);
+    assert_eq!(statuses(&mode("enforce"), &["a", "a", "a"]).await, [OK, OK, TOO_MANY]);
+}
+
+#[tokio::test]
 async fn the_switch_turns_all_of_it_off() {
     for file in [format!("enabled = false\n{FILE}"), format!("{FILE}enabled = false\n")] {
         let policies = Policies::from_toml(&file).unwrap();
@@ -112,6 +119,11 @@ fn a_wrong_line_is_shown() {
             "limit = \"sliding-log 2/30s\"\nfailure-mode = \"ajar\"",
             "ajar",
             "`closed`",
+        ),
+        (
+            "limit = \"sliding-log 2/30s\"\nmode = \"watch\"",
+            "watch",
+            "expected `enforce` or `observe`",
         ),
         ("key = \"ip\"", "line 2", "missing field `limit`"),
     ] {

@@ -32,7 +32,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 use tonic_web::GrpcWebLayer;
 use tower::{Layer, Service, ServiceExt, service_fn, util::MapRequestLayer};
 use tower_quota::{
-    Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, Policy, RateLimitLayer, SlidingLog,
+    Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, LivePolicies, Policies, Policy, RateLimitLayer,
+    SlidingLog,
     key::{self, KeyError},
     response::{Grpc, Negotiated},
 };
@@ -756,6 +757,33 @@ async fn the_peer_is_found_behind_tls() {
         one.once("hi").await.expect_err("denied").code(),
         Code::ResourceExhausted
     );
+}
+
+#[tokio::test]
+async fn a_server_applies_the_limits_of_its_file_after_a_reload() {
+    let describe = |limit: &str| {
+        let file = format!("[policies.per-address]\nlimit = \"{limit}\"\nkey = \"ip\"\n");
+        Policies::from_toml(&file).expect("a policy")
+    };
+    let policies = LivePolicies::from(describe("sliding-log 2/min"));
+    let policy = policies.get("per-address").expect("the policy has a key");
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policy);
+    let (incoming, endpoint) = listen().await;
+    let server = Server::builder().layer(layer).add_service(Echo::default());
+    tokio::spawn(server.serve_with_incoming(incoming));
+
+    // The connection stays open.
+    let mut caller = Caller::new(&endpoint).await;
+    assert_eq!(caller.once("hi").await.expect("admitted"), "hi, Some(1) left");
+    policies
+        .replace(describe("sliding-log 4/min"))
+        .expect("the policy has a key");
+    assert_eq!(caller.once("hi").await.expect("admitted"), "hi, Some(2) left");
+    policies
+        .replace(describe("sliding-log 1/min"))
+        .expect("the policy has a key");
+    let denied = caller.once("hi").await.expect_err("denied");
+    assert_eq!(denied.code(), Code::ResourceExhausted);
 }
 
 /// The server of a handler that this limiter limits, behind a layer.

@@ -18,8 +18,19 @@ pub(super) struct Entry {
     pub(super) cost: u64,
     #[serde(default, deserialize_with = "failure_mode")]
     pub(super) failure_mode: FailureMode,
+    #[serde(default)]
+    pub(super) mode: Mode,
     #[serde(default = "yes")]
     pub(super) enabled: bool,
+}
+
+/// What a policy does with requests above its limit.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Mode {
+    #[default]
+    Enforce,
+    Observe,
 }
 
 pub(super) fn yes() -> bool {

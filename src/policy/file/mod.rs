@@ -11,10 +11,10 @@ use serde::Deserialize;
 
 use self::{
     client_ip::ClientIp,
-    entry::{Entries, Entry, yes},
+    entry::{Entries, Entry, Mode, yes},
 };
-use super::{Policy, Unkeyed};
-use crate::{ConfigError, KeyExtractor, Limit};
+use super::{Keyed, Policy, Unkeyed, terms::Terms};
+use crate::{ConfigError, KeyExtractor};
 
 /// Policies by name, from configuration.
 ///
@@ -72,10 +72,11 @@ use crate::{ConfigError, KeyExtractor, Limit};
 ///
 /// | field | value | default |
 /// | --- | --- | --- |
-/// | `limit` | the limit, as [`Limit`] parses it | required |
+/// | `limit` | the limit, in one of its [spellings](crate::limit#limits-as-text) | required |
 /// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; for [`unkeyed`](Self::unkeyed) |
 /// | `cost` | the cost of a request | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
+/// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
 ///
 /// Unknown fields, and names that occur twice, are errors that show the place.
@@ -169,18 +170,42 @@ impl Policies {
     /// If the file cannot be read, or does not describe policies; the message shows the place.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
-        let parse = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("toml") => Self::from_toml,
-            Some("json") => Self::from_json,
-            _ => {
-                let fault = "the name of a file of limits ends in `.toml` or `.json`";
-                return Err(ConfigError::new(format!("`{}`: {fault}", path.display())));
-            }
-        };
+        Self::parse(path, &read(path)?)
+    }
 
-        let text = fs::read_to_string(path)
-            .map_err(|error| ConfigError::because(format!("`{}` cannot be read: {error}", path.display()), error))?;
-        parse(&text).map_err(|error| ConfigError::new(format!("`{}`: {error}", path.display())))
+    /// Policies from the content of a file.
+    pub(super) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let parsed = match format_of(path)? {
+            Format::Toml => Self::from_toml(text),
+            Format::Json => Self::from_json(text),
+        };
+        parsed.map_err(|error| ConfigError::new(format!("`{}`: {error}", path.display())))
+    }
+}
+
+/// Reads a file of limits.
+#[cfg(feature = "file")]
+pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
+    format_of(path)?;
+    fs::read_to_string(path)
+        .map_err(|error| ConfigError::because(format!("`{}` cannot be read: {error}", path.display()), error))
+}
+
+#[cfg(feature = "file")]
+enum Format {
+    Toml,
+    Json,
+}
+
+#[cfg(feature = "file")]
+fn format_of(path: &Path) -> Result<Format, ConfigError> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("toml") => Ok(Format::Toml),
+        Some("json") => Ok(Format::Json),
+        _ => {
+            let fault = "the name of a file of limits ends in `.toml` or `.json`";
+            Err(ConfigError::new(format!("`{}`: {fault}", path.display())))
+        }
     }
 }
 
@@ -193,14 +218,8 @@ impl Policies {
     ///
     /// If there is no such policy, or it has no key.
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
-        let policy = self.unkeyed(name)?;
-        match self.key(name)? {
-            Some(key) => Ok(policy.key(key)),
-            None => Err(ConfigError::new(format!(
-                "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
-                 policy that `unkeyed` returns"
-            ))),
-        }
+        let key = self.key(name)?;
+        Ok(self.unkeyed(name)?.with_key(Keyed(key)))
     }
 
     /// The policy of this name without its key: for a limiter, or for a key that only code can extract.
@@ -224,20 +243,8 @@ impl Policies {
     ///
     /// If there is no such policy.
     pub fn unkeyed(&self, name: &str) -> Result<Policy<Unkeyed>, ConfigError> {
-        let Some(entry) = self.policies.get(name) else {
-            let names: Vec<_> = self.names().map(|name| format!("`{name}`")).collect();
-            return Err(ConfigError::new(format!(
-                "there is no policy `{name}`; there are {}",
-                names.join(", ")
-            )));
-        };
-
-        let limit = match self.enabled && entry.enabled {
-            true => entry.limit.clone(),
-            false => Limit::Unlimited,
-        };
-        let policy = Policy::try_new(name.to_owned(), limit)?.try_cost(entry.cost)?;
-        Ok(policy.failure_mode(entry.failure_mode))
+        let terms = self.switched(self.terms(name)?);
+        Ok(Policy::with_terms(terms))
     }
 
     /// The names of all policies, in alphabetical order.
@@ -254,15 +261,48 @@ impl Policies {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.policies.keys().map(String::as_str)
     }
+}
 
-    fn key(&self, name: &str) -> Result<Option<Arc<dyn KeyExtractor>>, ConfigError> {
-        let Some(key) = self.policies.get(name).and_then(|entry| entry.key.as_ref()) else {
-            return Ok(None);
+impl Policies {
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.policies.contains_key(name)
+    }
+
+    /// What the file has about a policy, apart from the switch at its top.
+    pub(super) fn terms(&self, name: &str) -> Result<Terms, ConfigError> {
+        let entry = self.entry(name)?;
+        let terms = Terms {
+            cost: entry.cost,
+            failure_mode: entry.failure_mode,
+            observed: entry.mode == Mode::Observe,
+            ..Terms::try_new(name.to_owned(), entry.limit.clone())?
         };
-        match key.extractor(self.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip)) {
-            Ok(key) => Ok(Some(key)),
-            Err(error) => Err(ConfigError::because(format!("the policy `{name}`: {error}"), error)),
-        }
+        Ok(if entry.enabled { terms } else { terms.switched_off() })
+    }
+
+    /// The terms of a policy by the switch at the top of the file.
+    pub(super) fn switched(&self, terms: Terms) -> Terms {
+        if self.enabled { terms } else { terms.switched_off() }
+    }
+
+    /// The key of a policy.
+    pub(super) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        let Some(key) = &self.entry(name)?.key else {
+            return Err(ConfigError::new(format!(
+                "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
+                 policy that `unkeyed` returns"
+            )));
+        };
+        let client_ip = self.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip);
+        key.extractor(client_ip)
+            .map_err(|error| ConfigError::because(format!("the policy `{name}`: {error}"), error))
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry, ConfigError> {
+        self.policies.get(name).ok_or_else(|| {
+            let names: Vec<_> = self.names().map(|name| format!("`{name}`")).collect();
+            ConfigError::new(format!("there is no policy `{name}`; there are {}", names.join(", ")))
+        })
     }
 }
 
@@ -289,7 +329,8 @@ impl TryFrom<Table> for Policies {
             client_ip: table.client_ip,
             policies: table.policies.0,
         };
-        for name in policies.names() {
+        let keyed = policies.policies.iter().filter(|(_, entry)| entry.key.is_some());
+        for (name, _) in keyed {
             policies.key(name)?;
         }
         Ok(policies)

@@ -48,7 +48,7 @@ impl fmt::Debug for Clock {
     }
 }
 
-fn micros(time: Duration) -> u64 {
+pub(super) fn micros(time: Duration) -> u64 {
     time.as_secs()
         .saturating_mul(1_000_000)
         .saturating_add(time.subsec_micros().into())

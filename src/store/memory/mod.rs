@@ -1,10 +1,12 @@
 mod clock;
+mod manual_clock;
 mod settled;
 mod shard;
 mod shards;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+pub use self::manual_clock::ManualClock;
 use self::{clock::Clock, shards::Shards};
 use super::{Store, StoreFuture, StoreId, StoreRequest, StoreResponse};
 use crate::ConfigError;
@@ -55,6 +57,9 @@ use crate::ConfigError;
 /// keys of its own policy; if its keys deny at once, as with a limit of 1, it also evicts those of other policies that do not
 /// deny. A store of its own keeps a policy free of evictions by others.
 ///
+/// The markers of [`Policy::once_per`](crate::Policy::once_per), one key for each id, count as a policy of their own here: many
+/// ids evict each other, and not the counts of callers.
+///
 /// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
 /// one is logged as a warning (feature `tracing`).
 ///
@@ -66,7 +71,8 @@ use crate::ConfigError;
 ///
 /// The default clock is that of [`tokio::time`], which is monotonic: setting the system clock changes nothing, and a test with a
 /// paused runtime moves it with [`advance`](https://docs.rs/tokio/latest/tokio/time/fn.advance.html).
-/// [`MemoryStoreBuilder::clock`] sets another one.
+/// [`MemoryStoreBuilder::manual_clock`] sets one that a test advances, without the feature `test-util` of tokio, and
+/// [`MemoryStoreBuilder::clock`] any other one.
 #[derive(Clone)]
 #[must_use]
 pub struct MemoryStore {
@@ -195,26 +201,11 @@ const DEFAULT_CAPACITY: usize = 100_000;
 /// Settings of a [`MemoryStore`].
 ///
 /// ```
-/// use std::{sync::atomic::{AtomicU64, Ordering}, sync::Arc, time::Duration};
-/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+/// use tower_quota::{ManualClock, MemoryStore};
 ///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-/// let seconds = Arc::new(AtomicU64::new(0));
-/// let clock = seconds.clone();
-/// let store = MemoryStore::builder()
-///     .capacity(1_000)
-///     .clock(move || Duration::from_secs(clock.load(Ordering::Relaxed)))
-///     .build();
-///
-/// let limiter = Limiter::new(store, Policy::new("mail", SlidingLog::per_minute(1)));
-/// assert!(limiter.check("42").await?.is_allowed());
-/// assert!(!limiter.check("42").await?.is_allowed());
-///
-/// seconds.store(60, Ordering::Relaxed);
-/// assert!(limiter.check("42").await?.is_allowed());
-/// # Ok(())
-/// # }
+/// let clock = ManualClock::new();
+/// let store = MemoryStore::builder().capacity(1_000).manual_clock(&clock).build();
+/// assert_eq!(store.capacity(), 1_000);
 /// ```
 #[must_use]
 pub struct MemoryStoreBuilder {
@@ -267,10 +258,40 @@ impl MemoryStoreBuilder {
     /// It is called once in each call of the store. The time may stand still, jump and go back; times after the year 2112 count
     /// as that year. The function must not use the store, a part of which is locked during the call.
     ///
-    /// The default is the monotonic clock of [`tokio::time`]. The [builder](Self) has an example.
+    /// The default is the monotonic clock of [`tokio::time`].
+    ///
+    /// ```
+    /// use std::{sync::Arc, sync::atomic::{AtomicU64, Ordering}, time::Duration};
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let seconds = Arc::new(AtomicU64::new(0));
+    /// let clock = seconds.clone();
+    /// let store = MemoryStore::builder()
+    ///     .clock(move || Duration::from_secs(clock.load(Ordering::Relaxed)))
+    ///     .build();
+    ///
+    /// let limiter = Limiter::new(store, Policy::new("mail", SlidingLog::per_minute(1)));
+    /// assert!(limiter.check("42").await?.is_allowed());
+    /// assert!(!limiter.check("42").await?.is_allowed());
+    ///
+    /// seconds.store(60, Ordering::Relaxed);
+    /// assert!(limiter.check("42").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn clock(mut self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         self.clock = Some(Clock::Custom(Box::new(now)));
         self
+    }
+
+    /// Sets a clock that a test advances.
+    ///
+    /// The default is the monotonic clock of [`tokio::time`]. See [`ManualClock`] for an example.
+    pub fn manual_clock(self, clock: &ManualClock) -> Self {
+        let clock = clock.clone();
+        self.clock(move || clock.now())
     }
 
     /// Builds an empty store.

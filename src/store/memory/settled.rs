@@ -13,8 +13,10 @@ pub(super) struct Settled<'a> {
     /// The weight that fits before the change.
     room: u64,
     fits: bool,
-    /// Whether a marker exempts it: it neither denies nor counts.
-    exempt: bool,
+    /// Whether a check is denied if it does not fit.
+    may_deny: bool,
+    /// Whether it is counted when the request is admitted.
+    counts: bool,
     now: u64,
 }
 
@@ -41,27 +43,32 @@ impl<'a> Settled<'a> {
             unsettled,
             room,
             fits: room >= charge.cost(),
-            exempt: false,
+            may_deny: charge.role() != ChargeRole::Once,
+            counts: charge.role() == ChargeRole::Counted,
             now,
         }
     }
 
-    /// Whether the request may be admitted as far as this charge matters.
+    /// Whether this charge does not deny a check.
     #[inline]
     pub(super) fn admits(&self) -> bool {
-        self.fits || self.exempt || self.charge.role() == ChargeRole::Once
+        self.fits || !self.may_deny
     }
 
-    /// Exempts what the markers of a request leave out.
-    pub(super) fn exempt(charges: &mut [Self]) {
+    /// Applies the markers of a request. A marker without a next charge is not counted.
+    pub(super) fn apply_markers(charges: &mut [Self]) {
         for position in 1..charges.len() {
-            let (marker, next) = (&charges[position - 1], &charges[position]);
+            let [marker, next] = &mut charges[position - 1..=position] else {
+                return;
+            };
             if marker.charge.role() != ChargeRole::Once {
                 continue;
             }
-            match next.charge.limit().is_counted() {
-                true => charges[position].exempt = marker.fits && marker.room < marker.charge.limit().quota(),
-                false => charges[position - 1].exempt = true,
+            marker.counts =
+                marker.fits && next.charge.role() == ChargeRole::Counted && next.charge.limit().is_counted();
+            if marker.fits && marker.room < marker.charge.limit().quota() {
+                next.may_deny = false;
+                next.counts = false;
             }
         }
     }
@@ -74,16 +81,12 @@ impl<'a> Settled<'a> {
             unsettled,
             room,
             fits,
-            exempt,
+            may_deny,
+            counts,
             now,
         } = self;
         let (limit, cost, role) = (charge.limit(), charge.cost(), charge.role());
 
-        let counts = match role {
-            ChargeRole::Counted => !exempt,
-            ChargeRole::CheckedOnly => false,
-            ChargeRole::Once => !exempt && fits,
-        };
         let change = match operation {
             Operation::Check | Operation::Charge if allowed && counts => Change::Add,
             Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly => Change::Refund {
@@ -101,7 +104,7 @@ impl<'a> Settled<'a> {
         };
         let lacks_room = match role {
             ChargeRole::Once => !fits && operation.compares_room(),
-            ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && !exempt && room < cost,
+            ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost,
         };
         let wait = |cost| limit.wait(state, now, cost);
         let wait_for_one = if room == 0 { wait(1) } else { 0 };

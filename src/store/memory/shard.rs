@@ -26,6 +26,18 @@ impl<'a> Id<'a> {
         }
     }
 
+    /// The hash of the policy in the order of eviction. The markers of a policy are a policy of their own, since a caller
+    /// has many of them.
+    fn queues(&self) -> u64 {
+        const MARKERS: u64 = 1 << 63;
+
+        let (_, marker) = self.charge.key().split_marker();
+        match marker {
+            [] => self.charge.policy_hash,
+            _ => self.charge.policy_hash ^ MARKERS,
+        }
+    }
+
     #[inline]
     fn is_of(&self, entry: &Entry) -> bool {
         let count = &entry.count;
@@ -51,7 +63,7 @@ pub(super) struct Shard {
 /// A decision about a known key does not change a queue. The place of a key may be too early, and is corrected when its turn
 /// comes. It is never too late: after a decision that moves it forward, the key is [listed again](Shard::relist).
 struct Queues {
-    /// The hash of the name of the policy.
+    /// The hash of the policy by [`Id::queues`].
     policy: u64,
     keys: usize,
     /// By the time of expiry. Some of these keys may deny by now.
@@ -149,7 +161,7 @@ impl Shard {
     /// Adds a count for a new key, and returns whether a key that had not expired was evicted for it.
     #[inline(never)]
     pub(super) fn insert(&mut self, id: &Id<'_>, state: State, decided: &Decided, expires_at: u64, now: u64) -> bool {
-        let policy = id.charge.policy_hash;
+        let policy = id.queues();
         if self.counts.len() >= FEW.min(self.capacity) {
             self.expire(now);
         }
@@ -208,13 +220,13 @@ impl Shard {
     }
 
     fn queues(&mut self, id: &Id<'_>) -> Option<&mut Queues> {
-        let policy = id.charge.policy_hash;
+        let policy = id.queues();
         self.policies.iter_mut().find(|queues| queues.policy == policy)
     }
 
     /// Removes invalid places, of which there would be many if keys are added and removed often.
     fn compact(&mut self, id: &Id<'_>) {
-        let (policy, counts) = (id.charge.policy_hash, &self.counts);
+        let (policy, counts) = (id.queues(), &self.counts);
         let Some(queues) = self.policies.iter_mut().find(|queues| queues.policy == policy) else {
             return;
         };

@@ -173,7 +173,7 @@ impl Shards {
         let mut settled: SmallVec<[Settled<'_>; 4]> = settled
             .map(|(charge, state)| Settled::new(operation, charge, state, now))
             .collect();
-        Settled::exempt(&mut settled);
+        Settled::apply_markers(&mut settled);
         let allowed = allows(operation, settled.iter().all(Settled::admits));
         let decided = settled.into_iter().map(|charge| charge.decide(operation, allowed));
         let decided: SmallVec<[Decided; 4]> = decided.collect();

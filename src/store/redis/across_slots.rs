@@ -77,7 +77,7 @@ impl<'a> Progress<'a> {
                 Ok(response) => {
                     self.record(&positions, &response)?;
                     if operation == Operation::Check && self.allowed {
-                        let counted = self.counted(positions);
+                        let counted = self.counted(&positions);
                         self.charged.push((slot, counted, response.server_time));
                     }
                 }
@@ -109,21 +109,20 @@ impl<'a> Progress<'a> {
     }
 
     /// Those of the charges of an admitted part that were counted.
-    fn counted(&self, mut positions: Positions) -> Positions {
+    fn counted(&self, positions: &[usize]) -> Positions {
+        let mut counted = Positions::new();
         let mut is_repetition = false;
-        positions.retain(|position| {
+        for (place, position) in positions.iter().enumerate() {
             let (charge, state) = (&self.request.charges[*position], &self.states[*position]);
-            let exempt = std::mem::take(&mut is_repetition);
-            match charge.role {
-                ChargeRole::Counted => !exempt,
-                ChargeRole::CheckedOnly => false,
-                ChargeRole::Once => {
-                    is_repetition = state.is_of_repetition(charge.limit.quota(), charge.cost);
-                    !exempt && state.retry_after.is_none()
-                }
+            let next = positions.get(place + 1).map(|next| self.request.charges[*next].role);
+            let marks = charge.role == ChargeRole::Once && next == Some(ChargeRole::Counted);
+            let fitted = state.retry_after.is_none();
+            if (charge.role == ChargeRole::Counted && !is_repetition) || (marks && fitted) {
+                counted.push(*position);
             }
-        });
-        positions
+            is_repetition = marks && state.is_of_repetition(charge.limit.quota(), charge.cost);
+        }
+        counted
     }
 
     /// Runs an operation on the charges in one slot.

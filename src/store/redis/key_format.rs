@@ -34,8 +34,8 @@ impl KeyFormat {
 
     /// The Redis key of a charge, such as `quota:1:log:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`.
     ///
-    /// The braces are the hash tag of Redis Cluster: all policies of one caller lie in one slot. Neither the key within them
-    /// nor what stands before them contains a brace.
+    /// The braces are the hash tag of Redis Cluster: all policies of one caller lie in one slot, with the markers of its
+    /// requests, such as `quota:1:fixed:payments:{key=42}|once=0123456789abcdef0123456789abcdef`. There are no other braces.
     pub(super) fn redis_key(&self, charge: &Charge<'_>) -> RedisKey {
         let mut redis_key = RedisKey::new();
         for part in self.parts(charge, &self.stored_key(charge)) {
@@ -76,10 +76,11 @@ impl KeyFormat {
         }
     }
 
-    fn parts<'a>(&'a self, charge: &Charge<'a>, stored_key: &'a Key) -> [&'a [u8]; 7] {
+    fn parts<'a>(&'a self, charge: &Charge<'a>, stored_key: &'a Key) -> [&'a [u8]; 8] {
         let algorithm = charge.limit().algorithm().as_bytes();
         let (head, policy) = (self.head.as_bytes(), charge.policy().as_bytes());
-        [head, algorithm, b":", policy, b":{", stored_key.as_bytes(), b"}"]
+        let (caller, marker) = stored_key.split_marker();
+        [head, algorithm, b":", policy, b":{", caller, b"}", marker]
     }
 }
 
@@ -98,14 +99,15 @@ mod tests {
     };
 
     use super::*;
-    use crate::{FixedWindow, Limit, Policy, SlidingLog};
+    use crate::{FixedWindow, Limit, Policy, SlidingLog, store::redis::slot::slot_of};
 
     /// The prefix, the algorithm, the policy and the key of the caller, read back from a Redis key.
     fn read_back(redis_key: &str) -> Option<(String, String, String, String)> {
-        let (name, key) = redis_key.strip_suffix('}')?.split_once(":{")?;
+        let (name, key) = redis_key.split_once(":{")?;
+        let (caller, marker) = key.split_once('}')?;
         let mut parts = name.rsplitn(4, ':').map(str::to_owned);
         let (policy, algorithm, layout, prefix) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        (layout == "1").then_some((prefix, algorithm, policy, key.to_owned()))
+        (layout == "1").then_some((prefix, algorithm, policy, format!("{caller}{marker}")))
     }
 
     proptest! {
@@ -120,16 +122,24 @@ mod tests {
             path in "[/{}|=^:]{0,9}|\\PC{0,9}",
             limit in sample::select(vec![Limit::from(SlidingLog::per_minute(5)), FixedWindow::per_minute(5).into()]),
             secret in proptest::option::of(any::<[u8; 16]>()),
+            id in proptest::option::of(any::<Vec<u8>>()),
         ) {
             assert!(Policy::try_new(policy.clone(), limit.clone()).is_ok());
             let secret = secret.map(|secret| Secret::for_stored_keys(secret).unwrap());
             let format = KeyFormat::new(&prefix, secret.clone());
             let mut key = Key::header(&name, value).and(Key::path(&path));
             key.bound();
+            let caller = key.clone();
+            if let Some(id) = id {
+                key = key.marker(&Key::header("idempotency-key", id));
+            }
 
             let charge = Charge::new(&policy, &limit, &key, 1);
             let redis_key = format.redis_key(&charge);
             prop_assert!(format.is_key_of(&redis_key, &charge));
+            let of_caller = format.redis_key(&Charge::new("other", &limit, &caller, 1));
+            prop_assert_eq!(slot_of(&redis_key), slot_of(&of_caller));
+            prop_assert_eq!(redis_key.ends_with(b"}"), key == caller);
 
             let redis_key = std::str::from_utf8(&redis_key).unwrap();
             prop_assert_eq!(redis_key.matches('{').count(), 1);

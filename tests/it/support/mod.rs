@@ -19,7 +19,9 @@ mod usage;
 mod worker;
 
 use std::{
+    env,
     pin::pin,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -109,6 +111,20 @@ pub(crate) async fn timed<F: Future>(future: F) -> (F::Output, Duration) {
             _ = ticks.tick() => passed += TICK,
         }
     }
+}
+
+/// cargo, without the variables that it sets for the program of a test: build scripts of dependencies run again, and all that
+/// depends on them is built again, if one of these changes.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    command
 }
 
 /// The time that this thread has had a processor.

@@ -12,6 +12,7 @@ use tower_quota::store::{
 };
 
 /// A store that never returns a ready response.
+#[derive(Clone)]
 pub(crate) struct Later<S>(pub(crate) S);
 
 impl<S: Store> Store for Later<S> {

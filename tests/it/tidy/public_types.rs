@@ -7,19 +7,19 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
-    process::Command,
 };
 
 use serde_json::Value;
 
 use super::{assert_all_needed, metadata, root};
+use crate::support::cargo;
 
 /// Crates whose types are still to be replaced in the public API.
 const KNOWN: &[&str] = &[];
 
 /// The public API, as rustdoc writes it.
 fn rustdoc(target: &Path) -> Value {
-    let output = Command::new(env!("CARGO"))
+    let output = cargo()
         .args(["rustdoc", "--locked", "--offline", "--lib", "--all-features", "--"])
         .args([
             "-Z",
@@ -30,7 +30,6 @@ fn rustdoc(target: &Path) -> Value {
             "allow",
         ])
         .env("RUSTDOC", root().join(".ci/rustdoc-json"))
-        .current_dir(root())
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

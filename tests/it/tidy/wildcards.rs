@@ -38,7 +38,7 @@ const DELIBERATE: &[(&str, &str)] = &[
         "each algorithm has an arm, and a state of another one is a mismatch",
     ),
     (
-        "src/limiter/mod.rs perform",
+        "src/limiter/mod.rs undecided_by",
         "a policy applies by its cost, whatever the algorithm",
     ),
     (

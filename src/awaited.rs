@@ -1,0 +1,147 @@
+//! Waits for the completion of an admitted request, and settles the policies that depend on it.
+
+use std::{sync::Arc, task::Poll, thread};
+
+use http::Response;
+use http_body::Frame;
+use tokio::runtime::Handle;
+
+use crate::{
+    Decision,
+    completion::{Completion, CompletionRule, End, awaits_trailers, grpc_status_in},
+    decision::Settlement,
+    denied,
+    lost::{LostSettlements, Unconfirmed},
+    store::StoreFuture,
+};
+
+/// The completion of an admitted request that a policy depends on. Dropped before, the request is cancelled.
+pub(crate) struct AwaitedCompletion {
+    /// Taken at the completion.
+    decision: Option<Decision>,
+    /// The head of a response whose trailers are awaited.
+    head: Option<Response<()>>,
+    /// Whether the inner service or its body is being polled. If that panics, this is dropped meanwhile or, where a layer
+    /// outside of this one catches panics, later.
+    polled: bool,
+}
+
+impl AwaitedCompletion {
+    /// What is awaited for a decision that admits a request, if a policy depends on it.
+    pub(crate) fn of(decision: &Decision) -> Option<Box<Self>> {
+        decision.lost_settlements()?;
+        Some(Box::new(Self {
+            decision: Some(decision.clone()),
+            head: None,
+            polled: false,
+        }))
+    }
+
+    /// Completes the request with the head of its response, or waits for the trailers.
+    pub(crate) fn respond<B>(mut self: Box<Self>, response: &Response<B>) -> Option<Box<Self>> {
+        if !awaits_trailers(response) {
+            self.complete(Some(response), End::Head);
+            return None;
+        }
+        let mut head = Response::new(());
+        *head.status_mut() = response.status();
+        *head.headers_mut() = response.headers().clone();
+        *head.extensions_mut() = response.extensions().clone();
+        self.head = Some(head);
+        Some(self)
+    }
+
+    /// Completes the request with an error of the inner service or of the body.
+    pub(crate) fn fail(&mut self) {
+        self.end(End::Failed);
+    }
+
+    fn end(&mut self, end: End) {
+        let head = self.head.take();
+        self.complete(head.as_ref(), end);
+    }
+
+    fn complete<B>(&mut self, response: Option<&Response<B>>, end: End) {
+        let Some(decision) = self.decision.take() else { return };
+        let Some(lost) = decision.lost_settlements() else {
+            return;
+        };
+        let denied = response.is_some_and(is_denial);
+        let completion = Completion::new(response, end);
+        for response in settlement(&decision, &completion, denied).send() {
+            receive(response, lost);
+        }
+    }
+}
+
+impl Drop for AwaitedCompletion {
+    fn drop(&mut self) {
+        let panicked = self.polled || thread::panicking();
+        self.end(if panicked { End::Failed } else { End::Cancelled });
+    }
+}
+
+/// Polls the inner service or its body.
+pub(crate) fn poll<T>(awaited: &mut Option<Box<AwaitedCompletion>>, poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
+    if let Some(awaited) = awaited {
+        awaited.polled = true;
+    }
+    let polled = poll();
+    if let Some(awaited) = awaited {
+        awaited.polled = false;
+    }
+    polled
+}
+
+/// Completes a gRPC call with a frame of the body, if that is the last one.
+pub(crate) fn observe_frame<D, E>(
+    awaited: &mut Option<Box<AwaitedCompletion>>,
+    frame: &Poll<Option<Result<Frame<D>, E>>>,
+    is_end: impl FnOnce() -> bool,
+) {
+    let end = match frame {
+        Poll::Pending => return,
+        Poll::Ready(Some(Err(_))) => End::Failed,
+        Poll::Ready(None) => End::Body(None),
+        Poll::Ready(Some(Ok(frame))) => match frame.trailers_ref() {
+            Some(trailers) => End::Body(grpc_status_in(trailers)),
+            None if is_end() => End::Body(None),
+            None => return,
+        },
+    };
+    if let Some(mut awaited) = awaited.take() {
+        awaited.end(end);
+    }
+}
+
+/// Waits for the confirmation of a store, in a task if it is not there yet.
+fn receive(response: StoreFuture, lost: &Arc<LostSettlements>) {
+    let unconfirmed = Unconfirmed::new(lost.clone());
+    match (response.try_ready(), Handle::try_current()) {
+        (Ok(response), _) => unconfirmed.end(response),
+        (Err(pending), Ok(runtime)) => drop(runtime.spawn(async { unconfirmed.end(pending.await) })),
+        (Err(_), Err(_)) => {}
+    }
+}
+
+/// What the policies of a decision refund or charge at this completion. Those whose receipt was taken are left out.
+fn settlement(decision: &Decision, completion: &Completion<'_>, denied: bool) -> Settlement {
+    let locally = decision.store_error().is_some();
+    let mut settlement = Settlement::default();
+    for policy in decision.as_slice() {
+        match policy.completion_rule() {
+            Some(CompletionRule::RefundIf(condition)) if condition(completion) => settlement.refund(policy, locally),
+            Some(CompletionRule::ChargeIf(condition)) if !denied && condition(completion) => {
+                settlement.charge(policy, locally);
+            }
+            Some(_) | None => {}
+        }
+    }
+    settlement
+}
+
+/// Whether a nested layer or the handler has denied the request.
+fn is_denial<B>(response: &Response<B>) -> bool {
+    let decision = response.extensions().get::<Decision>();
+    denied::made(response) || decision.is_some_and(|decision| !decision.is_allowed())
+}

@@ -1,0 +1,108 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::request::Parts;
+use ipnet::IpNet;
+
+use super::{
+    ip::Ip,
+    peer::{NO_PEER, Peer},
+    proxies::network,
+};
+use crate::ConfigError;
+
+/// Conditions on addresses.
+impl Ip {
+    /// The condition that the address is in one of these networks, such as `10.0.0.0/8`, `fd00::/8` or `192.0.2.1`.
+    ///
+    /// It is for [`RateLimitLayer::skip`](crate::RateLimitLayer::skip), [`RateLimitLayer::block`](crate::RateLimitLayer::block)
+    /// and [`Policy::apply_if`](crate::Policy::apply_if). With [`client_ip`](super::client_ip()) it is on the address that a
+    /// trusted proxy recorded. The whole address is compared, however addresses are grouped as keys.
+    ///
+    /// A peer on a Unix socket is in no network. Neither is a request without a peer address; the first one is logged as an
+    /// error. The networks are compared one after the other.
+    ///
+    /// # Panics
+    ///
+    /// If an element is not a network, or contains every address. [`try_within`](Self::try_within) returns an error instead.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::key::{self, ClientIpSource, PeerAddr};
+    ///
+    /// let internal = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]).within(["192.0.2.0/24"]);
+    ///
+    /// for (peer, forwarded_for, is_internal) in [
+    ///     ("10.0.0.2:80", "192.0.2.7", true),
+    ///     ("10.0.0.2:80", "198.51.100.9", false),
+    ///     // Not a trusted proxy.
+    ///     ("203.0.113.7:80", "192.0.2.7", false),
+    /// ] {
+    ///     let request = Request::get("/").extension(PeerAddr(peer.parse()?)).header("x-forwarded-for", forwarded_for);
+    ///     let (parts, ()) = request.body(())?.into_parts();
+    ///     assert_eq!(internal(&parts), is_internal);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[track_caller]
+    pub fn within<N: AsRef<str>>(
+        self,
+        networks: impl IntoIterator<Item = N>,
+    ) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
+        match self.try_within(networks) {
+            Ok(condition) => condition,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The condition that the address is in one of these networks, which come from configuration.
+    ///
+    /// # Errors
+    ///
+    /// If an element is not a network, or contains every address: `0.0.0.0/0` and `::/0`.
+    ///
+    /// ```
+    /// use tower_quota::key;
+    ///
+    /// assert!(key::ip().try_within(["10.0.0.0/8"]).is_ok());
+    /// let error = key::ip().try_within(["10.0.0.0/33"]).err().map(|error| error.to_string());
+    /// assert_eq!(error.unwrap(), "`10.0.0.0/33` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`");
+    /// ```
+    #[expect(clippy::type_complexity, reason = "an alias would hide that it is a closure")]
+    pub fn try_within<N: AsRef<str>>(
+        self,
+        networks: impl IntoIterator<Item = N>,
+    ) -> Result<Box<dyn Fn(&Parts) -> bool + Send + Sync>, ConfigError> {
+        let networks: Result<Vec<IpNet>, _> = networks.into_iter().map(|text| listed(text.as_ref())).collect();
+        let networks = networks?;
+        let logged = AtomicBool::new(false);
+        Ok(Box::new(move |parts| match self.client(parts) {
+            Some(Peer::Address(address)) => networks.iter().any(|network| network.contains(&address)),
+            Some(Peer::Unix) => false,
+            None => {
+                log(&logged);
+                false
+            }
+        }))
+    }
+}
+
+/// Parses a network of a list.
+fn listed(text: &str) -> Result<IpNet, ConfigError> {
+    let network = network(text)?;
+    if network.prefix_len() == 0 {
+        return Err(ConfigError::new(format!(
+            "`{text}` contains every address; the condition of all requests is `|_| true`"
+        )));
+    }
+    Ok(network)
+}
+
+#[cold]
+fn log(logged: &AtomicBool) {
+    if !logged.swap(true, Ordering::Relaxed) {
+        #[cfg(feature = "tracing")]
+        tracing::error!(error = NO_PEER, "a request is in no network");
+    }
+    #[cfg(not(feature = "tracing"))]
+    let _ = NO_PEER;
+}

@@ -1,0 +1,91 @@
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use crate::RateLimitLayer;
+
+/// Requests that no policy decides about.
+impl RateLimitLayer {
+    /// Admits the requests that fulfill a condition without limiting them, such as those of monitoring.
+    ///
+    /// No policy of the layer applies to such a request: no key is extracted, the store is not called, and the response has no
+    /// rate limit fields. [`Ip::within`](crate::key::Ip::within) is a condition on the address of the client. Several
+    /// conditions are alternatives. By default no request is skipped.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, key::PeerAddr, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Policy::new("api", SlidingLog::per_minute(1)).key(key::ip());
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), api)
+    ///     .skip(key::ip().within(["10.0.0.0/8"]))
+    ///     .skip(|parts| parts.uri.path() == "/health");
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// for (peer, path, statuses) in [
+    ///     ("203.0.113.7:4711", "/", [200, 429]),
+    ///     ("203.0.113.7:4711", "/health", [200, 200]),
+    ///     ("10.0.0.2:4711", "/", [200, 200]),
+    /// ] {
+    ///     for status in statuses {
+    ///         let request = Request::get(path).extension(PeerAddr(peer.parse()?)).body(Body::new())?;
+    ///         assert_eq!(service.clone().oneshot(request).await?.status(), status);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn skip(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.enforcer_mut()
+            .access
+            .get_or_insert_default()
+            .skipped
+            .push(Arc::new(condition));
+        self
+    }
+
+    /// Rejects the requests that fulfill a condition with `403 Forbidden`, in gRPC with `PERMISSION_DENIED`.
+    ///
+    /// No policy of the layer applies to such a request, and the store is not called. A [`format`](Self::format) has the reason
+    /// [`Rejection::Blocked`](crate::response::Rejection::Blocked) and may build another response. Several conditions are
+    /// alternatives. A request that is also to be [skipped](Self::skip) is blocked. By default no request is blocked.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, key::PeerAddr, MemoryStore, RateLimitLayer};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), []).block(key::ip().within(["198.51.100.0/24", "2001:db8::/32"]));
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// let peer = PeerAddr("198.51.100.9:4711".parse()?);
+    /// let blocked = service.oneshot(Request::get("/").extension(peer).body(Body::new())?).await?;
+    /// assert_eq!(blocked.status(), StatusCode::FORBIDDEN);
+    /// assert!(!blocked.headers().contains_key("ratelimit"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn block(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.enforcer_mut()
+            .access
+            .get_or_insert_default()
+            .blocked
+            .push(Arc::new(condition));
+        self
+    }
+}

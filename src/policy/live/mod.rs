@@ -1,0 +1,232 @@
+//! Policies that follow a file.
+
+#[cfg(feature = "file")]
+mod changes;
+mod renewals;
+mod shared;
+mod source;
+
+use std::{fmt, path::PathBuf, sync::Arc};
+#[cfg(feature = "file")]
+use std::{path::Path, time::Duration};
+
+pub(crate) use self::renewals::Renewals;
+pub(super) use self::source::Origin;
+
+use self::shared::Shared;
+#[cfg(feature = "file")]
+use super::file::read;
+use super::{Policy, Unkeyed, file::Policies};
+use crate::ConfigError;
+
+/// [`Policies`] that follow their file: a reload changes the limits of layers and limiters that are in use.
+///
+/// [`get`](Self::get) and [`unkeyed`](Self::unkeyed) return policies as those of `Policies` do. The layers, limiters and tonic
+/// services that are made of them apply the new limits from the first request after [`reload`](Self::reload).
+///
+/// ```
+/// # #[cfg(feature = "file")] {
+/// use std::fs;
+/// use tower_quota::{Limiter, MemoryStore, Policies};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let file = folder.path().join("limits.toml");
+/// fs::write(&file, "policies.mails.limit = 'sliding-log 3/h'")?;
+/// let policies = Policies::watch(&file)?;
+/// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
+/// assert_eq!(mails.check("42").await?.remaining(), 2);
+///
+/// fs::write(&file, "policies.mails.limit = 'sliding-log 10/h'")?;
+/// policies.reload()?;
+/// assert_eq!(mails.check("42").await?.remaining(), 8);
+///
+/// fs::write(&file, "policies.mails.limit = 'sliding-log 10'")?;
+/// assert!(policies.reload().is_err());
+/// assert_eq!(mails.check("42").await?.remaining(), 7);
+/// # Ok(())
+/// # }
+/// # main().unwrap();
+/// # }
+/// ```
+///
+/// # What a reload changes
+///
+/// * The limit, cost, key and failure mode of each policy become those of the file. Settings in code, such as
+///   [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if) or [`failure_mode`](Policy::failure_mode), and the key of a
+///   policy without one in the file, stay and take precedence.
+/// * Counts are kept, and the new numbers apply to them. With another algorithm [counts start at zero](crate::limit#when-a-limit-changes).
+/// * A file that cannot be read or has a wrong line changes nothing.
+/// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
+///   off that one, too.
+/// * A request is decided by one load of the file, with all policies of the layer: never by parts of two.
+///
+/// # Cost
+///
+/// A request compares two numbers, and after the first reload reads a pointer with `arc-swap`: some nanoseconds, without a
+/// lock. The first request after a reload builds the policies of its layer, in some microseconds.
+#[derive(Clone)]
+#[must_use]
+pub struct LivePolicies {
+    shared: Arc<Shared>,
+}
+
+/// Constructors, with the feature `file`.
+#[cfg(feature = "file")]
+impl Policies {
+    /// Policies from a file whose name ends in `.toml` or `.json`, which [follow the file](LivePolicies).
+    ///
+    /// The file is read again by [`LivePolicies::reload`], and by choice when it
+    /// [changes](LivePolicies::reload_on_change).
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or does not describe policies; the message shows the place.
+    pub fn watch(path: impl AsRef<Path>) -> Result<LivePolicies, ConfigError> {
+        let path = path.as_ref();
+        let text = read(path)?;
+        let policies = Self::parse(path, &text)?;
+        Ok(LivePolicies::new(policies, Some((path.to_owned(), text))))
+    }
+}
+
+/// Policies of the application's own configuration, which [`LivePolicies::replace`] replaces.
+///
+/// ```
+/// use tower_quota::{LivePolicies, Policies};
+///
+/// # #[cfg(feature = "file")] {
+/// let policies = LivePolicies::from(Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?);
+/// assert_eq!(policies.names(), ["mails"]);
+/// assert!(policies.unkeyed("mails").is_ok());
+/// # }
+/// # Ok::<(), tower_quota::ConfigError>(())
+/// ```
+impl From<Policies> for LivePolicies {
+    fn from(policies: Policies) -> Self {
+        Self::new(policies, None)
+    }
+}
+
+/// Policies by name.
+impl LivePolicies {
+    /// Policies, with the path and the content of their file.
+    fn new(policies: Policies, file: Option<(PathBuf, String)>) -> Self {
+        Self {
+            shared: Arc::new(Shared::new(policies, file)),
+        }
+    }
+
+    /// The policy of this name, for a layer. Its limit, cost, key and failure mode follow the file.
+    ///
+    /// [`Policy::limit`] returns the limit of the moment.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such policy, or it has no key.
+    pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
+        let mut state = self.shared.state();
+        let mut policy = state.policies.get(name)?;
+        policy.settings.origin = Some(self.shared.note(&mut state, name, true)?);
+        Ok(policy)
+    }
+
+    /// The policy of this name without its key: for a limiter, or for a key that only code can extract. Its limit, cost and
+    /// failure mode follow the file.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such policy.
+    pub fn unkeyed(&self, name: &str) -> Result<Policy<Unkeyed>, ConfigError> {
+        let mut state = self.shared.state();
+        let mut policy = state.policies.unkeyed(name)?;
+        policy.settings.origin = Some(self.shared.note(&mut state, name, false)?);
+        Ok(policy)
+    }
+
+    /// The names of all policies of the last load, in alphabetical order.
+    ///
+    /// ```
+    /// use tower_quota::{LivePolicies, Policies};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let policies = LivePolicies::from(Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?);
+    /// assert_eq!(policies.names(), ["mails"]);
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.shared.state().policies.names().map(str::to_owned).collect()
+    }
+}
+
+/// Reloads.
+impl LivePolicies {
+    /// Replaces all policies, for an application that has them in its own configuration.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, LivePolicies, MemoryStore, Policies};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policies = LivePolicies::from(Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?);
+    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
+    ///
+    /// policies.replace(Policies::from_toml("policies.mails.limit = 'sliding-log 10/h'")?)?;
+    /// assert_eq!(mails.check("42").await?.limit(), 10);
+    /// # Ok(())
+    /// # }
+    /// # main().unwrap();
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If a policy that [`get`](Self::get) has returned has no key anymore. Nothing is changed then.
+    pub fn replace(&self, policies: Policies) -> Result<(), ConfigError> {
+        self.shared.replace(policies, None)
+    }
+
+    /// Reads the file again. See [above](LivePolicies#what-a-reload-changes) for what that changes.
+    ///
+    /// A handler of `SIGHUP` calls it. It reads the file on the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or does not describe policies; the message shows the place. Or if a policy that
+    /// [`get`](Self::get) has returned has no key anymore, or there is no file: the policies are from [`Policies`] then, and
+    /// [`replace`](Self::replace) changes them. Nothing is changed by an error.
+    #[cfg(feature = "file")]
+    pub fn reload(&self) -> Result<(), ConfigError> {
+        self.shared.load(read(self.shared.path()?)?)
+    }
+
+    /// Reloads the file whenever its content has changed: a task of the current tokio runtime reads it at this interval.
+    ///
+    /// The content is compared rather than the time of the last change, which has a granularity of up to 2 seconds, and the
+    /// path is opened anew each time. So a change is seen however it is made: an editor that writes a new file in place of the old
+    /// one, or Kubernetes, which redirects a symbolic link to the folder of a `ConfigMap`. A content is applied when it
+    /// was read twice in a row, so that a file is not applied while it is written: one to two intervals after the change. A
+    /// file that cannot be applied is logged as a warning once, and changes nothing.
+    ///
+    /// The task ends when no policy, layer or limiter of these is left.
+    ///
+    /// # Errors
+    ///
+    /// If there is no file, no tokio runtime, or the interval is zero.
+    #[cfg(feature = "file")]
+    pub fn reload_on_change(&self, interval: Duration) -> Result<(), ConfigError> {
+        changes::follow(self.shared.clone(), interval)
+    }
+}
+
+impl fmt::Debug for LivePolicies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LivePolicies")
+            .field("policies", &self.shared.state().policies)
+            .finish_non_exhaustive()
+    }
+}

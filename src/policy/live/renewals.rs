@@ -1,0 +1,166 @@
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use smallvec::SmallVec;
+
+use super::{
+    super::{
+        Keyed, Policy, Unkeyed,
+        list::{contexts, observes},
+    },
+    source::Source,
+};
+use crate::{ConfigError, KeyExtractor, decision::CheckContext};
+
+/// The newest policies of a layer or a limiter whose policies follow a file.
+///
+/// A request compares the revision of its policies with that of their source. The first request after a reload builds
+/// the policies anew, all from one snapshot, so that none is decided by parts of two files.
+pub(crate) struct Renewals<K> {
+    sources: SmallVec<[Arc<Source>; 1]>,
+    /// The revision of the policies that the layer was built with.
+    built_at: u64,
+    newest: ArcSwapOption<Renewed<K>>,
+}
+
+/// Policies after a reload, with the context of their checks.
+struct Renewed<K> {
+    revision: u64,
+    policies: Arc<[Policy<K>]>,
+    context: Arc<CheckContext>,
+}
+
+impl<K: Renewable> Renewals<K> {
+    /// Brings policies up to date; `None` if none of them follows a file.
+    pub(crate) fn of(policies: &mut [Policy<K>]) -> Option<Self> {
+        let mut sources = SmallVec::<[Arc<Source>; 1]>::new();
+        for origin in policies.iter().filter_map(|policy| policy.settings.origin.as_ref()) {
+            if !sources.iter().any(|source| Arc::ptr_eq(source, &origin.source)) {
+                sources.push(origin.source.clone());
+            }
+        }
+        if sources.is_empty() {
+            return None;
+        }
+
+        let built_at = renew(policies, &sources);
+        Some(Self {
+            sources,
+            built_at,
+            newest: ArcSwapOption::empty(),
+        })
+    }
+
+    /// Applies the newest of the policies to a request, where `policies` and `context` are those of the layer as it was built.
+    #[inline]
+    pub(crate) fn apply<R>(
+        &self,
+        policies: &[Policy<K>],
+        context: &Arc<CheckContext>,
+        apply: impl FnOnce(&[Policy<K>], &Arc<CheckContext>) -> R,
+    ) -> R {
+        let revision = self.sources.iter().map(|source| source.revision()).sum::<u64>();
+        if self.built_at >= revision {
+            return apply(policies, context);
+        }
+        let newest = self.newest.load();
+        match newest.as_deref().filter(|newest| newest.revision >= revision) {
+            Some(newest) => apply(&newest.policies, &newest.context),
+            None => {
+                let newest = self.renew(policies, context);
+                apply(&newest.policies, &newest.context)
+            }
+        }
+    }
+
+    /// Forgets what was built with other settings of the layer.
+    pub(crate) fn forget(&mut self) {
+        self.newest = ArcSwapOption::empty();
+    }
+
+    #[cold]
+    fn renew(&self, policies: &[Policy<K>], context: &Arc<CheckContext>) -> Arc<Renewed<K>> {
+        let mut renewed = policies.to_vec();
+        let revision = renew(&mut renewed, &self.sources);
+        if let Err(error) = renewed.iter().try_for_each(K::validate) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(%error, "a limiter keeps the limits from before a reload");
+            let _ = error;
+            let newest = self.newest.load();
+            renewed = newest.as_deref().map_or(policies, |newest| &newest.policies).to_vec();
+        }
+
+        let contexts = contexts(&renewed);
+        let context = CheckContext {
+            observes: observes(&contexts),
+            policies: contexts,
+            ..CheckContext::clone(context)
+        };
+        let renewed = Arc::new(Renewed {
+            revision,
+            policies: renewed.into(),
+            context: Arc::new(context),
+        });
+        // Another request may have seen a newer snapshot.
+        self.newest.rcu(|newest| match newest {
+            Some(newest) if newest.revision >= revision => Some(newest.clone()),
+            _ => Some(renewed.clone()),
+        });
+        renewed
+    }
+}
+
+/// Replaces the terms of policies by the newest, and returns their revision: the sum of those of their sources.
+fn renew<K: Renewable>(policies: &mut [Policy<K>], sources: &[Arc<Source>]) -> u64 {
+    let snapshots: SmallVec<[_; 1]> = sources.iter().map(|source| (source, source.newest())).collect();
+    for policy in policies {
+        let Some(origin) = policy.settings.origin.clone() else {
+            continue;
+        };
+        let of_policy = snapshots.iter().find(|(source, _)| Arc::ptr_eq(source, &origin.source));
+        let Some(description) = of_policy.and_then(|(_, snapshot)| snapshot.policies.get(policy.name())) else {
+            continue;
+        };
+        policy.settings.terms = description.terms.clone();
+        if let (true, Some(key)) = (origin.has_key, &description.key) {
+            policy.key.replace(key);
+        }
+    }
+    snapshots.iter().map(|(_, snapshot)| snapshot.revision).sum()
+}
+
+impl<K> Clone for Renewals<K> {
+    fn clone(&self) -> Self {
+        Self {
+            sources: self.sources.clone(),
+            built_at: self.built_at,
+            newest: ArcSwapOption::empty(),
+        }
+    }
+}
+
+/// The type parameter of a [`Policy`], by which a layer and a limiter differ.
+pub(crate) trait Renewable: Clone {
+    fn replace(&mut self, key: &Arc<dyn KeyExtractor>);
+
+    /// Refuses what a reload must not change.
+    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError>;
+}
+
+impl Renewable for Keyed {
+    fn replace(&mut self, key: &Arc<dyn KeyExtractor>) {
+        self.0 = key.clone();
+    }
+
+    fn validate(_: &Policy<Self>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+}
+
+impl Renewable for Unkeyed {
+    fn replace(&mut self, _: &Arc<dyn KeyExtractor>) {}
+
+    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError> {
+        policy.validate_without_requests()
+    }
+}

@@ -1,0 +1,126 @@
+#[cfg(feature = "file")]
+use std::path::Path;
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    super::file::Policies,
+    source::{Description, Origin, Source},
+};
+use crate::ConfigError;
+
+/// What the clones of live policies share.
+pub(super) struct Shared {
+    source: Arc<Source>,
+    state: Mutex<State>,
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "the feature reads files"))]
+    path: Option<PathBuf>,
+}
+
+pub(super) struct State {
+    pub(super) policies: Policies,
+    /// The content of the file that they are from.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "the feature reads files"))]
+    text: Option<String>,
+    /// What the last file that had it has about each policy that code uses.
+    used: BTreeMap<String, Description>,
+}
+
+impl Shared {
+    /// Policies, with the path and the content of their file.
+    pub(super) fn new(policies: Policies, file: Option<(PathBuf, String)>) -> Self {
+        let (path, text) = file.unzip();
+        let state = State {
+            policies,
+            text,
+            used: BTreeMap::new(),
+        };
+        Self {
+            source: Arc::new(Source::new()),
+            state: Mutex::new(state),
+            path,
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(feature = "file")]
+    pub(super) fn path(&self) -> Result<&Path, ConfigError> {
+        self.path.as_deref().ok_or_else(|| {
+            ConfigError::new(
+                "these policies have no file; use `LivePolicies::replace`, or `Policies::watch` to read a file",
+            )
+        })
+    }
+
+    /// Notes that code uses a policy.
+    pub(super) fn note(&self, state: &mut State, name: &str, has_key: bool) -> Result<Origin, ConfigError> {
+        let is_keyed = state.used.get(name).is_some_and(|used| used.key.is_some());
+        let used = describe(&state.policies, name, has_key || is_keyed)?;
+        self.source.add(name.to_owned(), switched(&state.policies, &used));
+        state.used.insert(name.to_owned(), used);
+        Ok(Origin {
+            source: self.source.clone(),
+            has_key,
+        })
+    }
+
+    #[cfg(feature = "file")]
+    pub(super) fn load(&self, text: String) -> Result<(), ConfigError> {
+        let policies = Policies::parse(self.path()?, &text)?;
+        self.replace(policies, Some(text))
+    }
+
+    #[cfg(feature = "file")]
+    pub(super) fn has_loaded(&self, text: &str) -> bool {
+        self.state().text.as_deref() == Some(text)
+    }
+
+    /// Whether anything but one task has these policies.
+    #[cfg(feature = "file")]
+    pub(super) fn is_used(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1 || Arc::strong_count(&self.source) > 1
+    }
+
+    pub(super) fn replace(&self, policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
+        let mut state = self.state();
+        let mut used = state.used.clone();
+        for (name, used) in used.iter_mut().filter(|(name, _)| policies.contains(name)) {
+            *used = describe(&policies, name, used.key.is_some())?;
+        }
+
+        for name in used.keys().filter(|name| !policies.contains(name)) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(
+                policy = name,
+                "the file of limits has no such policy anymore; it keeps its last numbers"
+            );
+            let _ = name;
+        }
+        let newest = used
+            .iter()
+            .map(|(name, used)| (name.clone(), switched(&policies, used)));
+        self.source.replace(newest.collect());
+        *state = State { policies, text, used };
+        Ok(())
+    }
+}
+
+fn describe(policies: &Policies, name: &str, has_key: bool) -> Result<Description, ConfigError> {
+    let terms = policies.terms(name)?;
+    let key = if has_key { Some(policies.key(name)?) } else { None };
+    Ok(Description { terms, key })
+}
+
+/// A policy by the switch at the top of a file, which turns off all policies.
+fn switched(policies: &Policies, used: &Description) -> Description {
+    Description {
+        terms: policies.switched(used.terms.clone()),
+        key: used.key.clone(),
+    }
+}

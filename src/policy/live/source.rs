@@ -1,0 +1,82 @@
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::super::terms::Terms;
+use crate::KeyExtractor;
+
+/// What a file has about a policy that code uses.
+#[derive(Clone)]
+pub(super) struct Description {
+    pub(super) terms: Terms,
+    /// The key, if code uses it.
+    pub(super) key: Option<Arc<dyn KeyExtractor>>,
+}
+
+/// The policies of one load of a file that code uses, by name.
+#[derive(Clone, Default)]
+pub(super) struct Snapshot {
+    /// The number of loads before this one.
+    pub(super) revision: u64,
+    pub(super) policies: BTreeMap<String, Description>,
+}
+
+/// Where policies that follow a file find their newest terms.
+pub(in crate::policy) struct Source {
+    /// The number of this source in the process.
+    number: u64,
+    newest: Mutex<Arc<Snapshot>>,
+    revision: AtomicU64,
+}
+
+impl Source {
+    pub(super) fn new() -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            newest: Mutex::default(),
+            revision: AtomicU64::new(0),
+        }
+    }
+
+    /// The revision of the newest snapshot. A request reads it, so it is apart from the snapshot.
+    #[inline]
+    pub(super) fn revision(&self) -> u64 {
+        self.revision.load(Ordering::Acquire)
+    }
+
+    pub(super) fn newest(&self) -> Arc<Snapshot> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn add(&self, name: String, description: Description) {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::make_mut(&mut newest).policies.insert(name, description);
+    }
+
+    pub(super) fn replace(&self, policies: BTreeMap<String, Description>) {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let revision = newest.revision + 1;
+        *newest = Arc::new(Snapshot { revision, policies });
+        self.revision.store(revision, Ordering::Release);
+    }
+}
+
+/// The source of a policy that follows a file.
+#[derive(Clone)]
+pub(in crate::policy) struct Origin {
+    pub(super) source: Arc<Source>,
+    /// Whether the key is that of the file too.
+    pub(super) has_key: bool,
+}
+
+impl Origin {
+    /// The number of the file in the process.
+    pub(in crate::policy) fn file(&self) -> u64 {
+        self.source.number
+    }
+}

@@ -1,0 +1,97 @@
+//! The store requests of a decision in which policies only observe: one for those that are enforced together, and one for each
+//! that observes, so that none depends on another. All are sent in one call.
+
+use smallvec::SmallVec;
+
+use crate::{
+    Decision, PolicyDecision,
+    store::{Charge, ErrorKind, Operation, Outcome, StoreError, StoreFuture, StoreRequest, StoreResponse},
+};
+
+/// Decides what needs no store: the denials by policies that never admit the request.
+///
+/// If an enforced policy is one of them, the states of the other enforced ones stay unknown, as without policies that observe.
+pub(crate) fn deny_permanently(operation: Operation, undecided: &Decision) -> Decision {
+    let policies = undecided.as_slice().iter().cloned().map(|policy| PolicyDecision {
+        denial: policy.permanent_denial().filter(|_| operation.requires_room()),
+        ..policy
+    });
+    let mut policies: SmallVec<[_; 1]> = policies.collect();
+    let denied = policies.iter().any(PolicyDecision::denies);
+    policies.retain(|policy| policy.is_observed() || policy.denies() || !denied);
+    Decision::new(!denied, policies)
+}
+
+/// Passes the requests for these charges, one of each policy, to a store; `None` if all is decided.
+pub(crate) fn send(
+    operation: Operation,
+    policies: &[PolicyDecision],
+    charges: &[Charge<'_>],
+    decide: impl FnOnce(&[StoreRequest<'_>]) -> StoreFuture,
+) -> Option<StoreFuture> {
+    let undecided = policies.iter().zip(charges).filter(|(policy, _)| is_undecided(policy));
+    let (observed, enforced): (Vec<_>, Vec<_>) = undecided.partition(|(policy, _)| policy.is_observed());
+    let enforced: Vec<Charge<'_>> = enforced.into_iter().flat_map(marked).collect();
+    let observed: Vec<_> = observed.into_iter().map(marked).collect();
+
+    let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced));
+    let alone = observed.iter().map(|charges| StoreRequest::new(operation, charges));
+    let requests: Vec<StoreRequest<'_>> = together.into_iter().chain(alone).collect();
+    (!requests.is_empty()).then(|| decide(&requests))
+}
+
+/// Records the outcomes of the requests in the decision.
+pub(crate) fn settle(
+    response: &StoreResponse,
+    operation: Operation,
+    undecided: &mut Decision,
+) -> Result<(), StoreError> {
+    let policies = undecided.as_slice().iter().filter(|policy| is_undecided(policy));
+    let (observed, enforced): (Vec<_>, Vec<_>) = policies.partition(|policy| policy.is_observed());
+    let (together, alone) = response
+        .outcomes()
+        .split_at_checked(usize::from(!enforced.is_empty()))
+        .ok_or_else(mismatch)?;
+    let states = together.iter().flat_map(|outcome| outcome.states());
+    let fits = |(policy, outcome): (&PolicyDecision, &Outcome)| outcome.states().len() == policy.charge_count();
+    if states.clone().count() != enforced.into_iter().map(PolicyDecision::charge_count).sum::<usize>()
+        || alone.len() != observed.len()
+        || !observed.into_iter().zip(alone).all(fits)
+    {
+        return Err(mismatch());
+    }
+
+    let allowed = undecided.is_allowed() && together.iter().all(|outcome| outcome.allowed);
+    let counts = allowed && matches!(operation, Operation::Check | Operation::Charge);
+    let (mut states, mut alone) = (states, alone.iter());
+    undecided.settle_each(allowed, response.server_time, |policy| {
+        if !is_undecided(policy) {
+            return;
+        }
+        if !policy.is_observed() {
+            policy.settle(&mut states, response.server_time, counts);
+        } else if let Some(outcome) = alone.next() {
+            let counted = counts && outcome.allowed;
+            policy.settle(&mut outcome.states().iter(), response.server_time, counted);
+        }
+    });
+    Ok(())
+}
+
+/// A charge, after its marker if the request has an id.
+fn marked<'a>((policy, charge): (&'a PolicyDecision, &Charge<'a>)) -> SmallVec<[Charge<'a>; 2]> {
+    policy.marker_charge().into_iter().chain([*charge]).collect()
+}
+
+/// Whether the store decides about a policy.
+fn is_undecided(policy: &PolicyDecision) -> bool {
+    policy.denial.is_none()
+}
+
+#[cold]
+pub(crate) fn mismatch() -> StoreError {
+    StoreError::new(
+        ErrorKind::Protocol,
+        "the response of the store does not have one state for each charge",
+    )
+}

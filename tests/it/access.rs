@@ -1,0 +1,279 @@
+//! Requests that a layer skips or blocks.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use axum::Router;
+use bytes::Bytes;
+use http::{Method, Response, StatusCode, request::Parts};
+use tower_quota::{
+    Decision, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog,
+    key::{self, ClientIpSource, PeerAddr, UnixPeer},
+    response::{Negotiated, PlainText, Rejection, StatusOnly, html, json},
+};
+
+use crate::support::{Counted, Log, get, get_from, send};
+
+/// One an hour for each address.
+fn hourly() -> Policy {
+    Policy::new("api", SlidingLog::per_hour(1)).key(key::ip())
+}
+
+fn layer() -> RateLimitLayer {
+    RateLimitLayer::new(MemoryStore::new(), hourly())
+}
+
+fn app(layer: RateLimitLayer) -> Router {
+    let handler =
+        async |decision: Option<Decision>| decision.map_or(0, |decision| decision.policies().count()).to_string();
+    Router::new().fallback(handler).layer(layer)
+}
+
+fn is(path: &'static str) -> impl Fn(&Parts) -> bool + Send + Sync {
+    move |parts| parts.uri.path() == path
+}
+
+#[tokio::test]
+async fn a_skipped_request_is_admitted_uncounted_by_all_policies() {
+    let store = Counted::new(MemoryStore::new());
+    let by_user = Policy::new("users", SlidingLog::per_hour(1)).key(key::header("user"));
+    let app = app(RateLimitLayer::new(store.clone(), [hourly(), by_user]).skip(is("/health")));
+    for _ in 0..3 {
+        // It has no user either.
+        let skipped = send(&app, get("/health")).await;
+        assert_eq!((skipped.status, &skipped.body[..]), (StatusCode::OK, &b"0"[..]));
+        skipped.assert_silent();
+    }
+    assert_eq!(store.calls(), 0);
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(send(&app, get("/").header("user", "42")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn several_conditions_are_alternatives() {
+    let app = app(layer().skip(is("/a")).skip(is("/b")).block(is("/c")).block(is("/d")));
+    for (path, statuses) in [
+        ("/a", [200, 200]),
+        ("/b", [200, 200]),
+        ("/c", [403, 403]),
+        ("/d", [403, 403]),
+        ("/e", [200, 429]),
+    ] {
+        for status in statuses {
+            assert_eq!(send(&app, get(path)).await.status.as_u16(), status, "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_blocked_request_gets_403_without_a_call_of_the_store() {
+    let store = Counted::new(MemoryStore::new());
+    let layer = RateLimitLayer::new(store.clone(), hourly()).block(is("/"));
+    let app = app(layer.on_decision(|_| panic!("a blocked request is no decision")));
+    for method in [Method::GET, Method::POST, Method::HEAD] {
+        let blocked = send(&app, get("/").method(&method)).await;
+        assert_eq!(blocked.status, StatusCode::FORBIDDEN);
+        blocked.assert_silent();
+        assert_eq!(blocked.field("cache-control"), Some("no-store"));
+        assert_eq!(blocked.field("content-type"), Some("application/problem+json"));
+        assert!(blocked.extensions.get::<Decision>().is_none());
+        if method == Method::HEAD {
+            assert!(blocked.body.is_empty());
+        } else {
+            let problem = serde_json::json!({ "type": "about:blank", "title": "Forbidden", "status": 403 });
+            assert_eq!(blocked.json(), problem);
+        }
+    }
+    assert_eq!(store.calls(), 0);
+}
+
+#[tokio::test]
+async fn a_blocked_grpc_call_gets_permission_denied() {
+    let app = app(layer().block(is("/shop.Accounts/SignUp")));
+    let call = get("/shop.Accounts/SignUp")
+        .method(Method::POST)
+        .header("content-type", "application/grpc");
+    let blocked = send(&app, call).await;
+    assert_eq!(blocked.status, StatusCode::OK);
+    for (name, value) in [
+        ("grpc-status", "7"),
+        ("grpc-message", "permission denied"),
+        ("grpc-retry-pushback-ms", "-1"),
+    ] {
+        assert_eq!(blocked.field(name), Some(value));
+    }
+    assert_eq!(blocked.field("grpc-status-details-bin"), None);
+    blocked.assert_silent();
+}
+
+#[tokio::test]
+async fn each_format_has_a_response_to_a_blocked_request() {
+    let hidden = |rejection: Rejection<'_>, _: &Parts| {
+        let mut response = Response::new(Bytes::from_static(b"nothing here"));
+        *response.status_mut() = match rejection {
+            Rejection::Blocked => StatusCode::NOT_FOUND,
+            other => other.status(),
+        };
+        response
+    };
+    let json = json(|rejection, _| format!(r#"{{"code":{}}}"#, rejection.status().as_u16()));
+    let html = html(|rejection, _| format!("<p>{}</p>", rejection.status()));
+    for (layer, status, body) in [
+        (layer().format(PlainText), 403, "Forbidden.\n"),
+        (layer().format(Negotiated::new(PlainText)), 403, "Forbidden.\n"),
+        (layer().format(StatusOnly), 403, ""),
+        (layer().format(json), 403, r#"{"code":403}"#),
+        (layer().format(html), 403, "<p>403 Forbidden</p>"),
+        (layer().format(hidden), 404, "nothing here"),
+    ] {
+        let blocked = send(&app(layer.block(|_| true)), get("/")).await;
+        assert_eq!((blocked.status.as_u16(), &blocked.body[..]), (status, body.as_bytes()));
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_also_skipped_is_blocked() {
+    for layer in [
+        layer().skip(|_| true).block(is("/")),
+        layer().block(is("/")).skip(|_| true),
+    ] {
+        assert_eq!(send(&app(layer), get("/")).await.status, StatusCode::FORBIDDEN);
+    }
+}
+
+#[tokio::test]
+async fn a_layer_without_policies_blocks() {
+    let app = app(RateLimitLayer::new(MemoryStore::new(), []).block(is("/a")));
+    assert_eq!(send(&app, get("/a")).await.status, StatusCode::FORBIDDEN);
+    assert_eq!(send(&app, get("/b")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_block_of_an_inner_layer_leaves_what_the_outer_one_has_counted() {
+    let inner = RateLimitLayer::new(MemoryStore::new(), []).block(|_| true);
+    let app = app(inner).layer(layer().headers(Headers::Draft08));
+    let blocked = send(&app, get("/")).await;
+    assert_eq!(blocked.status, StatusCode::FORBIDDEN);
+    assert_eq!(blocked.field("ratelimit-policy"), Some(r#""api";q=1;w=3600"#));
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_condition_of_networks_is_on_the_address_of_the_peer() {
+    let networks = ["10.0.0.0/8", "192.0.2.7", "2001:db8::/32"];
+    let app = app(layer().block(key::ip().within(networks)));
+    for (address, status) in [
+        ("10.255.0.1", 403),
+        ("11.0.0.1", 200),
+        ("192.0.2.7", 403),
+        ("192.0.2.8", 200),
+        ("2001:db8:1::1", 403),
+        ("2001:db9::1", 200),
+        // IPv4 in the forms of IPv6.
+        ("::ffff:10.0.0.1", 403),
+        ("64:ff9b::10.0.0.1", 403),
+    ] {
+        assert_eq!(
+            send(&app, get_from(address, "/")).await.status.as_u16(),
+            status,
+            "{address}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn networks_in_the_form_of_ipv6_contain_ipv4_addresses() {
+    let app = app(layer().block(key::ip().within(["::ffff:10.0.0.0/104"])));
+    assert_eq!(
+        send(&app, get_from("10.0.0.1", "/")).await.status,
+        StatusCode::FORBIDDEN
+    );
+}
+
+#[tokio::test]
+async fn the_whole_address_is_compared_also_where_networks_share_a_key() {
+    let app = app(layer().block(
+        key::ip()
+            .ipv4_prefix(24)
+            .ipv6_prefix(48)
+            .within(["192.0.2.7", "2001:db8::7"]),
+    ));
+    for (address, status) in [
+        ("192.0.2.7", 403),
+        ("192.0.2.8", 200),
+        ("2001:db8::7", 403),
+        ("2001:db8::8", 200),
+    ] {
+        assert_eq!(
+            send(&app, get_from(address, "/")).await.status.as_u16(),
+            status,
+            "{address}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_condition_of_networks_is_on_the_client_behind_trusted_proxies_only() {
+    let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]);
+    let app = app(layer().block(client.within(["198.51.100.0/24"])));
+    for (peer, forwarded_for, status) in [
+        ("10.0.0.2", "198.51.100.9", 403),
+        ("10.0.0.2", "203.0.113.1, 198.51.100.9", 403),
+        ("10.0.0.2", "198.51.100.9, 203.0.113.1", 200),
+        ("203.0.113.7", "198.51.100.9", 200),
+        ("198.51.100.9", "203.0.113.7", 403),
+    ] {
+        let request = get_from(peer, "/").header("x-forwarded-for", forwarded_for);
+        assert_eq!(
+            send(&app, request).await.status.as_u16(),
+            status,
+            "{peer} {forwarded_for}"
+        );
+    }
+}
+
+#[test]
+fn a_request_without_a_peer_is_in_no_network_and_is_logged_once() {
+    let log = Log::capture();
+    let within = key::ip().within(["10.0.0.0/8"]);
+    for _ in 0..3 {
+        assert!(!within(&http::Request::new(()).into_parts().0));
+    }
+    assert_eq!(
+        log.text().matches("no peer address on the request").count(),
+        1,
+        "{}",
+        log.text()
+    );
+
+    let unix = http::Request::get("/").extension(UnixPeer).body(()).unwrap();
+    assert!(!within(&unix.into_parts().0));
+}
+
+#[test]
+fn a_list_of_networks_may_be_borrowed_and_shared() {
+    let networks = vec!["10.0.0.0/8".to_owned()];
+    let within = Arc::new(key::ip().try_within(&networks).unwrap());
+    drop(networks);
+    let peer = PeerAddr(SocketAddr::from(([10, 0, 0, 1], 80)));
+    let request = http::Request::get("/").extension(peer).body(()).unwrap();
+    assert!(within(&request.into_parts().0));
+    let _ = layer().skip(move |parts| within(parts));
+}
+
+#[test]
+fn a_wrong_network_is_an_error_and_a_panic_with_a_right_one() {
+    for (text, expected) in [
+        ("10.0.0.0/33", "one looks like `10.0.0.0/8`"),
+        ("ten", "one looks like `10.0.0.0/8`"),
+        ("0.0.0.0/0", "contains every address"),
+        ("::/0", "contains every address"),
+    ] {
+        let error = key::ip().try_within([text]).err().expect("an error").to_string();
+        assert!(error.contains(text) && error.contains(expected), "{error}");
+        assert!(!error.contains("trust"), "{error}");
+        let panic = std::panic::catch_unwind(|| key::ip().within([text]))
+            .err()
+            .expect("a panic");
+        assert_eq!(panic.downcast_ref::<String>(), Some(&error));
+    }
+}

@@ -1,0 +1,575 @@
+//! Policies that only observe, alone and beside enforced ones.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicU64, Ordering},
+};
+
+use axum::{Router, routing::get as route};
+use http::StatusCode;
+use proptest::{collection::vec, prelude::*};
+use tower_quota::{
+    Decision, Denial, FailureMode, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, Unkeyed, key,
+    limit, store::Store,
+};
+
+use crate::support::{Algorithm, Bench, Broken, Clock, Counted, Later, Log, Redis, connected, get, patient, send};
+
+/// Runs each of these tests in every store, by a clock that stands still.
+macro_rules! in_every_store {
+    ($($test:ident)*) => {
+        mod in_memory {$(
+            #[tokio::test]
+            async fn $test() {
+                super::$test(&crate::support::Bench::memory_store().await).await;
+            }
+        )*}
+
+        mod in_redis {$(
+            #[tokio::test]
+            async fn $test() {
+                super::$test(&crate::support::Bench::redis_store().await).await;
+            }
+        )*}
+    };
+}
+
+in_every_store! {
+    it_counts_what_it_would_have_admitted_and_denies_nothing
+    its_denial_leaves_the_other_policies_as_they_are
+    a_denial_of_the_other_policies_leaves_it_as_it_is
+    a_cost_above_its_limit_is_reported_and_admitted
+    a_permanent_denial_beside_it_is_still_one_and_it_counts
+    a_receipt_refunds_what_it_has_counted_and_no_more
+    a_limiter_peeks_charges_and_resets_it_too
+    several_observe_apart_from_each_other
+    it_is_charged_once_in_nested_layers
+    a_layer_that_observed_a_denial_leaves_it_to_an_inner_one
+    it_may_observe_a_limit_that_is_chosen_for_each_request
+    a_check_is_one_call_of_the_store
+}
+
+fn hourly(name: &'static str, quota: u64) -> Policy<Unkeyed> {
+    Policy::new(name, SlidingLog::per_hour(quota))
+}
+
+/// What a decision has of a policy: whether it would have denied the request, and what remains.
+fn state(decision: &Decision, name: &str) -> (Option<Denial>, u64) {
+    let policy = decision
+        .policies()
+        .find(|policy| policy.name() == name)
+        .expect("a policy");
+    (policy.denial(), policy.remaining())
+}
+
+async fn check(limiter: &Limiter) -> Decision {
+    limiter.check("k").await.expect("the store replies")
+}
+
+async fn remaining(store: &Arc<dyn Store>, policy: Policy<Unkeyed>) -> u64 {
+    let limiter = Limiter::new(store.clone(), policy);
+    limiter.peek("k").await.expect("the store replies").remaining()
+}
+
+async fn it_counts_what_it_would_have_admitted_and_denies_nothing(bench: &Bench) {
+    for algorithm in Algorithm::ALL {
+        let candidate = Policy::new(algorithm_name(algorithm), algorithm.limit(2)).observe_only();
+        let limiter = Limiter::new(bench.store.clone(), candidate);
+        let mut denials = Vec::new();
+        for _ in 0..4 {
+            let decision = check(&limiter).await;
+            assert!(decision.is_allowed());
+            assert_eq!((decision.limit(), decision.remaining()), (u64::MAX, u64::MAX));
+            assert_eq!(decision.retry_after(), None);
+            let policy = decision.policies().next().expect("the policy");
+            assert!(policy.is_observed() && !policy.denies());
+            assert_eq!(policy.retry_after().is_some(), policy.denial().is_some());
+            denials.push((policy.denial(), policy.remaining()));
+        }
+        let denied = (Some(Denial::QuotaExceeded), 0);
+        assert_eq!(denials, [(None, 1), (None, 0), denied, denied]);
+    }
+}
+
+/// A policy name for each limit, which is of its own even where algorithms are the same.
+fn algorithm_name(algorithm: Algorithm) -> String {
+    let text = algorithm.limit(2).to_string().to_lowercase();
+    text.replace(|char: char| !char.is_ascii_alphanumeric(), "-")
+}
+
+async fn its_denial_leaves_the_other_policies_as_they_are(bench: &Bench) {
+    for (first, observed, enforced) in [(true, "a", "b"), (false, "c", "d")] {
+        let mut policies = vec![hourly(observed, 1).observe_only(), hourly(enforced, 3)];
+        if !first {
+            policies.reverse();
+        }
+        let limiter = Limiter::new(bench.store.clone(), policies);
+        for (allowed, left) in [(true, 2), (true, 1), (true, 0), (false, 0)] {
+            let decision = check(&limiter).await;
+            assert_eq!(
+                (decision.is_allowed(), decision.limit(), decision.remaining()),
+                (allowed, 3, left)
+            );
+            assert_eq!(decision.retry_after().is_some(), !allowed);
+            assert_eq!(state(&decision, enforced).1, left);
+        }
+        assert_eq!(remaining(&bench.store, hourly(observed, 1)).await, 0);
+    }
+}
+
+async fn a_denial_of_the_other_policies_leaves_it_as_it_is(bench: &Bench) {
+    let limiter = Limiter::new(
+        bench.store.clone(),
+        [hourly("enforced", 1), hourly("candidate", 5).observe_only()],
+    );
+    for (allowed, left) in [(true, 4), (false, 3), (false, 2), (false, 1)] {
+        let decision = check(&limiter).await;
+        assert_eq!(decision.is_allowed(), allowed);
+        assert_eq!(state(&decision, "candidate"), (None, left));
+        assert_eq!(
+            decision.take_receipt().is_some(),
+            allowed,
+            "a denied request has no receipt"
+        );
+    }
+    assert_eq!(remaining(&bench.store, hourly("candidate", 5)).await, 1);
+}
+
+async fn a_cost_above_its_limit_is_reported_and_admitted(bench: &Bench) {
+    let closed = Policy::new("closed", Limit::DenyAll).observe_only();
+    let small = hourly("small", 2).cost(3).observe_only();
+    let limiter = Limiter::new(bench.store.clone(), [closed, hourly("enforced", 5), small]);
+    let decision = check(&limiter).await;
+    assert!(decision.is_allowed());
+    assert_eq!((decision.limit(), decision.remaining()), (5, 4));
+    assert_eq!(state(&decision, "closed").0, Some(Denial::DenyAll));
+    assert_eq!(state(&decision, "small").0, Some(Denial::CostAboveLimit));
+    assert_eq!(remaining(&bench.store, hourly("small", 2)).await, 2);
+}
+
+async fn a_permanent_denial_beside_it_is_still_one_and_it_counts(bench: &Bench) {
+    let closed = Policy::new("closed", Limit::DenyAll);
+    let policies = [closed, hourly("enforced", 5), hourly("candidate", 5).observe_only()];
+    let limiter = Limiter::new(bench.store.clone(), policies);
+    for left in [4, 3] {
+        let decision = check(&limiter).await;
+        assert!(!decision.is_allowed());
+        assert_eq!(decision.retry_after(), None);
+        assert_eq!(state(&decision, "closed").0, Some(Denial::DenyAll));
+        assert_eq!(state(&decision, "candidate"), (None, left));
+        assert_eq!(
+            decision.policies().count(),
+            2,
+            "nothing is reported of a policy that was not checked"
+        );
+    }
+    assert_eq!(remaining(&bench.store, hourly("enforced", 5)).await, 5);
+}
+
+async fn a_receipt_refunds_what_it_has_counted_and_no_more(bench: &Bench) {
+    let limiter = Limiter::new(
+        bench.store.clone(),
+        [hourly("enforced", 5), hourly("candidate", 1).observe_only()],
+    );
+    let (counted, uncounted) = (check(&limiter).await, check(&limiter).await);
+    assert_eq!(state(&uncounted, "candidate"), (Some(Denial::QuotaExceeded), 0));
+
+    uncounted
+        .take_receipt()
+        .expect("a receipt")
+        .refund()
+        .await
+        .expect("the store replies");
+    assert_eq!(remaining(&bench.store, hourly("candidate", 1)).await, 0);
+    assert_eq!(remaining(&bench.store, hourly("enforced", 5)).await, 4);
+
+    counted
+        .take_receipt()
+        .expect("a receipt")
+        .refund()
+        .await
+        .expect("the store replies");
+    assert_eq!(remaining(&bench.store, hourly("candidate", 1)).await, 1);
+    assert_eq!(remaining(&bench.store, hourly("enforced", 5)).await, 5);
+}
+
+async fn a_limiter_peeks_charges_and_resets_it_too(bench: &Bench) {
+    let limiter = Limiter::new(
+        bench.store.clone(),
+        [hourly("enforced", 9), hourly("candidate", 2).observe_only()],
+    );
+    let charged = limiter.charge("k", 5).await.expect("the store replies");
+    assert_eq!((charged.remaining(), state(&charged, "candidate")), (4, (None, 0)));
+
+    let peeked = limiter.peek("k").await.expect("the store replies");
+    assert!(peeked.is_allowed());
+    assert_eq!(
+        (peeked.remaining(), state(&peeked, "candidate").0),
+        (4, Some(Denial::QuotaExceeded))
+    );
+
+    charged
+        .take_receipt()
+        .expect("a receipt")
+        .refund()
+        .await
+        .expect("the store replies");
+    assert_eq!(state(&check(&limiter).await, "candidate"), (None, 1));
+    limiter.reset("k").await.expect("the store replies");
+    assert_eq!(remaining(&bench.store, hourly("candidate", 2)).await, 2);
+}
+
+async fn several_observe_apart_from_each_other(bench: &Bench) {
+    let policies = [1, 2, 3].map(|quota| hourly(["", "one", "two", "three"][quota], quota as u64).observe_only());
+    let limiter = Limiter::new(bench.store.clone(), policies);
+    for counted in [
+        [true, true, true],
+        [false, true, true],
+        [false, false, true],
+        [false, false, false],
+    ] {
+        let decision = check(&limiter).await;
+        let denials = decision.policies().map(|policy| policy.denial().is_none());
+        assert_eq!(denials.collect::<Vec<_>>(), counted);
+    }
+}
+
+fn app(layers: impl IntoIterator<Item = RateLimitLayer>) -> Router {
+    let app = Router::new().route("/", route(async || "hi"));
+    layers.into_iter().fold(app, Router::layer)
+}
+
+async fn it_is_charged_once_in_nested_layers(bench: &Bench) {
+    let layer = || {
+        RateLimitLayer::new(
+            bench.store.clone(),
+            hourly("candidate", 2).observe_only().key(key::constant("k")),
+        )
+    };
+    let app = app([layer(), layer()]);
+    for left in [1, 0, 0] {
+        assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
+        let limiter = Limiter::new(bench.store.clone(), hourly("candidate", 2));
+        let peeked = limiter.peek(Key::constant("k")).await.expect("the store replies");
+        assert_eq!(peeked.remaining(), left);
+    }
+}
+
+async fn a_layer_that_observed_a_denial_leaves_it_to_an_inner_one(bench: &Bench) {
+    let policy = || hourly("api", 2).key(key::constant("k"));
+    let layer = |policy: Policy| RateLimitLayer::new(bench.store.clone(), policy);
+    let app = app([layer(policy()), layer(policy().observe_only())]);
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        statuses.push(send(&app, get("/")).await.status.as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 429, 429]);
+}
+
+async fn it_may_observe_a_limit_that_is_chosen_for_each_request(bench: &Bench) {
+    let by_plan = limit::by(|parts| match parts.headers.contains_key("pro") {
+        true => SlidingLog::per_hour(3),
+        false => SlidingLog::per_hour(1),
+    });
+    let candidate = Policy::new("candidate", by_plan).key(key::constant("k")).observe_only();
+    let app = app([RateLimitLayer::new(bench.store.clone(), candidate).observed_header(true)]);
+    for (pro, observed) in [
+        (false, r#""candidate";r=0;t=3600"#),
+        (false, r#""candidate";r=0;t=3600;denied"#),
+        (true, r#""candidate";r=1;t=3600"#),
+    ] {
+        let request = if pro { get("/").header("pro", "1") } else { get("/") };
+        assert_eq!(send(&app, request).await.field("ratelimit-observed"), Some(observed));
+    }
+}
+
+async fn a_check_is_one_call_of_the_store(bench: &Bench) {
+    let store = Counted::new(bench.store.clone());
+    let policies = [
+        hourly("enforced", 5),
+        hourly("one", 5).observe_only(),
+        hourly("two", 5).observe_only(),
+    ];
+    let limiter = Limiter::new(store.clone(), policies);
+    let _ = check(&limiter).await;
+    assert_eq!(store.calls(), 1);
+}
+
+#[tokio::test]
+async fn a_check_is_one_script_call() {
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let policies = [
+        hourly("enforced", 2),
+        hourly("one", 5).observe_only(),
+        hourly("two", 1).observe_only(),
+    ];
+    let limiter = Limiter::new(store, policies);
+    let calls = || {
+        let stats = redis.cli(&["INFO", "commandstats"]);
+        let line = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        line.and_then(|line| line.split(',').next()?.parse::<u64>().ok())
+            .unwrap_or(0)
+    };
+
+    let _ = check(&limiter).await;
+    let before = calls();
+    for _ in 0..5 {
+        let _ = check(&limiter).await;
+    }
+    assert_eq!(calls() - before, 5);
+}
+
+#[tokio::test]
+async fn a_cached_denial_hides_no_request_from_it() {
+    let redis = Redis::start();
+    let store: Arc<dyn Store> = Arc::new(connected(patient(), &redis.url()).await);
+    let enforced = Limiter::new(store.clone(), hourly("enforced", 1));
+    let beside = Limiter::new(
+        store.clone(),
+        [hourly("enforced", 1), hourly("candidate", 9).observe_only()],
+    );
+    // The second denial is one of the cache.
+    for allowed in [true, false, false] {
+        assert_eq!(check(&enforced).await.is_allowed(), allowed);
+    }
+    for left in [8, 7, 6, 5] {
+        let decision = check(&beside).await;
+        assert!(!decision.is_allowed());
+        assert_eq!(state(&decision, "candidate"), (None, left));
+    }
+}
+
+#[tokio::test]
+async fn responses_do_not_mention_it_by_default() {
+    let candidate = || hourly("candidate", 1).observe_only().key(key::constant("k"));
+    let alone = app([RateLimitLayer::new(MemoryStore::new(), candidate())]);
+    for _ in 0..3 {
+        let received = send(&alone, get("/")).await;
+        assert_eq!(received.status, StatusCode::OK);
+        received.assert_silent();
+        assert_eq!(received.field("ratelimit-observed"), None);
+        let decision = received.extensions.get::<Decision>().expect("a decision");
+        assert_eq!(decision.policies().count(), 1);
+    }
+
+    let enforced = hourly("enforced", 2).key(key::constant("k"));
+    let store = Clock::new().memory_store();
+    let beside = app([RateLimitLayer::new(store, [candidate(), enforced])]);
+    for (status, left) in [(200, 1), (200, 0), (429, 0)] {
+        let received = send(&beside, get("/")).await;
+        assert_eq!(received.status.as_u16(), status);
+        assert_eq!(received.field("ratelimit-policy"), Some(r#""enforced";q=2;w=3600"#));
+        assert_eq!(
+            received.field("ratelimit"),
+            Some(&*format!(r#""enforced";r={left};t=3600"#))
+        );
+        if status == 429 {
+            assert_eq!(received.json()["violated-policies"], serde_json::json!(["enforced"]));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_header_shows_it_by_choice_on_admissions_and_denials() {
+    let policies = || {
+        [
+            hourly("enforced", 2).key(key::constant("k")),
+            hourly("one", 1).observe_only().key(key::constant("k")),
+            hourly("three", 3).observe_only().key(key::constant("k")),
+        ]
+    };
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policies()).observed_header(true);
+    let app = app([layer]);
+    for (status, observed) in [
+        (200, r#""one";r=0;t=3600, "three";r=2;t=3600"#),
+        (200, r#""one";r=0;t=3600;denied, "three";r=1;t=3600"#),
+        (429, r#""one";r=0;t=3600;denied, "three";r=0;t=3600"#),
+    ] {
+        let received = send(&app, get("/")).await;
+        assert_eq!(received.status.as_u16(), status);
+        assert_eq!(received.field("ratelimit-observed"), Some(observed));
+        assert!(
+            received
+                .field("ratelimit")
+                .is_some_and(|state| state.starts_with(r#""enforced";"#))
+        );
+    }
+}
+
+#[tokio::test]
+async fn while_the_store_fails_it_rejects_no_request() {
+    let candidate = |mode| {
+        hourly("candidate", 1)
+            .observe_only()
+            .failure_mode(mode)
+            .key(key::constant("k"))
+    };
+    let enforced = |mode| hourly("enforced", 2).failure_mode(mode).key(key::constant("k"));
+    let (local, open, closed) = (FailureMode::Local, FailureMode::Open, FailureMode::Closed);
+    // What remains for the candidate after each of three requests, if this process counts it.
+    let counted = [
+        Some((None, 0)),
+        Some((Some(Denial::QuotaExceeded), 0)),
+        Some((Some(Denial::QuotaExceeded), 0)),
+    ];
+    for (policies, statuses, observed) in [
+        (vec![candidate(closed)], [200; 3], [None; 3]),
+        (vec![candidate(open)], [200; 3], [None; 3]),
+        (vec![candidate(local)], [200; 3], counted),
+        (vec![candidate(closed), enforced(local)], [200, 200, 429], [None; 3]),
+        (vec![candidate(local), enforced(open)], [200; 3], counted),
+        (vec![candidate(local), enforced(local)], [200, 200, 429], counted),
+        (vec![candidate(local), enforced(closed)], [503; 3], [None; 3]),
+    ] {
+        for later in [false, true] {
+            let store: Arc<dyn Store> = match later {
+                true => Arc::new(Later(Broken::default())),
+                false => Arc::new(Broken::default()),
+            };
+            let app = app([RateLimitLayer::new(store, policies.clone())]);
+            for (status, observed) in statuses.into_iter().zip(observed) {
+                let received = send(&app, get("/")).await;
+                assert_eq!(received.status.as_u16(), status, "{policies:?}");
+                let decision = received.extensions.get::<Decision>();
+                let candidate = decision.and_then(|decision| {
+                    let policy = decision.policies().find(|policy| policy.is_observed())?;
+                    Some((policy.denial(), policy.remaining()))
+                });
+                assert_eq!(candidate, observed, "{policies:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_permanent_denial_is_one_while_the_store_fails_too() {
+    let closed = Policy::new("closed", Limit::DenyAll).failure_mode(FailureMode::Closed);
+    let limiter = Limiter::new(Broken::default(), [closed, hourly("candidate", 5).observe_only()]);
+    let decision = limiter.check("k").await.expect("a denial");
+    assert!(!decision.is_allowed());
+    assert_eq!(state(&decision, "candidate"), (None, 4));
+
+    let small = hourly("small", 2).cost(3).observe_only();
+    let limiter = Limiter::new(Broken::default(), [hourly("enforced", 5), small]);
+    let decision = check(&limiter).await;
+    assert!(decision.is_allowed());
+    assert_eq!(state(&decision, "small").0, Some(Denial::CostAboveLimit));
+}
+
+#[tokio::test]
+async fn a_request_without_its_key_is_admitted_uncounted() {
+    let log = Log::capture();
+    let by_user = hourly("users", 1).observe_only().key(key::header("user"));
+    let by_peer = hourly("peers", 1)
+        .observe_only()
+        .key(key::extension::<u64>(u64::to_string));
+    let invalid = limit::by(|_| SlidingLog::per_hour(SlidingLog::MAX_QUOTA + 1));
+    let invalid = Policy::new("invalid", invalid).observe_only().key(key::constant("k"));
+    let enforced = hourly("enforced", 9).key(key::constant("k"));
+    let app = app([RateLimitLayer::new(
+        MemoryStore::new(),
+        [by_user, enforced, by_peer, invalid],
+    )]);
+    for _ in 0..2 {
+        let received = send(&app, get("/")).await;
+        assert_eq!(received.status, StatusCode::OK);
+        let decision = received.extensions.get::<Decision>().expect("a decision");
+        assert_eq!(
+            decision.policies().map(|policy| policy.name()).collect::<Vec<_>>(),
+            ["enforced"]
+        );
+    }
+    assert_eq!(log.text().matches("cannot be determined").count(), 1, "{}", log.text());
+}
+
+#[tokio::test]
+async fn callbacks_see_what_it_would_have_done() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let notes = seen.clone();
+    let candidate = hourly("candidate", 1).observe_only().key(key::constant("k"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), candidate).on_decision(move |decision| {
+        notes
+            .lock()
+            .unwrap()
+            .push((decision.is_allowed(), state(decision, "candidate").0));
+    });
+    let app = app([layer]);
+    for _ in 0..2 {
+        send(&app, get("/")).await;
+    }
+    assert_eq!(
+        *seen.lock().unwrap(),
+        [(true, None), (true, Some(Denial::QuotaExceeded))]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn concurrent_requests_are_counted_exactly_by_both() {
+    let redis = Redis::start();
+    let redis: Arc<dyn Store> = Arc::new(connected(patient(), &redis.url()).await);
+    for store in [redis, Arc::new(MemoryStore::new())] {
+        let policies = [hourly("enforced", 10), hourly("candidate", 25).observe_only()];
+        let limiter = Limiter::new(store, policies);
+        let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let checks: Vec<_> = (0..60)
+            .map(|_| {
+                let (limiter, counts) = (limiter.clone(), counts.clone());
+                tokio::spawn(async move {
+                    let decision = check(&limiter).await;
+                    let observed = state(&decision, "candidate").0.is_none();
+                    for (count, counts) in counts.iter().zip([decision.is_allowed(), observed]) {
+                        count.fetch_add(u64::from(counts), Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        for check in checks {
+            check.await.expect("no panic");
+        }
+        let counts = [0, 1].map(|policy: usize| counts[policy].load(Ordering::Relaxed));
+        assert_eq!(counts, [10, 25]);
+    }
+}
+
+proptest! {
+    /// Decisions of two limits at random times, with and without policies that observe beside them.
+    #[test]
+    fn it_never_changes_a_joint_decision(
+        algorithm in 0..Algorithm::ALL.len(),
+        requests in vec((0_u64..4_000_000, 1_u64..4), 1..30),
+    ) {
+        let clock = Clock::new();
+        let algorithm = Algorithm::ALL[algorithm];
+        let enforced = || [Policy::new("a", algorithm.limit(4)), Policy::new("b", SlidingLog::per_minute(7))];
+        let observed = [Policy::new("c", algorithm.limit(2)).observe_only(), hourly("d", 5).observe_only()];
+        let apart = Limiter::new(clock.memory_store(), enforced());
+        let beside = Limiter::new(clock.memory_store(), [enforced().to_vec(), observed.clone().to_vec()].concat());
+        let alone = observed.map(|policy| Limiter::new(clock.memory_store(), policy));
+
+        for (passed, cost) in requests {
+            clock.set(clock.now() + passed);
+            let decide = |limiter: &Limiter| {
+                let check = std::pin::pin!(limiter.check_n("k", cost));
+                let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+                match check.poll(&mut cx) {
+                    std::task::Poll::Ready(decision) => decision.expect("memory replies"),
+                    std::task::Poll::Pending => unreachable!("memory replies at once"),
+                }
+            };
+            let (apart, beside) = (decide(&apart), decide(&beside));
+            let summary = |decision: &Decision| {
+                let (limit, remaining) = (decision.limit(), decision.remaining());
+                (decision.is_allowed(), limit, remaining, decision.retry_after(), decision.reset_after())
+            };
+            prop_assert_eq!(summary(&apart), summary(&beside));
+            for alone in &alone {
+                let alone = decide(alone);
+                let policy = alone.policies().next().expect("a policy");
+                prop_assert_eq!(state(&beside, policy.name()), (policy.denial(), policy.remaining()));
+            }
+        }
+    }
+}

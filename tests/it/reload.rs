@@ -1,0 +1,651 @@
+//! Policies that follow a file.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{Router, routing::get as route};
+use http::StatusCode;
+use tempfile::TempDir;
+use tokio::runtime::Handle;
+use tower_quota::{
+    FailureMode, Headers, Key, Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, key,
+};
+
+use crate::support::{Broken, Clock, Log, get, get_from, send};
+
+/// A file of limits that tests write.
+struct File {
+    folder: TempDir,
+}
+
+impl File {
+    fn new(text: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = Self { folder };
+        file.write(text);
+        file
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("limits.toml")
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(self.path(), text).expect("a file");
+    }
+
+    fn watch(&self) -> LivePolicies {
+        Policies::watch(self.path()).expect("the file describes policies")
+    }
+}
+
+/// One policy by the address.
+fn api(limit: &str) -> String {
+    format!("[policies.api]\nlimit = \"{limit}\"\nkey = \"ip\"\n")
+}
+
+fn app(layer: RateLimitLayer) -> Router {
+    Router::new().route("/", route(async || "hi")).layer(layer)
+}
+
+/// The policy and the state that a response announces.
+async fn announced(app: &Router) -> [Option<String>; 2] {
+    let response = send(app, get("/")).await;
+    ["ratelimit-policy", "ratelimit"].map(|name| response.field(name).map(str::to_owned))
+}
+
+async fn remaining(limiter: &Limiter) -> u64 {
+    limiter.check("42").await.expect("the store replies").remaining()
+}
+
+#[tokio::test]
+async fn a_layer_applies_the_new_numbers_to_the_counts_there_are() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policies.get("api").unwrap());
+    let app = app(layer);
+    assert_eq!(
+        announced(&app).await,
+        [Some("\"api\";q=3;w=60".into()), Some("\"api\";r=2;t=60".into())]
+    );
+
+    file.write(&api("sliding-log 10/min"));
+    assert_eq!(
+        announced(&app).await[1].as_deref(),
+        Some("\"api\";r=1;t=60"),
+        "nothing was reloaded"
+    );
+    policies.reload().unwrap();
+    assert_eq!(
+        announced(&app).await,
+        [Some("\"api\";q=10;w=60".into()), Some("\"api\";r=7;t=60".into())]
+    );
+
+    file.write(&api("sliding-log 4/min"));
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await[1].as_deref(), Some("\"api\";r=0;t=60"));
+    let denied = send(&app, get("/")).await;
+    assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.field("ratelimit-policy"), Some("\"api\";q=4;w=60"));
+}
+
+#[tokio::test]
+async fn the_key_the_cost_and_the_failure_mode_follow_the_file() {
+    let file = File::new(&api("sliding-log 10/min"));
+    let policies = file.watch();
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policies.get("api").unwrap());
+    let failing = RateLimitLayer::new(Broken::default(), policies.get("api").unwrap());
+    let (app, failing) = (app(layer), app(failing));
+    assert_eq!(
+        send(&app, get_from("203.0.113.7", "/")).await.field("ratelimit"),
+        Some("\"api\";r=9;t=60")
+    );
+    assert_eq!(send(&failing, get("/")).await.status, StatusCode::OK);
+
+    file.write(
+        "[policies.api]\nlimit = \"sliding-log 10/min\"\nkey = \"constant:all\"\ncost = 4\nfailure-mode = \"closed\"\n",
+    );
+    policies.reload().unwrap();
+    assert_eq!(
+        send(&app, get_from("203.0.113.7", "/")).await.field("ratelimit"),
+        Some("\"api\";r=6;t=60")
+    );
+    assert_eq!(
+        send(&app, get_from("203.0.113.8", "/")).await.field("ratelimit"),
+        Some("\"api\";r=2;t=60")
+    );
+    assert_eq!(send(&failing, get("/")).await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn settings_in_code_stay_and_take_precedence() {
+    let file =
+        File::new("[policies.api]\nlimit = \"sliding-log 10/min\"\n[policies.mails]\nlimit = \"sliding-log 10/min\"\n");
+    let policies = file.watch();
+    let api = policies
+        .unkeyed("api")
+        .unwrap()
+        .key(key::constant("all"))
+        .cost_fn(|parts| if parts.method.is_safe() { 2 } else { 5 })
+        .apply_if(|parts| parts.uri.path() != "/free")
+        .failure_mode(FailureMode::Open);
+    let layer = |store| RateLimitLayer::new(store, api.clone());
+    let of_memory = Router::new()
+        .route("/", route(async || "hi").post(async || "hi"))
+        .route("/free", route(async || "hi"))
+        .layer(layer(Clock::new().memory_store()));
+    let failing = app(RateLimitLayer::new(Broken::default(), api.clone()));
+    let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails").unwrap().cost(3));
+
+    let with = "limit = \"sliding-log 20/min\"\nkey = \"ip\"\ncost = 9\nfailure-mode = \"closed\"\n";
+    file.write(&format!("[policies.api]\n{with}[policies.mails]\n{with}"));
+    policies.reload().unwrap();
+    let post = get_from("203.0.113.8", "/").method("POST");
+    assert_eq!(
+        send(&of_memory, post).await.field("ratelimit"),
+        Some("\"api\";r=15;t=60")
+    );
+    assert_eq!(
+        send(&of_memory, get("/")).await.field("ratelimit"),
+        Some("\"api\";r=13;t=60")
+    );
+    send(&of_memory, get("/free")).await.assert_silent();
+    assert_eq!(send(&failing, get("/")).await.status, StatusCode::OK);
+    assert_eq!(remaining(&mails).await, 17);
+}
+
+#[tokio::test]
+async fn a_limiter_follows_the_file() {
+    let file = File::new("policies.mails.limit = \"sliding-log 3/h\"");
+    let policies = file.watch();
+    let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails").unwrap());
+    let clone = mails.clone();
+    assert_eq!(remaining(&mails).await, 2);
+
+    file.write("policies.mails.limit = \"sliding-log 10/h\"");
+    policies.reload().unwrap();
+    assert_eq!(remaining(&mails).await, 8);
+    assert_eq!(remaining(&clone).await, 7);
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_applied_changes_nothing_and_is_an_error_that_names_the_place() {
+    let file = File::new(&format!(
+        "{}[policies.login]\nlimit = \"sliding-log 5/min\"\n",
+        api("sliding-log 3/min")
+    ));
+    let policies = file.watch();
+    let app = app(RateLimitLayer::new(
+        Clock::new().memory_store(),
+        policies.get("api").unwrap(),
+    ));
+    let login = Limiter::new(MemoryStore::new(), policies.unkeyed("login").unwrap());
+
+    let wrong_after_the_first = format!(
+        "{}[policies.login]\nlimit = \"sliding-log 6\"\n",
+        api("sliding-log 30/min")
+    );
+    for (text, [place, fault]) in [
+        (wrong_after_the_first.as_str(), ["line 5", "no `/` or `per`"]),
+        ("[policies.api\n", ["line 1", "^"]),
+        (
+            "[policies.api]\nlimit = \"sliding-log 30/min\"\n",
+            ["`api`", "a `key` such as"],
+        ),
+        ("", ["limits.toml", "missing field `policies`"]),
+    ] {
+        file.write(text);
+        let error = policies.reload().unwrap_err().to_string();
+        assert!(error.contains(place) && error.contains(fault), "{error}");
+    }
+    fs::remove_file(file.path()).unwrap();
+    let error = policies.reload().unwrap_err().to_string();
+    assert!(
+        error.contains("limits.toml") && error.contains("cannot be read"),
+        "{error}"
+    );
+
+    assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=3;w=60"));
+    assert_eq!(remaining(&login).await, 4);
+    assert_eq!(policies.names(), ["api", "login"]);
+}
+
+#[tokio::test]
+async fn a_policy_that_vanished_keeps_its_last_numbers_with_a_warning() {
+    let file = File::new(&format!(
+        "{}[policies.unused]\nlimit = \"sliding-log 1/min\"\n",
+        api("sliding-log 3/min")
+    ));
+    let policies = file.watch();
+    let app = app(RateLimitLayer::new(
+        Clock::new().memory_store(),
+        policies.get("api").unwrap(),
+    ));
+    file.write(&api("sliding-log 5/min"));
+    policies.reload().unwrap();
+
+    let log = Log::capture();
+    file.write("[policies]\n");
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=5;w=60"));
+    let text = log.text();
+    assert!(
+        text.contains("WARN") && text.contains("policy=\"api\"") && text.contains("keeps its last numbers"),
+        "{text}"
+    );
+    assert!(!text.contains("unused"), "no code has it: {text}");
+
+    // The switch turns it off and on, too.
+    file.write("enabled = false\n[policies]\n");
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await, [None, None]);
+    file.write("[policies]\n");
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await[1].as_deref(), Some("\"api\";r=3;t=60"));
+
+    // It is back.
+    file.write(&api("sliding-log 9/min"));
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await[1].as_deref(), Some("\"api\";r=6;t=60"));
+}
+
+#[tokio::test]
+async fn the_switches_of_a_file_turn_policies_off_and_on() {
+    let on = api("sliding-log 3/min");
+    let file = File::new(&on);
+    let policies = file.watch();
+    let app = app(RateLimitLayer::new(
+        Clock::new().memory_store(),
+        policies.get("api").unwrap(),
+    ));
+    for off in [format!("enabled = false\n{on}"), format!("{on}enabled = false\n")] {
+        file.write(&off);
+        policies.reload().unwrap();
+        assert_eq!(announced(&app).await, [None, None], "{off}");
+    }
+    file.write(&on);
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await[1].as_deref(), Some("\"api\";r=2;t=60"));
+}
+
+#[tokio::test]
+async fn a_policy_that_observed_is_enforced_with_its_counts() {
+    let enforced = api("sliding-log 2/min");
+    let file = File::new(&format!("{enforced}mode = \"observe\"\n"));
+    let policies = file.watch();
+    let app = app(RateLimitLayer::new(
+        Clock::new().memory_store(),
+        policies.get("api").unwrap(),
+    ));
+    for _ in 0..3 {
+        assert_eq!(announced(&app).await, [None, None]);
+    }
+    file.write(&enforced);
+    policies.reload().unwrap();
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::TOO_MANY_REQUESTS);
+    file.write(&format!("{enforced}mode = \"observe\"\n"));
+    policies.reload().unwrap();
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn another_algorithm_has_counts_of_its_own() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let app = app(RateLimitLayer::new(
+        Clock::new().memory_store(),
+        policies.get("api").unwrap(),
+    ));
+    announced(&app).await;
+
+    file.write(&api("token-bucket 3/min"));
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await[1].as_deref(), Some("\"api\";r=2;t=20"));
+    file.write(&api("sliding-log 3/min"));
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await[1].as_deref(), Some("\"api\";r=1;t=60"));
+}
+
+#[tokio::test]
+async fn a_layer_that_is_built_after_a_reload_is_up_to_date() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let policy = policies.get("api").unwrap();
+    file.write(&api("sliding-log 10/min"));
+    policies.reload().unwrap();
+
+    let app = app(RateLimitLayer::new(Clock::new().memory_store(), policy));
+    assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=10;w=60"));
+    assert_eq!(
+        policies.get("api").unwrap().limit(),
+        Some(&"sliding-log 10/min".parse().unwrap())
+    );
+}
+
+#[tokio::test]
+async fn a_setting_of_the_layer_after_a_reload_is_kept() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let mut layer = RateLimitLayer::new(Broken::default(), policies.get("api").unwrap());
+    file.write(&api("sliding-log 10/min"));
+    policies.reload().unwrap();
+    assert_eq!(send(&app(layer.clone()), get("/")).await.status, StatusCode::OK);
+
+    layer = layer.failure_mode(FailureMode::Closed).headers(Headers::None);
+    assert_eq!(
+        send(&app(layer.clone()), get("/")).await.status,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+    file.write(&api("sliding-log 20/min"));
+    policies.reload().unwrap();
+    assert_eq!(
+        send(&app(layer), get("/")).await.status,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+}
+
+#[tokio::test]
+async fn a_layer_of_policies_of_two_files_follows_both() {
+    let (one, other) = (
+        File::new(&api("sliding-log 3/min")),
+        File::new(&api("sliding-log 3/min").replace("api", "day")),
+    );
+    let (live, also_live) = (one.watch(), other.watch());
+    let fixed = Policy::new("fixed", tower_quota::SlidingLog::per_minute(7)).key(key::ip());
+    let policies = [live.get("api").unwrap(), also_live.get("day").unwrap(), fixed];
+    let app = app(RateLimitLayer::new(Clock::new().memory_store(), policies));
+
+    for (file, live, limit, announces) in [
+        (
+            &one,
+            &live,
+            api("sliding-log 5/min"),
+            "\"api\";q=5;w=60, \"day\";q=3;w=60, \"fixed\";q=7;w=60",
+        ),
+        (
+            &other,
+            &also_live,
+            api("sliding-log 6/min").replace("api", "day"),
+            "\"api\";q=5;w=60, \"day\";q=6;w=60, \"fixed\";q=7;w=60",
+        ),
+    ] {
+        file.write(&limit);
+        live.reload().unwrap();
+        assert_eq!(announced(&app).await[0].as_deref(), Some(announces));
+    }
+}
+
+#[tokio::test]
+async fn counts_of_the_process_survive_a_reload_while_the_store_fails() {
+    let file = File::new("policies.mails.limit = \"sliding-log 3/h\"");
+    let policies = file.watch();
+    let mails = Limiter::new(Broken::default(), policies.unkeyed("mails").unwrap());
+    assert_eq!(remaining(&mails).await, 2);
+
+    file.write("policies.mails.limit = \"sliding-log 5/h\"");
+    policies.reload().unwrap();
+    assert_eq!(remaining(&mails).await, 3);
+}
+
+#[tokio::test]
+async fn a_policy_that_nested_layers_have_in_common_is_charged_once_during_a_reload() {
+    let file = File::new(&api("sliding-log 5/min"));
+    let policies = file.watch();
+    let layer = RateLimitLayer::new(Clock::new().memory_store(), policies.get("api").unwrap());
+    let reload = {
+        let (policies, path) = (policies.clone(), file.path());
+        move || {
+            fs::write(&path, api("sliding-log 9/min")).unwrap();
+            policies.reload().unwrap();
+        }
+    };
+    // The reload is between the decisions of the two layers.
+    let app = Router::new()
+        .route("/", route(async || "hi").layer(layer.clone()))
+        .layer(axum::middleware::map_request(move |request: axum::extract::Request| {
+            reload();
+            async { request }
+        }))
+        .layer(layer);
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
+    assert_eq!(send(&app, get("/")).await.field("ratelimit"), Some("\"api\";r=7;t=60"));
+}
+
+#[test]
+fn an_application_replaces_policies_of_its_own_configuration() {
+    let describe = |limit: &str| Policies::from_toml(&api(limit)).unwrap();
+    let policies = LivePolicies::from(describe("sliding-log 3/min"));
+    let limiter = Limiter::new(MemoryStore::new(), policies.get("api").unwrap());
+    let limit = || {
+        let decision = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap()
+            .block_on(limiter.peek("42"));
+        decision.unwrap().limit()
+    };
+    assert_eq!(limit(), 3);
+    policies.replace(describe("sliding-log 8/min")).unwrap();
+    assert_eq!(limit(), 8);
+
+    let error = policies.reload().unwrap_err().to_string();
+    assert!(error.contains("`LivePolicies::replace`"), "{error}");
+    let error = policies
+        .reload_on_change(Duration::from_secs(1))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("`LivePolicies::replace`"), "{error}");
+}
+
+/// Two files whose policies belong together.
+fn pair(n: u64) -> String {
+    let (minute, hour) = (1_000_000_000 + n, 2_000_000_000 + n);
+    format!(
+        "[policies.minute]\nlimit = \"fixed-window {minute}/min\"\nkey = \"ip\"\n[policies.hour]\nlimit = \"fixed-window \
+         {hour}/h\"\nkey = \"ip\"\n"
+    )
+}
+
+/// The limits of both policies in a field, which were in one file.
+fn pair_of(field: &str) -> u64 {
+    let limits: Vec<u64> = field
+        .split("q=")
+        .skip(1)
+        .map(|item| item.split(';').next().unwrap().parse().unwrap())
+        .collect();
+    let [minute, hour] = limits[..] else {
+        panic!("two policies: {field}")
+    };
+    assert_eq!(
+        minute - 1_000_000_000,
+        hour - 2_000_000_000,
+        "parts of two files: {field}"
+    );
+    minute - 1_000_000_000
+}
+
+const RELOADS: u64 = 300;
+
+/// While threads send requests as fast as they can, 300 reloads: each request is decided by one file, and each is counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn under_load_no_request_is_lost_or_decided_by_parts_of_two_files() {
+    let file = File::new(&pair(0));
+    let policies = file.watch();
+    let store = Clock::new().memory_store();
+    let both = || ["minute", "hour"].map(|name| policies.get(name).unwrap());
+    let app = app(RateLimitLayer::new(store.clone(), both()));
+    let limiter = Limiter::new(store, both());
+
+    let (done, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let callers: Vec<_> = (0..3)
+        .map(|_| {
+            let (app, limiter, done, sent) = (app.clone(), limiter.clone(), done.clone(), sent.clone());
+            tokio::spawn(async move {
+                let mut last = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let response = send(&app, get("/")).await;
+                    assert_eq!(response.status, StatusCode::OK);
+                    let seen = pair_of(response.field("ratelimit-policy").unwrap());
+                    assert!(seen >= last, "an older file applies again");
+                    last = seen;
+
+                    let decision = limiter.check(Key::ip([203, 0, 113, 7].into())).await.unwrap();
+                    let limits: Vec<_> = decision.policies().map(|policy| policy.limit()).collect();
+                    assert_eq!(limits[0] + 1_000_000_000, limits[1]);
+                    sent.fetch_add(2, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+
+    for n in 1..=RELOADS {
+        file.write(&pair(n));
+        policies.reload().unwrap();
+        // A request that starts after a reload is decided by its file, and some requests are between two reloads.
+        let response = send(&app, get("/")).await;
+        assert_eq!(pair_of(response.field("ratelimit-policy").unwrap()), n);
+        sent.fetch_add(1, Ordering::Relaxed);
+        let before = sent.load(Ordering::Relaxed);
+        while sent.load(Ordering::Relaxed) < before + 100 {
+            tokio::task::yield_now().await;
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    for caller in callers {
+        caller.await.expect("no assertion fails");
+    }
+
+    let counted = limiter.peek(Key::ip([203, 0, 113, 7].into())).await.unwrap();
+    let hour = counted.policies().nth(1).unwrap();
+    assert_eq!(hour.limit() - hour.remaining(), sent.load(Ordering::Relaxed) as u64);
+    assert!(sent.load(Ordering::Relaxed) as u64 >= 100 * RELOADS);
+}
+
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// Waits for this many readings of the file.
+async fn readings(number: u32) {
+    tokio::time::sleep(INTERVAL * number + INTERVAL / 2).await;
+}
+
+/// A layer of the policy `api`, whose file is reloaded when it changes.
+fn following(path: &Path) -> Router {
+    let policies = Policies::watch(path).unwrap();
+    policies.reload_on_change(INTERVAL).unwrap();
+    app(RateLimitLayer::new(MemoryStore::new(), policies.get("api").unwrap()))
+}
+
+async fn quota(app: &Router) -> String {
+    let [policy, _] = announced(app).await;
+    policy.expect("a policy").replace("\"api\";q=", "").replace(";w=60", "")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_file_is_applied_however_it_was_written() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let app = following(&file.path());
+    readings(3).await;
+    assert_eq!(quota(&app).await, "3");
+
+    // In place, to the same length.
+    file.write(&api("sliding-log 4/min"));
+    readings(2).await;
+    assert_eq!(quota(&app).await, "4");
+
+    // By another file in its place, as editors do.
+    let other = file.folder.path().join("limits.toml.new");
+    fs::write(&other, api("sliding-log 5/min")).unwrap();
+    fs::rename(other, file.path()).unwrap();
+    readings(2).await;
+    assert_eq!(quota(&app).await, "5");
+}
+
+/// `limits.toml` leads to `..data/limits.toml`, and `..data` to a folder with the content.
+#[tokio::test(start_paused = true)]
+async fn a_config_map_that_changed_is_applied() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let content = |name: &str, limit: &str| {
+        fs::create_dir(at(name)).unwrap();
+        fs::write(at(name).join("limits.toml"), api(limit)).unwrap();
+        std::os::unix::fs::symlink(name, at("..data_tmp")).unwrap();
+        fs::rename(at("..data_tmp"), at("..data")).unwrap();
+    };
+    content("..2026_1", "sliding-log 3/min");
+    std::os::unix::fs::symlink("..data/limits.toml", at("limits.toml")).unwrap();
+    let app = following(&at("limits.toml"));
+    assert_eq!(quota(&app).await, "3");
+
+    content("..2026_2", "sliding-log 4/min");
+    fs::remove_dir_all(at("..2026_1")).unwrap();
+    readings(2).await;
+    assert_eq!(quota(&app).await, "4");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_is_not_applied_while_it_is_written() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let app = following(&file.path());
+    let log = Log::capture();
+    for (part, limit) in [
+        ("", "3"),
+        ("[policies.api]\nlimit = \"sl", "3"),
+        (api("sliding-log 7/min").as_str(), "3"),
+    ] {
+        file.write(part);
+        tokio::time::sleep(INTERVAL).await;
+        assert_eq!(quota(&app).await, limit);
+    }
+    tokio::time::sleep(INTERVAL).await;
+    assert_eq!(quota(&app).await, "7");
+    assert_eq!(log.text(), "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_file_that_cannot_be_applied_is_logged_once() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let app = following(&file.path());
+    let log = Log::capture();
+    file.write(&api("sliding-log 3"));
+    readings(6).await;
+    assert_eq!(quota(&app).await, "3");
+    let text = log.text();
+    assert_eq!(text.matches("WARN").count(), 1, "{text}");
+    assert!(text.contains("line 2") && text.contains("not applied"), "{text}");
+
+    fs::remove_file(file.path()).unwrap();
+    readings(6).await;
+    assert_eq!(log.text().matches("WARN").count(), 2, "{}", log.text());
+    assert!(log.text().contains("cannot be read"), "{}", log.text());
+
+    file.write(&api("sliding-log 6/min"));
+    readings(2).await;
+    assert_eq!(quota(&app).await, "6");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_task_that_reads_a_file_ends_with_the_last_layer() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let app = following(&file.path());
+    readings(2).await;
+    assert_eq!(tasks(), 1);
+    drop(app);
+    readings(2).await;
+    assert_eq!(tasks(), 0);
+}
+
+#[test]
+fn a_change_is_followed_in_a_runtime_at_an_interval_above_zero() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let error = file.watch().reload_on_change(INTERVAL).unwrap_err().to_string();
+    assert!(error.contains("runtime"), "{error}");
+    let error = file.watch().reload_on_change(Duration::ZERO).unwrap_err().to_string();
+    assert!(error.contains("`Duration::from_secs(5)`"), "{error}");
+}
