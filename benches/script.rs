@@ -1,209 +1,232 @@
-//! The time of a check in Redis, in microseconds, for each algorithm and shape of call.
-//! `cargo bench --bench script --all-features`; with `TOWER_QUOTA_SCRIPT=path` a second text of the script is measured too.
+//! The instructions of Redis for a check, for each algorithm and shape of call, as in "Work in Redis" of `docs/speed.md`. They
+//! do not depend on the load of the machine. Requires valgrind. `cargo bench --bench script`; a part of the name of a row is an
+//! argument, and `TOWER_QUOTA_SCRIPT=path` measures another text of the script.
 //!
-//! Redis measures each call (`SLOWLOG`), so the time excludes client and connection.
+//! Callgrind counts within `EVALSHA`, so the instructions exclude the connection. They include the garbage collection of Lua.
 
+#[path = "../tests/it/support/packed.rs"]
+mod packed;
 #[path = "../tests/it/support/redis.rs"]
 #[allow(dead_code)]
 mod redis;
 
-use std::ops::Range;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use fred::types::Value;
 use tower_quota::RedisStore;
 
-use self::redis::Redis;
+use self::{packed::packed, redis::Redis};
 
 /// Checks in one call of a batch.
-const BATCH: u64 = 128;
-/// Rounds; the median counts.
-const ROUNDS: usize = 5;
-
-/// A charge as the script reads it, of cost 1 against `quota` in a `window` of microseconds.
-type Charge = fn(quota: u64, window: u64) -> String;
-
-const CHARGES: [(&str, Charge); 6] = [
-    ("log", |quota, window| format!("log 1 {quota} {window} 0")),
-    ("log, coarse", |quota, window| {
-        format!("log 1 {quota} {window} {}", window / 100)
-    }),
-    ("counter", |quota, window| {
-        format!("counter 1 {quota} {window} 1 {}", (1_u64 << 52) / window)
-    }),
-    ("fixed", |quota, window| format!("fixed 1 {quota} {window} 1")),
-    ("fixed, aligned", |quota, window| format!("fixed 1 {quota} {window} 0")),
-    ("bucket", |quota, window| {
-        format!(
-            "bucket 1 {quota} 1 {} {}",
-            window / quota,
-            (1_u64 << 52) / (window / quota + 1)
-        )
-    }),
-];
-
-/// A sequence of calls.
-struct Shape {
-    name: &'static str,
-    quota: u64,
-    /// In microseconds.
-    window: u64,
-    /// Number of keys, which are used in turn.
-    keys: u64,
-    /// Checks in one call, each of another key.
-    checks: u64,
-    /// Number of merged requests in each check.
-    callers: u64,
-    /// Calls that are not measured, before those that are.
-    warm: u64,
-    calls: u64,
-}
+const BATCH: usize = 128;
+/// How often each key is checked while instructions are counted.
+const ROUNDS: u64 = 8;
+/// The script as applications write it, for comparison.
+const TEXTBOOK: &str = include_str!("whole/sliding_log.lua");
 
 const MINUTE: u64 = 60_000_000;
+const DAY: u64 = 24 * 60 * MINUTE;
 
-const SHAPES: [Shape; 6] = [
-    Shape {
-        name: "one check a call",
-        quota: 1_000,
-        window: MINUTE,
-        keys: 10_000,
-        checks: 1,
-        callers: 1,
-        warm: 2_000,
-        calls: 2_000,
-    },
-    Shape {
-        name: "batches, new keys",
-        quota: 1_000,
-        window: MINUTE,
-        keys: 50_000,
-        checks: BATCH,
-        callers: 1,
-        warm: 0,
-        calls: 300,
-    },
-    Shape {
-        name: "batches, filling",
-        quota: 1_000,
-        window: MINUTE,
-        keys: 10_000,
-        checks: BATCH,
-        callers: 1,
-        warm: 100,
-        calls: 300,
-    },
-    Shape {
-        name: "batches, expiring",
-        quota: 100,
-        window: 20_000,
-        keys: 10 * BATCH,
-        checks: BATCH,
-        callers: 1,
-        warm: 50,
-        calls: 200,
-    },
-    Shape {
-        name: "128 callers of a key",
-        quota: 100_000_000,
-        window: MINUTE,
-        keys: 1,
-        checks: 1,
-        callers: 128,
-        warm: 200,
-        calls: 1_000,
-    },
-    Shape {
-        name: "batches, denied",
-        quota: 5,
-        window: MINUTE,
-        keys: 10_000,
-        checks: BATCH,
-        callers: 1,
-        warm: 450,
-        calls: 200,
-    },
+/// A charge of cost 1 against a quota, as the script reads it.
+type Charge = fn(quota: u64) -> String;
+
+const LOG: Charge = |quota| log(quota, MINUTE, 0);
+
+/// The rows of the table; the second number is how often each key was checked before.
+const ROWS: [(&str, &[Charge], u64); 9] = [
+    ("a sliding log", &[LOG], 3),
+    ("a sliding log, on a key that is new", &[LOG], 0),
+    (
+        "a sliding log whose entries have all expired",
+        &[|quota| log(quota, 1_000, 0)],
+        3,
+    ),
+    (
+        "a sliding log with a precision, the first of a grain",
+        &[|quota| log(quota, MINUTE, 1)],
+        3,
+    ),
+    (
+        "a sliding log with a precision, another of the same grain",
+        &[|quota| log(quota, DAY, DAY)],
+        3,
+    ),
+    (
+        "a sliding counter",
+        &[|quota| format!("counter - 1 {quota} {MINUTE} 1 {}", (1_u64 << 52) / MINUTE)],
+        3,
+    ),
+    (
+        "a fixed window",
+        &[|quota| format!("fixed - 1 {quota} {MINUTE} 1 0")],
+        3,
+    ),
+    (
+        "a token bucket",
+        &[|quota| {
+            let period = 100 * MINUTE / 60 / quota;
+            format!("bucket - 1 {quota} 1 {period} {}", (1_u64 << 52) / (period + 1))
+        }],
+        3,
+    ),
+    ("two sliding logs", &[LOG, |quota| log(2 * quota, MINUTE, 0)], 3),
 ];
 
-impl Shape {
-    fn arguments(&self, charge: Charge) -> [String; 2] {
-        let Self { checks, callers, .. } = self;
-        [format!("check {checks} {callers} 1"), charge(self.quota, self.window)]
-    }
+fn log(quota: u64, window: u64, grain: u64) -> String {
+    format!("log - 1 {quota} {window} {grain} 0")
+}
 
-    async fn run(&self, redis: &Redis, sha1: &str, charge: Charge, calls: Range<u64>) {
-        let arguments = self.arguments(charge);
-        for call in calls {
-            let mut words = vec![sha1.to_owned(), self.checks.to_string()];
-            let keys = (call * self.checks..).take(self.checks as usize);
-            words.extend(keys.map(|key| format!("quota:1:x:test:{{ip=203.0.113.{}}}", key % self.keys)));
-            words.extend(arguments.iter().cloned());
-            redis.command::<()>("EVALSHA", words).await;
+/// A server under callgrind.
+struct Server {
+    redis: Redis,
+    /// Where callgrind writes what was executed since the last `LOLWUT`, with the number of the dump at the end.
+    dumps: PathBuf,
+    count: usize,
+}
+
+impl Server {
+    fn start(folder: &Path) -> Self {
+        let dumps = folder.join("dump");
+        let mut valgrind = Command::new("valgrind");
+        valgrind
+            .args([
+                "--tool=callgrind",
+                "--toggle-collect=evalShaCommand",
+                "--dump-before=lolwutCommand",
+            ])
+            .arg(format!("--callgrind-out-file={}", dumps.display()))
+            .arg(redis::server().get_program());
+        Self {
+            redis: Redis::start_by(valgrind),
+            dumps,
+            count: 0,
         }
     }
 
-    /// The time of one check in Redis, in microseconds.
-    async fn measure(&self, redis: &Redis, sha1: &str, charge: Charge) -> f64 {
-        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
-        self.run(redis, sha1, charge, 0..self.warm).await;
-        redis.command::<()>("SLOWLOG", ["RESET"]).await;
-        self.run(redis, sha1, charge, self.warm..self.warm + self.calls).await;
-
-        let log: Vec<Vec<Value>> = redis.command("SLOWLOG", ["GET", "-1"]).await;
-        // Other work of the machine distorts some calls, so this is the mean between the quartiles.
-        let calls = log
-            .iter()
-            .filter(|entry| entry[3].clone().into_array()[0].as_str().as_deref() == Some("EVALSHA"));
-        let mut spent: Vec<u64> = calls.filter_map(|entry| entry[2].as_u64()).collect();
-        spent.sort_unstable();
-        let middle = &spent[spent.len() / 4..spent.len() * 3 / 4];
-        middle.iter().sum::<u64>() as f64 / (middle.len() as u64 * self.checks) as f64
+    /// The instructions within `EVALSHA` since this was called before.
+    async fn instructions(&mut self) -> u64 {
+        self.redis.command::<()>("LOLWUT", [""; 0]).await;
+        self.count += 1;
+        let dump = format!("{}.{}", self.dumps.display(), self.count);
+        let dump = fs::read_to_string(dump).expect("callgrind writes before the reply");
+        let mut lines = dump.lines();
+        let total = lines.find_map(|line| line.strip_prefix("totals: ").or(line.strip_prefix("summary: ")));
+        total.and_then(|total| total.trim().parse().ok()).expect("a total")
     }
-}
 
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
+    async fn load(&self, script: &str) -> String {
+        self.redis.command("SCRIPT", ["LOAD", script]).await
+    }
+
+    async fn call(&self, sha1: &str, keys: &[String], arguments: &[Vec<u8>]) {
+        let mut words = vec![sha1.into(), keys.len().to_string().into_bytes()];
+        words.extend(keys.iter().map(|key| key.clone().into_bytes()));
+        words.extend_from_slice(arguments);
+        self.redis.command_of_bytes::<()>("EVALSHA", words).await;
+    }
+
+    /// The instructions of one check on keys that were checked `before` times each.
+    async fn measure(
+        &mut self,
+        sha1: &str,
+        charges: &[Charge],
+        quota: u64,
+        checks: usize,
+        callers: u64,
+        before: u64,
+    ) -> u64 {
+        self.redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        let parts: Vec<_> = charges.iter().map(|charge| charge(quota)).collect();
+        let (size, parts) = (parts.len(), parts.join(" "));
+        let run = packed(&format!("check {checks} {size} {callers} {parts}"));
+        // So few keys that none expires meanwhile.
+        let (rounds, keys) = match before {
+            0 => (1, 2 * BATCH),
+            _ => (ROUNDS, checks.max(32)),
+        };
+        for round in 0..before + rounds {
+            if round == before {
+                self.instructions().await;
+            }
+            for call in 0..keys / checks {
+                let keys = (0..checks).flat_map(|check| {
+                    let address = call * checks + check;
+                    (0..size).map(move |policy| format!("quota:1:log:policy-{policy}:{{ip=203.0.113.{address}}}"))
+                });
+                self.call(sha1, &keys.collect::<Vec<_>>(), std::slice::from_ref(&run))
+                    .await;
+            }
+        }
+        self.instructions().await / (rounds * keys as u64)
+    }
+
+    /// The instructions of one check of the textbook script.
+    async fn measure_textbook(&mut self) -> u64 {
+        let sha1 = self.load(TEXTBOOK).await;
+        let calls = 2 * BATCH;
+        self.redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        for round in 0..4 {
+            if round == 3 {
+                self.instructions().await;
+            }
+            for call in 0..calls {
+                let arguments =
+                    ["1000", "60000", &format!("member-{round}-{call}")].map(|text| text.as_bytes().to_vec());
+                self.call(&sha1, &[format!("quota:{call}")], &arguments).await;
+            }
+        }
+        self.instructions().await / calls as u64
+    }
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    // In microseconds: longer than any command within the script, shorter than any call of it.
-    let redis = Redis::start_with(&["--slowlog-log-slower-than", "4", "--slowlog-max-len", "5000"]);
-    let mut scripts = vec![RedisStore::scripts()[0].to_owned()];
-    if let Some(path) = std::env::var_os("TOWER_QUOTA_SCRIPT") {
-        scripts.push(std::fs::read_to_string(path).expect("the other script"));
-    }
-    let mut known: Vec<String> = Vec::new();
-    for script in &scripts {
-        known.push(redis.command("SCRIPT", ["LOAD", script]).await);
-    }
+    let folder = tempfile::tempdir().expect("a folder for the dumps");
+    let mut server = Server::start(folder.path());
+    let script = match std::env::var_os("TOWER_QUOTA_SCRIPT") {
+        Some(path) => fs::read_to_string(path).expect("the other script"),
+        None => RedisStore::scripts()[0].to_owned(),
+    };
+    let sha1 = server.load(&script).await;
     let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    let is_chosen = |name: &str| only.as_ref().is_none_or(|only| name.contains(only.as_str()));
 
-    println!(
-        "microseconds of Redis for one check{}",
-        if known.len() > 1 {
-            ", and of the other script"
-        } else {
-            ""
-        }
-    );
-    println!();
-    println!("| charge | {} |", SHAPES.map(|shape| shape.name).join(" | "));
-    println!("| --- |{}", " ---: |".repeat(SHAPES.len()));
-    for (name, charge) in CHARGES {
-        if only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+    println!("| a check of | in a batch of {BATCH} | alone in its call | denied, in a batch | denied, alone |");
+    println!("| --- | ---: | ---: | ---: | ---: |");
+    if is_chosen("textbook") {
+        let alone = thousands(server.measure_textbook().await);
+        println!("| the textbook script for a sliding log | | {alone} | | |");
+    }
+    for (name, charges, before) in ROWS {
+        if !is_chosen(name) {
             continue;
         }
-        let mut cells = Vec::new();
-        for shape in &SHAPES {
-            let mut rounds = vec![Vec::new(); known.len()];
-            for _ in 0..ROUNDS {
-                for (sha1, rounds) in known.iter().zip(&mut rounds) {
-                    rounds.push(shape.measure(&redis, sha1, charge).await);
-                }
+        let mut cells = vec![name.to_owned()];
+        for quota in [1_000, before] {
+            for checks in [BATCH, 1] {
+                // Keys whose entries have expired, and new ones, deny nothing.
+                let denies = quota == 1_000 || !["expired", "new"].iter().any(|word| name.contains(word));
+                cells.push(match denies {
+                    true => thousands(server.measure(&sha1, charges, quota, checks, 1, before).await),
+                    false => String::new(),
+                });
             }
-            let figures = rounds.into_iter().map(|rounds| format!("{:.2}", median(rounds)));
-            cells.push(figures.collect::<Vec<_>>().join(" / "));
         }
-        println!("| {name} | {} |", cells.join(" | "));
+        println!("| {} |", cells.join(" | "));
     }
+    if is_chosen("hot key") {
+        let hot = server.measure(&sha1, &[LOG], 100_000, 1, 128, 3).await;
+        println!(
+            "| a sliding log by {BATCH} callers of a hot key, together | | {} | | |",
+            thousands(hot)
+        );
+    }
+}
+
+/// Rounded to thousands.
+fn thousands(instructions: u64) -> String {
+    format!("{},000", (instructions + 500) / 1_000)
 }

@@ -1,88 +1,89 @@
 -- Sliding window counter: when the current window began, what it has counted, and what the previous one had. The
 -- previous window counts in proportion to how much of it the last window covers, in whole ticks, rounded up.
 
-function algorithms.counter(cost, quota, window, tick, cap)
-  local ticks, opens = ceil(window / tick), now - now % window
-  local slack = min(SLACK, window)
-  local key, start, current, previous, expires
-
-  -- How long after the start of a window the share of the previous one has shrunk to `room`. What was counted under another
-  -- limit may be above `cap`: the product with it would not be exact.
-  local function shrinks(counted, room)
-    local passed = max(0, ticks - floor(room * ticks / max(1, min(counted, cap))))
-    return min(passed * tick, window)
-  end
-
-  local function room()
-    local share = 0
-    if previous > 0 then
-      local passed = floor(max(0, now - start) / tick)
-      share = ceil(min(previous, cap) * max(0, ticks - passed) / ticks)
-    end
-    return max(0, quota - current - share)
-  end
-
-  local function save()
-    write(key, start, current, previous, expires, start + 2 * window)
-  end
-
-  local charge = { cost = cost, quota = quota }
-
-  function charge.open(name)
-    key = name
-    start, current, previous, expires = fetch(key)
-    if start + window < opens or start > now + slack then
-      start, current, previous = opens, 0, 0
+if algorithm == 'counter' and not counter then
+  function counter(key, times, rest, cost, quota, window, tick, cap)
+    local start, current, previous, expires = fetch(key)
+    local opens = now - now % window
+    if start > now then
+      -- In the next window: the clock was set back over the boundary. Further ahead, the clock is gone.
+      if start > now + math.min(SLACK, window) then
+        start, current, previous = opens, 0, 0
+      end
     elseif start < opens then
-      start, current, previous = opens, 0, current
-    elseif start <= now then
+      start, current, previous = opens, 0, start + window >= opens and current or 0
+    else
       start = opens
     end
-    -- Otherwise in the next window: the clock was set back over the boundary.
-    return room()
-  end
 
-  function charge.add(weight)
-    current = max(current, min(current + weight, cap))
-    save()
-  end
-
-  function charge.wait()
-    keep(key, start + 2 * window)
-
-    local left = quota - current - cost
-    local at
-    if left >= 0 then
-      at = start + shrinks(previous, left)
-    else
-      -- Not in this window: in the next one what counts now will be the previous.
-      at = start + window + shrinks(current, max(0, quota - cost))
-    end
-    return max(1, at - now)
-  end
-
-  function charge.reset()
-    if current > 0 then
-      return start + 2 * window - now
-    end
-    return previous > 0 and start + window - now or 0
-  end
-
-  if not refunding then
-    return charge
-  end
-
-  function charge.refund(admitted_at, weight)
-    if current + previous > 0 then
-      if admitted_at >= start then
-        current = max(0, current - weight)
-      elseif admitted_at + window >= start then
-        previous = max(0, previous - weight)
+    -- What was counted under another limit may be above `cap`: the product with it would not be exact.
+    local room, counted = quota - current, times
+    if previous > 0 then
+      local ticks = (window + -window % tick) / tick
+      local left = ticks
+      if start < now then
+        left = ticks - (now - start - (now - start) % tick) / tick
       end
-      save()
+      if left > 0 then
+        local share = (previous < cap and previous or cap) * left
+        room = room - (share + -share % ticks) / ticks
+      end
     end
-    return room()
-  end
+    if room < times * cost then
+      room = room < 0 and 0 or room
+      counted = (room - room % cost) / cost
+    end
+    local waits = counted < times
+    if rest then
+      local refunded_at
+      counted, waits, refunded_at = rest(room, counted, cost, quota)
+      if refunded_at and current + previous > 0 then
+        if refunded_at >= start then
+          current = math.max(0, current - cost)
+        elseif refunded_at + window >= start then
+          previous = math.max(0, previous - cost)
+        end
+        write(key, start, current, previous, expires, start + 2 * window)
+        return counter(key, 0, nil, cost, quota, window, tick, cap)
+      end
+    end
 
-  return charge
+    if counted > 0 then
+      local weight = counted * cost
+      if current + weight <= cap then
+        current = current + weight
+      elseif current < cap then
+        current = cap
+      end
+      write(key, start, current, previous, expires, start + 2 * window)
+      room = room - weight
+      if room < 0 then
+        room = 0
+      end
+    end
+
+    local wait = 0
+    if waits then
+      if counted == 0 then
+        keep(key, start + 2 * window)
+      end
+      local left, counts = quota - current - cost, previous
+      local opened = start
+      if left < 0 then
+        -- Not in this window: in the next one what counts now will be the previous.
+        left, counts, opened = math.max(0, quota - cost), current, start + window
+      end
+      -- How long after the start of a window the share of the previous one has shrunk to what is left.
+      local ticks = (window + -window % tick) / tick
+      local gone = math.max(0, ticks - math.floor(left * ticks / math.max(1, math.min(counts, cap))))
+      wait = math.max(1, opened + math.min(gone * tick, window) - now)
+    end
+    if current > 0 then
+      return counted, room, wait, start + 2 * window - now
+    end
+    return counted, room, wait, previous > 0 and start + window - now or 0
+  end
+end
+if algorithm == 'counter' then
+  rule = counter
 end

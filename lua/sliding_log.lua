@@ -6,291 +6,305 @@
 -- its number of digits (`:a5`, `:b10`), so that members of one time are in the order of their weights.
 --
 -- Where a grain is given, admissions of one grain of time are one member, scored with the last of them. Without a grain,
--- charges beyond the limit are merged in the same way, in steps of a thousandth of the window, and `~` marks their members.
+-- charges beyond the limit are merged in the same way, in steps of a fraction of the window, and `~` marks their members.
 
-function algorithms.log(cost, quota, window, grain)
-  local expired, expires = now - window, expiry(now + window)
-  -- The time of which charges are one member.
-  local step = grain > 0 and grain or ceil(window / STEPS)
-  -- Of the members, `#` not among them: how many there are, what they weigh, how many have expired, how many belong to a
-  -- clock that is gone, and how many may still be read or removed.
-  local key, stored, total, late, gone, budget
-  -- Whether the weights are counted, whether `#` holds them, and whether a member was added.
-  local weighted, marked, added
-  -- Whether all members have expired and are still there.
-  local stale
-  -- The times of the oldest and of the newest member, while they are known.
-  local first, newest
+if algorithm == 'log' and not log then
+  -- As text, of which Lua's own conversion keeps 14 digits: when keys expire, and up to which time members have expired.
+  local expires_at, expires_text, expired_at, expired_text
 
-  -- Names are read instead of scores, which Redis would have to print.
-  local function time_of(member)
-    return tonumber(member) or tonumber(string.match(member, '^%d+'))
+  -- The time and the weight of a member. Names are read instead of scores, which Redis would have to print.
+  local function parts_of(member)
+    local plain_at = tonumber(member)
+    if plain_at then
+      return plain_at, 1
+    end
+    local member_at, weight = string.match(member, '^(%d+)~?:?%a?(%d*)')
+    return tonumber(member_at), tonumber(weight) or 1
   end
 
-  local function weight_of(member)
-    return tonumber(string.match(member, ':%a?(%d+)') or 1)
-  end
-
-  local function drop(from, upto)
-    if weighted then
-      local dropped = 0
-      for _, member in ipairs(call('ZRANGE', key, from, upto)) do
-        dropped = dropped + weight_of(member)
+  -- Drops `count` members from this rank on, and returns how many are stored, what they weigh, and whether weights are counted.
+  -- If all that are stored weigh 1, members are counted instead, apart from those that count no more but could not be dropped.
+  -- The last `#` stays: a key that is deleted cannot be created again on a node from which its slot is moving.
+  local function drop(key, from, count, stored, total, weighted, grain, uncounted)
+    if count > 0 then
+      local upto = from + count - 1
+      if weighted then
+        local dropped = 0
+        for _, member in ipairs(call('ZRANGE', key, from, upto)) do
+          local _, weight = parts_of(member)
+          dropped = dropped + weight
+        end
+        call('ZINCRBY', key, dropped, '#')
+        total = total - dropped
       end
-      call('ZINCRBY', key, dropped, '#')
-      total = total - dropped
+      call('ZREMRANGEBYRANK', key, from, upto)
+      stored = stored - count
     end
 
-    call('ZREMRANGEBYRANK', key, from, upto)
-    stored = stored - (upto - from + 1)
-    budget = budget - (upto - from + 1)
-  end
-
-  -- After members were dropped: when all that are left weigh 1, weights are no longer counted, but members are. The last
-  -- `#` stays: a key that is deleted cannot be created again on a node from which its slot is moving.
-  local function recount()
     if weighted and stored == 0 then
       total = 0
     elseif weighted and stored == total and grain == 0 then
       call('ZREM', key, '#')
-      weighted, marked = false, false
+      weighted = false
     end
-    if not weighted then
-      total = stored - late - gone
-    end
+    return stored, weighted and total or stored - uncounted, weighted
   end
 
-  -- Drops what has expired, oldest first, within the budget.
-  local function settle()
-    if not weighted and stored < budget - 1 then
-      newest = time_of(call('ZRANGE', key, '-1', '-1')[1])
-      if newest <= expired then
-        -- Removed last, when another member keeps the key, for the reason given above.
-        stale, stored, total, newest = true, 0, 0, nil
-        return
-      end
-      local dropped = call('ZREMRANGEBYSCORE', key, '(0', text(expired))
-      stored, total, budget = stored - dropped, total - dropped, budget - dropped
-      return
-    end
+  function log(key, times, rest, cost, quota, window, grain, grain_now)
+    local expired, budget = now - window, BUDGET
+    -- Of the members, `#` not among them: how many there are, what they weigh, how many have expired, and how many belong
+    -- to a clock that is gone.
+    local stored = call('ZCARD', key)
+    local total, late, gone = stored, 0, 0
+    -- Whether `#` has the total, whether the member of this check is added already, whether all members have expired and are
+    -- still there; the times of the oldest and of the newest member, while they are known.
+    local weighted, held, stale, first, newest
 
-    local before = call('ZCOUNT', key, '(0', text(expired))
-    local dropped = min(before, budget - 2)
-    if dropped > 0 then
-      local base = weighted and 1 or 0
-      drop(base, base + dropped - 1)
-    end
-    late = before - dropped
-    recount()
-  end
-
-  -- Adds a member at `at`, whatever else was added at that time, and writes the total down.
-  local function insert(at, weight, beyond)
-    local score = at == now and now_text or text(at)
-    local name = beyond and score .. '~' or score
-    if weight > 1 then
-      local digits = string.format('%.0f', weight)
-      name = name .. ':' .. string.char(96 + #digits) .. digits
-    end
-
-    -- A member of that name has that score, so adding it again changes nothing. Each attempt has another name, and
-    -- there are no more than `stored` to meet.
-    local member, attempt = name, stored
-    while true do
-      local fresh
-      if weighted then
-        fresh = call('ZADD', key, score, member, -total, '#') - (marked and 0 or 1)
-        marked = true
-      else
-        fresh = call('ZADD', key, score, member)
-      end
-      if fresh > 0 then
-        return
-      end
-      attempt = attempt + 1
-      member = name .. '-' .. attempt
-    end
-  end
-
-  local charge = { cost = cost, quota = quota }
-
-  function charge.open(name)
-    key = name
-    stored = call('ZCARD', key)
-    total, late, gone, budget = stored, 0, 0, BOUND - ENDS
-    weighted, marked, added, stale, first, newest = false, false, false, false, nil, nil
     if stored > 0 then
-      local oldest = call('ZRANGE', key, '0', '0')[1]
+      local members = call('ZRANGE', key, '0', grain > 0 and '1' or '0')
+      local oldest = members[1]
       if oldest == '#' then
-        weighted, marked = true, true
-        total = min(max(0, -tonumber(call('ZSCORE', key, '#'))), EXACT - 1)
-        stored = stored - 1
-        settle()
-      else
-        first = time_of(oldest)
-        if first <= expired then
-          first = nil
-          settle()
+        weighted, stored, oldest = true, stored - 1, members[2]
+        total = -tonumber(call('ZSCORE', key, '#'))
+        if not (total >= 0 and total < EXACT) then
+          total = total > 0 and EXACT - 1 or 0
         end
       end
+      first = oldest and (tonumber(oldest) or parts_of(oldest))
     end
-    return max(0, quota - total)
-  end
 
-  -- Drops what a clock that is gone has left, newest first: it lies too far ahead.
-  function charge.reclaim()
-    newest = stored > 0 and time_of(call('ZRANGE', key, '-1', '-1')[1])
-    if newest and newest > now + min(SLACK, window) then
-      newest = nil
-      gone = call('ZCOUNT', key, '(' .. text(now + min(SLACK, window)), '+inf')
-      local dropped = min(gone, budget - 2)
-      if dropped > 0 then
-        drop(-dropped, -1)
-      end
-      gone = gone - dropped
-      recount()
-    end
-    return max(0, quota - total)
-  end
-
-  function charge.add(weight)
-    -- Beyond the limit, which only charges go, one member holds those of one step: a flood of them adds few members.
-    local beyond = grain == 0 and total >= quota and stored > 0
-    -- Callers of the same check are a member each while they are few.
-    local members = 1
-    if not weighted and cost == 1 and weight <= FEW and grain == 0 and not beyond then
-      members, weight = weight, 1
-    elseif (weight > 1 or grain > 0 or beyond) and not weighted then
-      weighted, total = true, stored
-    end
-    weight = max(1, min(weight, MAX_TOTAL - total))
-
-    local at, merged = now, 0
-    if grain > 0 or beyond then
-      local from = now - now % step
-      local limit = beyond and 1 or budget - 1
-      for _, member in ipairs(call('ZREVRANGEBYSCORE', key, from + step - 1, from, 'LIMIT', '0', limit)) do
-        if not beyond or string.find(member, '~', 1, true) then
-          at = max(at, time_of(member))
-          merged = merged + weight_of(member)
-          call('ZREM', key, member)
-          stored = stored - 1
-        end
-      end
+    -- Drops what has expired, oldest first, within the budget.
+    if weighted and not first or first and first <= expired then
       first = nil
+      if expired_at ~= expired then
+        expired_at, expired_text = expired, string.format('%d%06d', math.max(0, expired) / 1000000, math.max(0, expired) % 1000000)
+      end
+      if weighted or stored > budget - 2 then
+        late = call('ZCOUNT', key, '(0', expired_text)
+        local count = math.min(late, budget - 2)
+        late, budget = late - count, budget - count
+        stored, total, weighted = drop(key, weighted and 1 or 0, count, stored, total, weighted, grain, late)
+      else
+        -- A key that loses its last member cannot be created again on a node from which its slot is moving. So a check that
+        -- decides alone adds its member first; else, if all have expired, they are dropped last.
+        held = not rest and cost == 1 and times == 1 and grain == 0 and call('ZADD', key, now_text, now_text) > 0
+        newest = not held and (parts_of(call('ZRANGE', key, '-1', '-1')[1]))
+        if newest and newest <= expired then
+          stale, stored, newest = true, 0, nil
+        else
+          local dropped = call('ZREMRANGEBYSCORE', key, '(0', expired_text)
+          stored, budget = stored - dropped, budget - dropped
+        end
+        total = stored
+      end
     end
-    for _ = 1, members do
-      total = total + weight
-      insert(at, merged + weight, beyond)
-      stored = stored + 1
-    end
-    if stale then
-      call('ZREMRANGEBYSCORE', key, '(0', text(expired))
-    end
-    call('PEXPIREAT', key, expires)
-    first = first and min(first, now)
-    added = true
-  end
 
-  -- The time of the member that frees so much weight, or, past the budget, of the last one looked at.
-  local function frees(need)
-    if not weighted then
-      local rank = late + need - 1
-      return rank == 0 and first or time_of(call('ZRANGE', key, rank, rank)[1])
-    end
-
-    -- Most waits are for one of the first.
-    local at
-    local from, size = 1, 8
-    while from < budget do
-      local upto = min(from + size, budget) - 1
-      for _, member in ipairs(call('ZRANGE', key, from, upto)) do
-        at = time_of(member)
-        need = need - weight_of(member)
-        if need <= 0 then
-          return at
+    local room, counted = quota - total, times
+    if room < times * cost then
+      if held then
+        held = call('ZREM', key, now_text) == 0
+      end
+      -- Drops what a clock that is gone has left, newest first: it lies too far ahead.
+      if times > 0 and stored > 0 then
+        newest = newest or parts_of(call('ZRANGE', key, '-1', '-1')[1])
+        local ahead = newest > now and now + math.min(SLACK, window)
+        if ahead and newest > ahead then
+          newest = nil
+          gone = call('ZCOUNT', key, '(' .. string.format('%.0f', ahead), '+inf')
+          local count = math.min(gone, budget - 2)
+          gone, budget = gone - count, budget - count
+          stored, total, weighted = drop(key, -count, count, stored, total, weighted, grain, late + gone)
+          room = quota - total
         end
       end
-      if upto >= stored then
-        break
+      room = room > 0 and room or 0
+      if room < times * cost then
+        counted = (room - room % cost) / cost
       end
-      from, size = upto + 1, size * 8
     end
-    return at or now
-  end
 
-  function charge.wait()
-    local need = min(total + cost - quota, total)
-    if need <= 0 then
-      return window
-    end
-    keep(key, now + window)
-    return max(1, frees(need) + window - now)
-  end
+    local waits = counted < times
+    -- A member to add whose weight is written down: its time, its weight, and whether it is of charges beyond the limit.
+    local member_at, weight, beyond
+    -- Whether there is `#`.
+    local marked
 
-  -- The wait until the newest entry leaves. The last access to the key.
-  function charge.reset()
-    if added then
-      return window
-    end
-    if stale then
-      call('ZREMRANGEBYSCORE', key, '(0', text(expired))
-    end
-    if stored <= late + gone then
-      return 0
-    end
-    local rank = -1 - gone
-    newest = newest or time_of(call('ZRANGE', key, rank, rank)[1])
-    return min(window, newest + window - now)
-  end
+    if rest then
+      local refunded_at
+      counted, waits, refunded_at = rest(room, counted, cost, quota)
 
-  if not refunding then
-    return charge
-  end
-
-  -- Takes weight back from what was added at that time, as far as it still counts.
-  function charge.refund(admitted_at, weight)
-    local left = weight
-    newest = nil
-
-    local function take_from(members, of_beyond)
-      for _, member in ipairs(members) do
-        local held = weight_of(member)
-        local taken = min(left, held)
-        if taken == 0 then
-          break
+      -- Takes weight back from what was added at that time, as far as it still counts.
+      if refunded_at then
+        local left, step = cost, grain > 0 and grain or math.ceil(window / STEPS)
+        marked = weighted
+        local function take_back(members, of_beyond)
+          for _, member in ipairs(members) do
+            local is_beyond = string.find(member, '~', 1, true)
+            if left > 0 and (is_beyond or not of_beyond) then
+              local taken_at, held = parts_of(member)
+              local taken = math.min(left, held)
+              left, total, stored = left - taken, total - taken, stored - 1
+              call('ZREM', key, member)
+              if held > taken then
+                member_at, weight, beyond = taken_at, held - taken, is_beyond
+              elseif weighted then
+                call('ZINCRBY', key, taken, '#')
+              end
+            end
+          end
         end
-        local beyond = string.find(member, '~', 1, true)
-        if beyond or not of_beyond then
-          call('ZREM', key, member)
-          total = total - taken
-          left = left - taken
-          if held > taken then
-            insert(time_of(member), held - taken, beyond)
-          else
-            stored = stored - 1
-            if weighted then
-              call('ZINCRBY', key, taken, '#')
+
+        local from, upto = refunded_at, refunded_at
+        local step_upto = refunded_at - refunded_at % step + step - 1
+        if grain > 0 then
+          from, upto = refunded_at - refunded_at % step, step_upto
+        end
+        local members = call('ZRANGEBYSCORE', key, math.max(from, expired + 1), upto, 'LIMIT', '0', budget - 1)
+        take_back(members, false)
+        -- A charge beyond the limit may have been merged with later ones.
+        local reads = budget - 1 - #members
+        if grain == 0 and left > 0 and stored > 0 and reads > 0 then
+          from = math.max(refunded_at, expired) + 1
+          take_back(call('ZREVRANGEBYSCORE', key, step_upto, from, 'LIMIT', '0', reads), true)
+        end
+        newest, room = nil, math.max(0, quota - total)
+      end
+    end
+
+    if counted > 0 then
+      -- Beyond the limit, which only charges go, one member holds those of one step: a flood of them adds few members.
+      beyond = room == 0 and stored > 0 and grain == 0
+      if cost == 1 and counted <= FEW and grain == 0 and not weighted and not beyond then
+        -- Callers of the same check are a member each while they are few. A member of that name has that score, so adding
+        -- it again changes nothing. Each attempt has another name, and there are no more than `stored` to meet.
+        local missing = counted
+        if held then
+          missing = 0
+        elseif counted == 1 then
+          missing = 1 - call('ZADD', key, now_text, now_text)
+        else
+          local members = { now_text, now_text }
+          for i = 2, counted do
+            members[2 * i - 1], members[2 * i] = now_text, now_text .. '-' .. i
+          end
+          missing = counted - call('ZADD', key, unpack(members))
+        end
+        local attempt = missing > 0 and math.max(stored, FEW)
+        while missing > 0 do
+          attempt = attempt + 1
+          missing = missing - call('ZADD', key, now_text, now_text .. '-' .. attempt)
+        end
+        total = total + counted
+      else
+        marked = weighted
+        if not weighted then
+          weighted, total = true, stored
+        end
+        member_at, weight = now, counted * cost
+        if total + weight > MAX_TOTAL then
+          weight = math.max(1, MAX_TOTAL - total)
+        end
+        total = total + weight
+        if grain > 0 or beyond then
+          local step = math.ceil(window / STEPS)
+          local from = grain > 0 and grain_now.from or now - now % step
+          local upto = grain > 0 and grain_now.upto or from + step - 1
+          local limit = beyond and '1' or budget == BUDGET and 'MERGED' or budget - 1
+          for _, member in ipairs(call('ZREVRANGEBYSCORE', key, upto, from, 'LIMIT', '0', limit)) do
+            if not beyond or string.find(member, '~', 1, true) then
+              local merged_at, merged = parts_of(member)
+              member_at, weight = math.max(member_at, merged_at), weight + merged
+              call('ZREM', key, member)
+              stored = stored - 1
             end
           end
         end
       end
     end
 
-    local exact = grain == 0
-    local step_from = admitted_at - admitted_at % step
-    local step_upto = step_from + step - 1
-    local from, upto = exact and admitted_at or step_from, exact and admitted_at or step_upto
-    local members = call('ZRANGEBYSCORE', key, max(from, expired + 1), upto, 'LIMIT', '0', budget - 1)
-    take_from(members, false)
-    -- A charge beyond the limit may have been merged with later ones.
-    local reads = budget - 1 - #members
-    if exact and left > 0 and stored > 0 and reads > 0 then
-      from = max(admitted_at, expired) + 1
-      take_from(call('ZREVRANGEBYSCORE', key, step_upto, from, 'LIMIT', '0', reads), true)
+    if weight then
+      local score = member_at == now and now_text or string.format('%.0f', member_at)
+      local name = beyond and score .. '~' or score
+      if weight > 1 then
+        local digits = string.format('%.0f', weight)
+        name = name .. ':' .. string.char(96 + #digits) .. digits
+      end
+      local member, attempt = name, stored
+      while call('ZADD', key, score, member, -total, '#') == (marked and 0 or 1) do
+        marked, attempt = true, attempt + 1
+        member = name .. '-' .. attempt
+      end
+      stored = stored + 1
     end
-    return max(0, quota - total)
-  end
+    if stale then
+      call('ZREMRANGEBYSCORE', key, '(0', expired_text)
+    end
+    if counted > 0 then
+      if expires_at ~= now + window then
+        expires_at, expires_text = now + window, expiry(now + window)
+      end
+      call('PEXPIREAT', key, expires_text)
+      room = room - counted * cost
+      if room < 0 then
+        room = 0
+      end
+      if not waits then
+        return counted, room, 0, window
+      end
+      first = first and math.min(first, now)
+    end
 
-  return charge
+    local wait = 0
+    if waits then
+      wait = window
+      local need = math.min(total + cost - quota, total)
+      if need > 0 then
+        if call('PTTL', key) == -1 then
+          call('PEXPIREAT', key, expiry(now + window))
+        end
+        -- The time of the member that frees so much weight, or, past the budget, of the last one looked at.
+        local freed_at = now
+        if not weighted then
+          local rank = late + need - 1
+          freed_at = rank == 0 and first or parts_of(call('ZRANGE', key, rank, rank)[1])
+        else
+          -- Most waits are for one of the first.
+          local from, size = 1, 8
+          while need > 0 and from < budget and from <= stored do
+            local upto = math.min(from + size, budget) - 1
+            for _, member in ipairs(call('ZRANGE', key, from, upto)) do
+              if need > 0 then
+                local member_at, weight = parts_of(member)
+                freed_at, need = member_at, need - weight
+              end
+            end
+            from, size = upto + 1, size * 8
+          end
+        end
+        wait = math.max(1, freed_at + window - now)
+      end
+    end
+
+    -- The time until the newest member leaves.
+    local reset = 0
+    if counted > 0 then
+      reset = window
+    elseif stored > late + gone then
+      newest = newest or parts_of(call('ZRANGE', key, -1 - gone, -1 - gone)[1])
+      reset = math.min(window, newest + window - now)
+    end
+    return counted, room, wait, reset
+  end
+end
+
+if algorithm == 'log' then
+  rule = log
+  if y > 0 then
+    local from = now - now % y
+    local upto = from + y - 1
+    z = {
+      from = string.format('%d%06d', from / 1000000, from % 1000000),
+      upto = string.format('%d%06d', upto / 1000000, upto % 1000000),
+    }
+  end
 end

@@ -1,108 +1,114 @@
 -- Token bucket, as the generic cell rate algorithm computes it: since when the bucket is not full, how many tokens were
 -- taken since then, and when the last was. `rate` tokens come in `period` microseconds, in lowest terms.
 
-function algorithms.bucket(cost, quota, rate, period, cap)
-  local whole, rest = floor(period / rate), period % rate
-  local key, since, spent, at, full, expires
-
+if algorithm == 'bucket' and not bucket then
   -- How long it takes until this many tokens have come, rounded up. Split so that no product leaves 2^53.
-  local function time(tokens)
-    local over = tokens * rest
-    return tokens * whole + (over + -over % rate) / rate
+  local function time(tokens, rate, period)
+    local over = tokens * (period % rate)
+    return tokens * ((period - period % rate) / rate) + (over + -over % rate) / rate
   end
 
-  local slack = min(SLACK, time(quota))
-
   -- How many tokens come in this time.
-  local function come(span)
+  local function come(span, rate, period)
     local left = span % period
     local periods = (span - left) / period
     if rate == 1 then
       return periods
     end
 
-    local count = floor(left / period * rate)
-    while time(count + 1) <= left do
+    local count = math.floor(left / period * rate)
+    while time(count + 1, rate, period) <= left do
       count = count + 1
     end
-    while count > 0 and time(count) > left do
+    while count > 0 and time(count, rate, period) > left do
       count = count - 1
     end
     return periods * rate + count
   end
 
-  -- Forgets what has come back, and what was taken too far ahead of the clock: that belongs to a clock that is gone.
-  local function settle()
-    full = since + time(spent)
-    if at > now + slack or full <= max(now, since) then
+  function bucket(key, times, rest, cost, quota, rate, period, cap)
+    local since, spent, at, expires = fetch(key)
+    if spent > cap then
+      spent = cap
+    end
+    -- Forgets what has come back, and what was taken too far ahead of the clock: that belongs to a clock that is gone.
+    local full = since + (rate == 1 and spent * period or time(spent, rate, period))
+    if full <= now or spent == 0 or at > now and at > now + math.min(SLACK, time(quota, rate, period)) then
       since, spent, at, full = now, 0, now, now
     end
-  end
 
-  local function room()
-    return max(0, quota - spent + come(max(0, now - since)))
-  end
-
-  local function save()
-    write(key, since, spent, at, expires, max(full, now))
-  end
-
-  local charge = { cost = cost, quota = quota }
-
-  function charge.open(name)
-    key = name
-    since, spent, at, expires = fetch(key)
-    spent = min(spent, cap)
-    settle()
-    return room()
-  end
-
-  function charge.add(weight)
-    -- Whole periods are settled before the numbers grow too large.
-    if spent + weight > cap then
-      local periods = floor(max(0, now - since) / period)
-      since = since + periods * period
-      spent = max(0, spent - periods * rate)
+    local room, counted = quota - spent, times
+    if since < now then
+      local span = now - since
+      room = room + (rate == 1 and (span - span % period) / period or come(span, rate, period))
     end
-    spent = min(spent + weight, cap)
-    at = max(at, now)
-    full = since + time(spent)
-    save()
-  end
-
-  function charge.wait()
-    keep(key, full)
-    return max(1, since + time(min(spent, max(0, spent + cost - quota))) - now)
-  end
-
-  function charge.reset()
-    return max(0, full - now)
-  end
-
-  if not refunding then
-    return charge
-  end
-
-  -- Gives tokens back that have not come back already. If nothing was taken after them, these are all that are missing.
-  -- Else, those that came since then may all have been theirs: they are given back no second time, nor is the time in which
-  -- the next comes.
-  function charge.refund(admitted_at, weight)
-    local count, left = 0, 0
-    if admitted_at < at then
-      local span = max(0, now - admitted_at)
-      count = come(span)
-      -- Rounded up, where the last token came within a microsecond.
-      local rest_of = count % rate
-      left = span - (count - rest_of) / rate * period - time(rest_of) + (rest_of * rest % rate > 0 and 1 or 0)
+    if room < times * cost then
+      room = room < 0 and 0 or room
+      counted = (room - room % cost) / cost
     end
-    if spent > 0 and weight > count and admitted_at >= since then
-      spent = max(0, spent - (weight - count))
-      since = since + left
-      settle()
-      save()
+    local waits = counted < times
+    if rest then
+      local refunded_at
+      counted, waits, refunded_at = rest(room, counted, cost, quota)
+      -- Gives tokens back that have not come back already. If nothing was taken after them, these are all that are missing.
+      -- Else, those that came since then may all have been theirs: they are given back no second time, nor is the time in
+      -- which the next comes.
+      if refunded_at and spent > 0 and refunded_at >= since then
+        local count, left = 0, 0
+        if refunded_at < at then
+          local span = math.max(0, now - refunded_at)
+          count = come(span, rate, period)
+          -- Rounded up, where the last token came within a microsecond.
+          local single = count % rate
+          local fraction = single * (period % rate) % rate > 0 and 1 or 0
+          left = span - (count - single) / rate * period - time(single, rate, period) + fraction
+        end
+        if cost > count then
+          spent, since = math.max(0, spent - (cost - count)), since + left
+          full = since + time(spent, rate, period)
+          if full <= now or spent == 0 then
+            since, spent, at, full = now, 0, now, now
+          end
+          write(key, since, spent, at, expires, full)
+          return bucket(key, 0, nil, cost, quota, rate, period, cap)
+        end
+      end
     end
-    return room()
-  end
 
-  return charge
+    if counted > 0 then
+      local weight = counted * cost
+      spent = spent + weight
+      if spent > cap then
+        -- Whole periods are settled before the numbers grow too large.
+        local periods = math.floor(math.max(0, now - since) / period)
+        since = since + periods * period
+        spent = math.min(math.max(0, spent - weight - periods * rate) + weight, cap)
+      end
+      if at < now then
+        at = now
+      end
+      full = since + (rate == 1 and spent * period or time(spent, rate, period))
+      write(key, since, spent, at, expires, full)
+      room = room - weight
+      if room < 0 then
+        room = 0
+      end
+      if not waits then
+        return counted, room, 0, full - now
+      end
+    end
+
+    local wait = 0
+    if waits then
+      if counted == 0 then
+        keep(key, full)
+      end
+      local missing = math.min(spent, math.max(0, spent + cost - quota))
+      wait = math.max(1, since + time(missing, rate, period) - now)
+    end
+    return counted, room, wait, full > now and full - now or 0
+  end
+end
+if algorithm == 'bucket' then
+  rule = bucket
 end

@@ -26,9 +26,9 @@ if ARGV[1] == 'trial' then
     local answer = redis.pcall(unpack(command))
     if type(answer) == 'table' and answer.err then
       redis.pcall('UNLINK', key)
-      return { reply[1], command[1], string.match(answer.err, '%u%u+ [^\r\n]*') or 'ERR ' .. answer.err }
+      return { pack('<d', now), command[1], string.match(answer.err, '%u%u+ [^\r\n]*') or 'ERR ' .. answer.err }
     end
   end
-  return reply[1]
+  return pack('<d', now)
 end
 

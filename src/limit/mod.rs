@@ -39,8 +39,8 @@
 //! | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 //! | `sliding-log 100/min` | 120 | 2,136 | 2,136 | 5 | 6 | 5 |
 //! | `sliding-log 10000/min` | 120 | 2,136 | 1,291,808 | 5 | 7 | 5 |
-//! | `sliding-log 1000000/10s precision 1000` | 136 | 472 | 118,496 | 9 | 11 | 8 |
-//! | `sliding-log 1000000/10s precision 100` | 136 | 136 | 3,672 | 9 | 11 | 8 |
+//! | `sliding-log 1000000/10s precision 1000` | 136 | 472 | 118,496 | 8 | 11 | 8 |
+//! | `sliding-log 1000000/10s precision 100` | 136 | 136 | 3,672 | 8 | 11 | 8 |
 //! | `sliding-counter 100/min` | 136 | 136 | 136 | 3 | 3 | 4 |
 //! | `fixed-window 100/min` | 136 | 136 | 136 | 3 | 3 | 4 |
 //! | `fixed-window 100/min aligned` | 136 | 136 | 136 | 3 | 3 | 4 |
@@ -174,4 +174,9 @@ pub(crate) use self::{
     by::{ChooseLimit, Source},
     rule::MAX_QUOTA,
     state::{Change, Effect, State},
+};
+#[cfg(any(feature = "fred", feature = "redis"))]
+pub(crate) use self::{
+    rule::{MAX_EXACT, MAX_TOTAL, SLACK},
+    sliding_log::{BUDGET, STEPS},
 };

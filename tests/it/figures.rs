@@ -12,7 +12,7 @@ async fn meet(traffic: Traffic, limit: impl Into<Limit>) -> Tally {
     traffic.meet(&limit.into()).await
 }
 
-/// The cells of each row of a table in the docs of a file, by the first cell.
+/// The cells of each row of the tables in the docs of a file, by the first cell; those of the first table that has it.
 fn rows(file: &str) -> HashMap<String, Vec<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = fs::read_to_string(path).expect("the file");
@@ -25,7 +25,11 @@ fn rows(file: &str) -> HashMap<String, Vec<String>> {
         let mut cells = row.split('|').map(|cell| cell.trim().trim_matches('`').to_owned());
         Some((cells.next()?, cells.collect()))
     });
-    rows.collect()
+    let mut first = HashMap::new();
+    for (name, cells) in rows {
+        first.entry(name).or_insert(cells);
+    }
+    first
 }
 
 #[tokio::test]

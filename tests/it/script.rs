@@ -3,15 +3,15 @@
 use fred::types::Value;
 use tower_quota::{Limit, RedisStore, SlidingLog, store::Operation};
 
-use crate::support::{Redis, decide, patient};
+use crate::support::{Redis, decide, packed, patient};
 
-/// Each algorithm as the script reads it after the cost, for a limit of 5 in 60 seconds.
+/// Each algorithm as the script reads it apart from the role and the cost, for a limit of 5 in 60 seconds.
 const LIMITS: [&str; 6] = [
-    "log 5 60000000 0",
-    "log 5 60000000 600000",
+    "log 5 60000000 0 0",
+    "log 5 60000000 600000 0",
     "counter 5 60000000 1 75059993",
-    "fixed 5 60000000 1",
-    "fixed 5 60000000 0",
+    "fixed 5 60000000 1 0",
+    "fixed 5 60000000 0 0",
     "bucket 5 1 12000000 375299936",
 ];
 
@@ -46,26 +46,30 @@ impl Said {
     }
 }
 
+/// Calls the script with arguments that are given as text.
+async fn eval(redis: &Redis, keys: &[&str], arguments: &[String]) -> Value {
+    let mut words = vec![RedisStore::scripts()[0].into(), keys.len().to_string().into_bytes()];
+    words.extend(keys.iter().map(|key| key.as_bytes().to_vec()));
+    words.extend(arguments.iter().map(|argument| packed(argument)));
+    redis.command_of_bytes("EVAL", words).await
+}
+
 /// Calls the script: runs are of one charge each, unless the keys of a request say otherwise with a space.
 async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Said> {
     let requests = || runs.iter().flat_map(|(_, requests)| *requests);
     let keys: Vec<&str> = requests().flat_map(|request| request.split(' ')).collect();
-    let mut words = vec![RedisStore::scripts()[0].to_owned(), keys.len().to_string()];
-    words.extend(keys.iter().map(|key| (*key).to_owned()));
     let (algorithm, numbers) = limit.split_once(' ').expect("an algorithm and its numbers");
-    for (run, requests) in runs {
+    let arguments = runs.iter().map(|(run, requests)| {
         // `check 3 2` for three callers and a cost of 2, `refund 1 2 9` for what was admitted at 9.
         let [operation, times, cost, admitted_at @ ..] = &run.split(' ').collect::<Vec<_>>()[..] else {
             panic!("{run}")
         };
         let charges = requests[0].split(' ').count();
-        let mut header = format!("{operation} {} {times} {charges}", requests.len());
-        header.extend(admitted_at.iter().map(|at| format!(" {at}")));
-        words.push(header);
-        words.extend(vec![format!("{algorithm} {cost} {numbers}"); charges]);
-    }
-
-    let reply: Value = redis.command("EVAL", words).await;
+        let mut run = format!("{operation} {} {charges} {times}", requests.len());
+        run.extend(admitted_at.iter().map(|at| format!(" {at}")));
+        run + &format!(" {algorithm} - {cost} {numbers}").repeat(charges)
+    });
+    let reply = eval(redis, &keys, &arguments.collect::<Vec<_>>()).await;
     let mut texts = reply.into_array().into_iter();
     let packed = texts.next().and_then(Value::into_bytes).expect("packed numbers");
     let errors: Vec<String> = texts
@@ -245,32 +249,34 @@ async fn a_call_with_a_calendar_that_does_not_fit_has_done_nothing() {
     let redis = Redis::start();
     let [seconds, _]: [u64; 2] = redis.command("TIME", [""; 0]).await;
     let ahead = |hours: u64| (seconds + 3_600 * hours) * 1_000_000;
-    let boundaries = [3, 4, 5, 6].map(|hours| ahead(hours).to_string()).join(" ");
-    let calendar = format!("fixed 1 9 0 0 {boundaries}");
-    let calls: [&[&str]; 3] = [
-        &["check 1 1 1", "log 1 5 60000000 0", "check 1 1 1", &calendar],
-        &[
-            "charge 1 1 1",
-            "counter 1 5 60000000 1 75059993",
-            "check 1 1 1",
-            &calendar,
-        ],
-        &[
-            "check 1 3 1",
-            "bucket 1 5 1 12000000 375299936",
-            "check 1 1 2",
-            "log 1 5 60000000 0",
-            &calendar,
-        ],
+    let (within, boundaries) = (
+        format!("within {} {} 0", ahead(3), ahead(6)),
+        [3, 4, 5, 6].map(|hours| ahead(hours).to_string()).join(" "),
+    );
+    let calendar = format!("fixed - 1 9 0 0 0 {boundaries}");
+    let log = "log - 1 5 60000000 0 0";
+    let calls = [
+        (2, vec![format!("check 1 1 1 {log}"), format!("check 1 1 1 {calendar}")]),
+        (
+            2,
+            vec![
+                "charge 1 1 1 counter - 1 5 60000000 1 75059993".to_owned(),
+                format!("check 1 1 1 {calendar}"),
+            ],
+        ),
+        (
+            3,
+            vec![
+                "check 1 1 3 bucket - 1 5 1 12000000 375299936".to_owned(),
+                format!("check 1 2 1 {log} {calendar}"),
+            ],
+        ),
     ];
-    for arguments in calls {
+    for (count, mut arguments) in calls {
+        arguments.insert(0, within.clone());
         for _ in 0..2 {
             let keys = ["first", "second", "third"];
-            let count = if arguments.len() == 5 { 3 } else { 2 };
-            let mut words = vec![RedisStore::scripts()[0].to_owned(), count.to_string()];
-            words.extend(keys[..count].iter().map(|key| (*key).to_owned()));
-            words.extend(arguments.iter().map(|argument| (*argument).to_owned()));
-            let reply: Value = redis.command("EVAL", words).await;
+            let reply = eval(&redis, &keys[..count], &arguments).await;
             assert_eq!(reply.into_bytes().expect("the time").len(), 8, "{arguments:?}");
             assert_eq!(redis.command::<u32>("EXISTS", keys).await, 0, "{arguments:?}");
         }

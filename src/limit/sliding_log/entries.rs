@@ -29,7 +29,7 @@ pub(super) struct Entry {
 
 /// The budget of a call. It keeps some for the ends of a log, which are read one by one: the oldest entry, and the newest one
 /// before and after a removal.
-pub(super) const BUDGET: usize = BOUND - 3;
+pub(crate) const BUDGET: usize = BOUND - 3;
 
 impl Default for Log {
     fn default() -> Self {

@@ -2,9 +2,9 @@ mod entries;
 
 use std::{fmt, time::Duration};
 
-pub(crate) use self::entries::Log;
+pub(crate) use self::entries::{BUDGET, Log};
 
-use self::entries::{BUDGET, Entry};
+use self::entries::Entry;
 use super::{
     constructors::constructors,
     rule::{MAX_TOTAL, Rule, SLACK},
@@ -245,7 +245,7 @@ impl SlidingLog {
 }
 
 /// The number of steps that the window is divided into. Charges beyond the limit within one step are merged.
-const STEPS: u64 = 1_000;
+pub(crate) const STEPS: u64 = 1_000;
 
 impl fmt::Display for SlidingLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

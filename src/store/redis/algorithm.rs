@@ -2,37 +2,31 @@
 
 use std::time::Duration;
 
-use bytes::BytesMut;
-
-use super::words::write_words;
 use crate::Limit;
 
-/// Writes the parameters of a limit after its quota, as the Lua file of the algorithm reads them.
-///
-/// `now_us` is an approximate time of Redis, to find the windows of a calendar around it.
-pub(super) fn write_parameters(text: &mut BytesMut, limit: &Limit, now_us: u64) {
+/// The parameters of a limit besides its quota, in the order in which the Lua file of the algorithm reads them.
+pub(super) fn parameters(limit: &Limit) -> [u64; 3] {
     match limit {
-        Limit::SlidingLog(log) => write_words(text, "", [log.window_us(), log.grain_us()]),
-        Limit::SlidingCounter(counter) => write_words(text, "", [counter.window_us(), counter.tick(), counter.cap()]),
+        Limit::SlidingLog(log) => [log.window_us(), log.grain_us(), 0],
+        Limit::SlidingCounter(counter) => [counter.window_us(), counter.tick(), counter.cap()],
         Limit::FixedWindow(fixed) => {
             let (window, aligned) = fixed.length().unwrap_or((0, true));
-            write_words(text, "", [window, u64::from(!aligned)]);
-            write_words(text, "", fixed.boundaries(now_us).into_iter().flatten());
+            [window, u64::from(!aligned), 0]
         }
         Limit::TokenBucket(bucket) => {
             let (rate, period) = bucket.reduced();
-            write_words(text, "", [rate, period, bucket.cap()]);
+            [rate, period, bucket.cap()]
         }
-        Limit::Unlimited | Limit::DenyAll => {}
+        Limit::Unlimited | Limit::DenyAll => [0; 3],
     }
 }
 
-/// Whether the parameters depend on the time.
-pub(super) fn has_calendar_windows(limit: &Limit) -> bool {
+/// The boundaries of the windows of a calendar around an approximate time of Redis in microseconds; `None` without a calendar.
+pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
     match limit {
-        Limit::FixedWindow(fixed) => fixed.length().is_none(),
+        Limit::FixedWindow(fixed) => fixed.boundaries(now_us),
         Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::TokenBucket(_) | Limit::Unlimited | Limit::DenyAll => {
-            false
+            None
         }
     }
 }

@@ -4,9 +4,12 @@ use smallvec::SmallVec;
 use super::{
     algorithm,
     request::{OwnedCharge, OwnedRequest},
-    words::{write_number, write_words},
+    words::{write_numbers, write_word},
 };
-use crate::store::{ChargeRole, Operation};
+use crate::{
+    Limit,
+    store::{ChargeRole, Operation},
+};
 
 /// Equal checks that are sent once with their number, or one other request.
 #[derive(Clone, Copy, Debug)]
@@ -19,11 +22,18 @@ pub(super) struct MergedRequest<'a> {
 /// One call of the script: its keys, its arguments and the shape of its reply.
 pub(super) struct ScriptCall {
     pub(super) keys: SmallVec<[Bytes; 1]>,
-    pub(super) arguments: SmallVec<[Bytes; 2]>,
+    pub(super) arguments: SmallVec<[Bytes; 1]>,
     /// For each merged request, what its reply consists of.
     pub(super) shape: SmallVec<[ReplyShape; 1]>,
-    /// The charges with windows of a calendar, and their positions in the arguments.
-    calendars: Vec<(usize, OwnedCharge)>,
+    calendars: Vec<CalendarWindows>,
+}
+
+/// Where the boundaries of the windows of a calendar are in a call.
+struct CalendarWindows {
+    limit: Limit,
+    /// The position of the argument, and of the first boundary in it.
+    argument: usize,
+    offset: usize,
 }
 
 /// What the reply to a merged request consists of.
@@ -56,30 +66,50 @@ impl ScriptCall {
         // All keys and arguments share one buffer.
         let charges = || merged.iter().flat_map(|merged| &merged.request.charges);
         let length = charges().map(|charge| charge.key.len()).sum::<usize>();
-        let mut text = BytesMut::with_capacity(length + 256);
+        let mut buffer = BytesMut::with_capacity(length + 256);
         call.keys.extend(charges().map(|charge| {
-            text.extend_from_slice(&charge.key);
-            text.split().freeze()
+            buffer.extend_from_slice(&charge.key);
+            buffer.split().freeze()
         }));
-        // Requests that differ only in their keys and numbers share their arguments.
+        if let Some(within) = within(charges().map(|charge| &charge.limit), now_us) {
+            call.arguments.push(within);
+        }
+        // Requests that differ only in their keys and numbers share an argument.
         for run in merged.chunk_by(same_arguments) {
-            let Some(first) = run.first() else { continue };
-            write_words(&mut text, operation_name(first.request.operation), [run.len() as u64]);
-            write_times(&mut text, run, first.times);
-            write_words(&mut text, "", [first.request.charges.len() as u64]);
-            if let Operation::Refund { admitted_at } = first.request.operation {
-                write_words(&mut text, "", [admitted_at.as_micros() as u64]);
-            }
-            call.arguments.push(text.split().freeze());
-            for charge in &first.request.charges {
-                if algorithm::has_calendar_windows(&charge.limit) {
-                    call.calendars.push((call.arguments.len(), charge.clone()));
-                }
-                write_charge(&mut text, charge, now_us);
-                call.arguments.push(text.split().freeze());
-            }
+            call.push_run(&mut buffer, run, now_us);
         }
         call
+    }
+
+    fn push_run(&mut self, buffer: &mut BytesMut, run: &[MergedRequest<'_>], now_us: u64) {
+        let Some(first) = run.first() else { return };
+        let (operation, charges) = (first.request.operation, &first.request.charges);
+        // 0 if a number for each request follows.
+        let times = if run.iter().all(|merged| merged.times == first.times) {
+            first.times
+        } else {
+            0
+        };
+        write_word(buffer, operation_name(operation));
+        write_numbers(buffer, [run.len() as u64, charges.len() as u64, times]);
+        if let Operation::Refund { admitted_at } = operation {
+            write_numbers(buffer, [admitted_at.as_micros() as u64]);
+        }
+        for charge in charges {
+            write_charge(buffer, charge);
+            if let Some(boundaries) = algorithm::boundaries(&charge.limit, now_us) {
+                self.calendars.push(CalendarWindows {
+                    limit: charge.limit.clone(),
+                    argument: self.arguments.len(),
+                    offset: buffer.len(),
+                });
+                write_numbers(buffer, boundaries);
+            }
+        }
+        if times == 0 {
+            write_numbers(buffer, run.iter().map(|merged| merged.times));
+        }
+        self.arguments.push(buffer.split().freeze());
     }
 
     /// A call without requests, sent to the node of this key.
@@ -103,39 +133,50 @@ impl ScriptCall {
 
     /// Replaces the windows of calendars by those around this time of Redis.
     pub(super) fn set_time(&mut self, now_us: u64) {
-        for (position, charge) in &self.calendars {
-            let mut text = BytesMut::new();
-            write_charge(&mut text, charge, now_us);
-            self.arguments[*position] = text.freeze();
+        for CalendarWindows {
+            limit,
+            argument,
+            offset,
+        } in &self.calendars
+        {
+            let mut numbers = BytesMut::new();
+            write_numbers(&mut numbers, algorithm::boundaries(limit, now_us).into_iter().flatten());
+            let argument = &mut self.arguments[*argument];
+            let mut replaced = BytesMut::from(&**argument);
+            replaced[*offset..offset + numbers.len()].copy_from_slice(&numbers);
+            *argument = replaced.freeze();
+        }
+        if let Some(within) = within(self.calendars.iter().map(|windows| &windows.limit), now_us) {
+            self.arguments[0] = within;
         }
     }
 }
 
-/// `log 1 5 60000000 0 checked`: the algorithm, the cost, the quota, the parameters of the algorithm, and the role unless the
-/// charge is counted.
-fn write_charge(text: &mut BytesMut, charge: &OwnedCharge, now_us: u64) {
-    let limit = &charge.limit;
-    write_words(text, limit.algorithm(), [charge.cost, limit.quota()]);
-    algorithm::write_parameters(text, limit, now_us);
-    let role = match charge.role {
-        ChargeRole::Counted => "",
-        ChargeRole::CheckedOnly => " checked",
-        ChargeRole::Once => " once",
-    };
-    write_words(text, role, []);
+/// `within` and the time that the boundaries of all calendars enclose, if there are calendars.
+fn within<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> Option<Bytes> {
+    let boundaries = limits.filter_map(|limit| algorithm::boundaries(limit, now_us));
+    let enclosed = boundaries.map(|[from, .., until]| (from, until));
+    let (from, until) = enclosed.reduce(|all, one| (all.0.max(one.0), all.1.min(one.1)))?;
+    let mut buffer = BytesMut::new();
+    write_word(&mut buffer, "within");
+    write_numbers(&mut buffer, [from, until, 0]);
+    Some(buffer.freeze())
 }
 
-/// The number of requests in each merged request of a run: ` 3` for all, or ` 1,5,2`.
-fn write_times(text: &mut BytesMut, run: &[MergedRequest<'_>], times: u64) {
-    if run.iter().all(|merged| merged.times == times) {
-        write_words(text, "", [times]);
-        return;
-    }
+/// The algorithm, the role, the cost, the quota and the parameters of the algorithm.
+fn write_charge(buffer: &mut BytesMut, charge: &OwnedCharge) {
+    let limit = &charge.limit;
+    write_word(buffer, limit.algorithm());
+    write_word(buffer, role_name(charge.role));
+    write_numbers(buffer, [charge.cost, limit.quota()]);
+    write_numbers(buffer, algorithm::parameters(limit));
+}
 
-    let mut delimiter = b' ';
-    for merged in run {
-        write_number(text, delimiter, merged.times);
-        delimiter = b',';
+fn role_name(role: ChargeRole) -> &'static str {
+    match role {
+        ChargeRole::Counted => "",
+        ChargeRole::CheckedOnly => "checked",
+        ChargeRole::Once => "once",
     }
 }
 
@@ -163,57 +204,61 @@ mod tests {
         store::{Charge, StoreRequest, redis::key_format::KeyFormat},
     };
 
+    /// Words that end with a zero byte, and numbers.
+    fn packed(words: &str, numbers: &[u64]) -> Vec<u8> {
+        let numbers = numbers.iter().flat_map(|number| (*number as f64).to_le_bytes());
+        words.bytes().chain(numbers).collect()
+    }
+
+    fn request(charges: &[Charge<'_>]) -> OwnedRequest {
+        let request = StoreRequest::new(Operation::Check, charges);
+        OwnedRequest::of(&KeyFormat::new("quota", None), &request)
+    }
+
     #[test]
     fn requests_with_equal_arguments_are_described_once() {
         let limit = Limit::from(SlidingLog::per_minute(5));
         let (a, b) = (Key::from("a"), Key::from("b"));
-        let [on_a, on_b, expensive] = [(&a, 1), (&b, 1), (&b, 3)].map(|(key, cost)| {
-            let charges = [Charge::new("p", &limit, key, cost)];
-            let request = StoreRequest::new(Operation::Check, &charges);
-            OwnedRequest::of(&KeyFormat::new("quota", None), &request)
-        });
+        let [on_a, on_b, expensive] =
+            [(&a, 1), (&b, 1), (&b, 3)].map(|(key, cost)| request(&[Charge::new("p", &limit, key, cost)]));
         let merged = |request, times| MergedRequest { request, times };
-        let text = |texts: &[Bytes]| -> Vec<_> {
-            let texts = texts.iter().map(|text| String::from_utf8(text.to_vec()).unwrap());
-            texts.collect()
-        };
 
         let call = ScriptCall::new(&[merged(&on_a, 1), merged(&on_b, 1), merged(&expensive, 1)], 0);
         let on_a_and_b = ["quota:1:log:p:{key=a}", "quota:1:log:p:{key=b}"];
-        assert_eq!(text(&call.keys), [on_a_and_b[0], on_a_and_b[1], on_a_and_b[1]]);
-        assert_eq!(
-            text(&call.arguments),
-            ["check 2 1 1", "log 1 5 60000000 0", "check 1 1 1", "log 3 5 60000000 0"]
-        );
+        assert_eq!(call.keys[..], [on_a_and_b[0], on_a_and_b[1], on_a_and_b[1]]);
+        let once = |count, cost| {
+            [
+                packed("check\0", &[count, 1, 1]),
+                packed("log\0\0", &[cost, 5, 60_000_000, 0, 0]),
+            ]
+        };
+        assert_eq!(call.arguments[..], [once(2, 1).concat(), once(1, 3).concat()]);
 
         let call = ScriptCall::new(&[merged(&on_a, 1), merged(&on_b, 30)], 0);
-        assert_eq!(text(&call.keys), on_a_and_b);
-        assert_eq!(text(&call.arguments), ["check 2 1,30 1", "log 1 5 60000000 0"]);
+        assert_eq!(call.keys[..], on_a_and_b);
+        let [_, charge] = once(2, 1);
+        let run = [packed("check\0", &[2, 1, 0]), charge, packed("", &[1, 30])];
+        assert_eq!(call.arguments[..], [run.concat()]);
     }
 
     #[test]
-    fn a_charge_that_is_not_counted_ends_in_its_role() {
+    fn a_charge_that_is_not_counted_has_its_role() {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
         let charge = Charge::new("p", &limit, &key, 1);
-        let charges = [charge.once(), charge.checked_only(), charge].map(|charge| OwnedCharge {
-            key: KeyFormat::new("quota", None).redis_key(&charge),
-            hash: 0,
-            limit: limit.clone(),
-            cost: 1,
-            role: charge.role(),
-        });
-        let texts = charges.map(|charge| {
-            let mut text = BytesMut::new();
-            write_charge(&mut text, &charge, 0);
-            String::from_utf8(text.to_vec()).unwrap()
-        });
-        assert_eq!(
-            texts,
-            [
-                "log 1 5 60000000 0 once",
-                "log 1 5 60000000 0 checked",
-                "log 1 5 60000000 0"
-            ]
-        );
+        for (charge, role) in [
+            (charge.once(), "once"),
+            (charge.checked_only(), "checked"),
+            (charge, ""),
+        ] {
+            let request = request(&[charge]);
+            let merged = MergedRequest {
+                request: &request,
+                times: 1,
+            };
+            let call = ScriptCall::new(&[merged], 0);
+            let words = format!("log\0{role}\0");
+            let run = [packed("check\0", &[1, 1, 1]), packed(&words, &[1, 5, 60_000_000, 0, 0])];
+            assert_eq!(call.arguments[..], [run.concat()]);
+        }
     }
 }

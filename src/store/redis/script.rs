@@ -1,5 +1,7 @@
 use std::sync::LazyLock;
 
+use crate::limit::{BUDGET, MAX_EXACT, MAX_TOTAL, SLACK, STEPS};
+
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.
 pub(super) struct Script {
     pub(super) source: &'static str,
@@ -7,19 +9,40 @@ pub(super) struct Script {
 }
 
 /// The script of the store.
-pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
+pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(with_constants(SOURCE).leak()));
 
 const SOURCE: &str = concat!(
     include_str!("../../../lua/prelude.lua"),
-    include_str!("../../../lua/fast_path.lua"),
-    include_str!("../../../lua/common.lua"),
+    include_str!("../../../lua/trial.lua"),
+    include_str!("../../../lua/runs.lua"),
+    include_str!("../../../lua/numbers.lua"),
     include_str!("../../../lua/sliding_log.lua"),
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
     include_str!("../../../lua/token_bucket.lua"),
-    include_str!("../../../lua/trial.lua"),
+    include_str!("../../../lua/charges.lua"),
     include_str!("../../../lua/driver.lua"),
 );
+
+/// The most callers of one check that are an entry of a log each.
+const FEW: u64 = 32;
+
+/// The constants of the script, which a call of the script would otherwise make anew.
+const CONSTANTS: [(&str, u64); 7] = [
+    ("BUDGET", BUDGET as u64),
+    ("EXACT", MAX_EXACT),
+    ("FEW", FEW),
+    ("MAX_TOTAL", MAX_TOTAL),
+    ("MERGED", BUDGET as u64 - 1),
+    ("SLACK", SLACK),
+    ("STEPS", STEPS),
+];
+
+fn with_constants(source: &str) -> String {
+    CONSTANTS.iter().fold(source.to_owned(), |source, (name, value)| {
+        source.replace(name, &value.to_string())
+    })
+}
 
 /// The command that runs a script.
 #[derive(Clone, Copy, Debug)]

@@ -1,15 +1,14 @@
-use bytes::BytesMut;
+use bytes::{BufMut, BytesMut};
 
-/// Writes a word and numbers, a space before each: `log 1 5`.
-pub(super) fn write_words(text: &mut BytesMut, word: &str, numbers: impl IntoIterator<Item = u64>) {
-    text.extend_from_slice(word.as_bytes());
-    for number in numbers {
-        write_number(text, b' ', number);
-    }
+/// Writes a word and a zero byte.
+pub(super) fn write_word(buffer: &mut BytesMut, word: &str) {
+    buffer.extend_from_slice(word.as_bytes());
+    buffer.put_u8(0);
 }
 
-/// Writes a number after a delimiter.
-pub(super) fn write_number(text: &mut BytesMut, delimiter: u8, number: u64) {
-    text.extend_from_slice(&[delimiter]);
-    text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+/// Writes numbers as little-endian doubles, which Lua computes with. They are exact below 2^53.
+pub(super) fn write_numbers(buffer: &mut BytesMut, numbers: impl IntoIterator<Item = u64>) {
+    for number in numbers {
+        buffer.put_f64_le(number as f64);
+    }
 }

@@ -18,7 +18,8 @@ use super::{
 pub(crate) struct Clock(Arc<AtomicU64>);
 
 impl Clock {
-    const KEY: &str = "test-clock";
+    /// The Redis keys of the seconds and of the microseconds after them.
+    const KEYS: [&str; 2] = ["test-clock-seconds", "test-clock-microseconds"];
 
     /// A clock that shows 2027-01-15 08:00:00 UTC.
     pub(crate) fn new() -> Self {
@@ -68,19 +69,28 @@ impl Clock {
         patient().script(Self::script()).deny_cache(false)
     }
 
-    /// The script of the store, with the time from a Redis key, and keys that do not expire, since the time of the test is not
+    /// The script of the store, with the time from Redis keys, and keys that do not expire, since the time of the test is not
     /// that of Redis.
     fn script() -> String {
         let [script] = RedisStore::scripts();
-        let with_time = script.replacen("call('TIME')", &format!("{{ '', call('GET', '{}') }}", Self::KEY), 1);
+        let [seconds, micros] = Self::KEYS;
+        let with_time = script.replacen("call('TIME')", &format!("call('MGET', '{seconds}', '{micros}')"), 1);
         assert_ne!(with_time, script, "the script reads the time");
-        let script = with_time.replacen("(at + SLACK)", "(at + 4000000000000000)", 1);
+        let script = with_time.replacen("at = at + 1000000", "at = at + 4000000000000000", 1);
         assert_ne!(script, with_time, "the script sets expiry times");
         script
     }
 
     /// Writes the time to this Redis, where the script reads it.
     pub(crate) async fn write_to(&self, redis: &Redis) {
-        redis.command::<()>("SET", [Self::KEY, &self.now().to_string()]).await;
+        let [seconds, micros] = Self::KEYS;
+        let (now, second) = (self.now(), 1_000_000);
+        let words = [
+            seconds,
+            &(now / second).to_string(),
+            micros,
+            &(now % second).to_string(),
+        ];
+        redis.command::<()>("MSET", words).await;
     }
 }

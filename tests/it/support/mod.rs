@@ -9,6 +9,7 @@ mod faketime;
 mod frames;
 mod http;
 mod log;
+mod packed;
 mod proxy;
 mod redis;
 mod sentinel;
@@ -59,6 +60,7 @@ pub(crate) use self::{
     frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
+    packed::packed,
     proxy::Proxy,
     redis::{Redis, free_port},
     sentinel::Sentinel,

@@ -10,7 +10,7 @@ use std::{
 use fred::{
     clients::Client,
     interfaces::ClientLike,
-    types::{Builder, ClusterHash, CustomCommand, FromValue, config::Config, config::ReconnectPolicy},
+    types::{Builder, ClusterHash, CustomCommand, FromValue, Value, config::Config, config::ReconnectPolicy},
 };
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
@@ -115,7 +115,20 @@ impl Redis {
         name: &'static str,
         arguments: impl IntoIterator<Item = impl Into<String>>,
     ) -> R {
-        let arguments: Vec<String> = arguments.into_iter().map(Into::into).collect();
+        let arguments = arguments.into_iter().map(|argument| argument.into().into_bytes());
+        self.command_of_bytes(name, arguments).await
+    }
+
+    /// Runs a command whose arguments need not be text, and panics if Redis does not answer it.
+    pub(crate) async fn command_of_bytes<R: FromValue>(
+        &self,
+        name: &'static str,
+        arguments: impl IntoIterator<Item = Vec<u8>>,
+    ) -> R {
+        let arguments: Vec<Value> = arguments
+            .into_iter()
+            .map(|argument| Value::Bytes(argument.into()))
+            .collect();
         let command = CustomCommand::new_static(name, ClusterHash::Random, false);
         self.client()
             .await

@@ -24,74 +24,89 @@ pub(super) struct ParsedCharge {
     pub(super) role: ChargeRole,
 }
 
-/// The requests in the arguments of a call; `None` if no window of a calendar encloses the time.
+/// What is left of an argument.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn word(&mut self) -> String {
+        let end = self.0.iter().position(|byte| *byte == 0).expect("the end of a word");
+        let (word, rest) = self.0.split_at(end);
+        self.0 = &rest[1..];
+        String::from_utf8(word.to_vec()).expect("text")
+    }
+
+    fn number(&mut self) -> u64 {
+        let (number, rest) = self.0.split_first_chunk().expect("eight bytes");
+        self.0 = rest;
+        f64::from_le_bytes(*number) as u64
+    }
+
+    fn numbers<const N: usize>(&mut self) -> [u64; N] {
+        [(); N].map(|()| self.number())
+    }
+}
+
+/// The requests in the arguments of a call; `None` if the windows of calendars do not enclose the time.
 pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<ParsedRequest>> {
-    let mut words = arguments.iter().map(|argument| {
-        std::str::from_utf8(argument)
-            .expect("text")
-            .split(' ')
-            .collect::<Vec<_>>()
-    });
     let mut requests = Vec::new();
-    while let Some(run) = words.next() {
-        let [operation, count, times, size, rest @ ..] = &run[..] else {
-            panic!("{run:?} does not begin a run")
-        };
-        let operation = match (*operation, rest) {
-            ("check", []) => Operation::Check,
-            ("charge", []) => Operation::Charge,
-            ("peek", []) => Operation::Peek,
-            ("reset", []) => Operation::Reset,
-            ("refund", [at]) => Operation::Refund {
-                admitted_at: Duration::from_micros(number(at)),
+    for argument in arguments {
+        let mut run = Reader(argument);
+        let operation = run.word();
+        let [count, size, times] = run.numbers();
+        if operation == "within" {
+            if !(count..size).contains(&now) {
+                return None;
+            }
+            continue;
+        }
+        let operation = match &*operation {
+            "check" => Operation::Check,
+            "charge" => Operation::Charge,
+            "peek" => Operation::Peek,
+            "reset" => Operation::Reset,
+            "refund" => Operation::Refund {
+                admitted_at: Duration::from_micros(run.number()),
             },
-            _ => panic!("{run:?} is no operation"),
+            _ => panic!("{operation} is no operation"),
         };
-        let size = number(size) as usize;
-        let charges: Option<Vec<_>> = words.by_ref().take(size).map(|words| charge(&words, now)).collect();
-        let charges = charges?;
-        let times: Vec<_> = times.split(',').map(number).collect();
-        for position in 0..number(count) as usize {
+        let charges: Vec<_> = (0..size).map(|_| charge(&mut run, now)).collect();
+        for _ in 0..count {
             requests.push(ParsedRequest {
                 operation,
-                times: times[position.min(times.len() - 1)],
+                times: if times > 0 { times } else { run.number() },
                 charges: charges.clone(),
             });
         }
+        assert!(run.0.is_empty(), "{} bytes are left", run.0.len());
     }
     Some(requests)
 }
 
-/// A limit, a cost and a role, as `log 1 5 60000000 0 checked`.
-fn charge(words: &[&str], now: u64) -> Option<ParsedCharge> {
-    let (role, words) = match words {
-        [words @ .., "checked"] => (ChargeRole::CheckedOnly, words),
-        [words @ .., "once"] => (ChargeRole::Once, words),
-        _ => (ChargeRole::Counted, words),
+fn charge(run: &mut Reader<'_>, now: u64) -> ParsedCharge {
+    let (algorithm, role) = (run.word(), run.word());
+    let role = match &*role {
+        "" => ChargeRole::Counted,
+        "checked" => ChargeRole::CheckedOnly,
+        "once" => ChargeRole::Once,
+        _ => panic!("{role} is no role"),
     };
-    let numbers: Vec<u64> = words[1..].iter().map(|word| number(word)).collect();
+    let [cost, quota] = run.numbers();
     let window = Duration::from_micros;
-    let limit = match (words[0], &numbers[1..]) {
-        ("log", [quota, span, 0]) => SlidingLog::new(*quota, window(*span)).into(),
-        ("log", [quota, span, grain]) => SlidingLog::new(*quota, window(*span))
-            .precision(span.div_ceil(*grain) as u32)
+    let limit = match (&*algorithm, run.numbers()) {
+        ("log", [span, 0, 0]) => SlidingLog::new(quota, window(span)).into(),
+        ("log", [span, grain, 0]) => SlidingLog::new(quota, window(span))
+            .precision(span.div_ceil(grain) as u32)
             .into(),
-        ("counter", [quota, span, _, _]) => SlidingCounter::new(*quota, window(*span)).into(),
-        ("bucket", [quota, rate, period, _]) => TokenBucket::new(*rate, window(*period)).burst(*quota).into(),
-        ("fixed", [quota, span, 1]) => FixedWindow::new(*quota, window(*span)).into(),
-        ("fixed", [quota, span, 0]) => FixedWindow::new(*quota, window(*span)).aligned().into(),
-        ("fixed", [quota, 0, 0, boundaries @ ..]) => {
-            if !(boundaries[0] <= now && now < boundaries[boundaries.len() - 1]) {
-                return None;
-            }
-            FixedWindow::calendar(*quota, Calendar::Hour, "UTC").into()
+        ("counter", [span, _, _]) => SlidingCounter::new(quota, window(span)).into(),
+        ("bucket", [rate, period, _]) => TokenBucket::new(rate, window(period)).burst(quota).into(),
+        ("fixed", [0, 0, 0]) => {
+            let boundaries: [u64; 4] = run.numbers();
+            assert!((boundaries[0]..boundaries[3]).contains(&now), "{boundaries:?}");
+            FixedWindow::calendar(quota, Calendar::Hour, "UTC").into()
         }
-        _ => panic!("{words:?} is no limit"),
+        ("fixed", [span, 1, 0]) => FixedWindow::new(quota, window(span)).into(),
+        ("fixed", [span, 0, 0]) => FixedWindow::new(quota, window(span)).aligned().into(),
+        (_, parameters) => panic!("{algorithm} {parameters:?} is no limit"),
     };
-    let cost = numbers[0];
-    Some(ParsedCharge { limit, cost, role })
-}
-
-fn number(word: &str) -> u64 {
-    word.parse().expect("a number")
+    ParsedCharge { limit, cost, role }
 }

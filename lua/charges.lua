@@ -1,0 +1,74 @@
+-- Charges that do not decide alone: those of a request with several, of one with a role, and of operations other than checks.
+-- A request is admitted when all of its charges fit, and only then is anything added.
+
+if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
+  function rest(room, fitting, cost)
+    if fitting < fits then
+      fits = fitting
+    end
+
+    local charge = following
+    if charge then
+      local n = at + 1
+      following, at = charge[9], n
+      local _, remaining, wait, reset =
+        charge[1](KEYS[n], charge[8] or times, charge[7], charge[2], charge[3], charge[4], charge[5], charge[6])
+      reply[n + 1] = pack('<dddd', fits, remaining, wait, reset)
+    elseif operation ~= 'check' and (operation ~= 'peek' or fits > 0) then
+      fits = times
+    end
+
+    local counted = (operation == 'check' or operation == 'charge') and fits or 0
+    return counted, fits < times and room - counted * cost < cost, admitted_at
+  end
+end
+
+if role ~= '' and not marker then
+  -- For a charge that is only checked.
+  function checked(room, fitting, cost)
+    rest(room, fitting > 0 and times or 0, cost)
+    return 0, fits < times and room < cost
+  end
+
+  -- For a charge that a marker exempts: it neither counts nor denies.
+  local function exempt(room, _, cost)
+    rest(room, times, cost)
+    return 0, false
+  end
+
+  -- For a charge to count once, which is a marker. It does not deny, and it counts with the next charge. If it has counted
+  -- before and has room, that one is exempt.
+  function marker(room, _, cost, quota)
+    local full, marked = room < cost, following
+    if operation == 'refund' then
+      return rest(room, times, cost)
+    end
+    local counts = not full and marked and marked[7] == rest
+    if not full and marked and marked[7] ~= marker and room < quota then
+      following = { unpack(marked) }
+      following[7] = exempt
+    end
+    local counted = rest(room, times, cost)
+    return counts and counted or 0, full
+  end
+end
+
+if operation == 'reset' then
+  -- Nothing reads the key afterwards: where its slot is moving to another node, that would be an error.
+  function rule(key, _, rest, cost, quota)
+    rest(quota, times, cost, quota)
+    call('UNLINK', key)
+    return 0, quota, 0, 0
+  end
+end
+
+if size > 1 or operation ~= 'check' or role ~= '' then
+  local finds = role == 'checked' and checked or role == 'once' and marker or rest
+  -- A charge that is only checked needs room once, not for each caller, and a refund needs none.
+  local needs = operation == 'refund' and 0 or role == 'checked' and 1
+  local charge = { rule, cost, quota, x, y, z, finds, needs, false }
+  if last then
+    last[9] = charge
+  end
+  all, last = all or charge, charge
+end
