@@ -417,12 +417,24 @@ async fn without_eval(port: u16) -> SocketAddr {
             let (from_redis, to_redis) = redis.into_split();
             tokio::spawn(pass(from_redis, to_client, |bytes| bytes));
             tokio::spawn(pass(from_client, to_redis, |bytes| {
-                let text = String::from_utf8(bytes).expect("commands are text");
-                text.replace("$4\r\nEVAL\r\n", "$7\r\nEVALSHA\r\n").into_bytes()
+                replaced(&bytes, b"$4\r\nEVAL\r\n", b"$7\r\nEVALSHA\r\n")
             }));
         }
     });
     address
+}
+
+/// The arguments of a script are not text.
+fn replaced(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    match bytes.windows(from.len()).position(|part| part == from) {
+        Some(position) => [
+            &bytes[..position],
+            to,
+            &replaced(&bytes[position + from.len()..], from, to),
+        ]
+        .concat(),
+        None => bytes.to_vec(),
+    }
 }
 
 async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, edit: impl Fn(Vec<u8>) -> Vec<u8>) {
