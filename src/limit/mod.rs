@@ -41,10 +41,10 @@
 //! | `sliding-log 10000/min` | 120 | 2,136 | 1,291,808 | 5 | 7 | 5 |
 //! | `sliding-log 1000000/10s precision 1000` | 136 | 472 | 118,496 | 8 | 11 | 7 |
 //! | `sliding-log 1000000/10s precision 100` | 136 | 136 | 3,672 | 8 | 11 | 7 |
-//! | `sliding-counter 100/min` | 136 | 136 | 136 | 3 | 3 | 4 |
-//! | `fixed-window 100/min` | 136 | 136 | 136 | 3 | 3 | 4 |
-//! | `fixed-window 100/min aligned` | 136 | 136 | 136 | 3 | 3 | 4 |
-//! | `token-bucket 100/min` | 136 | 136 | 136 | 3 | 3 | 4 |
+//! | `sliding-counter 100/min` | 136 | 136 | 136 | 3 | 3 | 3 |
+//! | `fixed-window 100/min` | 136 | 136 | 136 | 3 | 3 | 3 |
+//! | `fixed-window 100/min aligned` | 136 | 136 | 136 | 3 | 3 | 3 |
+//! | `token-bucket 100/min` | 136 | 136 | 136 | 3 | 3 | 3 |
 //!
 //! A log takes about 20 bytes for an entry up to 128 entries, and 130 above, where Redis changes its encoding. *After expiry* is
 //! an admission that also removes expired entries. `cargo bench --bench figures --all-features` measures all of this.
