@@ -139,8 +139,11 @@ pub(crate) struct Registered<'a> {
     /// The extractor of the table `[client-ip]`.
     pub(crate) client_ip: Option<&'a Ip>,
     /// The extractor of an extension that the application has registered.
-    pub(crate) extension: &'a dyn Fn(&str) -> Result<Arc<dyn KeyExtractor>, ConfigError>,
+    pub(crate) extension: &'a dyn Fn(&str) -> Found,
 }
+
+/// The extractor of a key in a file, or the reason why there is none.
+type Found = Result<Arc<dyn KeyExtractor>, ConfigError>;
 
 impl Extractor {
     fn new(extractor: impl KeyExtractor) -> Self {
@@ -174,7 +177,7 @@ impl Component {
         Err(format!("`{text}` is not a key; the keys are {examples}"))
     }
 
-    fn extractor(&self, registered: &Registered<'_>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+    fn extractor(&self, registered: &Registered<'_>) -> Found {
         match (&self.extractor, registered.client_ip) {
             (Extractor::Complete(extractor), _) => Ok(extractor.clone()),
             (Extractor::Extension(name), _) => (registered.extension)(name),
@@ -207,7 +210,7 @@ impl KeySpec {
         self.extractor(&registered).map(drop)
     }
 
-    pub(crate) fn extractor(&self, registered: &Registered<'_>) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+    pub(crate) fn extractor(&self, registered: &Registered<'_>) -> Found {
         let mut all = Vec::new();
         for alternatives in &self.0 {
             let alternatives = alternatives.iter().map(|component| component.extractor(registered));

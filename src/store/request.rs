@@ -279,10 +279,3 @@ impl<'a> Charge<'a> {
         self.key == other.key && self.policy == other.policy && self.limit.algorithm() == other.limit.algorithm()
     }
 }
-
-/// Whether a store is needed for the charge at this position. A marker needs none if the next charge does not.
-pub(super) fn is_counted(charges: &[Charge<'_>], position: usize) -> bool {
-    let is_counted = |charge: &Charge<'_>| charge.limit.is_counted();
-    let charge = &charges[position];
-    is_counted(charge) && (charge.role != ChargeRole::Once || charges.get(position + 1).is_none_or(is_counted))
-}

@@ -2,9 +2,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{
-    Charge, ChargeRole, ChargeState, Operation, Outcome, StoreFuture, StoreRequest, StoreResponse, request::is_counted,
-};
+use super::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreFuture, StoreRequest, StoreResponse};
 use crate::Limit;
 
 /// Decides requests without charges and charges of [`Limit::Unlimited`] and [`Limit::DenyAll`], for which nothing is counted,
@@ -96,4 +94,11 @@ impl Part {
             .filter_map(|state| state.or_else(|| counted.next()));
         Outcome::new(allowed, states)
     }
+}
+
+/// Whether a store is needed for the charge at this position. A marker needs none if the next charge does not.
+fn is_counted(charges: &[Charge<'_>], position: usize) -> bool {
+    let is_counted = |charge: &Charge<'_>| charge.limit().is_counted();
+    let charge = &charges[position];
+    is_counted(charge) && (charge.role() != ChargeRole::Once || charges.get(position + 1).is_none_or(is_counted))
 }
