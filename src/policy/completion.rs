@@ -17,7 +17,8 @@ impl<K> Policy<K> {
     /// is dropped before its response, or whose handler panics, has ended too. Nothing is refunded if the handler has taken
     /// the [receipt](crate::Decision::take_receipt): what becomes of the charge is in its hands.
     ///
-    /// Setting it again, or setting `charge_if`, replaces it. By default each admitted request counts. A
+    /// The condition is evaluated where the request ends, also while a dropped request is destroyed, so it must be quick and
+    /// must not panic. Setting it again, or setting `charge_if`, replaces it. By default each admitted request counts. A
     /// [`Limiter`](crate::Limiter), whose decisions have receipts, does not take such a policy.
     ///
     /// ```

@@ -8,10 +8,13 @@ use std::{
 
 use axum::{body::Body, extract::ConnectInfo};
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
+use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{MemoryStore, RedisStore, key::PeerAddr};
+
+use crate::support::get;
 
 #[path = "../../examples/axum_per_route.rs"]
 #[allow(dead_code)]
@@ -37,12 +40,18 @@ mod idempotency;
 #[path = "../../examples/limits_file.rs"]
 #[allow(dead_code)]
 mod limits_file;
+#[path = "../../examples/logins.rs"]
+#[allow(dead_code)]
+mod logins;
 #[path = "../../examples/observe.rs"]
 #[allow(dead_code)]
 mod observe;
 #[path = "../../examples/plans.rs"]
 #[allow(dead_code)]
 mod plans;
+#[path = "../../examples/tokens.rs"]
+#[allow(dead_code)]
+mod tokens;
 #[path = "../../examples/tonic.rs"]
 #[allow(dead_code)]
 mod tonic_example;
@@ -137,6 +146,8 @@ where
         let (parts, body) = response.into_parts();
         let body = body.collect().await.expect("a body").to_bytes();
         call.verify(parts.status, &parts.headers, &body);
+        // What the end of the body has spawned.
+        yield_now().await;
     }
 }
 
@@ -183,6 +194,37 @@ async fn idempotency_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn handler_sends_what_it_shows() {
     shows(include_str!("../../examples/handler.rs"), handler::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn logins_sends_what_it_shows() {
+    shows(include_str!("../../examples/logins.rs"), logins::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_sends_what_it_shows() {
+    shows(include_str!("../../examples/tokens.rs"), tokens::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_settles_what_was_streamed_before_the_client_left() {
+    let app = tokens::app();
+    let complete = async |length: u64| {
+        let request = get(&format!("/complete/{length}")).method(Method::POST);
+        let request = request.body(Body::empty()).expect("a request");
+        app.clone().oneshot(request).await.expect("a response")
+    };
+
+    let mut stream = complete(50).await.into_body();
+    for _ in 0..3 {
+        let token = stream.frame().await.expect("a token").expect("no error");
+        assert_eq!(token.into_data().expect("text"), "token ");
+    }
+    drop(stream);
+    yield_now().await;
+    // Of 100, 3 were settled and 30 are charged for this response.
+    let fields = &complete(1).await.headers()["ratelimit"];
+    assert_eq!(fields, r#""requests";r=3;t=60, "tokens";r=67;t=60"#);
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,13 +14,13 @@ use fastrand::Rng;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    history::Record,
+    history::{Record, SettlementRecord},
     network::Network,
     plan::{Kind, Plan},
     runtime::Runtime,
 };
 use crate::{
-    FixedWindow, Key, Limit, SlidingLog,
+    FailureMode, FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
     limit::Calendar,
     store::{
         Charge,
@@ -57,6 +57,7 @@ impl SimulatedRequest {
             Kind::Shared | Kind::Peek | Kind::Reset => of_shared(Counted, rng),
             Kind::CheckedOnly => of_shared(CheckedOnly, rng),
             Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own(), Counted)],
+            Kind::Settled { .. } => vec![("settled", roomy(), own(), Counted)],
             Kind::OwnPair => vec![("own", roomy(), own(), Counted), ("pair", roomy(), own(), Counted)],
             Kind::Marked => marked(["id-0", "id-1"][rng.usize(..2)]).into(),
             Kind::Calendar => {
@@ -171,6 +172,7 @@ impl Stage {
                 responded_at: None,
                 left: false,
                 cached: None,
+                settlement: SettlementRecord::default(),
                 response: None,
             });
             records.len() - 1
@@ -201,6 +203,9 @@ pub(super) enum Then {
 
 impl Caller {
     async fn run(self, stage: Stage, number: usize, runtime: Runtime) {
+        if let Kind::Settled { actual } = self.request.kind {
+            return self.settle(actual, stage, number).await;
+        }
         let mut future = match self.request.call(&stage.store).try_ready() {
             Ok(response) => {
                 let mut cached = None;
@@ -241,5 +246,27 @@ impl Caller {
             record.responded_at = Some(now);
             record.response = response;
         });
+    }
+
+    /// Checks an estimate and settles its receipt, as an application does.
+    async fn settle(self, actual: u64, stage: Stage, number: usize) {
+        let (policy, limit, key, _) = self.request.charges[0].clone();
+        let policy = Policy::new(policy, limit).failure_mode(FailureMode::Closed);
+        let limiter = Limiter::new(stage.store.clone(), policy);
+        sleep(self.delay).await;
+        let settle = async {
+            let Ok(decision) = limiter.check_n(key, Plan::ESTIMATE).await else {
+                return;
+            };
+            stage.edit(number, |record| record.settlement.admitted = decision.is_allowed());
+            if let Some(receipt) = decision.take_receipt() {
+                let confirmed = receipt.settle(actual).await.is_ok();
+                stage.edit(number, |record| record.settlement.confirmed = confirmed);
+            }
+        };
+        match self.leaves_after {
+            Some(after) => drop(timeout(after, settle).await),
+            None => settle.await,
+        }
     }
 }

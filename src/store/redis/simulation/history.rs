@@ -9,7 +9,10 @@ use super::{
     network::Network,
     plan::{DEADLINE, Kind, Plan},
 };
-use crate::store::{ErrorKind, StoreError, StoreResponse};
+use crate::{
+    SlidingLog,
+    store::{ErrorKind, StoreError, StoreResponse},
+};
 
 /// A request of a caller.
 #[derive(Clone, Debug)]
@@ -29,7 +32,17 @@ pub(super) struct Record {
     pub(super) left: bool,
     /// If the response is cached: whether the server would deny the request too.
     pub(super) cached: Option<bool>,
+    pub(super) settlement: SettlementRecord,
     pub(super) response: Option<Result<StoreResponse, StoreError>>,
+}
+
+/// The progress of a request with a receipt.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SettlementRecord {
+    /// Whether the estimate was admitted.
+    pub(super) admitted: bool,
+    /// Whether the store confirmed the settlement.
+    pub(super) confirmed: bool,
 }
 
 impl Record {
@@ -56,6 +69,7 @@ pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
             "the server would admit what the deny cache denies: {record:?}"
         );
         verify_charged_at_most_once(record, network);
+        verify_settled_once(plan, record, network);
         verify_response_in_time(plan, record, network);
     }
     verify_limits(plan, records, network);
@@ -70,7 +84,13 @@ fn verify_charged_at_most_once(record: &Record, network: &Network) {
         // The last key always denies.
         Kind::Across => &record.keys[..2],
         Kind::MarkedAcross => &record.keys[..1],
-        Kind::Shared | Kind::CheckedOnly | Kind::Marked | Kind::Calendar | Kind::Peek | Kind::Reset => return,
+        Kind::Shared
+        | Kind::CheckedOnly
+        | Kind::Settled { .. }
+        | Kind::Marked
+        | Kind::Calendar
+        | Kind::Peek
+        | Kind::Reset => return,
     };
     for key in own {
         assert!(times(key) <= 1, "{key} was charged {} times: {record:?}", times(key));
@@ -84,6 +104,35 @@ fn verify_charged_at_most_once(record: &Record, network: &Network) {
             _ => continue,
         };
         assert_eq!(times(key), expected, "{key}: {record:?}");
+    }
+}
+
+/// An estimate is charged and settled once or not at all, and no more is refunded than was charged.
+fn verify_settled_once(plan: &Plan, record: &Record, network: &Network) {
+    let Kind::Settled { actual } = record.kind else { return };
+    let (key, SettlementRecord { admitted, confirmed }) = (&record.keys[0], &record.settlement);
+    let charged: Vec<u64> = network.charged(key).into_iter().map(|(_, cost)| cost).collect();
+    let refunded = network.refunded(key);
+    let settled = match actual.checked_sub(Plan::ESTIMATE) {
+        None => refunded == Plan::ESTIMATE - actual && charged == [Plan::ESTIMATE],
+        Some(0) => refunded == 0 && charged == [Plan::ESTIMATE],
+        Some(more) => refunded == 0 && charged == [Plan::ESTIMATE, more],
+    };
+    let unsettled = refunded == 0 && charged.iter().all(|cost| *cost == Plan::ESTIMATE) && charged.len() <= 1;
+    assert!(
+        settled || unsettled,
+        "{charged:?} charged, {refunded} refunded: {record:?}"
+    );
+    assert!(
+        settled || !confirmed,
+        "{charged:?} charged, {refunded} refunded: {record:?}"
+    );
+    assert!(!admitted || !charged.is_empty(), "nothing is charged: {record:?}");
+
+    if plan.faults.clock_step == 0 {
+        let limit = SlidingLog::per_hour(1_000).into();
+        let counted = 1_000 - network.room(key, &limit);
+        assert_eq!(counted, charged.iter().sum::<u64>() - refunded, "{record:?}");
     }
 }
 

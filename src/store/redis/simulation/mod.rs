@@ -1,4 +1,4 @@
-//! Deterministic simulation of commit queues, deadlines, breaker, deny cache and refunds across slots.
+//! Deterministic simulation of commit queues, deadlines, breaker, deny cache, settlements and refunds across slots.
 //!
 //! A schedule is made from a seed: callers that send, wait late and leave, a network with faults, a server with a clock that is set,
 //! and runtimes that end or stall. It runs in virtual time with the code of the store down to the client, and the promises of the

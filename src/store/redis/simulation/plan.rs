@@ -42,6 +42,8 @@ impl Plan {
     pub(super) const QUOTA: u64 = 5;
     pub(super) const WINDOW: Duration = Duration::from_millis(400);
     pub(super) const WINDOW_US: u64 = Self::WINDOW.as_micros() as u64;
+    /// What a request with a receipt is checked for.
+    pub(super) const ESTIMATE: u64 = 10;
     /// The limit of the markers.
     pub(super) const MARKS: u64 = 4;
     /// The time of requests and faults.
@@ -63,6 +65,10 @@ pub(super) enum Kind {
     OwnCharge,
     /// A check of two keys of its own in one slot.
     OwnPair,
+    /// A check of an estimate on a key of its own, whose receipt is settled.
+    Settled {
+        actual: u64,
+    },
     /// A check with a marker that other requests have too, in one slot.
     Marked,
     /// A check of a shared key with windows of a calendar.
@@ -81,7 +87,10 @@ impl Kind {
             ..30 => Self::Shared,
             30..35 => Self::CheckedOnly,
             35..60 => Self::Own,
-            60..70 => Self::OwnCharge,
+            60..65 => Self::OwnCharge,
+            65..70 => Self::Settled {
+                actual: [0, 4, Plan::ESTIMATE, 25][rng.usize(..4)],
+            },
             70..75 => Self::OwnPair,
             75..80 => Self::Marked,
             80..85 => Self::Calendar,
@@ -102,6 +111,7 @@ impl Kind {
             | Self::CheckedOnly
             | Self::Own
             | Self::OwnPair
+            | Self::Settled { .. }
             | Self::Marked
             | Self::Calendar
             | Self::Across

@@ -1,0 +1,74 @@
+//! A hundred tokens of a language model in a minute: 30 are charged at first, and settled when the stream ends or breaks.
+//!
+//! ```console
+//! $ cargo run --example tokens --features axum
+//!
+//! $ curl -i -X POST http://127.0.0.1:3000/complete/10
+//! HTTP/1.1 200 OK
+//! ratelimit: "requests";r=4;t=60, "tokens";r=70;t=60
+//!
+//! $ curl -i -X POST http://127.0.0.1:3000/complete/80
+//! HTTP/1.1 200 OK
+//! ratelimit: "requests";r=3;t=60, "tokens";r=60;t=60
+//!
+//! $ curl -i -X POST http://127.0.0.1:3000/complete/1
+//! HTTP/1.1 429 Too Many Requests
+//! retry-after: 60
+//! ratelimit: "requests";r=3;t=60, "tokens";r=10;t=60
+//! ```
+//!
+//! The first response had 10 tokens, so 20 of the 30 were given back. The second had 80, of which 50 were charged at its end.
+
+use std::{convert::Infallible, env, error::Error, iter::repeat_n, net::SocketAddr};
+
+use axum::{Router, body::Body, extract::Path, routing::post};
+use tokio::net::TcpListener;
+use tokio_stream::StreamExt;
+use tower_quota::{Decision, MemoryStore, Policy, RateLimitLayer, Receipt, SlidingLog, key};
+
+/// The tokens of a response. They are settled when it is dropped: at the end of the stream, or when the client has left.
+struct Usage {
+    tokens: u64,
+    receipt: Option<Receipt>,
+}
+
+impl Drop for Usage {
+    fn drop(&mut self) {
+        if let Some(receipt) = self.receipt.take() {
+            tokio::spawn(receipt.settle(self.tokens));
+        }
+    }
+}
+
+/// Streams this number of tokens, as a language model would.
+async fn complete(decision: Decision, Path(length): Path<usize>) -> Body {
+    let mut usage = Usage {
+        tokens: 0,
+        receipt: decision.take_receipt_of("tokens"),
+    };
+    let model = tokio_stream::iter(repeat_n("token ", length));
+    Body::from_stream(model.map(move |token| {
+        usage.tokens += 1;
+        Ok::<_, Infallible>(token)
+    }))
+}
+
+pub(crate) fn app() -> Router {
+    let policies = [
+        Policy::new("requests", SlidingLog::per_minute(5)).key(key::ip()),
+        Policy::new("tokens", SlidingLog::per_minute(100))
+            .key(key::ip())
+            .cost(30),
+    ];
+    let limit = RateLimitLayer::new(MemoryStore::new(), policies);
+    Router::new().route("/complete/{length}", post(complete).layer(limit))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
+    let listener = TcpListener::bind(&addr).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    axum::serve(listener, app().into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
