@@ -14,10 +14,10 @@
 //! $ curl -i -X POST http://127.0.0.1:3000/complete/1
 //! HTTP/1.1 429 Too Many Requests
 //! retry-after: 60
-//! ratelimit: "requests";r=3;t=60, "tokens";r=10;t=60
+//! ratelimit: "requests";r=3;t=60, "tokens";r=0;t=60
 //! ```
 //!
-//! The first response had 10 tokens, so 20 of the 30 were given back. The second had 80, of which 50 were charged at its end.
+//! The first response had 10 tokens, so 20 of the 30 were given back. The second had 80: 50 more were charged at its end.
 
 use std::{convert::Infallible, env, error::Error, iter::repeat_n, net::SocketAddr};
 
@@ -30,6 +30,12 @@ use tower_quota::{Decision, MemoryStore, Policy, RateLimitLayer, Receipt, Slidin
 struct Usage {
     tokens: u64,
     receipt: Option<Receipt>,
+}
+
+impl Usage {
+    fn add_token(&mut self) {
+        self.tokens += 1;
+    }
 }
 
 impl Drop for Usage {
@@ -48,7 +54,7 @@ async fn complete(decision: Decision, Path(length): Path<usize>) -> Body {
     };
     let model = tokio_stream::iter(repeat_n("token ", length));
     Body::from_stream(model.map(move |token| {
-        usage.tokens += 1;
+        usage.add_token();
         Ok::<_, Infallible>(token)
     }))
 }

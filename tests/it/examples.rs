@@ -223,7 +223,8 @@ async fn tokens_settles_what_was_streamed_before_the_client_left() {
     drop(stream);
     yield_now().await;
     // Of 100, 3 were settled and 30 are charged for this response.
-    let fields = &complete(1).await.headers()["ratelimit"];
+    let response = complete(1).await;
+    let fields = &response.headers()["ratelimit"];
     assert_eq!(fields, r#""requests";r=3;t=60, "tokens";r=67;t=60"#);
 }
 
