@@ -159,10 +159,11 @@ impl PolicyDecision {
         server_time: Duration,
         charged: bool,
     ) {
+        let counted = charged && !self.is_charged_later();
         if let Some(marker) = &self.marker
             && let Some(state) = states.next()
         {
-            self.is_repetition = marker.is_of_repetition(state, charged);
+            self.is_repetition = marker.is_of_repetition(state, counted);
         }
         let Some(state) = states.next() else { return };
         self.decided_at = state.decided_at.unwrap_or(server_time);
@@ -170,7 +171,8 @@ impl PolicyDecision {
         self.remaining = state.remaining;
         self.retry_after = state.retry_after;
         self.reset_after = state.reset_after;
-        self.receipt = Untaken::new(charged && !self.is_repetition);
+        // Whether it is a repetition may change until it is charged.
+        self.receipt = Untaken::new(charged && (!self.is_repetition || self.is_charged_later()));
     }
 
     #[inline]

@@ -510,6 +510,70 @@ async fn an_id_stays_counted_when_a_user_changes_the_plan() {
     assert_eq!(remaining(with_id("b")).await, "0");
 }
 
+/// What remains of a policy when requests with these ids, of which some succeed, are completed.
+async fn remaining_after(policy: Policy, requests: &[(&'static str, bool)]) -> Vec<(bool, u64)> {
+    let store = MemoryStore::new();
+    let layer = RateLimitLayer::new(store.clone(), policy.repetitions(2));
+    let limiter = Limiter::new(store, Policy::new("payments", SlidingLog::per_hour(5)));
+    let mut remaining = Vec::new();
+    for (id, succeeds) in requests {
+        let status = match succeeds {
+            true => StatusCode::OK,
+            false => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let service = layer.layer(service_fn(move |request: Request<Body>| async move {
+            let decision = request.extensions().get::<Decision>().expect("a decision");
+            let mut response = Response::new(Body::new());
+            *response.status_mut() = status;
+            response.extensions_mut().insert(is_repetition(decision));
+            Ok::<_, Infallible>(response)
+        }));
+        let request = with_id(id).body(Body::new()).expect("a good request");
+        let response = service.oneshot(request).await.expect("infallible");
+        let is_repetition = *response.extensions().get().expect("it was admitted");
+        http_body_util::BodyExt::collect(response).await.expect("infallible");
+        let peeked = limiter.peek(Key::constant("all")).await.expect("the store answers");
+        remaining.push((is_repetition, peeked.remaining()));
+    }
+    remaining
+}
+
+#[tokio::test]
+async fn an_id_that_is_charged_later_is_charged_again_after_its_repetitions() {
+    let failures = payments(5).charge_if(|completion| !completion.is_success());
+    let requests = [
+        ("a", true),
+        ("a", false),
+        ("a", true),
+        ("a", false),
+        ("a", false),
+        ("a", false),
+        ("b", false),
+    ];
+    assert_eq!(
+        remaining_after(failures, &requests).await,
+        [
+            (false, 5),
+            (false, 4),
+            (true, 4),
+            (true, 4),
+            (true, 4),
+            (false, 3),
+            (false, 2)
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_id_whose_request_is_refunded_is_counted_again() {
+    let successes = payments(5).refund_if(|completion| !completion.is_success());
+    let requests = [("a", false), ("a", true), ("a", false), ("a", true), ("a", true)];
+    assert_eq!(
+        remaining_after(successes, &requests).await,
+        [(false, 5), (false, 4), (true, 4), (true, 4), (false, 3)]
+    );
+}
+
 /// A store that fails while the test sets it to fail.
 #[derive(Clone)]
 struct Flaky(MemoryStore, Arc<AtomicBool>);
