@@ -1,5 +1,5 @@
-//! Long pages: testing an application, a comparison with other libraries, and measurements of speed and of behavior under
-//! faults.
+//! Long pages: a service behind proxies, Redis for limits, operating, testing an application, a comparison with other
+//! libraries, and measurements of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
@@ -9,6 +9,16 @@ pub mod comparison {}
 
 #[doc = include_str!("../docs/faults.md")]
 pub mod faults {}
+
+#[cfg(feature = "serde")]
+#[doc = include_str!("../docs/operating.md")]
+pub mod operating {}
+
+#[doc = include_str!("../docs/proxies.md")]
+pub mod proxies {}
+
+#[doc = include_str!("../docs/redis.md")]
+pub mod redis {}
 
 #[doc = include_str!("../docs/speed.md")]
 pub mod speed {}

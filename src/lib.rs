@@ -79,7 +79,10 @@
 //! | `file` | | [`Policies`] from files in TOML or JSON |
 //! | `tracing` | yes | warnings and errors as `tracing` events |
 //!
-//! # Testing
+//! # Guide
+//!
+//! [Behind proxies](guide::proxies), [Redis for limits](guide::redis) and [operating](guide::operating): what to set up before
+//! production, and what to do when something is wrong.
 //!
 //! [Testing an application](guide::testing): without Redis, and with a clock that the test advances.
 //!

@@ -1,4 +1,4 @@
-//! The script itself, called as it is: what stands in its reply, and for whom.
+//! The script itself, called as it is: what its reply contains.
 
 use fred::types::Value;
 use tower_quota::{Limit, RedisStore, SlidingLog, store::Operation};
@@ -15,15 +15,15 @@ const LIMITS: [&str; 6] = [
     "bucket 5 1 12000000 375299936",
 ];
 
-/// What the script says of one request.
+/// The reply to one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Said {
+enum RequestReply {
     /// How many callers are admitted; and remaining, wait and reset of each charge.
     StoreResponse(i64, Vec<[i64; 3]>),
     Error(String),
 }
 
-impl Said {
+impl RequestReply {
     fn admitted(&self) -> i64 {
         match self {
             Self::StoreResponse(admitted, _) => *admitted,
@@ -55,7 +55,7 @@ async fn eval(redis: &Redis, keys: &[&str], arguments: &[String]) -> Value {
 }
 
 /// Calls the script: runs are of one charge each, unless the keys of a request say otherwise with a space.
-async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Said> {
+async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<RequestReply> {
     let requests = || runs.iter().flat_map(|(_, requests)| *requests);
     let keys: Vec<&str> = requests().flat_map(|request| request.split(' ')).collect();
     let (algorithm, numbers) = limit.split_once(' ').expect("an algorithm and its numbers");
@@ -79,7 +79,7 @@ async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Said>
         .chunks(8)
         .skip(1)
         .map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")) as i64);
-    let said = requests().map(|request| {
+    let replies = requests().map(|request| {
         let mut admitted = 0;
         let states = request.split(' ').map(|_| {
             let mut number = || numbers.next().expect("four numbers for each charge");
@@ -88,17 +88,17 @@ async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Said>
         });
         let states = states.collect();
         match admitted {
-            0.. => Said::StoreResponse(admitted, states),
-            _ => Said::Error(errors[(-admitted - 1) as usize].clone()),
+            0.. => RequestReply::StoreResponse(admitted, states),
+            _ => RequestReply::Error(errors[(-admitted - 1) as usize].clone()),
         }
     });
-    let said = said.collect();
+    let replies = replies.collect();
     assert_eq!(numbers.next(), None, "nothing follows");
-    said
+    replies
 }
 
 #[tokio::test]
-async fn callers_that_are_merged_are_answered_and_counted_as_if_each_had_asked() {
+async fn callers_that_are_merged_are_decided_and_counted_as_if_each_was_sent() {
     let redis = Redis::start();
     for limit in LIMITS {
         for operation in ["check", "charge"] {
@@ -118,16 +118,16 @@ async fn callers_that_are_merged_are_answered_and_counted_as_if_each_had_asked()
                         ("peek 1 1", &["apart", "merged"]),
                     ]);
 
-                    let said = call(&redis, limit, &runs).await;
+                    let replies = call(&redis, limit, &runs).await;
 
-                    let mut said = said.iter().skip(if before == 0 { 0 } else { 2 });
-                    let apart: Vec<_> = said.by_ref().take(callers).collect();
-                    let merged = said.next().expect("an answer");
+                    let mut replies = replies.iter().skip(if before == 0 { 0 } else { 2 });
+                    let apart: Vec<_> = replies.by_ref().take(callers).collect();
+                    let merged = replies.next().expect("a reply");
                     let case = format!("`{limit}`, {before} before, {callers} times {operation} at {cost}");
-                    let admitted: i64 = apart.iter().map(|said| said.admitted()).sum();
+                    let admitted: i64 = apart.iter().map(|reply| reply.admitted()).sum();
                     assert_eq!(merged.admitted(), admitted, "{case}");
                     assert_eq!(merged.verdict(), apart[callers - 1].verdict(), "{case}");
-                    assert_eq!(said.next(), said.next(), "afterwards: {case}");
+                    assert_eq!(replies.next(), replies.next(), "afterwards: {case}");
                 }
             }
         }
@@ -140,9 +140,9 @@ async fn of_callers_that_are_merged_as_many_are_admitted_as_there_is_room_for() 
     for limit in LIMITS {
         redis.command::<()>("FLUSHALL", ["SYNC"]).await;
         let runs: [(&str, &[&str]); 2] = [("check 9 1", &["a"]), ("check 9 2", &["b"])];
-        let said = call(&redis, limit, &runs).await;
-        assert_eq!([said[0].admitted(), said[1].admitted()], [5, 2], "{limit}");
-        assert_eq!([said[0].verdict()[0], said[1].verdict()[0]], [0, 1], "{limit}");
+        let replies = call(&redis, limit, &runs).await;
+        assert_eq!([replies[0].admitted(), replies[1].admitted()], [5, 2], "{limit}");
+        assert_eq!([replies[0].verdict()[0], replies[1].verdict()[0]], [0, 1], "{limit}");
     }
 }
 
@@ -151,14 +151,14 @@ async fn callers_that_are_merged_look_without_counting() {
     let redis = Redis::start();
     for limit in LIMITS {
         redis.command::<()>("FLUSHALL", ["SYNC"]).await;
-        let said = call(
+        let replies = call(
             &redis,
             limit,
             &[("peek 9 2", &["a"]), ("check 1 5", &["a"]), ("peek 9 1", &["a"])],
         )
         .await;
         assert_eq!(
-            said.iter().map(Said::admitted).collect::<Vec<_>>(),
+            replies.iter().map(RequestReply::admitted).collect::<Vec<_>>(),
             [9, 1, 0],
             "{limit}"
         );
@@ -210,8 +210,11 @@ async fn a_key_that_has_lost_its_expiry_has_one_again_once_a_check_is_denied() {
                 redis.command::<()>("PERSIST", [*key]).await;
             }
 
-            let said = call(&redis, limit, &[("check 1 1", keys)]).await;
-            assert!(said.iter().all(|said| said.admitted() == 0), "{limit}: {said:?}");
+            let replies = call(&redis, limit, &[("check 1 1", keys)]).await;
+            assert!(
+                replies.iter().all(|reply| reply.admitted() == 0),
+                "{limit}: {replies:?}"
+            );
             for key in keys {
                 let left: i64 = redis.command("PTTL", [*key]).await;
                 assert!((0..=121_000).contains(&left), "{limit}: {left}");
@@ -221,7 +224,7 @@ async fn a_key_that_has_lost_its_expiry_has_one_again_once_a_check_is_denied() {
 }
 
 #[tokio::test]
-async fn a_check_alone_in_its_call_is_told_why_it_failed() {
+async fn a_check_alone_in_its_call_has_the_text_of_its_error() {
     let redis = Redis::start();
     for limit in LIMITS {
         redis.command::<()>("FLUSHALL", ["SYNC"]).await;
@@ -291,15 +294,18 @@ async fn a_key_of_another_type_fails_its_own_request_and_no_other() {
         redis.command::<()>("HSET", ["bad", "field", "value"]).await;
 
         for operation in ["check 1 1", "charge 1 1", "peek 1 1"] {
-            let said = call(&redis, limit, &[(operation, &["a", "bad", "b"]), ("check 1 1", &["c"])]).await;
-            assert!(said[1].error().starts_with("WRONGTYPE Operation "), "{limit}: {said:?}");
+            let replies = call(&redis, limit, &[(operation, &["a", "bad", "b"]), ("check 1 1", &["c"])]).await;
+            assert!(
+                replies[1].error().starts_with("WRONGTYPE Operation "),
+                "{limit}: {replies:?}"
+            );
             for good in [0, 2, 3] {
-                assert_eq!(said[good].admitted(), 1, "{limit}, {operation}: {said:?}");
+                assert_eq!(replies[good].admitted(), 1, "{limit}, {operation}: {replies:?}");
             }
         }
         // One check and one charge.
-        let said = call(&redis, limit, &[("peek 1 1", &["a", "b"])]).await;
-        assert_eq!([said[0].verdict()[0], said[1].verdict()[0]], [3, 3], "{limit}");
+        let replies = call(&redis, limit, &[("peek 1 1", &["a", "b"])]).await;
+        assert_eq!([replies[0].verdict()[0], replies[1].verdict()[0]], [3, 3], "{limit}");
     }
 }
 
@@ -310,10 +316,10 @@ async fn a_request_that_fails_has_added_nothing() {
         redis.command::<()>("FLUSHALL", ["SYNC"]).await;
         redis.command::<()>("HSET", ["bad", "field", "value"]).await;
 
-        let said = call(&redis, limit, &[("check 1 1", &["a bad b"]), ("peek 1 1", &["a", "b"])]).await;
+        let replies = call(&redis, limit, &[("check 1 1", &["a bad b"]), ("peek 1 1", &["a", "b"])]).await;
 
-        assert!(said[0].error().starts_with("WRONGTYPE "), "{limit}: {said:?}");
-        assert_eq!([said[1].verdict()[0], said[2].verdict()[0]], [5, 5], "{limit}");
+        assert!(replies[0].error().starts_with("WRONGTYPE "), "{limit}: {replies:?}");
+        assert_eq!([replies[1].verdict()[0], replies[2].verdict()[0]], [5, 5], "{limit}");
         assert_eq!(redis.command::<u32>("EXISTS", ["a", "b"]).await, 0, "{limit}");
     }
 }
@@ -323,9 +329,9 @@ async fn a_refund_that_fails_disturbs_no_other() {
     let redis = Redis::start();
     redis.command::<()>("HSET", ["bad", "field", "value"]).await;
     for limit in LIMITS {
-        let said = call(&redis, limit, &[("refund 1 1 9", &["bad", "good"])]).await;
-        assert!(said[0].error().starts_with("WRONGTYPE "), "{limit}: {said:?}");
-        assert_eq!(said[1], Said::StoreResponse(1, vec![[5, 0, 0]]), "{limit}");
+        let replies = call(&redis, limit, &[("refund 1 1 9", &["bad", "good"])]).await;
+        assert!(replies[0].error().starts_with("WRONGTYPE "), "{limit}: {replies:?}");
+        assert_eq!(replies[1], RequestReply::StoreResponse(1, vec![[5, 0, 0]]), "{limit}");
     }
 }
 
@@ -344,9 +350,9 @@ async fn a_value_that_is_not_ours_counts_for_nothing() {
             redis.command::<()>("FLUSHALL", ["SYNC"]).await;
             redis.command::<()>("SET", ["bad", value]).await;
 
-            let said = call(&redis, limit, &[("check 1 1", &["a", "bad", "b"])]).await;
+            let replies = call(&redis, limit, &[("check 1 1", &["a", "bad", "b"])]).await;
 
-            let left: Vec<_> = said.iter().map(|said| said.verdict()[0]).collect();
+            let left: Vec<_> = replies.iter().map(|reply| reply.verdict()[0]).collect();
             assert_eq!(left, [4, 4, 4], "{limit}: {value:?}");
             let expires: i64 = redis.command("PTTL", ["bad"]).await;
             assert!(expires > 0, "{limit}: {value:?}");
@@ -368,13 +374,17 @@ async fn members_that_are_not_ours_fail_no_other_request() {
         redis.command::<()>("FLUSHALL", ["SYNC"]).await;
         redis.command::<()>("ZADD", ["bad", score, member]).await;
 
-        let said = call(&redis, log, &[("check 1 1", &["a", "bad", "b"])]).await;
+        let replies = call(&redis, log, &[("check 1 1", &["a", "bad", "b"])]).await;
 
-        assert_eq!([said[0].admitted(), said[2].admitted()], [1, 1], "{score} {member}");
-        if let Said::StoreResponse(_, states) = &said[1] {
+        assert_eq!(
+            [replies[0].admitted(), replies[2].admitted()],
+            [1, 1],
+            "{score} {member}"
+        );
+        if let RequestReply::StoreResponse(_, states) = &replies[1] {
             assert!(
                 states[0].iter().all(|number| *number >= 0),
-                "{score} {member}: {said:?}"
+                "{score} {member}: {replies:?}"
             );
         }
     }
@@ -389,16 +399,16 @@ async fn without_memory_each_request_that_would_add_fails_and_the_others_are_ans
         redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
 
         let runs: [(&str, &[&str]); 2] = [("check 1 1", &["a", "full", "b"]), ("peek 1 1", &["a"])];
-        let said = call(&redis, limit, &runs).await;
+        let replies = call(&redis, limit, &runs).await;
         redis.command::<()>("CONFIG", ["SET", "maxmemory", "0"]).await;
 
         for failed in [0, 2] {
-            let error = said[failed].error();
+            let error = replies[failed].error();
             assert!(error.starts_with("OOM command not allowed"), "{limit}: {error}");
             assert!(!error.contains(['\r', '\n']), "{limit}: {error}");
         }
-        assert_eq!(said[1].admitted(), 0, "{limit}");
-        assert_eq!(said[3].verdict()[0], 5, "{limit}");
+        assert_eq!(replies[1].admitted(), 0, "{limit}");
+        assert_eq!(replies[3].verdict()[0], 5, "{limit}");
         assert_eq!(redis.command::<u32>("EXISTS", ["a", "b"]).await, 0, "{limit}");
     }
 }
