@@ -15,6 +15,8 @@ macro_rules! store_tests {
         mod $store {
             promises! { $store sliding_log SLIDING_LOG
                 every_admission_leaves_one_window_later
+                a_wait_is_exact_while_expired_entries_are_left
+                a_reset_is_exact_while_entries_of_another_clock_are_left
                 windows_are_half_open
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_nothing_from_what_came_since
@@ -1029,6 +1031,38 @@ async fn every_admission_leaves_one_window_later(bench: &Bench, algorithm: Algor
     assert_eq!(wait_exactly(bench, &limit, 1).await, WINDOW - 4 * SECOND);
     assert_eq!(wait_exactly(bench, &limit, 2).await, SECOND);
     assert_eq!(wait_exactly(bench, &limit, 3).await, 2 * SECOND);
+}
+
+/// A call removes less than 1,000 of them.
+async fn a_wait_is_exact_while_expired_entries_are_left(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(2_000);
+    for _ in 0..1_500 {
+        assert!(bench.check(&limit, 1).await.allowed);
+    }
+    bench.advance(SECOND).await;
+    for _ in 0..5 {
+        assert!(bench.check(&limit, 1).await.allowed);
+    }
+    bench.advance(WINDOW - SECOND / 2).await;
+    let denied = bench.check(&algorithm.limit(5), 1).await;
+    assert_eq!((denied.allowed, remaining(&denied)), (false, 0));
+    assert_eq!(denied.states()[0].retry_after, Some(SECOND / 2));
+}
+
+/// As after a step of the clock: a call removes less than 1,000 of them.
+async fn a_reset_is_exact_while_entries_of_another_clock_are_left(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(2_000);
+    for _ in 0..1_500 {
+        assert!(bench.check(&limit, 1).await.allowed);
+    }
+    bench.set_back(HOUR).await;
+    for _ in 0..3 {
+        assert!(bench.check(&limit, 1).await.allowed);
+    }
+    bench.advance(SECOND).await;
+    let denied = bench.check(&algorithm.limit(3), 1).await;
+    assert_eq!((denied.allowed, remaining(&denied)), (false, 0));
+    assert_eq!(reset_after(&denied), WINDOW - SECOND);
 }
 
 async fn admissions_of_one_grain_leave_with_the_last_of_them(bench: &Bench, algorithm: Algorithm) {
