@@ -190,6 +190,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
         let charge = LocalCharge::new(policy.failure_mode(), operation, &policy.charge())?;
         let policy = PolicyDecision {
             cost: charge.cost,
+            is_local: true,
             ..policy.clone()
         };
         Some((policy, Some(charge)))

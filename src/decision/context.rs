@@ -3,6 +3,7 @@ use std::{any::Any, sync::Arc};
 use bytes::Bytes;
 use http::HeaderValue;
 
+use super::thresholds::Thresholds;
 use crate::{
     FailureMode,
     completion::CompletionRule,
@@ -45,6 +46,7 @@ pub(crate) struct PolicyContext {
     pub(crate) file: Option<u64>,
     /// Whether the policy only observes.
     pub(crate) observed: bool,
+    pub(crate) thresholds: Thresholds,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

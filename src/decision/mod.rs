@@ -1,10 +1,12 @@
 //! The outcome of a check.
 
 mod context;
+mod degree;
 mod marker;
 mod policy;
 mod receipt;
 mod settlement;
+mod thresholds;
 mod untaken;
 
 use std::{
@@ -19,6 +21,7 @@ pub(crate) use self::{
     context::{CheckContext, Plan, PolicyContext, SharedFormat},
     marker::Marker,
     settlement::Settlement,
+    thresholds::Thresholds,
 };
 pub use self::{
     policy::{Denial, PolicyDecision},

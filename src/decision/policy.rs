@@ -42,6 +42,8 @@ pub struct PolicyDecision {
     /// If the request has an id.
     pub(crate) marker: Option<Arc<Marker>>,
     pub(crate) is_repetition: bool,
+    /// Whether this process decided, since the store failed.
+    pub(crate) is_local: bool,
     pub(crate) cost: u64,
     pub(crate) decided_at: Duration,
     pub(crate) denial: Option<Denial>,
@@ -142,6 +144,7 @@ impl PolicyDecision {
             key,
             marker: None,
             is_repetition: false,
+            is_local: false,
             cost,
             decided_at: Duration::ZERO,
             denial: None,
@@ -176,7 +179,7 @@ impl PolicyDecision {
     }
 
     #[inline]
-    fn policy(&self) -> &PolicyContext {
+    pub(super) fn policy(&self) -> &PolicyContext {
         &self.context.policies[self.position]
     }
 

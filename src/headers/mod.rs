@@ -1,3 +1,4 @@
+mod degree;
 mod dialect;
 mod draft06;
 mod draft07;

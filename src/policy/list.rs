@@ -108,6 +108,7 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
         completion: policy.settings.completion.clone(),
         file: policy.settings.file(),
         observed: policy.settings.observed || policy.settings.terms.observed,
+        thresholds: policy.settings.thresholds().clone(),
     });
     contexts.collect()
 }

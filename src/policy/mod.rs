@@ -1,6 +1,7 @@
 //! Named limits and the keys that they apply to.
 
 mod completion;
+mod degrees;
 #[cfg(feature = "serde")]
 mod file;
 mod list;
@@ -35,7 +36,7 @@ use crate::{
     ConfigError, KeyExtractor, Limit,
     access::Condition,
     completion::CompletionRule,
-    decision::Plan,
+    decision::{Plan, Thresholds},
     key::KeyError,
     limit::PolicyLimit,
     store::{FailureMode, Quota},
@@ -90,6 +91,8 @@ struct Settings {
     completion: Option<CompletionRule>,
     /// Whether the policy only observes.
     observed: bool,
+    /// Those in code, if there are any, in place of those of the terms.
+    thresholds: Thresholds,
     once: Once,
     /// Where a reload replaces the terms.
     #[cfg(feature = "serde")]
@@ -99,6 +102,13 @@ struct Settings {
 impl Settings {
     fn failure_mode(&self) -> FailureMode {
         self.failure_mode.unwrap_or(self.terms.failure_mode)
+    }
+
+    fn thresholds(&self) -> &Thresholds {
+        match self.thresholds.is_empty() {
+            true => &self.terms.thresholds,
+            false => &self.thresholds,
+        }
     }
 
     /// The number of the file that the policy follows.
@@ -173,6 +183,7 @@ impl Policy<Unkeyed> {
             applies: None,
             completion: None,
             observed: false,
+            thresholds: Thresholds::default(),
             once: Once::DEFAULT,
             #[cfg(feature = "serde")]
             origin: None,

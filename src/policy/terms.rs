@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     ConfigError, Limit,
-    decision::Plan,
+    decision::{Plan, Thresholds},
     limit::{PolicyLimit, Source},
     store::FailureMode,
 };
@@ -27,6 +27,7 @@ pub(super) struct Terms {
     pub(super) failure_mode: FailureMode,
     /// Whether the policy only observes.
     pub(super) observed: bool,
+    pub(super) thresholds: Thresholds,
     /// The requests that the policy is for, if it is not for all.
     #[cfg(feature = "serde")]
     pub(super) scope: Option<Arc<Scope>>,
@@ -51,6 +52,7 @@ impl Terms {
             cost: 1,
             failure_mode: FailureMode::default(),
             observed: false,
+            thresholds: Thresholds::default(),
             #[cfg(feature = "serde")]
             scope: None,
         })

@@ -147,7 +147,7 @@ impl FailureMode {
         Ok(Self::LocalShare(share))
     }
 
-    fn share(self) -> Option<Share> {
+    pub(crate) fn share(self) -> Option<Share> {
         match self {
             Self::Local => Some(Share::WHOLE),
             Self::LocalShare(share) => Some(share),

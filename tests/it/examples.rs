@@ -22,6 +22,9 @@ mod axum_per_route;
 #[path = "../../examples/degrade.rs"]
 #[allow(dead_code)]
 mod degrade;
+#[path = "../../examples/degrees.rs"]
+#[allow(dead_code)]
+mod degrees;
 #[path = "../../examples/export.rs"]
 #[allow(dead_code)]
 pub(crate) mod export;
@@ -169,6 +172,11 @@ async fn axum_per_route_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn observe_sends_what_it_shows() {
     shows(include_str!("../../examples/observe.rs"), observe::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn degrees_sends_what_it_shows() {
+    shows(include_str!("../../examples/degrees.rs"), degrees::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,6 +21,7 @@ mod completion_grpc;
 mod conformance;
 mod connect;
 mod decisions;
+mod degrees;
 mod denied;
 mod deny_cache;
 mod differential;

@@ -9,6 +9,7 @@ use super::{
     super::name::validate_name,
     plans::{Plans, Selector},
     texts::{Methods, Routes},
+    warn_at::WarnAt,
 };
 use crate::{FailureMode, Limit, key::KeySpec};
 
@@ -37,6 +38,8 @@ pub(super) struct Fields {
     pub(super) failure_mode: FailureMode,
     #[serde(default)]
     pub(super) mode: Mode,
+    #[serde(default)]
+    pub(super) warn_at: WarnAt,
     #[serde(default = "yes")]
     pub(super) enabled: bool,
 }
