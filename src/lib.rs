@@ -93,6 +93,7 @@ mod access;
 mod awaited;
 #[cfg(feature = "axum")]
 mod axum;
+mod blocks;
 mod body;
 mod check;
 mod completion;
@@ -139,7 +140,7 @@ pub use self::{
     headers::{Headers, ResetFormat},
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
-    limit::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
+    limit::{Ban, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::Limiter,
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,

@@ -5,7 +5,7 @@ use http::HeaderValue;
 
 use super::thresholds::Thresholds;
 use crate::{
-    FailureMode,
+    FailureMode, Limit,
     completion::CompletionRule,
     headers::Fields,
     lost::LostSettlements,
@@ -23,8 +23,8 @@ pub(crate) struct CheckContext {
     pub(crate) policies: Arc<[PolicyContext]>,
     /// If a policy has a completion rule.
     pub(crate) lost: Option<Arc<LostSettlements>>,
-    /// Whether one of them only observes.
-    pub(crate) observes: bool,
+    /// Whether one of them only observes or has bans, so that its charges are not all that is sent.
+    pub(crate) is_composite: bool,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
@@ -47,6 +47,8 @@ pub(crate) struct PolicyContext {
     /// Whether the policy only observes.
     pub(crate) observed: bool,
     pub(crate) thresholds: Thresholds,
+    /// The [`Limit::Ban`] of the policy, if it has bans.
+    pub(crate) ban: Option<Limit>,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

@@ -256,10 +256,12 @@ impl Decision {
         self.0.joined.as_ref()
     }
 
-    /// Whether a policy of the layer or the limiter only observes.
+    /// Whether a policy of the layer or the limiter only observes or has bans.
     #[inline]
-    pub(crate) fn observes(&self) -> bool {
-        self.as_slice().first().is_some_and(|policy| policy.context.observes)
+    pub(crate) fn is_composite(&self) -> bool {
+        self.as_slice()
+            .first()
+            .is_some_and(|policy| policy.context.is_composite)
     }
 
     /// The policies that do not only observe.

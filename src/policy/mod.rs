@@ -1,5 +1,6 @@
 //! Named limits and the keys that they apply to.
 
+mod ban;
 mod completion;
 mod degrees;
 #[cfg(feature = "serde")]
@@ -33,7 +34,7 @@ pub(crate) use self::live::Renewals;
 use self::live::Origin;
 use self::{once::Once, terms::Terms};
 use crate::{
-    ConfigError, KeyExtractor, Limit,
+    Ban, ConfigError, KeyExtractor, Limit,
     access::Condition,
     completion::CompletionRule,
     decision::{Plan, Thresholds},
@@ -93,6 +94,7 @@ struct Settings {
     observed: bool,
     /// Those in code, if there are any, in place of those of the terms.
     thresholds: Thresholds,
+    ban: Option<Ban>,
     once: Once,
     /// Where a reload replaces the terms.
     #[cfg(feature = "serde")]
@@ -184,6 +186,7 @@ impl Policy<Unkeyed> {
             completion: None,
             observed: false,
             thresholds: Thresholds::default(),
+            ban: None,
             once: Once::DEFAULT,
             #[cfg(feature = "serde")]
             origin: None,

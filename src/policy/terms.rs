@@ -9,7 +9,7 @@ use super::{
     plan::{Plans, plan},
 };
 use crate::{
-    ConfigError, Limit,
+    Ban, ConfigError, Limit,
     decision::{Plan, Thresholds},
     limit::{PolicyLimit, Source},
     store::FailureMode,
@@ -28,6 +28,7 @@ pub(super) struct Terms {
     /// Whether the policy only observes.
     pub(super) observed: bool,
     pub(super) thresholds: Thresholds,
+    pub(super) ban: Option<Ban>,
     /// The requests that the policy is for, if it is not for all.
     #[cfg(feature = "serde")]
     pub(super) scope: Option<Arc<Scope>>,
@@ -53,6 +54,7 @@ impl Terms {
             failure_mode: FailureMode::default(),
             observed: false,
             thresholds: Thresholds::default(),
+            ban: None,
             #[cfg(feature = "serde")]
             scope: None,
         })

@@ -19,6 +19,9 @@ use crate::support::get;
 #[path = "../../examples/axum_per_route.rs"]
 #[allow(dead_code)]
 mod axum_per_route;
+#[path = "../../examples/bans.rs"]
+#[allow(dead_code)]
+mod bans;
 #[path = "../../examples/degrade.rs"]
 #[allow(dead_code)]
 mod degrade;
@@ -172,6 +175,11 @@ async fn axum_per_route_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn observe_sends_what_it_shows() {
     shows(include_str!("../../examples/observe.rs"), observe::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn bans_sends_what_it_shows() {
+    shows(include_str!("../../examples/bans.rs"), bans::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,6 +9,7 @@ mod attack;
 mod auto_traits;
 mod axum;
 mod bad_input;
+mod bans;
 mod breaker;
 mod chaos;
 mod client_ip;
