@@ -114,6 +114,7 @@ pub mod limit;
 mod limiter;
 mod lost;
 mod observer;
+mod pause;
 mod policy;
 mod rejected;
 mod requests;

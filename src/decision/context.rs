@@ -21,7 +21,7 @@ pub(crate) struct CheckContext {
     pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
-    /// If a policy has a completion rule.
+    /// If a policy has a completion rule, or learns from responses.
     pub(crate) lost: Option<Arc<LostSettlements>>,
     /// Whether one of them only observes or has bans, so that its charges are not all that is sent.
     pub(crate) is_composite: bool,
@@ -47,6 +47,8 @@ pub(crate) struct PolicyContext {
     /// Whether the policy only observes.
     pub(crate) observed: bool,
     pub(crate) thresholds: Thresholds,
+    /// Whether responses begin bans.
+    pub(crate) learns: bool,
     /// The [`Limit::Ban`] of the policy, if it has bans.
     pub(crate) ban: Option<Limit>,
 }

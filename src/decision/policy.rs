@@ -249,6 +249,11 @@ impl PolicyDecision {
         self.policy().ban.as_ref().filter(|_| regards)
     }
 
+    /// Whether responses begin bans.
+    pub(crate) fn learns(&self) -> bool {
+        self.policy().learns
+    }
+
     /// The charge that bans the key for so many microseconds, if the policy has bans.
     pub(crate) fn block(&self, length: u64) -> Option<Charge<'_>> {
         let ban = self.policy().ban.as_ref()?;

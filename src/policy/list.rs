@@ -109,7 +109,8 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
         file: policy.settings.file(),
         observed: policy.settings.observed || policy.settings.terms.observed,
         thresholds: policy.settings.thresholds().clone(),
-        ban: policy.settings.ban.or(policy.settings.terms.ban).map(Limit::Ban),
+        learns: policy.settings.learns,
+        ban: policy.settings.ban().map(Limit::Ban),
     });
     contexts.collect()
 }
@@ -119,5 +120,7 @@ pub(super) fn is_composite(policies: &[PolicyContext]) -> bool {
 }
 
 fn awaits_completions(policies: &[PolicyContext]) -> bool {
-    policies.iter().any(|policy| policy.completion.is_some())
+    policies
+        .iter()
+        .any(|policy| policy.completion.is_some() || policy.learns)
 }

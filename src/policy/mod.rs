@@ -5,6 +5,7 @@ mod completion;
 mod degrees;
 #[cfg(feature = "serde")]
 mod file;
+mod learn;
 mod list;
 #[cfg(feature = "serde")]
 mod live;
@@ -17,7 +18,7 @@ mod scope;
 mod settings;
 mod terms;
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -95,6 +96,8 @@ struct Settings {
     /// Those in code, if there are any, in place of those of the terms.
     thresholds: Thresholds,
     ban: Option<Ban>,
+    /// Whether responses begin bans.
+    learns: bool,
     once: Once,
     /// Where a reload replaces the terms.
     #[cfg(feature = "serde")]
@@ -113,6 +116,11 @@ impl Settings {
         }
     }
 
+    fn ban(&self) -> Option<Ban> {
+        let learnt = self.learns.then(|| Ban::by_hand().longest(LONGEST_PAUSE));
+        self.ban.or(self.terms.ban).or(learnt)
+    }
+
     /// The number of the file that the policy follows.
     #[cfg(feature = "serde")]
     fn file(&self) -> Option<u64> {
@@ -124,6 +132,9 @@ impl Settings {
         None
     }
 }
+
+/// The longest pause that a response can ask for, unless the policy has bans.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
 
 /// The cost of a request.
 #[derive(Clone)]
@@ -187,6 +198,7 @@ impl Policy<Unkeyed> {
             observed: false,
             thresholds: Thresholds::default(),
             ban: None,
+            learns: false,
             once: Once::DEFAULT,
             #[cfg(feature = "serde")]
             origin: None,
@@ -249,6 +261,7 @@ impl<K> Policy<K> {
             applies,
             once,
             completion,
+            learns,
             ..
         } = &self.settings;
         let (setting, instead) = if terms.plans.is_some() {
@@ -270,6 +283,11 @@ impl<K> Policy<K> {
             )
         } else if once.has_id() {
             ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
+        } else if *learns {
+            (
+                "`.learn_from_responses()`",
+                "leave it out, set `.ban(Ban::by_hand())`, and `block` the key when a response asks for a pause",
+            )
         } else {
             match completion {
                 Some(CompletionRule::RefundIf(_)) => (

@@ -22,6 +22,9 @@ mod axum_per_route;
 #[path = "../../examples/bans.rs"]
 #[allow(dead_code)]
 mod bans;
+#[path = "../../examples/client.rs"]
+#[allow(dead_code)]
+pub(crate) mod client;
 #[path = "../../examples/degrade.rs"]
 #[allow(dead_code)]
 mod degrade;

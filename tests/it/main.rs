@@ -37,6 +37,7 @@ mod http_fields;
 mod hyper;
 mod incident;
 mod keys;
+mod learning;
 mod limiter;
 mod memory;
 mod memory_store;
