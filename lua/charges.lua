@@ -23,7 +23,7 @@ if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
   end
 end
 
-if role ~= '' and not marker then
+if (role == 'checked' or role == 'once') and not marker then
   -- For a charge that is only checked.
   function checked(room, fitting, cost)
     rest(room, fitting > 0 and times or 0, cost)

@@ -34,7 +34,7 @@
         times, position = unpack_numbers('<d', ARGV[run], position)
       end
       -- As after a charge that all callers fit.
-      fits, following, at = times, all, passed
+      fits, following, at, banned = times, all, passed, false
       fine, failure = pcall(rest, 0, times, 0)
       if fine then
         passed = passed + size

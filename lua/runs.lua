@@ -2,7 +2,7 @@
 
 -- The rules, one for each algorithm: (key, callers, rest, cost, quota, three parameters) -> how many callers are counted, what
 -- remains, the wait, the time to a full reset. A rule reads its key, finds how many of the callers fit, and adds their weight.
-local log, counter, fixed, bucket
+local log, counter, fixed, bucket, ban
 -- What the rules of keys of numbers share.
 local fetch, write, keep
 -- Called by the rule of a charge that does not decide alone, when it has read its key: (room, how many callers fit, cost, quota)
@@ -11,8 +11,8 @@ local fetch, write, keep
 local rest, checked, marker
 
 -- Of the request: how many callers send it, for a refund when it was admitted, how many callers fit the charges so far, the
--- charges that follow, linked, and the position of the last key that was read.
-local operation, times, admitted_at, fits, following, at
+-- charges that follow, linked, the position of the last key that was read, and whether a ban is in force.
+local operation, times, admitted_at, fits, following, at, banned
 
 for run = 1, #ARGV do
   local requests, size, position

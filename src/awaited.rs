@@ -1,17 +1,18 @@
 //! Waits for the completion of an admitted request, and settles the policies that depend on it.
 
-use std::{sync::Arc, task::Poll, thread};
+use std::{sync::Arc, task::Poll, thread, time::Duration};
 
 use http::Response;
 use http_body::Frame;
 use tokio::runtime::Handle;
 
 use crate::{
-    Decision,
+    Decision, PolicyDecision, blocks,
     completion::{Completion, CompletionRule, End, awaits_trailers, grpc_status_in},
     decision::Settlement,
     denied,
     lost::{LostSettlements, Unconfirmed},
+    pause,
     store::StoreFuture,
 };
 
@@ -21,6 +22,8 @@ pub(crate) struct AwaitedCompletion {
     decision: Option<Decision>,
     /// The head of a response whose trailers are awaited.
     head: Option<Response<()>>,
+    /// The pause that the trailers of a gRPC response ask for.
+    pause: Option<Duration>,
     /// Whether the inner service or its body is being polled. If that panics, this is dropped meanwhile or, where a layer
     /// outside of this one catches panics, later.
     polled: bool,
@@ -33,6 +36,7 @@ impl AwaitedCompletion {
         Some(Box::new(Self {
             decision: Some(decision.clone()),
             head: None,
+            pause: None,
             polled: false,
         }))
     }
@@ -67,9 +71,23 @@ impl AwaitedCompletion {
             return;
         };
         let denied = response.is_some_and(is_denial);
+        if !denied && decision.as_slice().iter().any(PolicyDecision::learns) {
+            self.learn(&decision, response, lost);
+        }
         let completion = Completion::new(response, end);
         for response in settlement(&decision, &completion, denied).send() {
             receive(response, lost);
+        }
+    }
+}
+
+impl AwaitedCompletion {
+    /// Bans the key for the pause that a response asks for.
+    #[cold]
+    fn learn<B>(&self, decision: &Decision, response: Option<&Response<B>>, lost: &Arc<LostSettlements>) {
+        let in_head = response.and_then(|response| pause::requested_by(response.status(), response.headers()));
+        if let Some(pause) = in_head.or(self.pause).filter(|pause| !pause.is_zero()) {
+            receive(blocks::send(decision, pause, PolicyDecision::learns), lost);
         }
     }
 }
@@ -104,7 +122,12 @@ pub(crate) fn observe_frame<D, E>(
         Poll::Ready(Some(Err(_))) => End::Failed,
         Poll::Ready(None) => End::Body(None),
         Poll::Ready(Some(Ok(frame))) => match frame.trailers_ref() {
-            Some(trailers) => End::Body(grpc_status_in(trailers)),
+            Some(trailers) => {
+                if let Some(awaited) = awaited {
+                    awaited.pause = pause::requested_by_grpc(trailers);
+                }
+                End::Body(grpc_status_in(trailers))
+            }
             None if is_end() => End::Body(None),
             None => return,
         },

@@ -33,8 +33,8 @@ pub(crate) struct PendingCheck {
 /// Sends the charges of all policies to the store, those of the enforced ones as one request.
 #[inline]
 pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
-    if undecided.observes() {
-        return begin_observing(operation, &undecided);
+    if undecided.is_composite() {
+        return begin_composite(operation, &undecided);
     }
     let policies = undecided.as_slice();
     if operation.requires_room() && policies.iter().any(|policy| policy.permanent_denial().is_some()) {
@@ -56,9 +56,9 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
     wait(response, operation, undecided)
 }
 
-/// The same for policies some of which only observe.
+/// The same for policies some of which only observe or have bans.
 #[cold]
-fn begin_observing(operation: Operation, undecided: &Decision) -> Check {
+fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
     let undecided = requests::deny_permanently(operation, undecided);
     let policies = undecided.as_slice();
     let charges: Vec<Charge<'_>> = policies.iter().map(PolicyDecision::charge).collect();
@@ -151,7 +151,7 @@ fn conclude(
 /// Records the outcome in the decision.
 #[inline]
 fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
-    if undecided.observes() {
+    if undecided.is_composite() {
         return requests::settle(response, operation, undecided);
     }
     let charges: usize = undecided.as_slice().iter().map(PolicyDecision::charges_sent).sum();
@@ -190,6 +190,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
         let charge = LocalCharge::new(policy.failure_mode(), operation, &policy.charge())?;
         let policy = PolicyDecision {
             cost: charge.cost,
+            is_local: true,
             ..policy.clone()
         };
         Some((policy, Some(charge)))
@@ -221,6 +222,7 @@ fn closes(policy: &PolicyDecision) -> bool {
 /// Removes the counts of this process.
 fn reset_locally(decision: &Decision) {
     for policy in decision.as_slice() {
-        policy.context.failover.reset(&[policy.charge()]);
+        let charges: SmallVec<[Charge<'_>; 2]> = policy.guarded(Operation::Reset, policy.charge()).collect();
+        policy.context.failover.reset(&charges);
     }
 }

@@ -96,6 +96,7 @@ mod access;
 mod awaited;
 #[cfg(feature = "axum")]
 mod axum;
+mod blocks;
 mod body;
 mod check;
 mod completion;
@@ -116,6 +117,7 @@ pub mod limit;
 mod limiter;
 mod lost;
 mod observer;
+mod pause;
 mod policy;
 mod rejected;
 mod requests;
@@ -142,7 +144,7 @@ pub use self::{
     headers::{Headers, ResetFormat},
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
-    limit::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
+    limit::{Ban, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::Limiter,
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,

@@ -1,5 +1,5 @@
-//! The store requests of a decision in which policies only observe: one for those that are enforced together, and one for each
-//! that observes, so that none depends on another. All are sent in one call.
+//! The store requests of a decision in which policies only observe or have bans: one for those that are enforced together, and
+//! one for each that observes, so that none depends on another. All are sent in one call.
 
 use smallvec::SmallVec;
 
@@ -22,7 +22,7 @@ pub(crate) fn deny_permanently(operation: Operation, undecided: &Decision) -> De
     Decision::new(!denied, policies)
 }
 
-/// Passes the requests for these charges, one of each policy, with their markers to a store; `None` if all is decided.
+/// Passes the requests for these charges, one of each policy, with their bans and markers to a store; `None` if all is decided.
 pub(crate) fn send<'a>(
     operation: Operation,
     policies: &'a [PolicyDecision],
@@ -31,9 +31,9 @@ pub(crate) fn send<'a>(
 ) -> Option<StoreFuture> {
     let undecided = policies.iter().zip(charges).filter(|(policy, _)| is_undecided(policy));
     let (observed, enforced): (Vec<_>, Vec<_>) = undecided.partition(|(policy, _)| policy.is_observed());
-    let marked = |(policy, charge): (&'a PolicyDecision, &Charge<'a>)| policy.marked(*charge);
-    let enforced: Vec<Charge<'_>> = enforced.into_iter().flat_map(marked).collect();
-    let observed: Vec<Vec<Charge<'_>>> = observed.into_iter().map(|policy| marked(policy).collect()).collect();
+    let guarded = |(policy, charge): (&'a PolicyDecision, &Charge<'a>)| policy.guarded(operation, *charge);
+    let enforced: Vec<Charge<'_>> = enforced.into_iter().flat_map(guarded).collect();
+    let observed: Vec<Vec<Charge<'_>>> = observed.into_iter().map(|policy| guarded(policy).collect()).collect();
 
     let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced));
     let alone = observed.iter().map(|charges| StoreRequest::new(operation, charges));
@@ -54,8 +54,9 @@ pub(crate) fn settle(
         .split_at_checked(usize::from(!enforced.is_empty()))
         .ok_or_else(mismatch)?;
     let states = together.iter().flat_map(|outcome| outcome.states());
-    let sent: usize = enforced.into_iter().map(PolicyDecision::charges_sent).sum();
-    let sent_alone = observed.into_iter().map(PolicyDecision::charges_sent);
+    let charges_sent = |policy: &PolicyDecision| policy.guarded_charges_sent(operation);
+    let sent: usize = enforced.into_iter().map(charges_sent).sum();
+    let sent_alone = observed.into_iter().map(charges_sent);
     let states_alone = alone.iter().map(|outcome| outcome.states().len());
     if states.clone().count() != sent || !states_alone.eq(sent_alone) {
         return Err(mismatch());
@@ -69,11 +70,11 @@ pub(crate) fn settle(
             return;
         }
         if !policy.is_observed() {
-            return policy.settle(&mut states, response.server_time, counts);
+            return policy.settle_guarded(operation, &mut states, response.server_time, counts);
         }
         if let Some(outcome) = alone.next() {
             let counts = counts && outcome.allowed;
-            policy.settle(&mut outcome.states().iter(), response.server_time, counts);
+            policy.settle_guarded(operation, &mut outcome.states().iter(), response.server_time, counts);
         }
     });
     Ok(())

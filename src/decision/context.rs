@@ -3,8 +3,9 @@ use std::{any::Any, sync::Arc};
 use bytes::Bytes;
 use http::HeaderValue;
 
+use super::thresholds::Thresholds;
 use crate::{
-    FailureMode,
+    FailureMode, Limit,
     completion::CompletionRule,
     headers::Fields,
     lost::LostSettlements,
@@ -20,10 +21,10 @@ pub(crate) struct CheckContext {
     pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
-    /// If a policy has a completion rule.
+    /// If a policy has a completion rule, or learns from responses.
     pub(crate) lost: Option<Arc<LostSettlements>>,
-    /// Whether one of them only observes.
-    pub(crate) observes: bool,
+    /// Whether one of them only observes or has bans, so that its charges are not all that is sent.
+    pub(crate) is_composite: bool,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
@@ -45,6 +46,11 @@ pub(crate) struct PolicyContext {
     pub(crate) file: Option<u64>,
     /// Whether the policy only observes.
     pub(crate) observed: bool,
+    pub(crate) thresholds: Thresholds,
+    /// Whether responses begin bans.
+    pub(crate) learns: bool,
+    /// The [`Limit::Ban`] of the policy, if it has bans.
+    pub(crate) ban: Option<Limit>,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

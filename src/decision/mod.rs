@@ -1,10 +1,12 @@
 //! The outcome of a check.
 
 mod context;
+mod degree;
 mod marker;
 mod policy;
 mod receipt;
 mod settlement;
+mod thresholds;
 mod untaken;
 
 use std::{
@@ -19,6 +21,7 @@ pub(crate) use self::{
     context::{CheckContext, Plan, PolicyContext, SharedFormat},
     marker::Marker,
     settlement::Settlement,
+    thresholds::Thresholds,
 };
 pub use self::{
     policy::{Denial, PolicyDecision},
@@ -253,10 +256,12 @@ impl Decision {
         self.0.joined.as_ref()
     }
 
-    /// Whether a policy of the layer or the limiter only observes.
+    /// Whether a policy of the layer or the limiter only observes or has bans.
     #[inline]
-    pub(crate) fn observes(&self) -> bool {
-        self.as_slice().first().is_some_and(|policy| policy.context.observes)
+    pub(crate) fn is_composite(&self) -> bool {
+        self.as_slice()
+            .first()
+            .is_some_and(|policy| policy.context.is_composite)
     }
 
     /// The policies that do not only observe.

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     FailureMode, Key, Limit,
     completion::CompletionRule,
-    store::{Charge, ChargeState, Quota},
+    store::{Charge, ChargeState, Operation, Quota},
 };
 
 /// The decision of one policy.
@@ -42,6 +42,8 @@ pub struct PolicyDecision {
     /// If the request has an id.
     pub(crate) marker: Option<Arc<Marker>>,
     pub(crate) is_repetition: bool,
+    /// Whether this process decided, since the store failed.
+    pub(crate) is_local: bool,
     pub(crate) cost: u64,
     pub(crate) decided_at: Duration,
     pub(crate) denial: Option<Denial>,
@@ -142,6 +144,7 @@ impl PolicyDecision {
             key,
             marker: None,
             is_repetition: false,
+            is_local: false,
             cost,
             decided_at: Duration::ZERO,
             denial: None,
@@ -176,7 +179,7 @@ impl PolicyDecision {
     }
 
     #[inline]
-    fn policy(&self) -> &PolicyContext {
+    pub(super) fn policy(&self) -> &PolicyContext {
         &self.context.policies[self.position]
     }
 
@@ -229,6 +232,55 @@ impl PolicyDecision {
     #[inline]
     pub(crate) fn is_charged_later(&self) -> bool {
         matches!(self.completion_rule(), Some(CompletionRule::ChargeIf(_)))
+    }
+
+    /// This charge of the policy, after its ban if it has bans, and after its marker if the request has an id.
+    pub(crate) fn guarded<'a>(&'a self, operation: Operation, charge: Charge<'a>) -> impl Iterator<Item = Charge<'a>> {
+        let ban = self.ban(operation).map(|ban| charge.ban(ban, 1));
+        ban.into_iter().chain(self.marked(charge))
+    }
+
+    /// The bans of the policy, if this operation regards them.
+    fn ban(&self, operation: Operation) -> Option<&Limit> {
+        let regards = match operation {
+            Operation::Check | Operation::Peek | Operation::Reset => true,
+            Operation::Charge | Operation::Refund { .. } => false,
+        };
+        self.policy().ban.as_ref().filter(|_| regards)
+    }
+
+    /// Whether responses begin bans.
+    pub(crate) fn learns(&self) -> bool {
+        self.policy().learns
+    }
+
+    /// The charge that bans the key for so many microseconds, if the policy has bans.
+    pub(crate) fn block(&self, length: u64) -> Option<Charge<'_>> {
+        let ban = self.policy().ban.as_ref()?;
+        Some(self.charge().ban(ban, length))
+    }
+
+    /// Records the next states: that of the ban, if there is one, and those of [`settle`](Self::settle).
+    pub(crate) fn settle_guarded<'a>(
+        &mut self,
+        operation: Operation,
+        states: &mut impl Iterator<Item = &'a ChargeState>,
+        server_time: Duration,
+        charged: bool,
+    ) {
+        let ban = self.ban(operation).is_some().then(|| states.next()).flatten();
+        self.settle(states, server_time, charged);
+        if let Some(rest) = ban.and_then(|ban| ban.retry_after) {
+            self.denial = Some(Denial::Banned);
+            self.remaining = 0;
+            self.retry_after = self.retry_after.max(Some(rest));
+            self.reset_after = self.reset_after.max(rest);
+        }
+    }
+
+    /// The number of charges in a store request, with the ban and the marker.
+    pub(crate) fn guarded_charges_sent(&self, operation: Operation) -> usize {
+        self.charges_sent() + usize::from(self.ban(operation).is_some())
     }
 
     /// This charge of the policy, after its marker if the request has an id.
@@ -300,4 +352,7 @@ pub enum Denial {
     CostAboveLimit,
     /// The limit is [`Limit::DenyAll`].
     DenyAll,
+    /// The key is banned, since it was denied too often or was blocked: [`Policy::ban`](crate::Policy::ban) describes bans.
+    /// [`retry_after`](PolicyDecision::retry_after) includes the rest of the ban.
+    Banned,
 }

@@ -120,6 +120,7 @@ impl Headers {
             names::RATELIMIT,
             names::RATELIMIT_POLICY,
             names::RATELIMIT_OBSERVED,
+            names::RATELIMIT_DEGREE,
             names::RATELIMIT_LIMIT,
             names::RATELIMIT_REMAINING,
             names::RATELIMIT_RESET,

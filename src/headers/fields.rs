@@ -9,4 +9,6 @@ pub(crate) struct Fields {
     pub(crate) partition_key: Option<Secret>,
     /// Whether policies that only observe have a field.
     pub(crate) observed: bool,
+    /// Whether there is a field for the degree.
+    pub(crate) degree: bool,
 }

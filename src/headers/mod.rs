@@ -1,3 +1,4 @@
+mod degree;
 mod dialect;
 mod draft06;
 mod draft07;
@@ -15,6 +16,6 @@ pub use self::dialect::{Headers, ResetFormat};
 pub(crate) use self::{
     draft08::policy_item,
     fields::Fields,
-    names::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS},
+    names::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT},
     value::retry_after,
 };

@@ -1,8 +1,9 @@
 use http::HeaderName;
 
-pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+pub(crate) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 pub(super) const RATELIMIT_OBSERVED: HeaderName = HeaderName::from_static("ratelimit-observed");
+pub(super) const RATELIMIT_DEGREE: HeaderName = HeaderName::from_static("ratelimit-degree");
 pub(super) const RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 pub(super) const RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 pub(super) const RATELIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");

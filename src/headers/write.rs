@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, StatusCode};
 
-use super::{dialect::Headers, draft06, draft07, draft08, fields::Fields, legacy};
+use super::{degree, dialect::Headers, draft06, draft07, draft08, fields::Fields, legacy};
 use crate::Decision;
 
 impl Fields {
@@ -14,6 +14,9 @@ impl Fields {
         }
         if self.observed {
             draft08::write_observed(decision, headers);
+        }
+        if self.degree {
+            degree::write(decision, headers);
         }
         let Some(foremost) = decision.foremost() else {
             return;

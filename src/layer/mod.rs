@@ -263,7 +263,8 @@ impl RateLimitLayer {
     /// The number of requests whose refund or charge after their end was lost.
     ///
     /// These are the settlements of [`Policy::refund_if`](crate::Policy::refund_if) and
-    /// [`Policy::charge_if`](crate::Policy::charge_if) for which the store failed, and those that could not be sent, since
+    /// [`Policy::charge_if`](crate::Policy::charge_if), and the bans of
+    /// [`Policy::learn_from_responses`](crate::Policy::learn_from_responses), for which the store failed, and those that could not be sent, since
     /// there was no tokio runtime or it ended. They are not repeated; the first one is logged. Clones of a layer and its
     /// services count together.
     ///

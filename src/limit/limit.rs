@@ -1,7 +1,7 @@
 use std::{fmt, time::Duration};
 
 use super::{
-    fixed_window::FixedWindow, share::Share, sliding_counter::SlidingCounter, sliding_log::SlidingLog,
+    ban::Ban, fixed_window::FixedWindow, share::Share, sliding_counter::SlidingCounter, sliding_log::SlidingLog,
     token_bucket::TokenBucket,
 };
 use crate::ConfigError;
@@ -35,6 +35,9 @@ pub enum Limit {
     Unlimited,
     /// Denies every request, without a call of the store.
     DenyAll,
+    /// The bans of a policy, as a store receives them beside its limit. It is no limit of a policy itself, and has no text form
+    /// that is parsed: [`Policy::ban`](crate::Policy::ban) sets it.
+    Ban(Ban),
 }
 
 /// Parameters.
@@ -58,6 +61,7 @@ impl Limit {
             Self::TokenBucket(bucket) => bucket.quota(),
             Self::Unlimited => u64::MAX,
             Self::DenyAll => 0,
+            Self::Ban(ban) => ban.quota(),
         }
     }
 
@@ -81,6 +85,7 @@ impl Limit {
             Self::FixedWindow(fixed) => fixed.window(),
             Self::TokenBucket(bucket) => Some(bucket.window()),
             Self::Unlimited | Self::DenyAll => None,
+            Self::Ban(ban) => Some(ban.window()),
         }
     }
 
@@ -104,6 +109,7 @@ impl Limit {
             Self::TokenBucket(_) => TokenBucket::NAME,
             Self::Unlimited => "unlimited",
             Self::DenyAll => "deny-all",
+            Self::Ban(_) => Ban::NAME,
         }
     }
 
@@ -116,6 +122,7 @@ impl Limit {
             Self::TokenBucket(bucket) => bucket.scaled(share).into(),
             Self::Unlimited => Self::Unlimited,
             Self::DenyAll => Self::DenyAll,
+            Self::Ban(ban) => Self::Ban(*ban),
         }
     }
 
@@ -127,7 +134,7 @@ impl Limit {
             Self::SlidingCounter(counter) => FixedWindow::anchored(quota, counter.window()),
             Self::FixedWindow(fixed) => fixed.for_markers(quota),
             Self::TokenBucket(bucket) => FixedWindow::anchored(quota, bucket.window()),
-            Self::Unlimited | Self::DenyAll => return None,
+            Self::Unlimited | Self::DenyAll | Self::Ban(_) => return None,
         };
         Some(markers.into())
     }
@@ -136,7 +143,11 @@ impl Limit {
     #[inline]
     pub(crate) fn is_counted(&self) -> bool {
         match self {
-            Self::SlidingLog(_) | Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::TokenBucket(_) => true,
+            Self::SlidingLog(_)
+            | Self::SlidingCounter(_)
+            | Self::FixedWindow(_)
+            | Self::TokenBucket(_)
+            | Self::Ban(_) => true,
             Self::Unlimited | Self::DenyAll => false,
         }
     }
@@ -146,6 +157,9 @@ impl Limit {
             Self::SlidingLog(log) => log.validate(),
             Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Unlimited | Self::DenyAll => Ok(()),
             Self::TokenBucket(bucket) => bucket.validate(),
+            Self::Ban(_) => Err(ConfigError::new(
+                "a ban is no limit of a policy; it is set beside one, as in `.ban(Ban::after(10, Duration::from_secs(3600)))`",
+            )),
         }
     }
 }
@@ -184,6 +198,7 @@ impl fmt::Display for Limit {
             Self::TokenBucket(bucket) => bucket.fmt(f),
             Self::Unlimited => f.write_str("unlimited"),
             Self::DenyAll => f.write_str("deny-all"),
+            Self::Ban(ban) => ban.fmt(f),
         }
     }
 }

@@ -139,6 +139,7 @@
 //! This module has no I/O and reads no clock: times are arguments, in microseconds. Each algorithm is written twice with the same
 //! names, here for [`MemoryStore`](crate::MemoryStore) and in `lua/` for Redis.
 
+mod ban;
 mod by;
 #[cfg(feature = "calendar")]
 mod calendar;
@@ -160,6 +161,7 @@ mod units;
 #[cfg(feature = "calendar")]
 pub use self::calendar::Calendar;
 pub use self::{
+    ban::Ban,
     by::{PolicyLimit, by},
     error::ParseLimitError,
     fixed_window::FixedWindow,
@@ -170,13 +172,16 @@ pub use self::{
     token_bucket::TokenBucket,
 };
 
+#[cfg(feature = "serde")]
+pub(crate) use self::units::parse_length;
+#[cfg(any(feature = "fred", feature = "redis"))]
+pub(crate) use self::{
+    ban::{LEVELS, NEVER},
+    rule::{MAX_EXACT, MAX_TOTAL, SLACK},
+    sliding_log::{BUDGET, STEPS},
+};
 pub(crate) use self::{
     by::{ChooseLimit, Source},
     rule::MAX_QUOTA,
     state::{Change, Effect, State},
-};
-#[cfg(any(feature = "fred", feature = "redis"))]
-pub(crate) use self::{
-    rule::{MAX_EXACT, MAX_TOTAL, SLACK},
-    sliding_log::{BUDGET, STEPS},
 };

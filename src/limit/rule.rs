@@ -26,6 +26,11 @@ pub(crate) trait Rule {
 
     /// Subtracts weight that was added at the time `at`, as far as it still counts. Returns whether the state changed.
     fn refund(&self, state: &mut Self::State, now: u64, at: u64, weight: u64) -> bool;
+
+    /// Counts a denial of the charge that the state guards, and returns whether the state changed. Only a ban does.
+    fn deny(&self, _: &mut Self::State, _now: u64) -> bool {
+        false
+    }
 }
 
 /// The most entries that one charge reads or removes.

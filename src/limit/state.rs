@@ -1,5 +1,6 @@
 use super::{
-    fixed_window::Window, limit::Limit, rule::Rule, sliding_counter::Counter, sliding_log::Log, token_bucket::Bucket,
+    ban::Banned, fixed_window::Window, limit::Limit, rule::Rule, sliding_counter::Counter, sliding_log::Log,
+    token_bucket::Bucket,
 };
 
 /// What is stored for one key: the state of the algorithm that the key is counted by.
@@ -9,6 +10,7 @@ pub(crate) enum State {
     Counter(Counter),
     Window(Window),
     Bucket(Bucket),
+    Banned(Banned),
     /// Nothing is stored for limits that are not counted.
     Uncounted,
 }
@@ -35,6 +37,10 @@ macro_rules! dispatch {
                 let State::Bucket($inner) = $state else { $mismatch };
                 $call
             }
+            Limit::Ban($rule) => {
+                let State::Banned($inner) = $state else { $mismatch };
+                $call
+            }
             Limit::Unlimited | Limit::DenyAll => $uncounted,
         }
     };
@@ -48,6 +54,7 @@ impl State {
             Limit::SlidingCounter(_) => Self::Counter(Counter::default()),
             Limit::FixedWindow(_) => Self::Window(Window::default()),
             Limit::TokenBucket(_) => Self::Bucket(Bucket::default()),
+            Limit::Ban(_) => Self::Banned(Banned::default()),
             Limit::Unlimited | Limit::DenyAll => Self::Uncounted,
         }
     }
@@ -69,6 +76,7 @@ impl State {
             Self::Counter(counter) => Some(Self::Counter(*counter)),
             Self::Window(window) => Some(Self::Window(*window)),
             Self::Bucket(bucket) => Some(Self::Bucket(*bucket)),
+            Self::Banned(banned) => Some(Self::Banned(*banned)),
         }
     }
 }
@@ -78,6 +86,8 @@ impl State {
 pub(crate) enum Change {
     Nothing,
     Add,
+    /// Counts a denial of the charge that a ban guards.
+    Deny,
     /// Subtracts what was added at that time.
     Refund {
         at: u64,
@@ -120,6 +130,7 @@ impl Limit {
                     rule.add(state, now, weight);
                     true
                 }
+                Change::Deny => rule.deny(state, now),
                 Change::Refund { at } => rule.refund(state, now, at, weight),
             };
             Effect {
@@ -147,7 +158,10 @@ fn mismatch() -> ! {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::Ban;
 
     /// One limit of each algorithm. The `match` does not compile without a new one.
     fn limits() -> Vec<Limit> {
@@ -159,7 +173,9 @@ mod tests {
             "unlimited",
             "deny-all",
         ];
-        let limits = texts.map(|text| text.parse::<Limit>().unwrap());
+        let mut limits = texts.map(|text| text.parse::<Limit>().unwrap()).to_vec();
+        // A ban has no text that is parsed, since it is no limit of a policy.
+        limits.push(Limit::Ban(Ban::after(1, Duration::from_secs(1))));
         let variants = limits.iter().map(|limit| match limit {
             Limit::SlidingLog(_) => 0,
             Limit::SlidingCounter(_) => 1,
@@ -167,9 +183,10 @@ mod tests {
             Limit::TokenBucket(_) => 3,
             Limit::Unlimited => 4,
             Limit::DenyAll => 5,
+            Limit::Ban(_) => 6,
         });
-        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
-        limits.into()
+        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+        limits
     }
 
     #[test]

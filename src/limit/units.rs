@@ -37,6 +37,27 @@ impl Unit {
     }
 }
 
+/// A length of time as text, such as `10min` or `1 h`.
+#[cfg(feature = "serde")]
+pub(crate) fn parse_length(text: &str) -> Option<Duration> {
+    let (count, unit) = text.split_at(text.find(|char: char| !char.is_ascii_digit())?);
+    let unit = Unit::named(unit.trim_start())?;
+    Some(unit.times(count.parse().ok()?))
+}
+
+/// Displays a length of time in the largest unit that divides it, with their number.
+pub(super) struct LengthText(pub(super) Duration);
+
+impl fmt::Display for LengthText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = WindowText(self.0).to_string();
+        match text.starts_with(|char: char| char.is_ascii_digit()) {
+            true => f.write_str(&text),
+            false => write!(f, "1{text}"),
+        }
+    }
+}
+
 /// Displays the length of a window in the largest unit that divides it.
 pub(super) struct WindowText(pub(super) Duration);
 

@@ -1,3 +1,4 @@
+mod block;
 mod callbacks;
 mod settings;
 
@@ -232,7 +233,7 @@ impl Limiter {
         self.perform(Operation::Peek, key.into(), None).await
     }
 
-    /// Removes all counts of the key.
+    /// Removes all counts of the key, and its [bans](Policy::ban).
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

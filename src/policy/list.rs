@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::{Keyed, Policy};
 use crate::{
-    ConfigError,
+    ConfigError, Limit,
     decision::{CheckContext, PolicyContext, SharedFormat},
     headers::Fields,
     response::Negotiated,
@@ -93,7 +93,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
         store: Arc::new(store),
         failure_mode: None,
         lost: awaits_completions(&policies).then(Arc::default),
-        observes: observes(&policies),
+        is_composite: is_composite(&policies),
         policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
@@ -108,14 +108,19 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
         completion: policy.settings.completion.clone(),
         file: policy.settings.file(),
         observed: policy.settings.observed || policy.settings.terms.observed,
+        thresholds: policy.settings.thresholds().clone(),
+        learns: policy.settings.learns,
+        ban: policy.settings.ban().map(Limit::Ban),
     });
     contexts.collect()
 }
 
-pub(super) fn observes(policies: &[PolicyContext]) -> bool {
-    policies.iter().any(|policy| policy.observed)
+pub(super) fn is_composite(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.observed || policy.ban.is_some())
 }
 
 fn awaits_completions(policies: &[PolicyContext]) -> bool {
-    policies.iter().any(|policy| policy.completion.is_some())
+    policies
+        .iter()
+        .any(|policy| policy.completion.is_some() || policy.learns)
 }

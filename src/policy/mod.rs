@@ -1,8 +1,11 @@
 //! Named limits and the keys that they apply to.
 
+mod ban;
 mod completion;
+mod degrees;
 #[cfg(feature = "serde")]
 mod file;
+mod learn;
 mod list;
 #[cfg(feature = "serde")]
 mod live;
@@ -15,7 +18,7 @@ mod scope;
 mod settings;
 mod terms;
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -32,10 +35,10 @@ pub(crate) use self::live::Renewals;
 use self::live::Origin;
 use self::{once::Once, terms::Terms};
 use crate::{
-    ConfigError, KeyExtractor, Limit,
+    Ban, ConfigError, KeyExtractor, Limit,
     access::Condition,
     completion::CompletionRule,
-    decision::Plan,
+    decision::{Plan, Thresholds},
     key::KeyError,
     limit::PolicyLimit,
     store::{FailureMode, Quota},
@@ -90,6 +93,11 @@ struct Settings {
     completion: Option<CompletionRule>,
     /// Whether the policy only observes.
     observed: bool,
+    /// Those in code, if there are any, in place of those of the terms.
+    thresholds: Thresholds,
+    ban: Option<Ban>,
+    /// Whether responses begin bans.
+    learns: bool,
     once: Once,
     /// Where a reload replaces the terms.
     #[cfg(feature = "serde")]
@@ -99,6 +107,18 @@ struct Settings {
 impl Settings {
     fn failure_mode(&self) -> FailureMode {
         self.failure_mode.unwrap_or(self.terms.failure_mode)
+    }
+
+    fn thresholds(&self) -> &Thresholds {
+        match self.thresholds.is_empty() {
+            true => &self.terms.thresholds,
+            false => &self.thresholds,
+        }
+    }
+
+    fn ban(&self) -> Option<Ban> {
+        let learnt = self.learns.then(|| Ban::by_hand().longest(LONGEST_PAUSE));
+        self.ban.or(self.terms.ban).or(learnt)
     }
 
     /// The number of the file that the policy follows.
@@ -112,6 +132,9 @@ impl Settings {
         None
     }
 }
+
+/// The longest pause that a response can ask for, unless the policy has bans.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
 
 /// The cost of a request.
 #[derive(Clone)]
@@ -173,6 +196,9 @@ impl Policy<Unkeyed> {
             applies: None,
             completion: None,
             observed: false,
+            thresholds: Thresholds::default(),
+            ban: None,
+            learns: false,
             once: Once::DEFAULT,
             #[cfg(feature = "serde")]
             origin: None,
@@ -235,6 +261,7 @@ impl<K> Policy<K> {
             applies,
             once,
             completion,
+            learns,
             ..
         } = &self.settings;
         let (setting, instead) = if terms.plans.is_some() {
@@ -256,6 +283,11 @@ impl<K> Policy<K> {
             )
         } else if once.has_id() {
             ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
+        } else if *learns {
+            (
+                "`.learn_from_responses()`",
+                "leave it out, set `.ban(Ban::by_hand())`, and `block` the key when a response asks for a pause",
+            )
         } else {
             match completion {
                 Some(CompletionRule::RefundIf(_)) => (

@@ -9,8 +9,8 @@ use super::{
     plan::{Plans, plan},
 };
 use crate::{
-    ConfigError, Limit,
-    decision::Plan,
+    Ban, ConfigError, Limit,
+    decision::{Plan, Thresholds},
     limit::{PolicyLimit, Source},
     store::FailureMode,
 };
@@ -27,6 +27,8 @@ pub(super) struct Terms {
     pub(super) failure_mode: FailureMode,
     /// Whether the policy only observes.
     pub(super) observed: bool,
+    pub(super) thresholds: Thresholds,
+    pub(super) ban: Option<Ban>,
     /// The requests that the policy is for, if it is not for all.
     #[cfg(feature = "serde")]
     pub(super) scope: Option<Arc<Scope>>,
@@ -51,6 +53,8 @@ impl Terms {
             cost: 1,
             failure_mode: FailureMode::default(),
             observed: false,
+            thresholds: Thresholds::default(),
+            ban: None,
             #[cfg(feature = "serde")]
             scope: None,
         })

@@ -147,7 +147,7 @@ impl FailureMode {
         Ok(Self::LocalShare(share))
     }
 
-    fn share(self) -> Option<Share> {
+    pub(crate) fn share(self) -> Option<Share> {
         match self {
             Self::Local => Some(Share::WHOLE),
             Self::LocalShare(share) => Some(share),
@@ -241,6 +241,12 @@ impl Failover {
     /// Decides in this process. The charges are those of [`LocalCharge::charge`].
     pub(crate) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         self.counts.get_or_init(MemoryStore::new).decide(requests)
+    }
+
+    /// Decides in this process what the store decides too, for the time in which this process counts.
+    pub(crate) fn copy(&self, requests: &[StoreRequest<'_>]) {
+        // A memory store replies at once and does not fail.
+        drop(self.decide(requests));
     }
 
     /// Removes what this process has counted.

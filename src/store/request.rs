@@ -127,6 +127,20 @@ pub enum ChargeRole {
     /// [`Limit::DenyAll`]. In a Redis cluster a marker and the next charge lie in one slot. The role has no effect on refunds
     /// and resets.
     Once,
+    /// A charge of [`Limit::Ban`], for the next charge of the request that is no marker:
+    ///
+    /// * A check or peek is denied while a ban is in force, and nothing is counted then.
+    /// * If a check is denied, no ban is in force, and the next charge itself has no room for its cost, which is within its
+    ///   limit, one denial is counted. With the last one that [`Ban::denials`](crate::Ban::denials) permits a ban begins, and
+    ///   the state has its wait.
+    /// * [`Operation::Charge`] begins a ban of `cost` microseconds, at most [`Ban::max_length`](crate::Ban::max_length),
+    ///   unless a longer one is in force.
+    /// * A refund changes nothing, and a reset ends the ban and forgets the ones before.
+    ///
+    /// Its state has the denials that remain, 0 while a ban is in force; the rest of the ban; and the time until the ban, the
+    /// denials and the number of bans are forgotten. In a Redis cluster it lies in one slot with the next charge. A charge
+    /// has this role if and only if its limit is a ban.
+    Ban,
 }
 
 /// A cost on one key of one policy.
@@ -166,7 +180,10 @@ impl<'a> Charge<'a> {
             limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),
-            role: ChargeRole::Counted,
+            role: match limit {
+                Limit::Ban(_) => ChargeRole::Ban,
+                _ => ChargeRole::Counted,
+            },
         }
     }
 
@@ -186,18 +203,27 @@ impl<'a> Charge<'a> {
     /// The same charge in the role [`ChargeRole::CheckedOnly`].
     #[must_use]
     pub fn checked_only(self) -> Self {
-        Self {
-            role: ChargeRole::CheckedOnly,
-            ..self
-        }
+        self.in_role(ChargeRole::CheckedOnly)
     }
 
     /// The same charge in the role [`ChargeRole::Once`].
     #[must_use]
     pub fn once(self) -> Self {
+        self.in_role(ChargeRole::Once)
+    }
+
+    fn in_role(self, role: ChargeRole) -> Self {
+        match self.role {
+            ChargeRole::Ban => self,
+            ChargeRole::Counted | ChargeRole::CheckedOnly | ChargeRole::Once => Self { role, ..self },
+        }
+    }
+
+    /// The ban before this charge, on the same key.
+    pub(crate) fn ban(self, ban: &'a Limit, cost: u64) -> Self {
         Self {
-            role: ChargeRole::Once,
-            ..self
+            role: ChargeRole::Ban,
+            ..self.with(ban, cost)
         }
     }
 

@@ -5,9 +5,9 @@ use std::{fmt::Debug, sync::Arc};
 use axum::{Router, routing::get as route};
 
 use tower_quota::{
-    ClientLibrary, Completion, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode,
-    Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit, RateLimitLayer,
-    RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
+    Ban, ClientLibrary, Completion, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer,
+    FailureMode, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit,
+    RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
     key::{self, KeyError, PeerAddr},
     limit::PolicyLimit,
     response::{Problem, ResponseFormat},
@@ -27,6 +27,7 @@ fn sent<T: Send>() {}
 
 #[test]
 fn public_types_are_shared_and_cloned() {
+    shared::<Ban>();
     shared::<ClientLibrary>();
     shared::<Decision>();
     shared::<Denied>();

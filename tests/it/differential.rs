@@ -7,12 +7,12 @@ use std::{
 
 use proptest::{
     collection::vec,
-    prelude::{BoxedStrategy, Just, Strategy, prop_oneof},
+    prelude::{BoxedStrategy, Just, Strategy, any, prop_oneof},
     strategy::ValueTree,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 use tower_quota::{
-    FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    Ban, FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
     store::{Charge, ChargeRole, Operation, Store, StoreRequest},
 };
@@ -141,6 +141,36 @@ fn counted(window: Duration, policies: usize) -> BoxedStrategy<Step> {
         step
     };
     mixed(window, policies).prop_map(without_markers).boxed()
+}
+
+/// Operations on charges of which most have a ban before them, and some a marker. The policies are two bans, the marks, and the
+/// limits that are banned for.
+fn banned(window: Duration, policies: usize) -> BoxedStrategy<Step> {
+    let lengths = 1..=4 * window.as_micros() as u64;
+    let ban = (0..2usize, prop_oneof![2 => Just(1), 1 => lengths]);
+    let ban = ban.prop_map(|(ban, cost)| (ban, cost, ChargeRole::Ban));
+    let role = prop_oneof![6 => Just(ChargeRole::Counted), 1 => Just(ChargeRole::CheckedOnly)];
+    let charge = (3..policies, costs(), role);
+    let has = |weight| prop_oneof![weight => Just(true), 1 => Just(false)];
+    let part = (has(6), ban, any::<bool>(), charge);
+    let part = part.prop_map(|(has_ban, ban, is_marked, charge)| {
+        let marker = (2, 1, ChargeRole::Once);
+        let parts = [(has_ban, ban), (is_marked, marker), (true, charge)];
+        parts
+            .into_iter()
+            .filter_map(|(has, charge)| has.then_some(charge))
+            .collect::<Vec<_>>()
+    });
+    let planned = (operations(), 0..8usize, 0..2usize, vec(part, 1..=2), 1..=2usize);
+    let planned = planned.prop_map(|(operation, admission, key, parts, callers)| Planned {
+        operation,
+        admission,
+        key,
+        charges: parts.concat(),
+        callers,
+    });
+    let step = (moves(window), vec(planned, 1..=3)).prop_map(|(moves, requests)| Step { moves, requests });
+    step.boxed()
 }
 
 /// One request, or a burst of charges of 1 that makes the log longer than one call may read.
@@ -429,6 +459,29 @@ async fn batches_of_many_operations_and_algorithms_decide_alike_in_rust_and_in_l
                 TokenBucket::new(7, WINDOW).burst(3).into(),
             ],
             &[FixedWindow::new(2, WINDOW).into()],
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn bans_decide_alike_in_rust_and_in_lua() {
+    let ban = |denials, window, first, longest| Limit::Ban(Ban::after(denials, window).first(first).longest(longest));
+    agree_on(
+        steps(),
+        banned,
+        WINDOW,
+        &[
+            &[
+                ban(3, WINDOW * 2, WINDOW / 4, WINDOW * 4),
+                ban(2, WINDOW * 2, WINDOW / 4, WINDOW),
+                ban(3, WINDOW / 2, WINDOW / 10, WINDOW / 10),
+            ],
+            &[ban(1, WINDOW, WINDOW / 8, WINDOW * 9), Limit::Ban(Ban::by_hand())],
+            &[FixedWindow::new(3, WINDOW).into()],
+            &[SlidingLog::new(6, WINDOW).into(), SlidingLog::new(3, WINDOW).into()],
+            &[FixedWindow::new(2, WINDOW).into()],
+            &[TokenBucket::new(5, WINDOW).burst(3).into()],
         ],
     )
     .await;

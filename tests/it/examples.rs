@@ -19,9 +19,18 @@ use crate::support::get;
 #[path = "../../examples/axum_per_route.rs"]
 #[allow(dead_code)]
 mod axum_per_route;
+#[path = "../../examples/bans.rs"]
+#[allow(dead_code)]
+mod bans;
+#[path = "../../examples/client.rs"]
+#[allow(dead_code)]
+pub(crate) mod client;
 #[path = "../../examples/degrade.rs"]
 #[allow(dead_code)]
 mod degrade;
+#[path = "../../examples/degrees.rs"]
+#[allow(dead_code)]
+mod degrees;
 #[path = "../../examples/export.rs"]
 #[allow(dead_code)]
 pub(crate) mod export;
@@ -169,6 +178,16 @@ async fn axum_per_route_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn observe_sends_what_it_shows() {
     shows(include_str!("../../examples/observe.rs"), observe::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn bans_sends_what_it_shows() {
+    shows(include_str!("../../examples/bans.rs"), bans::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn degrees_sends_what_it_shows() {
+    shows(include_str!("../../examples/degrees.rs"), degrees::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,10 +7,12 @@ use serde::{
 
 use super::{
     super::name::validate_name,
+    ban::ban,
     plans::{Plans, Selector},
     texts::{Methods, Routes},
+    warn_at::WarnAt,
 };
-use crate::{FailureMode, Limit, key::KeySpec};
+use crate::{Ban, FailureMode, Limit, key::KeySpec};
 
 /// A policy as configuration describes it.
 #[derive(Clone, Debug, Deserialize)]
@@ -37,6 +39,10 @@ pub(super) struct Fields {
     pub(super) failure_mode: FailureMode,
     #[serde(default)]
     pub(super) mode: Mode,
+    #[serde(default)]
+    pub(super) warn_at: WarnAt,
+    #[serde(default, deserialize_with = "ban")]
+    pub(super) ban: Option<Ban>,
     #[serde(default = "yes")]
     pub(super) enabled: bool,
 }

@@ -1,5 +1,6 @@
 //! Policies in configuration files.
 
+mod ban;
 mod client_ip;
 mod entry;
 mod extensions;
@@ -8,6 +9,7 @@ mod plans;
 mod read;
 mod register;
 mod texts;
+mod warn_at;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -88,6 +90,8 @@ use crate::{ConfigError, KeyExtractor, key::Registered};
 /// | `cost` | the cost of a request | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
 /// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
+/// | `warn-at` | a fraction of the quota from which on requests are [near the limit](Policy::warn_at), or a list of fractions | none |
+/// | `ban` | when callers are [banned](Policy::ban) and for how long, such as `{ after = 10, within = "1h", first = "1min", longest = "1d" }`; `first` and `longest` may be left out | none |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
 ///
 /// Unknown fields, and names that occur twice, are errors that show the place.
@@ -243,6 +247,8 @@ impl Policies {
             cost: fields.cost,
             failure_mode: fields.failure_mode,
             observed: fields.mode == Mode::Observe,
+            thresholds: fields.warn_at.0.clone(),
+            ban: fields.ban,
             scope: (!scope.is_everything()).then(|| Arc::new(scope)),
             ..Terms::try_new(name.to_owned(), limit)?
         };

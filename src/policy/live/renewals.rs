@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::{
     super::{
         Keyed, Policy, Unkeyed,
-        list::{contexts, observes},
+        list::{contexts, is_composite},
     },
     source::Source,
 };
@@ -92,7 +92,7 @@ impl<K: Renewable> Renewals<K> {
 
         let contexts = contexts(&renewed);
         let context = CheckContext {
-            observes: observes(&contexts),
+            is_composite: is_composite(&contexts),
             policies: contexts,
             ..CheckContext::clone(context)
         };

@@ -17,6 +17,8 @@ pub(super) struct Settled<'a> {
     may_deny: bool,
     /// Whether it is counted when the request is admitted.
     counts: bool,
+    /// Whether this is a ban that counts a denial.
+    denies: bool,
     now: u64,
 }
 
@@ -37,14 +39,16 @@ impl<'a> Settled<'a> {
         let room = charge
             .limit()
             .settle(state, now, if refunds { 0 } else { charge.cost() });
+        let (role, cost) = (charge.role(), charge.cost());
         Self {
             charge,
             state,
             unsettled,
             room,
-            fits: room >= charge.cost(),
-            may_deny: charge.role() != ChargeRole::Once,
-            counts: charge.role() == ChargeRole::Counted,
+            fits: room >= if role == ChargeRole::Ban { 1 } else { cost },
+            may_deny: role != ChargeRole::Once,
+            counts: role == ChargeRole::Counted || (role == ChargeRole::Ban && operation == Operation::Charge),
+            denies: false,
             now,
         }
     }
@@ -73,6 +77,25 @@ impl<'a> Settled<'a> {
         }
     }
 
+    /// Applies the bans of a request, after its markers.
+    pub(super) fn apply_bans(operation: Operation, charges: &mut [Self]) {
+        let is_ban = |charge: &Self| charge.charge.role() == ChargeRole::Ban;
+        let in_force = charges.iter().any(|charge| is_ban(charge) && !charge.fits);
+        for position in 0..charges.len() {
+            if !is_ban(&charges[position]) {
+                continue;
+            }
+            let next = &charges[position + 1..];
+            let guarded = next.iter().find(|charge| charge.charge.role() != ChargeRole::Once);
+            let Some(guarded) = guarded.filter(|charge| !is_ban(charge)) else {
+                continue;
+            };
+            let (limit, cost) = (guarded.charge.limit(), guarded.charge.cost());
+            let denies = operation == Operation::Check && !in_force && !guarded.admits() && cost <= limit.quota();
+            charges[position].denies = denies && limit.is_counted();
+        }
+    }
+
     #[inline]
     pub(super) fn decide(self, operation: Operation, allowed: bool) -> Decided {
         let Self {
@@ -83,12 +106,14 @@ impl<'a> Settled<'a> {
             fits,
             may_deny,
             counts,
+            denies,
             now,
         } = self;
         let (limit, cost, role) = (charge.limit(), charge.cost(), charge.role());
 
         let change = match operation {
             Operation::Check | Operation::Charge if allowed && counts => Change::Add,
+            Operation::Check if denies => Change::Deny,
             Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly => Change::Refund {
                 at: admitted_at.as_micros() as u64,
             },
@@ -99,11 +124,12 @@ impl<'a> Settled<'a> {
         let effect = limit.change(state, now, change, cost);
         let Effect { changed, reset, .. } = effect;
         let room = match change {
-            Change::Add if changed => room.saturating_sub(cost),
-            Change::Add | Change::Nothing | Change::Refund { .. } => effect.room,
+            Change::Add if changed && role != ChargeRole::Ban => room.saturating_sub(cost),
+            Change::Add | Change::Deny | Change::Nothing | Change::Refund { .. } => effect.room,
         };
         let lacks_room = match role {
             ChargeRole::Once => !fits && operation.compares_room(),
+            ChargeRole::Ban => operation.requires_room() && room == 0,
             ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost,
         };
         let wait = |cost| limit.wait(state, now, cost);

@@ -174,6 +174,7 @@ impl Shards {
             .map(|(charge, state)| Settled::new(operation, charge, state, now))
             .collect();
         Settled::apply_markers(&mut settled);
+        Settled::apply_bans(operation, &mut settled);
         let allowed = allows(operation, settled.iter().all(Settled::admits));
         let decided = settled.into_iter().map(|charge| charge.decide(operation, allowed));
         let decided: SmallVec<[Decided; 4]> = decided.collect();

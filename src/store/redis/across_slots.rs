@@ -3,7 +3,12 @@ use std::{sync::Arc, time::Duration};
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use super::{queues::CommitQueues, request::OwnedRequest, slot::slot_of, task::DetachOnDrop};
+use super::{
+    queues::CommitQueues,
+    request::{OwnedCharge, OwnedRequest},
+    slot::slot_of,
+    task::DetachOnDrop,
+};
 use crate::store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreResponse};
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two.
@@ -152,9 +157,13 @@ impl<'a> Progress<'a> {
 fn by_slot(request: &OwnedRequest) -> Vec<(u16, Positions)> {
     let mut slots: Vec<(u16, Positions)> = Vec::new();
     for (position, charge) in request.charges.iter().enumerate() {
-        // A marker lies in the slot of the next charge; if it does not, Redis refuses the call.
-        let marked = (charge.role == ChargeRole::Once).then(|| request.charges.get(position + 1));
-        let slot = slot_of(&marked.flatten().unwrap_or(charge).key);
+        // A marker and a ban lie in the slot of the next charge; if they do not, Redis refuses the call.
+        let is_beside = |charge: &&OwnedCharge| match charge.role {
+            ChargeRole::Once | ChargeRole::Ban => true,
+            ChargeRole::Counted | ChargeRole::CheckedOnly => false,
+        };
+        let next = request.charges[position..].iter().find(|charge| !is_beside(charge));
+        let slot = slot_of(&next.unwrap_or(charge).key);
         match slots.iter_mut().find(|(other, _)| *other == slot) {
             Some((_, positions)) => positions.push(position),
             None => slots.push((slot, smallvec![position])),

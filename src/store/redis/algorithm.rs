@@ -17,6 +17,7 @@ pub(super) fn parameters(limit: &Limit) -> [u64; 3] {
             let (rate, period) = bucket.reduced();
             [rate, period, bucket.cap()]
         }
+        Limit::Ban(ban) => ban.lengths_us(),
         Limit::Unlimited | Limit::DenyAll => [0; 3],
     }
 }
@@ -25,9 +26,12 @@ pub(super) fn parameters(limit: &Limit) -> [u64; 3] {
 pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
     match limit {
         Limit::FixedWindow(fixed) => fixed.boundaries(now_us),
-        Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::TokenBucket(_) | Limit::Unlimited | Limit::DenyAll => {
-            None
-        }
+        Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_)
+        | Limit::TokenBucket(_)
+        | Limit::Ban(_)
+        | Limit::Unlimited
+        | Limit::DenyAll => None,
     }
 }
 
@@ -36,6 +40,7 @@ pub(super) fn merges(limit: &Limit) -> bool {
     match limit {
         // Only if each token takes a whole number of microseconds.
         Limit::TokenBucket(bucket) => bucket.reduced().0 == 1,
+        Limit::Ban(_) => false,
         Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::FixedWindow(_) | Limit::Unlimited | Limit::DenyAll => {
             true
         }
@@ -46,8 +51,11 @@ pub(super) fn merges(limit: &Limit) -> bool {
 pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
     match limit {
         Limit::TokenBucket(bucket) => Duration::from_micros(bucket.time(weight)),
-        Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::FixedWindow(_) | Limit::Unlimited | Limit::DenyAll => {
-            Duration::ZERO
-        }
+        Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_)
+        | Limit::FixedWindow(_)
+        | Limit::Ban(_)
+        | Limit::Unlimited
+        | Limit::DenyAll => Duration::ZERO,
     }
 }

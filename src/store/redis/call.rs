@@ -177,6 +177,7 @@ fn role_name(role: ChargeRole) -> &'static str {
         ChargeRole::Counted => "",
         ChargeRole::CheckedOnly => "checked",
         ChargeRole::Once => "once",
+        ChargeRole::Ban => "ban",
     }
 }
 

@@ -21,7 +21,8 @@ use crate::store::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreRes
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
 /// the same cost or a higher one, counted or checked only. A request with a marker is not cached: whether it is a repetition is
-/// stored in Redis. Only a reset or a refund can make room earlier. Those of this process invalidate the denial
+/// stored in Redis. Of a request with a ban, only a denial by a ban in force is cached, until the ban ends: others are counted in
+/// Redis. Only a reset or a refund can make room earlier. Those of this process invalidate the denial
 /// at once; those of other processes, and a clock that is set forward, are seen after 1 s at most.
 pub(super) struct DenyCache {
     shards: Box<[Mutex<Shard>]>,
@@ -154,7 +155,9 @@ impl DenyCache {
         server_time: Duration,
         states: &[ChargeState],
     ) {
-        let Some(wait) = states.iter().filter_map(|state| state.retry_after).max() else {
+        let charges = request.charges.iter().zip(states);
+        let decisive = charges.filter(|(charge, _)| !request.has_ban() || charge.role == ChargeRole::Ban);
+        let Some(wait) = decisive.filter_map(|(_, state)| state.retry_after).max() else {
             return;
         };
         let received_at = Instant::now();

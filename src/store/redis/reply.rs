@@ -114,8 +114,8 @@ impl RequestReply {
             let weight = match charge.role {
                 ChargeRole::Counted => admitted_later.saturating_mul(charge.cost),
                 ChargeRole::CheckedOnly => 0,
-                // A request with a marker is not merged.
-                ChargeRole::Once => continue,
+                // A request with a marker or a ban is not merged.
+                ChargeRole::Once | ChargeRole::Ban => continue,
             };
             state.remaining = state.remaining.saturating_add(weight);
             state.retry_after = None;

@@ -92,6 +92,11 @@ impl OwnedRequest {
         self.charges.iter().any(|charge| charge.role == ChargeRole::Once)
     }
 
+    /// Whether one of the charges is a ban.
+    pub(super) fn has_ban(&self) -> bool {
+        self.charges.iter().any(|charge| charge.role == ChargeRole::Ban)
+    }
+
     /// Whether both are the same check, and the outcome of each of several can be computed from that of the last one.
     pub(super) fn merges_with(&self, other: &Self) -> bool {
         self.is_check()

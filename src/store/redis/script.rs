@@ -1,6 +1,6 @@
 use std::sync::LazyLock;
 
-use crate::limit::{BUDGET, MAX_EXACT, MAX_TOTAL, SLACK, STEPS};
+use crate::limit::{BUDGET, LEVELS, MAX_EXACT, MAX_TOTAL, NEVER, SLACK, STEPS};
 
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.
 pub(super) struct Script {
@@ -20,6 +20,7 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
     include_str!("../../../lua/token_bucket.lua"),
+    include_str!("../../../lua/ban.lua"),
     include_str!("../../../lua/charges.lua"),
     include_str!("../../../lua/driver.lua"),
 );
@@ -28,12 +29,14 @@ const SOURCE: &str = concat!(
 const FEW: u64 = 32;
 
 /// The constants of the script, which a call of the script would otherwise make anew.
-const CONSTANTS: [(&str, u64); 7] = [
+const CONSTANTS: [(&str, u64); 9] = [
     ("BUDGET", BUDGET as u64),
     ("EXACT", MAX_EXACT),
     ("FEW", FEW),
+    ("LEVELS", LEVELS),
     ("MAX_TOTAL", MAX_TOTAL),
     ("MERGED", BUDGET as u64 - 1),
+    ("NEVER", NEVER),
     ("SLACK", SLACK),
     ("STEPS", STEPS),
 ];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::{
-    FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    Ban, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
     store::{ChargeRole, Operation},
 };
@@ -88,6 +88,7 @@ fn charge(run: &mut Reader<'_>, now: u64) -> ParsedCharge {
         "" => ChargeRole::Counted,
         "checked" => ChargeRole::CheckedOnly,
         "once" => ChargeRole::Once,
+        "ban" => ChargeRole::Ban,
         _ => panic!("{role} is no role"),
     };
     let [cost, quota] = run.numbers();
@@ -99,6 +100,10 @@ fn charge(run: &mut Reader<'_>, now: u64) -> ParsedCharge {
             .into(),
         ("counter", [span, _, _]) => SlidingCounter::new(quota, window(span)).into(),
         ("bucket", [rate, period, _]) => TokenBucket::new(rate, window(period)).burst(quota).into(),
+        ("ban", [span, first, longest]) => {
+            let ban = Ban::after(quota, window(span));
+            Limit::Ban(ban.first(window(first)).longest(window(longest)))
+        }
         ("fixed", [0, 0, 0]) => {
             let boundaries: [u64; 4] = run.numbers();
             assert!((boundaries[0]..boundaries[3]).contains(&now), "{boundaries:?}");

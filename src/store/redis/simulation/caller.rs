@@ -20,7 +20,7 @@ use super::{
     runtime::Runtime,
 };
 use crate::{
-    FailureMode, FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
+    Ban, FailureMode, FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
     limit::Calendar,
     store::{
         Charge,
@@ -60,6 +60,16 @@ impl SimulatedRequest {
             Kind::Settled { .. } => vec![("settled", roomy(), own(), Counted)],
             Kind::OwnPair => vec![("own", roomy(), own(), Counted), ("pair", roomy(), own(), Counted)],
             Kind::Marked => marked(["id-0", "id-1"][rng.usize(..2)]).into(),
+            Kind::Banned => {
+                let ban = Ban::after(Plan::DENIALS, Plan::WINDOW)
+                    .first(Plan::BAN)
+                    .longest(Plan::WINDOW);
+                let key = Key::from(format!("banned-{}", rng.u32(..2)));
+                vec![
+                    ("banned", Limit::Ban(ban), key.clone(), ChargeRole::Ban),
+                    ("banned", SlidingLog::new(1, Plan::WINDOW).into(), key, Counted),
+                ]
+            }
             Kind::Calendar => {
                 let hourly = FixedWindow::calendar(1_000, Calendar::Hour, "UTC");
                 vec![("calendar", hourly.into(), shared(rng), Counted)]
@@ -92,15 +102,17 @@ impl SimulatedRequest {
     /// Whether the server would deny it now.
     pub(super) fn is_denied_by(&self, network: &Network) -> bool {
         let keys = self.redis_keys(&KeyFormat::new("quota", None));
+        // Other denials of a key with bans are counted.
+        let decides = |role| self.kind != Kind::Banned || role == ChargeRole::Ban;
         let mut charges = self.charges.iter().zip(&keys);
-        charges.any(|((_, limit, ..), key)| network.room(key, limit) == 0)
+        charges.any(|((_, limit, _, role), key)| decides(*role) && network.room(key, limit) == 0)
     }
 
     fn charges(&self) -> Vec<Charge<'_>> {
         let charges = self.charges.iter().map(|(policy, limit, key, role)| {
             let charge = Charge::new(policy, limit, key, 1);
             match role {
-                Counted => charge,
+                Counted | ChargeRole::Ban => charge,
                 CheckedOnly => charge.checked_only(),
                 Once => charge.once(),
             }

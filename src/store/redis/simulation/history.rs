@@ -74,6 +74,7 @@ pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
     }
     verify_limits(plan, records, network);
     verify_markers(plan, records, network);
+    verify_bans(records, network);
     verify_order(plan, records, network);
 }
 
@@ -88,6 +89,7 @@ fn verify_charged_at_most_once(record: &Record, network: &Network) {
         | Kind::CheckedOnly
         | Kind::Settled { .. }
         | Kind::Marked
+        | Kind::Banned
         | Kind::Calendar
         | Kind::Peek
         | Kind::Reset => return,
@@ -225,6 +227,27 @@ fn verify_markers(plan: &Plan, records: &[Record], network: &Network) {
         assert!(
             (admitted..=alike().count() as u64).contains(&decided),
             "{decided} are decided: {record:?}"
+        );
+    }
+}
+
+/// Each denial is counted once, unless a ban is in force.
+fn verify_bans(records: &[Record], network: &Network) {
+    for record in records.iter().filter(|record| record.kind == Kind::Banned) {
+        let alike = || records.iter().filter(|other| other.keys == record.keys);
+        let is_counted = |other: &&Record| match &other.response {
+            Some(Ok(response)) => {
+                let outcome = &response.outcomes[0];
+                !outcome.allowed && outcome.states[0].retry_after.is_none()
+            }
+            _ => false,
+        };
+        let counted = network.charged(&record.keys[0]).len();
+        let denied = alike().filter(is_counted).count();
+        let at_most = alike().filter(|other| other.allowed() != Some(true)).count();
+        assert!(
+            (denied..=at_most).contains(&counted),
+            "{counted} denials are counted of {denied} to {at_most}: {record:?}"
         );
     }
 }

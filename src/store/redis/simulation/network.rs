@@ -264,7 +264,7 @@ impl Network {
             .map(|(ParsedCharge { limit, cost, role }, key)| {
                 let charge = Charge::new("simulated", limit, key, *cost);
                 match role {
-                    ChargeRole::Counted => charge,
+                    ChargeRole::Counted | ChargeRole::Ban => charge,
                     ChargeRole::CheckedOnly => charge.checked_only(),
                     ChargeRole::Once => charge.once(),
                 }

@@ -44,6 +44,9 @@ impl Plan {
     pub(super) const WINDOW_US: u64 = Self::WINDOW.as_micros() as u64;
     /// What a request with a receipt is checked for.
     pub(super) const ESTIMATE: u64 = 10;
+    /// The denials after which a key is banned, and for how long at first.
+    pub(super) const DENIALS: u64 = 2;
+    pub(super) const BAN: Duration = Duration::from_millis(50);
     /// The limit of the markers.
     pub(super) const MARKS: u64 = 4;
     /// The time of requests and faults.
@@ -71,6 +74,8 @@ pub(super) enum Kind {
     },
     /// A check with a marker that other requests have too, in one slot.
     Marked,
+    /// A check of a shared key with bans, which often begin.
+    Banned,
     /// A check of a shared key with windows of a calendar.
     Calendar,
     Peek,
@@ -86,7 +91,8 @@ impl Kind {
         match rng.u32(..100) {
             ..30 => Self::Shared,
             30..35 => Self::CheckedOnly,
-            35..60 => Self::Own,
+            35..54 => Self::Own,
+            54..60 => Self::Banned,
             60..65 => Self::OwnCharge,
             65..70 => Self::Settled {
                 actual: [0, 4, Plan::ESTIMATE, 25][rng.usize(..4)],
@@ -113,6 +119,7 @@ impl Kind {
             | Self::OwnPair
             | Self::Settled { .. }
             | Self::Marked
+            | Self::Banned
             | Self::Calendar
             | Self::Across
             | Self::MarkedAcross => Operation::Check,

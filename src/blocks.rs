@@ -1,0 +1,32 @@
+//! Bans that begin without a denial: by hand, or since a server has asked for a pause.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::{
+    Decision, PolicyDecision,
+    store::{Charge, ErrorKind, Operation, StoreError, StoreFuture, StoreRequest},
+};
+
+/// Bans the keys of these policies of a decision for a time, in the store and in what this process counts while the store fails.
+pub(crate) fn send(decision: &Decision, length: Duration, selects: impl Fn(&PolicyDecision) -> bool) -> StoreFuture {
+    let length = length.as_micros().try_into().unwrap_or(u64::MAX);
+    let policies = decision.as_slice().iter().filter(|policy| selects(policy));
+    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = policies.filter_map(|policy| Some([policy.block(length)?])).collect();
+    let requests = charges
+        .iter()
+        .map(|charge| StoreRequest::new(Operation::Charge, charge));
+    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
+    match decision.as_slice() {
+        [first, ..] if !requests.is_empty() => {
+            let context = &first.context;
+            context.failover.copy(&requests);
+            context.store.decide(&requests)
+        }
+        _ => StoreFuture::ready(Err(StoreError::new(
+            ErrorKind::Refused,
+            "no policy has bans; set `.ban(Ban::by_hand())`",
+        ))),
+    }
+}

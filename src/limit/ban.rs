@@ -1,0 +1,352 @@
+use std::{fmt, time::Duration};
+
+use super::{
+    constructors::MIN_WINDOW,
+    rule::{MAX_QUOTA, Rule, SLACK},
+    units::{LengthText, WindowText},
+};
+use crate::ConfigError;
+
+/// Bans of a policy: how long a caller is denied everything after it was denied too often.
+///
+/// [`Policy::ban`](crate::Policy::ban) describes what a ban does, and what attackers can do with it.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::Ban;
+///
+/// const HOUR: Duration = Duration::from_secs(3_600);
+/// let ban = Ban::after(10, HOUR).first(Duration::from_secs(60)).longest(24 * HOUR);
+/// assert_eq!(ban.to_string(), "ban after 10/h first 1min longest 1d");
+///
+/// // Each ban is twice as long as the one before, up to the longest.
+/// let minutes = [0, 1, 2, 3, 11, 12].map(|bans_before| ban.length(bans_before).as_secs() / 60);
+/// assert_eq!(minutes, [1, 2, 4, 8, 1_440, 1_440]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Ban {
+    after: u64,
+    within: Duration,
+    first: Duration,
+    longest: Duration,
+}
+
+/// Constructors. [`Policy::ban`](crate::Policy::ban) refuses numbers out of range.
+impl Ban {
+    /// A ban after so many denials within this time, from 1 to 1,000,000 and from 1 ms to 366 days.
+    ///
+    /// The time begins with the first denial. It is also the time without a ban after which the next ban is shorter by one
+    /// step.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::Ban;
+    /// let ban = Ban::after(10, Duration::from_secs(3_600));
+    /// assert_eq!((ban.denials(), ban.window()), (Some(10), Duration::from_secs(3_600)));
+    /// ```
+    pub const fn after(denials: u64, within: Duration) -> Self {
+        Self {
+            after: denials,
+            within,
+            first: Duration::from_secs(60),
+            longest: Duration::from_secs(86_400),
+        }
+    }
+
+    /// A ban that no denial begins: only [`Limiter::block`](crate::Limiter::block) does.
+    ///
+    /// ```
+    /// # use tower_quota::Ban;
+    /// assert_eq!(Ban::by_hand().denials(), None);
+    /// ```
+    pub const fn by_hand() -> Self {
+        Self::after(MAX_QUOTA, Duration::from_secs(3_600))
+    }
+}
+
+/// Settings.
+impl Ban {
+    /// The length of the first ban, from 1 ms on. The default is 1 minute.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::Ban;
+    /// let ban = Ban::after(10, Duration::from_secs(3_600)).first(Duration::from_secs(5));
+    /// assert_eq!(ban.length(0), Duration::from_secs(5));
+    /// ```
+    pub const fn first(mut self, length: Duration) -> Self {
+        self.first = length;
+        self
+    }
+
+    /// The length of the longest ban, at most 366 days. The default is 1 day.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::Ban;
+    /// let ban = Ban::after(10, Duration::from_secs(3_600)).longest(Duration::from_secs(100));
+    /// assert_eq!(ban.length(1), Duration::from_secs(100));
+    /// ```
+    pub const fn longest(mut self, length: Duration) -> Self {
+        self.longest = length;
+        self
+    }
+}
+
+/// Parameters.
+impl Ban {
+    pub(crate) const NAME: &'static str = "ban";
+
+    /// The number of denials after which a caller is banned; `None` if none begins a ban.
+    ///
+    /// See [`after`](Self::after) for an example.
+    #[must_use]
+    pub const fn denials(&self) -> Option<u64> {
+        match self.after < NEVER {
+            true => Some(self.after),
+            false => None,
+        }
+    }
+
+    /// The time within which denials are counted.
+    ///
+    /// See [`after`](Self::after) for an example.
+    #[must_use]
+    pub const fn window(&self) -> Duration {
+        self.within
+    }
+
+    /// The length of the next ban after this number of bans.
+    ///
+    /// See [`Ban`] for an example.
+    #[must_use]
+    pub fn length(&self, bans_before: u32) -> Duration {
+        let factor = 1_u128.checked_shl(bans_before).unwrap_or(u128::MAX);
+        let nanos = self.first.as_nanos().saturating_mul(factor);
+        match nanos < self.longest.as_nanos() {
+            true => Duration::from_micros((nanos / 1_000) as u64),
+            false => self.longest,
+        }
+    }
+
+    /// The length of the longest ban.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::Ban;
+    /// let ban = Ban::after(10, Duration::from_secs(3_600)).longest(Duration::from_secs(100));
+    /// assert_eq!(ban.max_length(), Duration::from_secs(100));
+    /// ```
+    #[must_use]
+    pub const fn max_length(&self) -> Duration {
+        self.longest
+    }
+
+    /// The number of denials as a quota.
+    pub(crate) const fn quota(&self) -> u64 {
+        self.after
+    }
+
+    /// For `lua/ban.lua`: the window, the first and the longest length.
+    #[cfg(any(feature = "fred", feature = "redis"))]
+    pub(crate) fn lengths_us(&self) -> [u64; 3] {
+        [self.within, self.first, self.longest].map(|length| length.as_micros() as u64)
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        let example = "`Ban::after(10, Duration::from_secs(3600))`";
+        if self.denials().is_some_and(|denials| denials == 0) || (NEVER..MAX_QUOTA).contains(&self.after) {
+            return Err(ConfigError::new(format!(
+                "a ban begins after 1 to 1000000 denials, as in {example}"
+            )));
+        }
+        for (name, length) in [
+            ("window", self.within),
+            ("first length", self.first),
+            ("longest length", self.longest),
+        ] {
+            if !(MIN_WINDOW..=LONGEST).contains(&length) {
+                return Err(ConfigError::new(format!(
+                    "the {name} of a ban is between 1 ms and 366 days, as in {example}"
+                )));
+            }
+        }
+        if [self.within, self.first, self.longest]
+            .iter()
+            .any(|length| length.subsec_nanos() % 1_000 > 0)
+        {
+            return Err(ConfigError::new(
+                "the lengths of a ban are whole numbers of microseconds",
+            ));
+        }
+        if self.first > self.longest {
+            return Err(ConfigError::new(
+                "the first ban is longer than the longest one; set `.longest(..)` to at least `.first(..)`",
+            ));
+        }
+        Ok(())
+    }
+
+    fn window_us(&self) -> u64 {
+        self.within.as_micros() as u64
+    }
+
+    fn longest_us(&self) -> u64 {
+        self.longest.as_micros() as u64
+    }
+}
+
+/// Larger numbers of denials begin no ban.
+pub(crate) const NEVER: u64 = 1_000_001;
+
+const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+
+/// More levels than there are: 366 days are less than 2^35 times 1 ms.
+#[cfg(any(feature = "fred", feature = "redis"))]
+pub(crate) const LEVELS: u64 = 64;
+
+impl fmt::Display for Ban {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.denials() {
+            Some(denials) => {
+                let window = WindowText(self.within);
+                write!(f, "ban after {denials}/{window} first {}", LengthText(self.first))?;
+            }
+            None => f.write_str("ban by hand")?,
+        }
+        write!(f, " longest {}", LengthText(self.longest))
+    }
+}
+
+/// What is stored for one key: the denials that were counted, and the last ban.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Banned {
+    /// When the first of the denials was.
+    since: u64,
+    denials: u64,
+    /// The end of the last ban.
+    until: u64,
+    /// How often the next ban is doubled, one less for each window after the last ban.
+    level: u64,
+}
+
+impl Banned {
+    /// The level at a time after the last ban.
+    fn decayed(&self, now: u64, window: u64) -> u64 {
+        self.level.saturating_sub(now.saturating_sub(self.until) / window)
+    }
+}
+
+impl Rule for Ban {
+    type State = Banned;
+
+    fn settle(&self, banned: &mut Banned, now: u64, _: u64) {
+        let window = self.window_us();
+        if banned.until > now + self.longest_us() {
+            // Of a clock that is gone, or of a longer ban that was configured before.
+            *banned = Banned::default();
+        }
+        if banned.denials > 0 && (banned.since + window <= now || banned.since > now + SLACK.min(window)) {
+            banned.denials = 0;
+        }
+    }
+
+    fn room(&self, banned: &Banned, now: u64) -> u64 {
+        match banned.until > now {
+            true => 0,
+            false => self.after.saturating_sub(banned.denials).max(1),
+        }
+    }
+
+    /// Bans for so many microseconds.
+    fn add(&self, banned: &mut Banned, now: u64, weight: u64) {
+        let until = now + weight.min(self.longest_us());
+        if until > banned.until {
+            banned.level = banned.decayed(now, self.window_us());
+            banned.until = until;
+        }
+    }
+
+    fn wait(&self, banned: &Banned, now: u64, _: u64) -> u64 {
+        banned.until.saturating_sub(now).max(1)
+    }
+
+    fn reset(&self, banned: &Banned, now: u64) -> u64 {
+        let window = self.window_us();
+        let denials_end = if banned.denials > 0 { banned.since + window } else { 0 };
+        let forgotten = denials_end.max(banned.until + banned.level * window);
+        forgotten.saturating_sub(now)
+    }
+
+    fn refund(&self, _: &mut Banned, _: u64, _: u64, _: u64) -> bool {
+        false
+    }
+
+    fn deny(&self, banned: &mut Banned, now: u64) -> bool {
+        if self.denials().is_none() {
+            return false;
+        }
+        banned.denials += 1;
+        if banned.denials == 1 {
+            banned.since = now;
+        }
+        if banned.denials >= self.after {
+            let level = banned.decayed(now, self.window_us());
+            let length = self.length(level as u32);
+            *banned = Banned {
+                since: banned.since,
+                denials: 0,
+                until: now + length.as_micros() as u64,
+                level: level + u64::from(length < self.longest),
+            };
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_ban_out_of_range_is_refused() {
+        let ban = Ban::after(10, SECOND);
+        let day = Duration::from_secs(86_400);
+        for valid in [
+            ban,
+            Ban::by_hand(),
+            Ban::after(1, Duration::from_millis(1)),
+            Ban::after(1_000_000, 366 * day).longest(366 * day),
+            ban.first(SECOND).longest(SECOND),
+        ] {
+            assert!(valid.validate().is_ok(), "{valid}");
+        }
+        for wrong in [
+            Ban::after(0, SECOND),
+            Ban::after(1_000_001, SECOND),
+            Ban::after(1, Duration::ZERO),
+            Ban::after(1, 367 * day),
+            ban.first(Duration::ZERO),
+            ban.longest(367 * day),
+            ban.first(Duration::from_nanos(1_000_001)),
+            ban.first(2 * SECOND).longest(SECOND),
+        ] {
+            let error = wrong.validate().unwrap_err().to_string();
+            assert!(error.contains("ban"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_length_of_a_ban_does_not_overflow() {
+        let ban = Ban::after(1, SECOND).first(LONGEST).longest(LONGEST);
+        for bans_before in [0, 1, 31, 32, 63, u32::MAX] {
+            assert_eq!(ban.length(bans_before), LONGEST);
+        }
+        let small = Ban::after(1, SECOND).first(Duration::from_millis(1)).longest(LONGEST);
+        assert_eq!(small.length(34), Duration::from_millis(1 << 34));
+        assert_eq!(small.length(35), LONGEST);
+    }
+}

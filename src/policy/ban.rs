@@ -1,0 +1,105 @@
+use super::Policy;
+use crate::{Ban, ConfigError};
+
+/// Bans.
+impl<K> Policy<K> {
+    /// Bans a caller that this policy denies too often: for the length of a ban, all its requests are denied.
+    ///
+    /// A [`Ban`] begins with so many denials of a key within a time. The first one lasts a minute by default, each further one
+    /// twice as long as the one before, and the longest a day. For each [window](Ban::window) after a ban without another
+    /// one, the next is shorter by one step. Denials during a ban do not make it longer.
+    ///
+    /// While a ban is in force, the requests of the key are denied for the rest of it, with the reason
+    /// [`Banned`](crate::Denial::Banned), and nothing is counted, by no policy that is decided together with this one. That is
+    /// so for retries with a known [id](Self::once_per) too, and for [`peek`](crate::Limiter::peek). A
+    /// [`reset`](crate::Limiter::reset) ends a ban and forgets those before; [`block`](crate::Limiter::block) begins one by
+    /// hand. A policy that [only observes](Self::observe_only) reports its bans and denies nothing.
+    ///
+    /// A denial counts if the policy itself has no room for the request. These do not: a denial by another policy only; one
+    /// for a cost [above the limit](crate::Denial::CostAboveLimit); a request that is refused without a key,
+    /// [blocked](crate::RateLimitLayer::block) or [skipped](crate::RateLimitLayer::skip). Nor does a denial for
+    /// [`Limit::DenyAll`](crate::Limit::DenyAll). In a cluster the policies of several keys are decided one after the other, and
+    /// only the denial of the first one that denies counts.
+    ///
+    /// Setting it again replaces it. By default a policy has no bans.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Ban, Denial, Limiter, ManualClock, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let minute = Duration::from_secs(60);
+    /// let clock = ManualClock::new();
+    /// let codes = Policy::new("codes", SlidingLog::per_minute(5)).ban(Ban::after(3, 60 * minute).first(10 * minute));
+    /// let codes = Limiter::new(MemoryStore::builder().manual_clock(&clock).build(), codes);
+    ///
+    /// let mut denials = Vec::new();
+    /// for _ in 0..9 {
+    ///     let decision = codes.check("42").await?;
+    ///     denials.extend(decision.policies().filter_map(|policy| policy.denial()));
+    /// }
+    /// assert_eq!(denials, [Denial::QuotaExceeded, Denial::QuotaExceeded, Denial::Banned, Denial::Banned]);
+    ///
+    /// clock.advance(minute);
+    /// assert_eq!(codes.check("42").await?.retry_after(), Some(9 * minute));
+    /// clock.advance(9 * minute);
+    /// assert!(codes.check("42").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # What attackers can do
+    ///
+    /// A ban is for a key, and not for a person:
+    ///
+    /// * By [address](crate::key::ip()), one caller behind a NAT, a proxy or a VPN bans all that share its address. Prefer a key
+    ///   that authentication has verified; for addresses choose short bans and many denials.
+    /// * By a name that the request contains, such as the account of a login form, anyone can ban the account of another by
+    ///   sending wrong passwords for it. Use a key of name and address together, as `(key::ip(), key::header(..))`.
+    /// * By a [header](fn@crate::key::header) that the client chooses, a caller leaves its ban with the next value.
+    /// * A source address that can be spoofed, as that of UDP, bans its owner. TCP and QUIC have verified it.
+    ///
+    /// # What it costs
+    ///
+    /// A second key beside the count, `quota:1:ban:<policy>:{<key>}` in Redis, from the first denial on until it is forgotten.
+    /// A check reads it in the same call of the store: one `GET` more. It is not sent together with equal checks, and denials
+    /// that count are not answered from the cache of the process; those by a ban in force are. Other policies pay nothing.
+    ///
+    /// If the clock of the store is set ahead, bans end early; set back, a ban lasts at most its
+    /// [longest length](Ban::max_length) from then on. While the store fails and this process counts, it has bans of its own.
+    /// If the longest length is lowered, a ban that would last longer ends.
+    ///
+    /// # Panics
+    ///
+    /// If a number of the ban is out of range, or the first ban is longer than the longest. [`try_ban`](Self::try_ban)
+    /// returns an error instead.
+    #[track_caller]
+    pub fn ban(self, ban: Ban) -> Self {
+        match self.try_ban(ban) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The [bans](Self::ban) from configuration.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Ban, Policy, SlidingLog};
+    ///
+    /// let codes = || Policy::new("codes", SlidingLog::per_minute(5));
+    /// assert!(codes().try_ban(Ban::after(10, Duration::from_secs(3_600))).is_ok());
+    /// assert!(codes().try_ban(Ban::after(0, Duration::from_secs(3_600))).is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the denials are not 1 to 1,000,000, a length is not a whole number of microseconds between 1 ms and 366 days, or the
+    /// first ban is longer than the longest.
+    pub fn try_ban(mut self, ban: Ban) -> Result<Self, ConfigError> {
+        ban.validate()?;
+        self.settings.ban = Some(ban);
+        Ok(self)
+    }
+}

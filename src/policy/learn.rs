@@ -1,0 +1,68 @@
+use super::Policy;
+
+/// Limits of other servers.
+impl<K> Policy<K> {
+    /// Learns from the responses of the server behind the layer when it asks for a pause: for a layer around a client.
+    ///
+    /// A fleet that shares the quota of a foreign API puts the layer around its client, with one key for each quota, such as
+    /// one for the API token. When the API denies a request all the same, the key is banned until the time that its response
+    /// contains, in all processes, as by [`Limiter::block`](crate::Limiter::block): their requests are denied with the
+    /// [wait](crate::Decision::retry_after), without being sent and without being counted.
+    ///
+    /// | response | pause |
+    /// | --- | --- |
+    /// | `429` | `Retry-After` in seconds or as a date; else the longest `t` of `RateLimit` with `r=0` (drafts -07 to -11); else 1 s |
+    /// | `503` | `Retry-After`; without it none |
+    /// | gRPC `RESOURCE_EXHAUSTED`, `UNAVAILABLE`, in the head or in the trailers | `RetryInfo` in the details, else `grpc-retry-pushback-ms`; without them none |
+    ///
+    /// A date is compared with the `Date` of the response. The pause is at most an hour, or the
+    /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy. It begins with the next check of each
+    /// process; requests that were admitted before are under way. The request that was answered in this way stays counted;
+    /// [`refund_if`](Self::refund_if) can refund it. Denials by a layer or handler of this process teach nothing.
+    ///
+    /// The ban is sent to the store in a task of its own, as a refund is. If the store fails, this process bans the key for the
+    /// time in which it counts by itself, and [`lost_settlements`](crate::RateLimitLayer::lost_settlements) counts the loss. A
+    /// server that is not trusted can stop all requests to itself for the longest length. A [`Limiter`](crate::Limiter), which
+    /// has no responses, does not take such a policy. By default responses teach nothing.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::{Request, Response, StatusCode, header::RETRY_AFTER};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{Decision, Headers, key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = http_body_util::Empty<bytes::Bytes>;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Policy::new("api", SlidingLog::per_minute(100)).key(key::constant("token-1")).learn_from_responses();
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), api).headers(Headers::None);
+    /// // In place of a client, such as that of hyper-util: an API whose quota another program has used up.
+    /// let client = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     let mut response = Response::new(Body::new());
+    ///     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    ///     response.headers_mut().insert(RETRY_AFTER, 30.into());
+    ///     Ok::<_, std::convert::Infallible>(response)
+    /// }));
+    ///
+    /// let sent = client.clone().oneshot(Request::new(Body::new())).await?;
+    /// assert!(sent.extensions().get::<Decision>().is_some_and(Decision::is_allowed));
+    ///
+    /// let unsent = client.oneshot(Request::new(Body::new())).await?;
+    /// let denied = unsent.extensions().get::<Decision>().expect("the layer decides");
+    /// assert!(!denied.is_allowed());
+    /// assert_eq!(denied.retry_after(), Some(Duration::from_secs(30)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Arrival is not admission
+    ///
+    /// The limit holds for the times at which requests are admitted, and the API counts those at which they arrive. Requests that
+    /// take different times on the way can arrive closer together: with a limit equal to that of the API, more than its quota
+    /// arrive in some window. Make the window longer than that of the API by the difference between the longest and the shortest
+    /// time from the decision to the arrival; then at most the quota arrives in any window.
+    pub fn learn_from_responses(mut self) -> Self {
+        self.settings.learns = true;
+        self
+    }
+}

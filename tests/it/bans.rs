@@ -1,0 +1,731 @@
+//! Bans of callers that are denied too often, in every store.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{Request, Response, StatusCode};
+use http_body_util::Empty;
+use tokio::task::JoinSet;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_quota::{
+    Ban, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
+    Unkeyed, key, limit,
+    store::{Store, StoreFuture, StoreId, StoreRequest},
+};
+
+use crate::support::{Algorithm, Bench, Broken, Cluster, Counted, Received, Redis, connected, patient};
+
+/// Tests on a store whose clock the test sets.
+macro_rules! each_store {
+    ($($test:ident)*) => {
+        mod memory_store {$(
+            #[tokio::test]
+            async fn $test() {
+                super::$test(crate::support::Bench::memory_store().await).await;
+            }
+        )*}
+
+        mod redis_store {$(
+            #[tokio::test]
+            async fn $test() {
+                super::$test(crate::support::Bench::redis_store().await).await;
+            }
+        )*}
+    };
+}
+
+each_store! {
+    a_ban_begins_with_the_last_denial_and_ends_to_the_microsecond
+    each_ban_is_twice_as_long_as_the_one_before_and_decays
+    denials_of_two_windows_are_not_added
+    while_banned_nothing_is_counted_to_any_policy
+    a_denial_by_another_policy_or_for_its_cost_does_not_count
+    each_of_two_policies_has_its_own_bans
+    a_reset_ends_a_ban_and_forgets_those_before
+    a_peek_shows_a_ban_and_counts_no_denial
+    a_charge_is_counted_during_a_ban
+    a_policy_that_observes_only_reports_its_bans
+    repetitions_are_no_denials_and_are_denied_while_banned
+    a_key_is_blocked_by_hand_for_a_time
+    a_ban_of_a_clock_that_is_gone_is_dropped
+    of_many_requests_at_once_as_many_are_denied_as_without_a_ban
+    a_refund_and_a_settlement_leave_a_ban_as_it_is
+    a_cost_that_does_not_fit_counts_as_one_denial
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+const US: Duration = Duration::from_micros(1);
+
+fn ban() -> Ban {
+    Ban::after(3, HOUR).first(MINUTE).longest(5 * MINUTE)
+}
+
+/// One a second, so that the limit itself denies for a second.
+fn policy(name: &'static str) -> Policy<Unkeyed> {
+    Policy::new(name, SlidingLog::per_second(1))
+}
+
+fn limiter(bench: &Bench) -> Limiter {
+    Limiter::new(bench.store.clone(), policy("test").ban(ban()))
+}
+
+async fn check(limiter: &Limiter) -> Decision {
+    limiter.check("k").await.expect("the store replies")
+}
+
+/// The reason of the first policy, and the wait.
+fn denial(decision: &Decision) -> Option<(Denial, Duration)> {
+    let policy = decision.policies().next().expect("a policy");
+    assert!(policy.is_observed() || policy.denial().is_none() == decision.is_allowed());
+    Some((policy.denial()?, policy.retry_after()?))
+}
+
+fn full(wait: Duration) -> Option<(Denial, Duration)> {
+    Some((Denial::QuotaExceeded, wait))
+}
+
+fn banned(wait: Duration) -> Option<(Denial, Duration)> {
+    Some((Denial::Banned, wait))
+}
+
+/// Sends requests until the key is banned, and returns for how long.
+async fn provoke(limiter: &Limiter) -> Duration {
+    for _ in 0..10 {
+        if let Some((Denial::Banned, wait)) = denial(&check(limiter).await) {
+            return wait;
+        }
+    }
+    panic!("it is not banned");
+}
+
+async fn a_ban_begins_with_the_last_denial_and_ends_to_the_microsecond(bench: Bench) {
+    let second = Duration::from_secs(1);
+    let limiter = limiter(&bench);
+    let mut denials = Vec::new();
+    for _ in 0..5 {
+        denials.push(denial(&check(&limiter).await));
+    }
+    assert_eq!(
+        denials,
+        [None, full(second), full(second), banned(MINUTE), banned(MINUTE)]
+    );
+    let last = check(&limiter).await;
+    assert_eq!((last.remaining(), last.reset_after()), (0, MINUTE));
+
+    bench.advance(second).await;
+    assert_eq!(denial(&check(&limiter).await), banned(MINUTE - second));
+    bench.advance(MINUTE - second - US).await;
+    assert_eq!(denial(&check(&limiter).await), banned(US));
+    bench.advance(US).await;
+    assert_eq!(denial(&check(&limiter).await), None);
+    assert_eq!(denial(&check(&limiter).await), full(second));
+}
+
+async fn each_ban_is_twice_as_long_as_the_one_before_and_decays(bench: Bench) {
+    let limiter = limiter(&bench);
+    for minutes in [1, 2, 4, 5, 5] {
+        assert_eq!(provoke(&limiter).await, minutes * MINUTE);
+        bench.advance(minutes * MINUTE).await;
+    }
+    // One step for each hour: of three, none, one, two and all.
+    for (hours, minutes) in [(1, 4), (1, 4), (2, 2), (5, 1)] {
+        bench.advance(hours * HOUR).await;
+        assert_eq!(provoke(&limiter).await, minutes * MINUTE, "after {hours} hours");
+        bench.advance(minutes * MINUTE).await;
+    }
+}
+
+async fn denials_of_two_windows_are_not_added(bench: Bench) {
+    let limiter = limiter(&bench);
+    for _ in 0..3 {
+        // Admitted, and denied twice, the last time within the hour.
+        for is_denied in [false, true, true] {
+            assert_eq!(denial(&check(&limiter).await).is_some(), is_denied);
+        }
+        bench.advance(HOUR - US).await;
+        assert_eq!(denial(&check(&limiter).await), None);
+        bench.advance(US).await;
+        bench.advance(Duration::from_secs(1)).await;
+    }
+    for _ in 0..3 {
+        let _ = check(&limiter).await;
+    }
+    bench.advance(HOUR - US).await;
+    let _ = check(&limiter).await;
+    assert_eq!(denial(&check(&limiter).await), banned(MINUTE));
+}
+
+async fn while_banned_nothing_is_counted_to_any_policy(bench: Bench) {
+    let total = || Policy::new("total", SlidingLog::per_hour(100));
+    let both = Limiter::new(bench.store.clone(), [policy("test").ban(ban()), total()]);
+    let total = Limiter::new(bench.store.clone(), total());
+    assert_eq!(provoke(&both).await, MINUTE);
+    for _ in 0..30 {
+        bench.advance(Duration::from_secs(2)).await;
+        let left = total.peek("k").await.expect("the store replies").remaining();
+        assert_eq!(left, 99);
+        let _ = check(&both).await;
+    }
+    assert_eq!(total.peek("k").await.expect("the store replies").remaining(), 98);
+}
+
+async fn a_denial_by_another_policy_or_for_its_cost_does_not_count(bench: Bench) {
+    let roomy = Policy::new("test", SlidingLog::per_hour(50)).ban(ban());
+    let policies = [roomy.clone(), Policy::new("other", SlidingLog::per_day(1))];
+    let both = Limiter::new(bench.store.clone(), policies);
+    for number in 0..10 {
+        assert_eq!(check(&both).await.is_allowed(), number == 0);
+    }
+    let alone = Limiter::new(bench.store.clone(), roomy);
+    for _ in 0..10 {
+        let above = alone.check_n("k", 51).await.expect("the store replies");
+        assert_eq!(
+            above.policies().next().and_then(|policy| policy.denial()),
+            Some(Denial::CostAboveLimit)
+        );
+    }
+    assert!(check(&alone).await.is_allowed());
+    let peeked = alone.peek("k").await.expect("the store replies");
+    assert_eq!(denial(&peeked), None);
+}
+
+async fn each_of_two_policies_has_its_own_bans(bench: Bench) {
+    let policies = ["one", "two"].map(|name| policy(name).ban(ban()));
+    let [one, two] = policies.clone().map(|policy| Limiter::new(bench.store.clone(), policy));
+    let both = Limiter::new(bench.store.clone(), policies);
+    assert_eq!(provoke(&one).await, MINUTE);
+    assert!(check(&two).await.is_allowed());
+
+    // Banned by the first one, which hides no denial of the second: that one counts none.
+    for _ in 0..10 {
+        let decision = check(&both).await;
+        let denials: Vec<_> = decision.policies().map(|policy| policy.denial()).collect();
+        assert_eq!(denials, [Some(Denial::Banned), Some(Denial::QuotaExceeded)]);
+        assert_eq!(decision.retry_after(), Some(MINUTE));
+    }
+    bench.advance(MINUTE).await;
+    assert_eq!(provoke(&two).await, MINUTE);
+    assert!(check(&one).await.is_allowed());
+
+    // One denial counts for each policy that has no room, so both ban after the same one.
+    for limiter in [&one, &two] {
+        limiter.reset("k").await.expect("the store replies");
+    }
+    let mut last = Vec::new();
+    for _ in 0..4 {
+        last = check(&both).await.policies().map(|policy| policy.denial()).collect();
+    }
+    assert_eq!(last, [Some(Denial::Banned); 2]);
+}
+
+async fn a_reset_ends_a_ban_and_forgets_those_before(bench: Bench) {
+    let limiter = limiter(&bench);
+    for minutes in [1, 2] {
+        assert_eq!(provoke(&limiter).await, minutes * MINUTE);
+        bench.advance(minutes * MINUTE).await;
+    }
+    for _ in 0..2 {
+        assert!(provoke(&limiter).await >= MINUTE);
+        limiter.reset("k").await.expect("the store replies");
+        assert!(check(&limiter).await.is_allowed());
+        assert_eq!(provoke(&limiter).await, MINUTE);
+    }
+}
+
+async fn a_peek_shows_a_ban_and_counts_no_denial(bench: Bench) {
+    let limiter = limiter(&bench);
+    let peek = async || limiter.peek("k").await.expect("the store replies");
+    assert!(check(&limiter).await.is_allowed());
+    for _ in 0..10 {
+        assert_eq!(denial(&peek().await), full(Duration::from_secs(1)));
+    }
+    assert_eq!(provoke(&limiter).await, MINUTE);
+    assert_eq!(denial(&peek().await), banned(MINUTE));
+    bench.advance(MINUTE).await;
+    assert_eq!(denial(&peek().await), None);
+}
+
+async fn a_charge_is_counted_during_a_ban(bench: Bench) {
+    let policy = Policy::new("test", SlidingLog::per_hour(5)).ban(ban());
+    let limiter = Limiter::new(bench.store.clone(), policy);
+    limiter.block("k", MINUTE).await.expect("the store replies");
+    assert!(limiter.charge("k", 2).await.expect("the store replies").is_allowed());
+    assert_eq!(denial(&check(&limiter).await), banned(MINUTE));
+    bench.advance(MINUTE).await;
+    assert_eq!(check(&limiter).await.remaining(), 2);
+}
+
+async fn a_policy_that_observes_only_reports_its_bans(bench: Bench) {
+    let candidate = policy("candidate").ban(ban()).observe_only();
+    let limiter = Limiter::new(
+        bench.store.clone(),
+        [candidate, Policy::new("enforced", SlidingLog::per_hour(100))],
+    );
+    let mut seen = Vec::new();
+    for number in 0..6 {
+        let decision = check(&limiter).await;
+        assert!(decision.is_allowed());
+        assert_eq!(decision.remaining(), 99 - number);
+        seen.push(denial(&decision).map(|(denial, _)| denial));
+    }
+    let (full, banned) = (Some(Denial::QuotaExceeded), Some(Denial::Banned));
+    assert_eq!(seen, [None, full, full, banned, banned, banned]);
+}
+
+async fn repetitions_are_no_denials_and_are_denied_while_banned(bench: Bench) {
+    let limiter = limiter(&bench);
+    let once = async |id: &str| limiter.check_once("k", id).await.expect("the store replies");
+    let is_repetition = |decision: &Decision| decision.policies().all(|policy| policy.is_repetition());
+    assert!(once("a").await.is_allowed());
+    for _ in 0..5 {
+        let repeated = once("a").await;
+        assert!(repeated.is_allowed() && is_repetition(&repeated));
+    }
+    let second = Duration::from_secs(1);
+    for expected in [full(second), full(second), banned(MINUTE)] {
+        assert_eq!(denial(&once("b").await), expected);
+    }
+    assert_eq!(denial(&once("a").await), banned(MINUTE));
+    bench.advance(MINUTE).await;
+    let counted = once("b").await;
+    assert!(counted.is_allowed() && !is_repetition(&counted));
+}
+
+async fn a_key_is_blocked_by_hand_for_a_time(bench: Bench) {
+    let block = async |limiter: &Limiter, length| limiter.block("k", length).await.expect("the store replies");
+    let limiter = limiter(&bench);
+    block(&limiter, 2 * MINUTE).await;
+    assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
+    // The longer one stays, and none is longer than the longest.
+    block(&limiter, MINUTE).await;
+    assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
+    block(&limiter, Duration::MAX).await;
+    assert_eq!(denial(&check(&limiter).await), banned(5 * MINUTE));
+    bench.advance(5 * MINUTE).await;
+    // It is no step for the next one.
+    assert_eq!(provoke(&limiter).await, MINUTE);
+
+    let by_hand = Limiter::new(bench.store.clone(), policy("other").ban(Ban::by_hand()));
+    for _ in 0..10 {
+        let _ = check(&by_hand).await;
+    }
+    assert_eq!(denial(&check(&by_hand).await), full(Duration::from_secs(1)));
+    block(&by_hand, HOUR).await;
+    assert_eq!(denial(&check(&by_hand).await), banned(HOUR));
+    assert!(by_hand.check("l").await.expect("the store replies").is_allowed());
+
+    let without = Limiter::new(bench.store.clone(), policy("test"));
+    let error = without.block("k", MINUTE).await.unwrap_err();
+    assert!(error.to_string().contains("`.ban(Ban::by_hand())`"), "{error}");
+}
+
+async fn a_ban_of_a_clock_that_is_gone_is_dropped(bench: Bench) {
+    let limiter = limiter(&bench);
+    assert_eq!(provoke(&limiter).await, MINUTE);
+    // It lasts longer by the step, and never longer than the longest.
+    bench.set_back(4 * MINUTE).await;
+    assert_eq!(denial(&check(&limiter).await), banned(5 * MINUTE));
+    bench.set_back(US).await;
+    assert_ne!(
+        denial(&check(&limiter).await).map(|(denial, _)| denial),
+        Some(Denial::Banned)
+    );
+    bench.set_back(HOUR).await;
+    assert!(check(&limiter).await.is_allowed());
+    assert_eq!(provoke(&limiter).await, MINUTE);
+}
+
+async fn of_many_requests_at_once_as_many_are_denied_as_without_a_ban(bench: Bench) {
+    let policy = Policy::new("test", SlidingLog::per_second(5)).ban(ban());
+    let limiter = Limiter::new(bench.store.clone(), policy);
+    let mut checks = JoinSet::new();
+    for _ in 0..100 {
+        let limiter = limiter.clone();
+        checks.spawn(async move { check(&limiter).await });
+    }
+    let decisions = checks.join_all().await;
+    let of = |reason: Option<Denial>| {
+        let matching = |decision: &&Decision| denial(decision).map(|(denial, _)| denial) == reason;
+        decisions.iter().filter(matching).count()
+    };
+    assert_eq!(
+        [None, Some(Denial::QuotaExceeded), Some(Denial::Banned)].map(of),
+        [5, 2, 93]
+    );
+}
+
+async fn a_refund_and_a_settlement_leave_a_ban_as_it_is(bench: Bench) {
+    let limiter = limiter(&bench);
+    let first = check(&limiter).await.take_receipt().expect("it was charged");
+    bench.advance(Duration::from_secs(1)).await;
+    let second = check(&limiter).await.take_receipt().expect("it was charged");
+    assert_eq!(provoke(&limiter).await, MINUTE);
+    first.refund().await.expect("the store replies");
+    second.settle(3).await.expect("the store replies");
+    assert_eq!(denial(&check(&limiter).await), banned(MINUTE));
+}
+
+async fn a_cost_that_does_not_fit_counts_as_one_denial(bench: Bench) {
+    let policy = Policy::new("test", SlidingLog::per_second(10)).ban(ban());
+    let limiter = Limiter::new(bench.store.clone(), policy);
+    let check_n = async |cost| denial(&limiter.check_n("k", cost).await.expect("the store replies"));
+    let second = Duration::from_secs(1);
+    assert_eq!(check_n(7).await, None);
+    for expected in [full(second), full(second), banned(MINUTE)] {
+        assert_eq!(check_n(10).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn each_algorithm_bans() {
+    for bench in [Bench::memory_store().await, Bench::redis_store().await] {
+        for algorithm in Algorithm::ALL {
+            let limit = algorithm.limit(2);
+            let limiter = Limiter::new(bench.store.clone(), Policy::new("test", limit.clone()).ban(ban()));
+            limiter.reset("k").await.expect("the store replies");
+            assert!(check(&limiter).await.is_allowed() && check(&limiter).await.is_allowed());
+            let reasons = [0; 4].map(|_| ());
+            let mut seen = Vec::new();
+            for () in reasons {
+                seen.push(
+                    check(&limiter)
+                        .await
+                        .policies()
+                        .next()
+                        .and_then(|policy| policy.denial()),
+                );
+            }
+            let (full, banned) = (Some(Denial::QuotaExceeded), Some(Denial::Banned));
+            assert_eq!(seen, [full, full, banned, banned], "{limit}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_ban_in_redis_is_one_small_key_beside_the_count_that_expires() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(connected(patient(), &redis.url()).await, policy("test").ban(ban()));
+    let keys = async || redis.command::<Vec<String>>("KEYS", ["*:ban:*"]).await;
+    assert!(check(&limiter).await.is_allowed());
+    assert!(keys().await.is_empty(), "without a denial there is none");
+    assert!(!check(&limiter).await.is_allowed());
+    assert_eq!(keys().await, ["quota:1:ban:test:{key=k}"]);
+    let ttl: i64 = redis.command("PTTL", ["quota:1:ban:test:{key=k}"]).await;
+    assert!((3_500_000..=3_602_000).contains(&ttl), "{ttl}");
+    let bytes: u64 = redis.command("MEMORY", ["USAGE", "quota:1:ban:test:{key=k}"]).await;
+    assert!(bytes <= 200, "{bytes}");
+
+    limiter.reset("k").await.expect("Redis replies");
+    assert!(keys().await.is_empty());
+}
+
+#[tokio::test]
+async fn replicas_share_bans_and_the_deny_cache_hides_no_denial() {
+    let redis = Redis::start();
+    let hourly = || Policy::new("test", SlidingLog::per_hour(1)).ban(Ban::after(50, HOUR));
+    let mut replicas = Vec::new();
+    for _ in 0..2 {
+        replicas.push(Limiter::new(connected(patient(), &redis.url()).await, hourly()));
+    }
+    assert!(check(&replicas[0]).await.is_allowed());
+    for number in 1..50 {
+        let decision = check(&replicas[number % 2]).await;
+        assert_eq!(denial(&decision).map(|(denial, _)| denial), Some(Denial::QuotaExceeded));
+    }
+    for replica in &replicas {
+        // The wait of the limit, which is longer than the ban.
+        let (denial, wait) = denial(&check(replica).await).expect("it is denied");
+        assert!(denial == Denial::Banned && wait > 59 * MINUTE);
+    }
+}
+
+#[tokio::test]
+async fn a_ban_in_force_is_cached_and_a_reset_ends_it_at_once() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(connected(patient(), &redis.url()).await, policy("test").ban(ban()));
+    assert!(provoke(&limiter).await <= MINUTE);
+    let calls = async || {
+        let stats: String = redis.command("INFO", ["commandstats"]).await;
+        let line = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        line.and_then(|line| line.split(',').next()?.parse::<u64>().ok())
+    };
+    // Filled by one of these, unless the machine stalls for a second.
+    let before = calls().await.expect("there were calls");
+    for _ in 0..1_000 {
+        assert_eq!(
+            denial(&check(&limiter).await).map(|(denial, _)| denial),
+            Some(Denial::Banned)
+        );
+    }
+    let sent = calls().await.expect("there were calls") - before;
+    assert!(sent < 500, "{sent} of 1000 were sent");
+    limiter.reset("k").await.expect("Redis replies");
+    assert!(check(&limiter).await.is_allowed());
+}
+
+type Body = Empty<bytes::Bytes>;
+
+async fn respond(_: Request<Body>) -> Result<Response<Body>, Infallible> {
+    Ok(Response::new(Body::new()))
+}
+
+async fn send<S, B>(service: &S, request: http::request::Builder) -> Received
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
+    B: http_body::Body<Data = bytes::Bytes, Error: std::fmt::Debug>,
+{
+    let request = request.body(Body::new()).expect("a good request");
+    let response = service.clone().oneshot(request).await;
+    Received::read(response.expect("infallible")).await
+}
+
+#[tokio::test]
+async fn a_response_during_a_ban_has_the_rest_of_it() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let layer = RateLimitLayer::new(store, policy("test").ban(ban()).key(key::constant("all")));
+    let service = layer.layer(service_fn(respond));
+    for status in [200, 429, 429, 429] {
+        assert_eq!(send(&service, Request::get("/")).await.status, status);
+    }
+    clock.advance(Duration::from_millis(17_300));
+    let received = send(&service, Request::get("/")).await;
+    assert_eq!(received.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(received.field("retry-after"), Some("43"));
+    assert_eq!(received.field("ratelimit"), Some(r#""test";r=0;t=43"#));
+    assert_eq!(received.json()["violated-policies"], serde_json::json!(["test"]));
+    let decision = received.extensions.get::<Decision>().expect("a decision");
+    assert_eq!(denial(decision), banned(Duration::from_millis(42_700)));
+}
+
+#[tokio::test]
+async fn requests_that_are_refused_blocked_or_skipped_do_not_count() {
+    let policy = policy("test").ban(Ban::after(1, HOUR)).key(key::header("x-user"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy)
+        .skip(|parts| parts.uri.path() == "/health")
+        .block(|parts| parts.uri.path() == "/admin");
+    let service = layer.layer(service_fn(respond));
+    for _ in 0..3 {
+        let user = |path| Request::get(path).header("x-user", "42");
+        assert_eq!(send(&service, Request::get("/")).await.status, 400);
+        assert_eq!(send(&service, user("/health")).await.status, 200);
+        assert_eq!(send(&service, user("/admin")).await.status, 403);
+    }
+    for status in [200, 429] {
+        let request = Request::get("/").header("x-user", "42");
+        assert_eq!(send(&service, request).await.status, status);
+    }
+}
+
+#[tokio::test]
+async fn nested_layers_and_plans_have_bans() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let plans = || {
+        let by_plan = limit::by(|parts| match parts.headers.contains_key("x-pro") {
+            true => SlidingLog::per_second(3),
+            false => SlidingLog::per_second(1),
+        });
+        Policy::new("test", by_plan).ban(ban()).key(key::constant("all"))
+    };
+    let [outer, inner] = [1, 1].map(|cost| RateLimitLayer::new(store.clone(), plans().cost(cost)));
+    let service = outer.layer(inner.layer(service_fn(respond)));
+    let statuses = async |request: fn() -> http::request::Builder, count| {
+        let mut statuses = Vec::new();
+        for _ in 0..count {
+            statuses.push(send(&service, request()).await.status.as_u16());
+        }
+        statuses
+    };
+    assert_eq!(statuses(|| Request::get("/"), 3).await, [200, 429, 429]);
+    let pro = || Request::get("/").header("x-pro", "");
+    assert_eq!(statuses(pro, 3).await, [200, 200, 429]);
+    // The third denial has begun a ban, also of the other plan.
+    clock.advance(Duration::from_secs(30));
+    assert_eq!(statuses(pro, 1).await, [429]);
+    assert_eq!(statuses(|| Request::get("/"), 1).await, [429]);
+    clock.advance(Duration::from_secs(30));
+    assert_eq!(statuses(pro, 1).await, [200]);
+}
+
+#[tokio::test]
+async fn an_inner_layer_bans_for_what_it_charges() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let policy = |cost| {
+        let policy = Policy::new("test", SlidingLog::per_second(10)).ban(ban()).cost(cost);
+        RateLimitLayer::new(store.clone(), policy.key(key::constant("all")))
+    };
+    let service = policy(1).layer(policy(10).layer(service_fn(respond)));
+    let mut statuses = Vec::new();
+    for _ in 0..6 {
+        statuses.push(send(&service, Request::get("/")).await.status.as_u16());
+    }
+    // Of the first, 1 and 9; then the outer one denies.
+    assert_eq!(statuses, [200, 429, 429, 429, 429, 429]);
+    clock.advance(MINUTE - US);
+    assert_eq!(send(&service, Request::get("/")).await.status, 429);
+    clock.advance(US);
+    assert_eq!(send(&service, Request::get("/")).await.status, 200);
+}
+
+/// A store that fails while the test sets it to fail.
+#[derive(Clone)]
+struct Flaky(MemoryStore, Arc<AtomicBool>);
+
+impl Store for Flaky {
+    fn id(&self) -> Option<StoreId> {
+        self.0.id()
+    }
+
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        match self.1.load(Ordering::Relaxed) {
+            true => Broken::default().decide(requests),
+            false => self.0.decide(requests),
+        }
+    }
+}
+
+#[tokio::test]
+async fn while_the_store_fails_this_process_has_bans_of_its_own() {
+    let store = Flaky(MemoryStore::new(), Arc::default());
+    let fails = store.1.clone();
+    let hourly = Policy::new("test", SlidingLog::per_hour(4)).failure_mode(tower_quota::FailureMode::local_share(1, 4));
+    let limiter = Limiter::new(store, hourly.ban(ban()));
+    let reason = async || {
+        check(&limiter)
+            .await
+            .policies()
+            .next()
+            .and_then(|policy| policy.denial())
+    };
+    fails.store(true, Ordering::Relaxed);
+    let (full, banned) = (Some(Denial::QuotaExceeded), Some(Denial::Banned));
+    for expected in [None, full, full, banned, banned] {
+        assert_eq!(reason().await, expected);
+    }
+    assert!(limiter.reset("k").await.is_err());
+    assert_eq!(reason().await, None);
+
+    // Neither ban is one of the other.
+    fails.store(false, Ordering::Relaxed);
+    assert_eq!(reason().await, None);
+    limiter.block("k", HOUR).await.expect("the store replies");
+    assert_eq!(reason().await, banned);
+    // A key that was blocked stays so.
+    fails.store(true, Ordering::Relaxed);
+    assert_eq!(reason().await, banned);
+    assert!(limiter.block("l", HOUR).await.is_err());
+    let blocked = limiter.check("l").await.expect("this process counts");
+    assert_eq!(denial(&blocked).map(|(denial, _)| denial), banned);
+}
+
+#[tokio::test]
+async fn in_a_cluster_a_ban_lies_beside_its_count() {
+    let cluster = Cluster::start().await;
+    let store = connected(patient(), &cluster.url()).await;
+    cluster.serves(&store).await;
+    let hourly = |name, quota| Policy::new(name, SlidingLog::per_hour(quota));
+    for number in 0..10_u64 {
+        let limiter = Limiter::new(store.clone(), hourly("users", 1).ban(ban()));
+        let mut reasons = Vec::new();
+        for id in ["a", "b", "c", "d", "a"] {
+            let decision = limiter
+                .check_once(number, id)
+                .await
+                .expect("the ban is in the slot of the count");
+            reasons.push(decision.policies().next().and_then(|policy| policy.denial()));
+        }
+        let (full, banned) = (Some(Denial::QuotaExceeded), Some(Denial::Banned));
+        assert_eq!(reasons, [None, full, full, banned, banned]);
+    }
+
+    // By user in one slot and by address in another. The first one that denies counts the denial, the other is not charged.
+    let layer = RateLimitLayer::new(
+        store.clone(),
+        [
+            hourly("by-user", 1).ban(ban()).key(key::header("x-user")),
+            hourly("by-address", 100).ban(ban()).key(key::header("x-address")),
+        ],
+    );
+    let service = layer.layer(service_fn(respond));
+    let addresses = Limiter::new(store, hourly("by-address", 100));
+    for number in 0..10 {
+        let (user, address) = (format!("user-{number}"), format!("address-{number}"));
+        let mut reasons = Vec::new();
+        for _ in 0..5 {
+            let request = Request::get("/").header("x-user", &user).header("x-address", &address);
+            let received = send(&service, request).await;
+            let decision = received.extensions.get::<Decision>().expect("a decision");
+            reasons.push(decision.policies().next().and_then(|policy| policy.denial()));
+        }
+        let (full, banned) = (Some(Denial::QuotaExceeded), Some(Denial::Banned));
+        assert_eq!(reasons, [None, full, full, banned, banned]);
+        let left = addresses.peek(Key::header("x-address", &address)).await;
+        assert_eq!(left.expect("the cluster replies").remaining(), 99);
+    }
+}
+
+#[tokio::test]
+async fn a_policy_without_bans_sends_one_charge_and_one_with_bans_one_request() {
+    let store = Counted::new(MemoryStore::new());
+    let limiter = Limiter::new(store.clone(), [policy("one").ban(ban()), policy("two").ban(ban())]);
+    for calls in 1..=5 {
+        let _ = check(&limiter).await;
+        assert_eq!(store.calls(), calls);
+    }
+}
+
+#[tokio::test]
+async fn files_have_bans_which_those_in_code_replace() {
+    let file = |line: &str| Policies::from_toml(&format!("[policies.api]\nlimit = \"sliding-log 1/s\"\n{line}\n"));
+    let length = async |policy| {
+        let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
+        provoke(&Limiter::new(store, policy)).await
+    };
+    for (line, seconds) in [
+        ("ban = { after = 2, within = \"1h\" }", 60),
+        (
+            "ban = { after = 2, within = \"1 hour\", first = \"1500 ms\", longest = \"1d\" }",
+            1,
+        ),
+        (
+            "ban = { after = 1, within = \"1m\", first = \"2min\", longest = \"2min\" }",
+            120,
+        ),
+    ] {
+        let policy = file(line).and_then(|file| file.unkeyed("api")).expect(line);
+        assert_eq!(length(policy.clone()).await.as_secs(), seconds, "{line}");
+        assert_eq!(length(policy.ban(ban())).await, MINUTE);
+    }
+    for (wrong, part) in [
+        ("ban = 10", "{ after = 10"),
+        ("ban = { after = 0, within = \"1h\" }", "1 to 1000000 denials"),
+        ("ban = { after = 10 }", "within"),
+        ("ban = { after = 10, within = \"h\" }", "`10min`"),
+        ("ban = { after = 10, within = \"1M\" }", "`10min`"),
+        ("ban = { after = 10, within = \"1h\", last = \"1h\" }", "last"),
+        (
+            "ban = { after = 10, within = \"1h\", first = \"2d\" }",
+            "`.longest(..)`",
+        ),
+    ] {
+        let error = file(wrong).expect_err(wrong).to_string();
+        assert!(error.contains("line 3") && error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_ban_is_no_limit_of_a_policy() {
+    let error = Policy::try_new("test", Limit::Ban(ban())).unwrap_err();
+    assert!(error.to_string().contains("`.ban(Ban::after("), "{error}");
+}
