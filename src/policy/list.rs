@@ -1,6 +1,8 @@
 use std::sync::Arc;
 
 use super::{Keyed, Policy};
+#[cfg(feature = "serde")]
+use crate::access::Access;
 use crate::{
     ConfigError,
     decision::{CheckContext, PolicyContext, SharedFormat},
@@ -110,6 +112,18 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
         observed: policy.settings.observed || policy.settings.terms.observed,
     });
     contexts.collect()
+}
+
+/// The requests that the files of these policies list as skipped or blocked.
+#[cfg(feature = "serde")]
+pub(crate) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
+    let mut files = Vec::<Arc<Access>>::new();
+    for listed in policies.iter().filter_map(|policy| policy.settings.listed.as_ref()) {
+        if !files.iter().any(|file| Arc::ptr_eq(file, listed)) {
+            files.push(listed.clone());
+        }
+    }
+    files
 }
 
 pub(super) fn observes(policies: &[PolicyContext]) -> bool {

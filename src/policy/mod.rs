@@ -1,5 +1,6 @@
 //! Named limits and the keys that they apply to.
 
+mod basis;
 mod completion;
 #[cfg(feature = "serde")]
 mod file;
@@ -19,9 +20,12 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::request::Parts;
 
+pub(crate) use self::basis::Basis;
 #[cfg(feature = "serde")]
 pub use self::file::Policies;
 pub use self::list::IntoPolicies;
+#[cfg(feature = "serde")]
+pub(crate) use self::list::listed;
 pub(crate) use self::list::{context, validate_names};
 #[cfg(feature = "serde")]
 pub use self::live::LivePolicies;
@@ -31,6 +35,8 @@ pub(crate) use self::live::Renewals;
 #[cfg(feature = "serde")]
 use self::live::Origin;
 use self::{once::Once, terms::Terms};
+#[cfg(feature = "serde")]
+use crate::access::Access;
 use crate::{
     ConfigError, KeyExtractor, Limit,
     access::Condition,
@@ -91,7 +97,10 @@ struct Settings {
     /// Whether the policy only observes.
     observed: bool,
     once: Once,
-    /// Where a reload replaces the terms.
+    /// The requests that the file of the policy lists as skipped or blocked.
+    #[cfg(feature = "serde")]
+    listed: Option<Arc<Access>>,
+    /// Where a reload replaces the terms and the lists.
     #[cfg(feature = "serde")]
     origin: Option<Origin>,
 }
@@ -174,6 +183,8 @@ impl Policy<Unkeyed> {
             completion: None,
             observed: false,
             once: Once::DEFAULT,
+            #[cfg(feature = "serde")]
+            listed: None,
             #[cfg(feature = "serde")]
             origin: None,
         };
@@ -258,10 +269,9 @@ impl<K> Policy<K> {
             ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
         } else {
             match completion {
-                Some(CompletionRule::RefundIf(_)) => (
-                    "`.refund_if(..)`",
-                    "leave it out, and refund the receipt that `take_receipt` of the decision returns",
-                ),
+                Some(CompletionRule::RefundIf(_)) => {
+                    ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
+                }
                 Some(CompletionRule::ChargeIf(_)) => (
                     "`.charge_if(..)`",
                     "leave it out, and use `peek` before and `charge` after the request",
