@@ -158,7 +158,7 @@ fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decisi
     match response.outcomes() {
         [outcome, ..] if outcome.states().len() == charges => {
             let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
-            undecided.settle(response, outcome, charged);
+            undecided.record(response, outcome, charged);
             Ok(())
         }
         _ => Err(requests::mismatch()),

@@ -5,7 +5,7 @@ use http::{HeaderMap, Response, StatusCode, header::RETRY_AFTER, request::Parts}
 
 use crate::{
     Decision, PolicyDecision,
-    headers::retry_after,
+    headers::{delay_secs, retry_after},
     response::{Problem, Rejection, ResponseFormat, respond, write_fields},
 };
 
@@ -75,8 +75,8 @@ assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "3600000");
 "##
 )]
 ///
-/// Elsewhere, as in a GraphQL resolver or an item of a batch, it is an error with a text for callers, and
-/// [`Decision::retry_after`] has the wait.
+/// Elsewhere, as in a GraphQL resolver or an item of a batch, it is an error with a text for callers: the policies that deny,
+/// and the wait in whole seconds as in `Retry-After`. [`Decision::retry_after`] has the wait itself.
 ///
 /// # Layers around the handler
 ///
@@ -98,7 +98,7 @@ impl Decision {
     /// mails.check("42").await?.require()?;
     ///
     /// let denied = mails.check("42").await?.require().unwrap_err();
-    /// assert_eq!(denied.to_string(), "rate limit exceeded: mails; retry after 3600 s");
+    /// assert_eq!(denied.to_string(), "rate limit exceeded: mails; try again in 3600 s");
     /// # Ok(())
     /// # }
     /// ```
@@ -215,7 +215,7 @@ impl fmt::Display for Denied {
             write!(f, "{delimiter}{}", policy.name())?;
         }
         match self.0.retry_after() {
-            Some(wait) => write!(f, "; retry after {} s", wait.as_secs_f64()),
+            Some(wait) => write!(f, "; try again in {} s", delay_secs(wait)),
             None => Ok(()),
         }
     }

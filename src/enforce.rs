@@ -25,7 +25,7 @@ use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
 #[cfg(feature = "serde")]
-use crate::policy::{Keyed, Renewals};
+use crate::policy::Renewals;
 use crate::{
     Decision, Limit, Policy, PolicyDecision, ResponseBody,
     access::Access,
@@ -35,6 +35,7 @@ use crate::{
     denied,
     key::KeyError,
     observer::Observer,
+    policy::{Basis, Keyed},
     rejected::Rejected,
     response::{RETRY_AFTER_FAILURE, Rejection, respond},
     store::{Operation, Quota, StoreError},
@@ -72,6 +73,20 @@ pub(crate) enum Progress {
     Pending(PendingCheck),
 }
 
+/// Why a request is rejected without a check.
+enum Unchecked {
+    /// By a condition of the layer or of the file of its policies.
+    Blocked,
+    /// It has no key.
+    Refused(KeyError),
+}
+
+impl From<KeyError> for Unchecked {
+    fn from(error: KeyError) -> Self {
+        Self::Refused(error)
+    }
+}
+
 /// What to do with a request.
 pub(crate) enum Action {
     /// Call the inner service, and annotate its response if a policy applied.
@@ -103,17 +118,13 @@ impl Admitted {
 impl Enforcer {
     /// Extracts the keys and checks them in the store.
     pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
-        if let Some(action) = self
-            .access
-            .as_ref()
-            .and_then(|access| self.act_without_policies(access, parts))
-        {
-            return Progress::Done(action);
-        }
         let undecided = match self.undecided(parts) {
             Ok(Some(undecided)) => undecided,
             Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
-            Err(error) => return Progress::Done(self.refuse(&error, parts)),
+            Err(Unchecked::Blocked) => {
+                return Progress::Done(Action::Reject(self.reject(Rejection::Blocked, parts)));
+            }
+            Err(Unchecked::Refused(error)) => return Progress::Done(self.refuse(&error, parts)),
         };
         match check::begin(Operation::Check, undecided) {
             Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
@@ -121,35 +132,37 @@ impl Enforcer {
         }
     }
 
-    /// Blocks or admits the request without the policies, if it is blocked or skipped.
-    fn act_without_policies(&self, access: &Access, parts: &mut Parts) -> Option<Action> {
-        if access.blocks(parts) {
-            return Some(Action::Reject(self.reject(Rejection::Blocked, parts)));
-        }
-        access
-            .skips(parts)
-            .then(|| self.admit_uncounted(Decision::empty(), parts))
-    }
-
-    /// The policies that apply to the request, with its keys and costs.
+    /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
     #[inline(always)]
-    fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, KeyError> {
+    fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
+        let built = Basis {
+            policies: &self.policies,
+            context: &self.context,
+            access: self.access.as_ref(),
+        };
         #[cfg(feature = "serde")]
         if let Some(renewals) = &self.renewals {
-            return renewals.apply(&self.policies, &self.context, |policies, context| {
-                self.undecided_by_all(policies, context, parts)
-            });
+            return renewals.apply(built, |newest| self.undecided_by_all(newest, parts));
         }
-        self.undecided_by_all(&self.policies, &self.context, parts)
+        self.undecided_by_all(built, parts)
     }
 
     #[inline(always)]
-    fn undecided_by_all(
-        &self,
-        policies: &[Policy],
-        context: &Arc<CheckContext>,
-        parts: &Parts,
-    ) -> Result<Option<Decision>, KeyError> {
+    fn undecided_by_all(&self, basis: Basis<'_, Keyed>, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
+        let Basis {
+            policies,
+            context,
+            access,
+        } = basis;
+        if let Some(access) = access {
+            if access.blocks(parts) {
+                return Err(Unchecked::Blocked);
+            }
+            if access.skips(parts) {
+                return Ok(None);
+            }
+        }
+
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let [policy] = policies {
             let undecided = self

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Decision, PolicyDecision,
-    store::{Charge, ErrorKind, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{Charge, ErrorKind, Operation, Outcome, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// Decides what needs no store: the denials by policies that never admit the request.
@@ -36,12 +36,17 @@ pub(crate) fn send<'a>(
     let observed: Vec<Vec<Charge<'_>>> = observed.into_iter().map(|policy| guarded(policy).collect()).collect();
 
     let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced));
-    let alone = observed.iter().map(|charges| StoreRequest::new(operation, charges));
+    // The node of a cluster that has the key of a policy which observes may fail while the others reply.
+    let is_optional = together.is_some();
+    let alone = observed.iter().map(|charges| {
+        let request = StoreRequest::new(operation, charges);
+        if is_optional { request.optional() } else { request }
+    });
     let requests: Vec<StoreRequest<'_>> = together.into_iter().chain(alone).collect();
     (!requests.is_empty()).then(|| decide(&requests))
 }
 
-/// Records the outcomes of the requests in the decision.
+/// Records the outcomes of the requests in the decision, without the policies that observe whose outcome is unknown.
 pub(crate) fn settle(
     response: &StoreResponse,
     operation: Operation,
@@ -57,25 +62,29 @@ pub(crate) fn settle(
     let charges_sent = |policy: &PolicyDecision| policy.guarded_charges_sent(operation);
     let sent: usize = enforced.into_iter().map(charges_sent).sum();
     let sent_alone = observed.into_iter().map(charges_sent);
-    let states_alone = alone.iter().map(|outcome| outcome.states().len());
-    if states.clone().count() != sent || !states_alone.eq(sent_alone) {
+    let is_complete = |(outcome, sent): (&Outcome, usize)| outcome.is_unknown() || outcome.states().len() == sent;
+    let are_alone = alone.len() == sent_alone.len() && alone.iter().zip(sent_alone).all(is_complete);
+    if states.clone().count() != sent || !are_alone {
         return Err(mismatch());
     }
 
     let allowed = undecided.is_allowed() && together.iter().all(|outcome| outcome.allowed);
     let counts = allowed && matches!(operation, Operation::Check | Operation::Charge);
     let (mut states, mut alone) = (states, alone.iter());
-    undecided.settle_each(allowed, response.server_time, |policy| {
+    undecided.record_each(allowed, response.server_time, |policy| {
         if !is_undecided(policy) {
-            return;
+            return true;
         }
         if !policy.is_observed() {
-            return policy.settle_guarded(operation, &mut states, response.server_time, counts);
+            policy.settle_guarded(operation, &mut states, response.server_time, counts);
+            return true;
         }
-        if let Some(outcome) = alone.next() {
-            let counts = counts && outcome.allowed;
-            policy.settle_guarded(operation, &mut outcome.states().iter(), response.server_time, counts);
-        }
+        let Some(outcome) = alone.next().filter(|outcome| !outcome.is_unknown()) else {
+            return false;
+        };
+        let counts = counts && outcome.allowed;
+        policy.settle_guarded(operation, &mut outcome.states().iter(), response.server_time, counts);
+        true
     });
     Ok(())
 }

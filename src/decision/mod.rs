@@ -5,6 +5,7 @@ mod degree;
 mod marker;
 mod policy;
 mod receipt;
+mod settle;
 mod settlement;
 mod thresholds;
 mod untaken;
@@ -327,7 +328,7 @@ impl Decision {
 
     /// Records the outcome in place, before there are clones.
     #[inline]
-    pub(crate) fn settle(&mut self, response: &StoreResponse, outcome: &Outcome, charged: bool) {
+    pub(crate) fn record(&mut self, response: &StoreResponse, outcome: &Outcome, charged: bool) {
         let Some(inner) = Arc::get_mut(&mut self.0) else {
             return;
         };
@@ -339,17 +340,18 @@ impl Decision {
         }
     }
 
-    /// Records the outcomes of several requests in place, before there are clones.
-    pub(crate) fn settle_each(
+    /// Records the outcomes of several requests in place, before there are clones, and keeps the policies for which this
+    /// returns `true`.
+    pub(crate) fn record_each(
         &mut self,
         allowed: bool,
         server_time: Duration,
-        settle: impl FnMut(&mut PolicyDecision),
+        settle: impl FnMut(&mut PolicyDecision) -> bool,
     ) {
         if let Some(inner) = Arc::get_mut(&mut self.0) {
             inner.allowed = allowed;
             inner.server_time = server_time;
-            inner.policies.iter_mut().for_each(settle);
+            inner.policies.retain(settle);
         }
     }
 

@@ -17,5 +17,5 @@ pub(crate) use self::{
     draft08::policy_item,
     fields::Fields,
     names::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT},
-    value::retry_after,
+    value::{delay_secs, retry_after},
 };

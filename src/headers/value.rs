@@ -15,9 +15,14 @@ pub(super) fn standing(policy: &PolicyDecision) -> (u64, Option<Duration>) {
     }
 }
 
-/// RFC 9110 §10.2.3: delay-seconds is a non-negative integer, so round up; and at least 1, since 0 invites a loop.
+/// The value of `Retry-After`.
 pub(crate) fn retry_after(wait: Duration) -> HeaderValue {
-    Text::from(ceil_secs(wait).clamp(1, MAX_DELAY)).into()
+    Text::from(delay_secs(wait)).into()
+}
+
+/// RFC 9110 §10.2.3: delay-seconds is a non-negative integer, so round up; and at least 1, since 0 invites a loop.
+pub(crate) fn delay_secs(wait: Duration) -> u64 {
+    ceil_secs(wait).clamp(1, MAX_DELAY)
 }
 
 /// The largest delay that every recipient can hold in 32 bits (RFC 9111 §1.2.2).

@@ -2,7 +2,10 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::RateLimitLayer;
+use crate::{
+    RateLimitLayer,
+    access::{Access, Condition},
+};
 
 /// Requests that no policy decides about.
 impl RateLimitLayer {
@@ -10,7 +13,8 @@ impl RateLimitLayer {
     ///
     /// No policy of the layer applies to such a request: no key is extracted, the store is not called, and the response has no
     /// rate limit fields. [`Ip::within`](crate::key::Ip::within) is a condition on the address of the client. Several
-    /// conditions are alternatives. By default no request is skipped.
+    /// conditions are alternatives, also to those of a [file](crate::Policies#skipped-and-blocked-requests). By default no
+    /// request is skipped.
     ///
     /// ```
     /// use bytes::Bytes;
@@ -44,11 +48,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn skip(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.enforcer_mut()
-            .access
-            .get_or_insert_default()
-            .skipped
-            .push(Arc::new(condition));
+        self.add(|access| &mut access.skipped, Arc::new(condition));
         self
     }
 
@@ -56,7 +56,8 @@ impl RateLimitLayer {
     ///
     /// No policy of the layer applies to such a request, and the store is not called. A [`format`](Self::format) has the reason
     /// [`Rejection::Blocked`](crate::response::Rejection::Blocked) and may build another response. Several conditions are
-    /// alternatives. A request that is also to be [skipped](Self::skip) is blocked. By default no request is blocked.
+    /// alternatives, also to those of a [file](crate::Policies#skipped-and-blocked-requests). A request that is also to be
+    /// [skipped](Self::skip) is blocked. By default no request is blocked.
     ///
     /// ```
     /// use bytes::Bytes;
@@ -81,11 +82,16 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn block(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.enforcer_mut()
-            .access
-            .get_or_insert_default()
-            .blocked
-            .push(Arc::new(condition));
+        self.add(|access| &mut access.blocked, Arc::new(condition));
         self
+    }
+
+    fn add(&mut self, list: fn(&mut Access) -> &mut Vec<Condition>, condition: Condition) {
+        let enforcer = self.enforcer_mut();
+        #[cfg(feature = "serde")]
+        if let Some(renewals) = &mut enforcer.renewals {
+            list(&mut renewals.access).push(condition.clone());
+        }
+        list(enforcer.access.get_or_insert_default()).push(condition);
     }
 }

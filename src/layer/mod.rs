@@ -1,11 +1,11 @@
 mod access;
 mod callbacks;
+#[cfg(feature = "serde")]
+mod of_file;
 mod settings;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-#[cfg(feature = "serde")]
-use crate::policy::Renewals;
 use crate::{
     ConfigError, IntoPolicies,
     decision::CheckContext,
@@ -14,6 +14,8 @@ use crate::{
     policy::{self, validate_names},
     store::Store,
 };
+#[cfg(feature = "serde")]
+use crate::{access::Access, policy::Renewals};
 
 /// Layer that limits how often a caller may use a service.
 ///
@@ -164,8 +166,8 @@ use crate::{
 ///
 /// [`Policy::refund_if`](crate::Policy::refund_if) refunds requests by how they ended, such as all but failed logins.
 ///
-/// For other cases, the [`Decision`](crate::Decision) in the extensions of the request has a [`Receipt`](crate::Receipt). The
-/// inner service takes it and [refunds](crate::Receipt::refund) the charges of a request that is not to count:
+/// For other cases, the inner service [refunds](crate::Decision::refund) the charges of a request that is not to count, with
+/// the [`Decision`](crate::Decision) in the extensions of the request:
 ///
 /// ```
 /// use bytes::Bytes;
@@ -183,8 +185,8 @@ use crate::{
 /// let service = RateLimitLayer::new(store, mails).layer(service_fn(async |request: Request<Body>| {
 ///     // The mail could not be sent.
 ///     let decision = request.extensions().get::<Decision>();
-///     if let Some(receipt) = decision.and_then(Decision::take_receipt) {
-///         receipt.refund().await.expect("the store replies");
+///     if let Some(decision) = decision {
+///         decision.refund().await.expect("the store replies");
 ///     }
 ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
 /// }));
@@ -244,6 +246,9 @@ impl RateLimitLayer {
             #[cfg(feature = "serde")]
             renewals: Renewals::of(&mut policies),
             context: Arc::new(policy::context(store, &policies)),
+            #[cfg(feature = "serde")]
+            access: Access::default().joined(&policy::listed(&policies)),
+            #[cfg(not(feature = "serde"))]
             access: None,
             policies: policies.into(),
             extensions: true,

@@ -21,6 +21,9 @@ use crate::ConfigError;
 /// assert_eq!("token-bucket 10/s burst 30".parse(), Ok(Limit::from(TokenBucket::per_second(10).burst(30))));
 /// ```
 ///
+/// `per_second(2)` is a rate of two in a second. In tower_governor, `per_second(2)` of its `GovernorConfigBuilder` is a period:
+/// one in 2 seconds, which is `TokenBucket::new(1, Duration::from_secs(2))` here.
+///
 /// # A timeline
 ///
 /// One token a second, up to three:

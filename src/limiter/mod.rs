@@ -11,7 +11,7 @@ use crate::{
     check::{self, Check},
     decision::CheckContext,
     observer::Observer,
-    policy::{self, Policy, Unkeyed, validate_names},
+    policy::{self, Basis, Policy, Unkeyed, validate_names},
     store::{Operation, Store, StoreError},
 };
 
@@ -287,19 +287,21 @@ impl Limiter {
 
     /// The policies that apply to a key, and to the id of a request if it has one, with their costs.
     fn undecided(&self, operation: Operation, key: (&Key, Option<&Key>), cost: Option<u64>) -> Decision {
+        let built = Basis {
+            policies: &self.policies,
+            context: &self.context,
+            access: None,
+        };
         #[cfg(feature = "serde")]
         if let Some(renewals) = &self.renewals {
-            return renewals.apply(&self.policies, &self.context, |policies, context| {
-                undecided_by(policies, context, operation, key, cost)
-            });
+            return renewals.apply(built, |newest| undecided_by(newest, operation, key, cost));
         }
-        undecided_by(&self.policies, &self.context, operation, key, cost)
+        undecided_by(built, operation, key, cost)
     }
 }
 
 fn undecided_by(
-    policies: &[Policy<Unkeyed>],
-    context: &Arc<CheckContext>,
+    Basis { policies, context, .. }: Basis<'_, Unkeyed>,
     operation: Operation,
     (key, id): (&Key, Option<&Key>),
     cost: Option<u64>,

@@ -1,6 +1,8 @@
 use std::sync::Arc;
 
 use super::{Keyed, Policy};
+#[cfg(feature = "serde")]
+use crate::access::Access;
 use crate::{
     ConfigError, Limit,
     decision::{CheckContext, PolicyContext, SharedFormat},
@@ -117,6 +119,18 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
 
 pub(super) fn is_composite(policies: &[PolicyContext]) -> bool {
     policies.iter().any(|policy| policy.observed || policy.ban.is_some())
+}
+
+/// The requests that the files of these policies list as skipped or blocked.
+#[cfg(feature = "serde")]
+pub(crate) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
+    let mut files = Vec::<Arc<Access>>::new();
+    for listed in policies.iter().filter_map(|policy| policy.settings.listed.as_ref()) {
+        if !files.iter().any(|file| Arc::ptr_eq(file, listed)) {
+            files.push(listed.clone());
+        }
+    }
+    files
 }
 
 fn awaits_completions(policies: &[PolicyContext]) -> bool {

@@ -1,6 +1,7 @@
 //! Named limits and the keys that they apply to.
 
 mod ban;
+mod basis;
 mod completion;
 mod degrees;
 #[cfg(feature = "serde")]
@@ -22,9 +23,12 @@ use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
+pub(crate) use self::basis::Basis;
 #[cfg(feature = "serde")]
 pub use self::file::Policies;
 pub use self::list::IntoPolicies;
+#[cfg(feature = "serde")]
+pub(crate) use self::list::listed;
 pub(crate) use self::list::{context, validate_names};
 #[cfg(feature = "serde")]
 pub use self::live::LivePolicies;
@@ -34,6 +38,8 @@ pub(crate) use self::live::Renewals;
 #[cfg(feature = "serde")]
 use self::live::Origin;
 use self::{once::Once, terms::Terms};
+#[cfg(feature = "serde")]
+use crate::access::Access;
 use crate::{
     Ban, ConfigError, KeyExtractor, Limit,
     access::Condition,
@@ -99,7 +105,10 @@ struct Settings {
     /// Whether responses begin bans.
     learns: bool,
     once: Once,
-    /// Where a reload replaces the terms.
+    /// The requests that the file of the policy lists as skipped or blocked.
+    #[cfg(feature = "serde")]
+    listed: Option<Arc<Access>>,
+    /// Where a reload replaces the terms and the lists.
     #[cfg(feature = "serde")]
     origin: Option<Origin>,
 }
@@ -201,6 +210,8 @@ impl Policy<Unkeyed> {
             learns: false,
             once: Once::DEFAULT,
             #[cfg(feature = "serde")]
+            listed: None,
+            #[cfg(feature = "serde")]
             origin: None,
         };
         Self { settings, key: Unkeyed }
@@ -290,10 +301,9 @@ impl<K> Policy<K> {
             )
         } else {
             match completion {
-                Some(CompletionRule::RefundIf(_)) => (
-                    "`.refund_if(..)`",
-                    "leave it out, and refund the receipt that `take_receipt` of the decision returns",
-                ),
+                Some(CompletionRule::RefundIf(_)) => {
+                    ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
+                }
                 Some(CompletionRule::ChargeIf(_)) => (
                     "`.charge_if(..)`",
                     "leave it out, and use `peek` before and `charge` after the request",

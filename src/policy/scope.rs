@@ -2,20 +2,31 @@ use http::{Method, request::Parts};
 
 use crate::key::decoded_path;
 
-/// The routes and methods that a policy in a file is for; an empty list is for all.
+/// The routes and methods that a policy in a file is for.
 #[derive(Debug)]
 pub(super) struct Scope {
-    pub(super) routes: Vec<String>,
+    pub(super) routes: Routes,
+    /// All, if the list is empty.
     pub(super) methods: Vec<Method>,
+}
+
+/// The routes of a scope.
+#[derive(Debug)]
+pub(super) enum Routes {
+    All,
+    /// Those of these templates.
+    These(Vec<String>),
+    /// Those of the requests that none of these scopes contains.
+    NoneOf(Vec<Scope>),
 }
 
 impl Scope {
     pub(super) fn is_everything(&self) -> bool {
-        self.routes.is_empty() && self.methods.is_empty()
+        matches!(self.routes, Routes::All) && self.methods.is_empty()
     }
 
     pub(super) fn contains(&self, parts: &Parts) -> bool {
-        (self.methods.is_empty() || self.has_method(&parts.method)) && (self.routes.is_empty() || self.has_route(parts))
+        (self.methods.is_empty() || self.has_method(&parts.method)) && self.routes.contain(parts)
     }
 
     fn has_method(&self, method: &Method) -> bool {
@@ -23,15 +34,25 @@ impl Scope {
         let same = if *method == Method::HEAD { &Method::GET } else { method };
         self.methods.iter().any(|one| one == method || one == same)
     }
+}
 
-    fn has_route(&self, parts: &Parts) -> bool {
-        #[cfg(feature = "axum")]
-        if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
-            return self.routes.iter().any(|route| route == matched.as_str());
+impl Routes {
+    fn contain(&self, parts: &Parts) -> bool {
+        match self {
+            Self::All => true,
+            Self::These(routes) => has_route(routes, parts),
+            Self::NoneOf(scopes) => !scopes.iter().any(|scope| scope.contains(parts)),
         }
-        let path = decoded_path(parts);
-        self.routes.iter().any(|route| matches(route, &path))
     }
+}
+
+fn has_route(routes: &[String], parts: &Parts) -> bool {
+    #[cfg(feature = "axum")]
+    if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
+        return routes.iter().any(|route| route == matched.as_str());
+    }
+    let path = decoded_path(parts);
+    routes.iter().any(|route| matches(route, &path))
 }
 
 /// Whether a template such as `/users/{id}` or `/files/{*rest}` is that of a path.
@@ -80,7 +101,7 @@ mod tests {
         ] {
             let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
             let scope = Scope {
-                routes: vec![template.into()],
+                routes: Routes::These(vec![template.into()]),
                 methods: vec![],
             };
             assert_eq!(scope.contains(&parts), expected, "{template} of {path}");
@@ -101,7 +122,7 @@ mod tests {
         ] {
             let request = Request::builder().method(method).body(()).unwrap();
             let scope = Scope {
-                routes: vec![],
+                routes: Routes::All,
                 methods,
             };
             assert_eq!(

@@ -22,6 +22,11 @@ use crate::{Key, Limit, limit::MAX_QUOTA};
 pub struct StoreRequest<'a> {
     operation: Operation,
     charges: &'a [Charge<'a>],
+    #[cfg_attr(
+        not(any(feature = "fred", feature = "redis")),
+        expect(dead_code, reason = "only Redis fails for some requests of a list")
+    )]
+    is_optional: bool,
 }
 
 impl<'a> StoreRequest<'a> {
@@ -29,7 +34,35 @@ impl<'a> StoreRequest<'a> {
     /// differ, the sum is [counted](ChargeRole::Counted).
     #[must_use]
     pub fn new(operation: Operation, charges: &'a [Charge<'a>]) -> Self {
-        Self { operation, charges }
+        Self {
+            operation,
+            charges,
+            is_optional: false,
+        }
+    }
+
+    /// Another operation on other charges in the place of this request.
+    #[cfg(any(feature = "fred", feature = "redis"))]
+    pub(super) fn with<'b>(&self, operation: Operation, charges: &'b [Charge<'b>]) -> StoreRequest<'b> {
+        StoreRequest {
+            operation,
+            charges,
+            is_optional: self.is_optional,
+        }
+    }
+
+    /// The same request, beside another one in a list: if the store fails for this one alone, it responds to the others, with
+    /// [`Outcome::unknown`](super::Outcome::unknown) for this one. A store may fail for all of them instead.
+    pub(crate) fn optional(self) -> Self {
+        Self {
+            is_optional: true,
+            ..self
+        }
+    }
+
+    #[cfg(any(feature = "fred", feature = "redis"))]
+    pub(crate) fn is_optional(&self) -> bool {
+        self.is_optional
     }
 
     /// The operation.

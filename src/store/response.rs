@@ -159,6 +159,17 @@ impl Outcome {
         }
     }
 
+    /// The outcome of an [optional](super::StoreRequest::optional) request for which the store has failed.
+    #[cfg(any(feature = "fred", feature = "redis"))]
+    pub(crate) fn unknown() -> Self {
+        Self::new(false, [])
+    }
+
+    /// Whether the store has failed for this request alone.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.states.is_empty()
+    }
+
     /// One state for each charge, in their order.
     #[must_use]
     pub fn states(&self) -> &[ChargeState] {

@@ -224,7 +224,28 @@ async fn an_error_names_each_policy_that_denies() {
         Policy::new("c", SlidingLog::per_second(1)),
     ];
     let denied = denial(&Limiter::new(Clock::new().memory_store(), two)).await;
-    assert_eq!(denied.to_string(), "rate limit exceeded: a, c; retry after 60 s");
+    assert_eq!(denied.to_string(), "rate limit exceeded: a, c; try again in 60 s");
+}
+
+#[tokio::test]
+async fn the_text_of_a_denial_has_the_wait_of_retry_after() {
+    let clock = Clock::new();
+    let limiter = Limiter::new(clock.memory_store(), Policy::new("a", SlidingLog::per_minute(1)));
+    limiter
+        .check("42")
+        .await
+        .expect("a decision")
+        .require()
+        .expect("admitted");
+    for (passed, wait) in [(0, "60"), (47_750, "13"), (11_250, "1"), (999, "1")] {
+        clock.advance(Duration::from_millis(passed));
+        let denied = limiter.check("42").await.expect("a decision").require().unwrap_err();
+        assert_eq!(
+            denied.to_string(),
+            format!("rate limit exceeded: a; try again in {wait} s")
+        );
+        assert_eq!(denied.decision().headers()["retry-after"], *wait);
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,9 @@
 use std::{
     convert::Infallible,
     fmt::{Debug, Write},
+    fs,
     net::SocketAddr,
+    time::Duration,
 };
 
 use axum::{body::Body, extract::ConnectInfo};
@@ -16,6 +18,9 @@ use tower_quota::{MemoryStore, RedisStore, key::PeerAddr};
 
 use crate::support::get;
 
+#[path = "../../examples/access.rs"]
+#[allow(dead_code)]
+mod access_example;
 #[path = "../../examples/axum_per_route.rs"]
 #[allow(dead_code)]
 mod axum_per_route;
@@ -49,6 +54,9 @@ mod idempotency;
 #[path = "../../examples/limits_file.rs"]
 #[allow(dead_code)]
 mod limits_file;
+#[path = "../../examples/login_form.rs"]
+#[allow(dead_code)]
+mod login_form;
 #[path = "../../examples/logins.rs"]
 #[allow(dead_code)]
 mod logins;
@@ -58,6 +66,12 @@ mod observe;
 #[path = "../../examples/plans.rs"]
 #[allow(dead_code)]
 mod plans;
+#[path = "../../examples/reload.rs"]
+#[allow(dead_code)]
+mod reload_example;
+#[path = "../../examples/testing.rs"]
+#[allow(dead_code)]
+mod testing;
 #[path = "../../examples/tokens.rs"]
 #[allow(dead_code)]
 mod tokens;
@@ -109,7 +123,7 @@ fn words(command: &str) -> Vec<String> {
 
 impl Call {
     fn request(&self) -> Request<Body> {
-        let mut request = Request::builder();
+        let (mut request, mut body) = (Request::builder(), Body::empty());
         let mut arguments = self.arguments.iter().skip(1);
         while let Some(argument) = arguments.next() {
             request = match argument.as_str() {
@@ -120,12 +134,16 @@ impl Call {
                     let (name, value) = field.split_once(": ").expect("a name and a value");
                     request.header(name, value)
                 }
+                "-d" => {
+                    body = arguments.next().expect("a body").clone().into();
+                    request.method(Method::POST)
+                }
                 url => request.uri(url.parse::<Uri>().expect("a URL").path()),
             };
         }
         let peer = SocketAddr::from(([127, 0, 0, 1], 40_000));
         let request = request.extension(ConnectInfo(peer)).extension(PeerAddr(peer));
-        request.body(Body::empty()).expect("a request")
+        request.body(body).expect("a request")
     }
 
     /// Asserts that the response has each line that is shown, but for the date.
@@ -151,13 +169,21 @@ where
     C: http_body::Body<Data = Bytes, Error: Debug>,
 {
     for call in calls(page) {
-        let Ok(response) = service.clone().oneshot(call.request()).await;
-        let (parts, body) = response.into_parts();
-        let body = body.collect().await.expect("a body").to_bytes();
-        call.verify(parts.status, &parts.headers, &body);
-        // What the end of the body has spawned.
-        yield_now().await;
+        shows_one(&call, &service).await;
     }
+}
+
+async fn shows_one<S, C>(call: &Call, service: &S)
+where
+    S: Service<Request<Body>, Response = Response<C>, Error = Infallible> + Clone,
+    C: http_body::Body<Data = Bytes, Error: Debug>,
+{
+    let Ok(response) = service.clone().oneshot(call.request()).await;
+    let (parts, body) = response.into_parts();
+    let body = body.collect().await.expect("a body").to_bytes();
+    call.verify(parts.status, &parts.headers, &body);
+    // What the end of the body has spawned.
+    yield_now().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,6 +239,42 @@ async fn idempotency_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn handler_sends_what_it_shows() {
     shows(include_str!("../../examples/handler.rs"), handler::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn access_sends_what_it_shows() {
+    shows(include_str!("../../examples/access.rs"), access_example::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn login_form_sends_what_it_shows() {
+    shows(include_str!("../../examples/login_form.rs"), login_form::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn testing_sends_what_it_shows() {
+    shows(
+        include_str!("../../examples/testing.rs"),
+        testing::app(MemoryStore::new()),
+    )
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn reload_sends_what_it_shows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("limits-of-search.toml");
+    reload_example::write_limits(&file).expect("a file");
+    let app = reload_example::app(&file).expect("the file has the policy");
+
+    let [before, after] = &calls(include_str!("../../examples/reload.rs"))[..] else {
+        panic!("a call before the change and one after it")
+    };
+    shows_one(before, &app).await;
+    let limits = fs::read_to_string(&file).expect("the file");
+    fs::write(&file, limits.replace("3/min", "10/min")).expect("a file");
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
+    shows_one(after, &app).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -30,6 +30,7 @@ mod examples;
 mod failover;
 mod failure;
 mod figures;
+mod file_access;
 mod file_settings;
 mod fuzz;
 mod group_commit;

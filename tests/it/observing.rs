@@ -13,7 +13,9 @@ use tower_quota::{
     limit, store::Store,
 };
 
-use crate::support::{Algorithm, Bench, Broken, Clock, Counted, Later, Log, Redis, connected, get, patient, send};
+use crate::support::{
+    Algorithm, Bench, Broken, Clock, Cluster, Counted, Later, Log, Redis, connected, get, less_patient, patient, send,
+};
 
 /// Runs each of these tests in every store, by a clock that stands still.
 macro_rules! in_every_store {
@@ -572,4 +574,95 @@ proptest! {
             }
         }
     }
+}
+
+/// The names of the policies of a decision, and what remains of each.
+fn remaining_of(decision: &Decision) -> Vec<(&str, u64)> {
+    let policies = decision.policies();
+    policies.map(|policy| (policy.name(), policy.remaining())).collect()
+}
+
+#[tokio::test]
+async fn while_the_node_of_its_key_is_down_the_others_are_decided_as_without_it() {
+    let mut cluster = Cluster::start().await;
+    let store = connected(less_patient().deny_cache(false), &cluster.url()).await;
+    cluster.serves(&store).await;
+    let [one, two, three] = cluster.keys().await;
+    // In the slots of these primaries.
+    let by = |key: &str| {
+        let key = Key::from(key);
+        key::from_fn(move |_| key.clone())
+    };
+    let enforced = || hourly("enforced", 4).failure_mode(FailureMode::Closed).key(by(&one));
+    let candidate = |name, key: &str| hourly(name, 9).observe_only().key(by(key));
+    let failures = Arc::new(AtomicU64::new(0));
+    let observed = failures.clone();
+    let policies = [candidate("second", &two), enforced(), candidate("third", &three)];
+    let layer = RateLimitLayer::new(store.clone(), policies).on_failure(move |_| {
+        observed.fetch_add(1, Ordering::Relaxed);
+    });
+    let (app, alone) = (app([layer]), app([RateLimitLayer::new(store, enforced())]));
+    let decided = async |app: &Router| {
+        let received = send(app, get("/")).await;
+        let decision = received.extensions.get::<Decision>().cloned();
+        (received.status.as_u16(), decision)
+    };
+
+    let (status, decision) = decided(&app).await;
+    let decision = decision.expect("a decision");
+    assert_eq!(status, 200);
+    assert_eq!(remaining_of(&decision), [("second", 8), ("enforced", 3), ("third", 8)]);
+
+    cluster.primaries[1].kill();
+    for (number, status, remaining) in [(2, 200, 2), (3, 200, 1), (4, 200, 0), (5, 429, 0), (6, 429, 0)] {
+        let (answered, decision) = decided(&app).await;
+        let decision = decision.expect("a decision");
+        assert_eq!(answered, status, "{decision:?}");
+        // One that observes counts what an enforced one denies, too.
+        assert_eq!(
+            remaining_of(&decision),
+            [("enforced", remaining), ("third", 9 - number)]
+        );
+        assert!(decision.store_error().is_none());
+    }
+    assert_eq!(failures.load(Ordering::Relaxed), 0);
+    assert_eq!(decided(&alone).await.0, 429);
+
+    // The node of the enforced one decides about it, with or without the others.
+    cluster.primaries[0].kill();
+    for app in [&app, &alone] {
+        assert_eq!(decided(app).await.0, 503);
+    }
+    assert!(failures.load(Ordering::Relaxed) > 0);
+}
+
+#[tokio::test]
+async fn an_error_on_its_key_leaves_the_others_as_they_are() {
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let enforced = hourly("enforced", 4).failure_mode(FailureMode::Closed);
+    let limiter = Limiter::new(store, [enforced, hourly("candidate", 9).observe_only()]);
+    assert_eq!(
+        remaining_of(&check(&limiter).await),
+        [("enforced", 3), ("candidate", 8)]
+    );
+
+    let keys: Vec<String> = redis.command("KEYS", ["*:candidate:*"]).await;
+    let [key] = &keys[..] else { panic!("one key: {keys:?}") };
+    redis.command::<()>("SET", [key, "no log"]).await;
+    for remaining in [2, 1, 0] {
+        let decision = check(&limiter).await;
+        assert!(decision.is_allowed() && decision.store_error().is_none());
+        assert_eq!(remaining_of(&decision), [("enforced", remaining)]);
+    }
+    assert!(!check(&limiter).await.is_allowed());
+
+    // Where nothing is enforced beside it, its own failure mode applies.
+    let alone = Limiter::new(
+        connected(patient(), &redis.url()).await,
+        hourly("candidate", 9).observe_only(),
+    );
+    let decision = check(&alone).await;
+    assert!(decision.store_error().is_some());
+    assert_eq!(remaining_of(&decision), [("candidate", 8)]);
 }

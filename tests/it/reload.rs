@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{Router, routing::get as route};
@@ -443,13 +443,22 @@ fn an_application_replaces_policies_of_its_own_configuration() {
     assert!(error.contains("`LivePolicies::replace`"), "{error}");
 }
 
-/// Two files whose policies belong together.
+/// Two files whose policies belong together. Every other file blocks a path.
 fn pair(n: u64) -> String {
     let (minute, hour) = (1_000_000_000 + n, 2_000_000_000 + n);
+    let list = if blocks(n) {
+        "block.routes = \"/sometimes\"\n"
+    } else {
+        ""
+    };
     format!(
-        "[policies.minute]\nlimit = \"fixed-window {minute}/min\"\nkey = \"ip\"\n[policies.hour]\nlimit = \"fixed-window \
+        "{list}[policies.minute]\nlimit = \"fixed-window {minute}/min\"\nkey = \"ip\"\n[policies.hour]\nlimit = \"fixed-window \
          {hour}/h\"\nkey = \"ip\"\n"
     )
+}
+
+fn blocks(n: u64) -> bool {
+    n.is_multiple_of(2)
 }
 
 /// The limits of both policies in a field, which were in one file.
@@ -482,6 +491,7 @@ async fn under_load_no_request_is_lost_or_decided_by_parts_of_two_files() {
     let app = app(RateLimitLayer::new(store.clone(), both()));
     let limiter = Limiter::new(store, both());
 
+    let started = Instant::now();
     let (done, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let callers: Vec<_> = (0..3)
         .map(|_| {
@@ -494,6 +504,13 @@ async fn under_load_no_request_is_lost_or_decided_by_parts_of_two_files() {
                     let seen = pair_of(response.field("ratelimit-policy").unwrap());
                     assert!(seen >= last, "an older file applies again");
                     last = seen;
+
+                    let response = send(&app, get("/sometimes")).await;
+                    if response.status != StatusCode::FORBIDDEN {
+                        let seen = pair_of(response.field("ratelimit-policy").unwrap());
+                        assert!(!blocks(seen), "the list of one file and the limits of another: {seen}");
+                        sent.fetch_add(1, Ordering::Relaxed);
+                    }
 
                     let decision = limiter.check(Key::ip([203, 0, 113, 7].into())).await.unwrap();
                     let limits: Vec<_> = decision.policies().map(|policy| policy.limit()).collect();
@@ -521,6 +538,8 @@ async fn under_load_no_request_is_lost_or_decided_by_parts_of_two_files() {
         caller.await.expect("no assertion fails");
     }
 
+    let sent_all = sent.load(Ordering::Relaxed) as f64;
+    println!("{:.0} counted requests/s", sent_all / started.elapsed().as_secs_f64());
     let counted = limiter.peek(Key::ip([203, 0, 113, 7].into())).await.unwrap();
     let hour = counted.policies().nth(1).unwrap();
     assert_eq!(hour.limit() - hour.remaining(), sent.load(Ordering::Relaxed) as u64);

@@ -115,6 +115,36 @@ async fn the_receipt_of_one_policy_leaves_those_of_the_others() {
     assert!(decision.take_receipt_of("requests").is_none());
 }
 
+#[tokio::test]
+async fn a_decision_is_settled_or_refunded_once_without_its_receipt() {
+    let policies = [
+        Policy::new("requests", SlidingLog::per_minute(60)),
+        Policy::new("tokens", SlidingLog::per_minute(QUOTA)),
+    ];
+    let limiter = Limiter::new(MemoryStore::new(), policies);
+    let decision = check(&limiter, 10).await;
+    decision.settle(4).await.expect("the store answers");
+    assert_eq!(counted(&limiter).await, [4, 4]);
+    decision.clone().settle(7).await.expect("nothing is left to settle");
+    decision.refund().await.expect("nothing is left to refund");
+    assert!(decision.take_receipt().is_none());
+    assert_eq!(counted(&limiter).await, [4, 4]);
+
+    let refunded = check(&limiter, 10).await;
+    refunded.refund().await.expect("the store answers");
+    assert_eq!(counted(&limiter).await, [4, 4]);
+
+    let one = check(&limiter, 10).await;
+    let tokens = one.take_receipt_of("tokens");
+    one.refund().await.expect("the store answers");
+    assert_eq!(counted(&limiter).await, [4, 14]);
+    drop(tokens);
+
+    let denied = limiter.check_n("k", 60).await.expect("the store answers");
+    denied.refund().await.expect("nothing was charged");
+    assert_eq!(counted(&limiter).await, [4, 14]);
+}
+
 /// Settles by many tasks at once, and counts what was used.
 async fn settlements_at_once_count_each_actual_cost(store: impl Store + Clone) {
     for limit in hourly() {

@@ -8,6 +8,7 @@ mod plans;
 #[cfg(feature = "file")]
 mod read;
 mod register;
+mod requests;
 mod texts;
 mod warn_at;
 
@@ -22,9 +23,11 @@ use self::{
     client_ip::ClientIp,
     entry::{Entry, Mode, Name, Unique, yes},
     extensions::Extensions,
+    requests::Requests,
+    texts::Routes,
 };
 use super::{Keyed, Policy, Unkeyed, scope::Scope, terms::Terms};
-use crate::{ConfigError, KeyExtractor, key::Registered};
+use crate::{ConfigError, KeyExtractor, access::Access, key::Registered};
 
 /// Policies by name, from configuration.
 ///
@@ -57,7 +60,7 @@ use crate::{ConfigError, KeyExtractor, key::Registered};
 ///
 /// # #[cfg(all(feature = "axum", feature = "file"))] {
 /// let policies = Policies::from_toml(r#"
-///     enabled = true # `false` turns all of it off
+///     enabled = true # `false` turns all of it off, also lists of blocked requests
 ///
 ///     [client-ip] # the service is behind one proxy
 ///     header = "x-forwarded-for"
@@ -85,7 +88,7 @@ use crate::{ConfigError, KeyExtractor, key::Registered};
 /// | `limit` | the limit, in one of its [spellings](crate::limit#limits-as-text) | required |
 /// | `plan`, `plans` | what selects the [plan](#plans) of a request, and the limits of plans by name | none |
 /// | `key` | a [key](#keys), or a list of at most 16, which means all of them together | none; for [`unkeyed`](Self::unkeyed) |
-/// | `routes` | the routes that the policy is for: one, or a list of templates such as `/users/{id}`. Where axum has not matched a route, the path is compared: `{id}` is a segment, and `{*rest}` the rest. In gRPC `/shop.Accounts/SignIn`, or `/shop.Accounts/{method}` | all |
+/// | `routes` | the [routes](#routes) that the policy is for: one, or a list; or `others` | all |
 /// | `methods` | the methods that the policy is for: one, or a list. `GET` is also for `HEAD` | all |
 /// | `cost` | the cost of a request | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
@@ -150,6 +153,49 @@ use crate::{ConfigError, KeyExtractor, key::Registered};
 /// `plan` is `extension:<name>`, as [registered](Self::with_extension), or `header:<name>`: a header that only a proxy in front
 /// sets, since a client that can send it chooses its limit.
 ///
+/// # Routes
+///
+/// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
+/// matched none, the path is compared: `{id}` is a segment, and `{*rest}` the rest. In gRPC it is `/shop.Accounts/SignIn`, or
+/// `/shop.Accounts/{method}`. `routes = "others"` is for the requests that no other policy of the file with `routes` or
+/// `methods` is for.
+///
+/// # Skipped and blocked requests
+///
+/// `[skip]` and `[block]` list requests that each layer with a policy of the file [skips](crate::RateLimitLayer::skip), such as
+/// those of monitoring, or [blocks](crate::RateLimitLayer::block), beside those of the layer itself. All fields of a table hold
+/// for such a request; several tables, `[[skip]]`, are alternatives. A [`Limiter`](crate::Limiter) has no requests and
+/// no lists.
+///
+/// ```
+/// # #[cfg(feature = "file")] {
+/// use tower_quota::{MemoryStore, Policies};
+///
+/// let policies = Policies::from_toml(r#"
+///     [[skip]]
+///     routes = "/health"
+///
+///     [[skip]]
+///     networks = ["10.0.0.0/8", "fd00::/8"]
+///     methods = "GET"
+///
+///     [block]
+///     networks = "198.51.100.0/24"
+///
+///     [policies.api]
+///     limit = "sliding-log 100/min"
+///     key = "ip"
+/// "#)?;
+/// let layer = policies.layer(MemoryStore::new(), ["api"])?;
+/// # }
+/// # Ok::<(), tower_quota::ConfigError>(())
+/// ```
+///
+/// | field of `[skip]` and `[block]` | value | default |
+/// | --- | --- | --- |
+/// | `networks` | the networks of clients: one, or a list. The address is that of the table `[client-ip]`, if the file has it, else that of the peer | all |
+/// | `routes`, `methods` | as those of policies, without `others` | all |
+///
 /// # The client address
 ///
 /// | field of `[client-ip]` | value | default |
@@ -163,6 +209,7 @@ use crate::{ConfigError, KeyExtractor, key::Registered};
 pub struct Policies {
     enabled: bool,
     client_ip: Option<ClientIp>,
+    listed: Option<Arc<Access>>,
     policies: BTreeMap<String, Entry>,
     extensions: Extensions,
 }
@@ -202,7 +249,9 @@ impl Policies {
     /// If there is no such policy.
     pub fn unkeyed(&self, name: &str) -> Result<Policy<Unkeyed>, ConfigError> {
         let terms = self.switched(self.terms(name)?);
-        Ok(Policy::with_terms(terms))
+        let mut policy = Policy::with_terms(terms);
+        policy.settings.listed = self.listed();
+        Ok(policy)
     }
 
     /// The names of all policies, in alphabetical order.
@@ -240,7 +289,7 @@ impl Policies {
             Some(plans) => of_policy(name, plans.limit(without_plan, &self.extensions))?,
         };
         let scope = Scope {
-            routes: fields.routes.0.clone(),
+            routes: fields.routes.scope(|| self.scopes()),
             methods: fields.methods.0.clone(),
         };
         let terms = Terms {
@@ -255,9 +304,26 @@ impl Policies {
         Ok(if fields.enabled { terms } else { terms.switched_off() })
     }
 
+    /// What the policies are for that are for some requests only, apart from those that are for the others.
+    fn scopes(&self) -> Vec<Scope> {
+        let entries = self.policies.values().map(|entry| &entry.fields);
+        let scopes = entries
+            .filter(|fields| !matches!(fields.routes, Routes::Others))
+            .map(|fields| Scope {
+                routes: fields.routes.scope(Vec::new),
+                methods: fields.methods.0.clone(),
+            });
+        scopes.filter(|scope| !scope.is_everything()).collect()
+    }
+
     /// The terms of a policy by the switch at the top of the file.
     pub(super) fn switched(&self, terms: Terms) -> Terms {
         if self.enabled { terms } else { terms.switched_off() }
+    }
+
+    /// The requests that the file skips or blocks, unless it is switched off.
+    pub(super) fn listed(&self) -> Option<Arc<Access>> {
+        self.listed.clone().filter(|_| self.enabled)
     }
 
     /// The key of a policy.
@@ -294,6 +360,10 @@ struct Table {
     #[serde(default = "yes")]
     enabled: bool,
     client_ip: Option<ClientIp>,
+    #[serde(default)]
+    skip: Requests,
+    #[serde(default)]
+    block: Requests,
     policies: Unique<Name, Entry>,
 }
 
@@ -307,9 +377,14 @@ impl TryFrom<Table> for Policies {
                 of_policy(name, key.validate(client_ip))?;
             }
         }
+        let listed = Access {
+            skipped: table.skip.conditions(client_ip)?,
+            blocked: table.block.conditions(client_ip)?,
+        };
         let policies = table.policies.0.into_iter();
         Ok(Self {
             enabled: table.enabled,
+            listed: (!listed.is_empty()).then(|| Arc::new(listed)),
             client_ip: table.client_ip,
             policies: policies.map(|(Name(name), entry)| (name, entry)).collect(),
             extensions: Extensions::default(),

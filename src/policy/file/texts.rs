@@ -1,10 +1,14 @@
 use std::fmt;
 
 use http::Method;
+use ipnet::IpNet;
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, SeqAccess, Visitor},
 };
+
+use super::super::scope::{self, Scope};
+use crate::{ConfigError, key};
 
 /// A text, or a list of texts that is not empty.
 struct Texts(Vec<String>);
@@ -45,18 +49,58 @@ impl<'de> Deserialize<'de> for Texts {
 /// The templates of routes, or the paths.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(try_from = "Texts")]
-pub(super) struct Routes(pub(super) Vec<String>);
+pub(super) enum Routes {
+    #[default]
+    All,
+    These(Vec<String>),
+    /// Those that no other policy of the file is for.
+    Others,
+}
 
 impl TryFrom<Texts> for Routes {
     type Error = String;
 
     fn try_from(Texts(routes): Texts) -> Result<Self, String> {
+        if matches!(&routes[..], [only] if only == "others") {
+            return Ok(Self::Others);
+        }
         match routes.iter().find(|route| !route.starts_with('/')) {
             Some(wrong) => Err(format!(
-                "`{wrong}` is not a route; one looks like `/login`, `/users/{{id}}` or, in gRPC, `/shop.Accounts/SignIn`"
+                "`{wrong}` is not a route; one looks like `/login`, `/users/{{id}}` or, in gRPC, `/shop.Accounts/SignIn`; \
+                 `others` alone are those that no other policy has"
             )),
-            None => Ok(Self(routes)),
+            None => Ok(Self::These(routes)),
         }
+    }
+}
+
+impl Routes {
+    /// The routes as a part of a scope, with the scopes of the other policies.
+    pub(super) fn scope(&self, others: impl FnOnce() -> Vec<Scope>) -> scope::Routes {
+        match self {
+            Self::All => scope::Routes::All,
+            Self::These(routes) => scope::Routes::These(routes.clone()),
+            Self::Others => scope::Routes::NoneOf(others()),
+        }
+    }
+}
+
+/// The networks of clients.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(try_from = "Texts")]
+pub(super) struct Networks(pub(super) Vec<String>);
+
+impl TryFrom<Texts> for Networks {
+    type Error = ConfigError;
+
+    fn try_from(Texts(networks): Texts) -> Result<Self, ConfigError> {
+        let is_all = |network: &&String| network.parse::<IpNet>().is_ok_and(|network| network.prefix_len() == 0);
+        if let Some(all) = networks.iter().find(is_all) {
+            return Err(ConfigError::new(format!(
+                "`{all}` contains every address; list the networks of the clients"
+            )));
+        }
+        key::ip().try_within(&networks).map(|_| Self(networks))
     }
 }
 

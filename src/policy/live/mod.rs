@@ -56,6 +56,8 @@ use crate::ConfigError;
 /// * The limit, cost, key and failure mode of each policy become those of the file. Settings in code, such as
 ///   [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if) or [`failure_mode`](Policy::failure_mode), and the key of a
 ///   policy without one in the file, stay and take precedence.
+/// * The requests that the file [skips and blocks](Policies#skipped-and-blocked-requests) are skipped and blocked. Those of
+///   [`RateLimitLayer::skip`](crate::RateLimitLayer::skip) and [`block`](crate::RateLimitLayer::block) stay.
 /// * Counts are kept, and the new numbers apply to them. With another algorithm [counts start at zero](crate::limit#when-a-limit-changes).
 /// * A file that cannot be read or has a wrong line changes nothing.
 /// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns

@@ -6,11 +6,12 @@ use smallvec::SmallVec;
 use super::{
     super::{
         Keyed, Policy, Unkeyed,
-        list::{contexts, is_composite},
+        basis::Basis,
+        list::{contexts, is_composite, listed},
     },
     source::Source,
 };
-use crate::{ConfigError, KeyExtractor, decision::CheckContext};
+use crate::{ConfigError, KeyExtractor, access::Access, decision::CheckContext};
 
 /// The newest policies of a layer or a limiter whose policies follow a file.
 ///
@@ -20,6 +21,8 @@ pub(crate) struct Renewals<K> {
     sources: SmallVec<[Arc<Source>; 1]>,
     /// The revision of the policies that the layer was built with.
     built_at: u64,
+    /// The conditions of the layer in code, which a reload keeps.
+    pub(crate) access: Access,
     newest: ArcSwapOption<Renewed<K>>,
 }
 
@@ -28,6 +31,7 @@ struct Renewed<K> {
     revision: u64,
     policies: Arc<[Policy<K>]>,
     context: Arc<CheckContext>,
+    access: Option<Access>,
 }
 
 impl<K: Renewable> Renewals<K> {
@@ -47,30 +51,40 @@ impl<K: Renewable> Renewals<K> {
         Some(Self {
             sources,
             built_at,
+            access: Access::default(),
             newest: ArcSwapOption::empty(),
         })
     }
 
-    /// Applies the newest of the policies to a request, where `policies` and `context` are those of the layer as it was built.
-    #[inline]
-    pub(crate) fn apply<R>(
-        &self,
-        policies: &[Policy<K>],
-        context: &Arc<CheckContext>,
-        apply: impl FnOnce(&[Policy<K>], &Arc<CheckContext>) -> R,
-    ) -> R {
-        let revision = self.sources.iter().map(|source| source.revision()).sum::<u64>();
+    /// Applies the newest policies to a request, where `built` is what the layer was built with.
+    #[inline(always)]
+    pub(crate) fn apply<R>(&self, built: Basis<'_, K>, apply: impl FnOnce(Basis<'_, K>) -> R) -> R {
+        let revision = match &self.sources[..] {
+            [only] => only.revision(),
+            several => several.iter().map(|source| source.revision()).sum(),
+        };
         if self.built_at >= revision {
-            return apply(policies, context);
+            return apply(built);
         }
+        self.apply_newest(revision, built, apply)
+    }
+
+    /// Apart from `apply`, so that the request is decided in one place of the code before the first reload.
+    fn apply_newest<R>(&self, revision: u64, built: Basis<'_, K>, apply: impl FnOnce(Basis<'_, K>) -> R) -> R {
         let newest = self.newest.load();
-        match newest.as_deref().filter(|newest| newest.revision >= revision) {
-            Some(newest) => apply(&newest.policies, &newest.context),
+        let renewed;
+        let newest = match newest.as_deref().filter(|newest| newest.revision >= revision) {
+            Some(newest) => newest,
             None => {
-                let newest = self.renew(policies, context);
-                apply(&newest.policies, &newest.context)
+                renewed = self.renew(&built);
+                &*renewed
             }
-        }
+        };
+        apply(Basis {
+            policies: &newest.policies,
+            context: &newest.context,
+            access: newest.access.as_ref(),
+        })
     }
 
     /// Forgets what was built with other settings of the layer.
@@ -79,25 +93,29 @@ impl<K: Renewable> Renewals<K> {
     }
 
     #[cold]
-    fn renew(&self, policies: &[Policy<K>], context: &Arc<CheckContext>) -> Arc<Renewed<K>> {
-        let mut renewed = policies.to_vec();
+    fn renew(&self, built: &Basis<'_, K>) -> Arc<Renewed<K>> {
+        let mut renewed = built.policies.to_vec();
         let revision = renew(&mut renewed, &self.sources);
         if let Err(error) = renewed.iter().try_for_each(K::validate) {
             #[cfg(feature = "tracing")]
             tracing::warn!(%error, "a limiter keeps the limits from before a reload");
             let _ = error;
             let newest = self.newest.load();
-            renewed = newest.as_deref().map_or(policies, |newest| &newest.policies).to_vec();
+            renewed = newest
+                .as_deref()
+                .map_or(built.policies, |newest| &newest.policies)
+                .to_vec();
         }
 
         let contexts = contexts(&renewed);
         let context = CheckContext {
             is_composite: is_composite(&contexts),
             policies: contexts,
-            ..CheckContext::clone(context)
+            ..CheckContext::clone(built.context)
         };
         let renewed = Arc::new(Renewed {
             revision,
+            access: self.access.joined(&listed(&renewed)),
             policies: renewed.into(),
             context: Arc::new(context),
         });
@@ -118,7 +136,9 @@ fn renew<K: Renewable>(policies: &mut [Policy<K>], sources: &[Arc<Source>]) -> u
             continue;
         };
         let of_policy = snapshots.iter().find(|(source, _)| Arc::ptr_eq(source, &origin.source));
-        let Some(description) = of_policy.and_then(|(_, snapshot)| snapshot.policies.get(policy.name())) else {
+        let Some((_, snapshot)) = of_policy else { continue };
+        policy.settings.listed = snapshot.listed.clone();
+        let Some(description) = snapshot.policies.get(policy.name()) else {
             continue;
         };
         policy.settings.terms = description.terms.clone();
@@ -134,6 +154,7 @@ impl<K> Clone for Renewals<K> {
         Self {
             sources: self.sources.clone(),
             built_at: self.built_at,
+            access: self.access.clone(),
             newest: ArcSwapOption::empty(),
         }
     }

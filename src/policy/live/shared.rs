@@ -33,13 +33,14 @@ impl Shared {
     /// Policies, with the path and the content of their file.
     pub(super) fn new(policies: Policies, file: Option<(PathBuf, String)>) -> Self {
         let (path, text) = file.unzip();
+        let source = Arc::new(Source::new(policies.listed()));
         let state = State {
             policies,
             text,
             used: BTreeMap::new(),
         };
         Self {
-            source: Arc::new(Source::new()),
+            source,
             state: Mutex::new(state),
             path,
         }
@@ -113,7 +114,7 @@ impl Shared {
         let newest = used
             .iter()
             .map(|(name, used)| (name.clone(), switched(&policies, used)));
-        self.source.replace(newest.collect());
+        self.source.replace(newest.collect(), policies.listed());
         *state = State { policies, text, used };
         Ok(())
     }

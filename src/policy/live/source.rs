@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::super::terms::Terms;
-use crate::KeyExtractor;
+use crate::{KeyExtractor, access::Access};
 
 /// What a file has about a policy that code uses.
 #[derive(Clone)]
@@ -23,6 +23,8 @@ pub(super) struct Snapshot {
     /// The number of loads before this one.
     pub(super) revision: u64,
     pub(super) policies: BTreeMap<String, Description>,
+    /// The requests that the file lists as skipped or blocked.
+    pub(super) listed: Option<Arc<Access>>,
 }
 
 /// Where policies that follow a file find their newest terms.
@@ -34,11 +36,15 @@ pub(in crate::policy) struct Source {
 }
 
 impl Source {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(listed: Option<Arc<Access>>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let newest = Snapshot {
+            listed,
+            ..Snapshot::default()
+        };
         Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            newest: Mutex::default(),
+            newest: Mutex::new(Arc::new(newest)),
             revision: AtomicU64::new(0),
         }
     }
@@ -58,10 +64,14 @@ impl Source {
         Arc::make_mut(&mut newest).policies.insert(name, description);
     }
 
-    pub(super) fn replace(&self, policies: BTreeMap<String, Description>) {
+    pub(super) fn replace(&self, policies: BTreeMap<String, Description>, listed: Option<Arc<Access>>) {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let revision = newest.revision + 1;
-        *newest = Arc::new(Snapshot { revision, policies });
+        *newest = Arc::new(Snapshot {
+            revision,
+            policies,
+            listed,
+        });
         self.revision.store(revision, Ordering::Release);
     }
 }

@@ -28,24 +28,32 @@ async fn decide_all(
 ) -> Result<StoreResponse, StoreError> {
     let mut response = StoreResponse::new(Duration::ZERO, []);
     for request in &requests {
-        let cache = queues.deny_cache.as_deref();
-        let generation = cache.map(|cache| cache.generation(request));
-        let mut progress = Progress::new(&queues, request);
-        progress.decide().await?;
-        let refunds = progress.refund().await?;
-
-        let Progress { allowed, states, .. } = progress;
-        let latest = states.iter().filter_map(|state| state.decided_at).max();
-        response.server_time = response.server_time.max(latest.unwrap_or_default());
-        if let (Some(cache), Some(generation), false) = (cache, generation, allowed) {
-            let generation = cache.generation_after_refunds(generation, request, &refunds);
-            cache.insert(request, made_at, generation, response.server_time, &states);
-        }
-        response
-            .outcomes
-            .push(Outcome::new(allowed, request.folds.unfold(&states)));
+        let decided = decide_one(&queues, request, made_at, &mut response.server_time).await;
+        response.outcomes.push(request.outcome(decided)?);
     }
     Ok(response)
+}
+
+async fn decide_one(
+    queues: &CommitQueues,
+    request: &OwnedRequest,
+    made_at: Instant,
+    server_time: &mut Duration,
+) -> Result<Outcome, StoreError> {
+    let cache = queues.deny_cache.as_deref();
+    let generation = cache.map(|cache| cache.generation(request));
+    let mut progress = Progress::new(queues, request);
+    progress.decide().await?;
+    let refunds = progress.refund().await?;
+
+    let Progress { allowed, states, .. } = progress;
+    let latest = states.iter().filter_map(|state| state.decided_at).max();
+    *server_time = latest.unwrap_or_default().max(*server_time);
+    if let (Some(cache), Some(generation), false) = (cache, generation, allowed) {
+        let generation = cache.generation_after_refunds(generation, request, &refunds);
+        cache.insert(request, made_at, generation, *server_time, &states);
+    }
+    Ok(Outcome::new(allowed, request.folds.unfold(&states)))
 }
 
 /// A request that is decided slot by slot.

@@ -73,7 +73,7 @@ impl DenyCache {
         request: &HashedRequest<'_>,
         now: Instant,
     ) -> Option<StoreResponse> {
-        let HashedRequest { folded, hashes } = request;
+        let HashedRequest { folded, hashes, .. } = request;
         let charges = &*folded.charges;
         if folded.operation != Operation::Check || charges.iter().any(|charge| charge.role() == ChargeRole::Once) {
             return None;

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Limit,
     store::{
-        ChargeRole, Operation, StoreRequest,
+        ChargeRole, Operation, Outcome, StoreError, StoreRequest,
         fold::{Folded, Folds, fold},
     },
 };
@@ -16,6 +16,7 @@ use crate::{
 pub(super) struct HashedRequest<'a> {
     pub(super) folded: Folded<'a>,
     pub(super) hashes: SmallVec<[u64; 1]>,
+    is_optional: bool,
 }
 
 /// A store request that can wait: it owns its keys in Redis, each of which it charges once.
@@ -25,6 +26,8 @@ pub(super) struct OwnedRequest {
     pub(super) charges: SmallVec<[OwnedCharge; 1]>,
     /// Which of the owned charges each charge of the store request is part of.
     pub(super) folds: Folds,
+    /// Whether its failure is none of the requests beside it.
+    pub(super) is_optional: bool,
 }
 
 /// A cost on one key in Redis.
@@ -42,13 +45,21 @@ impl<'a> HashedRequest<'a> {
     pub(super) fn new(key_format: &KeyFormat, request: &StoreRequest<'a>) -> Self {
         let folded = fold(request);
         let hashes = folded.charges.iter().map(|charge| key_format.hash(charge)).collect();
-        Self { folded, hashes }
+        Self {
+            folded,
+            hashes,
+            is_optional: request.is_optional(),
+        }
     }
 }
 
 impl OwnedRequest {
     pub(super) fn new(key_format: &KeyFormat, request: HashedRequest<'_>) -> Self {
-        let HashedRequest { folded, hashes } = request;
+        let HashedRequest {
+            folded,
+            hashes,
+            is_optional,
+        } = request;
         let mut charges = SmallVec::new();
         for (charge, hash) in folded.charges.iter().zip(hashes) {
             charges.push(OwnedCharge {
@@ -63,6 +74,7 @@ impl OwnedRequest {
             operation: folded.operation,
             charges,
             folds: folded.folds,
+            is_optional,
         }
     }
 
@@ -80,6 +92,15 @@ impl OwnedRequest {
                 .map(|position| self.charges[*position].clone())
                 .collect(),
             folds: Folds::default(),
+            is_optional: false,
+        }
+    }
+
+    /// The outcome of this request, where the one of an optional request for which Redis has failed is unknown.
+    pub(super) fn outcome(&self, result: Result<Outcome, StoreError>) -> Result<Outcome, StoreError> {
+        match result {
+            Err(_) if self.is_optional => Ok(Outcome::unknown()),
+            result => result,
         }
     }
 

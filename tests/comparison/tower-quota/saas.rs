@@ -50,9 +50,7 @@ async fn login(
         return Ok(StatusCode::UNAUTHORIZED);
     }
     // limits
-    if let Some(receipt) = decision.take_receipt() {
-        receipt.refund().await?;
-    }
+    decision.refund().await?;
     // rest
     Ok(StatusCode::OK)
 }

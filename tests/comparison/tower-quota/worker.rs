@@ -29,8 +29,8 @@ impl Worker {
         // rest
         let sent = send().await;
         // limits
-        if let (Err(_), Some(receipt)) = (&sent, decision.take_receipt()) {
-            receipt.refund().await?;
+        if sent.is_err() {
+            decision.refund().await?;
         }
         // rest
         sent
@@ -49,9 +49,7 @@ impl Worker {
         // rest
         let (answer, cost) = model().await;
         // limits
-        if let Some(receipt) = decision.take_receipt() {
-            receipt.settle(cost).await?;
-        }
+        decision.settle(cost).await?;
         // rest
         Ok(answer)
     }

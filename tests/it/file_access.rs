@@ -1,0 +1,347 @@
+//! Requests that a file skips or blocks, and routes that no other policy of it is for.
+
+use std::convert::Infallible;
+
+use axum::{Router, body::Body, routing::get as route};
+use http::{Request, Response, request::Builder};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_quota::{Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key};
+
+use crate::support::{Clock, Counted, Log, get, get_from, send};
+
+/// One request an hour for each address, after these lines.
+fn file(lines: &str) -> String {
+    format!("{lines}\n[policies.api]\nlimit = \"sliding-log 1/h\"\nkey = \"ip\"\n")
+}
+
+fn described(lines: &str) -> Policies {
+    Policies::from_toml(&file(lines)).unwrap_or_else(|error| panic!("{lines}: {error}"))
+}
+
+fn app(layer: RateLimitLayer) -> Router {
+    Router::new()
+        .route("/health", route(async || "well"))
+        .route("/users/{id}", route(async || "a user").post(async || "a user"))
+        .fallback(async || "hi")
+        .layer(layer)
+}
+
+/// The statuses of two of the same requests: `[200, 200]` if it is skipped, `[200, 429]` if it is limited.
+async fn statuses(app: &Router, request: impl Fn() -> Builder) -> [u16; 2] {
+    [
+        send(app, request()).await.status.as_u16(),
+        send(app, request()).await.status.as_u16(),
+    ]
+}
+
+const SKIPPED: [u16; 2] = [200, 200];
+const BLOCKED: [u16; 2] = [403, 403];
+const LIMITED: [u16; 2] = [200, 429];
+
+#[tokio::test]
+async fn all_fields_of_a_table_hold_and_several_tables_are_alternatives() {
+    let policies = described(
+        "[[skip]]\nroutes = [\"/health\", \"/users/{id}\"]\nmethods = \"GET\"\n[[skip]]\nnetworks = [\"10.0.0.0/8\", \
+         \"192.0.2.7\"]\n[[block]]\nnetworks = \"198.51.100.0/24\"\n[[block]]\nroutes = \"/users/{id}\"\nmethods = \
+         [\"DELETE\", \"PUT\"]\n",
+    );
+    let store = Counted::new(MemoryStore::new());
+    let app = app(policies.layer(store.clone(), ["api"]).unwrap());
+    for (address, method, path, expected) in [
+        ("203.0.113.1", "GET", "/health", SKIPPED),
+        ("203.0.113.1", "HEAD", "/users/42", SKIPPED),
+        ("10.1.2.3", "POST", "/", SKIPPED),
+        ("192.0.2.7", "GET", "/", SKIPPED),
+        ("198.51.100.9", "GET", "/", BLOCKED),
+        // Blocked rather than skipped.
+        ("198.51.100.9", "GET", "/health", BLOCKED),
+        ("10.1.2.3", "DELETE", "/users/42", BLOCKED),
+    ] {
+        let request = || get_from(address, path).method(method);
+        assert_eq!(statuses(&app, request).await, expected, "{address} {method} {path}");
+    }
+    assert_eq!(store.calls(), 0);
+    for (address, method, path) in [
+        ("203.0.113.2", "POST", "/users/42"),
+        ("203.0.113.3", "GET", "/users"),
+        ("192.0.2.8", "GET", "/"),
+        ("198.51.101.9", "GET", "/"),
+    ] {
+        let request = || get_from(address, path).method(method);
+        assert_eq!(statuses(&app, request).await, LIMITED, "{address} {method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn the_address_is_that_of_the_client_if_the_file_describes_it() {
+    let lists = "[skip]\nnetworks = \"192.0.2.0/24\"\n[block]\nnetworks = \"198.51.100.0/24\"\n";
+    let behind_proxy = format!("{lists}[client-ip]\nheader = \"x-forwarded-for\"\ntrusted = [\"10.0.0.0/8\"]\n");
+    let [direct, behind_proxy] = [lists, &behind_proxy].map(|lists| {
+        let policies = described(lists);
+        app(policies.layer(Clock::new().memory_store(), ["api"]).unwrap())
+    });
+    for (peer, forwarded_for, of_direct, of_proxied) in [
+        ("10.0.0.1", "192.0.2.7", LIMITED, SKIPPED),
+        ("10.0.0.2", "198.51.100.9", LIMITED, BLOCKED),
+        ("203.0.113.7", "192.0.2.7", LIMITED, LIMITED),
+        ("198.51.100.9", "192.0.2.7", BLOCKED, BLOCKED),
+    ] {
+        let request = || get_from(peer, "/").header("x-forwarded-for", forwarded_for);
+        assert_eq!(statuses(&direct, request).await, of_direct, "{peer} {forwarded_for}");
+        assert_eq!(
+            statuses(&behind_proxy, request).await,
+            of_proxied,
+            "{peer} {forwarded_for}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn each_layer_with_a_policy_of_the_file_has_its_lists_beside_its_own() {
+    let policies = described("skip.routes = \"/health\"\nblock.networks = \"198.51.100.0/24\"");
+    let day = Policy::new("day", SlidingLog::per_day(1)).key(key::ip());
+    let api = policies.get("api").unwrap();
+    let without_key = policies.unkeyed("api").unwrap().key(key::constant("all"));
+    for policies in [vec![api.clone()], vec![without_key], vec![day.clone(), api]] {
+        let layer = RateLimitLayer::new(Clock::new().memory_store(), policies)
+            .skip(|parts| parts.uri.path() == "/mine")
+            .block(|parts| parts.uri.path() == "/none");
+        let app = app(layer);
+        assert_eq!(statuses(&app, || get_from("203.0.113.1", "/health")).await, SKIPPED);
+        assert_eq!(statuses(&app, || get_from("203.0.113.1", "/mine")).await, SKIPPED);
+        assert_eq!(statuses(&app, || get_from("198.51.100.9", "/mine")).await, BLOCKED);
+        assert_eq!(statuses(&app, || get_from("203.0.113.1", "/none")).await, BLOCKED);
+        assert_eq!(statuses(&app, || get_from("203.0.113.1", "/")).await, LIMITED);
+    }
+
+    let others = app(RateLimitLayer::new(Clock::new().memory_store(), day));
+    assert_eq!(statuses(&others, || get_from("198.51.100.9", "/")).await, LIMITED);
+    // A limiter has no requests.
+    let limiter = Limiter::new(MemoryStore::new(), policies.unkeyed("api").unwrap());
+    assert!(limiter.check("42").await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn a_file_that_is_switched_off_blocks_nothing() {
+    let policies = described("enabled = false\nblock.routes = \"/health\"");
+    let app = app(policies.layer(MemoryStore::new(), ["api"]).unwrap());
+    assert_eq!(statuses(&app, || get("/health")).await, [200, 200]);
+}
+
+#[tokio::test]
+async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
+    let live = LivePolicies::from(described(""));
+    let layer = live
+        .layer(Clock::new().memory_store(), ["api"])
+        .unwrap()
+        .block(|parts| parts.uri.path() == "/none");
+    let app = app(layer.clone());
+    // Set after the layer has followed a reload.
+    live.replace(described("block.routes = \"/health\"")).unwrap();
+    assert_eq!(statuses(&app, || get("/health")).await, BLOCKED);
+    let later = self::app(layer.skip(|parts| parts.uri.path() == "/mine"));
+
+    for (lines, health) in [
+        ("block.routes = \"/health\"", BLOCKED),
+        ("skip.routes = \"/health\"", SKIPPED),
+        ("block.networks = \"203.0.113.0/24\"", BLOCKED),
+        ("enabled = false\nblock.routes = \"/health\"", [200, 200]),
+        ("", LIMITED),
+    ] {
+        live.replace(described(lines)).unwrap();
+        let request = || get_from("203.0.113.1", "/health");
+        assert_eq!(statuses(&app, request).await, health, "{lines}");
+        assert_eq!(statuses(&app, || get("/none")).await, BLOCKED, "{lines}");
+        if !lines.contains("networks") {
+            assert_eq!(statuses(&later, || get("/mine")).await, SKIPPED, "{lines}");
+        }
+    }
+
+    // A policy that the file has no more is in a layer that has the lists of the file.
+    live.replace(Policies::from_toml("block.routes = \"/health\"\n[policies]").unwrap())
+        .unwrap();
+    assert_eq!(statuses(&app, || get("/health")).await, BLOCKED);
+
+    // A file with a wrong line changes nothing.
+    assert!(Policies::from_toml(&file("block.networks = \"ten\"")).is_err());
+    assert_eq!(statuses(&app, || get("/health")).await, BLOCKED);
+}
+
+#[tokio::test]
+async fn a_layer_that_is_built_after_a_reload_has_its_lists() {
+    let live = LivePolicies::from(described("block.routes = \"/health\""));
+    let policy = live.get("api").unwrap();
+    live.replace(described("skip.routes = \"/health\"")).unwrap();
+    let app = app(RateLimitLayer::new(MemoryStore::new(), policy));
+    assert_eq!(statuses(&app, || get("/health")).await, SKIPPED);
+}
+
+#[test]
+fn a_layer_needs_the_name_of_a_policy() {
+    let (fixed, live) = (described(""), LivePolicies::from(described("")));
+    for names in [&["api"][..], &["search"], &["api", "api"], &[]] {
+        let [fixed, live] = [
+            fixed.layer(MemoryStore::new(), names),
+            live.layer(MemoryStore::new(), names),
+        ]
+        .map(|layer| layer.map(drop).map_err(|error| error.to_string()));
+        let expected = match names {
+            ["api"] => None,
+            ["search"] => Some("there is no policy `search`"),
+            [] => Some("at least one of its policies"),
+            _ => Some("two policies are named `api`"),
+        };
+        assert_eq!(fixed, live);
+        match expected {
+            None => assert_eq!(fixed, Ok(())),
+            Some(expected) => assert!(fixed.unwrap_err().contains(expected), "{names:?}"),
+        }
+    }
+}
+
+#[test]
+fn lists_that_cannot_be_meant_are_errors_with_their_place_and_the_fix() {
+    for (lines, place, fix) in [
+        (
+            "skip.networks = \"10.0.0.0/33\"",
+            "line 1",
+            "one looks like `10.0.0.0/8`",
+        ),
+        (
+            "[block]\nnetworks = [\"10.0.0.1\", \"ten\"]",
+            "line 2",
+            "`ten` is not a network",
+        ),
+        (
+            "block.networks = \"0.0.0.0/0\"",
+            "line 1",
+            "list the networks of the clients",
+        ),
+        ("skip.networks = [\"::/0\"]", "line 1", "`::/0` contains every address"),
+        ("skip.networks = []", "line 1", "an empty list"),
+        ("skip = []", "line 1", "leave it out"),
+        (
+            "skip = true",
+            "line 1",
+            "a table with `networks`, `routes` or `methods`",
+        ),
+        ("[block]", "line 1", "these would be all requests"),
+        ("block.routes = \"others\"", "line 1", "list the routes"),
+        ("[skip]\nnetwork = \"10.0.0.0/8\"", "line 2", "`networks`"),
+        ("[skip]\nroutes = \"health\"", "line 2", "one looks like `/login`"),
+        (
+            "[[skip]]\nroutes = \"/a\"\n[[skip]]\nmethods = \"get\"",
+            "line 4",
+            "`POST`",
+        ),
+    ] {
+        let error = Policies::from_toml(&file(lines)).unwrap_err().to_string();
+        assert!(error.contains(place) && error.contains(fix), "{lines}: {error}");
+        let json = serde_json::to_string(&file(lines).parse::<toml::Table>().unwrap()).unwrap();
+        let error = Policies::from_json(&json).unwrap_err().to_string();
+        assert!(error.contains(fix), "{json}: {error}");
+    }
+}
+
+#[test]
+fn a_request_without_an_address_is_in_no_list_and_is_logged() {
+    let policies = described("block.networks = \"10.0.0.0/8\"");
+    let layer = policies.layer(MemoryStore::new(), ["api"]).unwrap();
+    let service = layer.layer(service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Body::empty()))
+    }));
+    let log = Log::capture();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let Ok(response) = runtime.block_on(service.oneshot(Request::new(Body::empty())));
+    // The key of the policy is missing, too.
+    assert_eq!(response.status().as_u16(), 500);
+    assert!(log.text().contains("a request is in no network"), "{}", log.text());
+}
+
+/// A file in which each policy has another limit, by which a response shows it.
+const OTHERS: &str = "
+[policies.login]
+limit = \"sliding-log 1/h\"
+key = \"ip\"
+routes = \"/login\"
+
+[policies.writes]
+limit = \"sliding-log 2/h\"
+key = \"ip\"
+methods = [\"POST\", \"PUT\"]
+
+[policies.reports]
+limit = \"sliding-log 3/h\"
+key = \"ip\"
+routes = \"/reports/{*rest}\"
+methods = \"GET\"
+
+[policies.rest]
+limit = \"sliding-log 4/h\"
+key = \"ip\"
+routes = \"others\"
+
+[policies.all]
+limit = \"sliding-log 5/h\"
+key = \"ip\"
+";
+
+/// The policies that apply to a request.
+async fn applied(app: &Router, method: &str, path: &str) -> String {
+    let response = send(app, get(path).method(method)).await;
+    let policies = response.field("ratelimit-policy").unwrap_or_default();
+    let names = policies.split('"').skip(1).step_by(2);
+    names.collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test]
+async fn the_others_are_those_that_no_other_policy_is_for() {
+    let policies = Policies::from_toml(OTHERS).unwrap();
+    let all = ["login", "writes", "reports", "rest", "all"];
+    let app = |layer| Router::new().fallback(async || "hi").layer(layer);
+    let together = app(policies.layer(MemoryStore::new(), all).unwrap());
+    // Also where the other policies are in other layers.
+    let alone = app(policies.layer(MemoryStore::new(), ["rest"]).unwrap());
+    for (method, path, expected) in [
+        ("GET", "/login", "login all"),
+        ("POST", "/login", "login writes all"),
+        ("PUT", "/", "writes all"),
+        ("GET", "/reports/a/b", "reports all"),
+        ("HEAD", "/reports/a", "reports all"),
+        ("DELETE", "/reports/a", "rest all"),
+        ("GET", "/", "rest all"),
+    ] {
+        assert_eq!(applied(&together, method, path).await, expected, "{method} {path}");
+        let rest = if expected.contains("rest") { "rest" } else { "" };
+        assert_eq!(applied(&alone, method, path).await, rest, "{method} {path}");
+    }
+
+    let of_methods = OTHERS.replace("routes = \"others\"", "routes = \"others\"\nmethods = \"DELETE\"");
+    let policies = Policies::from_toml(&of_methods).unwrap();
+    let alone = app(policies.layer(MemoryStore::new(), ["rest"]).unwrap());
+    assert_eq!(applied(&alone, "GET", "/").await, "");
+    assert_eq!(applied(&alone, "DELETE", "/").await, "rest");
+}
+
+#[tokio::test]
+async fn the_others_follow_the_file() {
+    let live = LivePolicies::from(Policies::from_toml(OTHERS).unwrap());
+    let layer = live.layer(MemoryStore::new(), ["rest"]).unwrap();
+    let app = Router::new().fallback(async || "hi").layer(layer);
+    assert_eq!(applied(&app, "GET", "/login").await, "");
+    assert_eq!(applied(&app, "GET", "/new").await, "rest");
+
+    live.replace(Policies::from_toml(&OTHERS.replace("\"/login\"", "\"/new\"")).unwrap())
+        .unwrap();
+    assert_eq!(applied(&app, "GET", "/login").await, "rest");
+    assert_eq!(applied(&app, "GET", "/new").await, "");
+}
+
+#[test]
+fn others_stand_alone() {
+    for routes in ["[\"others\", \"/a\"]", "\"other\""] {
+        let text = OTHERS.replace("\"others\"", routes);
+        let error = Policies::from_toml(&text).unwrap_err().to_string();
+        assert!(error.contains("`others` alone"), "{error}");
+    }
+}
