@@ -59,8 +59,20 @@ impl<K> Policy<K> {
     ///
     /// The limit holds for the times at which requests are admitted, and the API counts those at which they arrive. Requests that
     /// take different times on the way can arrive closer together: with a limit equal to that of the API, more than its quota
-    /// arrive in some window. Make the window longer than that of the API by the difference between the longest and the shortest
-    /// time from the decision to the arrival; then at most the quota arrives in any window.
+    /// arrive in some window. Make the window longer than that of the API by a margin: the difference between the longest and
+    /// the shortest time from the decision to the arrival. Then at most the quota arrives in any window.
+    ///
+    /// Three processes send 120 requests to an API on the same machine that admits 20 in each second, as fast as they are
+    /// admitted, while the machine is busy. Three runs each of `ALONE=1 MARGIN_MS=.. cargo run --example client --features axum`:
+    ///
+    /// | margin | most in a second | denied by the API |
+    /// | --- | --- | --- |
+    /// | none | 20, 21, 23 | 3, 4, 6 |
+    /// | 50 ms | 20, 20, 20 | 0, 0, 0 |
+    /// | 200 ms | 20, 20, 19 | 0, 0, 0 |
+    ///
+    /// Over a network the times differ by more: choose the margin from the measured times. It costs as much of the throughput:
+    /// 50 ms in a window of a minute are a thousandth.
     pub fn learn_from_responses(mut self) -> Self {
         self.settings.learns = true;
         self

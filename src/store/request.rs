@@ -171,7 +171,8 @@ pub enum ChargeRole {
     /// * A refund changes nothing, and a reset ends the ban and forgets the ones before.
     ///
     /// Its state has the denials that remain, 0 while a ban is in force; the rest of the ban; and the time until the ban, the
-    /// denials and the number of bans are forgotten. In a Redis cluster it lies in one slot with the next charge. A charge
+    /// denials and the number of bans are forgotten. It is not regarded if the next charge counts nothing, for
+    /// [`Limit::Unlimited`] or [`Limit::DenyAll`]. In a Redis cluster it lies in one slot with the next charge. A charge
     /// has this role if and only if its limit is a ban.
     Ban,
 }
@@ -213,9 +214,9 @@ impl<'a> Charge<'a> {
             limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),
-            role: match limit {
-                Limit::Ban(_) => ChargeRole::Ban,
-                _ => ChargeRole::Counted,
+            role: match matches!(limit, Limit::Ban(_)) {
+                true => ChargeRole::Ban,
+                false => ChargeRole::Counted,
             },
         }
     }

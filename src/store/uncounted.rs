@@ -96,9 +96,17 @@ impl Part {
     }
 }
 
-/// Whether a store is needed for the charge at this position. A marker needs none if the next charge does not.
+/// Whether a store is needed for the charge at this position. A marker and a ban need none if the next charge does not.
 fn is_counted(charges: &[Charge<'_>], position: usize) -> bool {
     let is_counted = |charge: &Charge<'_>| charge.limit().is_counted();
     let charge = &charges[position];
-    is_counted(charge) && (charge.role() != ChargeRole::Once || charges.get(position + 1).is_none_or(is_counted))
+    let next = match charge.role() {
+        ChargeRole::Counted | ChargeRole::CheckedOnly => None,
+        ChargeRole::Once => charges.get(position + 1),
+        ChargeRole::Ban => {
+            let mut next = charges[position + 1..].iter();
+            next.find(|charge| charge.role() != ChargeRole::Once)
+        }
+    };
+    is_counted(charge) && next.is_none_or(is_counted)
 }

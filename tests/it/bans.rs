@@ -16,7 +16,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
     Ban, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
     Unkeyed, key, limit,
-    store::{Store, StoreFuture, StoreId, StoreRequest},
+    store::{Charge, ChargeRole, Operation, Store, StoreFuture, StoreId, StoreRequest},
 };
 
 use crate::support::{Algorithm, Bench, Broken, Cluster, Counted, Received, Redis, connected, patient};
@@ -57,6 +57,7 @@ each_store! {
     of_many_requests_at_once_as_many_are_denied_as_without_a_ban
     a_refund_and_a_settlement_leave_a_ban_as_it_is
     a_cost_that_does_not_fit_counts_as_one_denial
+    a_ban_before_a_charge_that_counts_nothing_is_not_regarded
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -381,6 +382,36 @@ async fn a_cost_that_does_not_fit_counts_as_one_denial(bench: Bench) {
     for expected in [full(second), full(second), banned(MINUTE)] {
         assert_eq!(check_n(10).await, expected);
     }
+}
+
+async fn a_ban_before_a_charge_that_counts_nothing_is_not_regarded(bench: Bench) {
+    let (key, bans, log) = (Key::from("k"), Limit::Ban(ban()), Limit::from(SlidingLog::per_day(1)));
+    fn charge<'a>(limit: &'a Limit, key: &'a Key, cost: u64) -> Charge<'a> {
+        Charge::new("test", limit, key, cost)
+    }
+    let decide = async |operation, charges: &[Charge<'_>]| {
+        let response = bench.store.decide(&[StoreRequest::new(operation, charges)]).await;
+        response.expect("the store replies").outcomes()[0].clone()
+    };
+    assert_eq!(charge(&bans, &key, 1).role(), ChargeRole::Ban);
+    for limit in [Limit::Unlimited, Limit::DenyAll] {
+        let charges = [charge(&bans, &key, 1), charge(&limit, &key, 1), charge(&log, &key, 1)];
+        for _ in 0..5 {
+            let outcome = decide(Operation::Check, &charges).await;
+            assert_eq!(
+                (outcome.states()[0].remaining, outcome.states()[0].retry_after),
+                (3, None)
+            );
+        }
+    }
+    decide(Operation::Charge, &[charge(&bans, &key, 9_000_000)]).await;
+    let unlimited = [charge(&bans, &key, 1), charge(&Limit::Unlimited, &key, 1)];
+    assert!(decide(Operation::Check, &unlimited).await.allowed);
+    let alone = decide(Operation::Check, &unlimited[..1]).await;
+    assert_eq!(
+        (alone.allowed, alone.states()[0].retry_after),
+        (false, Some(Duration::from_secs(9)))
+    );
 }
 
 #[tokio::test]

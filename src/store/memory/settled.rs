@@ -79,21 +79,40 @@ impl<'a> Settled<'a> {
 
     /// Applies the bans of a request, after its markers.
     pub(super) fn apply_bans(operation: Operation, charges: &mut [Self]) {
-        let is_ban = |charge: &Self| charge.charge.role() == ChargeRole::Ban;
-        let in_force = charges.iter().any(|charge| is_ban(charge) && !charge.fits);
-        for position in 0..charges.len() {
-            if !is_ban(&charges[position]) {
-                continue;
-            }
-            let next = &charges[position + 1..];
-            let guarded = next.iter().find(|charge| charge.charge.role() != ChargeRole::Once);
-            let Some(guarded) = guarded.filter(|charge| !is_ban(charge)) else {
-                continue;
-            };
-            let (limit, cost) = (guarded.charge.limit(), guarded.charge.cost());
-            let denies = operation == Operation::Check && !in_force && !guarded.admits() && cost <= limit.quota();
-            charges[position].denies = denies && limit.is_counted();
+        if charges.iter().any(Self::is_ban) {
+            Self::apply_some_bans(operation, charges);
         }
+    }
+
+    #[cold]
+    fn apply_some_bans(operation: Operation, charges: &mut [Self]) {
+        // A ban is not regarded where the charge that it is for counts nothing.
+        for position in 0..charges.len() {
+            let guarded = Self::guarded(charges, position);
+            if guarded.is_some_and(|guarded| !guarded.charge.limit().is_counted()) {
+                charges[position].may_deny = false;
+            }
+        }
+        let in_force = charges.iter().any(|charge| charge.is_ban() && !charge.admits());
+        for position in 0..charges.len() {
+            let guarded = Self::guarded(charges, position).filter(|guarded| !guarded.is_ban());
+            let is_denied = guarded.is_some_and(|guarded| {
+                let charge = guarded.charge;
+                !guarded.admits() && charge.limit().is_counted() && charge.cost() <= charge.limit().quota()
+            });
+            charges[position].denies = operation == Operation::Check && !in_force && is_denied;
+        }
+    }
+
+    /// The charge that the one at this position is for, if that is a ban.
+    fn guarded(charges: &[Self], position: usize) -> Option<&Self> {
+        let mut next = charges[position + 1..].iter();
+        let guarded = next.find(|charge| charge.charge.role() != ChargeRole::Once);
+        guarded.filter(|_| charges[position].is_ban())
+    }
+
+    fn is_ban(&self) -> bool {
+        self.charge.role() == ChargeRole::Ban
     }
 
     #[inline]
@@ -129,7 +148,7 @@ impl<'a> Settled<'a> {
         };
         let lacks_room = match role {
             ChargeRole::Once => !fits && operation.compares_room(),
-            ChargeRole::Ban => operation.requires_room() && room == 0,
+            ChargeRole::Ban => operation.requires_room() && may_deny && room == 0,
             ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost,
         };
         let wait = |cost| limit.wait(state, now, cost);
