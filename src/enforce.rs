@@ -115,7 +115,11 @@ impl Enforcer {
             Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
             Err(error) => return Progress::Done(self.refuse(&error, parts)),
         };
-        match check::begin(Operation::Check, undecided) {
+        let operation = match undecided.waits() {
+            true => Operation::Reserve,
+            false => Operation::Check,
+        };
+        match check::begin(operation, undecided) {
             Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
             Check::Pending(check) => Progress::Pending(check),
         }

@@ -8,7 +8,7 @@ use crate::{
     completion::CompletionRule,
     headers::Fields,
     lost::LostSettlements,
-    store::{Failover, Quota, Store},
+    store::{Failover, Quota, Store, Waiting},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -24,6 +24,8 @@ pub(crate) struct CheckContext {
     pub(crate) lost: Option<Arc<LostSettlements>>,
     /// Whether one of them only observes.
     pub(crate) observes: bool,
+    /// Whether requests may wait for one of them.
+    pub(crate) waits: bool,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
@@ -45,6 +47,7 @@ pub(crate) struct PolicyContext {
     pub(crate) file: Option<u64>,
     /// Whether the policy only observes.
     pub(crate) observed: bool,
+    pub(crate) waiting: Waiting,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     FailureMode, Key, Limit,
     completion::CompletionRule,
-    store::{Charge, ChargeState, Quota},
+    store::{Charge, ChargeState, Quota, Waiting},
 };
 
 /// The decision of one policy.
@@ -43,6 +43,8 @@ pub struct PolicyDecision {
     pub(crate) marker: Option<Arc<Marker>>,
     pub(crate) is_repetition: bool,
     pub(crate) cost: u64,
+    /// How long the request may wait for this policy.
+    pub(crate) waiting: Waiting,
     pub(crate) decided_at: Duration,
     pub(crate) denial: Option<Denial>,
     pub(crate) remaining: u64,
@@ -135,6 +137,7 @@ impl PolicyDecision {
     /// A decision that the store is to settle.
     #[inline]
     pub(crate) fn undecided(context: Arc<CheckContext>, position: usize, key: Key, cost: u64) -> Self {
+        let waiting = context.policies[position].waiting;
         Self {
             context,
             position,
@@ -143,6 +146,7 @@ impl PolicyDecision {
             marker: None,
             is_repetition: false,
             cost,
+            waiting,
             decided_at: Duration::ZERO,
             denial: None,
             remaining: 0,
@@ -213,7 +217,7 @@ impl PolicyDecision {
     /// What the store is to charge.
     #[inline]
     pub(crate) fn charge(&self) -> Charge<'_> {
-        let charge = Charge::on(self.quota(), &self.key, self.cost);
+        let charge = Charge::on(self.quota(), &self.key, self.cost).waiting(self.waiting);
         match self.is_charged_later() {
             true => charge.checked_only(),
             false => charge,

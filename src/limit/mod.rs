@@ -170,9 +170,11 @@ pub use self::{
     token_bucket::TokenBucket,
 };
 
+#[cfg(feature = "serde")]
+pub(crate) use self::units::parse_duration;
 pub(crate) use self::{
     by::{ChooseLimit, Source},
-    rule::MAX_QUOTA,
+    rule::{MAX_QUOTA, Slots},
     state::{Change, Effect, State},
 };
 #[cfg(any(feature = "fred", feature = "redis"))]

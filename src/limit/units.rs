@@ -37,6 +37,15 @@ impl Unit {
     }
 }
 
+/// A length of time such as `2s` or `500 ms`.
+#[cfg(feature = "serde")]
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (count, unit) = text.split_at(digits);
+    Some(Unit::named(unit.trim())?.times(count.parse().ok()?))
+}
+
 /// Displays the length of a window in the largest unit that divides it.
 pub(super) struct WindowText(pub(super) Duration);
 

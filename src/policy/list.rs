@@ -6,7 +6,7 @@ use crate::{
     decision::{CheckContext, PolicyContext, SharedFormat},
     headers::Fields,
     response::Negotiated,
-    store::{Failover, Store},
+    store::{Failover, Store, Waiting},
 };
 
 /// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them.
@@ -94,6 +94,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
         failure_mode: None,
         lost: awaits_completions(&policies).then(Arc::default),
         observes: observes(&policies),
+        waits: waits(&policies),
         policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
@@ -102,18 +103,30 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
 
 /// The parts of that context that depend on the policies.
 pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
-    let contexts = policies.iter().map(|policy| PolicyContext {
-        plan: policy.settings.terms.plan.clone(),
-        failure_mode: policy.settings.failure_mode(),
-        completion: policy.settings.completion.clone(),
-        file: policy.settings.file(),
-        observed: policy.settings.observed || policy.settings.terms.observed,
+    let contexts = policies.iter().map(|policy| {
+        let observed = policy.settings.observed || policy.settings.terms.observed;
+        PolicyContext {
+            plan: policy.settings.terms.plan.clone(),
+            failure_mode: policy.settings.failure_mode(),
+            completion: policy.settings.completion.clone(),
+            file: policy.settings.file(),
+            observed,
+            waiting: if observed {
+                Waiting::NONE
+            } else {
+                policy.settings.waiting()
+            },
+        }
     });
     contexts.collect()
 }
 
 pub(super) fn observes(policies: &[PolicyContext]) -> bool {
     policies.iter().any(|policy| policy.observed)
+}
+
+pub(super) fn waits(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.waiting.longest_us > 0)
 }
 
 fn awaits_completions(policies: &[PolicyContext]) -> bool {

@@ -14,8 +14,9 @@ mod plan;
 mod scope;
 mod settings;
 mod terms;
+mod wait;
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -38,7 +39,7 @@ use crate::{
     decision::Plan,
     key::KeyError,
     limit::PolicyLimit,
-    store::{FailureMode, Quota},
+    store::{FailureMode, Quota, Waiting},
 };
 
 /// A named limit and the key it applies to.
@@ -90,6 +91,10 @@ struct Settings {
     completion: Option<CompletionRule>,
     /// Whether the policy only observes.
     observed: bool,
+    /// The longest wait.
+    longest_wait: Option<Duration>,
+    /// The most units that wait.
+    max_waiting: u64,
     once: Once,
     /// Where a reload replaces the terms.
     #[cfg(feature = "serde")]
@@ -99,6 +104,10 @@ struct Settings {
 impl Settings {
     fn failure_mode(&self) -> FailureMode {
         self.failure_mode.unwrap_or(self.terms.failure_mode)
+    }
+
+    fn waiting(&self) -> Waiting {
+        Waiting::up_to(self.longest_wait.unwrap_or(self.terms.longest_wait), self.max_waiting)
     }
 
     /// The number of the file that the policy follows.
@@ -173,6 +182,8 @@ impl Policy<Unkeyed> {
             applies: None,
             completion: None,
             observed: false,
+            longest_wait: None,
+            max_waiting: Waiting::MOST,
             once: Once::DEFAULT,
             #[cfg(feature = "serde")]
             origin: None,

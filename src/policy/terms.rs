@@ -1,4 +1,4 @@
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -27,6 +27,8 @@ pub(super) struct Terms {
     pub(super) failure_mode: FailureMode,
     /// Whether the policy only observes.
     pub(super) observed: bool,
+    /// The longest wait; zero if requests do not wait.
+    pub(super) longest_wait: Duration,
     /// The requests that the policy is for, if it is not for all.
     #[cfg(feature = "serde")]
     pub(super) scope: Option<Arc<Scope>>,
@@ -51,6 +53,7 @@ impl Terms {
             cost: 1,
             failure_mode: FailureMode::default(),
             observed: false,
+            longest_wait: Duration::ZERO,
             #[cfg(feature = "serde")]
             scope: None,
         })

@@ -87,6 +87,7 @@ use crate::{ConfigError, KeyExtractor, key::Registered};
 /// | `methods` | the methods that the policy is for: one, or a list. `GET` is also for `HEAD` | all |
 /// | `cost` | the cost of a request | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
+/// | `wait` | how long a request may [wait](Policy::wait_up_to) until it fits, such as `2s` or `500ms` | it does not wait |
 /// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
 ///
@@ -235,6 +236,9 @@ impl Policies {
             None => without_plan.into(),
             Some(plans) => of_policy(name, plans.limit(without_plan, &self.extensions))?,
         };
+        if !fields.wait.is_zero() {
+            of_policy(name, fields.limit.validate_wait())?;
+        }
         let scope = Scope {
             routes: fields.routes.0.clone(),
             methods: fields.methods.0.clone(),
@@ -243,6 +247,7 @@ impl Policies {
             cost: fields.cost,
             failure_mode: fields.failure_mode,
             observed: fields.mode == Mode::Observe,
+            longest_wait: fields.wait,
             scope: (!scope.is_everything()).then(|| Arc::new(scope)),
             ..Terms::try_new(name.to_owned(), limit)?
         };

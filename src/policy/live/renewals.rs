@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::{
     super::{
         Keyed, Policy, Unkeyed,
-        list::{contexts, observes},
+        list::{contexts, observes, waits},
     },
     source::Source,
 };
@@ -93,6 +93,7 @@ impl<K: Renewable> Renewals<K> {
         let contexts = contexts(&renewed);
         let context = CheckContext {
             observes: observes(&contexts),
+            waits: waits(&contexts),
             policies: contexts,
             ..CheckContext::clone(context)
         };

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Limit,
     store::{
-        ChargeRole, Operation, StoreRequest,
+        ChargeRole, Operation, StoreRequest, Waiting,
         fold::{Folded, Folds, fold},
     },
 };
@@ -36,6 +36,7 @@ pub(super) struct OwnedCharge {
     pub(super) limit: Limit,
     pub(super) cost: u64,
     pub(super) role: ChargeRole,
+    pub(super) waiting: Waiting,
 }
 
 impl<'a> HashedRequest<'a> {
@@ -57,6 +58,7 @@ impl OwnedRequest {
                 limit: charge.limit().clone(),
                 cost: charge.cost(),
                 role: charge.role(),
+                waiting: charge.waits(),
             });
         }
         Self {
