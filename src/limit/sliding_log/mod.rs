@@ -3,7 +3,9 @@ mod rule;
 
 use std::{fmt, time::Duration};
 
-pub(crate) use self::entries::{BUDGET, Log};
+#[cfg(any(feature = "fred", feature = "redis"))]
+pub(crate) use self::entries::BUDGET;
+pub(crate) use self::entries::Log;
 
 use super::{constructors::constructors, rule::SLACK, share::Share, units::WindowText};
 use crate::ConfigError;
