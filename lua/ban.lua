@@ -25,9 +25,10 @@ if algorithm == 'ban' and not ban then
     end
     rest(0, in_force and 0 or times, cost)
     local denies = false
-    if operation == 'check' and not banned and quota < NEVER and guarded and guarded[1] ~= ban and guarded[2] <= guarded[3] then
+    if (operation == 'check' or reserve) and not banned and quota < NEVER and guarded and guarded[1] ~= ban and guarded[2] <= guarded[3] then
       local _, _, wait = unpack_numbers('<dddd', reply[place + 1])
-      denies = wait > 0
+      -- A charge that fits later is denied only because of another one.
+      denies = wait > 0 and not (reserve and (fits > 0 or guarded.slot))
     end
 
     local blocks = operation == 'charge' and now + math.min(cost, longest) > til
@@ -65,7 +66,7 @@ if algorithm == 'ban' and not ban then
     if til <= now then
       return 0, math.max(1, quota - denials), 0, reset
     end
-    return 0, 0, (operation == 'check' or operation == 'peek') and til - now or 0, reset
+    return 0, 0, (operation == 'check' or operation == 'peek' or reserve) and til - now or 0, reset
   end
 end
 if algorithm == 'ban' then

@@ -2,7 +2,10 @@
 -- A request is admitted when all of its charges fit, and only then is anything added.
 
 if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
-  function rest(room, fitting, cost)
+  function rest(room, fitting, cost, _, own_slot)
+    if own_slot then
+      fitting, reserve.slot = times, math.max(reserve.slot, own_slot)
+    end
     if fitting < fits then
       fits = fitting
     end
@@ -11,14 +14,17 @@ if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
     if charge then
       local n = at + 1
       following, at = charge[9], n
+      if reserve then
+        reserve.charge, charge.slot = charge, nil
+      end
       local _, remaining, wait, reset =
         charge[1](KEYS[n], charge[8] or times, charge[7], charge[2], charge[3], charge[4], charge[5], charge[6])
       reply[n + 1] = pack('<dddd', fits, remaining, wait, reset)
-    elseif operation ~= 'check' and (operation ~= 'peek' or fits > 0) then
+    elseif operation ~= 'check' and not reserve and (operation ~= 'peek' or fits > 0) then
       fits = times
     end
 
-    local counted = (operation == 'check' or operation == 'charge') and fits or 0
+    local counted = (operation == 'check' or operation == 'charge' or reserve) and fits or 0
     return counted, fits < times and room - counted * cost < cost, admitted_at
   end
 end
@@ -53,6 +59,24 @@ if (role == 'checked' or role == 'once') and not marker then
   end
 end
 
+if operation == 'reserve' and not reservations then
+  -- The charge whose key was read last, when the charges so far fit, and whether a wait was only a lower bound.
+  reservations = { charge = nil, slot = now, bounded = false }
+
+  -- When a charge fits that does not fit now, if it may wait for that, and for so many units.
+  function reservations.slot_of(key, need, cost, quota, x, y, z)
+    local charge = reserve.charge
+    if charge[10] == 0 or need > charge[11] or cost > quota then
+      return nil
+    end
+    reserve.bounded = false
+    local _, _, wait = charge[1](key, times, nil, cost, quota, x, y, z)
+    charge.slot = not reserve.bounded and wait <= charge[10] and now + wait or nil
+    return charge.slot
+  end
+end
+reserve = operation == 'reserve' and reservations or nil
+
 if operation == 'reset' then
   -- Nothing reads the key afterwards: where its slot is moving to another node, that would be an error.
   function rule(key, _, rest, cost, quota)
@@ -67,6 +91,9 @@ if size > 1 or operation ~= 'check' or role ~= '' then
   -- A charge that is only checked needs room once, not for each caller, and a refund needs none.
   local needs = operation == 'refund' and 0 or role == 'checked' and 1
   local charge = { rule, cost, quota, x, y, z, finds, needs, false }
+  if operation == 'reserve' then
+    charge[10], charge[11], position = unpack_numbers('<dd', ARGV[run], position)
+  end
   if last then
     last[9] = charge
   end

@@ -35,6 +35,9 @@
       end
       -- As after a charge that all callers fit.
       fits, following, at, banned = times, all, passed, false
+      if reserve then
+        reserve.slot = now
+      end
       fine, failure = pcall(rest, 0, times, 0)
       if fine then
         passed = passed + size

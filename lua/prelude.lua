@@ -4,10 +4,12 @@
 -- ARGV  runs of requests that look alike. Words end with a zero byte, numbers are little-endian doubles:
 --       run     operation, how many requests, how many charges each has, how many callers send each of them (0: a number
 --               for each request follows the charges), for a refund when it was admitted, and the charges
---       charge  algorithm, role, cost, quota, three parameters of the algorithm, and for a calendar four boundaries
+--       charge  algorithm, role, cost, quota, three parameters of the algorithm, for a calendar four boundaries, and for
+--               `reserve` the longest wait and how many units may wait
 --       Where there are calendars, the first argument is `within` and the time that the boundaries of all of them enclose.
 -- reply little-endian doubles in one string: the time in microseconds, then for each charge of each request: how many of
---       its callers are admitted, remaining, the wait of the next caller (0: this charge fits), the time to a full reset;
+--       its callers are admitted, remaining, the wait of the next caller (0: this charge fits; of an admitted `reserve`: the
+--       time until this charge counts), the time to a full reset;
 --       the time alone where it is not within the boundaries, and then nothing was done.
 --       Where requests failed, which have added nothing, a list: that string, with -n in place of the callers of the
 --       nth of them, and the texts of their errors (`WRONGTYPE Operation ...`)

@@ -9,6 +9,8 @@ local fetch, write, keep
 -- -> how many callers are counted, whether the next one has to wait, for a refund when it was admitted. It decides the charges
 -- after that one, so all keys of a request are read before anything is added to one. By role: none, `checked`, `once`.
 local rest, checked, marker
+-- In a run of `reserve`, what it needs beside that, else nil: the functions and values that `lua/charges.lua` lists.
+local reserve, reservations
 
 -- Of the request: how many callers send it, for a refund when it was admitted, how many callers fit the charges so far, the
 -- charges that follow, linked, the position of the last key that was read, and whether a ban is in force.

@@ -1,9 +1,12 @@
 -- Sliding window log: a sorted set with one member for each admission, scored with its time. A charge fits while the
 -- weights admitted within the last window leave room for it.
 --
--- The name of a member is `time[~][:weight][-attempt]`. Members weigh 1 until a heavier one is added. As long as there are
+-- The name of a member is `time[@made][~][:weight][-attempt]`. Members weigh 1 until a heavier one is added. As long as there are
 -- heavier ones, a member `#`, kept at rank 0, has minus the total weight as its score. A weight is written with a letter for
 -- its number of digits (`:a5`, `:b10`), so that members of one time are in the order of their weights.
+--
+-- A reservation is a member in the future, and `@` is before the time when it was made. Where there may be some, there is a `#`,
+-- whose score is lower by a half.
 --
 -- Where a grain is given, admissions of one grain of time are one member, scored with the last of them. Without a grain,
 -- charges beyond the limit are merged in the same way, in steps of a fraction of the window, and `~` marks their members.
@@ -12,20 +15,20 @@ if algorithm == 'log' and not log then
   -- As text, of which Lua's own conversion keeps 14 digits: when keys expire, and up to which time members have expired.
   local expires_at, expires_text, expired_at, expired_text
 
-  -- The time and the weight of a member. Names are read instead of scores, which Redis would have to print.
+  -- The time and the weight of a member, and when a reservation was made, as text. Names are read instead of scores, which Redis would have to print.
   local function parts_of(member)
     local plain_at = tonumber(member)
     if plain_at then
       return plain_at, 1
     end
-    local member_at, weight = string.match(member, '^(%d+)~?:?%a?(%d*)')
-    return tonumber(member_at), tonumber(weight) or 1
+    local member_at, made, weight = string.match(member, '^(%d+)@?(%d*)~?:?%a?(%d*)')
+    return tonumber(member_at), tonumber(weight) or 1, made
   end
 
   -- Drops `count` members from this rank on, and returns how many are stored, what they weigh, and whether weights are counted.
   -- If all that are stored weigh 1, members are counted instead, apart from those that count no more but could not be dropped.
   -- The last `#` stays: a key that is deleted cannot be created again on a node from which its slot is moving.
-  local function drop(key, from, count, stored, total, weighted, grain, uncounted)
+  local function drop(key, from, count, stored, total, weighted, grain, uncounted, half)
     if count > 0 then
       local upto = from + count - 1
       if weighted then
@@ -43,7 +46,12 @@ if algorithm == 'log' and not log then
 
     if weighted and stored == 0 then
       total = 0
-    elseif weighted and stored == total and grain == 0 then
+    elseif
+      weighted
+      and stored == total
+      and grain == 0
+      and not (half > 0 and parts_of(call('ZRANGE', key, '-1', '-1')[1]) > now)
+    then
       call('ZREM', key, '#')
       weighted = false
     end
@@ -59,6 +67,8 @@ if algorithm == 'log' and not log then
     -- Whether `#` has the total, whether the member of this check is added already, whether all members have expired and are
     -- still there; the times of the oldest and of the newest member, while they are known.
     local weighted, held, stale, first, newest
+    -- A half if there may be reservations.
+    local half = 0
 
     if stored > 0 then
       local members = call('ZRANGE', key, '0', grain > 0 and '1' or '0')
@@ -69,6 +79,8 @@ if algorithm == 'log' and not log then
         if not (total >= 0 and total < EXACT) then
           total = total > 0 and EXACT - 1 or 0
         end
+        half = total % 1
+        total = total - half
       end
       first = oldest and (tonumber(oldest) or parts_of(oldest))
     end
@@ -83,7 +95,8 @@ if algorithm == 'log' and not log then
         late = call('ZCOUNT', key, '(0', expired_text)
         local count = math.min(late, budget - 2)
         late, budget = late - count, budget - count
-        stored, total, weighted = drop(key, weighted and 1 or 0, count, stored, total, weighted, grain, late)
+        stored, total, weighted = drop(key, weighted and 1 or 0, count, stored, total, weighted, grain, late, half)
+        half = weighted and half or 0
       else
         -- A key that loses its last member cannot be created again on a node from which its slot is moving. So a check that
         -- decides alone adds its member first; else, if all have expired, they are dropped last.
@@ -108,12 +121,50 @@ if algorithm == 'log' and not log then
       if times > 0 and stored > 0 then
         newest = newest or parts_of(call('ZRANGE', key, '-1', '-1')[1])
         local ahead = newest > now and now + math.min(SLACK, window)
-        if ahead and newest > ahead then
+        if ahead and newest > ahead and half > 0 then
+          newest = nil
+          -- Drops members after `ahead`, newest first, except for the reservations of this clock. Returns how many were read
+          -- and dropped, what those weigh, and how many belong to a clock that is gone and are left.
+          local function drop_gone(reads)
+            local function is_reserved(member)
+              local _, _, made = parts_of(member)
+              return made and made ~= '' and tonumber(made) <= ahead
+            end
+            -- Where both ends belong to this clock, none is looked for between them: a long queue would be read each time.
+            local after = '(' .. string.format('%.0f', ahead)
+            local lowest = call('ZRANGEBYSCORE', key, after, '+inf', 'LIMIT', '0', '1')[1]
+            if is_reserved(lowest) and is_reserved(call('ZRANGE', key, '-1', '-1')[1]) then
+              return 0, 0, 0, 0
+            end
+
+            local members, gone, dropped = call('ZREVRANGEBYSCORE', key, '+inf', after, 'LIMIT', '0', reads), {}, 0
+            for _, member in ipairs(members) do
+              if not is_reserved(member) then
+                local _, weight = parts_of(member)
+                gone[#gone + 1], dropped = member, dropped + weight
+              end
+            end
+            local left = #gone == #members and call('ZCOUNT', key, after, '+inf') - #gone or 0
+            if #gone > 0 then
+              call('ZREM', key, unpack(gone))
+              call('ZINCRBY', key, dropped, '#')
+            end
+            return #members, #gone, dropped, left
+          end
+          local read, dropped, weight
+          read, dropped, weight, gone = drop_gone(budget - 2)
+          if read > 0 then
+            budget, stored, total = budget - read, stored - dropped, total - weight
+            stored, total, weighted = drop(key, 0, 0, stored, total, weighted, grain, late + gone, half)
+            half = weighted and half or 0
+            room = quota - total
+          end
+        elseif ahead and newest > ahead then
           newest = nil
           gone = call('ZCOUNT', key, '(' .. string.format('%.0f', ahead), '+inf')
           local count = math.min(gone, budget - 2)
           gone, budget = gone - count, budget - count
-          stored, total, weighted = drop(key, -count, count, stored, total, weighted, grain, late + gone)
+          stored, total, weighted = drop(key, -count, count, stored, total, weighted, grain, late + gone, half)
           room = quota - total
         end
       end
@@ -124,14 +175,38 @@ if algorithm == 'log' and not log then
     end
 
     local waits = counted < times
-    -- A member to add whose weight is written down: its time, its weight, and whether it is of charges beyond the limit.
-    local member_at, weight, beyond
+    -- A member to add whose weight is written down: its time, its weight, whether it is of charges beyond the limit, and when it was made if
+    -- it is the rest of a reservation.
+    local member_at, weight, beyond, made
     -- Whether there is `#`.
     local marked
 
     if rest then
-      local refunded_at
-      counted, waits, refunded_at = rest(room, counted, cost, quota)
+      local own_slot, refunded_at
+      if reserve and waits and grain == 0 and late + gone == 0 then
+        own_slot = reserve.slot_of(key, cost - (quota - total), cost, quota, window, grain, grain_now)
+      end
+      counted, waits, refunded_at = rest(room, counted, cost, quota, own_slot)
+
+      -- Reserves: adds a member that counts later.
+      if reserve and counted > 0 and reserve.slot > now and grain == 0 then
+        local slot = reserve.slot
+        local score = string.format('%.0f', slot)
+        local name = score .. '@' .. now_text
+        if cost > 1 then
+          local digits = string.format('%.0f', cost)
+          name = name .. ':' .. string.char(96 + #digits) .. digits
+        end
+        local member, attempt = name, stored
+        while call('ZADD', key, score, member, -(total + cost) - 0.5, '#') == (weighted and 0 or 1) do
+          weighted, attempt = true, attempt + 1
+          member = name .. '-' .. attempt
+        end
+        local last, _, made = parts_of(call('ZRANGE', key, '-1', '-1')[1])
+        call('PEXPIREAT', key, expiry(last + window))
+        local is_reserved = made and made ~= '' and tonumber(made) <= now + math.min(SLACK, window)
+        return counted, math.max(0, room - cost), slot - now, is_reserved and last + window - now or window
+      end
 
       -- Takes weight back from what was added at that time, as far as it still counts.
       if refunded_at then
@@ -141,12 +216,12 @@ if algorithm == 'log' and not log then
           for _, member in ipairs(members) do
             local is_beyond = string.find(member, '~', 1, true)
             if left > 0 and (is_beyond or not of_beyond) then
-              local taken_at, held = parts_of(member)
+              local taken_at, held, taken_made = parts_of(member)
               local taken = math.min(left, held)
               left, total, stored = left - taken, total - taken, stored - 1
               call('ZREM', key, member)
               if held > taken then
-                member_at, weight, beyond = taken_at, held - taken, is_beyond
+                member_at, weight, beyond, made = taken_at, held - taken, is_beyond, taken_made
               elseif weighted then
                 call('ZINCRBY', key, taken, '#')
               end
@@ -224,13 +299,13 @@ if algorithm == 'log' and not log then
 
     if weight then
       local score = member_at == now and now_text or string.format('%.0f', member_at)
-      local name = beyond and score .. '~' or score
+      local name = beyond and score .. '~' or made and made ~= '' and score .. '@' .. made or score
       if weight > 1 then
         local digits = string.format('%.0f', weight)
         name = name .. ':' .. string.char(96 + #digits) .. digits
       end
       local member, attempt = name, stored
-      while call('ZADD', key, score, member, -total, '#') == (marked and 0 or 1) do
+      while call('ZADD', key, score, member, -total - half, '#') == (marked and 0 or 1) do
         marked, attempt = true, attempt + 1
         member = name .. '-' .. attempt
       end
@@ -240,15 +315,19 @@ if algorithm == 'log' and not log then
       call('ZREMRANGEBYSCORE', key, '(0', expired_text)
     end
     if counted > 0 then
-      if expires_at ~= now + window then
-        expires_at, expires_text = now + window, expiry(now + window)
+      local til = now + window
+      if half > 0 then
+        til = math.max(til, parts_of(call('ZRANGE', key, '-1', '-1')[1]) + window)
+      end
+      if expires_at ~= til then
+        expires_at, expires_text = til, expiry(til)
       end
       call('PEXPIREAT', key, expires_text)
       room = room - counted * cost
       if room < 0 then
         room = 0
       end
-      if not waits then
+      if not waits and half == 0 then
         return counted, room, 0, window
       end
       first = first and math.min(first, now)
@@ -264,8 +343,8 @@ if algorithm == 'log' and not log then
         end
         -- The time of the member that frees so much weight, or, past the budget, of the last one looked at.
         local freed_at = now
-        if not weighted then
-          local rank = late + need - 1
+        if not weighted or stored == total then
+          local rank = weighted and need or late + need - 1
           freed_at = rank == 0 and first or parts_of(call('ZRANGE', key, rank, rank)[1])
         else
           -- Most waits are for one of the first.
@@ -280,6 +359,9 @@ if algorithm == 'log' and not log then
             end
             from, size = upto + 1, size * 8
           end
+          if reserve then
+            reserve.bounded = need > 0
+          end
         end
         wait = math.max(1, freed_at + window - now)
       end
@@ -287,11 +369,18 @@ if algorithm == 'log' and not log then
 
     -- The time until the newest member leaves.
     local reset = 0
-    if counted > 0 then
+    if counted > 0 and half == 0 then
       reset = window
-    elseif stored > late + gone then
-      newest = newest or parts_of(call('ZRANGE', key, -1 - gone, -1 - gone)[1])
-      reset = math.min(window, newest + window - now)
+    elseif counted > 0 or stored > late + gone then
+      local _, made
+      if half > 0 or not newest then
+        newest, _, made = parts_of(call('ZRANGE', key, -1 - gone, -1 - gone)[1])
+      end
+      reset = newest + window - now
+      local is_reserved = half > 0 and made and made ~= '' and tonumber(made) <= now + math.min(SLACK, window)
+      if reset > window and not is_reserved then
+        reset = window
+      end
     end
     return counted, room, wait, reset
   end

@@ -1,5 +1,8 @@
 -- Token bucket, as the generic cell rate algorithm computes it: since when the bucket is not full, how many tokens were
 -- taken since then, and when the last was. `rate` tokens come in `period` microseconds, in lowest terms.
+--
+-- A reservation takes tokens that are still to come. As long as there may be some, half a microsecond is added to the time when
+-- the last tokens were taken.
 
 if algorithm == 'bucket' and not bucket then
   -- How long it takes until this many tokens have come, rounded up. Split so that no product leaves 2^53.
@@ -47,15 +50,27 @@ if algorithm == 'bucket' and not bucket then
       counted = (room - room % cost) / cost
     end
     local waits = counted < times
+    -- When a reservation gets its tokens, and when the last one does that was made before.
+    local own_slot, last_slot
     if rest then
+      if at % 1 > 0 and spent > quota then
+        last_slot = since + time(spent - quota, rate, period)
+        last_slot = last_slot > now and last_slot or nil
+      end
+      if reserve and waits and spent + cost <= cap then
+        local need = spent + cost - quota - come(math.max(0, now - since), rate, period)
+        own_slot = reserve.slot_of(key, need, cost, quota, rate, period, cap)
+      end
+
       local refunded_at
-      counted, waits, refunded_at = rest(room, counted, cost, quota)
+      counted, waits, refunded_at = rest(room, counted, cost, quota, own_slot)
       -- Gives tokens back that have not come back already. If nothing was taken after them, these are all that are missing.
       -- Else, those that came since then may all have been theirs: they are given back no second time, nor is the time in
       -- which the next comes.
-      if refunded_at and spent > 0 and refunded_at >= since then
+      -- While requests wait, which have their times already, only the last of them is given back.
+      if refunded_at and spent > 0 and refunded_at >= since and (not last_slot or refunded_at == last_slot) then
         local count, left = 0, 0
-        if refunded_at < at then
+        if refunded_at < at and not last_slot then
           local span = math.max(0, now - refunded_at)
           count = come(span, rate, period)
           -- Rounded up, where the last token came within a microsecond.
@@ -84,8 +99,10 @@ if algorithm == 'bucket' and not bucket then
         since = since + periods * period
         spent = math.min(math.max(0, spent - weight - periods * rate) + weight, cap)
       end
-      if at < now then
-        at = now
+      if own_slot then
+        at = math.max(at - at % 1, now) + 0.5
+      elseif at < now then
+        at = last_slot and now + 0.5 or now
       end
       full = since + (rate == 1 and spent * period or time(spent, rate, period))
       write(key, since, spent, at, expires, full)
@@ -94,7 +111,7 @@ if algorithm == 'bucket' and not bucket then
         room = 0
       end
       if not waits then
-        return counted, room, 0, full - now
+        return counted, room, own_slot and own_slot - now or 0, full - now
       end
     end
 

@@ -13,6 +13,7 @@ use crate::{
     Decision, FailureMode, PolicyDecision,
     awaited::AwaitedCompletion,
     decision::PolicyDecisions,
+    held::{Held, give_back},
     requests,
     store::{Charge, ErrorKind, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
@@ -28,6 +29,8 @@ pub(crate) struct PendingCheck {
     response: StoreFuture,
     operation: Operation,
     undecided: Option<Decision>,
+    /// The request after the decision, if it waits for its slot.
+    held: Option<Held>,
 }
 
 /// Sends the charges of all policies to the store, those of the enforced ones as one request.
@@ -72,13 +75,38 @@ fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
 #[inline]
 fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Check {
     match response.try_ready() {
+        Ok(response) if operation == Operation::Reserve => hold(conclude(response, operation, undecided)),
         Ok(response) => Check::Decided(conclude(response, operation, undecided)),
         Err(response) => Check::Pending(PendingCheck {
             response,
             operation,
             undecided: Some(undecided),
+            held: None,
         }),
     }
+}
+
+/// Holds an admitted request that waits for its slot.
+#[cold]
+fn hold(decision: Result<Decision, StoreError>) -> Check {
+    let decision = match decision {
+        Ok(decision) if !decision.delay().is_zero() => decision,
+        decided => return Check::Decided(decided),
+    };
+    match Held::new(decision) {
+        Ok(held) => Check::Pending(PendingCheck {
+            response: dropped(),
+            operation: Operation::Reserve,
+            undecided: None,
+            held: Some(held),
+        }),
+        Err(error) => Check::Decided(Err(error)),
+    }
+}
+
+/// The response to a check whose future was taken.
+fn dropped() -> StoreFuture {
+    StoreFuture::ready(Err(StoreError::new(ErrorKind::Protocol, "the check was dropped")))
 }
 
 /// The denial by the policies that never admit the request.
@@ -102,26 +130,43 @@ impl Future for PendingCheck {
     ///
     /// If it is polled again after it was ready, like most futures.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let response = ready!(Pin::new(&mut self.response).poll(cx));
-        let undecided = self.undecided.take().expect("polled after it was ready");
-        Poll::Ready(conclude(response, self.operation, undecided))
+        if self.held.is_none() {
+            let response = ready!(Pin::new(&mut self.response).poll(cx));
+            let undecided = self.undecided.take().expect("polled after it was ready");
+            let decided = conclude(response, self.operation, undecided);
+            if self.operation != Operation::Reserve {
+                return Poll::Ready(decided);
+            }
+            match hold(decided) {
+                Check::Decided(decided) => return Poll::Ready(decided),
+                Check::Pending(mut holding) => self.held = holding.held.take(),
+            }
+        }
+        let Some(held) = &mut self.held else {
+            return Poll::Pending; // not reached: the request is held or decided
+        };
+        let decision = ready!(held.poll(cx));
+        Poll::Ready(Ok(decision.expect("polled after it was ready")))
     }
 }
 
 impl Drop for PendingCheck {
-    /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request.
+    /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request. So
+    /// does one that reserves, to be refunded.
     fn drop(&mut self) {
         let undecided = self.undecided.take();
-        let Some(undecided) = undecided.filter(|undecided| undecided.lost_settlements().is_some()) else {
+        let reserves = self.operation == Operation::Reserve;
+        let Some(undecided) = undecided.filter(|undecided| reserves || undecided.lost_settlements().is_some()) else {
             return;
         };
         if let Ok(runtime) = Handle::try_current() {
-            let dropped = StoreFuture::ready(Err(StoreError::new(ErrorKind::Protocol, "the check was dropped")));
-            let (response, operation) = (mem::replace(&mut self.response, dropped), self.operation);
+            let (response, operation) = (mem::replace(&mut self.response, dropped()), self.operation);
             runtime.spawn(async move {
                 let decision = conclude(response.await, operation, undecided);
-                if let Some(decision) = decision.ok().filter(Decision::is_allowed) {
-                    drop(AwaitedCompletion::of(&decision));
+                match decision.ok().filter(Decision::is_allowed) {
+                    Some(decision) if reserves => give_back(&decision),
+                    Some(decision) => drop(AwaitedCompletion::of(&decision)),
+                    None => {}
                 }
             });
         }
@@ -157,7 +202,7 @@ fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decisi
     let charges: usize = undecided.as_slice().iter().map(PolicyDecision::charges_sent).sum();
     match response.outcomes() {
         [outcome, ..] if outcome.states().len() == charges => {
-            let charged = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
+            let charged = outcome.allowed && operation.counts();
             undecided.record(response, outcome, charged);
             Ok(())
         }

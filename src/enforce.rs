@@ -126,7 +126,11 @@ impl Enforcer {
             }
             Err(Unchecked::Refused(error)) => return Progress::Done(self.refuse(&error, parts)),
         };
-        match check::begin(Operation::Check, undecided) {
+        let operation = match undecided.waits() {
+            true => Operation::Reserve,
+            false => Operation::Check,
+        };
+        match check::begin(operation, undecided) {
             Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
             Check::Pending(check) => Progress::Pending(check),
         }

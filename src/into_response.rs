@@ -7,7 +7,7 @@ use ::axum::{
 use http::{Request, request::Parts};
 
 use crate::{
-    Denied,
+    AcquireError, Denied,
     response::{Problem, RETRY_AFTER_FAILURE, Rejection, respond},
     store::StoreError,
 };
@@ -37,6 +37,16 @@ impl IntoResponse for StoreError {
             retry_after: RETRY_AFTER_FAILURE,
         };
         respond(&Problem, failed, &no_request()).map(Body::from)
+    }
+}
+
+/// The response of the denial or of the failure.
+impl IntoResponse for AcquireError {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Denied(denied) => denied.into_response(),
+            Self::Store(error) => error.into_response(),
+        }
     }
 }
 

@@ -55,6 +55,7 @@
 //! | [`FailureMode`] | what happens to requests while the store fails |
 //! | [`RateLimitLayer`] | applies one policy or [several](RateLimitLayer#several-policies-one-decision) to a service |
 //! | [`Limiter`] | applies policies without HTTP |
+//! | [`Permit`] | what [`Limiter::acquire`] resolves to, which [waits](Policy::wait_up_to) until a request is admitted |
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
 //! | [`Denied`] | the error with which a handler denies a request |
 //! | [`Receipt`] | the record of a charge, to [settle](Receipt::settle) its actual cost or to [refund](RateLimitLayer#refunds) it |
@@ -109,6 +110,7 @@ mod future;
 #[cfg(doc)]
 pub mod guide;
 mod headers;
+mod held;
 #[cfg(feature = "axum")]
 mod into_response;
 pub mod key;
@@ -145,7 +147,7 @@ pub use self::{
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
     limit::{Ban, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
-    limiter::Limiter,
+    limiter::{Acquire, AcquireError, Limiter, Permit},
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder},

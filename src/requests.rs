@@ -69,7 +69,7 @@ pub(crate) fn settle(
     }
 
     let allowed = undecided.is_allowed() && together.iter().all(|outcome| outcome.allowed);
-    let counts = allowed && matches!(operation, Operation::Check | Operation::Charge);
+    let counts = allowed && operation.counts();
     let (mut states, mut alone) = (states, alone.iter());
     undecided.record_each(allowed, response.server_time, |policy| {
         if !is_undecided(policy) {

@@ -6,7 +6,7 @@ use http::{HeaderMap, header::RETRY_AFTER};
 use tonic::{Code, Status, metadata::MetadataMap};
 
 use crate::{
-    Denied,
+    AcquireError, Denied,
     headers::GRPC_RETRY_PUSHBACK,
     response::{GrpcStatus, RETRY_AFTER_FAILURE, Rejection},
     store::StoreError,
@@ -35,6 +35,16 @@ impl From<StoreError> for Status {
         let mut status = status(GrpcStatus::new(failed), HeaderMap::new());
         status.set_source(Arc::new(error));
         status
+    }
+}
+
+/// The status of the denial or of the failure.
+impl From<AcquireError> for Status {
+    fn from(error: AcquireError) -> Self {
+        match error {
+            AcquireError::Denied(denied) => denied.into(),
+            AcquireError::Store(error) => error.into(),
+        }
     }
 }
 

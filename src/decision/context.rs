@@ -9,7 +9,7 @@ use crate::{
     completion::CompletionRule,
     headers::Fields,
     lost::LostSettlements,
-    store::{Failover, Quota, Store},
+    store::{Failover, Quota, Store, Waiting},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -25,6 +25,8 @@ pub(crate) struct CheckContext {
     pub(crate) lost: Option<Arc<LostSettlements>>,
     /// Whether one of them only observes or has bans, so that its charges are not all that is sent.
     pub(crate) is_composite: bool,
+    /// Whether requests may wait for one of them.
+    pub(crate) waits: bool,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
@@ -51,6 +53,7 @@ pub(crate) struct PolicyContext {
     pub(crate) learns: bool,
     /// The [`Limit::Ban`] of the policy, if it has bans.
     pub(crate) ban: Option<Limit>,
+    pub(crate) waiting: Waiting,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

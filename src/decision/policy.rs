@@ -8,7 +8,7 @@ use super::{
 use crate::{
     FailureMode, Key, Limit,
     completion::CompletionRule,
-    store::{Charge, ChargeState, Operation, Quota},
+    store::{Charge, ChargeState, Operation, Quota, Waiting},
 };
 
 /// The decision of one policy.
@@ -45,6 +45,8 @@ pub struct PolicyDecision {
     /// Whether this process decided, since the store failed.
     pub(crate) is_local: bool,
     pub(crate) cost: u64,
+    /// How long the request may wait for this policy.
+    pub(crate) waiting: Waiting,
     pub(crate) decided_at: Duration,
     pub(crate) denial: Option<Denial>,
     pub(crate) remaining: u64,
@@ -137,6 +139,7 @@ impl PolicyDecision {
     /// A decision that the store is to settle.
     #[inline]
     pub(crate) fn undecided(context: Arc<CheckContext>, position: usize, key: Key, cost: u64) -> Self {
+        let waiting = context.policies[position].waiting;
         Self {
             context,
             position,
@@ -146,6 +149,7 @@ impl PolicyDecision {
             is_repetition: false,
             is_local: false,
             cost,
+            waiting,
             decided_at: Duration::ZERO,
             denial: None,
             remaining: 0,
@@ -216,7 +220,7 @@ impl PolicyDecision {
     /// What the store is to charge.
     #[inline]
     pub(crate) fn charge(&self) -> Charge<'_> {
-        let charge = Charge::on(self.quota(), &self.key, self.cost);
+        let charge = Charge::on(self.quota(), &self.key, self.cost).waiting(self.waiting);
         match self.is_charged_later() {
             true => charge.checked_only(),
             false => charge,
@@ -243,7 +247,7 @@ impl PolicyDecision {
     /// The bans of the policy, if this operation regards them.
     fn ban(&self, operation: Operation) -> Option<&Limit> {
         let regards = match operation {
-            Operation::Check | Operation::Peek | Operation::Reset => true,
+            Operation::Check | Operation::Reserve | Operation::Peek | Operation::Reset => true,
             Operation::Charge | Operation::Refund { .. } => false,
         };
         self.policy().ban.as_ref().filter(|_| regards)

@@ -152,6 +152,22 @@ impl Limit {
         }
     }
 
+    /// Refuses a limit that requests cannot wait for.
+    pub(crate) fn validate_wait(&self) -> Result<(), ConfigError> {
+        let waits = match self {
+            Self::SlidingLog(log) => log.grain().is_none(),
+            Self::TokenBucket(_) | Self::Unlimited | Self::DenyAll => true,
+            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Ban(_) => false,
+        };
+        if waits {
+            return Ok(());
+        }
+        Err(ConfigError::new(format!(
+            "requests cannot wait for `{self}`, which does not store when later ones are admitted; use a sliding log without a \
+             precision, or a token bucket",
+        )))
+    }
+
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         match self {
             Self::SlidingLog(log) => log.validate(),

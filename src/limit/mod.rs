@@ -182,6 +182,6 @@ pub(crate) use self::{
 };
 pub(crate) use self::{
     by::{ChooseLimit, Source},
-    rule::MAX_QUOTA,
+    rule::{MAX_QUOTA, Slots},
     state::{Change, Effect, State},
 };

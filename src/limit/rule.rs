@@ -21,6 +21,21 @@ pub(crate) trait Rule {
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
     fn wait(&self, state: &Self::State, now: u64, cost: u64) -> u64;
 
+    /// The time at which `cost`, which does not fit now, fits if nothing else is added, so that it can be reserved.
+    ///
+    /// `None` if at most `most` units would not be enough for those that wait, if the time is not known, and for an algorithm
+    /// that stores nothing about later times.
+    fn slot(&self, _state: &Self::State, _now: u64, _cost: u64, _most: u64) -> Option<u64> {
+        None
+    }
+
+    /// Adds weight that is admitted later. Its own slot is the [`slot`](Self::slot) of this limit, if it has one, and that of
+    /// the request is the latest of all of its limits. Returns the time at which it counts.
+    fn reserve(&self, state: &mut Self::State, now: u64, _slots: Slots, weight: u64) -> u64 {
+        self.add(state, now, weight);
+        now
+    }
+
     /// Time until nothing counts, if nothing else is added.
     fn reset(&self, state: &Self::State, now: u64) -> u64;
 
@@ -31,6 +46,15 @@ pub(crate) trait Rule {
     fn deny(&self, _: &mut Self::State, _now: u64) -> bool {
         false
     }
+}
+
+/// When a request that waits is admitted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slots {
+    /// When it fits this limit; `None` if that is now.
+    pub(crate) own: Option<u64>,
+    /// When it fits all limits.
+    pub(crate) joint: u64,
 }
 
 /// The most entries that one charge reads or removes.

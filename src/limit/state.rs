@@ -1,5 +1,10 @@
 use super::{
-    ban::Banned, fixed_window::Window, limit::Limit, rule::Rule, sliding_counter::Counter, sliding_log::Log,
+    ban::Banned,
+    fixed_window::Window,
+    limit::Limit,
+    rule::{Rule, Slots},
+    sliding_counter::Counter,
+    sliding_log::Log,
     token_bucket::Bucket,
 };
 
@@ -88,6 +93,8 @@ pub(crate) enum Change {
     Add,
     /// Counts a denial of the charge that a ban guards.
     Deny,
+    /// Adds what is admitted later.
+    Reserve(Slots),
     /// Subtracts what was added at that time.
     Refund {
         at: u64,
@@ -99,6 +106,8 @@ pub(crate) enum Change {
 pub(crate) struct Effect {
     /// Whether the change has added or subtracted anything.
     pub(crate) changed: bool,
+    /// The time at which a reservation counts.
+    pub(crate) slot: u64,
     /// The weight that fits after the change.
     pub(crate) room: u64,
     /// The time until nothing counts.
@@ -124,6 +133,7 @@ impl Limit {
     #[inline]
     pub(crate) fn change(&self, state: &mut State, now: u64, change: Change, weight: u64) -> Effect {
         dispatch!(self, state, |rule, state| {
+            let mut slot = now;
             let changed = match change {
                 Change::Nothing => false,
                 Change::Add => {
@@ -131,15 +141,27 @@ impl Limit {
                     true
                 }
                 Change::Deny => rule.deny(state, now),
+                Change::Reserve(slots) => {
+                    slot = rule.reserve(state, now, slots, weight);
+                    true
+                }
                 Change::Refund { at } => rule.refund(state, now, at, weight),
             };
             Effect {
                 changed,
+                slot,
                 room: rule.room(state, now),
                 reset: rule.reset(state, now),
             }
         },
-            uncounted => Effect { changed: false, room: self.quota(), reset: 0 },
+            uncounted => Effect { changed: false, slot: now, room: self.quota(), reset: 0 },
+            mismatch => mismatch())
+    }
+
+    /// The time at which `cost`, which does not fit now, can be [reserved](Rule::slot), with at most `most` units that wait.
+    pub(crate) fn slot(&self, state: &State, now: u64, cost: u64, most: u64) -> Option<u64> {
+        dispatch!(self, state, |rule, state| rule.slot(state, now, cost, most),
+            uncounted => None,
             mismatch => mismatch())
     }
 

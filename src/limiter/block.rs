@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{convert::identity, time::Duration};
 
 use crate::{
     Key, Limiter, blocks,
@@ -39,7 +39,7 @@ impl Limiter {
     pub async fn block(&self, key: impl Into<Key>, length: Duration) -> Result<(), StoreError> {
         let mut key = key.into();
         key.bound();
-        let decision = self.undecided(Operation::Charge, (&key, None), Some(1));
+        let decision = self.undecided(Operation::Charge, (&key, None), Some(1), identity);
         let blocked = blocks::send(&decision, length, |_| true).await;
         if let Err(error) = &blocked {
             self.on_failure.notify(error);

@@ -1,8 +1,15 @@
+mod acquire;
 mod block;
 mod callbacks;
+mod permit;
 mod settings;
 
-use std::{fmt, sync::Arc};
+use std::{convert::identity, fmt, sync::Arc};
+
+pub use self::{
+    acquire::{Acquire, AcquireError},
+    permit::Permit,
+};
 
 #[cfg(feature = "serde")]
 use crate::policy::Renewals;
@@ -12,7 +19,7 @@ use crate::{
     decision::CheckContext,
     observer::Observer,
     policy::{self, Basis, Policy, Unkeyed, validate_names},
-    store::{Operation, Store, StoreError},
+    store::{Operation, Store, StoreError, Waiting},
 };
 
 /// A rate limiter without HTTP: for a job, a mail sender or a GraphQL resolver.
@@ -180,7 +187,7 @@ impl Limiter {
     ///
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn check_once(&self, key: impl Into<Key>, id: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.perform_on(Operation::Check, key.into(), Some(id.into()), None)
+        self.perform_on(Operation::Check, key.into(), Some(id.into()), None, identity)
             .await
     }
 
@@ -258,7 +265,7 @@ impl Limiter {
     }
 
     async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
-        self.perform_on(operation, key, None, cost).await
+        self.perform_on(operation, key, None, cost, identity).await
     }
 
     async fn perform_on(
@@ -267,9 +274,10 @@ impl Limiter {
         mut key: Key,
         id: Option<Key>,
         cost: Option<u64>,
+        wait: impl Fn(Waiting) -> Waiting,
     ) -> Result<Decision, StoreError> {
         key.bound();
-        let undecided = self.undecided(operation, (&key, id.as_ref()), cost);
+        let undecided = self.undecided(operation, (&key, id.as_ref()), cost, wait);
         let decision = match check::begin(operation, undecided) {
             Check::Decided(decision) => decision,
             Check::Pending(check) => check.await,
@@ -279,14 +287,20 @@ impl Limiter {
         }
 
         let decision = decision?;
-        if matches!(operation, Operation::Check | Operation::Charge) && !decision.as_slice().is_empty() {
+        if operation.counts() && !decision.as_slice().is_empty() {
             self.on_decision.notify(&decision);
         }
         Ok(decision)
     }
 
     /// The policies that apply to a key, and to the id of a request if it has one, with their costs.
-    fn undecided(&self, operation: Operation, key: (&Key, Option<&Key>), cost: Option<u64>) -> Decision {
+    fn undecided(
+        &self,
+        operation: Operation,
+        key: (&Key, Option<&Key>),
+        cost: Option<u64>,
+        wait: impl Fn(Waiting) -> Waiting,
+    ) -> Decision {
         let built = Basis {
             policies: &self.policies,
             context: &self.context,
@@ -294,9 +308,9 @@ impl Limiter {
         };
         #[cfg(feature = "serde")]
         if let Some(renewals) = &self.renewals {
-            return renewals.apply(built, |newest| undecided_by(newest, operation, key, cost));
+            return renewals.apply(built, |newest| undecided_by(newest, operation, key, cost, wait));
         }
-        undecided_by(built, operation, key, cost)
+        undecided_by(built, operation, key, cost, wait)
     }
 }
 
@@ -305,12 +319,21 @@ fn undecided_by(
     operation: Operation,
     (key, id): (&Key, Option<&Key>),
     cost: Option<u64>,
+    wait: impl Fn(Waiting) -> Waiting,
 ) -> Decision {
     let undecided = policies.iter().enumerate().map(|(position, policy)| {
         let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
         let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
         let marker = id.and_then(|id| policy.once().marker(&undecided.quota().limit, key, id));
-        PolicyDecision { marker, ..undecided }
+        let waiting = match undecided.is_observed() {
+            true => Waiting::NONE,
+            false => wait(undecided.waiting),
+        };
+        PolicyDecision {
+            marker,
+            waiting,
+            ..undecided
+        }
     });
     let applies = |policy: &PolicyDecision| match policy.quota().limit {
         Limit::Unlimited => false,

@@ -8,7 +8,7 @@ use crate::{
     decision::{CheckContext, PolicyContext, SharedFormat},
     headers::Fields,
     response::Negotiated,
-    store::{Failover, Store},
+    store::{Failover, Store, Waiting},
 };
 
 /// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them.
@@ -96,6 +96,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
         failure_mode: None,
         lost: awaits_completions(&policies).then(Arc::default),
         is_composite: is_composite(&policies),
+        waits: waits(&policies),
         policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
@@ -104,15 +105,23 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
 
 /// The parts of that context that depend on the policies.
 pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
-    let contexts = policies.iter().map(|policy| PolicyContext {
-        plan: policy.settings.terms.plan.clone(),
-        failure_mode: policy.settings.failure_mode(),
-        completion: policy.settings.completion.clone(),
-        file: policy.settings.file(),
-        observed: policy.settings.observed || policy.settings.terms.observed,
-        thresholds: policy.settings.thresholds().clone(),
-        learns: policy.settings.learns,
-        ban: policy.settings.ban().map(Limit::Ban),
+    let contexts = policies.iter().map(|policy| {
+        let observed = policy.settings.observed || policy.settings.terms.observed;
+        PolicyContext {
+            plan: policy.settings.terms.plan.clone(),
+            failure_mode: policy.settings.failure_mode(),
+            completion: policy.settings.completion.clone(),
+            file: policy.settings.file(),
+            observed,
+            waiting: if observed {
+                Waiting::NONE
+            } else {
+                policy.settings.waiting()
+            },
+            thresholds: policy.settings.thresholds().clone(),
+            learns: policy.settings.learns,
+            ban: policy.settings.ban().map(Limit::Ban),
+        }
     });
     contexts.collect()
 }
@@ -131,6 +140,10 @@ pub(crate) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
         }
     }
     files
+}
+
+pub(super) fn waits(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.waiting.longest_us > 0)
 }
 
 fn awaits_completions(policies: &[PolicyContext]) -> bool {

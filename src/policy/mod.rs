@@ -18,6 +18,7 @@ mod plan;
 mod scope;
 mod settings;
 mod terms;
+mod wait;
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
@@ -47,7 +48,7 @@ use crate::{
     decision::{Plan, Thresholds},
     key::KeyError,
     limit::PolicyLimit,
-    store::{FailureMode, Quota},
+    store::{FailureMode, Quota, Waiting},
 };
 
 /// A named limit and the key it applies to.
@@ -104,6 +105,10 @@ struct Settings {
     ban: Option<Ban>,
     /// Whether responses begin bans.
     learns: bool,
+    /// The longest wait.
+    longest_wait: Option<Duration>,
+    /// The most units that wait.
+    max_waiting: u64,
     once: Once,
     /// The requests that the file of the policy lists as skipped or blocked.
     #[cfg(feature = "serde")]
@@ -128,6 +133,10 @@ impl Settings {
     fn ban(&self) -> Option<Ban> {
         let learnt = self.learns.then(|| Ban::by_hand().longest(LONGEST_PAUSE));
         self.ban.or(self.terms.ban).or(learnt)
+    }
+
+    fn waiting(&self) -> Waiting {
+        Waiting::up_to(self.longest_wait.unwrap_or(self.terms.longest_wait), self.max_waiting)
     }
 
     /// The number of the file that the policy follows.
@@ -208,6 +217,8 @@ impl Policy<Unkeyed> {
             thresholds: Thresholds::default(),
             ban: None,
             learns: false,
+            longest_wait: None,
+            max_waiting: Waiting::MOST,
             once: Once::DEFAULT,
             #[cfg(feature = "serde")]
             listed: None,

@@ -1,4 +1,4 @@
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -29,6 +29,8 @@ pub(super) struct Terms {
     pub(super) observed: bool,
     pub(super) thresholds: Thresholds,
     pub(super) ban: Option<Ban>,
+    /// The longest wait; zero if requests do not wait.
+    pub(super) longest_wait: Duration,
     /// The requests that the policy is for, if it is not for all.
     #[cfg(feature = "serde")]
     pub(super) scope: Option<Arc<Scope>>,
@@ -55,6 +57,7 @@ impl Terms {
             observed: false,
             thresholds: Thresholds::default(),
             ban: None,
+            longest_wait: Duration::ZERO,
             #[cfg(feature = "serde")]
             scope: None,
         })

@@ -16,6 +16,7 @@ mod request;
 mod response;
 #[cfg(any(feature = "fred", feature = "redis"))]
 mod uncounted;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ pub use self::{
 pub(crate) use self::{
     failover::{Failover, LocalCharge},
     quota::Quota,
+    waiting::Waiting,
 };
 
 /// Storage backend for counts.
@@ -98,7 +100,7 @@ pub(crate) use self::{
 ///
 /// fn decide(counts: &mut Counts, request: &StoreRequest<'_>, now: Duration) -> Result<Outcome, StoreError> {
 ///     let operation = request.operation();
-///     let requires_room = matches!(operation, Operation::Check | Operation::Peek);
+///     let requires_room = matches!(operation, Operation::Check | Operation::Reserve | Operation::Peek);
 ///     let mut changed = Counts::new();
 ///     let mut fits = Vec::new();
 ///     for charge in request.charges() {
@@ -111,7 +113,7 @@ pub(crate) use self::{
 ///         let new = Window { begin: now, end: now + length, used: 0 };
 ///         let window = changed.entry(place(charge)).or_insert(open(counts, charge, now).unwrap_or(new));
 ///         match operation {
-///             Operation::Check | Operation::Charge | Operation::Peek => window.used += charge.cost(),
+///             Operation::Check | Operation::Reserve | Operation::Charge | Operation::Peek => window.used += charge.cost(),
 ///             Operation::Reset => window.used = 0,
 ///             Operation::Refund { admitted_at } if admitted_at < window.begin => {} // of an earlier window
 ///             Operation::Refund { .. } => window.used = window.used.saturating_sub(charge.cost()),

@@ -3,7 +3,10 @@ use std::{
     time::Duration,
 };
 
-use super::quota::{Quota, hash_name};
+use super::{
+    quota::{Quota, hash_name},
+    waiting::Waiting,
+};
 use crate::{Key, Limit, limit::MAX_QUOTA};
 
 /// One operation on the charges of one request.
@@ -84,6 +87,36 @@ impl<'a> StoreRequest<'a> {
 pub enum Operation {
     /// Counts all charges if all of them fit, else none. The [role](ChargeRole) of a charge can exempt it from either.
     Check,
+    /// Counts all charges at the earliest time at which all of them fit, if each fits within its
+    /// [longest wait](Charge::wait_up_to); else none, as a check.
+    ///
+    /// The [`decided_at`](super::ChargeState::decided_at) of the states is the time at which a charge counts. The request is
+    /// admitted at the latest of them: the caller waits until then, from the
+    /// [`server_time`](super::StoreResponse::server_time) of the response on, and [refunds](Self::Refund) its charges if it
+    /// leaves before.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Key, ManualClock, MemoryStore, SlidingLog, store::{Charge, Operation, Store, StoreRequest}};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
+    /// let (limit, key) = (SlidingLog::per_second(1).into(), Key::from("42"));
+    /// let charges = [Charge::new("mails", &limit, &key, 1).wait_up_to(Duration::from_secs(2))];
+    ///
+    /// let mut waits = Vec::new();
+    /// for _ in 0..4 {
+    ///     let response = store.decide(&[StoreRequest::new(Operation::Reserve, &charges)]).await?;
+    ///     let (outcome, now) = (&response.outcomes()[0], response.server_time);
+    ///     let slot = outcome.states()[0].decided_at.unwrap_or(now);
+    ///     waits.push(outcome.allowed.then_some((slot - now).as_secs()));
+    /// }
+    /// assert_eq!(waits, [Some(0), Some(1), Some(2), None]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    Reserve,
     /// Counts all charges, also above the limits; later requests wait for it. The [role](ChargeRole) of a charge can exempt it.
     Charge,
     /// Returns what [`Check`](Self::Check) would return, and counts nothing.
@@ -91,8 +124,12 @@ pub enum Operation {
     /// Removes all counts of the keys.
     Reset,
     /// Removes the costs that were counted at this time of the store's clock, as far as they still count.
+    ///
+    /// While requests wait for a [`TokenBucket`](crate::TokenBucket), only the cost of the last of them is removed: the
+    /// others have their times already.
     Refund {
-        /// The server time of the response that admitted the request, since the Unix epoch.
+        /// The time at which the charges were counted, since the Unix epoch: the server time of the response that admitted
+        /// the request or, after a [`Reserve`](Self::Reserve), the `decided_at` of the state.
         admitted_at: Duration,
     },
 }
@@ -101,14 +138,19 @@ impl Operation {
     /// Whether it compares the room with the costs.
     pub(crate) fn compares_room(self) -> bool {
         match self {
-            Self::Check | Self::Charge | Self::Peek => true,
+            Self::Check | Self::Reserve | Self::Charge | Self::Peek => true,
             Self::Reset | Self::Refund { .. } => false,
         }
     }
 
     /// Whether it is denied if a charge does not fit.
     pub(crate) fn requires_room(self) -> bool {
-        matches!(self, Self::Check | Self::Peek)
+        matches!(self, Self::Check | Self::Reserve | Self::Peek)
+    }
+
+    /// Whether it counts the charges of an admitted request.
+    pub(crate) fn counts(self) -> bool {
+        matches!(self, Self::Check | Self::Reserve | Self::Charge)
     }
 }
 
@@ -198,6 +240,7 @@ pub struct Charge<'a> {
     key: &'a Key,
     cost: u64,
     role: ChargeRole,
+    waiting: Waiting,
 }
 
 /// Constructors.
@@ -218,6 +261,7 @@ impl<'a> Charge<'a> {
                 true => ChargeRole::Ban,
                 false => ChargeRole::Counted,
             },
+            waiting: Waiting::NONE,
         }
     }
 
@@ -231,6 +275,7 @@ impl<'a> Charge<'a> {
             key,
             cost: cost.clamp(1, MAX_QUOTA),
             role: ChargeRole::Counted,
+            waiting: Waiting::NONE,
         }
     }
 
@@ -261,10 +306,34 @@ impl<'a> Charge<'a> {
         }
     }
 
+    /// The same charge, which an [`Operation::Reserve`] may count at most this much later.
+    ///
+    /// The default is zero: it has to fit at once. So does a charge of a limit that cannot wait, whatever is set here, and one that
+    /// is not [counted](ChargeRole::Counted). [`Policy::wait_up_to`](crate::Policy::wait_up_to) lists the limits that can.
+    #[must_use]
+    pub fn wait_up_to(self, longest: Duration) -> Self {
+        self.waiting(Waiting::up_to(longest, self.waiting.most))
+    }
+
+    /// The same charge, which an [`Operation::Reserve`] denies if then more than this number of units would wait for the limit.
+    ///
+    /// The default is 500, and the largest number is 999,999,999,999,999.
+    #[must_use]
+    pub fn max_waiting(self, units: u64) -> Self {
+        let most = units.min(MAX_QUOTA);
+        self.waiting(Waiting { most, ..self.waiting })
+    }
+
+    #[inline]
+    pub(crate) fn waiting(self, waiting: Waiting) -> Self {
+        Self { waiting, ..self }
+    }
+
     /// A marker before this charge.
     pub(crate) fn marker(self, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
         Self {
             key,
+            waiting: Waiting::NONE,
             ..self.with(limit, cost).once()
         }
     }
@@ -321,6 +390,17 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn role(&self) -> ChargeRole {
         self.role
+    }
+
+    /// The longest wait in an [`Operation::Reserve`].
+    #[must_use]
+    pub fn longest_wait(&self) -> Duration {
+        Duration::from_micros(self.waiting.longest_us)
+    }
+
+    /// How long it may wait, and how many units may.
+    pub(super) fn waits(&self) -> Waiting {
+        self.waiting
     }
 
     /// The hash of the key and the policy in a table.

@@ -198,7 +198,8 @@ pub struct ChargeState {
     /// The time until nothing counts anymore, if nothing more is counted.
     pub reset_after: Duration,
     /// The time of the decision by the clock of the store, since the Unix epoch; `None` if it is the
-    /// [`server_time`](StoreResponse::server_time) of the response. Nodes of a cluster have clocks of their own.
+    /// [`server_time`](StoreResponse::server_time) of the response. Nodes of a cluster have clocks of their own. After a
+    /// [`Reserve`](super::Operation::Reserve) it is the time at which the charge counts, which may be later.
     pub decided_at: Option<Duration>,
 }
 

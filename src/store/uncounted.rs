@@ -44,7 +44,7 @@ fn decide_apart(requests: &[StoreRequest<'_>], decide: impl FnOnce(&[StoreReques
         .filter(|(_, charges)| !charges.is_empty())
         .map(|((request, part), charges)| match request.operation() {
             // Nothing is charged, and the charge states have what remains.
-            Operation::Check if part.denied => request.with(Operation::Peek, charges),
+            Operation::Check | Operation::Reserve if part.denied => request.with(Operation::Peek, charges),
             operation => request.with(operation, charges),
         })
         .collect();

@@ -1,6 +1,7 @@
 //! The algorithms in Rust and in Lua return the same on the same random timelines.
 
 use std::{
+    collections::BTreeSet,
     hash::{BuildHasher, RandomState},
     time::Duration,
 };
@@ -47,7 +48,7 @@ struct Step {
 #[derive(Clone, Debug)]
 struct Planned {
     operation: Operation,
-    /// Which of the admissions so far is given back.
+    /// Which of the admissions so far is given back; and how long a reservation may wait, in halves of the window.
     admission: usize,
     key: usize,
     /// The position of the limit, the cost and the role of each charge.
@@ -72,6 +73,7 @@ fn moves(window: Duration) -> BoxedStrategy<i64> {
 fn operations() -> impl Strategy<Value = Operation> + Clone {
     prop_oneof![
         16 => Just(Operation::Check),
+        6 => Just(Operation::Reserve),
         2 => Just(Operation::Peek),
         2 => Just(Operation::Charge),
         3 => Just(Operation::Refund { admitted_at: Duration::ZERO }),
@@ -278,6 +280,9 @@ async fn agree_on(
             charges
                 .map(|(policy, cost, role)| {
                     let charge = Charge::new(names[*policy], limit_of(*policy), &keys[planned.key], *cost);
+                    let charge = charge
+                        .wait_up_to(window / 2 * planned.admission as u32)
+                        .max_waiting([500, 3, 20][planned.key]);
                     in_role(charge, *role)
                 })
                 .collect()
@@ -303,12 +308,18 @@ async fn agree_on(
             &recent[recent.len().saturating_sub(20)..],
         );
 
-        let admitted = requests.iter().zip(in_redis.outcomes()).any(|(request, outcome)| {
-            matches!(request.operation(), Operation::Check | Operation::Charge) && outcome.allowed
+        let admitted = requests.iter().zip(in_redis.outcomes()).filter(|(request, outcome)| {
+            let counts = matches!(
+                request.operation(),
+                Operation::Check | Operation::Reserve | Operation::Charge
+            );
+            counts && outcome.allowed
         });
-        if admitted {
-            admissions.push(clock.now());
-        }
+        let slots = admitted.map(|(_, outcome)| {
+            let slot = outcome.states().iter().filter_map(|state| state.decided_at).max();
+            slot.map_or(clock.now(), |slot| slot.as_micros() as u64)
+        });
+        admissions.extend(slots.collect::<BTreeSet<_>>());
     }
 }
 

@@ -81,6 +81,9 @@ mod tonic_example;
 #[path = "../../examples/users.rs"]
 #[allow(dead_code)]
 mod users;
+#[path = "../../examples/wait.rs"]
+#[allow(dead_code)]
+mod wait;
 
 /// A call of curl in a page, with the lines that are shown of its response.
 struct Call {
@@ -333,4 +336,10 @@ async fn hyper_sends_what_it_shows() {
 async fn tonic_receives_what_it_asserts() {
     let example = tokio::task::spawn_blocking(|| tonic_example::main().map_err(|error| error.to_string()));
     assert_eq!(example.await.expect("no panic"), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_sends_as_many_mails_as_it_asserts() {
+    let took = wait::run().await.expect("it may wait");
+    assert_eq!(took.as_secs(), 2);
 }

@@ -65,3 +65,5 @@ mod tonic;
 mod topologies;
 mod tower_contract;
 mod upload;
+mod wait;
+mod wait_processes;

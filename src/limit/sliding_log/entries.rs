@@ -10,6 +10,8 @@ pub(crate) struct Log {
     pub(super) total: u64,
     /// Whether an entry heavier than 1 was added since the log was last empty.
     pub(super) weighted: bool,
+    /// Whether a reservation was added since the log was last empty or unweighted. Then it is weighted.
+    pub(super) reserved: bool,
     /// The number of entries at the front that have expired and are not removed yet.
     pub(super) late: usize,
     /// The number of entries at the back that a clock which was set back has left, and that are not removed yet.
@@ -22,9 +24,26 @@ pub(crate) struct Log {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Entry {
     pub(super) at: u64,
-    /// Whether it holds charges beyond the limit.
-    pub(super) beyond: bool,
+    /// When a reservation was made, which is counted at a later time; else [`PLAIN`] or [`BEYOND`].
+    pub(super) made: u64,
     pub(super) weight: u64,
+}
+
+/// The entry of an admission.
+pub(super) const PLAIN: u64 = 0;
+
+/// The entry of charges beyond the limit.
+pub(super) const BEYOND: u64 = u64::MAX;
+
+impl Entry {
+    pub(super) fn is_beyond(&self) -> bool {
+        self.made == BEYOND
+    }
+
+    /// Whether it is a reservation that was made until then.
+    pub(super) fn is_reserved_until(&self, latest: u64) -> bool {
+        self.made > PLAIN && self.made <= latest
+    }
 }
 
 /// The budget of a call. It keeps some for the ends of a log, which are read one by one: the oldest entry, and the newest one
@@ -37,6 +56,7 @@ impl Default for Log {
             entries: VecDeque::new(),
             total: 0,
             weighted: false,
+            reserved: false,
             late: 0,
             gone: 0,
             budget: BUDGET,
@@ -63,13 +83,61 @@ impl Log {
     }
 
     /// Corrects the total after entries were removed. While all entries weigh 1, it is their number.
-    pub(super) fn recount(&mut self, exact: bool) {
-        if exact && !self.entries.is_empty() && self.total == self.entries.len() as u64 {
+    pub(super) fn recount(&mut self, exact: bool, now: u64) {
+        let ahead = || self.reserved && self.entries.back().is_some_and(|newest| newest.at > now);
+        if exact && !self.entries.is_empty() && self.total == self.entries.len() as u64 && !ahead() {
             self.weighted = false;
+            self.reserved = false;
         }
         if !self.weighted {
             self.total = (self.entries.len() - self.late - self.gone) as u64;
         }
+    }
+
+    /// Removes the entries after `ahead` that a clock which was set back has left, newest first, and keeps those that were
+    /// reserved by this clock.
+    #[cold]
+    pub(super) fn remove_gone(&mut self, ahead: u64) {
+        let first = self.until(ahead);
+        let is_reserved = |entry: Option<&Entry>| entry.is_some_and(|entry| entry.is_reserved_until(ahead));
+        // Where both ends belong to this clock, none is looked for between them: a long queue would be read each time.
+        if is_reserved(self.entries.back()) && is_reserved(self.entries.get(first)) {
+            self.gone = 0;
+            return;
+        }
+        let reads = self.gone.min(self.budget - 2);
+        let read = self.entries.split_off(self.entries.len() - reads);
+        self.budget -= reads;
+        self.gone -= reads;
+        let (kept, gone): (VecDeque<_>, VecDeque<_>) = read.into_iter().partition(|entry| is_reserved(Some(entry)));
+        self.total = gone
+            .iter()
+            .fold(self.total, |total, entry| total.saturating_sub(entry.weight));
+        if !kept.is_empty() {
+            self.gone = 0;
+        }
+        self.entries.extend(kept);
+    }
+
+    /// The time of the entry whose expiry frees this much weight, and whether it is known: past the budget it is that of the
+    /// last entry that was read.
+    pub(super) fn freed_at(&self, need: u64, now: u64) -> (u64, bool) {
+        let at = |position| self.entries.get(position).map_or(now, |entry: &Entry| entry.at);
+        if !self.weighted {
+            return (at(self.late + need as usize - 1), true);
+        }
+        if self.total == self.entries.len() as u64 {
+            return (at(need as usize - 1), true);
+        }
+        let (mut freed, mut last) = (0, now);
+        for entry in self.entries.iter().take(self.budget - 1) {
+            last = entry.at;
+            freed += entry.weight;
+            if freed >= need {
+                return (last, true);
+            }
+        }
+        (last, false)
     }
 
     /// Subtracts weight from an entry. Returns whether nothing is left of it, and the entry is removed.

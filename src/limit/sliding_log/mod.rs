@@ -1,16 +1,13 @@
 mod entries;
+mod rule;
 
 use std::{fmt, time::Duration};
 
-pub(crate) use self::entries::{BUDGET, Log};
+#[cfg(any(feature = "fred", feature = "redis"))]
+pub(crate) use self::entries::BUDGET;
+pub(crate) use self::entries::Log;
 
-use self::entries::Entry;
-use super::{
-    constructors::constructors,
-    rule::{MAX_TOTAL, Rule, SLACK},
-    share::Share,
-    units::WindowText,
-};
+use super::{constructors::constructors, rule::SLACK, share::Share, units::WindowText};
 use crate::ConfigError;
 
 /// Sliding window log: at most the quota in any window, exactly.
@@ -79,7 +76,8 @@ use crate::ConfigError;
 ///
 /// Entries that are ahead of the clock by more than a second (or one window, if that is less) are removed before a request is
 /// denied because of them. So a clock that is set back delays a request by at most a window and that second, and admits at
-/// most one quota more. Until then `remaining` counts these entries, and `reset_after` is one window at most.
+/// most one quota more. Until then `remaining` counts these entries, and `reset_after` is one window at most. Slots of requests
+/// that [wait](crate::Policy::wait_up_to) stay, unless they were reserved by a clock that is ahead by more than that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct SlidingLog {
@@ -232,6 +230,11 @@ impl SlidingLog {
         }
     }
 
+    /// The latest time of an entry that belongs to the clock which is `now`, unless it is a reservation.
+    fn ahead(&self, now: u64) -> u64 {
+        now + SLACK.min(self.window_us())
+    }
+
     /// The first and the last time at which entries are merged with one at this time: all entries if the log has a
     /// precision, else those of charges beyond the limit.
     fn step_around(&self, at: u64) -> (u64, u64) {
@@ -254,142 +257,5 @@ impl fmt::Display for SlidingLog {
             0 => Ok(()),
             n => write!(f, " precision {n}"),
         }
-    }
-}
-
-impl Rule for SlidingLog {
-    type State = Log;
-
-    fn settle(&self, log: &mut Log, now: u64, weight: u64) {
-        log.budget = BUDGET;
-        log.gone = 0;
-
-        // Windows are half-open: an admission one whole window ago no longer counts.
-        log.late = now
-            .checked_sub(self.window_us())
-            .map_or(0, |expired| log.until(expired));
-        for _ in 0..log.late.min(log.budget - 2) {
-            let oldest = log.entries.pop_front();
-            log.forget(oldest);
-            log.late -= 1;
-        }
-        log.recount(self.precision == 0);
-
-        // A request that fits does not remove entries that are ahead of the clock.
-        if self.room(log, now) >= weight {
-            return;
-        }
-        log.gone = log.entries.len() - log.until(now + SLACK.min(self.window_us()));
-        for _ in 0..log.gone.min(log.budget - 2) {
-            let newest = log.entries.pop_back();
-            log.forget(newest);
-            log.gone -= 1;
-        }
-        log.recount(self.precision == 0);
-    }
-
-    fn room(&self, log: &Log, _: u64) -> u64 {
-        self.quota.saturating_sub(log.total)
-    }
-
-    fn add(&self, log: &mut Log, now: u64, weight: u64) {
-        // Only charges go beyond the limit. Those of one step are one entry, so that a flood of them adds few entries.
-        let beyond = self.precision == 0 && !log.entries.is_empty() && log.total >= self.quota;
-        if (weight > 1 || self.precision > 0 || beyond) && !log.weighted {
-            log.weighted = true;
-            log.total = log.entries.len() as u64;
-        }
-        let weight = weight.min(MAX_TOTAL.saturating_sub(log.total)).max(1);
-        log.total += weight;
-
-        let mut entry = Entry {
-            at: now,
-            beyond,
-            weight,
-        };
-        let merging = match (self.precision, beyond) {
-            (0, false) => 0..0,
-            (0, true) => {
-                let newest = log.until(self.step_around(now).1);
-                let merges = |newest: &Entry| newest.beyond && self.step_around(newest.at) == self.step_around(now);
-                let merges = newest > 0 && log.entries.get(newest - 1).is_some_and(merges);
-                newest - usize::from(merges)..newest
-            }
-            _ => {
-                let (first, last) = self.step_around(now);
-                let end = log.until(last);
-                let start = log.before(first);
-                start.max(end.saturating_sub(log.budget - 1))..end
-            }
-        };
-        for merged in log.entries.drain(merging) {
-            entry.at = entry.at.max(merged.at);
-            entry.weight += merged.weight;
-        }
-        log.insert(entry);
-    }
-
-    fn wait(&self, log: &Log, now: u64, cost: u64) -> u64 {
-        let need = (log.total + cost).saturating_sub(self.quota).min(log.total);
-        if need == 0 {
-            return self.window_us();
-        }
-
-        // The entry whose expiry frees enough weight or, past the budget, the last one that was read.
-        let at = if log.weighted {
-            let mut freed = 0;
-            let mut last = now;
-            for entry in log.entries.iter().take(log.budget - 1) {
-                last = entry.at;
-                freed += entry.weight;
-                if freed >= need {
-                    break;
-                }
-            }
-            last
-        } else {
-            log.entries
-                .get(log.late + need as usize - 1)
-                .map_or(now, |entry| entry.at)
-        };
-        (at + self.window_us()).saturating_sub(now).max(1)
-    }
-
-    fn reset(&self, log: &Log, now: u64) -> u64 {
-        let counted = log.entries.len() - log.gone;
-        if counted <= log.late {
-            return 0;
-        }
-        let newest = log.entries.get(counted - 1).map_or(0, |entry| entry.at);
-        (newest + self.window_us()).saturating_sub(now).min(self.window_us())
-    }
-
-    fn refund(&self, log: &mut Log, now: u64, at: u64, weight: u64) -> bool {
-        // The clock may be younger than the window: then all entries count.
-        let valid_from = now.checked_sub(self.window_us()).map_or(0, |expired| expired + 1);
-        let exact = self.precision == 0;
-        let step = self.step_around(at);
-        let (from, upto) = if exact { (at, at) } else { step };
-
-        let first = log.before(from.max(valid_from));
-        let found = log.until(upto).saturating_sub(first).min(log.budget - 1);
-        let mut left = weight;
-        let mut position = first;
-        for _ in 0..found {
-            position += usize::from(!log.take_back(position, &mut left));
-        }
-
-        // A charge beyond the limit may be merged with later ones.
-        if exact && left > 0 {
-            let reads = log.budget - 1 - found;
-            let end = log.until(step.1);
-            let first = log.before(valid_from.max(at + 1)).max(end.saturating_sub(reads));
-            for position in (first..end).rev() {
-                if log.entries.get(position).is_some_and(|entry| entry.beyond) {
-                    log.take_back(position, &mut left);
-                }
-            }
-        }
-        left < weight
     }
 }

@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, fmt, marker::PhantomData};
+use std::{collections::BTreeMap, fmt, marker::PhantomData, time::Duration};
 
 use serde::{
     Deserialize, Deserializer,
@@ -12,7 +12,7 @@ use super::{
     texts::{Methods, Routes},
     warn_at::WarnAt,
 };
-use crate::{Ban, FailureMode, Limit, key::KeySpec};
+use crate::{Ban, FailureMode, Limit, key::KeySpec, limit::parse_length};
 
 /// A policy as configuration describes it.
 #[derive(Clone, Debug, Deserialize)]
@@ -37,6 +37,8 @@ pub(super) struct Fields {
     pub(super) cost: u64,
     #[serde(default, deserialize_with = "failure_mode")]
     pub(super) failure_mode: FailureMode,
+    #[serde(default, deserialize_with = "wait")]
+    pub(super) wait: Duration,
     #[serde(default)]
     pub(super) mode: Mode,
     #[serde(default)]
@@ -81,6 +83,15 @@ fn one() -> u64 {
 fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMode, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(D::Error::custom)
+}
+
+fn wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_length(&text).ok_or_else(|| {
+        D::Error::custom(format_args!(
+            "{text:?} is not a time to wait; one looks like `2s` or `500ms`"
+        ))
+    })
 }
 
 fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {

@@ -92,6 +92,7 @@ use crate::{ConfigError, KeyExtractor, access::Access, key::Registered};
 /// | `methods` | the methods that the policy is for: one, or a list. `GET` is also for `HEAD` | all |
 /// | `cost` | the cost of a request | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
+/// | `wait` | how long a request may [wait](Policy::wait_up_to) until it fits, such as `2s` or `500ms` | it does not wait |
 /// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
 /// | `warn-at` | a fraction of the quota from which on requests are [near the limit](Policy::warn_at), or a list of fractions | none |
 /// | `ban` | when callers are [banned](Policy::ban) and for how long, such as `{ after = 10, within = "1h", first = "1min", longest = "1d" }`; `first` and `longest` may be left out | none |
@@ -288,6 +289,9 @@ impl Policies {
             None => without_plan.into(),
             Some(plans) => of_policy(name, plans.limit(without_plan, &self.extensions))?,
         };
+        if !fields.wait.is_zero() {
+            of_policy(name, fields.limit.validate_wait())?;
+        }
         let scope = Scope {
             routes: fields.routes.scope(|| self.scopes()),
             methods: fields.methods.0.clone(),
@@ -298,6 +302,7 @@ impl Policies {
             observed: fields.mode == Mode::Observe,
             thresholds: fields.warn_at.0.clone(),
             ban: fields.ban,
+            longest_wait: fields.wait,
             scope: (!scope.is_everything()).then(|| Arc::new(scope)),
             ..Terms::try_new(name.to_owned(), limit)?
         };

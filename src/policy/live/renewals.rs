@@ -7,7 +7,7 @@ use super::{
     super::{
         Keyed, Policy, Unkeyed,
         basis::Basis,
-        list::{contexts, is_composite, listed},
+        list::{contexts, is_composite, listed, waits},
     },
     source::Source,
 };
@@ -110,6 +110,7 @@ impl<K: Renewable> Renewals<K> {
         let contexts = contexts(&renewed);
         let context = CheckContext {
             is_composite: is_composite(&contexts),
+            waits: waits(&contexts),
             policies: contexts,
             ..CheckContext::clone(built.context)
         };

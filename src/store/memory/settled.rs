@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use crate::{
-    limit::{Change, Effect, State},
-    store::{Charge, ChargeRole, ChargeState, Operation},
+    limit::{Change, Effect, Slots, State},
+    store::{Charge, ChargeRole, ChargeState, Operation, Waiting},
 };
 
 /// A charge whose state is settled, so that it is known whether it fits; the counterpart of a charge in `lua/driver.lua`.
@@ -13,6 +13,8 @@ pub(super) struct Settled<'a> {
     /// The weight that fits before the change.
     room: u64,
     fits: bool,
+    /// When it fits, if it does not fit now and may wait for that.
+    own_slot: Option<u64>,
     /// Whether a check is denied if it does not fit.
     may_deny: bool,
     /// Whether it is counted when the request is admitted.
@@ -40,12 +42,19 @@ impl<'a> Settled<'a> {
             .limit()
             .settle(state, now, if refunds { 0 } else { charge.cost() });
         let (role, cost) = (charge.role(), charge.cost());
+        let fits = room >= if role == ChargeRole::Ban { 1 } else { cost };
+        let own_slot = match operation {
+            // A ban is not waited for.
+            Operation::Reserve if !fits && role != ChargeRole::Ban => own_slot(charge, state, now),
+            _ => None,
+        };
         Self {
             charge,
             state,
             unsettled,
             room,
-            fits: room >= if role == ChargeRole::Ban { 1 } else { cost },
+            fits,
+            own_slot,
             may_deny: role != ChargeRole::Once,
             counts: role == ChargeRole::Counted || (role == ChargeRole::Ban && operation == Operation::Charge),
             denies: false,
@@ -56,7 +65,13 @@ impl<'a> Settled<'a> {
     /// Whether this charge does not deny a check.
     #[inline]
     pub(super) fn admits(&self) -> bool {
-        self.fits || !self.may_deny
+        self.fits || self.own_slot.is_some() || !self.may_deny
+    }
+
+    /// When it is admitted, if it may be.
+    #[inline]
+    pub(super) fn slot(&self) -> u64 {
+        self.own_slot.unwrap_or(self.now)
     }
 
     /// Applies the markers of a request. A marker without a next charge is not counted.
@@ -73,6 +88,7 @@ impl<'a> Settled<'a> {
             if marker.fits && marker.room < marker.charge.limit().quota() {
                 next.may_deny = false;
                 next.counts = false;
+                next.own_slot = None;
             }
         }
     }
@@ -100,7 +116,7 @@ impl<'a> Settled<'a> {
                 let charge = guarded.charge;
                 !guarded.admits() && charge.limit().is_counted() && charge.cost() <= charge.limit().quota()
             });
-            charges[position].denies = operation == Operation::Check && !in_force && is_denied;
+            charges[position].denies = operation.counts() && operation.requires_room() && !in_force && is_denied;
         }
     }
 
@@ -115,14 +131,16 @@ impl<'a> Settled<'a> {
         self.charge.role() == ChargeRole::Ban
     }
 
+    /// Decides the charge of a request that is admitted at its slot, or not.
     #[inline]
-    pub(super) fn decide(self, operation: Operation, allowed: bool) -> Decided {
+    pub(super) fn decide(self, operation: Operation, allowed: bool, slot: u64) -> Decided {
         let Self {
             charge,
             state,
             unsettled,
             room,
             fits,
+            own_slot,
             may_deny,
             counts,
             denies,
@@ -131,20 +149,27 @@ impl<'a> Settled<'a> {
         let (limit, cost, role) = (charge.limit(), charge.cost(), charge.role());
 
         let change = match operation {
-            Operation::Check | Operation::Charge if allowed && counts => Change::Add,
-            Operation::Check if denies => Change::Deny,
+            Operation::Check | Operation::Reserve if denies => Change::Deny,
+            Operation::Reserve if allowed && counts && slot > now => Change::Reserve(Slots {
+                own: own_slot,
+                joint: slot,
+            }),
+            Operation::Check | Operation::Reserve | Operation::Charge if allowed && counts => Change::Add,
             Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly => Change::Refund {
                 at: admitted_at.as_micros() as u64,
             },
-            Operation::Check | Operation::Charge | Operation::Peek | Operation::Reset | Operation::Refund { .. } => {
-                Change::Nothing
-            }
+            Operation::Check
+            | Operation::Reserve
+            | Operation::Charge
+            | Operation::Peek
+            | Operation::Reset
+            | Operation::Refund { .. } => Change::Nothing,
         };
         let effect = limit.change(state, now, change, cost);
         let Effect { changed, reset, .. } = effect;
         let room = match change {
-            Change::Add if changed && role != ChargeRole::Ban => room.saturating_sub(cost),
-            Change::Add | Change::Deny | Change::Nothing | Change::Refund { .. } => effect.room,
+            Change::Add | Change::Reserve(_) if changed && role != ChargeRole::Ban => room.saturating_sub(cost),
+            Change::Add | Change::Reserve(_) | Change::Deny | Change::Nothing | Change::Refund { .. } => effect.room,
         };
         let lacks_room = match role {
             ChargeRole::Once => !fits && operation.compares_room(),
@@ -160,12 +185,27 @@ impl<'a> Settled<'a> {
         if let (false, Some(unsettled)) = (changed, unsettled) {
             *state = unsettled;
         }
+        let mut charge_state = ChargeState::new(room, retry_after, Duration::from_micros(reset));
+        if effect.slot > now {
+            charge_state = charge_state.at(Duration::from_micros(effect.slot));
+        }
         Decided {
-            charge_state: ChargeState::new(room, retry_after, Duration::from_micros(reset)),
+            charge_state,
             expires_at: changed.then_some(now + reset),
             denies_until: if room == 0 { now.saturating_add(wait_for_one) } else { 0 },
         }
     }
+}
+
+/// When a charge fits that does not fit now, if it may wait so long. One that is not counted has nothing to reserve.
+#[cold]
+fn own_slot(charge: &Charge<'_>, state: &State, now: u64) -> Option<u64> {
+    if charge.role() != ChargeRole::Counted {
+        return None;
+    }
+    let Waiting { longest_us, most } = charge.waits();
+    let slot = charge.limit().slot(state, now, charge.cost(), most)?;
+    (slot - now <= longest_us).then_some(slot)
 }
 
 /// Whether a request is allowed, given whether all of its charges fit.

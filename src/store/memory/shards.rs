@@ -87,7 +87,8 @@ impl Shards {
         let decide = |state: &mut State| {
             let settled = Settled::new(operation, charge, state, now);
             let allowed = allows(operation, settled.admits());
-            (allowed, settled.decide(operation, allowed))
+            let slot = settled.slot();
+            (allowed, settled.decide(operation, allowed, slot))
         };
 
         let (allowed, decided) = if let Some(count) = shard.find(&id) {
@@ -128,7 +129,7 @@ impl Shards {
         let mut evicted = 0;
         let decide = |(request, ids): (&Folded<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation {
             Operation::Reset => Self::reset(request, ids, &mut shards),
-            Operation::Check | Operation::Charge | Operation::Peek | Operation::Refund { .. } => {
+            Operation::Check | Operation::Reserve | Operation::Charge | Operation::Peek | Operation::Refund { .. } => {
                 Self::decide_several(request, ids, &mut shards, now, &mut evicted)
             }
         };
@@ -176,7 +177,10 @@ impl Shards {
         Settled::apply_markers(&mut settled);
         Settled::apply_bans(operation, &mut settled);
         let allowed = allows(operation, settled.iter().all(Settled::admits));
-        let decided = settled.into_iter().map(|charge| charge.decide(operation, allowed));
+        let slot = settled.iter().map(Settled::slot).max().unwrap_or(now);
+        let decided = settled
+            .into_iter()
+            .map(|charge| charge.decide(operation, allowed, slot));
         let decided: SmallVec<[Decided; 4]> = decided.collect();
 
         let counts = ids.iter().zip(states).zip(&decided).zip(known);

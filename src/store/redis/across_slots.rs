@@ -40,6 +40,13 @@ async fn decide_one(
     made_at: Instant,
     server_time: &mut Duration,
 ) -> Result<Outcome, StoreError> {
+    if request.operation == Operation::Reserve {
+        return Err(StoreError::new(
+            ErrorKind::Refused,
+            "a request can wait only for limits in one slot of the cluster; give the policies that apply to it the same \
+             key, or no `wait_up_to`",
+        ));
+    }
     let cache = queues.deny_cache.as_deref();
     let generation = cache.map(|cache| cache.generation(request));
     let mut progress = Progress::new(queues, request);

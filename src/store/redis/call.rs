@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Limit,
-    store::{ChargeRole, Operation},
+    store::{ChargeRole, Operation, Waiting},
 };
 
 /// Equal checks that are sent once with their number, or one other request.
@@ -44,6 +44,8 @@ pub(super) struct ReplyShape {
     pub(super) keys: usize,
     /// Whether one of the charges is a marker, which has a wait if it has no room, also if the request is admitted.
     pub(super) has_marker: bool,
+    /// Whether the wait of a charge of an admitted request is the time until it counts.
+    pub(super) reserves: bool,
 }
 
 impl ScriptCall {
@@ -58,6 +60,7 @@ impl ScriptCall {
                     times: merged.times,
                     keys: merged.request.charges.len(),
                     has_marker: merged.request.has_marker(),
+                    reserves: merged.request.operation == Operation::Reserve,
                 })
                 .collect(),
             calendars: Vec::new(),
@@ -104,6 +107,10 @@ impl ScriptCall {
                     offset: buffer.len(),
                 });
                 write_numbers(buffer, boundaries);
+            }
+            if operation == Operation::Reserve {
+                let Waiting { longest_us, most } = charge.waiting;
+                write_numbers(buffer, [longest_us, most]);
             }
         }
         if times == 0 {
@@ -184,6 +191,7 @@ fn role_name(role: ChargeRole) -> &'static str {
 fn operation_name(operation: Operation) -> &'static str {
     match operation {
         Operation::Check => "check",
+        Operation::Reserve => "reserve",
         Operation::Charge => "charge",
         Operation::Peek => "peek",
         Operation::Reset => "reset",
@@ -192,7 +200,9 @@ fn operation_name(operation: Operation) -> &'static str {
 }
 
 fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
-    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.cost == b.cost && a.limit == b.limit && a.role == b.role;
+    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
+        a.cost == b.cost && a.limit == b.limit && a.role == b.role && a.waiting == b.waiting
+    };
     let (a, b) = (a.request, b.request);
     a.operation == b.operation && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(same)
 }

@@ -136,7 +136,7 @@ impl DenyCache {
         for request in requests {
             let makes_room = match request.operation {
                 Operation::Reset | Operation::Refund { .. } => true,
-                Operation::Check | Operation::Charge | Operation::Peek => false,
+                Operation::Check | Operation::Reserve | Operation::Charge | Operation::Peek => false,
             };
             if makes_room {
                 for charge in &request.charges {

@@ -9,7 +9,7 @@ use super::{
     failure::{Failure, error_reply},
     request::OwnedRequest,
 };
-use crate::store::{ChargeRole, ChargeState, Outcome, StoreError};
+use crate::store::{ChargeRole, ChargeState, Operation, Outcome, StoreError};
 
 /// The reply of the script as it was received: little-endian doubles, and the errors of requests.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +33,7 @@ pub(super) struct RequestReply {
     pub(super) admitted: u64,
     /// The state of each key after the last request.
     pub(super) states: SmallVec<[ChargeState; 1]>,
+    server_time: Duration,
 }
 
 impl RawReply {
@@ -88,10 +89,15 @@ impl ScriptReply {
             // A state has a wait if and only if a request is denied, except for that of a marker.
             let waits = states.iter().any(|state| state.retry_after.is_some());
             let denies = admitted < shape.times;
-            if admitted > shape.times || denies && !waits || waits && !denies && !shape.has_marker {
+            let may_wait = denies || shape.has_marker || shape.reserves;
+            if admitted > shape.times || denies && !waits || waits && !may_wait {
                 return Err(Failure::malformed_reply());
             }
-            replies.push(Ok(RequestReply { admitted, states }));
+            replies.push(Ok(RequestReply {
+                admitted,
+                states,
+                server_time,
+            }));
         }
 
         match next() {
@@ -118,7 +124,10 @@ impl RequestReply {
                 ChargeRole::Once | ChargeRole::Ban => continue,
             };
             state.remaining = state.remaining.saturating_add(weight);
-            state.retry_after = None;
+            let wait = state.retry_after.take();
+            if request.operation == Operation::Reserve {
+                state.decided_at = wait.map(|wait| self.server_time + wait);
+            }
             let delay = algorithm::reset_delay(&charge.limit, weight);
             state.reset_after = state.reset_after.saturating_sub(delay);
         }
@@ -150,7 +159,7 @@ mod tests {
     use crate::{
         Key, Limit, SlidingLog, TokenBucket,
         store::{
-            Charge, ErrorKind, Operation, StoreRequest,
+            Charge, ErrorKind, StoreRequest,
             redis::{call::MergedRequest, key_format::KeyFormat},
         },
     };

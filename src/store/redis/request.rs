@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Limit,
     store::{
-        ChargeRole, Operation, Outcome, StoreError, StoreRequest,
+        ChargeRole, Operation, Outcome, StoreError, StoreRequest, Waiting,
         fold::{Folded, Folds, fold},
     },
 };
@@ -39,6 +39,7 @@ pub(super) struct OwnedCharge {
     pub(super) limit: Limit,
     pub(super) cost: u64,
     pub(super) role: ChargeRole,
+    pub(super) waiting: Waiting,
 }
 
 impl<'a> HashedRequest<'a> {
@@ -68,6 +69,7 @@ impl OwnedRequest {
                 limit: charge.limit().clone(),
                 cost: charge.cost(),
                 role: charge.role(),
+                waiting: charge.waits(),
             });
         }
         Self {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::{
     Ban, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{ChargeRole, Operation},
+    store::{ChargeRole, Operation, Waiting},
 };
 
 /// A request that the script reads from its arguments.
@@ -22,6 +22,7 @@ pub(super) struct ParsedCharge {
     pub(super) limit: Limit,
     pub(super) cost: u64,
     pub(super) role: ChargeRole,
+    pub(super) waiting: Waiting,
 }
 
 /// What is left of an argument.
@@ -61,6 +62,7 @@ pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<Parsed
         }
         let operation = match &*operation {
             "check" => Operation::Check,
+            "reserve" => Operation::Reserve,
             "charge" => Operation::Charge,
             "peek" => Operation::Peek,
             "reset" => Operation::Reset,
@@ -69,7 +71,7 @@ pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<Parsed
             },
             _ => panic!("{operation} is no operation"),
         };
-        let charges: Vec<_> = (0..size).map(|_| charge(&mut run, now)).collect();
+        let charges: Vec<_> = (0..size).map(|_| charge(&mut run, operation, now)).collect();
         for _ in 0..count {
             requests.push(ParsedRequest {
                 operation,
@@ -82,7 +84,7 @@ pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<Parsed
     Some(requests)
 }
 
-fn charge(run: &mut Reader<'_>, now: u64) -> ParsedCharge {
+fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge {
     let (algorithm, role) = (run.word(), run.word());
     let role = match &*role {
         "" => ChargeRole::Counted,
@@ -113,5 +115,17 @@ fn charge(run: &mut Reader<'_>, now: u64) -> ParsedCharge {
         ("fixed", [span, 0, 0]) => FixedWindow::new(quota, window(span)).aligned().into(),
         (_, parameters) => panic!("{algorithm} {parameters:?} is no limit"),
     };
-    ParsedCharge { limit, cost, role }
+    let waiting = match operation {
+        Operation::Reserve => {
+            let [longest_us, most] = run.numbers();
+            Waiting { longest_us, most }
+        }
+        _ => Waiting::NONE,
+    };
+    ParsedCharge {
+        limit,
+        cost,
+        role,
+        waiting,
+    }
 }

@@ -56,6 +56,10 @@ impl SimulatedRequest {
         let charges = match kind {
             Kind::Shared | Kind::Peek | Kind::Reset => of_shared(Counted, rng),
             Kind::CheckedOnly => of_shared(CheckedOnly, rng),
+            Kind::Waiting => {
+                let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW);
+                vec![("waiting", limit.into(), shared(rng), Counted)]
+            }
             Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own(), Counted)],
             Kind::Settled { .. } => vec![("settled", roomy(), own(), Counted)],
             Kind::OwnPair => vec![("own", roomy(), own(), Counted), ("pair", roomy(), own(), Counted)],
@@ -110,7 +114,7 @@ impl SimulatedRequest {
 
     fn charges(&self) -> Vec<Charge<'_>> {
         let charges = self.charges.iter().map(|(policy, limit, key, role)| {
-            let charge = Charge::new(policy, limit, key, 1);
+            let charge = Charge::new(policy, limit, key, 1).wait_up_to(Plan::WAIT);
             match role {
                 Counted | ChargeRole::Ban => charge,
                 CheckedOnly => charge.checked_only(),

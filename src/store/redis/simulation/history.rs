@@ -1,6 +1,9 @@
 //! Verifies the promises of the store in what happened in a schedule.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -87,6 +90,7 @@ fn verify_charged_at_most_once(record: &Record, network: &Network) {
         Kind::MarkedAcross => &record.keys[..1],
         Kind::Shared
         | Kind::CheckedOnly
+        | Kind::Waiting
         | Kind::Settled { .. }
         | Kind::Marked
         | Kind::Banned
@@ -197,13 +201,36 @@ fn verify_limits(plan: &Plan, records: &[Record], network: &Network) {
             "{key}: {admitted} admitted, {} charged",
             charged.len()
         );
-        for (position, (at, _)) in charged.iter().enumerate() {
-            let in_window = charged[..=position]
-                .iter()
-                .filter(|(earlier, _)| earlier + Plan::WINDOW_US > *at);
-            let weight: u64 = in_window.map(|(_, cost)| cost).sum();
-            assert!(weight <= Plan::QUOTA, "{key}: {weight} in a window");
-        }
+        verify_windows(key, charged);
+    }
+
+    let waiting = records.iter().filter(|record| record.kind == Kind::Waiting);
+    let waiting: HashSet<&String> = waiting.map(|record| &record.keys[0]).collect();
+    for key in waiting {
+        verify_windows(key, network.charged(key));
+    }
+    for record in records.iter().filter(|record| record.kind == Kind::Waiting) {
+        let Some(Ok(response)) = &record.response else { continue };
+        let state = response.outcomes[0].states[0];
+        let slot = state.decided_at.unwrap_or(response.server_time);
+        assert!(slot <= response.server_time + Plan::WAIT, "{record:?}");
+        // A denial is that of a request which would wait too long.
+        assert!(state.retry_after.is_none_or(|wait| wait > Plan::WAIT), "{record:?}");
+        let slot = (slot.as_micros() as u64, 1);
+        let charged = network.charged(&record.keys[0]);
+        assert!(record.allowed() != Some(true) || charged.contains(&slot), "{record:?}");
+    }
+}
+
+/// No half-open window contains more than the limit.
+fn verify_windows(key: &str, mut charged: Vec<(u64, u64)>) {
+    charged.sort_unstable();
+    for (position, (at, _)) in charged.iter().enumerate() {
+        let in_window = charged[..=position]
+            .iter()
+            .filter(|(earlier, _)| earlier + Plan::WINDOW_US > *at);
+        let weight: u64 = in_window.map(|(_, cost)| cost).sum();
+        assert!(weight <= Plan::QUOTA, "{key}: {weight} in a window");
     }
 }
 

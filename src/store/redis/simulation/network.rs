@@ -261,8 +261,14 @@ impl Network {
         let limiter_keys: Vec<_> = keys.iter().map(|key| Key::from(&**key)).collect();
         let charges = request.charges.iter().zip(&limiter_keys);
         let charges: Vec<_> = charges
-            .map(|(ParsedCharge { limit, cost, role }, key)| {
-                let charge = Charge::new("simulated", limit, key, *cost);
+            .map(|(parsed, key)| {
+                let ParsedCharge {
+                    limit,
+                    cost,
+                    role,
+                    waiting,
+                } = parsed;
+                let charge = Charge::new("simulated", limit, key, *cost).waiting(*waiting);
                 match role {
                     ChargeRole::Counted | ChargeRole::Ban => charge,
                     ChargeRole::CheckedOnly => charge.checked_only(),
@@ -287,6 +293,15 @@ impl Network {
                             .or_default()
                             .push((now, charge.cost()));
                     }
+                    Operation::Reserve if outcome.allowed => {
+                        let slot = outcome.states[position].decided_at;
+                        let slot = slot.map_or(now, |slot| slot.as_micros() as u64);
+                        server
+                            .charged
+                            .entry(key.clone())
+                            .or_default()
+                            .push((slot, charge.cost()));
+                    }
                     Operation::Refund { .. } => *server.refunded.entry(key.clone()).or_default() += charge.cost(),
                     _ => {}
                 }
@@ -301,10 +316,12 @@ impl Network {
             remaining,
             retry_after,
             reset_after,
+            decided_at,
             ..
         } in states
         {
-            let wait = retry_after.map_or(0.0, micros);
+            let delay = decided_at.map_or(0.0, |slot| micros(slot) - now as f64);
+            let wait = retry_after.map_or(delay, micros);
             numbers.extend([admitted as f64, remaining as f64, wait, micros(reset_after)]);
         }
     }

@@ -41,6 +41,8 @@ impl Plan {
     /// The limit of the shared keys.
     pub(super) const QUOTA: u64 = 5;
     pub(super) const WINDOW: Duration = Duration::from_millis(400);
+    /// The longest wait of a reservation.
+    pub(super) const WAIT: Duration = Duration::from_millis(900);
     pub(super) const WINDOW_US: u64 = Self::WINDOW.as_micros() as u64;
     /// What a request with a receipt is checked for.
     pub(super) const ESTIMATE: u64 = 10;
@@ -63,6 +65,8 @@ pub(super) enum Kind {
     Shared,
     /// The same, which counts nothing.
     CheckedOnly,
+    /// A reservation on a shared key.
+    Waiting,
     /// A check of a key of its own, which has room.
     Own,
     OwnCharge,
@@ -91,7 +95,8 @@ impl Kind {
         match rng.u32(..100) {
             ..30 => Self::Shared,
             30..35 => Self::CheckedOnly,
-            35..54 => Self::Own,
+            35..45 => Self::Waiting,
+            45..54 => Self::Own,
             54..60 => Self::Banned,
             60..65 => Self::OwnCharge,
             65..70 => Self::Settled {
@@ -112,6 +117,7 @@ impl Kind {
         match self {
             Self::OwnCharge => Operation::Charge,
             Self::Peek => Operation::Peek,
+            Self::Waiting => Operation::Reserve,
             Self::Reset => Operation::Reset,
             Self::Shared
             | Self::CheckedOnly

@@ -1,8 +1,13 @@
+mod bucket;
+mod rule;
+
 use std::{fmt, time::Duration};
+
+pub(crate) use self::bucket::Bucket;
 
 use super::{
     constructors::constructors,
-    rule::{MAX_EXACT, MAX_QUOTA, Rule, SLACK},
+    rule::{MAX_EXACT, MAX_QUOTA},
     share::Share,
     units::WindowText,
 };
@@ -68,7 +73,8 @@ use crate::ConfigError;
 /// A refund returns the tokens of a charge that the rate has not returned yet. For the last charge of a bucket their number is
 /// exact. For an earlier charge, all tokens that came since then are taken for those of that charge: of 5 tokens that were taken
 /// 4 seconds ago, at one token a second, a refund returns 1. So after a refund the bucket has at most as many tokens as if the
-/// request had not been charged, and may have fewer.
+/// request had not been charged, and may have fewer. While requests [wait](crate::Policy::wait_up_to), only the one with the last
+/// slot is refunded.
 ///
 /// # When the clock of Redis is set back
 ///
@@ -294,86 +300,5 @@ impl fmt::Display for TokenBucket {
             return Ok(());
         }
         write!(f, " burst {}", self.burst)
-    }
-}
-
-/// The tokens that were taken from the bucket of one key since it was last full.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Bucket {
-    since: u64,
-    spent: u64,
-    /// The time of the last charge.
-    at: u64,
-}
-
-impl Rule for TokenBucket {
-    type State = Bucket;
-
-    #[inline]
-    fn settle(&self, bucket: &mut Bucket, now: u64, _: u64) {
-        bucket.spent = bucket.spent.min(self.cap());
-        let gone = bucket.at > now && bucket.at > now + SLACK.min(self.time(self.burst));
-        if gone || self.come(bucket.spent, now.saturating_sub(bucket.since)) {
-            *bucket = Bucket {
-                since: now,
-                spent: 0,
-                at: now,
-            };
-        }
-    }
-
-    #[inline]
-    fn room(&self, bucket: &Bucket, now: u64) -> u64 {
-        let come = self.tokens(now.saturating_sub(bucket.since));
-        self.burst.saturating_add(come).saturating_sub(bucket.spent)
-    }
-
-    #[inline]
-    fn add(&self, bucket: &mut Bucket, now: u64, weight: u64) {
-        if bucket.spent == 0 {
-            bucket.since = now;
-        }
-        bucket.at = bucket.at.max(now);
-
-        // The tokens of whole periods are subtracted before the numbers become too large.
-        if bucket.spent + weight > self.cap() {
-            let (rate, period) = self.reduced();
-            let periods = now.saturating_sub(bucket.since) / period;
-            bucket.since += periods * period;
-            bucket.spent -= (periods * rate).min(bucket.spent);
-        }
-        bucket.spent = (bucket.spent + weight).min(self.cap());
-    }
-
-    fn wait(&self, bucket: &Bucket, now: u64, cost: u64) -> u64 {
-        let missing = (bucket.spent + cost).saturating_sub(self.burst).min(bucket.spent);
-        (bucket.since + self.time(missing)).saturating_sub(now).max(1)
-    }
-
-    #[inline]
-    fn reset(&self, bucket: &Bucket, now: u64) -> u64 {
-        match bucket.spent {
-            0 => 0,
-            spent => (bucket.since + self.time(spent)).saturating_sub(now),
-        }
-    }
-
-    fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
-        // After the last charge, all missing tokens are those of the charge. After an earlier one, the tokens that came since then
-        // may all be those of the charge: neither they nor the time that has passed towards the next one are returned twice.
-        let (mut come, mut left) = (0, 0);
-        if at < bucket.at {
-            let passed = now.saturating_sub(at);
-            come = self.tokens(passed);
-            left = passed - self.time_rounded_down(come);
-        }
-        // The rate has returned all tokens that were taken before the bucket was last full.
-        let counts = bucket.spent > 0 && weight > come && at >= bucket.since;
-        if counts {
-            bucket.spent = bucket.spent.saturating_sub(weight - come);
-            bucket.since += left;
-            self.settle(bucket, now, 0);
-        }
-        counts
     }
 }

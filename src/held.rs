@@ -1,0 +1,68 @@
+//! Admitted requests that wait for their slot.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Sleep, sleep},
+};
+
+use crate::{
+    Decision,
+    decision::Settlement,
+    store::{ErrorKind, StoreError},
+};
+
+/// An admitted request until its slot. Dropped before, it is refunded.
+pub(crate) struct Held {
+    decision: Option<Decision>,
+    sleep: Pin<Box<Sleep>>,
+}
+
+impl Held {
+    /// Holds a request that has just been decided.
+    pub(crate) fn new(decision: Decision) -> Result<Self, StoreError> {
+        if Handle::try_current().is_err() {
+            give_back(&decision);
+            return Err(StoreError::new(
+                ErrorKind::Refused,
+                "a request can wait only in a tokio runtime; check it there, or without `wait_up_to`",
+            ));
+        }
+        Ok(Self {
+            sleep: Box::pin(sleep(decision.delay())),
+            decision: Some(decision),
+        })
+    }
+
+    /// Waits for the slot. It is not polled again afterwards.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Decision>> {
+        ready!(self.sleep.as_mut().poll(cx));
+        Poll::Ready(self.decision.take())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(decision) = self.decision.take() {
+            give_back(&decision);
+        }
+    }
+}
+
+/// Refunds an admitted request whose caller has left, in a task. If that fails, its slot expires.
+pub(crate) fn give_back(decision: &Decision) {
+    let locally = decision.store_error().is_some();
+    let mut settlement = Settlement::default();
+    for policy in decision.as_slice() {
+        settlement.refund(policy, locally);
+    }
+    for response in settlement.send() {
+        if let (Err(pending), Ok(runtime)) = (response.try_ready(), Handle::try_current()) {
+            runtime.spawn(pending);
+        }
+    }
+}

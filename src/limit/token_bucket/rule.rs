@@ -1,0 +1,112 @@
+use super::{TokenBucket, bucket::Bucket};
+use crate::limit::rule::{Rule, SLACK, Slots};
+
+/// Reservations.
+impl TokenBucket {
+    /// The time of the last reservation, if it is later than now: when all that is taken in advance has come.
+    fn last_slot(&self, bucket: &Bucket, now: u64) -> Option<u64> {
+        let owed = bucket
+            .spent
+            .checked_sub(self.burst)
+            .filter(|owed| bucket.reserved && *owed > 0)?;
+        Some(bucket.since + self.time(owed)).filter(|slot| *slot > now)
+    }
+}
+
+impl Rule for TokenBucket {
+    type State = Bucket;
+
+    #[inline]
+    fn settle(&self, bucket: &mut Bucket, now: u64, _: u64) {
+        bucket.spent = bucket.spent.min(self.cap());
+        let at = bucket.charged_at();
+        let gone = at > now && at > now + SLACK.min(self.time(self.burst));
+        if gone || self.come(bucket.spent, now.saturating_sub(bucket.since)) {
+            *bucket = Bucket {
+                since: now,
+                spent: 0,
+                at: now,
+                reserved: false,
+            };
+        }
+    }
+
+    #[inline]
+    fn room(&self, bucket: &Bucket, now: u64) -> u64 {
+        let come = self.tokens(now.saturating_sub(bucket.since));
+        self.burst.saturating_add(come).saturating_sub(bucket.spent)
+    }
+
+    #[inline]
+    fn add(&self, bucket: &mut Bucket, now: u64, weight: u64) {
+        if bucket.spent == 0 {
+            bucket.since = now;
+        }
+        if bucket.at < now {
+            bucket.reserved = bucket.reserved && self.last_slot(bucket, now).is_some();
+            bucket.at = now;
+        }
+
+        // The tokens of whole periods are subtracted before the numbers become too large.
+        if bucket.spent + weight > self.cap() {
+            let (rate, period) = self.reduced();
+            let periods = now.saturating_sub(bucket.since) / period;
+            bucket.since += periods * period;
+            bucket.spent -= (periods * rate).min(bucket.spent);
+        }
+        bucket.spent = (bucket.spent + weight).min(self.cap());
+    }
+
+    fn wait(&self, bucket: &Bucket, now: u64, cost: u64) -> u64 {
+        let missing = (bucket.spent + cost).saturating_sub(self.burst).min(bucket.spent);
+        (bucket.since + self.time(missing)).saturating_sub(now).max(1)
+    }
+
+    fn slot(&self, bucket: &Bucket, now: u64, cost: u64, most: u64) -> Option<u64> {
+        let missing = (bucket.spent + cost).saturating_sub(self.burst);
+        let need = missing.saturating_sub(self.tokens(now.saturating_sub(bucket.since)));
+        if cost > self.burst || need == 0 || need > most || bucket.spent + cost > self.cap() {
+            return None;
+        }
+        Some((bucket.since + self.time(missing)).max(now + 1))
+    }
+
+    /// Takes the tokens at once, also those that come until the slot.
+    fn reserve(&self, bucket: &mut Bucket, now: u64, slots: Slots, weight: u64) -> u64 {
+        self.add(bucket, now, weight);
+        bucket.reserved |= slots.own.is_some();
+        slots.own.unwrap_or(now)
+    }
+
+    #[inline]
+    fn reset(&self, bucket: &Bucket, now: u64) -> u64 {
+        match bucket.spent {
+            0 => 0,
+            spent => (bucket.since + self.time(spent)).saturating_sub(now),
+        }
+    }
+
+    fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
+        // After the last charge, all missing tokens are those of the charge. After an earlier one, the tokens that came since then
+        // may all be those of the charge: neither they nor the time that has passed towards the next one are returned twice.
+        let (mut come, mut left) = (0, 0);
+        if let Some(last) = self.last_slot(bucket, now) {
+            // The others that wait have their times already.
+            if at != last {
+                return false;
+            }
+        } else if at < bucket.charged_at() {
+            let passed = now.saturating_sub(at);
+            come = self.tokens(passed);
+            left = passed - self.time_rounded_down(come);
+        }
+        // The rate has returned all tokens that were taken before the bucket was last full.
+        let counts = bucket.spent > 0 && weight > come && at >= bucket.since;
+        if counts {
+            bucket.spent = bucket.spent.saturating_sub(weight - come);
+            bucket.since += left;
+            self.settle(bucket, now, 0);
+        }
+        counts
+    }
+}

@@ -1,0 +1,173 @@
+use std::{error::Error, fmt, pin::Pin, time::Duration};
+
+use super::{Limiter, permit::Permit};
+use crate::{
+    Decision, Denied, Key,
+    store::{Operation, StoreError, Waiting},
+};
+
+/// Waiting.
+impl Limiter {
+    /// Waits until the cost of the policies fits, and counts it; the default cost is 1.
+    ///
+    /// It waits for at most [`max_wait`](Acquire::max_wait), by default for the longest waits of the
+    /// [policies](crate::Policy::wait_up_to); without either it does not wait. A call that would wait longer is denied at once, with
+    /// the wait that it would take. Calls of one key are admitted in their order, across all replicas that share the store, and each
+    /// is one check. If the future is dropped before, the call is refunded.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tokio::time::Instant;
+    /// use tower_quota::{AcquireError, Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), AcquireError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_second(10)));
+    ///
+    /// let start = Instant::now();
+    /// for _ in 0..30 {
+    ///     mails.acquire("smtp").max_wait(Duration::from_secs(5)).await?;
+    /// }
+    /// assert_eq!(start.elapsed().as_secs(), 2);
+    ///
+    /// let denied = mails.acquire("smtp").max_wait(Duration::from_millis(500)).await.unwrap_err();
+    /// assert_eq!(denied.to_string(), "rate limit exceeded: mails; retry after 1 s");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn acquire(&self, key: impl Into<Key>) -> Acquire<'_> {
+        Acquire {
+            limiter: self,
+            key: key.into(),
+            cost: None,
+            max_wait: None,
+        }
+    }
+}
+
+/// A call of [`Limiter::acquire`], which starts when it is awaited.
+#[derive(Debug)]
+#[must_use = "nothing is counted unless it is awaited"]
+pub struct Acquire<'a> {
+    limiter: &'a Limiter,
+    key: Key,
+    cost: Option<u64>,
+    max_wait: Option<Duration>,
+}
+
+impl Acquire<'_> {
+    /// The longest wait, in place of those of the policies.
+    ///
+    /// Policies whose limit [cannot wait](crate::Policy::wait_up_to) must have room at once.
+    pub fn max_wait(mut self, longest: Duration) -> Self {
+        self.max_wait = Some(longest);
+        self
+    }
+
+    /// The cost, in place of that of the policies.
+    ///
+    /// A cost above the limit is denied; a cost of 0 is admitted and not counted.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{AcquireError, Limiter, MemoryStore, Policy, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), AcquireError> {
+    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", TokenBucket::per_second(1_000)));
+    /// rows.acquire("42").cost(600).await?;
+    /// let permit = rows.acquire("42").cost(600).max_wait(Duration::from_secs(1)).await?;
+    /// assert_eq!(permit.decision().delay(), Duration::from_millis(200));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cost(mut self, cost: u64) -> Self {
+        self.cost = Some(cost);
+        self
+    }
+}
+
+impl<'a> IntoFuture for Acquire<'a> {
+    type Output = Result<Permit, AcquireError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self {
+            limiter,
+            key,
+            cost,
+            max_wait,
+        } = self;
+        Box::pin(async move {
+            let decision = limiter.reserve(key, cost, max_wait).await?;
+            decision.require()?;
+            Ok(Permit::new(decision))
+        })
+    }
+}
+
+impl Limiter {
+    async fn reserve(&self, key: Key, cost: Option<u64>, max_wait: Option<Duration>) -> Result<Decision, StoreError> {
+        let wait = |waiting: Waiting| match max_wait {
+            Some(longest) => Waiting::up_to(longest, waiting.most),
+            None => waiting,
+        };
+        self.perform_on(Operation::Reserve, key, None, cost, wait).await
+    }
+}
+
+/// The reason why [`Limiter::acquire`] does not admit a call.
+///
+/// ```
+/// use tower_quota::{AcquireError, Limiter, MemoryStore, Policy, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), AcquireError> {
+/// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+/// mails.acquire("42").await?;
+///
+/// let AcquireError::Denied(denied) = mails.acquire("42").await.unwrap_err() else {
+///     panic!("a memory store does not fail");
+/// };
+/// assert_eq!(denied.decision().retry_after().map(|wait| wait.as_secs()), Some(3_600));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// A limit denies it: the wait would be too long, or too many wait.
+    Denied(Denied),
+    /// The store fails, and a policy is [`Closed`](crate::FailureMode::Closed).
+    Store(StoreError),
+}
+
+impl From<Denied> for AcquireError {
+    fn from(denied: Denied) -> Self {
+        Self::Denied(denied)
+    }
+}
+
+impl From<StoreError> for AcquireError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl fmt::Display for AcquireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Denied(denied) => denied.fmt(f),
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for AcquireError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Denied(denied) => denied.source(),
+            Self::Store(error) => error.source(),
+        }
+    }
+}

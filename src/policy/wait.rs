@@ -1,0 +1,158 @@
+use std::time::Duration;
+
+use super::Policy;
+use crate::{ConfigError, limit::MAX_QUOTA};
+
+/// Waiting.
+impl<K> Policy<K> {
+    /// Holds a request that does not fit until it does, for at most this time; a request that would wait longer is denied at
+    /// once.
+    ///
+    /// It applies to [layers](crate::RateLimitLayer) and to [`Limiter::acquire`](crate::Limiter::acquire); the other methods of a
+    /// limiter do not wait. The check reserves the time at which the request is admitted, its slot, and the request sleeps until
+    /// then: one call of the store a request, and no polling. Requests are admitted in the order of their checks, across all
+    /// replicas. A slot counts from the check on, so checks of requests that do not wait queue behind those that do.
+    ///
+    /// | algorithm | can wait |
+    /// | --- | --- |
+    /// | [`SlidingLog`](crate::SlidingLog) | yes; no window holds more than the quota, where each request counts at its slot |
+    /// | `SlidingLog` with a precision | no: its entries are those of many requests |
+    /// | [`TokenBucket`](crate::TokenBucket) | yes: the tokens are taken in advance |
+    /// | [`FixedWindow`](crate::FixedWindow), [`SlidingCounter`](crate::SlidingCounter) | no: they store the counts of this window, so a later one has no place |
+    ///
+    /// Of several policies, a request waits for the latest slot, and each of them must allow the wait for its own. A log counts
+    /// the request at that slot; a bucket takes its tokens when it has them, so that in any time it may admit the cost of requests
+    /// more that waited for other policies. Policies that do not wait must have room at once, and count the request then; so must
+    /// those that [charge it later](Self::charge_if), which have nothing to reserve.
+    ///
+    /// If the caller leaves, the request is refunded: a log has room for another one then. A bucket takes tokens back only from
+    /// the request with the last slot, since those after it have their times already; the other tokens come back with time.
+    ///
+    /// A waiting request holds its clone of the inner service, which is ready: a service with a bound on its concurrency counts
+    /// it. So put such a bound, or `tower::load_shed`, inside of the layer if it should apply to requests that are admitted, and
+    /// outside if it should apply to those that wait too. `poll_ready` of the layer does not wait for slots.
+    ///
+    /// The response has the rate limit fields of the check, and [`Decision::delay`](crate::Decision::delay) is the wait. By
+    /// default requests do not wait.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::{Request, Response, StatusCode};
+    /// use tokio::time::Instant;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = http_body_util::Empty<bytes::Bytes>;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Policy::new("api", SlidingLog::per_second(1))
+    ///     .key(key::constant("all"))
+    ///     .wait_up_to(Duration::from_millis(1_500));
+    /// let service = RateLimitLayer::new(MemoryStore::new(), api).layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
+    /// }));
+    /// let call = || service.clone().oneshot(Request::new(Body::new()));
+    ///
+    /// let start = Instant::now();
+    /// let (first, second, third) = tokio::join!(call(), call(), call());
+    /// assert_eq!([first?.status(), second?.status()], [StatusCode::OK; 2]);
+    /// assert_eq!(start.elapsed().as_secs(), 1);
+    ///
+    /// // Its slot would be in 2 s.
+    /// let third = third?;
+    /// assert_eq!(third.status(), StatusCode::TOO_MANY_REQUESTS);
+    /// assert_eq!(third.headers()["retry-after"], "2");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the limit is of an algorithm that cannot wait. [`try_wait_up_to`](Self::try_wait_up_to) returns an error instead.
+    #[track_caller]
+    pub fn wait_up_to(self, longest: Duration) -> Self {
+        match self.try_wait_up_to(longest) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The [longest wait](Self::wait_up_to), from configuration.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{FixedWindow, Policy, TokenBucket};
+    ///
+    /// let wait = Duration::from_secs(2);
+    /// assert!(Policy::new("api", TokenBucket::per_second(10)).try_wait_up_to(wait).is_ok());
+    ///
+    /// let error = Policy::new("api", FixedWindow::per_second(10)).try_wait_up_to(wait).unwrap_err();
+    /// assert!(error.to_string().contains("use a sliding log without a precision, or a token bucket"));
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the limit is of an algorithm that cannot wait. A limit that is [chosen](crate::limit::by()) for each request, or that a
+    /// file changes later, makes requests wait if it can.
+    pub fn try_wait_up_to(mut self, longest: Duration) -> Result<Self, ConfigError> {
+        if let Some(limit) = self.limit() {
+            limit.validate_wait()?;
+        }
+        self.settings.longest_wait = Some(longest);
+        Ok(self)
+    }
+
+    /// The most units that wait for each key; a request is denied at once if more would.
+    ///
+    /// It applies with [`wait_up_to`](Self::wait_up_to). Units are those of the cost, and one that waits is one that must expire,
+    /// or a token that must come, before the request is admitted. The default is 500. Of a sliding log whose requests have
+    /// different costs, the 990 oldest entries are read at most, so that no more than those can be waited for.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// let mails = Policy::new("mails", SlidingLog::per_second(1)).wait_up_to(Duration::from_secs(60)).max_waiting(2);
+    /// let mails = Limiter::new(MemoryStore::new(), mails);
+    ///
+    /// let send = || async { mails.acquire("42").await.is_ok() };
+    /// assert_eq!(tokio::join!(send(), send(), send(), send()), (true, true, true, false));
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the number is 0 or above 999,999,999,999,999. [`try_max_waiting`](Self::try_max_waiting) returns an error instead.
+    #[track_caller]
+    pub fn max_waiting(self, units: u64) -> Self {
+        match self.try_max_waiting(units) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The [most units that wait](Self::max_waiting), from configuration.
+    ///
+    /// ```
+    /// use tower_quota::{Policy, SlidingLog};
+    ///
+    /// let mails = || Policy::new("mails", SlidingLog::per_second(1));
+    /// assert!(mails().try_max_waiting(2).is_ok());
+    /// assert!(mails().try_max_waiting(0).is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the number is 0 or above 999,999,999,999,999.
+    pub fn try_max_waiting(mut self, units: u64) -> Result<Self, ConfigError> {
+        if !(1..=MAX_QUOTA).contains(&units) {
+            return Err(ConfigError::new(
+                "1 to 999999999999999 units wait for a limit; without `.wait_up_to(..)` none does",
+            ));
+        }
+        self.settings.max_waiting = units;
+        Ok(self)
+    }
+}

@@ -1,0 +1,634 @@
+//! Requests that wait for a limit instead of being denied, in every store.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use fastrand::Rng;
+use http::{Request, Response, StatusCode};
+use http_body_util::Empty;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, advance, timeout},
+};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_quota::{
+    AcquireError, ClientLibrary, FailureMode, FixedWindow, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer,
+    SlidingCounter, SlidingLog, TokenBucket, key,
+    store::{Charge, ErrorKind, Operation, Outcome, Store, StoreRequest},
+};
+
+use crate::support::{Bench, Broken, Cluster, Counted, Redis, connected, patient};
+
+/// Tests on a store whose clock the test sets.
+macro_rules! each_store {
+    ($($test:ident)*) => {
+        mod memory_store {$(
+            #[tokio::test]
+            async fn $test() {
+                super::$test(crate::support::Bench::memory_store().await).await;
+            }
+        )*}
+
+        mod redis_store {$(
+            #[tokio::test]
+            async fn $test() {
+                super::$test(crate::support::Bench::redis_store().await).await;
+            }
+        )*}
+    };
+}
+
+each_store! {
+    a_reservation_counts_at_the_time_at_which_it_fits
+    no_window_of_a_log_holds_more_than_its_quota_at_the_slots
+    no_interval_of_a_bucket_holds_more_than_its_tokens_at_the_slots
+    reservations_of_one_cost_have_slots_in_their_order
+    a_wait_that_cannot_end_in_time_is_denied_with_its_true_length
+    a_full_queue_is_denied_at_once
+    a_caller_that_leaves_a_log_gives_its_slot_back
+    a_caller_that_leaves_a_bucket_gives_back_the_last_slot_only
+    a_request_waits_for_the_latest_slot_and_delays_no_other
+    a_clock_that_is_set_back_keeps_the_slots_and_drops_what_it_has_left
+    a_key_lives_until_its_last_slot_has_expired
+    algorithms_that_cannot_wait_must_have_room_at_once
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(3_600);
+const MOST: u64 = 500;
+
+fn micros(duration: Duration) -> u64 {
+    duration.as_micros() as u64
+}
+
+/// The slot of the only charge of an admitted request.
+fn slot(bench: &Bench, outcome: &Outcome) -> Option<u64> {
+    let slot = outcome.states()[0].decided_at.map_or(bench.now(), micros);
+    outcome.allowed.then_some(slot)
+}
+
+async fn a_reservation_counts_at_the_time_at_which_it_fits(bench: Bench) {
+    let start = bench.now();
+    for (limit, slots) in [
+        (
+            SlidingLog::new(2, SECOND).into(),
+            [0, 0, 1_000_000, 1_000_000, 2_000_000],
+        ),
+        (TokenBucket::per_second(2).into(), [0, 0, 500_000, 1_000_000, 1_500_000]),
+    ] {
+        let bench = bench.with_a_fresh_key();
+        for after in slots {
+            let outcome = bench.reserve(&limit, 1, LONG, MOST).await;
+            assert_eq!(slot(&bench, &outcome), Some(start + after), "{limit}");
+            assert_eq!(outcome.states()[0].retry_after, None);
+        }
+        // A check queues behind those that wait.
+        let wait = bench.check(&limit, 1).await.states()[0].retry_after;
+        assert_eq!(wait, Some(2 * SECOND), "{limit}");
+        assert_eq!(bench.peek(&limit, 1).await.states()[0].remaining, 0);
+    }
+}
+
+/// A random timeline of reservations, checks, refunds and time; the admissions that were not refunded, by time.
+async fn timeline(bench: &Bench, limit: &Limit, longest_step: u64, rng: &mut Rng) -> Vec<(u64, u64)> {
+    let mut admitted: Vec<(u64, u64)> = Vec::new();
+    let units = rng.bool();
+    for _ in 0..120 {
+        let cost = if units { 1 } else { rng.u64(1..=limit.quota().min(4)) };
+        match rng.u32(..10) {
+            0..=5 => {
+                let longest = Duration::from_micros(rng.u64(..5 * longest_step));
+                let outcome = bench.reserve(limit, cost, longest, [3, MOST][rng.usize(..2)]).await;
+                if let Some(slot) = slot(bench, &outcome) {
+                    assert!(slot <= bench.now() + micros(longest));
+                    admitted.push((slot, cost));
+                }
+            }
+            6 => {
+                if bench.check(limit, cost).await.allowed {
+                    admitted.push((bench.now(), cost));
+                }
+            }
+            7 if !admitted.is_empty() => {
+                // One that still waits leaves.
+                let position = rng.usize(..admitted.len());
+                let (at, cost) = admitted[position];
+                let before = bench.peek(limit, 1).await;
+                if at > bench.now() {
+                    bench.refund(limit, cost, at).await;
+                    // Of a bucket it may be kept: then it counts, although its caller has left.
+                    if matches!(limit, Limit::SlidingLog(_)) || bench.peek(limit, 1).await != before {
+                        admitted.swap_remove(position);
+                    }
+                }
+            }
+            _ => bench.advance(Duration::from_micros(rng.u64(..longest_step))).await,
+        }
+    }
+    admitted.sort_unstable();
+    admitted
+}
+
+async fn no_window_of_a_log_holds_more_than_its_quota_at_the_slots(bench: Bench) {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = Rng::with_seed(seed);
+    let window = 10_000;
+    for _ in 0..40 {
+        let bench = bench.with_a_fresh_key();
+        let limit = SlidingLog::new(rng.u64(1..=8), Duration::from_micros(window)).into();
+        let admitted = timeline(&bench, &limit, window, &mut rng).await;
+        for (position, (at, _)) in admitted.iter().enumerate() {
+            let earlier = admitted[..=position]
+                .iter()
+                .filter(|(earlier, _)| earlier + window > *at);
+            let weight: u64 = earlier.map(|(_, cost)| cost).sum();
+            assert!(weight <= limit.quota(), "{weight} in a window of {limit}: {admitted:?}");
+        }
+    }
+}
+
+async fn no_interval_of_a_bucket_holds_more_than_its_tokens_at_the_slots(bench: Bench) {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = Rng::with_seed(seed);
+    for _ in 0..40 {
+        let bench = bench.with_a_fresh_key();
+        let (rate, burst) = (rng.u64(1..=7), rng.u64(1..=8));
+        let limit = TokenBucket::new(rate, Duration::from_micros(10_000))
+            .burst(burst)
+            .into();
+        let admitted = timeline(&bench, &limit, 10_000, &mut rng).await;
+        for (from, (since, _)) in admitted.iter().enumerate() {
+            let mut weight = 0;
+            for (until, cost) in &admitted[from..] {
+                weight += cost;
+                // Slots are whole microseconds, rounded up.
+                let tokens = (until - since + 1) * rate / 10_000;
+                assert!(
+                    weight <= burst + tokens,
+                    "{weight} from {since} to {until} of {limit}: {admitted:?}"
+                );
+            }
+        }
+    }
+}
+
+async fn reservations_of_one_cost_have_slots_in_their_order(bench: Bench) {
+    for limit in [
+        Limit::from(SlidingLog::new(3, SECOND)),
+        TokenBucket::per_second(3).into(),
+    ] {
+        let bench = bench.with_a_fresh_key();
+        let mut last = 0;
+        for number in 0..60 {
+            let slot = slot(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
+            assert!(slot >= last, "{limit}: {number}");
+            last = slot;
+            bench.advance(Duration::from_millis(number % 5 * 50)).await;
+        }
+        // As late as the limit requires, and no later.
+        let start = bench.now();
+        assert!(last >= start && last - start <= 20_000_000, "{limit}: {}", last - start);
+    }
+}
+
+async fn a_wait_that_cannot_end_in_time_is_denied_with_its_true_length(bench: Bench) {
+    for limit in [
+        Limit::from(SlidingLog::new(1, SECOND)),
+        TokenBucket::per_second(1).into(),
+    ] {
+        let bench = bench.with_a_fresh_key();
+        for _ in 0..3 {
+            assert!(bench.reserve(&limit, 1, LONG, MOST).await.allowed);
+        }
+        let short = 3 * SECOND - Duration::from_micros(1);
+        let denied = bench.reserve(&limit, 1, short, MOST).await;
+        assert!(!denied.allowed);
+        assert_eq!(denied.states()[0].retry_after, Some(3 * SECOND), "{limit}");
+        assert!(
+            bench.reserve(&limit, 1, 3 * SECOND, MOST).await.allowed,
+            "the denied one counts nothing"
+        );
+
+        let never = bench.reserve(&limit, 2, LONG, MOST).await;
+        assert!(!never.allowed, "{limit}: a cost above the limit");
+    }
+}
+
+async fn a_full_queue_is_denied_at_once(bench: Bench) {
+    for limit in [
+        Limit::from(SlidingLog::new(2, SECOND)),
+        TokenBucket::per_second(2).into(),
+    ] {
+        let bench = bench.with_a_fresh_key();
+        let admitted = async |times: usize| {
+            let mut admitted = 0;
+            for _ in 0..times {
+                admitted += u64::from(bench.reserve(&limit, 1, LONG, 5).await.allowed);
+            }
+            admitted
+        };
+        assert_eq!(admitted(20).await, 2 + 5, "{limit}");
+        bench.advance(SECOND).await;
+        assert_eq!(admitted(20).await, 2, "{limit}: as many as left the queue");
+    }
+}
+
+async fn a_caller_that_leaves_a_log_gives_its_slot_back(bench: Bench) {
+    let limit = SlidingLog::new(1, SECOND).into();
+    let reserve = async || slot(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
+    let [_, second, third, fourth] = [reserve().await, reserve().await, reserve().await, reserve().await];
+    bench.refund(&limit, 1, fourth).await;
+    assert_eq!(reserve().await, fourth);
+
+    // The others keep their slots, and the queue is shorter by one.
+    bench.refund(&limit, 1, second).await;
+    assert_eq!(reserve().await, fourth + 1_000_000);
+    assert_eq!(third, second + 1_000_000);
+    bench.advance(4 * SECOND).await;
+    assert!(!bench.check(&limit, 1).await.allowed);
+    bench.advance(SECOND).await;
+    assert!(bench.check(&limit, 1).await.allowed);
+}
+
+async fn a_caller_that_leaves_a_bucket_gives_back_the_last_slot_only(bench: Bench) {
+    let limit = TokenBucket::per_second(1).into();
+    let reserve = async || slot(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
+    let [_, second, _, fourth] = [reserve().await, reserve().await, reserve().await, reserve().await];
+    bench.refund(&limit, 1, fourth).await;
+    assert_eq!(reserve().await, fourth);
+    bench.refund(&limit, 1, second).await;
+    assert_eq!(reserve().await, fourth + 1_000_000);
+
+    // From the back, each one is given back.
+    bench.refund(&limit, 1, fourth + 1_000_000).await;
+    bench.refund(&limit, 1, fourth).await;
+    assert_eq!(reserve().await, fourth);
+}
+
+async fn a_request_waits_for_the_latest_slot_and_delays_no_other(bench: Bench) {
+    let (fast, slow): (Limit, Limit) = (
+        SlidingLog::new(3, SECOND).into(),
+        SlidingLog::new(1, 10 * SECOND).into(),
+    );
+    let (all, one) = (Key::from("all"), Key::from("one"));
+    let charges = [
+        Charge::new("fast", &fast, &all, 1).wait_up_to(LONG),
+        Charge::new("slow", &slow, &one, 1).wait_up_to(LONG),
+    ];
+    let mut slots = Vec::new();
+    for _ in 0..2 {
+        let response = bench
+            .store
+            .decide(&[StoreRequest::new(Operation::Reserve, &charges)])
+            .await
+            .expect("a response");
+        let states = response.outcomes()[0].states();
+        slots.push(
+            states
+                .iter()
+                .map(|state| state.decided_at.map_or(bench.now(), micros) - bench.now())
+                .collect::<Vec<_>>(),
+        );
+    }
+    assert_eq!(slots, [[0, 0], [10_000_000, 10_000_000]]);
+
+    // The log of all callers has room for one more now, and counts the other in ten seconds.
+    let mut waits = Vec::new();
+    for _ in 0..3 {
+        let request = [StoreRequest::new(Operation::Reserve, &charges[..1])];
+        let response = bench.store.decide(&request).await.expect("a response");
+        waits.push(
+            response.outcomes()[0].states()[0]
+                .decided_at
+                .map_or(0, |slot| micros(slot) - bench.now()),
+        );
+    }
+    assert_eq!(waits, [0, 1_000_000, 1_000_000]);
+
+    // A policy that does not wait denies.
+    let charges = [charges[0], charges[1].wait_up_to(Duration::ZERO)];
+    let response = bench
+        .store
+        .decide(&[StoreRequest::new(Operation::Reserve, &charges)])
+        .await
+        .expect("a response");
+    assert!(!response.outcomes()[0].allowed);
+    assert_eq!(response.outcomes()[0].states()[1].retry_after, Some(20 * SECOND));
+}
+
+async fn a_clock_that_is_set_back_keeps_the_slots_and_drops_what_it_has_left(bench: Bench) {
+    let limit = SlidingLog::new(2, 10 * SECOND).into();
+    assert!(bench.check(&limit, 2).await.allowed);
+    bench.set_back(100 * SECOND).await;
+
+    // What the clock has left is dropped by the first request that it would deny.
+    let start = bench.now();
+    for after in [0, 0, 10_000_000, 10_000_000, 20_000_000] {
+        let outcome = bench.reserve(&limit, 1, LONG, MOST).await;
+        assert_eq!(slot(&bench, &outcome), Some(start + after));
+    }
+    // The slots are further ahead than entries of this clock may be, and stay.
+    for _ in 0..3 {
+        assert_eq!(bench.check(&limit, 1).await.states()[0].retry_after, Some(20 * SECOND));
+    }
+    // Those of a clock that is gone are dropped too.
+    bench.set_back(200 * SECOND).await;
+    assert!(bench.check(&limit, 2).await.allowed);
+}
+
+async fn a_key_lives_until_its_last_slot_has_expired(bench: Bench) {
+    let limit = SlidingLog::new(2, SECOND).into();
+    for _ in 0..6 {
+        assert!(bench.reserve(&limit, 1, LONG, MOST).await.allowed);
+    }
+    let last = bench.now() + 3_000_000;
+    assert_eq!(bench.peek(&limit, 1).await.states()[0].reset_after, 3 * SECOND);
+    // Also after a charge, which expires earlier.
+    let state = bench.charge(&limit, 1).await.states()[0];
+    assert_eq!(state.reset_after, 3 * SECOND);
+    if let Some(expires_at) = bench.expires_at().await {
+        let never = 4_000_000_000_000_000;
+        assert!(expires_at as u64 * 1_000 >= last + never - 1_000, "{expires_at}");
+    }
+}
+
+async fn algorithms_that_cannot_wait_must_have_room_at_once(bench: Bench) {
+    for limit in [
+        Limit::from(FixedWindow::new(2, SECOND)),
+        FixedWindow::new(2, SECOND).aligned().into(),
+        SlidingCounter::new(2, SECOND).into(),
+        SlidingLog::new(2, SECOND).precision(10).into(),
+    ] {
+        let bench = bench.with_a_fresh_key();
+        for allowed in [true, true, false] {
+            let outcome = bench.reserve(&limit, 1, LONG, MOST).await;
+            assert_eq!(outcome.allowed, allowed, "{limit}");
+            assert_eq!(outcome.states()[0].decided_at, None);
+            assert_eq!(outcome.states()[0].retry_after.is_some(), !allowed);
+        }
+    }
+}
+
+fn mails(limit: impl Into<Limit>) -> Policy<tower_quota::Unkeyed> {
+    Policy::new("mails", limit.into())
+}
+
+#[tokio::test(start_paused = true)]
+async fn thirty_tasks_wait_as_long_as_the_limit_requires_with_a_check_each() {
+    let store = Arc::new(Counted::new(MemoryStore::new()));
+    let limiter = Limiter::new(store.clone(), mails(SlidingLog::per_second(10)));
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..30 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move {
+            let mut longest = Duration::ZERO;
+            for _ in 0..4 {
+                let asked = Instant::now();
+                limiter.acquire("smtp").max_wait(LONG).await.expect("it may wait");
+                longest = longest.max(asked.elapsed());
+            }
+            longest
+        });
+    }
+    let longest = tasks.join_all().await.into_iter().max().expect("tasks");
+    assert_eq!(start.elapsed().as_secs(), 11);
+    assert!(longest <= Duration::from_millis(3_010), "{longest:?}");
+    assert_eq!(store.calls(), 120);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_future_gives_its_slot_back() {
+    for limit in [
+        Limit::from(SlidingLog::per_second(1)),
+        TokenBucket::per_second(1).into(),
+    ] {
+        let limiter = Limiter::new(MemoryStore::new(), mails(limit));
+        limiter.acquire("42").await.expect("it fits");
+        let left = timeout(
+            Duration::from_millis(200),
+            limiter.acquire("42").max_wait(LONG).into_future(),
+        )
+        .await;
+        assert!(left.is_err());
+
+        let permit = limiter.acquire("42").max_wait(LONG).await.expect("it may wait");
+        assert_eq!(permit.decision().delay(), Duration::from_millis(800));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_longest_wait_a_call_does_not_wait() {
+    let limiter = Limiter::new(MemoryStore::new(), mails(SlidingLog::per_second(1)).wait_up_to(SECOND));
+    for delay in [0, 1] {
+        let permit = limiter.acquire("42").await.expect("it may wait");
+        assert_eq!(permit.decision().delay().as_secs(), delay);
+    }
+    assert!(
+        !limiter.check("42").await.expect("a decision").is_allowed(),
+        "a check does not wait"
+    );
+
+    let AcquireError::Denied(denied) = limiter.acquire("42").max_wait(Duration::ZERO).await.unwrap_err() else {
+        panic!("the store does not fail");
+    };
+    assert_eq!(denied.decision().retry_after(), Some(SECOND));
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_fails_this_process_reserves() {
+    let limiter = Limiter::new(Broken::default(), mails(SlidingLog::per_second(1)));
+    for delay in [0, 1, 1] {
+        let permit = limiter.acquire("42").max_wait(SECOND).await.expect("it may wait");
+        assert!(permit.decision().store_error().is_some());
+        assert_eq!(permit.decision().delay().as_secs(), delay);
+    }
+    let left = timeout(
+        Duration::from_millis(200),
+        limiter.acquire("42").max_wait(SECOND).into_future(),
+    )
+    .await;
+    assert!(left.is_err());
+    let permit = limiter
+        .acquire("42")
+        .max_wait(SECOND)
+        .await
+        .expect("its slot was given back");
+    assert_eq!(permit.decision().delay(), Duration::from_millis(800));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_of_a_wait_can_be_refunded() {
+    let limiter = Limiter::new(MemoryStore::new(), mails(SlidingLog::per_second(1)));
+    limiter.acquire("42").await.expect("it fits");
+    let permit = limiter.acquire("42").max_wait(SECOND).await.expect("it may wait");
+    let receipt = permit.decision().take_receipt().expect("it was charged");
+    assert!(!limiter.check("42").await.expect("a decision").is_allowed());
+    receipt.refund().await.expect("the store does not fail");
+    assert!(limiter.check("42").await.expect("a decision").is_allowed());
+}
+
+#[test]
+fn a_request_outside_of_a_runtime_does_not_wait_and_is_not_counted() {
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+    };
+
+    let clock = tower_quota::ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let limiter = Limiter::new(store, mails(SlidingLog::per_second(1)));
+    let ready = || {
+        let mut acquire = pin!(limiter.acquire("42").max_wait(SECOND).into_future());
+        match acquire.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => result,
+            Poll::Pending => panic!("the store is in memory"),
+        }
+    };
+    assert!(ready().is_ok());
+    for _ in 0..3 {
+        let error = ready().unwrap_err();
+        assert!(error.to_string().contains("in a tokio runtime"), "{error}");
+    }
+    clock.advance(SECOND);
+    assert!(ready().is_ok());
+}
+
+type Body = Empty<bytes::Bytes>;
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_holds_requests_and_calls_the_service_at_their_slot() {
+    let called = Arc::new(AtomicUsize::new(0));
+    let counter = called.clone();
+    let inner = service_fn(move |_: Request<Body>| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        async { Ok::<_, Infallible>(Response::new(Body::new())) }
+    });
+    let policy = Policy::new("api", SlidingLog::per_second(1))
+        .key(key::constant("all"))
+        .wait_up_to(2 * SECOND);
+    let service = RateLimitLayer::new(MemoryStore::new(), policy).layer(inner);
+    let call = || tokio::spawn(service.clone().oneshot(Request::new(Body::new())));
+
+    let start = Instant::now();
+    let [first, second, third, fourth] = [call(), call(), call(), call()];
+    assert_eq!(first.await.unwrap().unwrap().status(), StatusCode::OK);
+    let denied = fourth.await.unwrap().unwrap();
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.headers()["retry-after"], "3");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(called.load(Ordering::Relaxed), 1);
+
+    // The third leaves before its slot, which is used again.
+    advance(Duration::from_millis(500)).await;
+    third.abort();
+    assert!(third.await.unwrap_err().is_cancelled());
+    let fifth = call();
+    assert_eq!(second.await.unwrap().unwrap().status(), StatusCode::OK);
+    assert_eq!(start.elapsed().as_secs(), 1);
+    let response = fifth.await.unwrap().unwrap();
+    assert_eq!(start.elapsed().as_secs(), 2);
+    assert_eq!(response.headers()["ratelimit"], r#""api";r=0;t=3"#, "as at the check");
+    assert_eq!(called.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observing_policy_does_not_hold_requests() {
+    let policy = mails(SlidingLog::per_second(1)).wait_up_to(SECOND).observe_only();
+    let limiter = Limiter::new(MemoryStore::new(), policy);
+    for would_deny in [false, true, true] {
+        let permit = limiter.acquire("42").max_wait(SECOND).await.expect("nothing denies");
+        assert_eq!(permit.decision().delay(), Duration::ZERO);
+        assert!(
+            permit
+                .decision()
+                .policies()
+                .all(|policy| policy.denial().is_some() == would_deny)
+        );
+    }
+}
+
+#[test]
+fn a_policy_that_cannot_wait_is_an_error_that_names_those_that_can() {
+    for limit in [
+        Limit::from(FixedWindow::per_second(1)),
+        SlidingCounter::per_second(1).into(),
+        SlidingLog::per_second(1).precision(4).into(),
+    ] {
+        let error = mails(limit.clone()).try_wait_up_to(SECOND).unwrap_err().to_string();
+        assert!(
+            error.contains("token bucket") && error.contains(&limit.to_string()),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn callers_of_redis_that_leave_before_the_reply_give_their_slots_back() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(
+        connected(patient(), &redis.url()).await,
+        mails(SlidingLog::new(1, LONG)),
+    );
+    limiter.acquire("42").await.expect("it fits");
+    for _ in 0..20 {
+        let mut acquire = std::pin::pin!(limiter.acquire("42").max_wait(3 * LONG).into_future());
+        let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(acquire.as_mut().poll(cx))).await;
+        assert!(polled.is_pending());
+    }
+    crate::support::eventually("all have given their slots back", async || {
+        let peeked = limiter.peek("42").await.expect("Redis answers");
+        peeked.reset_after() <= LONG && peeked.retry_after().is_some_and(|wait| wait <= LONG)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn requests_that_wait_already_go_on_without_redis() {
+    let redis = Redis::start();
+    let window = 3 * SECOND;
+    let policy = mails(SlidingLog::new(1, window)).failure_mode(FailureMode::Closed);
+    let limiter = Limiter::new(connected(patient(), &redis.url()).await, policy);
+    limiter.acquire("42").await.expect("it fits");
+    let waiting = limiter.clone();
+    let waiting = tokio::spawn(async move { waiting.acquire("42").max_wait(LONG).await });
+    crate::support::eventually("it has its slot", async || {
+        let peeked = limiter.peek("42").await.expect("Redis answers");
+        peeked.reset_after() > window
+    })
+    .await;
+    drop(redis);
+    assert!(waiting.await.expect("no panic").is_ok());
+    let error = limiter.acquire("42").max_wait(LONG).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Store(_)), "{error}");
+}
+
+#[tokio::test]
+async fn waits_for_limits_in_several_slots_of_a_cluster_are_refused() {
+    let cluster = Cluster::start().await;
+    let store = connected(patient().client_library(ClientLibrary::RedisRs), &cluster.url()).await;
+    let limit = SlidingLog::per_second(1).into();
+    let [one, other, ..] = cluster.keys().await.map(Key::from);
+    let of = |key| Charge::new("p", &limit, key, 1).wait_up_to(LONG);
+    let reserve = async |charges: &[Charge<'_>]| store.decide(&[StoreRequest::new(Operation::Reserve, charges)]).await;
+
+    for slot in [0, 1, 2] {
+        let response = reserve(&[of(&one)]).await.expect("one slot");
+        let decided_at = response.outcomes()[0].states()[0]
+            .decided_at
+            .unwrap_or(response.server_time);
+        let delay = decided_at - response.server_time;
+        assert!(delay <= slot * SECOND && delay + SECOND > slot * SECOND, "{delay:?}");
+    }
+    let error = reserve(&[of(&one), of(&other)]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.to_string().contains("one slot of the cluster"), "{error}");
+}
