@@ -5,11 +5,12 @@ mod marker;
 mod policy;
 mod receipt;
 mod settlement;
+mod slots;
 mod untaken;
 
 use std::{
     fmt,
-    sync::{Arc, LazyLock},
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
@@ -29,6 +30,7 @@ use self::settlement::ChargedPolicy;
 use crate::{
     Key,
     lost::LostSettlements,
+    slots::Slots,
     store::{Outcome, Quota, Store, StoreError, StoreResponse},
 };
 
@@ -82,6 +84,8 @@ struct Inner {
     store_error: Option<Box<StoreError>>,
     /// The decisions of an outer and an inner layer, if this one joins them.
     joined: Option<[Decision; 2]>,
+    /// The slots of an admitted request, until they are taken or the last clone is dropped.
+    slots: Option<Box<Mutex<Slots>>>,
 }
 
 /// The decisions of the policies of a request. Most requests have one policy.
@@ -299,6 +303,7 @@ impl Decision {
             policies,
             store_error: None,
             joined: None,
+            slots: None,
         }))
     }
 
@@ -363,6 +368,7 @@ impl Decision {
             policies,
             store_error: self.0.store_error.clone(),
             joined: None,
+            slots: None,
         }))
     }
 
@@ -374,6 +380,7 @@ impl Decision {
             policies: self.policies().chain(later.policies()).cloned().collect(),
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
             joined: Some([self.clone(), later.clone()]),
+            slots: None,
         }))
     }
 }

@@ -1,3 +1,5 @@
+use crate::store::LeaseId;
+
 /// The contract of an algorithm: how it changes what is stored for one key.
 ///
 /// A store calls [`settle`](Self::settle), compares [`room`](Self::room) with the cost, calls [`add`](Self::add) if the
@@ -26,6 +28,39 @@ pub(crate) trait Rule {
 
     /// Subtracts weight that was added at the time `at`, as far as it still counts. Returns whether the state changed.
     fn refund(&self, state: &mut Self::State, now: u64, at: u64, weight: u64) -> bool;
+
+    /// Whether the slots of this lease are held.
+    fn holds(&self, _: &Self::State, _weight: u64, _: Option<LeaseId>) -> bool {
+        false
+    }
+
+    /// Makes a change of this weight, for an algorithm with leases that of this lease. Returns whether the state changed.
+    #[inline]
+    fn change(&self, state: &mut Self::State, now: u64, change: Change, weight: u64, _: Option<LeaseId>) -> bool {
+        match change {
+            Change::Nothing | Change::Renew | Change::End => false,
+            Change::Add => {
+                self.add(state, now, weight);
+                true
+            }
+            Change::Refund { at } => self.refund(state, now, at, weight),
+        }
+    }
+}
+
+/// What a decision does to a state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    Nothing,
+    Add,
+    /// Subtracts what was added at that time, or ends the lease.
+    Refund {
+        at: u64,
+    },
+    /// Renews a lease, or adds it again.
+    Renew,
+    /// Ends a lease.
+    End,
 }
 
 /// The most entries that one charge reads or removes.

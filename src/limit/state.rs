@@ -1,6 +1,13 @@
 use super::{
-    fixed_window::Window, limit::Limit, rule::Rule, sliding_counter::Counter, sliding_log::Log, token_bucket::Bucket,
+    fixed_window::Window,
+    leases::Leases,
+    limit::Limit,
+    rule::{Change, Rule},
+    sliding_counter::Counter,
+    sliding_log::Log,
+    token_bucket::Bucket,
 };
+use crate::store::LeaseId;
 
 /// What is stored for one key: the state of the algorithm that the key is counted by.
 #[derive(Debug)]
@@ -9,6 +16,7 @@ pub(crate) enum State {
     Counter(Counter),
     Window(Window),
     Bucket(Bucket),
+    Leases(Leases),
     /// Nothing is stored for limits that are not counted.
     Uncounted,
 }
@@ -35,6 +43,10 @@ macro_rules! dispatch {
                 let State::Bucket($inner) = $state else { $mismatch };
                 $call
             }
+            Limit::Concurrency($rule) => {
+                let State::Leases($inner) = $state else { $mismatch };
+                $call
+            }
             Limit::Unlimited | Limit::DenyAll => $uncounted,
         }
     };
@@ -48,6 +60,7 @@ impl State {
             Limit::SlidingCounter(_) => Self::Counter(Counter::default()),
             Limit::FixedWindow(_) => Self::Window(Window::default()),
             Limit::TokenBucket(_) => Self::Bucket(Bucket::default()),
+            Limit::Concurrency(_) => Self::Leases(Leases::default()),
             Limit::Unlimited | Limit::DenyAll => Self::Uncounted,
         }
     }
@@ -62,26 +75,15 @@ impl State {
 
     /// The state to restore if a decision changes nothing; `None` if what [`Limit::settle`] does is kept.
     ///
-    /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries.
+    /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired leases.
     pub(crate) fn unsettled(&self) -> Option<Self> {
         match self {
-            Self::Log(_) | Self::Uncounted => None,
+            Self::Log(_) | Self::Leases(_) | Self::Uncounted => None,
             Self::Counter(counter) => Some(Self::Counter(*counter)),
             Self::Window(window) => Some(Self::Window(*window)),
             Self::Bucket(bucket) => Some(Self::Bucket(*bucket)),
         }
     }
-}
-
-/// What a decision does to a state.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Change {
-    Nothing,
-    Add,
-    /// Subtracts what was added at that time.
-    Refund {
-        at: u64,
-    },
 }
 
 /// The result of a [`Change`].
@@ -110,25 +112,31 @@ impl Limit {
             mismatch => mismatch())
     }
 
-    /// Makes a change of this weight.
+    /// Makes a change of this weight, of this lease if the algorithm has leases.
     #[inline]
-    pub(crate) fn change(&self, state: &mut State, now: u64, change: Change, weight: u64) -> Effect {
+    pub(crate) fn change(
+        &self,
+        state: &mut State,
+        now: u64,
+        change: Change,
+        weight: u64,
+        lease: Option<LeaseId>,
+    ) -> Effect {
         dispatch!(self, state, |rule, state| {
-            let changed = match change {
-                Change::Nothing => false,
-                Change::Add => {
-                    rule.add(state, now, weight);
-                    true
-                }
-                Change::Refund { at } => rule.refund(state, now, at, weight),
-            };
             Effect {
-                changed,
+                changed: rule.change(state, now, change, weight, lease),
                 room: rule.room(state, now),
                 reset: rule.reset(state, now),
             }
         },
             uncounted => Effect { changed: false, room: self.quota(), reset: 0 },
+            mismatch => mismatch())
+    }
+
+    /// Whether the slots of this lease are held.
+    pub(crate) fn holds(&self, state: &State, lease: Option<LeaseId>, weight: u64) -> bool {
+        dispatch!(self, state, |rule, state| rule.holds(state, weight, lease),
+            uncounted => false,
             mismatch => mismatch())
     }
 
@@ -156,6 +164,7 @@ mod tests {
             "sliding-counter 1/s",
             "fixed-window 1/s",
             "token-bucket 1/s",
+            "concurrency 1",
             "unlimited",
             "deny-all",
         ];
@@ -165,10 +174,11 @@ mod tests {
             Limit::SlidingCounter(_) => 1,
             Limit::FixedWindow(_) => 2,
             Limit::TokenBucket(_) => 3,
-            Limit::Unlimited => 4,
-            Limit::DenyAll => 5,
+            Limit::Concurrency(_) => 4,
+            Limit::Unlimited => 5,
+            Limit::DenyAll => 6,
         });
-        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
         limits.into()
     }
 
@@ -188,7 +198,7 @@ mod tests {
         for limit in limits().into_iter().filter(Limit::is_counted) {
             let mut state = State::new(&limit);
             assert_eq!(limit.settle(&mut state, 1, 1), 1, "{limit}");
-            limit.change(&mut state, 1, Change::Add, 1);
+            limit.change(&mut state, 1, Change::Add, 1, None);
             assert_eq!(limit.settle(&mut state, 1, 1), 0, "{limit}");
         }
     }

@@ -11,6 +11,7 @@ use crate::{
     decision::CheckContext,
     observer::Observer,
     policy::{self, Policy, Unkeyed, validate_names},
+    slots::Ticket,
     store::{Operation, Store, StoreError},
 };
 
@@ -307,7 +308,12 @@ fn undecided_by(
         let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
         let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
         let marker = id.and_then(|id| policy.once().marker(&undecided.quota().limit, key, id));
-        PolicyDecision { marker, ..undecided }
+        let lease = Ticket::of(&undecided.quota().limit);
+        PolicyDecision {
+            marker,
+            lease,
+            ..undecided
+        }
     });
     let applies = |policy: &PolicyDecision| match policy.quota().limit {
         Limit::Unlimited => false,

@@ -18,6 +18,7 @@ mod comparison;
 mod compile_errors;
 mod completion;
 mod completion_grpc;
+mod concurrency;
 mod conformance;
 mod connect;
 mod decisions;

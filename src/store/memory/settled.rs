@@ -33,16 +33,17 @@ impl<'a> Settled<'a> {
     #[inline]
     pub(super) fn new(operation: Operation, charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
         let unsettled = state.unsettled();
-        let refunds = matches!(operation, Operation::Refund { .. });
+        let needs_none = matches!(operation, Operation::Refund { .. } | Operation::EndLease);
         let room = charge
             .limit()
-            .settle(state, now, if refunds { 0 } else { charge.cost() });
+            .settle(state, now, if needs_none { 0 } else { charge.cost() });
+        let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), charge.cost());
         Self {
             charge,
             state,
             unsettled,
             room,
-            fits: room >= charge.cost(),
+            fits: room >= charge.cost() || held,
             may_deny: charge.role() != ChargeRole::Once,
             counts: charge.role() == ChargeRole::Counted,
             now,
@@ -92,18 +93,26 @@ impl<'a> Settled<'a> {
             Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly => Change::Refund {
                 at: admitted_at.as_micros() as u64,
             },
-            Operation::Check | Operation::Charge | Operation::Peek | Operation::Reset | Operation::Refund { .. } => {
-                Change::Nothing
-            }
+            Operation::RenewLease if fits => Change::Renew,
+            Operation::EndLease => Change::End,
+            Operation::Check
+            | Operation::Charge
+            | Operation::Peek
+            | Operation::Reset
+            | Operation::Refund { .. }
+            | Operation::RenewLease => Change::Nothing,
         };
-        let effect = limit.change(state, now, change, cost);
+        let effect = limit.change(state, now, change, cost, charge.lease_id());
         let Effect { changed, reset, .. } = effect;
         let room = match change {
             Change::Add if changed => room.saturating_sub(cost),
-            Change::Add | Change::Nothing | Change::Refund { .. } => effect.room,
+            Change::Add | Change::Nothing | Change::Refund { .. } | Change::Renew | Change::End => effect.room,
         };
         let lacks_room = match role {
             ChargeRole::Once => !fits && operation.compares_room(),
+            ChargeRole::Counted | ChargeRole::CheckedOnly if operation == Operation::RenewLease => {
+                !allowed && may_deny && !fits
+            }
             ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost,
         };
         let wait = |cost| limit.wait(state, now, cost);

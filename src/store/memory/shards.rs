@@ -128,9 +128,12 @@ impl Shards {
         let mut evicted = 0;
         let decide = |(request, ids): (&Folded<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation {
             Operation::Reset => Self::reset(request, ids, &mut shards),
-            Operation::Check | Operation::Charge | Operation::Peek | Operation::Refund { .. } => {
-                Self::decide_several(request, ids, &mut shards, now, &mut evicted)
-            }
+            Operation::Check
+            | Operation::Charge
+            | Operation::Peek
+            | Operation::Refund { .. }
+            | Operation::RenewLease
+            | Operation::EndLease => Self::decide_several(request, ids, &mut shards, now, &mut evicted),
         };
         let outcomes = folded.iter().zip(&ids).map(decide).collect();
         drop(shards);

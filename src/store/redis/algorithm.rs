@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::Limit;
+use crate::{Limit, store::LeaseId};
 
 /// The parameters of a limit besides its quota, in the order in which the Lua file of the algorithm reads them.
-pub(super) fn parameters(limit: &Limit) -> [u64; 3] {
+pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
     match limit {
         Limit::SlidingLog(log) => [log.window_us(), log.grain_us(), 0],
         Limit::SlidingCounter(counter) => [counter.window_us(), counter.tick(), counter.cap()],
@@ -17,6 +17,10 @@ pub(super) fn parameters(limit: &Limit) -> [u64; 3] {
             let (rate, period) = bucket.reduced();
             [rate, period, bucket.cap()]
         }
+        Limit::Concurrency(slots) => {
+            let [high, low] = lease.unwrap_or_else(LeaseId::random).parts();
+            [slots.lease_us(), high, low]
+        }
         Limit::Unlimited | Limit::DenyAll => [0; 3],
     }
 }
@@ -25,9 +29,12 @@ pub(super) fn parameters(limit: &Limit) -> [u64; 3] {
 pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
     match limit {
         Limit::FixedWindow(fixed) => fixed.boundaries(now_us),
-        Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::TokenBucket(_) | Limit::Unlimited | Limit::DenyAll => {
-            None
-        }
+        Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_)
+        | Limit::TokenBucket(_)
+        | Limit::Concurrency(_)
+        | Limit::Unlimited
+        | Limit::DenyAll => None,
     }
 }
 
@@ -39,6 +46,8 @@ pub(super) fn merges(limit: &Limit) -> bool {
         Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::FixedWindow(_) | Limit::Unlimited | Limit::DenyAll => {
             true
         }
+        // Each has a lease of its own.
+        Limit::Concurrency(_) => false,
     }
 }
 
@@ -46,8 +55,11 @@ pub(super) fn merges(limit: &Limit) -> bool {
 pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
     match limit {
         Limit::TokenBucket(bucket) => Duration::from_micros(bucket.time(weight)),
-        Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::FixedWindow(_) | Limit::Unlimited | Limit::DenyAll => {
-            Duration::ZERO
-        }
+        Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_)
+        | Limit::FixedWindow(_)
+        | Limit::Concurrency(_)
+        | Limit::Unlimited
+        | Limit::DenyAll => Duration::ZERO,
     }
 }

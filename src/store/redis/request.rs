@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Limit,
     store::{
-        ChargeRole, Operation, StoreRequest,
+        ChargeRole, LeaseId, Operation, StoreRequest,
         fold::{Folded, Folds, fold},
     },
 };
@@ -36,6 +36,7 @@ pub(super) struct OwnedCharge {
     pub(super) limit: Limit,
     pub(super) cost: u64,
     pub(super) role: ChargeRole,
+    pub(super) lease: Option<LeaseId>,
 }
 
 impl<'a> HashedRequest<'a> {
@@ -57,6 +58,7 @@ impl OwnedRequest {
                 limit: charge.limit().clone(),
                 cost: charge.cost(),
                 role: charge.role(),
+                lease: charge.lease_id(),
             });
         }
         Self {
@@ -90,6 +92,11 @@ impl OwnedRequest {
     /// Whether one of the charges is a marker.
     pub(super) fn has_marker(&self) -> bool {
         self.charges.iter().any(|charge| charge.role == ChargeRole::Once)
+    }
+
+    /// Whether one of the charges takes slots, which can be free at any time.
+    pub(super) fn has_slots(&self) -> bool {
+        self.charges.iter().any(|charge| charge.limit.is_held())
     }
 
     /// Whether both are the same check, and the outcome of each of several can be computed from that of the last one.

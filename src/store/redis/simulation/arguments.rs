@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::{
-    FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{ChargeRole, Operation},
+    store::{ChargeRole, LeaseId, Operation},
 };
 
 /// A request that the script reads from its arguments.
@@ -22,6 +22,7 @@ pub(super) struct ParsedCharge {
     pub(super) limit: Limit,
     pub(super) cost: u64,
     pub(super) role: ChargeRole,
+    pub(super) lease: Option<LeaseId>,
 }
 
 /// What is left of an argument.
@@ -67,6 +68,8 @@ pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<Parsed
             "refund" => Operation::Refund {
                 admitted_at: Duration::from_micros(run.number()),
             },
+            "renew" => Operation::RenewLease,
+            "end" => Operation::EndLease,
             _ => panic!("{operation} is no operation"),
         };
         let charges: Vec<_> = (0..size).map(|_| charge(&mut run, now)).collect();
@@ -92,6 +95,7 @@ fn charge(run: &mut Reader<'_>, now: u64) -> ParsedCharge {
     };
     let [cost, quota] = run.numbers();
     let window = Duration::from_micros;
+    let mut lease = None;
     let limit = match (&*algorithm, run.numbers()) {
         ("log", [span, 0, 0]) => SlidingLog::new(quota, window(span)).into(),
         ("log", [span, grain, 0]) => SlidingLog::new(quota, window(span))
@@ -106,7 +110,16 @@ fn charge(run: &mut Reader<'_>, now: u64) -> ParsedCharge {
         }
         ("fixed", [span, 1, 0]) => FixedWindow::new(quota, window(span)).into(),
         ("fixed", [span, 0, 0]) => FixedWindow::new(quota, window(span)).aligned().into(),
+        ("concurrency", [length, high, low]) => {
+            lease = LeaseId::of_parts([high, low]);
+            Concurrency::new(quota).lease(window(length)).into()
+        }
         (_, parameters) => panic!("{algorithm} {parameters:?} is no limit"),
     };
-    ParsedCharge { limit, cost, role }
+    ParsedCharge {
+        limit,
+        cost,
+        role,
+        lease,
+    }
 }

@@ -10,7 +10,7 @@ use super::{
     plan::{DEADLINE, Kind, Plan},
 };
 use crate::{
-    SlidingLog,
+    Concurrency, SlidingLog,
     store::{ErrorKind, StoreError, StoreResponse},
 };
 
@@ -33,6 +33,8 @@ pub(super) struct Record {
     /// If the response is cached: whether the server would deny the request too.
     pub(super) cached: Option<bool>,
     pub(super) settlement: SettlementRecord,
+    /// From when until when it held a slot.
+    pub(super) held: Option<(Instant, Instant)>,
     pub(super) response: Option<Result<StoreResponse, StoreError>>,
 }
 
@@ -74,6 +76,7 @@ pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
     }
     verify_limits(plan, records, network);
     verify_markers(plan, records, network);
+    verify_slots(plan, records, network);
     verify_order(plan, records, network);
 }
 
@@ -87,6 +90,7 @@ fn verify_charged_at_most_once(record: &Record, network: &Network) {
         Kind::Shared
         | Kind::CheckedOnly
         | Kind::Settled { .. }
+        | Kind::Held { .. }
         | Kind::Marked
         | Kind::Calendar
         | Kind::Peek
@@ -226,6 +230,31 @@ fn verify_markers(plan: &Plan, records: &[Record], network: &Network) {
             (admitted..=alike().count() as u64).contains(&decided),
             "{decided} are decided: {record:?}"
         );
+    }
+}
+
+/// No more requests hold slots at once than there are, unless the clock was set, and in the end all slots are free.
+fn verify_slots(plan: &Plan, records: &[Record], network: &Network) {
+    let limit = Concurrency::new(Plan::SLOTS).lease(Plan::LEASE).into();
+    let of_slots = || records.iter().filter(|record| matches!(record.kind, Kind::Held { .. }));
+    for record in of_slots() {
+        let key = &record.keys[0];
+        if plan.faults.clock_step == 0 {
+            assert_eq!(
+                network.room(key, &limit),
+                Plan::SLOTS,
+                "nothing holds {key}: {record:?}"
+            );
+        }
+        let Some((since, _)) = record.held else { continue };
+        let at_once = of_slots().filter(|other| {
+            let held = other.held.filter(|_| other.keys == record.keys);
+            held.is_some_and(|(from, until)| from <= since && since < until)
+        });
+        let at_once = at_once.count() as u64;
+        // A runtime that is stalled holds on to slots that it has lost.
+        let holds_on = plan.faults.clock_step > 0 || plan.stalls > 0;
+        assert!(at_once <= Plan::SLOTS || holds_on, "{at_once} hold {key}: {record:?}");
     }
 }
 

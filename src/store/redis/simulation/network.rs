@@ -261,8 +261,14 @@ impl Network {
         let limiter_keys: Vec<_> = keys.iter().map(|key| Key::from(&**key)).collect();
         let charges = request.charges.iter().zip(&limiter_keys);
         let charges: Vec<_> = charges
-            .map(|(ParsedCharge { limit, cost, role }, key)| {
-                let charge = Charge::new("simulated", limit, key, *cost);
+            .map(|(charge, key)| {
+                let ParsedCharge {
+                    limit,
+                    cost,
+                    role,
+                    lease,
+                } = charge;
+                let charge = Charge::new("simulated", limit, key, *cost).leased(*lease);
                 match role {
                     ChargeRole::Counted => charge,
                     ChargeRole::CheckedOnly => charge.checked_only(),

@@ -44,6 +44,9 @@ impl Plan {
     pub(super) const WINDOW_US: u64 = Self::WINDOW.as_micros() as u64;
     /// What a request with a receipt is checked for.
     pub(super) const ESTIMATE: u64 = 10;
+    /// The limit of the shared slots.
+    pub(super) const SLOTS: u64 = 2;
+    pub(super) const LEASE: Duration = Duration::from_secs(1);
     /// The limit of the markers.
     pub(super) const MARKS: u64 = 4;
     /// The time of requests and faults.
@@ -69,6 +72,10 @@ pub(super) enum Kind {
     Settled {
         actual: u64,
     },
+    /// A check of a slot of a shared key, which is held for so long.
+    Held {
+        lasts: Duration,
+    },
     /// A check with a marker that other requests have too, in one slot.
     Marked,
     /// A check of a shared key with windows of a calendar.
@@ -88,7 +95,11 @@ impl Kind {
             30..35 => Self::CheckedOnly,
             35..60 => Self::Own,
             60..65 => Self::OwnCharge,
-            65..70 => Self::Settled {
+            65..68 => Self::Held {
+                // Past the lease, so that it is renewed.
+                lasts: Duration::from_micros(rng.u64(..1_800_000)),
+            },
+            68..70 => Self::Settled {
                 actual: [0, 4, Plan::ESTIMATE, 25][rng.usize(..4)],
             },
             70..75 => Self::OwnPair,
@@ -112,6 +123,7 @@ impl Kind {
             | Self::Own
             | Self::OwnPair
             | Self::Settled { .. }
+            | Self::Held { .. }
             | Self::Marked
             | Self::Calendar
             | Self::Across
