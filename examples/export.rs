@@ -5,7 +5,7 @@
 //!
 //! $ curl -i -X POST http://127.0.0.1:3000/export
 //! HTTP/1.1 200 OK
-//! ratelimit: "running";r=0;t=600, "exports";r=2;t=3600
+//! ratelimit: "running";r=0;t=10, "exports";r=2;t=3600
 //!
 //! $ curl -i -X POST http://127.0.0.1:3000/export
 //! $ curl -i -X POST http://127.0.0.1:3000/export
@@ -15,13 +15,14 @@
 //! ratelimit: "running";r=1;t=0, "exports";r=0;t=3594
 //! ```
 //!
-//! A second request during an export is denied by `running`, and `exports` does not count it.
+//! A second request during an export is denied by `running`, and `exports` does not count it. If the process ends during an
+//! export, its slot is free after 10 s.
 
 use std::{env, error::Error, time::Duration};
 
 use axum::{Extension, Router, http::StatusCode, routing::post};
 use tokio::{net::TcpListener, task::JoinError, time::sleep};
-use tower_quota::{Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store};
+use tower_quota::{Concurrency, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store};
 
 /// The user that authentication found.
 #[derive(Clone)]
@@ -30,8 +31,7 @@ pub(crate) struct UserId(pub(crate) u64);
 /// The two limits, which are decided together. The store is a `RedisStore` where there are several replicas.
 pub(crate) fn limit(store: impl Store) -> RateLimitLayer {
     let user = || key::extension::<UserId>(|user| user.0.to_string());
-    // The window is longer than any export: if its process ends, the charge expires.
-    let running = Policy::new("running", SlidingLog::new(1, Duration::from_secs(600))).key(user());
+    let running = Policy::new("running", Concurrency::new(1)).key(user());
     let exports = Policy::new("exports", SlidingLog::per_hour(3)).key(user());
     RateLimitLayer::new(store, [running, exports])
 }
@@ -41,14 +41,10 @@ pub(crate) async fn run<T: Send + 'static>(
     decision: Decision,
     export: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, JoinError> {
-    let running = decision.take_receipt_of("running");
+    let running = decision.take_slots();
     let task = tokio::spawn(async {
         let exported = export.await;
-        if let Some(running) = running
-            && let Err(error) = running.refund().await
-        {
-            eprintln!("the charge is not refunded, and expires: {error}");
-        }
+        drop(running);
         exported
     });
     task.await

@@ -20,7 +20,7 @@ if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
       local _, remaining, wait, reset =
         charge[1](KEYS[n], charge[8] or times, charge[7], charge[2], charge[3], charge[4], charge[5], charge[6])
       reply[n + 1] = pack('<dddd', fits, remaining, wait, reset)
-    elseif operation ~= 'check' and not reserve and (operation ~= 'peek' or fits > 0) then
+    elseif operation ~= 'check' and operation ~= 'renew' and not reserve and (operation ~= 'peek' or fits > 0) then
       fits = times
     end
 
@@ -46,7 +46,7 @@ if (role == 'checked' or role == 'once') and not marker then
   -- before and has room, that one is exempt.
   function marker(room, _, cost, quota)
     local full, marked = room < cost, following
-    if operation == 'refund' then
+    if operation == 'refund' or operation == 'end' then
       return rest(room, times, cost)
     end
     local counts = not full and marked and marked[7] == rest
@@ -88,8 +88,8 @@ end
 
 if size > 1 or operation ~= 'check' or role ~= '' then
   local finds = role == 'checked' and checked or role == 'once' and marker or rest
-  -- A charge that is only checked needs room once, not for each caller, and a refund needs none.
-  local needs = operation == 'refund' and 0 or role == 'checked' and 1
+  -- A charge that is only checked needs room once, not for each caller, and a refund and the end of a lease need none.
+  local needs = (operation == 'refund' or operation == 'end') and 0 or role == 'checked' and 1
   local charge = { rule, cost, quota, x, y, z, finds, needs, false }
   if operation == 'reserve' then
     charge[10], charge[11], position = unpack_numbers('<dd', ARGV[run], position)

@@ -1,6 +1,6 @@
 -- Keys of three numbers, and until when the key holds them. They are little-endian doubles: to read and write them as text
 -- costs more than the decision.
-if algorithm ~= 'log' and not fetch then
+if algorithm ~= 'log' and algorithm ~= 'concurrency' and not fetch then
   -- What a key holds, or zeros where it holds anything else.
   function fetch(key)
     local value = call('GET', key)

@@ -2,7 +2,7 @@
 
 -- The rules, one for each algorithm: (key, callers, rest, cost, quota, three parameters) -> how many callers are counted, what
 -- remains, the wait, the time to a full reset. A rule reads its key, finds how many of the callers fit, and adds their weight.
-local log, counter, fixed, bucket, ban
+local log, counter, fixed, bucket, concurrency, ban
 -- What the rules of keys of numbers share.
 local fetch, write, keep
 -- Called by the rule of a charge that does not decide alone, when it has read its key: (room, how many callers fit, cost, quota)

@@ -8,7 +8,10 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::awaited::{self, AwaitedCompletion};
+use crate::{
+    awaited::{self, AwaitedCompletion},
+    slots::Release,
+};
 
 pin_project! {
     /// Response body of [`RateLimit`](crate::RateLimit): that of the inner service, or the layer's own.
@@ -30,6 +33,8 @@ pin_project! {
             body: B,
             // Of a gRPC call whose trailers are awaited.
             completion: Option<Box<AwaitedCompletion>>,
+            // Of a request with slots, which are released at the end.
+            release: Option<Release>,
         },
         Own {
             // Never empty, so that an empty body ends with the header section.
@@ -39,9 +44,13 @@ pin_project! {
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn inner(body: B, completion: Option<Box<AwaitedCompletion>>) -> Self {
+    pub(crate) fn inner(body: B, completion: Option<Box<AwaitedCompletion>>, release: Option<Release>) -> Self {
         Self {
-            kind: Kind::Inner { body, completion },
+            kind: Kind::Inner {
+                body,
+                completion,
+                release,
+            },
         }
     }
 
@@ -79,10 +88,17 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
-            KindProj::Inner { mut body, completion } => {
+            KindProj::Inner {
+                mut body,
+                completion,
+                release,
+            } => {
                 let frame = awaited::poll(completion, || body.as_mut().poll_frame(cx));
                 if completion.is_some() {
                     awaited::observe_frame(completion, &frame, || body.is_end_stream());
+                }
+                if release.is_some() && (matches!(frame, Poll::Ready(None | Some(Err(_)))) || body.is_end_stream()) {
+                    *release = None;
                 }
                 frame
             }
@@ -92,7 +108,14 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body, .. } => body.is_end_stream(),
+            Kind::Inner { body, release, .. } => {
+                let ended = body.is_end_stream();
+                // A server polls an empty body no further.
+                if let (true, Some(release)) = (ended, release) {
+                    release.now();
+                }
+                ended
+            }
             Kind::Own { content } => content.is_none(),
         }
     }

@@ -152,11 +152,13 @@ impl Future for PendingCheck {
 
 impl Drop for PendingCheck {
     /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request. So
-    /// does one that reserves, to be refunded.
+    /// does one that reserves, to be refunded, and one that takes slots, to release them.
     fn drop(&mut self) {
         let undecided = self.undecided.take();
         let reserves = self.operation == Operation::Reserve;
-        let Some(undecided) = undecided.filter(|undecided| reserves || undecided.lost_settlements().is_some()) else {
+        let goes_on =
+            |undecided: &Decision| reserves || undecided.lost_settlements().is_some() || undecided.has_leases();
+        let Some(undecided) = undecided.filter(goes_on) else {
             return;
         };
         if let Ok(runtime) = Handle::try_current() {
@@ -187,10 +189,31 @@ fn conclude(
             if operation == Operation::Reset {
                 reset_locally(&undecided);
             }
+            if undecided.has_leases() {
+                undecided.hold_slots(None);
+            }
             Ok(undecided)
         }
-        Err(error) => fail(error, operation, &undecided),
+        Err(error) => {
+            if undecided.has_leases() {
+                end_unknown(operation, &mut undecided);
+            }
+            fail(error, operation, &undecided)
+        }
     }
+}
+
+/// Releases the slots that the store may have counted before it failed.
+#[cold]
+fn end_unknown(operation: Operation, undecided: &mut Decision) {
+    if counts(operation) {
+        undecided.hold_slots(None);
+        drop(undecided.take_slots());
+    }
+}
+
+fn counts(operation: Operation) -> bool {
+    matches!(operation, Operation::Check | Operation::Charge)
 }
 
 /// Records the outcome in the decision.
@@ -253,6 +276,9 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     if let Some(Ok(response)) = response.map(StoreFuture::try_ready) {
         drop(scaled);
         settle(&response?, operation, &mut decision)?;
+    }
+    if decision.has_leases() {
+        decision.hold_slots(Some(&charges));
     }
     decision.note_failure(error);
     Ok(decision)

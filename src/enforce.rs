@@ -38,6 +38,7 @@ use crate::{
     policy::{Basis, Keyed},
     rejected::Rejected,
     response::{RETRY_AFTER_FAILURE, Rejection, respond},
+    slots::{Release, Ticket},
     store::{Operation, Quota, StoreError},
 };
 
@@ -103,6 +104,8 @@ pub(crate) struct Admitted {
     joined: Option<Decision>,
     /// If a policy depends on how the request ends.
     pub(crate) completion: Option<Box<AwaitedCompletion>>,
+    /// If a policy has a limit of concurrency: dropped when the request has ended.
+    release: Option<Release>,
 }
 
 impl Admitted {
@@ -221,10 +224,12 @@ impl Enforcer {
         } else {
             marker = policy.once().marker_of(&quota.limit, &key, parts)?;
         }
+        let lease = Ticket::of(&quota.limit);
         let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
         Ok(Some(PolicyDecision {
             chosen,
             marker,
+            lease,
             ..undecided
         }))
     }
@@ -288,6 +293,7 @@ impl Enforcer {
         }
         Action::Admit(Some(Admitted {
             completion: AwaitedCompletion::of(&decision),
+            release: Release::of(&decision),
             own: decision,
             joined,
         }))
@@ -307,6 +313,7 @@ impl Enforcer {
             own,
             joined,
             completion,
+            release,
         } = admitted;
         let completion = completion.and_then(|completion| completion.respond(&response));
         if !denied::made(&response) {
@@ -318,7 +325,7 @@ impl Enforcer {
             // The decision of an inner layer has the policies of this one too.
             response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
         }
-        response.map(|body| ResponseBody::inner(body, completion))
+        response.map(|body| ResponseBody::inner(body, completion, release))
     }
 }
 

@@ -111,7 +111,7 @@ where
                     };
                     let result = match (ready!(result), admitted.take()) {
                         (Ok(response), Some((admitted, enforcer))) => Ok(enforcer.annotate(response, admitted)),
-                        (Ok(response), None) => Ok(response.map(|body| ResponseBody::inner(body, None))),
+                        (Ok(response), None) => Ok(response.map(|body| ResponseBody::inner(body, None, None))),
                         (Err(error), Some((admitted, _))) => {
                             admitted.fail();
                             Err(error)

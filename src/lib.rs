@@ -59,6 +59,7 @@
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
 //! | [`Denied`] | the error with which a handler denies a request |
 //! | [`Receipt`] | the record of a charge, to [settle](Receipt::settle) its actual cost or to [refund](RateLimitLayer#refunds) it |
+//! | [`Slots`] | what an admitted request holds of a [`Concurrency`] limit, to release it later than the response ends |
 //! | [`Completion`] | how a request ended, for policies that [refund](Policy::refund_if) or [charge](Policy::charge_if) by it |
 //! | [`Headers`] | the header fields on responses |
 //! | [`ResponseFormat`](response::ResponseFormat) | builds the response to a rejected request |
@@ -125,6 +126,7 @@ mod rejected;
 mod requests;
 pub mod response;
 mod service;
+mod slots;
 #[cfg(feature = "tonic")]
 mod status;
 pub mod store;
@@ -146,10 +148,11 @@ pub use self::{
     headers::{Headers, ResetFormat},
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
-    limit::{Ban, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
+    limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::{Acquire, AcquireError, Limiter, Permit},
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
+    slots::Slots,
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder},
 };
 #[cfg(feature = "fred")]

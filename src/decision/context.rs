@@ -9,6 +9,7 @@ use crate::{
     completion::CompletionRule,
     headers::Fields,
     lost::LostSettlements,
+    slots::Keeper,
     store::{Failover, Quota, Store, Waiting},
 };
 
@@ -17,6 +18,8 @@ use crate::{
 pub(crate) struct CheckContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) failover: Arc<Failover>,
+    /// Renews leases.
+    pub(crate) keeper: Arc<Keeper>,
     /// The failure mode of all policies, in place of their own.
     pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.

@@ -7,12 +7,13 @@ mod policy;
 mod receipt;
 mod settle;
 mod settlement;
+mod slots;
 mod thresholds;
 mod untaken;
 
 use std::{
     fmt,
-    sync::{Arc, LazyLock},
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
@@ -33,6 +34,7 @@ use self::settlement::ChargedPolicy;
 use crate::{
     Key,
     lost::LostSettlements,
+    slots::Slots,
     store::{Outcome, Quota, Store, StoreError, StoreResponse},
 };
 
@@ -86,6 +88,8 @@ struct Inner {
     store_error: Option<Box<StoreError>>,
     /// The decisions of an outer and an inner layer, if this one joins them.
     joined: Option<[Decision; 2]>,
+    /// The slots of an admitted request, until they are taken or the last clone is dropped.
+    slots: Option<Box<Mutex<Slots>>>,
 }
 
 /// The decisions of the policies of a request. Most requests have one policy.
@@ -337,6 +341,7 @@ impl Decision {
             policies,
             store_error: None,
             joined: None,
+            slots: None,
         }))
     }
 
@@ -402,6 +407,7 @@ impl Decision {
             policies,
             store_error: self.0.store_error.clone(),
             joined: None,
+            slots: None,
         }))
     }
 
@@ -413,6 +419,7 @@ impl Decision {
             policies: self.policies().chain(later.policies()).cloned().collect(),
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
             joined: Some([self.clone(), later.clone()]),
+            slots: None,
         }))
     }
 }

@@ -8,6 +8,7 @@ use super::{
 use crate::{
     FailureMode, Key, Limit,
     completion::CompletionRule,
+    slots::Ticket,
     store::{Charge, ChargeState, Operation, Quota, Waiting},
 };
 
@@ -53,6 +54,8 @@ pub struct PolicyDecision {
     pub(crate) retry_after: Option<Duration>,
     pub(crate) reset_after: Duration,
     pub(crate) receipt: Untaken,
+    /// Of a limit of concurrency: what holds the slots if they are taken.
+    pub(crate) lease: Option<Arc<Ticket>>,
 }
 
 /// Questions.
@@ -156,6 +159,7 @@ impl PolicyDecision {
             retry_after: None,
             reset_after: Duration::ZERO,
             receipt: Untaken::default(),
+            lease: None,
         }
     }
 
@@ -179,7 +183,15 @@ impl PolicyDecision {
         self.retry_after = state.retry_after;
         self.reset_after = state.reset_after;
         // Whether it is a repetition may change until it is charged.
-        self.receipt = Untaken::new(charged && (!self.is_repetition || self.is_charged_later()));
+        let has_receipt = charged && (!self.is_repetition || self.is_charged_later());
+        if self.lease.is_some() {
+            // Slots are released, not refunded.
+            if !counted || state.retry_after.is_some() {
+                self.lease = None;
+            }
+            return;
+        }
+        self.receipt = Untaken::new(has_receipt);
     }
 
     #[inline]
@@ -220,7 +232,10 @@ impl PolicyDecision {
     /// What the store is to charge.
     #[inline]
     pub(crate) fn charge(&self) -> Charge<'_> {
-        let charge = Charge::on(self.quota(), &self.key, self.cost).waiting(self.waiting);
+        let lease = self.lease.as_ref().map(|ticket| ticket.id);
+        let charge = Charge::on(self.quota(), &self.key, self.cost)
+            .waiting(self.waiting)
+            .leased(lease);
         match self.is_charged_later() {
             true => charge.checked_only(),
             false => charge,
@@ -248,7 +263,7 @@ impl PolicyDecision {
     fn ban(&self, operation: Operation) -> Option<&Limit> {
         let regards = match operation {
             Operation::Check | Operation::Reserve | Operation::Peek | Operation::Reset => true,
-            Operation::Charge | Operation::Refund { .. } => false,
+            Operation::Charge | Operation::Refund { .. } | Operation::RenewLease | Operation::EndLease => false,
         };
         self.policy().ban.as_ref().filter(|_| regards)
     }

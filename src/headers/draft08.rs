@@ -77,6 +77,9 @@ fn write_partition_key(policy: &PolicyDecision, secret: Option<&Secret>, list: &
 pub(crate) fn policy_item(name: &str, limit: &Limit) -> HeaderValue {
     let mut policy = Text::new();
     policy.text("\"").text(name).text("\";q=").number(limit.quota());
+    if limit.is_held() {
+        policy.text(";qu=\"concurrent-requests\"");
+    }
     // The months and days of a calendar differ in length.
     if let Some(window) = limit.window() {
         policy.text(";w=").number(ceil_secs(window).max(1));

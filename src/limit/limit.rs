@@ -1,8 +1,8 @@
 use std::{fmt, time::Duration};
 
 use super::{
-    ban::Ban, fixed_window::FixedWindow, share::Share, sliding_counter::SlidingCounter, sliding_log::SlidingLog,
-    token_bucket::TokenBucket,
+    ban::Ban, concurrency::Concurrency, fixed_window::FixedWindow, share::Share, sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog, token_bucket::TokenBucket,
 };
 use crate::ConfigError;
 
@@ -31,6 +31,8 @@ pub enum Limit {
     FixedWindow(FixedWindow),
     /// Token bucket: an average rate with bursts.
     TokenBucket(TokenBucket),
+    /// Slots: so many requests at once.
+    Concurrency(Concurrency),
     /// Admits every request. Nothing is counted, and responses have no rate-limit fields.
     Unlimited,
     /// Denies every request, without a call of the store.
@@ -59,13 +61,15 @@ impl Limit {
             Self::SlidingCounter(counter) => counter.quota(),
             Self::FixedWindow(fixed) => fixed.quota(),
             Self::TokenBucket(bucket) => bucket.quota(),
+            Self::Concurrency(slots) => slots.quota(),
             Self::Unlimited => u64::MAX,
             Self::DenyAll => 0,
             Self::Ban(ban) => ban.quota(),
         }
     }
 
-    /// The length of the window that the quota applies to; `None` for windows of a calendar, `Unlimited` and `DenyAll`.
+    /// The length of the window that the quota applies to; `None` for windows of a calendar, `Concurrency`,
+    /// `Unlimited` and `DenyAll`.
     ///
     /// The window of a token bucket is the time in which an empty bucket becomes full.
     ///
@@ -84,7 +88,7 @@ impl Limit {
             Self::SlidingCounter(counter) => Some(counter.window()),
             Self::FixedWindow(fixed) => fixed.window(),
             Self::TokenBucket(bucket) => Some(bucket.window()),
-            Self::Unlimited | Self::DenyAll => None,
+            Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => None,
             Self::Ban(ban) => Some(ban.window()),
         }
     }
@@ -107,6 +111,7 @@ impl Limit {
             Self::SlidingCounter(_) => SlidingCounter::NAME,
             Self::FixedWindow(_) => FixedWindow::NAME,
             Self::TokenBucket(_) => TokenBucket::NAME,
+            Self::Concurrency(_) => Concurrency::NAME,
             Self::Unlimited => "unlimited",
             Self::DenyAll => "deny-all",
             Self::Ban(_) => Ban::NAME,
@@ -120,6 +125,7 @@ impl Limit {
             Self::SlidingCounter(counter) => counter.scaled(share).into(),
             Self::FixedWindow(fixed) => fixed.clone().scaled(share).into(),
             Self::TokenBucket(bucket) => bucket.scaled(share).into(),
+            Self::Concurrency(slots) => slots.scaled(share).into(),
             Self::Unlimited => Self::Unlimited,
             Self::DenyAll => Self::DenyAll,
             Self::Ban(ban) => Self::Ban(*ban),
@@ -127,14 +133,14 @@ impl Limit {
     }
 
     /// The limit of the markers of requests that this limit counts: so many units, and for as long as the request may count.
-    /// `None` if nothing is counted.
+    /// `None` if nothing is counted, and for slots, which a repetition takes too.
     pub(crate) fn for_markers(&self, quota: u64) -> Option<Self> {
         let markers = match self {
             Self::SlidingLog(log) => FixedWindow::anchored(quota, log.window()),
             Self::SlidingCounter(counter) => FixedWindow::anchored(quota, counter.window()),
             Self::FixedWindow(fixed) => fixed.for_markers(quota),
             Self::TokenBucket(bucket) => FixedWindow::anchored(quota, bucket.window()),
-            Self::Unlimited | Self::DenyAll | Self::Ban(_) => return None,
+            Self::Concurrency(_) | Self::Unlimited | Self::DenyAll | Self::Ban(_) => return None,
         };
         Some(markers.into())
     }
@@ -147,6 +153,7 @@ impl Limit {
             | Self::SlidingCounter(_)
             | Self::FixedWindow(_)
             | Self::TokenBucket(_)
+            | Self::Concurrency(_)
             | Self::Ban(_) => true,
             Self::Unlimited | Self::DenyAll => false,
         }
@@ -157,7 +164,7 @@ impl Limit {
         let waits = match self {
             Self::SlidingLog(log) => log.grain().is_none(),
             Self::TokenBucket(_) | Self::Unlimited | Self::DenyAll => true,
-            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Ban(_) => false,
+            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Concurrency(_) | Self::Ban(_) => false,
         };
         if waits {
             return Ok(());
@@ -168,10 +175,33 @@ impl Limit {
         )))
     }
 
+    /// The length of the leases that hold slots.
+    #[inline]
+    pub(crate) fn lease_length(&self) -> Option<Duration> {
+        match self {
+            Self::Concurrency(slots) => Some(slots.lease_length()),
+            Self::SlidingLog(_)
+            | Self::SlidingCounter(_)
+            | Self::FixedWindow(_)
+            | Self::TokenBucket(_)
+            | Self::Unlimited
+            | Self::DenyAll
+            | Self::Ban(_) => None,
+        }
+    }
+
+    /// Whether a request holds what it takes until it ends.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.lease_length().is_some()
+    }
+
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         match self {
             Self::SlidingLog(log) => log.validate(),
-            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Unlimited | Self::DenyAll => Ok(()),
+            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => {
+                Ok(())
+            }
             Self::TokenBucket(bucket) => bucket.validate(),
             Self::Ban(_) => Err(ConfigError::new(
                 "a ban is no limit of a policy; it is set beside one, as in `.ban(Ban::after(10, Duration::from_secs(3600)))`",
@@ -204,6 +234,12 @@ impl From<TokenBucket> for Limit {
     }
 }
 
+impl From<Concurrency> for Limit {
+    fn from(slots: Concurrency) -> Self {
+        Self::Concurrency(slots)
+    }
+}
+
 /// The line of text that parses to the same limit.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -212,6 +248,7 @@ impl fmt::Display for Limit {
             Self::SlidingCounter(counter) => counter.fmt(f),
             Self::FixedWindow(fixed) => fixed.fmt(f),
             Self::TokenBucket(bucket) => bucket.fmt(f),
+            Self::Concurrency(slots) => slots.fmt(f),
             Self::Unlimited => f.write_str("unlimited"),
             Self::DenyAll => f.write_str("deny-all"),
             Self::Ban(ban) => ban.fmt(f),

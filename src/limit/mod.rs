@@ -12,6 +12,7 @@
 //!   [`aligned`](FixedWindow::aligned) or of a [`calendar`](FixedWindow::calendar).
 //! * there are so many keys that each may take a few numbers only: a [`SlidingCounter`], if a window may hold nearly twice the
 //!   quota and requests may be denied too early.
+//! * what matters is how many requests run at once, and not how often they begin: [`Concurrency`].
 //!
 //! # What each one guarantees
 //!
@@ -25,6 +26,8 @@
 //! | [`FixedWindow`] | 2 numbers | 2 N - 1 | never | counts that people check by hand |
 //! | [`aligned`](FixedWindow::aligned) | 2 numbers | 2 N | never | the same, by the clock |
 //! | [`TokenBucket`] | 3 numbers | burst + N - 1 | never | an average, with bursts |
+//!
+//! A [`Concurrency`] limit of N has no window: at most N requests run at once, and a slot is free when one of them ends.
 //!
 //! The most in any window is what a caller reaches with the worst timing: for fixed windows, the quota at the end of one window
 //! and at the start of the next one; for a bucket, the burst and then each token as it comes. A [`FixedWindow`] that is not
@@ -46,6 +49,8 @@
 //! | `fixed-window 100/min aligned` | 136 | 136 | 136 | 3 | 3 | 3 |
 //! | `token-bucket 100/min` | 136 | 136 | 136 | 3 | 3 | 3 |
 //!
+//! A check of `concurrency` is 4 to 6 commands, and its release 4 or 5. A lease takes about 50 bytes up to 128 of them.
+//!
 //! A log takes about 20 bytes for an entry up to 128 entries, and 130 above, where Redis changes its encoding. *After expiry* is
 //! an admission that also removes expired entries. `cargo bench --bench figures --all-features` measures all of this.
 //!
@@ -58,11 +63,11 @@
 //!
 //! | part | spelling |
 //! | --- | --- |
-//! | algorithm | `sliding-log`, `sliding-counter`, `fixed-window` or `token-bucket`. Without one the limit is a sliding log, or with a time zone a fixed window |
+//! | algorithm | `sliding-log`, `sliding-counter`, `fixed-window`, `token-bucket` or `concurrency`. Without one the limit is a sliding log, or with a time zone a fixed window |
 //! | quota | a whole number: `100`, `1000000` or `1_000_000` |
 //! | `/` | `/` or `per`; spaces around `/` are allowed |
 //! | window | a unit of time, or a number of them: `min`, `15min`, `15 minutes` |
-//! | settings | those of the algorithm: `precision <n>` of a sliding log, `aligned` or a time zone of a fixed window, `burst <n>` of a token bucket |
+//! | settings | those of the algorithm: `precision <n>` of a sliding log, `aligned` or a time zone of a fixed window, `burst <n>` of a token bucket, `lease <time>` of concurrency |
 //!
 //! The unit that is displayed is the first of each line:
 //!
@@ -76,7 +81,7 @@
 //! | `d`, 24 hours | `day`, `days` |
 //! | `w`, 7 days | `week`, `weeks` |
 //!
-//! With a time zone (feature `calendar`) the window is one `hour`, `day`, `week`, `month` or `year` of the calendar there.
+//! `concurrency` has slots in place of a quota and a window: `concurrency 3`. With a time zone (feature `calendar`) the window is one `hour`, `day`, `week`, `month` or `year` of the calendar there.
 //! `M` and `mo`, which can be read as minutes and as months, are errors. Each of these lines is displayed as the last column
 //! has it, which parses to the same limit:
 //!
@@ -91,6 +96,8 @@
 //! | `fixed-window 3/h aligned` | `FixedWindow::per_hour(3).aligned()` | `fixed-window 3/h aligned` |
 //! | `3/day Europe/Berlin` | `FixedWindow::calendar(3, Calendar::Day, "Europe/Berlin")` | `fixed-window 3/day Europe/Berlin` |
 //! | `token-bucket 10/s burst 30` | `TokenBucket::per_second(10).burst(30)` | `token-bucket 10/s burst 30` |
+//! | `concurrency 3` | `Concurrency::new(3)` | `concurrency 3` |
+//! | `concurrency 3 lease 30s` | `Concurrency::new(3).lease(Duration::from_secs(30))` | `concurrency 3 lease 30s` |
 //! | `unlimited` | `Limit::Unlimited` | `unlimited` |
 //! | `deny-all` | `Limit::DenyAll` | `deny-all` |
 //!
@@ -143,9 +150,11 @@ mod ban;
 mod by;
 #[cfg(feature = "calendar")]
 mod calendar;
+mod concurrency;
 mod constructors;
 mod error;
 mod fixed_window;
+mod leases;
 #[allow(clippy::module_inception)] // the module is about limits, and the file about `Limit`
 mod limit;
 mod parse;
@@ -163,6 +172,7 @@ pub use self::calendar::Calendar;
 pub use self::{
     ban::Ban,
     by::{PolicyLimit, by},
+    concurrency::Concurrency,
     error::ParseLimitError,
     fixed_window::FixedWindow,
     limit::Limit,
@@ -177,11 +187,12 @@ pub(crate) use self::units::parse_length;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::{
     ban::{LEVELS, NEVER},
-    rule::{MAX_EXACT, MAX_TOTAL, SLACK},
+    concurrency::{HEAVIEST, RETRY_US},
+    rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
     sliding_log::{BUDGET, STEPS},
 };
 pub(crate) use self::{
     by::{ChooseLimit, Source},
-    rule::{MAX_QUOTA, Slots},
-    state::{Change, Effect, State},
+    rule::{Change, MAX_QUOTA, Turn},
+    state::{Effect, State},
 };

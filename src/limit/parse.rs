@@ -1,6 +1,7 @@
 use std::{fmt, str::FromStr};
 
 use super::{
+    concurrency::Concurrency,
     error::ParseLimitError,
     fixed_window::FixedWindow,
     limit::Limit,
@@ -8,6 +9,7 @@ use super::{
     sliding_counter::SlidingCounter,
     sliding_log::SlidingLog,
     token_bucket::TokenBucket,
+    units::parse_length,
 };
 use crate::ConfigError;
 
@@ -33,13 +35,14 @@ impl FromStr for Limit {
             "sliding-counter" => sliding_counter(rest),
             "fixed-window" => fixed_window(rest),
             "token-bucket" => token_bucket(rest),
+            "concurrency" => concurrency(rest),
             "unlimited" if rest.is_empty() => Ok(Self::Unlimited),
             "deny-all" if rest.is_empty() => Ok(Self::DenyAll),
             _ if name.starts_with(|c: char| c.is_ascii_digit()) => unnamed(text),
             _ => Err(ParseLimitError::new(
                 format_args!(
-                    "`{text}` is not a limit: it begins with `sliding-log`, `sliding-counter`, `fixed-window` or \
-                     `token-bucket`, or is `unlimited` or `deny-all`"
+                    "`{text}` is not a limit: it begins with `sliding-log`, `sliding-counter`, `fixed-window`, \
+                     `token-bucket` or `concurrency`, or is `unlimited` or `deny-all`"
                 ),
                 LOG,
             )),
@@ -55,6 +58,8 @@ const ALIGNED_WINDOW: &str = "fixed-window 3/h aligned";
 #[cfg(feature = "calendar")]
 const CALENDAR: &str = "fixed-window 3/month Europe/Berlin";
 const BUCKET: &str = "token-bucket 10/s burst 30";
+const SLOTS: &str = "concurrency 3";
+const LEASED_SLOTS: &str = "concurrency 3 lease 30s";
 
 fn sliding_log(text: &str) -> Result<Limit, ParseLimitError> {
     let (rate, options) = Rate::parse(text, LOG)?;
@@ -130,6 +135,38 @@ fn token_bucket(text: &str) -> Result<Limit, ParseLimitError> {
     Ok(bucket.into())
 }
 
+fn concurrency(text: &str) -> Result<Limit, ParseLimitError> {
+    let (slots, setting) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    if slots.is_empty() {
+        return Err(ParseLimitError::new("it needs a number of slots", SLOTS));
+    }
+    if slots.contains('/') {
+        return Err(ParseLimitError::new(
+            format_args!("`{text}` has a window, and slots have none: they are held until requests end"),
+            SLOTS,
+        ));
+    }
+    let slots = Concurrency::try_new(whole_number(slots, SLOTS)?);
+    let slots = slots.map_err(|_| ParseLimitError::new(Concurrency::SLOTS_IN_TEXT, SLOTS))?;
+    let (name, length) = setting
+        .trim_start()
+        .split_once(char::is_whitespace)
+        .unwrap_or((setting.trim(), ""));
+    match (name, length.trim()) {
+        ("", "") => Ok(slots.into()),
+        ("lease", length) => {
+            let lease = parse_length(length).ok_or_else(|| {
+                ParseLimitError::new(format_args!("`{length}` is not a length of time"), LEASED_SLOTS)
+            })?;
+            let leased = slots.try_lease(lease);
+            Ok(leased
+                .map_err(|_| ParseLimitError::new(Concurrency::LEASE_IN_TEXT, LEASED_SLOTS))?
+                .into())
+        }
+        _ => Err(unknown(&[setting.trim()], "concurrency", LEASED_SLOTS)),
+    }
+}
+
 /// A limit without the name of its algorithm: windows of a calendar are fixed, all others are those of a sliding log.
 fn unnamed(text: &str) -> Result<Limit, ParseLimitError> {
     let (rate, options) = Rate::parse(text, LOG)?;
@@ -199,6 +236,9 @@ mod tests {
             "fixed-window 3/2w aligned",
             "token-bucket 10/s",
             "token-bucket 10/s burst 30",
+            "concurrency 3",
+            "concurrency 3 lease 1min",
+            "concurrency 3 lease 1500ms",
             "unlimited",
             "deny-all",
             #[cfg(feature = "calendar")]
@@ -249,6 +289,15 @@ mod tests {
             (&["fixed-window 3 per hour aligned"], "fixed-window 3/h aligned"),
             (&["token-bucket 10 per second burst 30"], "token-bucket 10/s burst 30"),
             (&["sliding-counter 1_000/hour"], "sliding-counter 1000/h"),
+            (
+                &[
+                    "concurrency 3",
+                    "concurrency  3 lease 10s",
+                    "concurrency 3  lease  10 secs ",
+                ],
+                "concurrency 3",
+            ),
+            (&["concurrency 1_000 lease minute"], "concurrency 1000 lease 1min"),
             (&[" unlimited "], "unlimited"),
             #[cfg(feature = "calendar")]
             (
@@ -307,6 +356,8 @@ mod tests {
             FixedWindow::per_hour(3).aligned(),
             FixedWindow::calendar(3, Calendar::Day, "Europe/Berlin"),
             TokenBucket::per_second(10).burst(30),
+            Concurrency::new(3),
+            Concurrency::new(3).lease(Duration::from_secs(30)),
             Limit::Unlimited,
             Limit::DenyAll,
         ];
@@ -370,6 +421,13 @@ mod tests {
             ("100 per year", "calendar"),
             ("sliding-log +1/min", "`+1` is not a whole number"),
             ("1.5/s", "`1.5` is not a whole number"),
+            ("concurrency", "it needs a number of slots"),
+            ("concurrency 3/s", "slots have none"),
+            ("concurrency three", "`three` is not a whole number"),
+            ("concurrency 0", "between 1 and 999999999 slots"),
+            ("concurrency 3 burst 5", "`burst 5` is not a setting of `concurrency`"),
+            ("concurrency 3 lease 10", "`10` is not a length of time"),
+            ("concurrency 3 lease 1ms", "between 1 s and 1 h"),
             ("1,000/s", "`1,000` is not a whole number"),
             ("_1/s", "is not a limit"),
             ("1_/s", "`1_` is not a whole number"),

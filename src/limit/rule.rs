@@ -1,3 +1,5 @@
+use crate::store::LeaseId;
+
 /// The contract of an algorithm: how it changes what is stored for one key.
 ///
 /// A store calls [`settle`](Self::settle), compares [`room`](Self::room) with the cost, calls [`add`](Self::add) if the
@@ -31,7 +33,7 @@ pub(crate) trait Rule {
 
     /// Adds weight that is admitted later. Its own slot is the [`slot`](Self::slot) of this limit, if it has one, and that of
     /// the request is the latest of all of its limits. Returns the time at which it counts.
-    fn reserve(&self, state: &mut Self::State, now: u64, _slots: Slots, weight: u64) -> u64 {
+    fn reserve(&self, state: &mut Self::State, now: u64, _turn: Turn, weight: u64) -> u64 {
         self.add(state, now, weight);
         now
     }
@@ -46,11 +48,59 @@ pub(crate) trait Rule {
     fn deny(&self, _: &mut Self::State, _now: u64) -> bool {
         false
     }
+
+    /// Whether the slots of this lease are held.
+    fn holds(&self, _: &Self::State, _weight: u64, _: Option<LeaseId>) -> bool {
+        false
+    }
+
+    /// Makes a change of this weight, for an algorithm with leases that of this lease. Returns the time at which it counts, if the
+    /// state changed.
+    #[inline]
+    fn change(
+        &self,
+        state: &mut Self::State,
+        now: u64,
+        change: Change,
+        weight: u64,
+        _: Option<LeaseId>,
+    ) -> Option<u64> {
+        let changed = match change {
+            Change::Nothing | Change::Renew | Change::End => false,
+            Change::Add => {
+                self.add(state, now, weight);
+                true
+            }
+            Change::Reserve(turn) => return Some(self.reserve(state, now, turn, weight)),
+            Change::Deny => self.deny(state, now),
+            Change::Refund { at } => self.refund(state, now, at, weight),
+        };
+        changed.then_some(now)
+    }
+}
+
+/// What a decision does to a state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    Nothing,
+    Add,
+    /// Adds what is admitted later.
+    Reserve(Turn),
+    /// Counts a denial of the charge that a ban guards.
+    Deny,
+    /// Subtracts what was added at that time, or ends the lease.
+    Refund {
+        at: u64,
+    },
+    /// Renews a lease, or adds it again.
+    Renew,
+    /// Ends a lease.
+    End,
 }
 
 /// When a request that waits is admitted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slots {
+pub(crate) struct Turn {
     /// When it fits this limit; `None` if that is now.
     pub(crate) own: Option<u64>,
     /// When it fits all limits.

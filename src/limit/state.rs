@@ -1,12 +1,14 @@
 use super::{
     ban::Banned,
     fixed_window::Window,
+    leases::Leases,
     limit::Limit,
-    rule::{Rule, Slots},
+    rule::{Change, Rule},
     sliding_counter::Counter,
     sliding_log::Log,
     token_bucket::Bucket,
 };
+use crate::store::LeaseId;
 
 /// What is stored for one key: the state of the algorithm that the key is counted by.
 #[derive(Debug)]
@@ -16,6 +18,7 @@ pub(crate) enum State {
     Window(Window),
     Bucket(Bucket),
     Banned(Banned),
+    Leases(Leases),
     /// Nothing is stored for limits that are not counted.
     Uncounted,
 }
@@ -46,6 +49,10 @@ macro_rules! dispatch {
                 let State::Banned($inner) = $state else { $mismatch };
                 $call
             }
+            Limit::Concurrency($rule) => {
+                let State::Leases($inner) = $state else { $mismatch };
+                $call
+            }
             Limit::Unlimited | Limit::DenyAll => $uncounted,
         }
     };
@@ -60,6 +67,7 @@ impl State {
             Limit::FixedWindow(_) => Self::Window(Window::default()),
             Limit::TokenBucket(_) => Self::Bucket(Bucket::default()),
             Limit::Ban(_) => Self::Banned(Banned::default()),
+            Limit::Concurrency(_) => Self::Leases(Leases::default()),
             Limit::Unlimited | Limit::DenyAll => Self::Uncounted,
         }
     }
@@ -74,31 +82,16 @@ impl State {
 
     /// The state to restore if a decision changes nothing; `None` if what [`Limit::settle`] does is kept.
     ///
-    /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries.
+    /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired leases.
     pub(crate) fn unsettled(&self) -> Option<Self> {
         match self {
-            Self::Log(_) | Self::Uncounted => None,
+            Self::Log(_) | Self::Leases(_) | Self::Uncounted => None,
             Self::Counter(counter) => Some(Self::Counter(*counter)),
             Self::Window(window) => Some(Self::Window(*window)),
             Self::Bucket(bucket) => Some(Self::Bucket(*bucket)),
             Self::Banned(banned) => Some(Self::Banned(*banned)),
         }
     }
-}
-
-/// What a decision does to a state.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Change {
-    Nothing,
-    Add,
-    /// Counts a denial of the charge that a ban guards.
-    Deny,
-    /// Adds what is admitted later.
-    Reserve(Slots),
-    /// Subtracts what was added at that time.
-    Refund {
-        at: u64,
-    },
 }
 
 /// The result of a [`Change`].
@@ -129,27 +122,21 @@ impl Limit {
             mismatch => mismatch())
     }
 
-    /// Makes a change of this weight.
+    /// Makes a change of this weight, of this lease if the algorithm has leases.
     #[inline]
-    pub(crate) fn change(&self, state: &mut State, now: u64, change: Change, weight: u64) -> Effect {
+    pub(crate) fn change(
+        &self,
+        state: &mut State,
+        now: u64,
+        change: Change,
+        weight: u64,
+        lease: Option<LeaseId>,
+    ) -> Effect {
         dispatch!(self, state, |rule, state| {
-            let mut slot = now;
-            let changed = match change {
-                Change::Nothing => false,
-                Change::Add => {
-                    rule.add(state, now, weight);
-                    true
-                }
-                Change::Deny => rule.deny(state, now),
-                Change::Reserve(slots) => {
-                    slot = rule.reserve(state, now, slots, weight);
-                    true
-                }
-                Change::Refund { at } => rule.refund(state, now, at, weight),
-            };
+            let counts_at = rule.change(state, now, change, weight, lease);
             Effect {
-                changed,
-                slot,
+                changed: counts_at.is_some(),
+                slot: counts_at.unwrap_or(now),
                 room: rule.room(state, now),
                 reset: rule.reset(state, now),
             }
@@ -162,6 +149,13 @@ impl Limit {
     pub(crate) fn slot(&self, state: &State, now: u64, cost: u64, most: u64) -> Option<u64> {
         dispatch!(self, state, |rule, state| rule.slot(state, now, cost, most),
             uncounted => None,
+            mismatch => mismatch())
+    }
+
+    /// Whether the slots of this lease are held.
+    pub(crate) fn holds(&self, state: &State, lease: Option<LeaseId>, weight: u64) -> bool {
+        dispatch!(self, state, |rule, state| rule.holds(state, weight, lease),
+            uncounted => false,
             mismatch => mismatch())
     }
 
@@ -192,6 +186,7 @@ mod tests {
             "sliding-counter 1/s",
             "fixed-window 1/s",
             "token-bucket 1/s",
+            "concurrency 1",
             "unlimited",
             "deny-all",
         ];
@@ -203,11 +198,12 @@ mod tests {
             Limit::SlidingCounter(_) => 1,
             Limit::FixedWindow(_) => 2,
             Limit::TokenBucket(_) => 3,
-            Limit::Unlimited => 4,
-            Limit::DenyAll => 5,
-            Limit::Ban(_) => 6,
+            Limit::Concurrency(_) => 4,
+            Limit::Unlimited => 5,
+            Limit::DenyAll => 6,
+            Limit::Ban(_) => 7,
         });
-        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7]);
         limits
     }
 
@@ -227,7 +223,7 @@ mod tests {
         for limit in limits().into_iter().filter(Limit::is_counted) {
             let mut state = State::new(&limit);
             assert_eq!(limit.settle(&mut state, 1, 1), 1, "{limit}");
-            limit.change(&mut state, 1, Change::Add, 1);
+            limit.change(&mut state, 1, Change::Add, 1, None);
             assert_eq!(limit.settle(&mut state, 1, 1), 0, "{limit}");
         }
     }

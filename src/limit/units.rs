@@ -37,25 +37,17 @@ impl Unit {
     }
 }
 
-/// A length of time as text, such as `10min` or `1 h`.
-#[cfg(feature = "serde")]
+/// A unit of time, or a number of them: `min`, `15min`, `15 minutes`.
 pub(crate) fn parse_length(text: &str) -> Option<Duration> {
-    let (count, unit) = text.split_at(text.find(|char: char| !char.is_ascii_digit())?);
-    let unit = Unit::named(unit.trim_start())?;
-    Some(unit.times(count.parse().ok()?))
-}
-
-/// Displays a length of time in the largest unit that divides it, with their number.
-pub(super) struct LengthText(pub(super) Duration);
-
-impl fmt::Display for LengthText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = WindowText(self.0).to_string();
-        match text.starts_with(|char: char| char.is_ascii_digit()) {
-            true => f.write_str(&text),
-            false => write!(f, "1{text}"),
-        }
-    }
+    let (count, unit) = text.split_at(
+        text.find(|c: char| !c.is_ascii_digit() && c != '_')
+            .unwrap_or(text.len()),
+    );
+    let count = match count {
+        "" => 1,
+        count => count.replace('_', "").parse().ok()?,
+    };
+    Some(Unit::named(unit.trim())?.times(count))
 }
 
 /// Displays the length of a window in the largest unit that divides it.
@@ -63,16 +55,31 @@ pub(super) struct WindowText(pub(super) Duration);
 
 impl fmt::Display for WindowText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let us = self.0.as_micros();
-        let [smallest, ..] = UNITS;
-        let Unit { us: unit, name, .. } = UNITS
-            .into_iter()
-            .rev()
-            .find(|unit| us.is_multiple_of(unit.us))
-            .unwrap_or(smallest);
-        match us / unit {
-            1 => f.write_str(name),
-            count => write!(f, "{count}{name}"),
+        match in_units(self.0) {
+            (1, name) => f.write_str(name),
+            (count, name) => write!(f, "{count}{name}"),
         }
     }
+}
+
+/// Displays a length of time with its number of units.
+pub(super) struct LengthText(pub(super) Duration);
+
+impl fmt::Display for LengthText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (count, name) = in_units(self.0);
+        write!(f, "{count}{name}")
+    }
+}
+
+/// The number of the largest units that divide a length of time.
+fn in_units(length: Duration) -> (u128, &'static str) {
+    let us = length.as_micros();
+    let [smallest, ..] = UNITS;
+    let units = UNITS.into_iter().rev();
+    let unit = units
+        .into_iter()
+        .find(|unit| us.is_multiple_of(unit.us))
+        .unwrap_or(smallest);
+    (us / unit.us, unit.name)
 }

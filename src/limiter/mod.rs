@@ -19,6 +19,7 @@ use crate::{
     decision::CheckContext,
     observer::Observer,
     policy::{self, Basis, Policy, Unkeyed, validate_names},
+    slots::Ticket,
     store::{Operation, Store, StoreError, Waiting},
 };
 
@@ -329,9 +330,11 @@ fn undecided_by(
             true => Waiting::NONE,
             false => wait(undecided.waiting),
         };
+        let lease = Ticket::of(&undecided.quota().limit);
         PolicyDecision {
             marker,
             waiting,
+            lease,
             ..undecided
         }
     });

@@ -1,7 +1,27 @@
 use std::sync::Arc;
 
 use super::Policy;
-use crate::{Completion, completion::CompletionRule};
+use crate::{Completion, ConfigError, Limit, completion::CompletionRule};
+
+impl<K> Policy<K> {
+    /// Refuses settings by which a request is counted when it has ended, or once for several: it holds its slots until then.
+    pub(super) fn validate_slots(&self) -> Result<(), ConfigError> {
+        if !self.limit().is_some_and(Limit::is_held) {
+            return Ok(());
+        }
+        let setting = match &self.settings.completion {
+            Some(CompletionRule::RefundIf(_)) => "`.refund_if(..)`",
+            Some(CompletionRule::ChargeIf(_)) => "`.charge_if(..)`",
+            None if self.settings.once.has_id() => "`.once_per(..)`",
+            None => return Ok(()),
+        };
+        Err(ConfigError::new(format!(
+            "{setting} has no meaning for the policy `{}`: a request holds its slots until it ends, each repetition its own; \
+             leave it out, or add a policy with a limit such as `SlidingLog::per_minute(100)` for it",
+            self.name(),
+        )))
+    }
+}
 
 /// Counting by completion.
 impl<K> Policy<K> {

@@ -8,6 +8,7 @@ use crate::{
     decision::{CheckContext, PolicyContext, SharedFormat},
     headers::Fields,
     response::Negotiated,
+    slots::Keeper,
     store::{Failover, Store, Waiting},
 };
 
@@ -71,7 +72,7 @@ mod sealed {
     impl<K, const N: usize> Sealed for [Policy<K>; N] {}
 }
 
-/// Refuses lists in which two policies would share their counts.
+/// Refuses lists in which two policies would share their counts, and settings that have no meaning for slots.
 pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
     for (position, policy) in policies.iter().enumerate() {
         if policies[..position]
@@ -83,6 +84,7 @@ pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigErro
                 policy.name(),
             )));
         }
+        policy.validate_slots()?;
     }
     Ok(())
 }
@@ -92,6 +94,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
     let policies = contexts(policies);
     CheckContext {
         failover: Failover::of(&store),
+        keeper: Keeper::of(&store),
         store: Arc::new(store),
         failure_mode: None,
         lost: awaits_completions(&policies).then(Arc::default),

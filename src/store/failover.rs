@@ -277,9 +277,17 @@ impl LocalCharge {
         let cost = match operation {
             Operation::Check | Operation::Reserve | Operation::Peek => charge.cost().min(limit.quota()),
             // What has happened counts in full, and a receipt holds the cost that was counted.
-            Operation::Charge | Operation::Refund { .. } | Operation::Reset => charge.cost(),
+            Operation::Charge
+            | Operation::Refund { .. }
+            | Operation::Reset
+            | Operation::RenewLease
+            | Operation::EndLease => charge.cost(),
         };
         Some(Self { limit, cost })
+    }
+
+    pub(crate) fn limit(&self) -> &Limit {
+        &self.limit
     }
 
     pub(crate) fn charge<'a>(&'a self, charge: &Charge<'a>) -> Charge<'a> {

@@ -8,6 +8,7 @@ mod error;
 mod failover;
 mod fold;
 mod health;
+mod lease_id;
 mod memory;
 mod quota;
 #[cfg(any(feature = "fred", feature = "redis"))]
@@ -23,6 +24,7 @@ use std::sync::Arc;
 pub use self::{
     error::{ErrorKind, StoreError},
     failover::FailureMode,
+    lease_id::LeaseId,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
     request::{Charge, ChargeRole, Operation, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},

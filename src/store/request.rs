@@ -4,6 +4,7 @@ use std::{
 };
 
 use super::{
+    lease_id::LeaseId,
     quota::{Quota, hash_name},
     waiting::Waiting,
 };
@@ -123,7 +124,8 @@ pub enum Operation {
     Peek,
     /// Removes all counts of the keys.
     Reset,
-    /// Removes the costs that were counted at this time of the store's clock, as far as they still count.
+    /// Removes the costs that were counted at this time of the store's clock, as far as they still count. A charge of
+    /// [`Limit::Concurrency`] ends its [lease](Charge::lease).
     ///
     /// While requests wait for a [`TokenBucket`](crate::TokenBucket), only the cost of the last of them is removed: the
     /// others have their times already.
@@ -132,20 +134,27 @@ pub enum Operation {
         /// the request or, after a [`Reserve`](Self::Reserve), the `decided_at` of the state.
         admitted_at: Duration,
     },
+    /// Renews the [leases](Charge::lease) of charges of [`Limit::Concurrency`]. A lease that has expired is added again if there
+    /// is room for its cost; else its slots are lost, and the outcome is not [allowed](super::Outcome::allowed). Charges of
+    /// other limits are compared with the room, and not counted.
+    RenewLease,
+    /// Ends the [leases](Charge::lease) of charges of [`Limit::Concurrency`], which releases their slots. It has no effect on
+    /// charges of other limits.
+    EndLease,
 }
 
 impl Operation {
     /// Whether it compares the room with the costs.
     pub(crate) fn compares_room(self) -> bool {
         match self {
-            Self::Check | Self::Reserve | Self::Charge | Self::Peek => true,
-            Self::Reset | Self::Refund { .. } => false,
+            Self::Check | Self::Reserve | Self::Charge | Self::Peek | Self::RenewLease => true,
+            Self::Reset | Self::Refund { .. } | Self::EndLease => false,
         }
     }
 
     /// Whether it is denied if a charge does not fit.
     pub(crate) fn requires_room(self) -> bool {
-        matches!(self, Self::Check | Self::Reserve | Self::Peek)
+        matches!(self, Self::Check | Self::Reserve | Self::Peek | Self::RenewLease)
     }
 
     /// Whether it counts the charges of an admitted request.
@@ -241,6 +250,7 @@ pub struct Charge<'a> {
     cost: u64,
     role: ChargeRole,
     waiting: Waiting,
+    lease: Option<LeaseId>,
 }
 
 /// Constructors.
@@ -262,6 +272,7 @@ impl<'a> Charge<'a> {
                 false => ChargeRole::Counted,
             },
             waiting: Waiting::NONE,
+            lease: None,
         }
     }
 
@@ -276,6 +287,7 @@ impl<'a> Charge<'a> {
             cost: cost.clamp(1, MAX_QUOTA),
             role: ChargeRole::Counted,
             waiting: Waiting::NONE,
+            lease: None,
         }
     }
 
@@ -329,11 +341,52 @@ impl<'a> Charge<'a> {
         Self { waiting, ..self }
     }
 
+    /// The same charge with the id of a lease, which holds the slots of a charge of [`Limit::Concurrency`].
+    ///
+    /// The id is that of a new lease for [`Operation::Check`] and [`Operation::Charge`]: the default is a random one, which
+    /// cannot be renewed or ended. A lease is renewed and ended with the limit and the cost with which it was taken. Charges of
+    /// other limits do not use it.
+    ///
+    /// ```
+    /// use tower_quota::{
+    ///     Concurrency, Key, Limit, MemoryStore,
+    ///     store::{Charge, LeaseId, Operation, Store, StoreRequest},
+    /// };
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let (store, limit, key) = (MemoryStore::new(), Limit::from(Concurrency::new(1)), Key::from("42"));
+    /// let decide = async |operation, lease| {
+    ///     let charges = [Charge::new("exports", &limit, &key, 1).lease(lease)];
+    ///     let response = store.decide(&[StoreRequest::new(operation, &charges)]).await?;
+    ///     Ok::<_, tower_quota::store::StoreError>(response.outcomes()[0].allowed)
+    /// };
+    ///
+    /// let (first, second) = (LeaseId::random(), LeaseId::random());
+    /// assert!(decide(Operation::Check, first).await?);
+    /// assert!(!decide(Operation::Check, second).await?);
+    /// assert!(decide(Operation::RenewLease, first).await?);
+    /// assert!(decide(Operation::EndLease, first).await?);
+    /// assert!(decide(Operation::Check, second).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn lease(self, lease: LeaseId) -> Self {
+        self.leased(Some(lease))
+    }
+
+    #[inline]
+    pub(crate) fn leased(self, lease: Option<LeaseId>) -> Self {
+        Self { lease, ..self }
+    }
+
     /// A marker before this charge.
     pub(crate) fn marker(self, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
         Self {
             key,
             waiting: Waiting::NONE,
+            lease: None,
             ..self.with(limit, cost).once()
         }
     }
@@ -401,6 +454,12 @@ impl<'a> Charge<'a> {
     /// How long it may wait, and how many units may.
     pub(super) fn waits(&self) -> Waiting {
         self.waiting
+    }
+
+    /// The id of the lease that holds the slots of the charge; `None` if it has no id of its own.
+    #[must_use]
+    pub fn lease_id(&self) -> Option<LeaseId> {
+        self.lease
     }
 
     /// The hash of the key and the policy in a table.

@@ -5,15 +5,16 @@ use std::{fmt::Debug, sync::Arc};
 use axum::{Router, routing::get as route};
 
 use tower_quota::{
-    Ban, ClientLibrary, Completion, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer,
-    FailureMode, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy, PolicyDecision, RateLimit,
-    RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog, Unkeyed,
+    Ban, ClientLibrary, Completion, Concurrency, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture,
+    DrainBodyLayer, FailureMode, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy,
+    PolicyDecision, RateLimit, RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog,
+    Slots, Unkeyed,
     key::{self, KeyError, PeerAddr},
     limit::PolicyLimit,
     response::{Problem, ResponseFormat},
     store::{
-        Charge, ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreId, StoreRequest,
-        StoreResponse,
+        Charge, ChargeState, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreId,
+        StoreRequest, StoreResponse,
     },
 };
 
@@ -66,6 +67,9 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
     borrowed::<Completion<'_>>();
     borrowed::<StoreRequest<'_>>();
     sent::<StoreFuture>();
+    sent::<Slots>();
+    shared::<LeaseId>();
+    shared::<Concurrency>();
 }
 
 #[test]

@@ -13,9 +13,9 @@ use proptest::{
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 use tower_quota::{
-    Ban, FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    Ban, Concurrency, FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{Charge, ChargeRole, Operation, Store, StoreRequest},
+    store::{Charge, ChargeRole, LeaseId, Operation, Store, StoreRequest},
 };
 
 use crate::support::{Clock, Redis, connected, eventually, patient};
@@ -48,7 +48,8 @@ struct Step {
 #[derive(Clone, Debug)]
 struct Planned {
     operation: Operation,
-    /// Which of the admissions so far is given back; and how long a reservation may wait, in halves of the window.
+    /// Which of the admissions or leases so far is given back, renewed or ended; and how long a reservation may wait, in halves of
+    /// the window.
     admission: usize,
     key: usize,
     /// The position of the limit, the cost and the role of each charge.
@@ -78,7 +79,19 @@ fn operations() -> impl Strategy<Value = Operation> + Clone {
         2 => Just(Operation::Charge),
         3 => Just(Operation::Refund { admitted_at: Duration::ZERO }),
         1 => Just(Operation::Reset),
+        4 => Just(Operation::RenewLease),
+        4 => Just(Operation::EndLease),
     ]
+}
+
+/// A lease that was taken or denied before.
+#[derive(Clone, Copy)]
+struct Taken<'a> {
+    id: LeaseId,
+    policy: usize,
+    key: usize,
+    limit: &'a Limit,
+    cost: u64,
 }
 
 /// Most charges cost 1, few of them more than any limit.
@@ -247,6 +260,7 @@ async fn agree_on(
     let mut latest = 0;
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let mut admissions = Vec::new();
+    let mut taken: Vec<Taken<'_>> = Vec::new();
     let mut recent = Vec::new();
     for number in 0..steps {
         let mut next = strategy.new_tree(&mut runner).expect("a step").current();
@@ -275,23 +289,41 @@ async fn agree_on(
         }
 
         let limit_of = |policy: usize| &policies[policy][number / 64 % policies[policy].len()];
-        let charges_of = |planned: &Planned| -> Vec<_> {
-            let charges = planned.charges.iter();
-            charges
-                .map(|(policy, cost, role)| {
-                    let charge = Charge::new(names[*policy], limit_of(*policy), &keys[planned.key], *cost);
-                    let charge = charge
-                        .wait_up_to(window / 2 * planned.admission as u32)
-                        .max_waiting([500, 3, 20][planned.key]);
-                    in_role(charge, *role)
-                })
-                .collect()
+        let mut charges_of = |planned: &Planned| -> Vec<_> {
+            let charges = planned.charges.iter().map(|(policy, cost, role)| {
+                let takes = matches!(
+                    planned.operation,
+                    Operation::Check | Operation::Reserve | Operation::Charge
+                );
+                let same = |lease: &&Taken<'_>| lease.policy == *policy && lease.key == planned.key;
+                let earlier = taken.iter().rev().filter(same).nth(planned.admission);
+                let lease = earlier.copied().filter(|_| !takes).unwrap_or_else(|| Taken {
+                    id: LeaseId::random(),
+                    policy: *policy,
+                    key: planned.key,
+                    limit: limit_of(*policy),
+                    cost: *cost,
+                });
+                if takes {
+                    taken.push(lease);
+                }
+                let charge = Charge::new(names[*policy], lease.limit, &keys[planned.key], lease.cost)
+                    .wait_up_to(window / 2 * planned.admission as u32)
+                    .max_waiting([500, 3, 20][planned.key])
+                    .lease(lease.id);
+                in_role(charge, *role)
+            });
+            charges.collect()
         };
         recent.push(format!("{} {next:?}", clock.now()));
-        let charges: Vec<_> = next.requests.iter().map(charges_of).collect();
-        let requests = charges.iter().zip(&next.requests);
+        let sent = next.requests.iter();
+        let sent: Vec<_> = sent
+            .flat_map(|planned| std::iter::repeat_n(planned, planned.callers))
+            .map(|planned| (planned.operation, charges_of(planned)))
+            .collect();
+        let requests = sent.iter();
         let requests: Vec<_> = requests
-            .flat_map(|(charges, planned)| std::vec![StoreRequest::new(planned.operation, charges); planned.callers])
+            .map(|(operation, charges)| StoreRequest::new(*operation, charges))
             .collect();
         let in_memory = memory.decide(&requests).await.expect("memory answers");
         let in_redis = shared.decide(&requests).await.expect("Redis answers");
@@ -339,6 +371,25 @@ async fn a_sliding_log_with_merged_checks_decides_alike_in_rust_and_in_lua() {
     agree(
         WINDOW,
         &[&[SlidingLog::new(60, WINDOW).into(), SlidingLog::new(25, WINDOW).into()]],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn slots_are_taken_renewed_and_released_alike_in_rust_and_in_lua() {
+    let lease = Duration::from_secs(1);
+    let versions = [
+        Concurrency::new(4).lease(lease).into(),
+        Concurrency::new(2).lease(lease).into(),
+        Concurrency::new(4).lease(2 * lease).into(),
+        Concurrency::new(70).lease(lease).into(),
+    ];
+    agree(lease, &[&versions]).await;
+    agree_on(
+        steps() / 2,
+        mixed,
+        lease,
+        &[&versions, &[SlidingLog::new(6, lease).into()]],
     )
     .await;
 }

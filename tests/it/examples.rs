@@ -30,6 +30,9 @@ mod bans;
 #[path = "../../examples/client.rs"]
 #[allow(dead_code)]
 pub(crate) mod client;
+#[path = "../../examples/concurrency.rs"]
+#[allow(dead_code)]
+mod concurrency;
 #[path = "../../examples/degrade.rs"]
 #[allow(dead_code)]
 mod degrade;
@@ -310,6 +313,33 @@ async fn tokens_settles_what_was_streamed_before_the_client_left() {
     let response = complete(1).await;
     let fields = &response.headers()["ratelimit"];
     assert_eq!(fields, r#""requests";r=3;t=60, "tokens";r=67;t=60"#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrency_sends_what_it_shows() {
+    let page = include_str!("../../examples/concurrency.rs");
+    shows(page, concurrency::app()).await;
+
+    // Four at once, of which the first then leaves.
+    let app = concurrency::app();
+    let send = async || {
+        app.clone()
+            .oneshot(get("/export").body(Body::empty()).expect("a request"))
+            .await
+    };
+    let [first, second, third] =
+        [send().await, send().await, send().await].map(|response| response.expect("a response"));
+    assert_eq!(third.headers()["ratelimit"], r#""exports";r=0;t=10"#);
+    let denied = send().await.expect("a response");
+    for line in [r#"ratelimit: "exports";r=0;t=1"#, "retry-after: 1"] {
+        let (name, value) = line.split_once(": ").expect("a field");
+        assert_eq!(denied.headers()[name], value);
+        assert!(page.contains(&format!("//! {line}\n")), "the page shows {line}");
+    }
+    drop(first);
+    assert_eq!(send().await.expect("a response").status(), StatusCode::OK);
+    let rows = second.into_body().collect().await.expect("rows").to_bytes();
+    assert!(rows.ends_with(b"Radia\n"));
 }
 
 #[tokio::test(start_paused = true)]

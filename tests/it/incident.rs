@@ -16,7 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower::ServiceExt;
-use tower_quota::{Decision, ManualClock, MemoryStore, store::Store};
+use tower_quota::{Decision, MemoryStore, store::Store};
 
 use crate::{
     examples::export::{self, UserId},
@@ -79,7 +79,7 @@ async fn begin(replica: &Router, exports: &Exports) -> JoinHandle<Response> {
             }
             sleep(Duration::from_millis(1)).await;
         }
-        // A replica may not have received the refund of another one yet.
+        // The slot may not be released yet.
         assert_eq!(task.await.expect("no panic").status(), StatusCode::TOO_MANY_REQUESTS);
     }
 }
@@ -119,10 +119,10 @@ async fn one_export_at_a_time_and_three_an_hour<S: Store>(stores: [S; 2]) {
     }
 
     // None of the retries was counted, and a fourth export is not admitted, however often it is sent.
-    eventually("the last refund is made", async || {
+    eventually("the last slot is released", async || {
         let denied = request(replicas[0].clone(), 42).await;
         let wait = denied.headers()["retry-after"].to_str().expect("a number");
-        wait.parse::<u64>().is_ok_and(|wait| wait > 600)
+        wait.parse::<u64>().is_ok_and(|wait| wait > 1)
     })
     .await;
     assert!(
@@ -158,23 +158,15 @@ async fn one_export_at_a_time_and_three_an_hour_in_redis() {
 }
 
 #[tokio::test]
-async fn an_export_whose_task_ends_early_admits_the_next_one_after_ten_minutes() {
-    let clock = ManualClock::new();
+async fn an_export_that_panics_admits_the_next_one() {
     let exports = Exports::new();
-    let replica = exports.replica(MemoryStore::builder().manual_clock(&clock).build());
+    let replica = exports.replica(MemoryStore::new());
 
-    // An export on a closed gate panics, as if the process ended.
+    // An export on a closed gate panics.
     exports.gate.close();
-    let failed = request(replica.clone(), 42).await;
-    assert_eq!(failed.status(), StatusCode::INTERNAL_SERVER_ERROR);
-
-    clock.advance(Duration::from_micros(599_999_999));
-    let denied = request(replica.clone(), 42).await;
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    clock.advance(Duration::from_micros(1));
-    assert_eq!(
-        request(replica, 42).await.status(),
-        StatusCode::INTERNAL_SERVER_ERROR,
-        "admitted"
-    );
+    for _ in 0..3 {
+        let failed = request(replica.clone(), 42).await;
+        assert_eq!(failed.status(), StatusCode::INTERNAL_SERVER_ERROR, "it is admitted");
+    }
+    assert_eq!(request(replica, 42).await.status(), StatusCode::TOO_MANY_REQUESTS);
 }

@@ -19,6 +19,7 @@ mod comparison;
 mod compile_errors;
 mod completion;
 mod completion_grpc;
+mod concurrency;
 mod conformance;
 mod connect;
 mod decisions;

@@ -2,7 +2,7 @@ use super::{
     SlidingLog,
     entries::{BEYOND, BUDGET, Entry, Log, PLAIN},
 };
-use crate::limit::rule::{MAX_TOTAL, Rule, Slots};
+use crate::limit::rule::{MAX_TOTAL, Rule, Turn};
 
 impl Rule for SlidingLog {
     type State = Log;
@@ -108,7 +108,7 @@ impl Rule for SlidingLog {
         is_known.then(|| (at + self.window_us()).max(now + 1))
     }
 
-    fn reserve(&self, log: &mut Log, now: u64, slots: Slots, weight: u64) -> u64 {
+    fn reserve(&self, log: &mut Log, now: u64, turn: Turn, weight: u64) -> u64 {
         if self.precision > 0 {
             self.add(log, now, weight);
             return now;
@@ -120,11 +120,11 @@ impl Rule for SlidingLog {
         log.reserved = true;
         log.total += weight;
         log.insert(Entry {
-            at: slots.joint,
+            at: turn.joint,
             made: now,
             weight,
         });
-        slots.joint
+        turn.joint
     }
 
     fn reset(&self, log: &Log, now: u64) -> u64 {

@@ -1,5 +1,5 @@
 use super::{TokenBucket, bucket::Bucket};
-use crate::limit::rule::{Rule, SLACK, Slots};
+use crate::limit::rule::{Rule, SLACK, Turn};
 
 /// Reservations.
 impl TokenBucket {
@@ -72,10 +72,10 @@ impl Rule for TokenBucket {
     }
 
     /// Takes the tokens at once, also those that come until the slot.
-    fn reserve(&self, bucket: &mut Bucket, now: u64, slots: Slots, weight: u64) -> u64 {
+    fn reserve(&self, bucket: &mut Bucket, now: u64, turn: Turn, weight: u64) -> u64 {
         self.add(bucket, now, weight);
-        bucket.reserved |= slots.own.is_some();
-        slots.own.unwrap_or(now)
+        bucket.reserved |= turn.own.is_some();
+        turn.own.unwrap_or(now)
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::{
-    limit::{Change, Effect, Slots, State},
+    limit::{Change, Effect, State, Turn},
     store::{Charge, ChargeRole, ChargeState, Operation, Waiting},
 };
 
@@ -37,12 +37,13 @@ impl<'a> Settled<'a> {
     #[inline]
     pub(super) fn new(operation: Operation, charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
         let unsettled = state.unsettled();
-        let refunds = matches!(operation, Operation::Refund { .. });
+        let needs_none = matches!(operation, Operation::Refund { .. } | Operation::EndLease);
         let room = charge
             .limit()
-            .settle(state, now, if refunds { 0 } else { charge.cost() });
+            .settle(state, now, if needs_none { 0 } else { charge.cost() });
         let (role, cost) = (charge.role(), charge.cost());
-        let fits = room >= if role == ChargeRole::Ban { 1 } else { cost };
+        let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), cost);
+        let fits = held || room >= if role == ChargeRole::Ban { 1 } else { cost };
         let own_slot = match operation {
             // A ban is not waited for.
             Operation::Reserve if !fits && role != ChargeRole::Ban => own_slot(charge, state, now),
@@ -150,7 +151,7 @@ impl<'a> Settled<'a> {
 
         let change = match operation {
             Operation::Check | Operation::Reserve if denies => Change::Deny,
-            Operation::Reserve if allowed && counts && slot > now => Change::Reserve(Slots {
+            Operation::Reserve if allowed && counts && slot > now => Change::Reserve(Turn {
                 own: own_slot,
                 joint: slot,
             }),
@@ -158,22 +159,34 @@ impl<'a> Settled<'a> {
             Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly => Change::Refund {
                 at: admitted_at.as_micros() as u64,
             },
+            Operation::RenewLease if fits => Change::Renew,
+            Operation::EndLease => Change::End,
             Operation::Check
             | Operation::Reserve
             | Operation::Charge
             | Operation::Peek
             | Operation::Reset
-            | Operation::Refund { .. } => Change::Nothing,
+            | Operation::Refund { .. }
+            | Operation::RenewLease => Change::Nothing,
         };
-        let effect = limit.change(state, now, change, cost);
+        let effect = limit.change(state, now, change, cost, charge.lease_id());
         let Effect { changed, reset, .. } = effect;
         let room = match change {
             Change::Add | Change::Reserve(_) if changed && role != ChargeRole::Ban => room.saturating_sub(cost),
-            Change::Add | Change::Reserve(_) | Change::Deny | Change::Nothing | Change::Refund { .. } => effect.room,
+            Change::Add
+            | Change::Reserve(_)
+            | Change::Deny
+            | Change::Nothing
+            | Change::Refund { .. }
+            | Change::Renew
+            | Change::End => effect.room,
         };
         let lacks_room = match role {
             ChargeRole::Once => !fits && operation.compares_room(),
             ChargeRole::Ban => operation.requires_room() && may_deny && room == 0,
+            ChargeRole::Counted | ChargeRole::CheckedOnly if operation == Operation::RenewLease => {
+                !allowed && may_deny && !fits
+            }
             ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost,
         };
         let wait = |cost| limit.wait(state, now, cost);

@@ -129,9 +129,13 @@ impl Shards {
         let mut evicted = 0;
         let decide = |(request, ids): (&Folded<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation {
             Operation::Reset => Self::reset(request, ids, &mut shards),
-            Operation::Check | Operation::Reserve | Operation::Charge | Operation::Peek | Operation::Refund { .. } => {
-                Self::decide_several(request, ids, &mut shards, now, &mut evicted)
-            }
+            Operation::Check
+            | Operation::Reserve
+            | Operation::Charge
+            | Operation::Peek
+            | Operation::Refund { .. }
+            | Operation::RenewLease
+            | Operation::EndLease => Self::decide_several(request, ids, &mut shards, now, &mut evicted),
         };
         let outcomes = folded.iter().zip(&ids).map(decide).collect();
         drop(shards);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::Limit;
+use crate::{Limit, store::LeaseId};
 
 /// The parameters of a limit besides its quota, in the order in which the Lua file of the algorithm reads them.
-pub(super) fn parameters(limit: &Limit) -> [u64; 3] {
+pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
     match limit {
         Limit::SlidingLog(log) => [log.window_us(), log.grain_us(), 0],
         Limit::SlidingCounter(counter) => [counter.window_us(), counter.tick(), counter.cap()],
@@ -18,6 +18,10 @@ pub(super) fn parameters(limit: &Limit) -> [u64; 3] {
             [rate, period, bucket.cap()]
         }
         Limit::Ban(ban) => ban.lengths_us(),
+        Limit::Concurrency(slots) => {
+            let [high, low] = lease.unwrap_or_else(LeaseId::random).parts();
+            [slots.lease_us(), high, low]
+        }
         Limit::Unlimited | Limit::DenyAll => [0; 3],
     }
 }
@@ -30,6 +34,7 @@ pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
         | Limit::SlidingCounter(_)
         | Limit::TokenBucket(_)
         | Limit::Ban(_)
+        | Limit::Concurrency(_)
         | Limit::Unlimited
         | Limit::DenyAll => None,
     }
@@ -44,6 +49,8 @@ pub(super) fn merges(limit: &Limit) -> bool {
         Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::FixedWindow(_) | Limit::Unlimited | Limit::DenyAll => {
             true
         }
+        // Each has a lease of its own.
+        Limit::Concurrency(_) => false,
     }
 }
 
@@ -55,6 +62,7 @@ pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
         | Limit::SlidingCounter(_)
         | Limit::FixedWindow(_)
         | Limit::Ban(_)
+        | Limit::Concurrency(_)
         | Limit::Unlimited
         | Limit::DenyAll => Duration::ZERO,
     }

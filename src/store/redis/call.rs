@@ -176,7 +176,7 @@ fn write_charge(buffer: &mut BytesMut, charge: &OwnedCharge) {
     write_word(buffer, limit.algorithm());
     write_word(buffer, role_name(charge.role));
     write_numbers(buffer, [charge.cost, limit.quota()]);
-    write_numbers(buffer, algorithm::parameters(limit));
+    write_numbers(buffer, algorithm::parameters(limit, charge.lease));
 }
 
 fn role_name(role: ChargeRole) -> &'static str {
@@ -196,12 +196,16 @@ fn operation_name(operation: Operation) -> &'static str {
         Operation::Peek => "peek",
         Operation::Reset => "reset",
         Operation::Refund { .. } => "refund",
+        Operation::RenewLease => "renew",
+        Operation::EndLease => "end",
     }
 }
 
 fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
     let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
-        a.cost == b.cost && a.limit == b.limit && a.role == b.role && a.waiting == b.waiting
+        // Each charge of slots has an id of its own.
+        let is_held = a.limit.is_held();
+        a.cost == b.cost && a.limit == b.limit && a.role == b.role && a.waiting == b.waiting && !is_held
     };
     let (a, b) = (a.request, b.request);
     a.operation == b.operation && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(same)

@@ -21,8 +21,9 @@ use crate::store::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreRes
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
 /// the same cost or a higher one, counted or checked only. A request with a marker is not cached: whether it is a repetition is
-/// stored in Redis. Of a request with a ban, only a denial by a ban in force is cached, until the ban ends: others are counted in
-/// Redis. Only a reset or a refund can make room earlier. Those of this process invalidate the denial
+/// stored in Redis. Nor is one of slots, which can be free at any time. Of a request with a ban, only a denial by a ban in force is
+/// cached, until the ban ends: others are counted in Redis. Only a reset or a refund can make room earlier. Those of this process
+/// invalidate the denial
 /// at once; those of other processes, and a clock that is set forward, are seen after 1 s at most.
 pub(super) struct DenyCache {
     shards: Box<[Mutex<Shard>]>,
@@ -75,7 +76,8 @@ impl DenyCache {
     ) -> Option<StoreResponse> {
         let HashedRequest { folded, hashes, .. } = request;
         let charges = &*folded.charges;
-        if folded.operation != Operation::Check || charges.iter().any(|charge| charge.role() == ChargeRole::Once) {
+        let is_never_cached = |charge: &Charge<'_>| charge.role() == ChargeRole::Once || charge.limit().is_held();
+        if folded.operation != Operation::Check || charges.iter().any(is_never_cached) {
             return None;
         }
         let hash = combined_hash(hashes.iter().copied());
@@ -136,7 +138,12 @@ impl DenyCache {
         for request in requests {
             let makes_room = match request.operation {
                 Operation::Reset | Operation::Refund { .. } => true,
-                Operation::Check | Operation::Reserve | Operation::Charge | Operation::Peek => false,
+                Operation::Check
+                | Operation::Reserve
+                | Operation::Charge
+                | Operation::Peek
+                | Operation::RenewLease
+                | Operation::EndLease => false,
             };
             if makes_room {
                 for charge in &request.charges {
@@ -163,7 +170,7 @@ impl DenyCache {
         let received_at = Instant::now();
         // Redis decides after the request was made, so its wait does not end earlier than this.
         let expires_at = made_at + wait.min(MAX_AGE);
-        if !request.is_check() || request.has_marker() || expires_at <= received_at {
+        if !request.is_check() || request.has_marker() || request.has_slots() || expires_at <= received_at {
             return;
         }
 

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     Limit,
     store::{
-        ChargeRole, Operation, Outcome, StoreError, StoreRequest, Waiting,
+        ChargeRole, LeaseId, Operation, Outcome, StoreError, StoreRequest, Waiting,
         fold::{Folded, Folds, fold},
     },
 };
@@ -40,6 +40,7 @@ pub(super) struct OwnedCharge {
     pub(super) cost: u64,
     pub(super) role: ChargeRole,
     pub(super) waiting: Waiting,
+    pub(super) lease: Option<LeaseId>,
 }
 
 impl<'a> HashedRequest<'a> {
@@ -70,6 +71,7 @@ impl OwnedRequest {
                 cost: charge.cost(),
                 role: charge.role(),
                 waiting: charge.waits(),
+                lease: charge.lease_id(),
             });
         }
         Self {
@@ -118,6 +120,11 @@ impl OwnedRequest {
     /// Whether one of the charges is a ban.
     pub(super) fn has_ban(&self) -> bool {
         self.charges.iter().any(|charge| charge.role == ChargeRole::Ban)
+    }
+
+    /// Whether one of the charges takes slots, which can be free at any time.
+    pub(super) fn has_slots(&self) -> bool {
+        self.charges.iter().any(|charge| charge.limit.is_held())
     }
 
     /// Whether both are the same check, and the outcome of each of several can be computed from that of the last one.

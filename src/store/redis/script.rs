@@ -1,6 +1,6 @@
 use std::sync::LazyLock;
 
-use crate::limit::{BUDGET, LEVELS, MAX_EXACT, MAX_TOTAL, NEVER, SLACK, STEPS};
+use crate::limit::{BOUND, BUDGET, HEAVIEST, LEVELS, MAX_EXACT, MAX_TOTAL, NEVER, RETRY_US, SLACK, STEPS};
 
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.
 pub(super) struct Script {
@@ -20,6 +20,7 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
     include_str!("../../../lua/token_bucket.lua"),
+    include_str!("../../../lua/concurrency.lua"),
     include_str!("../../../lua/ban.lua"),
     include_str!("../../../lua/charges.lua"),
     include_str!("../../../lua/driver.lua"),
@@ -29,14 +30,17 @@ const SOURCE: &str = concat!(
 const FEW: u64 = 32;
 
 /// The constants of the script, which a call of the script would otherwise make anew.
-const CONSTANTS: [(&str, u64); 9] = [
+const CONSTANTS: [(&str, u64); 12] = [
+    ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
     ("EXACT", MAX_EXACT),
     ("FEW", FEW),
+    ("HEAVIEST", HEAVIEST),
     ("LEVELS", LEVELS),
     ("MAX_TOTAL", MAX_TOTAL),
     ("MERGED", BUDGET as u64 - 1),
     ("NEVER", NEVER),
+    ("RETRY_US", RETRY_US),
     ("SLACK", SLACK),
     ("STEPS", STEPS),
 ];

@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::{
-    Ban, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{ChargeRole, Operation, Waiting},
+    store::{ChargeRole, LeaseId, Operation, Waiting},
 };
 
 /// A request that the script reads from its arguments.
@@ -23,6 +23,7 @@ pub(super) struct ParsedCharge {
     pub(super) cost: u64,
     pub(super) role: ChargeRole,
     pub(super) waiting: Waiting,
+    pub(super) lease: Option<LeaseId>,
 }
 
 /// What is left of an argument.
@@ -69,6 +70,8 @@ pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<Parsed
             "refund" => Operation::Refund {
                 admitted_at: Duration::from_micros(run.number()),
             },
+            "renew" => Operation::RenewLease,
+            "end" => Operation::EndLease,
             _ => panic!("{operation} is no operation"),
         };
         let charges: Vec<_> = (0..size).map(|_| charge(&mut run, operation, now)).collect();
@@ -95,6 +98,7 @@ fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge 
     };
     let [cost, quota] = run.numbers();
     let window = Duration::from_micros;
+    let mut lease = None;
     let limit = match (&*algorithm, run.numbers()) {
         ("log", [span, 0, 0]) => SlidingLog::new(quota, window(span)).into(),
         ("log", [span, grain, 0]) => SlidingLog::new(quota, window(span))
@@ -113,6 +117,10 @@ fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge 
         }
         ("fixed", [span, 1, 0]) => FixedWindow::new(quota, window(span)).into(),
         ("fixed", [span, 0, 0]) => FixedWindow::new(quota, window(span)).aligned().into(),
+        ("concurrency", [length, high, low]) => {
+            lease = LeaseId::of_parts([high, low]);
+            Concurrency::new(quota).lease(window(length)).into()
+        }
         (_, parameters) => panic!("{algorithm} {parameters:?} is no limit"),
     };
     let waiting = match operation {
@@ -127,5 +135,6 @@ fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge 
         cost,
         role,
         waiting,
+        lease,
     }
 }

@@ -20,7 +20,7 @@ use super::{
     runtime::Runtime,
 };
 use crate::{
-    Ban, FailureMode, FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
+    Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
     limit::Calendar,
     store::{
         Charge,
@@ -62,6 +62,15 @@ impl SimulatedRequest {
             }
             Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own(), Counted)],
             Kind::Settled { .. } => vec![("settled", roomy(), own(), Counted)],
+            Kind::Held { .. } => {
+                let slots = Concurrency::new(Plan::SLOTS).lease(Plan::LEASE);
+                vec![(
+                    "held",
+                    slots.into(),
+                    Key::from(format!("slots-{}", rng.u32(..2))),
+                    Counted,
+                )]
+            }
             Kind::OwnPair => vec![("own", roomy(), own(), Counted), ("pair", roomy(), own(), Counted)],
             Kind::Marked => marked(["id-0", "id-1"][rng.usize(..2)]).into(),
             Kind::Banned => {
@@ -189,6 +198,7 @@ impl Stage {
                 left: false,
                 cached: None,
                 settlement: SettlementRecord::default(),
+                held: None,
                 response: None,
             });
             records.len() - 1
@@ -221,6 +231,9 @@ impl Caller {
     async fn run(self, stage: Stage, number: usize, runtime: Runtime) {
         if let Kind::Settled { actual } = self.request.kind {
             return self.settle(actual, stage, number).await;
+        }
+        if let Kind::Held { lasts } = self.request.kind {
+            return self.hold(lasts, stage, number).await;
         }
         let mut future = match self.request.call(&stage.store).try_ready() {
             Ok(response) => {
@@ -264,6 +277,38 @@ impl Caller {
         });
     }
 
+    /// Takes a slot and holds it for some time.
+    async fn hold(self, lasts: Duration, stage: Stage, number: usize) {
+        let (policy, limit, key, _) = self.request.charges[0].clone();
+        let policy = Policy::new(policy, limit).failure_mode(FailureMode::Closed);
+        let limiter = Limiter::new(stage.store.clone(), policy);
+        sleep(self.delay).await;
+        let hold = async {
+            let slots = limiter.check(key).await.ok().and_then(|decision| decision.take_slots());
+            let Some(slots) = slots else { return };
+            let mut holding = Holding {
+                stage: &stage,
+                number,
+                since: Instant::now(),
+                until: None,
+            };
+            let ends = Instant::now() + lasts;
+            while Instant::now() < ends {
+                sleep(Duration::from_millis(10)).await;
+                if slots.is_lost() {
+                    holding.until = Some(Instant::now() - Duration::from_millis(10));
+                    break;
+                }
+            }
+            drop(holding);
+            drop(slots);
+        };
+        match self.leaves_after {
+            Some(after) => drop(timeout(after, hold).await),
+            None => hold.await,
+        }
+    }
+
     /// Checks an estimate and settles its receipt, as an application does.
     async fn settle(self, actual: u64, stage: Stage, number: usize) {
         let (policy, limit, key, _) = self.request.charges[0].clone();
@@ -284,5 +329,21 @@ impl Caller {
             Some(after) => drop(timeout(after, settle).await),
             None => settle.await,
         }
+    }
+}
+
+/// Records for how long a slot is held, also if its caller is dropped.
+struct Holding<'a> {
+    stage: &'a Stage,
+    number: usize,
+    since: Instant,
+    /// When it was lost, if it was.
+    until: Option<Instant>,
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        let held = (self.since, self.until.unwrap_or_else(Instant::now));
+        self.stage.edit(self.number, |record| record.held = Some(held));
     }
 }

@@ -13,7 +13,7 @@ use super::{
     plan::{DEADLINE, Kind, Plan},
 };
 use crate::{
-    SlidingLog,
+    Concurrency, SlidingLog,
     store::{ErrorKind, StoreError, StoreResponse},
 };
 
@@ -36,6 +36,8 @@ pub(super) struct Record {
     /// If the response is cached: whether the server would deny the request too.
     pub(super) cached: Option<bool>,
     pub(super) settlement: SettlementRecord,
+    /// From when until when it held a slot.
+    pub(super) held: Option<(Instant, Instant)>,
     pub(super) response: Option<Result<StoreResponse, StoreError>>,
 }
 
@@ -78,6 +80,7 @@ pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
     verify_limits(plan, records, network);
     verify_markers(plan, records, network);
     verify_bans(records, network);
+    verify_slots(plan, records, network);
     verify_order(plan, records, network);
 }
 
@@ -92,6 +95,7 @@ fn verify_charged_at_most_once(record: &Record, network: &Network) {
         | Kind::CheckedOnly
         | Kind::Waiting
         | Kind::Settled { .. }
+        | Kind::Held { .. }
         | Kind::Marked
         | Kind::Banned
         | Kind::Calendar
@@ -276,6 +280,31 @@ fn verify_bans(records: &[Record], network: &Network) {
             (denied..=at_most).contains(&counted),
             "{counted} denials are counted of {denied} to {at_most}: {record:?}"
         );
+    }
+}
+
+/// No more requests hold slots at once than there are, unless the clock was set, and in the end all slots are free.
+fn verify_slots(plan: &Plan, records: &[Record], network: &Network) {
+    let limit = Concurrency::new(Plan::SLOTS).lease(Plan::LEASE).into();
+    let of_slots = || records.iter().filter(|record| matches!(record.kind, Kind::Held { .. }));
+    for record in of_slots() {
+        let key = &record.keys[0];
+        if plan.faults.clock_step == 0 {
+            assert_eq!(
+                network.room(key, &limit),
+                Plan::SLOTS,
+                "nothing holds {key}: {record:?}"
+            );
+        }
+        let Some((since, _)) = record.held else { continue };
+        let at_once = of_slots().filter(|other| {
+            let held = other.held.filter(|_| other.keys == record.keys);
+            held.is_some_and(|(from, until)| from <= since && since < until)
+        });
+        let at_once = at_once.count() as u64;
+        // A runtime that is stalled holds on to slots that it has lost.
+        let holds_on = plan.faults.clock_step > 0 || plan.stalls > 0;
+        assert!(at_once <= Plan::SLOTS || holds_on, "{at_once} hold {key}: {record:?}");
     }
 }
 

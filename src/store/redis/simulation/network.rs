@@ -267,8 +267,11 @@ impl Network {
                     cost,
                     role,
                     waiting,
+                    lease,
                 } = parsed;
-                let charge = Charge::new("simulated", limit, key, *cost).waiting(*waiting);
+                let charge = Charge::new("simulated", limit, key, *cost)
+                    .waiting(*waiting)
+                    .leased(*lease);
                 match role {
                     ChargeRole::Counted | ChargeRole::Ban => charge,
                     ChargeRole::CheckedOnly => charge.checked_only(),

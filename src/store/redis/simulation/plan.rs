@@ -49,6 +49,9 @@ impl Plan {
     /// The denials after which a key is banned, and for how long at first.
     pub(super) const DENIALS: u64 = 2;
     pub(super) const BAN: Duration = Duration::from_millis(50);
+    /// The limit of the shared slots.
+    pub(super) const SLOTS: u64 = 2;
+    pub(super) const LEASE: Duration = Duration::from_secs(1);
     /// The limit of the markers.
     pub(super) const MARKS: u64 = 4;
     /// The time of requests and faults.
@@ -76,6 +79,10 @@ pub(super) enum Kind {
     Settled {
         actual: u64,
     },
+    /// A check of a slot of a shared key, which is held for so long.
+    Held {
+        lasts: Duration,
+    },
     /// A check with a marker that other requests have too, in one slot.
     Marked,
     /// A check of a shared key with bans, which often begin.
@@ -99,7 +106,11 @@ impl Kind {
             45..54 => Self::Own,
             54..60 => Self::Banned,
             60..65 => Self::OwnCharge,
-            65..70 => Self::Settled {
+            65..68 => Self::Held {
+                // Past the lease, so that it is renewed.
+                lasts: Duration::from_micros(rng.u64(..1_800_000)),
+            },
+            68..70 => Self::Settled {
                 actual: [0, 4, Plan::ESTIMATE, 25][rng.usize(..4)],
             },
             70..75 => Self::OwnPair,
@@ -124,6 +135,7 @@ impl Kind {
             | Self::Own
             | Self::OwnPair
             | Self::Settled { .. }
+            | Self::Held { .. }
             | Self::Marked
             | Self::Banned
             | Self::Calendar

@@ -1,0 +1,325 @@
+use std::{fmt, time::Duration};
+
+use super::{
+    leases::{Lease, Leases},
+    rule::{Change, Rule},
+    share::Share,
+    units::LengthText,
+};
+use crate::{ConfigError, store::LeaseId};
+
+/// Slots: so many requests at once, across all processes.
+///
+/// An admitted request takes a slot for each unit of its cost, and holds it until its response body ends or is dropped. It
+/// is for work that takes a while: exports, uploads, connections. A limit in a window counts how often such work begins;
+/// this one, how much of it is going on.
+///
+/// ```
+/// use tower_quota::{Concurrency, Limit};
+///
+/// assert_eq!("concurrency 3".parse(), Ok(Limit::from(Concurrency::new(3))));
+/// ```
+///
+/// # A timeline
+///
+/// Two exports at once:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(2)));
+///
+/// let first = exports.check("42").await?;
+/// let second = exports.check("42").await?;
+/// assert!(first.is_allowed() && second.is_allowed());
+///
+/// // When a slot will be free is not known. Clients are to try again after a second.
+/// let denied = exports.check("42").await?;
+/// assert_eq!(denied.retry_after(), Some(Duration::from_secs(1)));
+///
+/// // The first export ends. Its slot is free at once.
+/// drop(first);
+/// assert!(exports.check("42").await?.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # How long a slot is held
+///
+/// | where | the slots are held until |
+/// | --- | --- |
+/// | [`RateLimitLayer`](crate::RateLimitLayer) | the response body ends or is dropped. If the handler fails, panics or is cancelled: until then |
+/// | [`Limiter`](crate::Limiter) | the last clone of the [`Decision`](crate::Decision) is dropped |
+/// | [`Decision::take_slots`](crate::Decision::take_slots) | the [`Slots`](crate::Slots) are dropped, such as at the end of a WebSocket connection |
+///
+/// So keep the decision of a limiter while the work lasts: one that is dropped at once holds nothing.
+///
+/// A slot is not in the [receipt](crate::Decision::take_receipt) of a decision: it is released, not refunded.
+///
+/// # Leases
+///
+/// A slot is held by a lease in the store, which expires after 10 s, or as [`lease`](Self::lease) has it. A task of the process
+/// renews the leases of all its slots together, at least every third of that time. When a process dies, nothing renews its
+/// leases, and its slots are free again within one lease. Times are those of the clock of the store; the clocks of processes
+/// do not matter.
+///
+/// A process that is stopped for longer than a lease, or that does not reach the store for so long, loses its slots, and others
+/// may take them. Its work is not interrupted: [`Slots::is_lost`](crate::Slots::is_lost) reports it, and that work is the only
+/// way in which more than the limit can run at once while the store keeps its data and its clock is not set. A lease that
+/// expired is taken up again by the next renewal if there is room. [Behavior under faults](crate::guide::faults#slots) has
+/// what happens to slots when Redis or a process fails.
+///
+/// # What it costs
+///
+/// One entry for each lease, of any cost, and two script calls for each request: one takes the slots, with those of other
+/// policies of the request in one decision, and one releases them. Checks with slots are not answered from the cache of
+/// denials in the process, since a slot can be free at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Concurrency {
+    quota: u64,
+    lease: Duration,
+}
+
+const LEASE: Duration = Duration::from_secs(10);
+const MIN_LEASE: Duration = Duration::from_secs(1);
+const MAX_LEASE: Duration = Duration::from_secs(3_600);
+
+/// The largest number of slots.
+const MAX_SLOTS: u64 = 999_999_999;
+
+/// The most slots that one charge takes. It is above each limit, so only charges that do not have to fit take so many.
+pub(crate) const HEAVIEST: u64 = MAX_SLOTS + 1;
+
+/// The wait of a denied request in microseconds: when a slot will be free is not known.
+pub(crate) const RETRY_US: u64 = 1_000_000;
+
+const QUOTA_FAULT: &str = "there are between 1 and 999999999 slots, as in `Concurrency::new(3)`; `Limit::DenyAll` admits nothing, and \
+     `Limit::Unlimited` everything";
+const LEASE_FAULT: &str = "a lease is a whole number of microseconds between 1 s and 1 h, as in `Concurrency::new(3).lease(Duration::from_secs(30))`";
+
+/// Constructors.
+impl Concurrency {
+    /// `slots` requests at once.
+    ///
+    /// ```
+    /// use tower_quota::{Concurrency, Limit};
+    ///
+    /// const EXPORTS: Concurrency = Concurrency::new(3);
+    /// assert_eq!(Limit::from(EXPORTS).quota(), 3);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the number is 0 or above 999,999,999; at compile time in a `const`. [`try_new`](Self::try_new) returns an error
+    /// instead.
+    #[track_caller]
+    pub const fn new(slots: u64) -> Self {
+        assert!(slots > 0 && slots <= MAX_SLOTS, "{}", QUOTA_FAULT);
+        Self {
+            quota: slots,
+            lease: LEASE,
+        }
+    }
+
+    /// `slots` requests at once, or an error.
+    ///
+    /// ```
+    /// use tower_quota::Concurrency;
+    ///
+    /// assert_eq!(Concurrency::try_new(3)?, Concurrency::new(3));
+    /// assert!(Concurrency::try_new(0).is_err());
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the number is 0 or above 999,999,999.
+    pub fn try_new(slots: u64) -> Result<Self, ConfigError> {
+        match slots {
+            1..=MAX_SLOTS => Ok(Self::new(slots)),
+            _ => Err(ConfigError::new(QUOTA_FAULT)),
+        }
+    }
+}
+
+/// Settings.
+impl Concurrency {
+    /// The time after which the slots of a process that died are free again, from 1 s to 1 h.
+    ///
+    /// It is also the longest time for which a process may be stopped, or cut off from the store, and keep its slots. Leases
+    /// are renewed at least every third of it: shorter ones take more calls of the store. The default is 10 s.
+    ///
+    /// While replicas with different times run side by side, each applies its own to its leases.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Concurrency, Limit};
+    ///
+    /// let backups = Concurrency::new(1).lease(Duration::from_secs(60));
+    /// assert_eq!(Limit::from(backups).to_string(), "concurrency 1 lease 1min");
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the time is not a whole number of microseconds between 1 s and 1 h; at compile time in a `const`.
+    /// [`try_lease`](Self::try_lease) returns an error instead.
+    #[track_caller]
+    pub const fn lease(self, lease: Duration) -> Self {
+        assert!(is_valid(lease), "{}", LEASE_FAULT);
+        Self { lease, ..self }
+    }
+
+    /// The length of a [lease](Self::lease) from configuration.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::Concurrency;
+    ///
+    /// assert!(Concurrency::new(1).try_lease(Duration::from_secs(60)).is_ok());
+    /// assert!(Concurrency::new(1).try_lease(Duration::from_millis(10)).is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the time is not a whole number of microseconds between 1 s and 1 h.
+    pub fn try_lease(self, lease: Duration) -> Result<Self, ConfigError> {
+        match is_valid(lease) {
+            true => Ok(Self { lease, ..self }),
+            false => Err(ConfigError::new(LEASE_FAULT)),
+        }
+    }
+}
+
+const fn is_valid(lease: Duration) -> bool {
+    lease.as_nanos() >= MIN_LEASE.as_nanos()
+        && lease.as_nanos() <= MAX_LEASE.as_nanos()
+        && lease.subsec_nanos().is_multiple_of(1_000)
+}
+
+/// Parameters.
+impl Concurrency {
+    pub(crate) const NAME: &'static str = "concurrency";
+
+    /// Which numbers of slots are valid, with the spelling in text.
+    pub(super) const SLOTS_IN_TEXT: &'static str =
+        "there are between 1 and 999999999 slots; `deny-all` admits nothing, and `unlimited` everything";
+    /// Which leases are valid.
+    pub(super) const LEASE_IN_TEXT: &'static str = "a lease is a whole number of microseconds between 1 s and 1 h long";
+
+    /// The number of slots.
+    ///
+    /// ```
+    /// # use tower_quota::Concurrency;
+    /// assert_eq!(Concurrency::new(3).quota(), 3);
+    /// ```
+    #[must_use]
+    pub const fn quota(&self) -> u64 {
+        self.quota
+    }
+
+    /// The length of a [lease](Self::lease).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::Concurrency;
+    /// assert_eq!(Concurrency::new(3).lease_length(), Duration::from_secs(10));
+    /// ```
+    #[must_use]
+    pub const fn lease_length(&self) -> Duration {
+        self.lease
+    }
+
+    pub(crate) fn lease_us(&self) -> u64 {
+        self.lease.as_micros() as u64
+    }
+
+    pub(crate) fn scaled(self, share: Share) -> Self {
+        Self {
+            quota: share.part_of(self.quota),
+            ..self
+        }
+    }
+}
+
+/// `concurrency 3`, and if it is not the default, the length of a lease.
+impl fmt::Display for Concurrency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "concurrency {}", self.quota)?;
+        match self.lease {
+            LEASE => Ok(()),
+            lease => write!(f, " lease {}", LengthText(lease)),
+        }
+    }
+}
+
+impl Concurrency {
+    fn lease_of(&self, id: LeaseId, weight: u64) -> Lease {
+        Lease {
+            id,
+            length: self.lease_us(),
+            weight: weight.min(HEAVIEST),
+        }
+    }
+}
+
+/// The counterpart of `lua/concurrency.lua`.
+impl Rule for Concurrency {
+    type State = Leases;
+
+    fn settle(&self, state: &mut Leases, now: u64, weight: u64) {
+        let Some(held) = &mut state.0 else { return };
+        held.expire(now);
+        if held.total + weight > self.quota {
+            held.forget(now);
+        }
+    }
+
+    fn room(&self, state: &Leases, _: u64) -> u64 {
+        self.quota.saturating_sub(state.0.as_ref().map_or(0, |held| held.total))
+    }
+
+    fn add(&self, state: &mut Leases, now: u64, weight: u64) {
+        self.change(state, now, Change::Add, weight, None);
+    }
+
+    fn wait(&self, _: &Leases, _: u64, _: u64) -> u64 {
+        RETRY_US
+    }
+
+    fn reset(&self, state: &Leases, now: u64) -> u64 {
+        let newest = state.0.as_ref().and_then(|held| held.order.last());
+        newest.map_or(0, |(expires_at, _)| expires_at.saturating_sub(now))
+    }
+
+    fn refund(&self, _: &mut Leases, _: u64, _: u64, _: u64) -> bool {
+        false
+    }
+
+    fn holds(&self, state: &Leases, weight: u64, id: Option<LeaseId>) -> bool {
+        let (Some(held), Some(id)) = (&state.0, id) else {
+            return false;
+        };
+        held.expiries.contains_key(&self.lease_of(id, weight))
+    }
+
+    fn change(&self, state: &mut Leases, now: u64, change: Change, weight: u64, id: Option<LeaseId>) -> Option<u64> {
+        let changed = match change {
+            Change::Nothing | Change::Deny => false,
+            // Slots are held while the request waits for other limits.
+            Change::Add | Change::Reserve(_) | Change::Renew => {
+                let lease = self.lease_of(id.unwrap_or_else(LeaseId::random), weight);
+                state.0.get_or_insert_default().put(lease, now + lease.length);
+                true
+            }
+            Change::End | Change::Refund { .. } => match (&mut state.0, id) {
+                (Some(held), Some(id)) => held.remove(&self.lease_of(id, weight)),
+                _ => false,
+            },
+        };
+        changed.then_some(now)
+    }
+}

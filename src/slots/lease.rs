@@ -1,0 +1,193 @@
+use std::{
+    borrow::Cow,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use crate::{
+    Key, Limit,
+    store::{Charge, Failover, LeaseId, Operation, Store, StoreFuture, StoreRequest},
+};
+
+/// The id of a lease that a request is about to take.
+pub(crate) struct Ticket {
+    pub(crate) id: LeaseId,
+    /// It does not expire earlier than its length after this.
+    made_at: Instant,
+}
+
+impl Ticket {
+    /// That of a request by this limit, if it has slots.
+    #[inline]
+    pub(crate) fn of(limit: &Limit) -> Option<Arc<Self>> {
+        limit.is_held().then(Self::new)
+    }
+
+    #[cold]
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            id: LeaseId::random(),
+            made_at: Instant::now(),
+        })
+    }
+}
+
+/// A lease that holds slots of one policy.
+pub(crate) struct Lease {
+    place: Place,
+    policy: Cow<'static, str>,
+    limit: Limit,
+    key: Key,
+    cost: u64,
+    id: LeaseId,
+    length: Duration,
+    progress: Mutex<Progress>,
+}
+
+/// Where slots are counted.
+#[derive(Clone)]
+pub(crate) enum Place {
+    Store(Arc<dyn Store>),
+    /// In this process, since the store failed.
+    Process(Arc<Failover>),
+}
+
+struct Progress {
+    /// When the last renewal that was confirmed was sent.
+    renewed_at: Instant,
+    /// Whether the store has replied that the slots are not held.
+    lost: bool,
+    renewing: bool,
+    ended: bool,
+}
+
+impl Lease {
+    /// A lease that was just taken; `None` if the limit has none.
+    pub(crate) fn new(
+        place: Place,
+        (policy, limit): (Cow<'static, str>, Limit),
+        key: Key,
+        cost: u64,
+        ticket: &Ticket,
+    ) -> Option<Self> {
+        Some(Self {
+            length: limit.lease_length()?,
+            place,
+            policy,
+            limit,
+            key,
+            cost,
+            id: ticket.id,
+            progress: Mutex::new(Progress {
+                renewed_at: ticket.made_at,
+                lost: false,
+                renewing: false,
+                ended: false,
+            }),
+        })
+    }
+
+    pub(super) fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    pub(super) fn length(&self) -> Duration {
+        self.length
+    }
+
+    pub(super) fn policy(&self) -> &str {
+        &self.policy
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        let progress = self.progress();
+        progress.lost || progress.renewed_at.elapsed() > self.length
+    }
+
+    /// Ends it. Returns whether the caller is to send that: after a renewal that is in flight, its task does.
+    pub(super) fn end(&self) -> bool {
+        let mut progress = self.progress();
+        progress.ended = true;
+        !progress.renewing
+    }
+
+    /// Whether both are counted in one place.
+    pub(super) fn shares_place(&self, other: &Self) -> bool {
+        match (&self.place, &other.place) {
+            (Place::Store(one), Place::Store(other)) => Arc::ptr_eq(one, other),
+            (Place::Process(one), Place::Process(other)) => Arc::ptr_eq(one, other),
+            (Place::Store(_), Place::Process(_)) | (Place::Process(_), Place::Store(_)) => false,
+        }
+    }
+
+    /// Sends an operation on leases that share their place.
+    pub(super) fn send(operation: Operation, leases: &[Arc<Self>]) -> StoreFuture {
+        let charges: SmallVec<[[Charge<'_>; 1]; 1]> = leases.iter().map(|lease| [lease.charge()]).collect();
+        let requests = charges.iter().map(|charges| StoreRequest::new(operation, charges));
+        let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
+        match &leases[0].place {
+            Place::Store(store) => store.decide(&requests),
+            Place::Process(failover) => failover.decide(&requests),
+        }
+    }
+
+    fn charge(&self) -> Charge<'_> {
+        Charge::new(&self.policy, &self.limit, &self.key, self.cost).lease(self.id)
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A renewal that is in flight.
+pub(super) struct Renewal(Arc<Lease>);
+
+impl Renewal {
+    /// Begins a renewal, if it is due and none is in flight.
+    pub(super) fn begin(lease: &Arc<Lease>) -> Option<Self> {
+        let mut progress = lease.progress();
+        if progress.ended || progress.renewing || progress.renewed_at.elapsed() < lease.length / 6 {
+            return None;
+        }
+        progress.renewing = true;
+        drop(progress);
+        Some(Self(lease.clone()))
+    }
+
+    /// Sends it, and records the reply. Without one, the next renewal is sent as if this one had not been.
+    pub(super) async fn run(self) {
+        let sent_at = Instant::now();
+        let response = Lease::send(Operation::RenewLease, std::slice::from_ref(&self.0)).await;
+        if let Ok(response) = response {
+            let held = response.outcomes().first().is_some_and(|outcome| outcome.allowed);
+            let mut progress = self.0.progress();
+            progress.lost = !held;
+            if held {
+                progress.renewed_at = sent_at;
+            }
+        }
+        if self.finish() {
+            drop(Lease::send(Operation::EndLease, std::slice::from_ref(&self.0)).await);
+        }
+    }
+
+    /// Returns whether the lease was ended meanwhile.
+    fn finish(&self) -> bool {
+        let mut progress = self.0.progress();
+        progress.renewing && {
+            progress.renewing = false;
+            progress.ended
+        }
+    }
+}
+
+/// Where the runtime ends, another renewal may follow.
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}

@@ -1,0 +1,177 @@
+//! The slots that this process holds: their leases, and the task that renews them.
+
+mod keeper;
+mod lease;
+mod release;
+
+use std::{fmt, sync::Arc};
+
+use smallvec::SmallVec;
+use tokio::runtime::Handle;
+
+use crate::store::{Operation, StoreError, StoreFuture};
+
+pub(crate) use self::{
+    keeper::Keeper,
+    lease::{Lease, Place, Ticket},
+    release::Release,
+};
+
+/// The slots that an admitted request holds of policies with a limit of [`Concurrency`](crate::Concurrency). Dropping them
+/// releases them.
+///
+/// [`Decision::take_slots`](crate::Decision::take_slots) returns it, for work that goes on after the response, such as an
+/// upgraded connection:
+///
+/// ```
+/// use std::time::Duration;
+/// use axum::{Router, body::Body, extract::Request, routing::get};
+/// use http::StatusCode;
+/// use tower::ServiceExt;
+/// use tower_quota::{Concurrency, Decision, MemoryStore, Policy, RateLimitLayer, key};
+///
+/// /// In place of `WebSocketUpgrade`: `upgrade.on_upgrade(move |socket| ...)` is used in the same way.
+/// async fn connect(decision: Decision) -> StatusCode {
+///     let slots = decision.take_slots();
+///     tokio::spawn(async move {
+///         tokio::time::sleep(Duration::from_secs(60)).await; // the connection
+///         drop(slots);
+///     });
+///     StatusCode::SWITCHING_PROTOCOLS
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sockets = Policy::new("sockets", Concurrency::new(1)).key(key::constant("all"));
+/// let app = Router::new().route("/", get(connect)).layer(RateLimitLayer::new(MemoryStore::new(), sockets));
+///
+/// let status = async || Ok::<_, Box<dyn std::error::Error>>(app.clone().oneshot(Request::new(Body::empty())).await?.status());
+/// assert_eq!(status().await?, StatusCode::SWITCHING_PROTOCOLS);
+/// assert_eq!(status().await?, StatusCode::TOO_MANY_REQUESTS);
+///
+/// tokio::time::sleep(Duration::from_secs(61)).await;
+/// assert_eq!(status().await?, StatusCode::SWITCHING_PROTOCOLS);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The release is sent in a task of its own, or is done at once in a [`MemoryStore`](crate::MemoryStore). If the store fails
+/// then, or no tokio runtime is there, the slots are free when their leases expire.
+#[must_use = "dropping the slots releases them"]
+#[derive(Default)]
+pub struct Slots(SmallVec<[Held; 1]>);
+
+/// A lease, and what renews it.
+struct Held {
+    lease: Arc<Lease>,
+    keeper: Arc<Keeper>,
+}
+
+impl Slots {
+    /// Whether others may hold the slots: their lease expired, and there was no room to take them again when the store was
+    /// reached; or no renewal was confirmed for the length of the lease.
+    ///
+    /// The second is by the clock of this process. A lease that was lost is taken up again as soon as there is room.
+    ///
+    /// ```
+    /// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+    /// let slots = exports.check("42").await?.take_slots().expect("it is admitted");
+    /// assert!(!slots.is_lost());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.0.iter().any(|held| held.lease.is_lost())
+    }
+
+    /// Releases the slots, and waits until the store has confirmed it.
+    ///
+    /// ```
+    /// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+    /// let decision = exports.check("42").await?;
+    /// assert!(!exports.check("42").await?.is_allowed());
+    ///
+    /// if let Some(slots) = decision.take_slots() {
+    ///     slots.release().await?;
+    /// }
+    /// assert!(exports.check("42").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If a store fails. Its slots are free when their leases expire.
+    pub async fn release(mut self) -> Result<(), StoreError> {
+        let mut released = Ok(());
+        for response in self.end() {
+            released = released.and(response.await.map(drop));
+        }
+        released
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a lease that was taken, which is renewed from now on.
+    pub(crate) fn push(&mut self, lease: Lease, keeper: &Arc<Keeper>) {
+        let (lease, keeper) = (Arc::new(lease), keeper.clone());
+        keeper.hold(lease.clone());
+        self.0.push(Held { lease, keeper });
+    }
+
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
+
+    /// Ends all leases, those in one place in one call.
+    fn end(&mut self) -> SmallVec<[StoreFuture; 1]> {
+        for Held { lease, keeper } in &self.0 {
+            keeper.forget(lease);
+        }
+        // The release of a lease that is being renewed comes after its renewal, which could take the slots again.
+        let mut unsent: SmallVec<[Arc<Lease>; 1]> = self.0.drain(..).map(|held| held.lease).collect();
+        unsent.retain(|lease| lease.end());
+        let mut responses = SmallVec::new();
+        while let Some(first) = unsent.first().cloned() {
+            let (together, others): (SmallVec<[_; 1]>, _) =
+                unsent.into_iter().partition(|lease| lease.shares_place(&first));
+            responses.push(Lease::send(Operation::EndLease, &together));
+            unsent = others;
+        }
+        responses
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        if self.0.is_empty() {
+            return;
+        }
+        for response in self.end() {
+            if let (Err(pending), Ok(runtime)) = (response.try_ready(), Handle::try_current()) {
+                runtime.spawn(pending);
+            }
+        }
+    }
+}
+
+/// The names of the policies.
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Slots ")?;
+        f.debug_list()
+            .entries(self.0.iter().map(|held| held.lease.policy()))
+            .finish()
+    }
+}
