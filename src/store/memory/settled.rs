@@ -40,10 +40,8 @@ impl<'a> Settled<'a> {
             .limit()
             .settle(state, now, if refunds { 0 } else { charge.cost() });
         let fits = room >= charge.cost();
-        let own_slot = match operation {
-            Operation::Reserve if !fits => own_slot(charge, state, now),
-            _ => None,
-        };
+        let waits = !fits && operation == Operation::Reserve;
+        let own_slot = if waits { own_slot(charge, state, now) } else { None };
         Self {
             charge,
             state,
