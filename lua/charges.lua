@@ -60,7 +60,7 @@ if (role == 'checked' or role == 'once') and not marker then
 end
 
 if operation == 'reserve' and not reservations then
-  -- The charge whose key was read last, when the charges so far fit, and whether a wait was only a lower bound.
+  -- The charge of the key that was read last, when the charges so far fit, and whether a wait was only a lower bound.
   reservations = { charge = nil, slot = now, bounded = false }
 
   -- When a charge fits that does not fit now, if it may wait for that, and for so many units.

@@ -53,7 +53,7 @@ impl Drop for Held {
     }
 }
 
-/// Refunds an admitted request whose caller has left, in a task. If that fails, its slot expires.
+/// Refunds an admitted request that its caller has left, in a task. If that fails, its slot expires.
 pub(crate) fn give_back(decision: &Decision) {
     let locally = decision.store_error().is_some();
     let mut settlement = Settlement::default();

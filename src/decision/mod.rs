@@ -2,9 +2,11 @@
 
 mod context;
 mod degree;
+mod delay;
 mod marker;
 mod policy;
 mod receipt;
+mod record;
 mod settle;
 mod settlement;
 mod slots;
@@ -35,7 +37,7 @@ use crate::{
     Key,
     lost::LostSettlements,
     slots::Slots,
-    store::{Outcome, Quota, Store, StoreError, StoreResponse},
+    store::{Quota, Store, StoreError},
 };
 
 /// The outcome of a check.
@@ -137,32 +139,6 @@ impl Decision {
     #[must_use]
     pub fn server_time(&self) -> Duration {
         self.0.server_time
-    }
-
-    /// The time for which an admitted request is held after the decision: until its slot, from
-    /// [`server_time`](Self::server_time) on. Zero for a request that does not [wait](crate::Policy::wait_up_to).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    ///
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), tower_quota::AcquireError> {
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_second(1)));
-    /// for seconds in [0, 1] {
-    ///     let permit = mails.acquire("42").max_wait(Duration::from_secs(5)).await?;
-    ///     assert_eq!(permit.decision().delay(), Duration::from_secs(seconds));
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn delay(&self) -> Duration {
-        if !self.is_allowed() {
-            return Duration::ZERO;
-        }
-        let slot = self.enforced().map(|policy| policy.decided_at).max();
-        slot.map_or(Duration::ZERO, |slot| slot.saturating_sub(self.server_time()))
     }
 
     /// The failure of the store, if it did not decide: this process counted, or no policy was counted.
@@ -295,12 +271,6 @@ impl Decision {
             .is_some_and(|policy| policy.context.is_composite)
     }
 
-    /// Whether a request may wait for one of the policies.
-    #[inline]
-    pub(crate) fn waits(&self) -> bool {
-        self.as_slice().first().is_some_and(|policy| policy.context.waits)
-    }
-
     /// The policies that do not only observe.
     pub(crate) fn enforced(&self) -> impl Iterator<Item = &PolicyDecision> {
         self.policies().filter(|policy| !policy.is_observed())
@@ -354,42 +324,6 @@ impl Decision {
     /// Whether there was nothing to decide, and no failure.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.policies.is_empty() && self.0.store_error.is_none()
-    }
-
-    /// Records the failure of the store, before there are clones.
-    pub(crate) fn note_failure(&mut self, error: StoreError) {
-        if let Some(inner) = Arc::get_mut(&mut self.0) {
-            inner.store_error = Some(Box::new(error));
-        }
-    }
-
-    /// Records the outcome in place, before there are clones.
-    #[inline]
-    pub(crate) fn record(&mut self, response: &StoreResponse, outcome: &Outcome, charged: bool) {
-        let Some(inner) = Arc::get_mut(&mut self.0) else {
-            return;
-        };
-        inner.allowed = outcome.allowed;
-        inner.server_time = response.server_time;
-        let mut states = outcome.states().iter();
-        for policy in &mut inner.policies {
-            policy.settle(&mut states, response.server_time, charged);
-        }
-    }
-
-    /// Records the outcomes of several requests in place, before there are clones, and keeps the policies for which this
-    /// returns `true`.
-    pub(crate) fn record_each(
-        &mut self,
-        allowed: bool,
-        server_time: Duration,
-        settle: impl FnMut(&mut PolicyDecision) -> bool,
-    ) {
-        if let Some(inner) = Arc::get_mut(&mut self.0) {
-            inner.allowed = allowed;
-            inner.server_time = server_time;
-            inner.policies.retain(settle);
-        }
     }
 
     /// The same denial with longer waits: the delay is added to the wait of each policy that denies.

@@ -58,7 +58,7 @@ pub struct Acquire<'a> {
 impl Acquire<'_> {
     /// The longest wait, in place of those of the policies.
     ///
-    /// Policies whose limit [cannot wait](crate::Policy::wait_up_to) must have room at once.
+    /// Policies with a limit that [cannot wait](crate::Policy::wait_up_to) must have room at once.
     pub fn max_wait(mut self, longest: Duration) -> Self {
         self.max_wait = Some(longest);
         self

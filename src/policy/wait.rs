@@ -105,7 +105,7 @@ impl<K> Policy<K> {
     /// The most units that wait for each key; a request is denied at once if more would.
     ///
     /// It applies with [`wait_up_to`](Self::wait_up_to). Units are those of the cost, and one that waits is one that must expire,
-    /// or a token that must come, before the request is admitted. The default is 500. Of a sliding log whose requests have
+    /// or a token that must come, before the request is admitted. The default is 500. Of a sliding log with requests of
     /// different costs, the 990 oldest entries are read at most, so that no more than those can be waited for.
     ///
     /// ```

@@ -25,7 +25,7 @@ use tower_quota::{
 
 use crate::support::{Bench, Broken, Cluster, Counted, Redis, connected, patient};
 
-/// Tests on a store whose clock the test sets.
+/// Tests on a store with a clock that the test sets.
 macro_rules! each_store {
     ($($test:ident)*) => {
         mod memory_store {$(

@@ -44,11 +44,9 @@ impl<'a> Settled<'a> {
         let (role, cost) = (charge.role(), charge.cost());
         let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), cost);
         let fits = held || room >= if role == ChargeRole::Ban { 1 } else { cost };
-        let own_slot = match operation {
-            // A ban is not waited for.
-            Operation::Reserve if !fits && role != ChargeRole::Ban => own_slot(charge, state, now),
-            _ => None,
-        };
+        // A ban is not waited for.
+        let waits = !fits && operation == Operation::Reserve && role != ChargeRole::Ban;
+        let own_slot = if waits { own_slot(charge, state, now) } else { None };
         Self {
             charge,
             state,

@@ -98,6 +98,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, uncoun
 /// lie in several slots, and no call reaches two: they are decided one after the other, and when one denies, the charges in the
 /// earlier ones are refunded, also if the caller has left. Until then, or if the refund is lost, other requests may be denied
 /// for it: by that cost at most, and until it expires. If a later slot does not reply, the charges in the earlier ones stay.
+/// A request that [waits](crate::Policy::wait_up_to) needs all of its keys in one slot; else its check fails with an error.
 ///
 /// # Keys in Redis
 ///
