@@ -28,7 +28,7 @@ if algorithm == 'ban' and not ban then
     if (operation == 'check' or reserve) and not banned and quota < NEVER and guarded and guarded[1] ~= ban and guarded[2] <= guarded[3] then
       local _, _, wait = unpack_numbers('<dddd', reply[place + 1])
       -- A charge that fits later is denied only because of another one.
-      denies = wait > 0 and not (reserve and (fits > 0 or guarded.slot))
+      denies = wait > 0 and not (reserve and (fits > 0 or guarded.turn))
     end
 
     local blocks = operation == 'charge' and now + math.min(cost, longest) > til

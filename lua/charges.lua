@@ -2,9 +2,9 @@
 -- A request is admitted when all of its charges fit, and only then is anything added.
 
 if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
-  function rest(room, fitting, cost, _, own_slot)
-    if own_slot then
-      fitting, reserve.slot = times, math.max(reserve.slot, own_slot)
+  function rest(room, fitting, cost, _, own_turn)
+    if own_turn then
+      fitting, reserve.turn = times, math.max(reserve.turn, own_turn)
     end
     if fitting < fits then
       fits = fitting
@@ -15,7 +15,7 @@ if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
       local n = at + 1
       following, at = charge[9], n
       if reserve then
-        reserve.charge, charge.slot = charge, nil
+        reserve.charge, charge.turn = charge, nil
       end
       local _, remaining, wait, reset =
         charge[1](KEYS[n], charge[8] or times, charge[7], charge[2], charge[3], charge[4], charge[5], charge[6])
@@ -61,18 +61,18 @@ end
 
 if operation == 'reserve' and not reservations then
   -- The charge of the key that was read last, when the charges so far fit, and whether a wait was only a lower bound.
-  reservations = { charge = nil, slot = now, bounded = false }
+  reservations = { charge = nil, turn = now, bounded = false }
 
   -- When a charge fits that does not fit now, if it may wait for that, and for so many units.
-  function reservations.slot_of(key, need, cost, quota, x, y, z)
+  function reservations.turn_of(key, need, cost, quota, x, y, z)
     local charge = reserve.charge
     if charge[10] == 0 or need > charge[11] or cost > quota then
       return nil
     end
     reserve.bounded = false
     local _, _, wait = charge[1](key, times, nil, cost, quota, x, y, z)
-    charge.slot = not reserve.bounded and wait <= charge[10] and now + wait or nil
-    return charge.slot
+    charge.turn = not reserve.bounded and wait <= charge[10] and now + wait or nil
+    return charge.turn
   end
 end
 reserve = operation == 'reserve' and reservations or nil

@@ -36,7 +36,7 @@
       -- As after a charge that all callers fit.
       fits, following, at, banned = times, all, passed, false
       if reserve then
-        reserve.slot = now
+        reserve.turn = now
       end
       fine, failure = pcall(rest, 0, times, 0)
       if fine then

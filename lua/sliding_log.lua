@@ -182,16 +182,16 @@ if algorithm == 'log' and not log then
     local marked
 
     if rest then
-      local own_slot, refunded_at
+      local own_turn, refunded_at
       if reserve and waits and grain == 0 and late + gone == 0 then
-        own_slot = reserve.slot_of(key, cost - (quota - total), cost, quota, window, grain, grain_now)
+        own_turn = reserve.turn_of(key, cost - (quota - total), cost, quota, window, grain, grain_now)
       end
-      counted, waits, refunded_at = rest(room, counted, cost, quota, own_slot)
+      counted, waits, refunded_at = rest(room, counted, cost, quota, own_turn)
 
       -- Reserves: adds a member that counts later.
-      if reserve and counted > 0 and reserve.slot > now and grain == 0 then
-        local slot = reserve.slot
-        local score = string.format('%.0f', slot)
+      if reserve and counted > 0 and reserve.turn > now and grain == 0 then
+        local turn = reserve.turn
+        local score = string.format('%.0f', turn)
         local name = score .. '@' .. now_text
         if cost > 1 then
           local digits = string.format('%.0f', cost)
@@ -205,7 +205,7 @@ if algorithm == 'log' and not log then
         local last, _, made = parts_of(call('ZRANGE', key, '-1', '-1')[1])
         call('PEXPIREAT', key, expiry(last + window))
         local is_reserved = made and made ~= '' and tonumber(made) <= now + math.min(SLACK, window)
-        return counted, math.max(0, room - cost), slot - now, is_reserved and last + window - now or window
+        return counted, math.max(0, room - cost), turn - now, is_reserved and last + window - now or window
       end
 
       -- Takes weight back from what was added at that time, as far as it still counts.

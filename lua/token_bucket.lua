@@ -51,26 +51,26 @@ if algorithm == 'bucket' and not bucket then
     end
     local waits = counted < times
     -- When a reservation gets its tokens, and when the last one does that was made before.
-    local own_slot, last_slot
+    local own_turn, last_turn
     if rest then
       if at % 1 > 0 and spent > quota then
-        last_slot = since + time(spent - quota, rate, period)
-        last_slot = last_slot > now and last_slot or nil
+        last_turn = since + time(spent - quota, rate, period)
+        last_turn = last_turn > now and last_turn or nil
       end
       if reserve and waits and spent + cost <= cap then
         local need = spent + cost - quota - come(math.max(0, now - since), rate, period)
-        own_slot = reserve.slot_of(key, need, cost, quota, rate, period, cap)
+        own_turn = reserve.turn_of(key, need, cost, quota, rate, period, cap)
       end
 
       local refunded_at
-      counted, waits, refunded_at = rest(room, counted, cost, quota, own_slot)
+      counted, waits, refunded_at = rest(room, counted, cost, quota, own_turn)
       -- Gives tokens back that have not come back already. If nothing was taken after them, these are all that are missing.
       -- Else, those that came since then may all have been theirs: they are given back no second time, nor is the time in
       -- which the next comes.
       -- While requests wait, which have their times already, only the last of them is given back.
-      if refunded_at and spent > 0 and refunded_at >= since and (not last_slot or refunded_at == last_slot) then
+      if refunded_at and spent > 0 and refunded_at >= since and (not last_turn or refunded_at == last_turn) then
         local count, left = 0, 0
-        if refunded_at < at and not last_slot then
+        if refunded_at < at and not last_turn then
           local span = math.max(0, now - refunded_at)
           count = come(span, rate, period)
           -- Rounded up, where the last token came within a microsecond.
@@ -99,10 +99,10 @@ if algorithm == 'bucket' and not bucket then
         since = since + periods * period
         spent = math.min(math.max(0, spent - weight - periods * rate) + weight, cap)
       end
-      if own_slot then
+      if own_turn then
         at = math.max(at - at % 1, now) + 0.5
       elseif at < now then
-        at = last_slot and now + 0.5 or now
+        at = last_turn and now + 0.5 or now
       end
       full = since + (rate == 1 and spent * period or time(spent, rate, period))
       write(key, since, spent, at, expires, full)
@@ -111,7 +111,7 @@ if algorithm == 'bucket' and not bucket then
         room = 0
       end
       if not waits then
-        return counted, room, own_slot and own_slot - now or 0, full - now
+        return counted, room, own_turn and own_turn - now or 0, full - now
       end
     end
 

@@ -29,7 +29,7 @@ pub(crate) struct PendingCheck {
     response: StoreFuture,
     operation: Operation,
     undecided: Option<Decision>,
-    /// The request after the decision, if it waits for its slot.
+    /// The request after the decision, if it waits for its turn.
     held: Option<Held>,
 }
 
@@ -86,7 +86,7 @@ fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Che
     }
 }
 
-/// Holds an admitted request that waits for its slot.
+/// Holds an admitted request that waits for its turn.
 #[cold]
 fn hold(decision: Result<Decision, StoreError>) -> Check {
     let decision = match decision {

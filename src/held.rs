@@ -1,4 +1,4 @@
-//! Admitted requests that wait for their slot.
+//! Admitted requests that wait for their turn.
 
 use std::{
     pin::Pin,
@@ -16,7 +16,7 @@ use crate::{
     store::{ErrorKind, StoreError},
 };
 
-/// An admitted request until its slot. Dropped before, it is refunded.
+/// An admitted request until its turn. Dropped before, it is refunded.
 pub(crate) struct Held {
     decision: Option<Decision>,
     sleep: Pin<Box<Sleep>>,
@@ -38,7 +38,7 @@ impl Held {
         })
     }
 
-    /// Waits for the slot. It is not polled again afterwards.
+    /// Waits for the turn. It is not polled again afterwards.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Decision>> {
         ready!(self.sleep.as_mut().poll(cx));
         Poll::Ready(self.decision.take())
@@ -53,7 +53,7 @@ impl Drop for Held {
     }
 }
 
-/// Refunds an admitted request that its caller has left, in a task. If that fails, its slot expires.
+/// Refunds an admitted request that its caller has left, in a task. If that fails, its turn expires.
 pub(crate) fn give_back(decision: &Decision) {
     let locally = decision.store_error().is_some();
     let mut settlement = Settlement::default();

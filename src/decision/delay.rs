@@ -4,7 +4,7 @@ use super::Decision;
 
 /// Waiting.
 impl Decision {
-    /// The time for which an admitted request is held after the decision: until its slot, from
+    /// The time for which an admitted request is held after the decision: until its turn, from
     /// [`server_time`](Self::server_time) on. Zero for a request that does not [wait](crate::Policy::wait_up_to).
     ///
     /// ```
@@ -26,8 +26,8 @@ impl Decision {
         if !self.is_allowed() {
             return Duration::ZERO;
         }
-        let slot = self.enforced().map(|policy| policy.decided_at).max();
-        slot.map_or(Duration::ZERO, |slot| slot.saturating_sub(self.server_time()))
+        let turn = self.enforced().map(|policy| policy.decided_at).max();
+        turn.map_or(Duration::ZERO, |turn| turn.saturating_sub(self.server_time()))
     }
 
     /// Whether a request may wait for one of the policies.

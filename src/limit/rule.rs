@@ -27,11 +27,11 @@ pub(crate) trait Rule {
     ///
     /// `None` if at most `most` units would not be enough for those that wait, if the time is not known, and for an algorithm
     /// that stores nothing about later times.
-    fn slot(&self, _state: &Self::State, _now: u64, _cost: u64, _most: u64) -> Option<u64> {
+    fn turn(&self, _state: &Self::State, _now: u64, _cost: u64, _most: u64) -> Option<u64> {
         None
     }
 
-    /// Adds weight that is admitted later. Its own slot is the [`slot`](Self::slot) of this limit, if it has one, and that of
+    /// Adds weight that is admitted later. Its own turn is the [`turn`](Self::turn) of this limit, if it has one, and that of
     /// the request is the latest of all of its limits. Returns the time at which it counts.
     fn reserve(&self, state: &mut Self::State, now: u64, _turn: Turn, weight: u64) -> u64 {
         self.add(state, now, weight);

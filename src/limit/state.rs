@@ -100,7 +100,7 @@ pub(crate) struct Effect {
     /// Whether the change has added or subtracted anything.
     pub(crate) changed: bool,
     /// The time at which a reservation counts.
-    pub(crate) slot: u64,
+    pub(crate) turn: u64,
     /// The weight that fits after the change.
     pub(crate) room: u64,
     /// The time until nothing counts.
@@ -136,18 +136,18 @@ impl Limit {
             let counts_at = rule.change(state, now, change, weight, lease);
             Effect {
                 changed: counts_at.is_some(),
-                slot: counts_at.unwrap_or(now),
+                turn: counts_at.unwrap_or(now),
                 room: rule.room(state, now),
                 reset: rule.reset(state, now),
             }
         },
-            uncounted => Effect { changed: false, slot: now, room: self.quota(), reset: 0 },
+            uncounted => Effect { changed: false, turn: now, room: self.quota(), reset: 0 },
             mismatch => mismatch())
     }
 
-    /// The time at which `cost`, which does not fit now, can be [reserved](Rule::slot), with at most `most` units that wait.
-    pub(crate) fn slot(&self, state: &State, now: u64, cost: u64, most: u64) -> Option<u64> {
-        dispatch!(self, state, |rule, state| rule.slot(state, now, cost, most),
+    /// The time at which `cost`, which does not fit now, can be [reserved](Rule::turn), with at most `most` units that wait.
+    pub(crate) fn turn(&self, state: &State, now: u64, cost: u64, most: u64) -> Option<u64> {
+        dispatch!(self, state, |rule, state| rule.turn(state, now, cost, most),
             uncounted => None,
             mismatch => mismatch())
     }

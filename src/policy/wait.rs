@@ -9,28 +9,28 @@ impl<K> Policy<K> {
     /// once.
     ///
     /// It applies to [layers](crate::RateLimitLayer) and to [`Limiter::acquire`](crate::Limiter::acquire); the other methods of a
-    /// limiter do not wait. The check reserves the time at which the request is admitted, its slot, and the request sleeps until
+    /// limiter do not wait. The check reserves the time at which the request is admitted, its turn, and the request sleeps until
     /// then: one call of the store a request, and no polling. Requests are admitted in the order of their checks, across all
-    /// replicas. A slot counts from the check on, so checks of requests that do not wait queue behind those that do.
+    /// replicas. A turn counts from the check on, so checks of requests that do not wait queue behind those that do.
     ///
     /// | algorithm | can wait |
     /// | --- | --- |
-    /// | [`SlidingLog`](crate::SlidingLog) | yes; no window holds more than the quota, where each request counts at its slot |
+    /// | [`SlidingLog`](crate::SlidingLog) | yes; no window holds more than the quota, where each request counts at its turn |
     /// | `SlidingLog` with a precision | no: its entries are those of many requests |
     /// | [`TokenBucket`](crate::TokenBucket) | yes: the tokens are taken in advance |
     /// | [`FixedWindow`](crate::FixedWindow), [`SlidingCounter`](crate::SlidingCounter) | no: they store the counts of this window, so a later one has no place |
     ///
-    /// Of several policies, a request waits for the latest slot, and each of them must allow the wait for its own. A log counts
-    /// the request at that slot; a bucket takes its tokens when it has them, so that in any time it may admit the cost of requests
+    /// Of several policies, a request waits for the latest turn, and each of them must allow the wait for its own. A log counts
+    /// the request at that turn; a bucket takes its tokens when it has them, so that in any time it may admit the cost of requests
     /// more that waited for other policies. Policies that do not wait must have room at once, and count the request then; so must
     /// those that [charge it later](Self::charge_if), which have nothing to reserve.
     ///
     /// If the caller leaves, the request is refunded: a log has room for another one then. A bucket takes tokens back only from
-    /// the request with the last slot, since those after it have their times already; the other tokens come back with time.
+    /// the request with the last turn, since those after it have their times already; the other tokens come back with time.
     ///
     /// A waiting request holds its clone of the inner service, which is ready: a service with a bound on its concurrency counts
     /// it. So put such a bound, or `tower::load_shed`, inside of the layer if it should apply to requests that are admitted, and
-    /// outside if it should apply to those that wait too. `poll_ready` of the layer does not wait for slots.
+    /// outside if it should apply to those that wait too. `poll_ready` of the layer does not wait for turns.
     ///
     /// The response has the rate limit fields of the check, and [`Decision::delay`](crate::Decision::delay) is the wait. By
     /// default requests do not wait.
@@ -58,7 +58,7 @@ impl<K> Policy<K> {
     /// assert_eq!([first?.status(), second?.status()], [StatusCode::OK; 2]);
     /// assert_eq!(start.elapsed().as_secs(), 1);
     ///
-    /// // Its slot would be in 2 s.
+    /// // Its turn would be in 2 s.
     /// let third = third?;
     /// assert_eq!(third.status(), StatusCode::TOO_MANY_REQUESTS);
     /// assert_eq!(third.headers()["retry-after"], "2");

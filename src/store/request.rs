@@ -110,8 +110,8 @@ pub enum Operation {
     /// for _ in 0..4 {
     ///     let response = store.decide(&[StoreRequest::new(Operation::Reserve, &charges)]).await?;
     ///     let (outcome, now) = (&response.outcomes()[0], response.server_time);
-    ///     let slot = outcome.states()[0].decided_at.unwrap_or(now);
-    ///     waits.push(outcome.allowed.then_some((slot - now).as_secs()));
+    ///     let turn = outcome.states()[0].decided_at.unwrap_or(now);
+    ///     waits.push(outcome.allowed.then_some((turn - now).as_secs()));
     /// }
     /// assert_eq!(waits, [Some(0), Some(1), Some(2), None]);
     /// # Ok(())

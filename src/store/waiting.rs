@@ -11,7 +11,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// The most units that wait by default. A log finds the slot of each of them within the entries that one call reads.
+    /// The most units that wait by default. A log finds the turn of each of them within the entries that one call reads.
     pub(crate) const MOST: u64 = 500;
 
     pub(crate) const NONE: Self = Self {

@@ -67,15 +67,15 @@ fn micros(duration: Duration) -> u64 {
     duration.as_micros() as u64
 }
 
-/// The slot of the only charge of an admitted request.
-fn slot(bench: &Bench, outcome: &Outcome) -> Option<u64> {
-    let slot = outcome.states()[0].decided_at.map_or(bench.now(), micros);
-    outcome.allowed.then_some(slot)
+/// The turn of the only charge of an admitted request.
+fn turn(bench: &Bench, outcome: &Outcome) -> Option<u64> {
+    let turn = outcome.states()[0].decided_at.map_or(bench.now(), micros);
+    outcome.allowed.then_some(turn)
 }
 
 async fn a_reservation_counts_at_the_time_at_which_it_fits(bench: Bench) {
     let start = bench.now();
-    for (limit, slots) in [
+    for (limit, turns) in [
         (
             SlidingLog::new(2, SECOND).into(),
             [0, 0, 1_000_000, 1_000_000, 2_000_000],
@@ -83,9 +83,9 @@ async fn a_reservation_counts_at_the_time_at_which_it_fits(bench: Bench) {
         (TokenBucket::per_second(2).into(), [0, 0, 500_000, 1_000_000, 1_500_000]),
     ] {
         let bench = bench.with_a_fresh_key();
-        for after in slots {
+        for after in turns {
             let outcome = bench.reserve(&limit, 1, LONG, MOST).await;
-            assert_eq!(slot(&bench, &outcome), Some(start + after), "{limit}");
+            assert_eq!(turn(&bench, &outcome), Some(start + after), "{limit}");
             assert_eq!(outcome.states()[0].retry_after, None);
         }
         // A check queues behind those that wait.
@@ -105,9 +105,9 @@ async fn timeline(bench: &Bench, limit: &Limit, longest_step: u64, rng: &mut Rng
             0..=5 => {
                 let longest = Duration::from_micros(rng.u64(..5 * longest_step));
                 let outcome = bench.reserve(limit, cost, longest, [3, MOST][rng.usize(..2)]).await;
-                if let Some(slot) = slot(bench, &outcome) {
-                    assert!(slot <= bench.now() + micros(longest));
-                    admitted.push((slot, cost));
+                if let Some(turn) = turn(bench, &outcome) {
+                    assert!(turn <= bench.now() + micros(longest));
+                    admitted.push((turn, cost));
                 }
             }
             6 => {
@@ -169,7 +169,7 @@ async fn no_interval_of_a_bucket_holds_more_than_its_tokens_at_the_slots(bench: 
             let mut weight = 0;
             for (until, cost) in &admitted[from..] {
                 weight += cost;
-                // Slots are whole microseconds, rounded up.
+                // Turns are whole microseconds, rounded up.
                 let tokens = (until - since + 1) * rate / 10_000;
                 assert!(
                     weight <= burst + tokens,
@@ -188,9 +188,9 @@ async fn reservations_of_one_cost_have_slots_in_their_order(bench: Bench) {
         let bench = bench.with_a_fresh_key();
         let mut last = 0;
         for number in 0..60 {
-            let slot = slot(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
-            assert!(slot >= last, "{limit}: {number}");
-            last = slot;
+            let turn = turn(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
+            assert!(turn >= last, "{limit}: {number}");
+            last = turn;
             bench.advance(Duration::from_millis(number % 5 * 50)).await;
         }
         // As late as the limit requires, and no later.
@@ -243,12 +243,12 @@ async fn a_full_queue_is_denied_at_once(bench: Bench) {
 
 async fn a_caller_that_leaves_a_log_gives_its_slot_back(bench: Bench) {
     let limit = SlidingLog::new(1, SECOND).into();
-    let reserve = async || slot(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
+    let reserve = async || turn(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
     let [_, second, third, fourth] = [reserve().await, reserve().await, reserve().await, reserve().await];
     bench.refund(&limit, 1, fourth).await;
     assert_eq!(reserve().await, fourth);
 
-    // The others keep their slots, and the queue is shorter by one.
+    // The others keep their turns, and the queue is shorter by one.
     bench.refund(&limit, 1, second).await;
     assert_eq!(reserve().await, fourth + 1_000_000);
     assert_eq!(third, second + 1_000_000);
@@ -260,7 +260,7 @@ async fn a_caller_that_leaves_a_log_gives_its_slot_back(bench: Bench) {
 
 async fn a_caller_that_leaves_a_bucket_gives_back_the_last_slot_only(bench: Bench) {
     let limit = TokenBucket::per_second(1).into();
-    let reserve = async || slot(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
+    let reserve = async || turn(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
     let [_, second, _, fourth] = [reserve().await, reserve().await, reserve().await, reserve().await];
     bench.refund(&limit, 1, fourth).await;
     assert_eq!(reserve().await, fourth);
@@ -283,7 +283,7 @@ async fn a_request_waits_for_the_latest_slot_and_delays_no_other(bench: Bench) {
         Charge::new("fast", &fast, &all, 1).wait_up_to(LONG),
         Charge::new("slow", &slow, &one, 1).wait_up_to(LONG),
     ];
-    let mut slots = Vec::new();
+    let mut turns = Vec::new();
     for _ in 0..2 {
         let response = bench
             .store
@@ -291,14 +291,14 @@ async fn a_request_waits_for_the_latest_slot_and_delays_no_other(bench: Bench) {
             .await
             .expect("a response");
         let states = response.outcomes()[0].states();
-        slots.push(
+        turns.push(
             states
                 .iter()
                 .map(|state| state.decided_at.map_or(bench.now(), micros) - bench.now())
                 .collect::<Vec<_>>(),
         );
     }
-    assert_eq!(slots, [[0, 0], [10_000_000, 10_000_000]]);
+    assert_eq!(turns, [[0, 0], [10_000_000, 10_000_000]]);
 
     // The log of all callers has room for one more now, and counts the other in ten seconds.
     let mut waits = Vec::new();
@@ -308,7 +308,7 @@ async fn a_request_waits_for_the_latest_slot_and_delays_no_other(bench: Bench) {
         waits.push(
             response.outcomes()[0].states()[0]
                 .decided_at
-                .map_or(0, |slot| micros(slot) - bench.now()),
+                .map_or(0, |turn| micros(turn) - bench.now()),
         );
     }
     assert_eq!(waits, [0, 1_000_000, 1_000_000]);
@@ -333,9 +333,9 @@ async fn a_clock_that_is_set_back_keeps_the_slots_and_drops_what_it_has_left(ben
     let start = bench.now();
     for after in [0, 0, 10_000_000, 10_000_000, 20_000_000] {
         let outcome = bench.reserve(&limit, 1, LONG, MOST).await;
-        assert_eq!(slot(&bench, &outcome), Some(start + after));
+        assert_eq!(turn(&bench, &outcome), Some(start + after));
     }
-    // The slots are further ahead than entries of this clock may be, and stay.
+    // The turns are further ahead than entries of this clock may be, and stay.
     for _ in 0..3 {
         assert_eq!(bench.check(&limit, 1).await.states()[0].retry_after, Some(20 * SECOND));
     }
@@ -461,7 +461,7 @@ async fn while_the_store_fails_this_process_reserves() {
         .acquire("42")
         .max_wait(SECOND)
         .await
-        .expect("its slot was given back");
+        .expect("its turn was given back");
     assert_eq!(permit.decision().delay(), Duration::from_millis(800));
 }
 
@@ -527,7 +527,7 @@ async fn a_layer_holds_requests_and_calls_the_service_at_their_slot() {
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert_eq!(called.load(Ordering::Relaxed), 1);
 
-    // The third leaves before its slot, which is used again.
+    // The third leaves before its turn, which is used again.
     advance(Duration::from_millis(500)).await;
     third.abort();
     assert!(third.await.unwrap_err().is_cancelled());
@@ -584,7 +584,7 @@ async fn callers_of_redis_that_leave_before_the_reply_give_their_slots_back() {
         let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(acquire.as_mut().poll(cx))).await;
         assert!(polled.is_pending());
     }
-    crate::support::eventually("all have given their slots back", async || {
+    crate::support::eventually("all have given their turns back", async || {
         let peeked = limiter.peek("42").await.expect("Redis answers");
         peeked.reset_after() <= LONG && peeked.retry_after().is_some_and(|wait| wait <= LONG)
     })
@@ -600,7 +600,7 @@ async fn requests_that_wait_already_go_on_without_redis() {
     limiter.acquire("42").await.expect("it fits");
     let waiting = limiter.clone();
     let waiting = tokio::spawn(async move { waiting.acquire("42").max_wait(LONG).await });
-    crate::support::eventually("it has its slot", async || {
+    crate::support::eventually("it has its turn", async || {
         let peeked = limiter.peek("42").await.expect("Redis answers");
         peeked.reset_after() > window
     })
@@ -620,13 +620,13 @@ async fn waits_for_limits_in_several_slots_of_a_cluster_are_refused() {
     let of = |key| Charge::new("p", &limit, key, 1).wait_up_to(LONG);
     let reserve = async |charges: &[Charge<'_>]| store.decide(&[StoreRequest::new(Operation::Reserve, charges)]).await;
 
-    for slot in [0, 1, 2] {
+    for turn in [0, 1, 2] {
         let response = reserve(&[of(&one)]).await.expect("one slot");
         let decided_at = response.outcomes()[0].states()[0]
             .decided_at
             .unwrap_or(response.server_time);
         let delay = decided_at - response.server_time;
-        assert!(delay <= slot * SECOND && delay + SECOND > slot * SECOND, "{delay:?}");
+        assert!(delay <= turn * SECOND && delay + SECOND > turn * SECOND, "{delay:?}");
     }
     let error = reserve(&[of(&one), of(&other)]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);

@@ -29,8 +29,8 @@ const CALLS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 struct Call {
     checked_at: u64,
-    slot: u64,
-    /// How much later than the slot the caller went on, by the clock of its process.
+    turn: u64,
+    /// How much later than the turn the caller went on, by the clock of its process.
     late: u64,
 }
 
@@ -87,7 +87,7 @@ async fn run(limit: &str) -> (Vec<Call>, u64) {
                 let mut number = || numbers.next().expect("three numbers");
                 Some(Call {
                     checked_at: number(),
-                    slot: number(),
+                    turn: number(),
                     late: number(),
                 })
             });
@@ -124,7 +124,7 @@ fn verify(calls: &mut [Call], script_calls: u64, ideal: Duration) {
     let checks = script_calls.saturating_sub(4 * PROCESSES as u64);
     let longest = calls
         .iter()
-        .map(|call| Duration::from_micros(call.slot - call.checked_at))
+        .map(|call| Duration::from_micros(call.turn - call.checked_at))
         .max();
     let longest = longest.expect("calls");
     let late = calls.iter().map(|call| call.late).max();
@@ -136,9 +136,9 @@ fn verify(calls: &mut [Call], script_calls: u64, ideal: Duration) {
     assert!(longest.mul_f64(100.0) <= ideal.mul_f64(115.0), "{longest:?}");
 
     // Admitted in the order of the checks, by the clock of Redis.
-    calls.sort_by_key(|call| (call.checked_at, call.slot));
+    calls.sort_by_key(|call| (call.checked_at, call.turn));
     for pair in calls.windows(2) {
-        assert!(pair[0].slot <= pair[1].slot, "{pair:?}");
+        assert!(pair[0].turn <= pair[1].turn, "{pair:?}");
     }
 }
 
@@ -149,13 +149,13 @@ async fn three_processes_wait_for_a_log_in_order_with_a_check_each() {
     // Thirty callers at ten a second: each waits for the two or three windows before it.
     verify(&mut calls, script_calls, Duration::from_secs(3));
 
-    let mut slots: Vec<u64> = calls.iter().map(|call| call.slot).collect();
-    slots.sort_unstable();
-    for window in slots.windows(11) {
+    let mut turns: Vec<u64> = calls.iter().map(|call| call.turn).collect();
+    turns.sort_unstable();
+    for window in turns.windows(11) {
         assert!(window[10] - window[0] >= 1_000_000, "eleven in a window: {window:?}");
     }
-    // No slot is left out either.
-    let took = slots[slots.len() - 1] - slots[0];
+    // No turn is left out either.
+    let took = turns[turns.len() - 1] - turns[0];
     assert!(took <= 12_000_000, "{took}");
 }
 
@@ -164,9 +164,9 @@ async fn three_processes_wait_for_a_bucket_in_order_with_a_check_each() {
     let limit = TokenBucket::per_second(10).burst(1);
     let (mut calls, script_calls) = run(&limit.to_string()).await;
     verify(&mut calls, script_calls, Duration::from_secs(3));
-    let mut slots: Vec<u64> = calls.iter().map(|call| call.slot).collect();
-    slots.sort_unstable();
-    for pair in slots.windows(2) {
+    let mut turns: Vec<u64> = calls.iter().map(|call| call.turn).collect();
+    turns.sort_unstable();
+    for pair in turns.windows(2) {
         assert!(pair[1] - pair[0] >= 100_000, "{pair:?}");
     }
 }

@@ -98,7 +98,7 @@ impl Rule for SlidingLog {
         (at + self.window_us()).saturating_sub(now).max(1)
     }
 
-    fn slot(&self, log: &Log, now: u64, cost: u64, most: u64) -> Option<u64> {
+    fn turn(&self, log: &Log, now: u64, cost: u64, most: u64) -> Option<u64> {
         let need = (log.total + cost).saturating_sub(self.quota);
         let is_whole = log.late == 0 && log.gone == 0;
         if !is_whole || self.precision > 0 || cost > self.quota || need == 0 || need > most {

@@ -4,12 +4,12 @@ use crate::limit::rule::{Rule, SLACK, Turn};
 /// Reservations.
 impl TokenBucket {
     /// The time of the last reservation, if it is later than now: when all that is taken in advance has come.
-    fn last_slot(&self, bucket: &Bucket, now: u64) -> Option<u64> {
+    fn last_turn(&self, bucket: &Bucket, now: u64) -> Option<u64> {
         let owed = bucket
             .spent
             .checked_sub(self.burst)
             .filter(|owed| bucket.reserved && *owed > 0)?;
-        Some(bucket.since + self.time(owed)).filter(|slot| *slot > now)
+        Some(bucket.since + self.time(owed)).filter(|turn| *turn > now)
     }
 }
 
@@ -43,7 +43,7 @@ impl Rule for TokenBucket {
             bucket.since = now;
         }
         if bucket.at < now {
-            bucket.reserved = bucket.reserved && self.last_slot(bucket, now).is_some();
+            bucket.reserved = bucket.reserved && self.last_turn(bucket, now).is_some();
             bucket.at = now;
         }
 
@@ -62,7 +62,7 @@ impl Rule for TokenBucket {
         (bucket.since + self.time(missing)).saturating_sub(now).max(1)
     }
 
-    fn slot(&self, bucket: &Bucket, now: u64, cost: u64, most: u64) -> Option<u64> {
+    fn turn(&self, bucket: &Bucket, now: u64, cost: u64, most: u64) -> Option<u64> {
         let missing = (bucket.spent + cost).saturating_sub(self.burst);
         let need = missing.saturating_sub(self.tokens(now.saturating_sub(bucket.since)));
         if cost > self.burst || need == 0 || need > most || bucket.spent + cost > self.cap() {
@@ -71,7 +71,7 @@ impl Rule for TokenBucket {
         Some((bucket.since + self.time(missing)).max(now + 1))
     }
 
-    /// Takes the tokens at once, also those that come until the slot.
+    /// Takes the tokens at once, also those that come until the turn.
     fn reserve(&self, bucket: &mut Bucket, now: u64, turn: Turn, weight: u64) -> u64 {
         self.add(bucket, now, weight);
         bucket.reserved |= turn.own.is_some();
@@ -90,7 +90,7 @@ impl Rule for TokenBucket {
         // After the last charge, all missing tokens are those of the charge. After an earlier one, the tokens that came since then
         // may all be those of the charge: neither they nor the time that has passed towards the next one are returned twice.
         let (mut come, mut left) = (0, 0);
-        if let Some(last) = self.last_slot(bucket, now) {
+        if let Some(last) = self.last_turn(bucket, now) {
             // The others that wait have their times already.
             if at != last {
                 return false;

@@ -14,7 +14,7 @@ pub(super) struct Settled<'a> {
     room: u64,
     fits: bool,
     /// When it fits, if it does not fit now and may wait for that.
-    own_slot: Option<u64>,
+    own_turn: Option<u64>,
     /// Whether a check is denied if it does not fit.
     may_deny: bool,
     /// Whether it is counted when the request is admitted.
@@ -46,14 +46,14 @@ impl<'a> Settled<'a> {
         let fits = held || room >= if role == ChargeRole::Ban { 1 } else { cost };
         // A ban is not waited for.
         let waits = !fits && operation == Operation::Reserve && role != ChargeRole::Ban;
-        let own_slot = if waits { own_slot(charge, state, now) } else { None };
+        let own_turn = if waits { own_turn(charge, state, now) } else { None };
         Self {
             charge,
             state,
             unsettled,
             room,
             fits,
-            own_slot,
+            own_turn,
             may_deny: role != ChargeRole::Once,
             counts: role == ChargeRole::Counted || (role == ChargeRole::Ban && operation == Operation::Charge),
             denies: false,
@@ -64,13 +64,13 @@ impl<'a> Settled<'a> {
     /// Whether this charge does not deny a check.
     #[inline]
     pub(super) fn admits(&self) -> bool {
-        self.fits || self.own_slot.is_some() || !self.may_deny
+        self.fits || self.own_turn.is_some() || !self.may_deny
     }
 
     /// When it is admitted, if it may be.
     #[inline]
-    pub(super) fn slot(&self) -> u64 {
-        self.own_slot.unwrap_or(self.now)
+    pub(super) fn turn(&self) -> u64 {
+        self.own_turn.unwrap_or(self.now)
     }
 
     /// Applies the markers of a request. A marker without a next charge is not counted.
@@ -87,7 +87,7 @@ impl<'a> Settled<'a> {
             if marker.fits && marker.room < marker.charge.limit().quota() {
                 next.may_deny = false;
                 next.counts = false;
-                next.own_slot = None;
+                next.own_turn = None;
             }
         }
     }
@@ -130,16 +130,16 @@ impl<'a> Settled<'a> {
         self.charge.role() == ChargeRole::Ban
     }
 
-    /// Decides the charge of a request that is admitted at its slot, or not.
+    /// Decides the charge of a request that is admitted at its turn, or not.
     #[inline]
-    pub(super) fn decide(self, operation: Operation, allowed: bool, slot: u64) -> Decided {
+    pub(super) fn decide(self, operation: Operation, allowed: bool, turn: u64) -> Decided {
         let Self {
             charge,
             state,
             unsettled,
             room,
             fits,
-            own_slot,
+            own_turn,
             may_deny,
             counts,
             denies,
@@ -149,9 +149,9 @@ impl<'a> Settled<'a> {
 
         let change = match operation {
             Operation::Check | Operation::Reserve if denies => Change::Deny,
-            Operation::Reserve if allowed && counts && slot > now => Change::Reserve(Turn {
-                own: own_slot,
-                joint: slot,
+            Operation::Reserve if allowed && counts && turn > now => Change::Reserve(Turn {
+                own: own_turn,
+                joint: turn,
             }),
             Operation::Check | Operation::Reserve | Operation::Charge if allowed && counts => Change::Add,
             Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly => Change::Refund {
@@ -197,8 +197,8 @@ impl<'a> Settled<'a> {
             *state = unsettled;
         }
         let mut charge_state = ChargeState::new(room, retry_after, Duration::from_micros(reset));
-        if effect.slot > now {
-            charge_state = charge_state.at(Duration::from_micros(effect.slot));
+        if effect.turn > now {
+            charge_state = charge_state.at(Duration::from_micros(effect.turn));
         }
         Decided {
             charge_state,
@@ -210,13 +210,13 @@ impl<'a> Settled<'a> {
 
 /// When a charge fits that does not fit now, if it may wait so long. One that is not counted has nothing to reserve.
 #[cold]
-fn own_slot(charge: &Charge<'_>, state: &State, now: u64) -> Option<u64> {
+fn own_turn(charge: &Charge<'_>, state: &State, now: u64) -> Option<u64> {
     if charge.role() != ChargeRole::Counted {
         return None;
     }
     let Waiting { longest_us, most } = charge.waits();
-    let slot = charge.limit().slot(state, now, charge.cost(), most)?;
-    (slot - now <= longest_us).then_some(slot)
+    let turn = charge.limit().turn(state, now, charge.cost(), most)?;
+    (turn - now <= longest_us).then_some(turn)
 }
 
 /// Whether a request is allowed, given whether all of its charges fit.

@@ -87,8 +87,8 @@ impl Shards {
         let decide = |state: &mut State| {
             let settled = Settled::new(operation, charge, state, now);
             let allowed = allows(operation, settled.admits());
-            let slot = settled.slot();
-            (allowed, settled.decide(operation, allowed, slot))
+            let turn = settled.turn();
+            (allowed, settled.decide(operation, allowed, turn))
         };
 
         let (allowed, decided) = if let Some(count) = shard.find(&id) {
@@ -181,10 +181,10 @@ impl Shards {
         Settled::apply_markers(&mut settled);
         Settled::apply_bans(operation, &mut settled);
         let allowed = allows(operation, settled.iter().all(Settled::admits));
-        let slot = settled.iter().map(Settled::slot).max().unwrap_or(now);
+        let turn = settled.iter().map(Settled::turn).max().unwrap_or(now);
         let decided = settled
             .into_iter()
-            .map(|charge| charge.decide(operation, allowed, slot));
+            .map(|charge| charge.decide(operation, allowed, turn));
         let decided: SmallVec<[Decided; 4]> = decided.collect();
 
         let counts = ids.iter().zip(states).zip(&decided).zip(known);
