@@ -31,7 +31,7 @@ impl Limiter {
     /// assert_eq!(start.elapsed().as_secs(), 2);
     ///
     /// let denied = mails.acquire("smtp").max_wait(Duration::from_millis(500)).await.unwrap_err();
-    /// assert_eq!(denied.to_string(), "rate limit exceeded: mails; retry after 1 s");
+    /// assert_eq!(denied.to_string(), "rate limit exceeded: mails; try again in 1 s");
     /// # Ok(())
     /// # }
     /// ```

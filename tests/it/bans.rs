@@ -742,7 +742,7 @@ async fn files_have_bans_which_those_in_code_replace() {
         ("ban = 10", "{ after = 10"),
         ("ban = { after = 0, within = \"1h\" }", "1 to 1000000 denials"),
         ("ban = { after = 10 }", "within"),
-        ("ban = { after = 10, within = \"h\" }", "`10min`"),
+        ("ban = { after = 10, within = \"soon\" }", "`10min`"),
         ("ban = { after = 10, within = \"1M\" }", "`10min`"),
         ("ban = { after = 10, within = \"1h\", last = \"1h\" }", "last"),
         (

@@ -1,4 +1,4 @@
-//~ `&dyn Store` does not store counts
+//~ Store` does not store counts
 //~ a store is passed by value: its clones share their counts, and an `Arc<dyn Store>` can be cloned too
 
 use tower_quota::{RateLimitLayer, store::Store};
