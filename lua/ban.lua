@@ -23,7 +23,7 @@ if algorithm == 'ban' and not ban then
     while guarded and guarded[7] == marker do
       guarded, place = guarded[9], place + 1
     end
-    rest(0, in_force and 0 or times, cost)
+    rest(0, in_force and operation ~= 'renew' and 0 or times, cost)
     local denies = false
     if (operation == 'check' or reserve) and not banned and quota < NEVER and guarded and guarded[1] ~= ban and guarded[2] <= guarded[3] then
       local _, _, wait = unpack_numbers('<dddd', reply[place + 1])

@@ -66,7 +66,7 @@ if operation == 'reserve' and not reservations then
   -- When a charge fits that does not fit now, if it may wait for that, and for so many units.
   function reservations.turn_of(key, need, cost, quota, x, y, z)
     local charge = reserve.charge
-    if charge[10] == 0 or need > charge[11] or cost > quota then
+    if charge[7] ~= rest or charge[10] == 0 or need > charge[11] or cost > quota then
       return nil
     end
     reserve.bounded = false

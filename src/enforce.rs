@@ -12,14 +12,7 @@
 //!
 //! The body of the request and the inner service are in the hands of [`RateLimit`](crate::RateLimit) and its future.
 
-use std::{
-    mem,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{mem, sync::Arc, time::Duration};
 
 use http::{Response, request::Parts};
 use smallvec::SmallVec;
@@ -40,6 +33,7 @@ use crate::{
     response::{RETRY_AFTER_FAILURE, Rejection, respond},
     slots::{Release, Ticket},
     store::{Operation, Quota, StoreError},
+    warned::Warned,
 };
 
 /// What a layer and its services share.
@@ -58,13 +52,6 @@ pub(crate) struct Enforcer {
     pub(crate) on_decision: Observer<Decision>,
     pub(crate) on_failure: Observer<StoreError>,
     pub(crate) warned: Arc<Warned>,
-}
-
-/// Which warnings were logged.
-#[derive(Debug, Default)]
-pub(crate) struct Warned {
-    key: AtomicBool,
-    repetition: AtomicBool,
 }
 
 /// The progress of a check.
@@ -245,7 +232,7 @@ impl Enforcer {
             return Err(error);
         }
         if error.is_misconfigured() {
-            self.warn_of_key(&error);
+            self.warned.of_key(&error);
         }
         Ok(None)
     }
@@ -253,7 +240,7 @@ impl Enforcer {
     /// The rest of a cost of which outer layers have charged a part.
     #[cold]
     fn rest_of(&self, cost: u64, charged: u64, quota: &Quota) -> Option<u64> {
-        self.warn_of_repetition(quota);
+        self.warned.of_repetition(quota);
         // A cost above the limit is never admitted, however it is divided between layers.
         let rest = if cost > quota.limit.quota() {
             cost
@@ -355,7 +342,7 @@ impl Enforcer {
 
     fn refuse(&self, error: &KeyError, parts: &Parts) -> Action {
         if error.is_misconfigured() {
-            self.warn_of_key(error);
+            self.warned.of_key(error);
         }
         Action::Reject(self.reject(Rejection::Refused(error), parts))
     }
@@ -376,27 +363,5 @@ impl Enforcer {
             Duration::ZERO => Duration::ZERO,
             most => most.mul_f64(fastrand::f64()),
         }
-    }
-}
-
-/// Warnings, each logged once for a layer and its clones.
-impl Enforcer {
-    fn warn_of_key(&self, error: &KeyError) {
-        if !self.warned.key.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
-            tracing::error!(%error, "requests are refused, or not observed: their key or limit cannot be determined");
-        }
-        let _ = error;
-    }
-
-    fn warn_of_repetition(&self, quota: &Quota) {
-        if !self.warned.repetition.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
-            tracing::warn!(
-                policy = &*quota.name,
-                "a policy is met twice on one request; only the larger cost is charged"
-            );
-        }
-        let _ = quota;
     }
 }

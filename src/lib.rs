@@ -130,6 +130,7 @@ mod slots;
 #[cfg(feature = "tonic")]
 mod status;
 pub mod store;
+mod warned;
 
 #[cfg(feature = "axum")]
 pub use self::axum::MissingDecision;

@@ -175,6 +175,20 @@ impl Limit {
         )))
     }
 
+    /// Whether it is the bans of a policy.
+    pub(crate) fn is_ban(&self) -> bool {
+        match self {
+            Self::Ban(_) => true,
+            Self::SlidingLog(_)
+            | Self::SlidingCounter(_)
+            | Self::FixedWindow(_)
+            | Self::TokenBucket(_)
+            | Self::Concurrency(_)
+            | Self::Unlimited
+            | Self::DenyAll => false,
+        }
+    }
+
     /// The length of the leases that hold slots.
     #[inline]
     pub(crate) fn lease_length(&self) -> Option<Duration> {

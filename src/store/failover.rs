@@ -11,7 +11,8 @@ use super::{
     MemoryStore, Store, StoreId,
     error::StoreError,
     health::Health,
-    request::{Charge, Operation, StoreRequest},
+    operation::Operation,
+    request::{Charge, StoreRequest},
     response::StoreFuture,
 };
 use crate::{ConfigError, Limit, limit::Share};

@@ -10,11 +10,13 @@ mod fold;
 mod health;
 mod lease_id;
 mod memory;
+mod operation;
 mod quota;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) mod redis;
 mod request;
 mod response;
+mod role;
 #[cfg(any(feature = "fred", feature = "redis"))]
 mod uncounted;
 mod waiting;
@@ -26,8 +28,10 @@ pub use self::{
     failover::FailureMode,
     lease_id::LeaseId,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
-    request::{Charge, ChargeRole, Operation, StoreRequest},
+    operation::Operation,
+    request::{Charge, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},
+    role::ChargeRole,
 };
 pub(crate) use self::{
     failover::{Failover, LocalCharge},

@@ -5,7 +5,9 @@ use std::{
 
 use super::{
     lease_id::LeaseId,
+    operation::Operation,
     quota::{Quota, hash_name},
+    role::ChargeRole,
     waiting::Waiting,
 };
 use crate::{Key, Limit, limit::MAX_QUOTA};
@@ -82,152 +84,6 @@ impl<'a> StoreRequest<'a> {
     }
 }
 
-/// The operation of a [`StoreRequest`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Operation {
-    /// Counts all charges if all of them fit, else none. The [role](ChargeRole) of a charge can exempt it from either.
-    Check,
-    /// Counts all charges at the earliest time at which all of them fit, if each fits within its
-    /// [longest wait](Charge::wait_up_to); else none, as a check.
-    ///
-    /// The [`decided_at`](super::ChargeState::decided_at) of the states is the time at which a charge counts. The request is
-    /// admitted at the latest of them: the caller waits until then, from the
-    /// [`server_time`](super::StoreResponse::server_time) of the response on, and [refunds](Self::Refund) its charges if it
-    /// leaves before.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::{Key, ManualClock, MemoryStore, SlidingLog, store::{Charge, Operation, Store, StoreRequest}};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
-    /// let (limit, key) = (SlidingLog::per_second(1).into(), Key::from("42"));
-    /// let charges = [Charge::new("mails", &limit, &key, 1).wait_up_to(Duration::from_secs(2))];
-    ///
-    /// let mut waits = Vec::new();
-    /// for _ in 0..4 {
-    ///     let response = store.decide(&[StoreRequest::new(Operation::Reserve, &charges)]).await?;
-    ///     let (outcome, now) = (&response.outcomes()[0], response.server_time);
-    ///     let turn = outcome.states()[0].decided_at.unwrap_or(now);
-    ///     waits.push(outcome.allowed.then_some((turn - now).as_secs()));
-    /// }
-    /// assert_eq!(waits, [Some(0), Some(1), Some(2), None]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    Reserve,
-    /// Counts all charges, also above the limits; later requests wait for it. The [role](ChargeRole) of a charge can exempt it.
-    Charge,
-    /// Returns what [`Check`](Self::Check) would return, and counts nothing.
-    Peek,
-    /// Removes all counts of the keys.
-    Reset,
-    /// Removes the costs that were counted at this time of the store's clock, as far as they still count. A charge of
-    /// [`Limit::Concurrency`] ends its [lease](Charge::lease).
-    ///
-    /// While requests wait for a [`TokenBucket`](crate::TokenBucket), only the cost of the last of them is removed: the
-    /// others have their times already.
-    Refund {
-        /// The time at which the charges were counted, since the Unix epoch: the server time of the response that admitted
-        /// the request or, after a [`Reserve`](Self::Reserve), the `decided_at` of the state.
-        admitted_at: Duration,
-    },
-    /// Renews the [leases](Charge::lease) of charges of [`Limit::Concurrency`]. A lease that has expired is added again if there
-    /// is room for its cost; else its slots are lost, and the outcome is not [allowed](super::Outcome::allowed). Charges of
-    /// other limits are compared with the room, and not counted.
-    RenewLease,
-    /// Ends the [leases](Charge::lease) of charges of [`Limit::Concurrency`], which releases their slots. It has no effect on
-    /// charges of other limits.
-    EndLease,
-}
-
-impl Operation {
-    /// Whether it compares the room with the costs.
-    pub(crate) fn compares_room(self) -> bool {
-        match self {
-            Self::Check | Self::Reserve | Self::Charge | Self::Peek | Self::RenewLease => true,
-            Self::Reset | Self::Refund { .. } | Self::EndLease => false,
-        }
-    }
-
-    /// Whether it is denied if a charge does not fit.
-    pub(crate) fn requires_room(self) -> bool {
-        matches!(self, Self::Check | Self::Reserve | Self::Peek | Self::RenewLease)
-    }
-
-    /// Whether it counts the charges of an admitted request.
-    pub(crate) fn counts(self) -> bool {
-        matches!(self, Self::Check | Self::Reserve | Self::Charge)
-    }
-}
-
-/// What a [`Charge`] is in its request.
-///
-/// ```
-/// use tower_quota::{FixedWindow, Key, Limit, MemoryStore, SlidingLog, store::{Charge, Operation, Store, StoreRequest}};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-/// let store = MemoryStore::new();
-/// let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("42"));
-/// let (marks, id) = (Limit::from(FixedWindow::per_minute(2)), Key::from("42").and("id-1"));
-/// let remaining = async |charges: &[Charge<'_>]| {
-///     let response = store.decide(&[StoreRequest::new(Operation::Check, charges)]).await?;
-///     Ok::<_, tower_quota::store::StoreError>(response.outcomes()[0].states().last().map(|state| state.remaining))
-/// };
-///
-/// let counted = Charge::new("mails", &limit, &key, 1);
-/// assert_eq!(remaining(&[counted]).await?, Some(4));
-/// assert_eq!(remaining(&[counted.checked_only()]).await?, Some(4));
-///
-/// let marker = Charge::new("mails", &marks, &id, 1).once();
-/// assert_eq!(remaining(&[marker, counted]).await?, Some(3));
-/// assert_eq!(remaining(&[marker, counted]).await?, Some(3)); // the one repetition
-/// assert_eq!(remaining(&[marker, counted]).await?, Some(2));
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ChargeRole {
-    /// A check is denied without room for the cost, and the cost is counted when the request is admitted. This is the default.
-    #[default]
-    Counted,
-    /// A check is denied without room for the cost, and nothing is counted. So there is nothing to refund.
-    CheckedOnly,
-    /// A marker for the next charge of the request, so that repetitions of the request are not counted. It never denies:
-    ///
-    /// * If nothing counts on it, the next charge is decided as without it. The cost of the marker is counted when the request
-    ///   is admitted.
-    /// * If something counts on it and it has room, the request is a repetition: the next charge does not deny and is not
-    ///   counted. The cost of the marker is counted when the request is admitted.
-    /// * If it has no room, the next charge is decided as without it, and the marker is not counted. Its state has a
-    ///   [`retry_after`](super::ChargeState::retry_after), also if the request is admitted.
-    ///
-    /// So each counted request has as many repetitions as fit on the marker beside it. A marker is not counted if the next
-    /// charge is not: if there is none, if it is only checked, and if its limit is [`Limit::Unlimited`] or
-    /// [`Limit::DenyAll`]. In a Redis cluster a marker and the next charge lie in one slot. The role has no effect on refunds
-    /// and resets.
-    Once,
-    /// A charge of [`Limit::Ban`], for the next charge of the request that is no marker:
-    ///
-    /// * A check or peek is denied while a ban is in force, and nothing is counted then.
-    /// * If a check is denied, no ban is in force, and the next charge itself has no room for its cost, which is within its
-    ///   limit, one denial is counted. With the last one that [`Ban::denials`](crate::Ban::denials) permits a ban begins, and
-    ///   the state has its wait.
-    /// * [`Operation::Charge`] begins a ban of `cost` microseconds, at most [`Ban::max_length`](crate::Ban::max_length),
-    ///   unless a longer one is in force.
-    /// * A refund changes nothing, and a reset ends the ban and forgets the ones before.
-    ///
-    /// Its state has the denials that remain, 0 while a ban is in force; the rest of the ban; and the time until the ban, the
-    /// denials and the number of bans are forgotten. It is not regarded if the next charge counts nothing, for
-    /// [`Limit::Unlimited`] or [`Limit::DenyAll`]. In a Redis cluster it lies in one slot with the next charge. A charge
-    /// has this role if and only if its limit is a ban.
-    Ban,
-}
-
 /// A cost on one key of one policy.
 ///
 /// ```
@@ -267,7 +123,7 @@ impl<'a> Charge<'a> {
             limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),
-            role: match matches!(limit, Limit::Ban(_)) {
+            role: match limit.is_ban() {
                 true => ChargeRole::Ban,
                 false => ChargeRole::Counted,
             },

@@ -355,7 +355,10 @@ fn a_limiter_of_a_policy_that_needs_a_request_is_an_error_with_the_fix() {
             ["`.cost_fn(..)`", "`.cost(..)`, and `check_n`"],
         ),
         (uploads().apply_if(|_| true), ["`.apply_if(..)`", "leave it out"]),
-        (uploads().refund_if(|_| true), ["`.refund_if(..)`", "`take_receipt`"]),
+        (
+            uploads().refund_if(|_| true),
+            ["`.refund_if(..)`", "call `refund` of the decision"],
+        ),
         (
             uploads().charge_if(|_| true),
             ["`.charge_if(..)`", "`peek` before and `charge` after"],

@@ -27,7 +27,7 @@ use self::{
     texts::Routes,
 };
 use super::{Keyed, Policy, Unkeyed, scope::Scope, terms::Terms};
-use crate::{ConfigError, KeyExtractor, access::Access, key::Registered};
+use crate::{ConfigError, access::Access};
 
 /// Policies by name, from configuration.
 ///
@@ -329,21 +329,6 @@ impl Policies {
     /// The requests that the file skips or blocks, unless it is switched off.
     pub(super) fn listed(&self) -> Option<Arc<Access>> {
         self.listed.clone().filter(|_| self.enabled)
-    }
-
-    /// The key of a policy.
-    pub(super) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
-        let Some(key) = &self.entry(name)?.fields.key else {
-            return Err(ConfigError::new(format!(
-                "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
-                 policy that `unkeyed` returns"
-            )));
-        };
-        let registered = Registered {
-            client_ip: self.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip),
-            extension: &|name| self.extensions.key(name),
-        };
-        of_policy(name, key.extractor(&registered))
     }
 
     fn entry(&self, name: &str) -> Result<&Entry, ConfigError> {

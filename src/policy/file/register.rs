@@ -1,4 +1,7 @@
-use super::Policies;
+use std::sync::Arc;
+
+use super::{Policies, client_ip::ClientIp, of_policy};
+use crate::{ConfigError, KeyExtractor, key::Registered};
 
 /// Settings.
 impl Policies {
@@ -41,5 +44,23 @@ impl Policies {
         T: Send + Sync + 'static,
     {
         self.extensions.add(name, value);
+    }
+}
+
+/// Keys.
+impl Policies {
+    /// The key of a policy.
+    pub(in crate::policy) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        let Some(key) = &self.entry(name)?.fields.key else {
+            return Err(ConfigError::new(format!(
+                "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
+                 policy that `unkeyed` returns"
+            )));
+        };
+        let registered = Registered {
+            client_ip: self.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip),
+            extension: &|name| self.extensions.key(name),
+        };
+        of_policy(name, key.extractor(&registered))
     }
 }

@@ -54,7 +54,11 @@ impl<'a> Settled<'a> {
             room,
             fits,
             own_turn,
-            may_deny: role != ChargeRole::Once,
+            may_deny: match role {
+                ChargeRole::Once => false,
+                ChargeRole::Ban => operation != Operation::RenewLease,
+                ChargeRole::Counted | ChargeRole::CheckedOnly => true,
+            },
             counts: role == ChargeRole::Counted || (role == ChargeRole::Ban && operation == Operation::Charge),
             denies: false,
             now,
