@@ -1,13 +1,13 @@
 use std::time::Duration;
 
-/// The operation of a [`StoreRequest`].
+/// The operation of a [`StoreRequest`](super::StoreRequest).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Counts all charges if all of them fit, else none. The [role](ChargeRole) of a charge can exempt it from either.
+    /// Counts all charges if all of them fit, else none. The [role](super::ChargeRole) of a charge can exempt it from either.
     Check,
     /// Counts all charges at the earliest time at which all of them fit, if each fits within its
-    /// [longest wait](Charge::wait_up_to); else none, as a check.
+    /// [longest wait](super::Charge::wait_up_to); else none, as a check.
     ///
     /// The [`decided_at`](super::ChargeState::decided_at) of the states is the time at which a charge counts. The request is
     /// admitted at the latest of them: the caller waits until then, from the
@@ -36,14 +36,14 @@ pub enum Operation {
     /// # }
     /// ```
     Reserve,
-    /// Counts all charges, also above the limits; later requests wait for it. The [role](ChargeRole) of a charge can exempt it.
+    /// Counts all charges, also above the limits; later requests wait for it. The [role](super::ChargeRole) of a charge can exempt it.
     Charge,
     /// Returns what [`Check`](Self::Check) would return, and counts nothing.
     Peek,
     /// Removes all counts of the keys.
     Reset,
     /// Removes the costs that were counted at this time of the store's clock, as far as they still count. A charge of
-    /// [`Limit::Concurrency`] ends its [lease](Charge::lease).
+    /// [`Limit::Concurrency`](crate::Limit::Concurrency) ends its [lease](super::Charge::lease).
     ///
     /// While requests wait for a [`TokenBucket`](crate::TokenBucket), only the cost of the last of them is removed: the
     /// others have their times already.
@@ -52,11 +52,11 @@ pub enum Operation {
         /// the request or, after a [`Reserve`](Self::Reserve), the `decided_at` of the state.
         admitted_at: Duration,
     },
-    /// Renews the [leases](Charge::lease) of charges of [`Limit::Concurrency`]. A lease that has expired is added again if there
+    /// Renews the [leases](super::Charge::lease) of charges of [`Limit::Concurrency`](crate::Limit::Concurrency). A lease that has expired is added again if there
     /// is room for its cost; else its slots are lost, and the outcome is not [allowed](super::Outcome::allowed). Charges of
     /// other limits are compared with the room, and not counted.
     RenewLease,
-    /// Ends the [leases](Charge::lease) of charges of [`Limit::Concurrency`], which releases their slots. It has no effect on
+    /// Ends the [leases](super::Charge::lease) of charges of [`Limit::Concurrency`](crate::Limit::Concurrency), which releases their slots. It has no effect on
     /// charges of other limits.
     EndLease,
 }
