@@ -202,6 +202,9 @@ if algorithm == 'log' and not log then
           weighted, attempt = true, attempt + 1
           member = name .. '-' .. attempt
         end
+        if stale then
+          call('ZREMRANGEBYSCORE', key, '(0', expired_text)
+        end
         local last, _, made = parts_of(call('ZRANGE', key, '-1', '-1')[1])
         call('PEXPIREAT', key, expiry(last + window))
         local is_reserved = made and made ~= '' and tonumber(made) <= now + math.min(SLACK, window)
