@@ -8,8 +8,8 @@
 --               `reserve` the longest wait and how many units may wait
 --       Where there are calendars, the first argument is `within` and the time that the boundaries of all of them enclose.
 -- reply little-endian doubles in one string: the time in microseconds, then for each charge of each request: how many of
---       its callers are admitted, remaining, the wait of the next caller (0: this charge fits; of an admitted `reserve`: the
---       time until this charge counts), the time to a full reset;
+--       its callers are admitted, remaining, the wait of the next caller (0: this charge fits; negative: it is reserved, and
+--       counts after so much time), the time to a full reset;
 --       the time alone where it is not within the boundaries, and then nothing was done.
 --       Where requests failed, which have added nothing, a list: that string, with -n in place of the callers of the
 --       nth of them, and the texts of their errors (`WRONGTYPE Operation ...`)

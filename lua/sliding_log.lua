@@ -208,7 +208,7 @@ if algorithm == 'log' and not log then
         local last, _, made = parts_of(call('ZRANGE', key, '-1', '-1')[1])
         call('PEXPIREAT', key, expiry(last + window))
         local is_reserved = made and made ~= '' and tonumber(made) <= now + math.min(SLACK, window)
-        return counted, math.max(0, room - cost), turn - now, is_reserved and last + window - now or window
+        return counted, math.max(0, room - cost), now - turn, is_reserved and last + window - now or window
       end
 
       -- Takes weight back from what was added at that time, as far as it still counts.

@@ -111,7 +111,7 @@ if algorithm == 'bucket' and not bucket then
         room = 0
       end
       if not waits then
-        return counted, room, own_turn and own_turn - now or 0, full - now
+        return counted, room, own_turn and now - own_turn or 0, full - now
       end
     end
 

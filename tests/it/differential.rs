@@ -264,17 +264,15 @@ async fn agree_on(
     let mut recent = Vec::new();
     for number in 0..steps {
         let mut next = strategy.new_tree(&mut runner).expect("a step").current();
-        // First with steps back of the clock, then with reservations; `wait.rs` tests both together. Of reservations for several
-        // policies the two can report other numbers, so there are none here.
-        let joint = policies.len() > 1;
-        if number < steps / 2 || joint {
+        // First with steps back of the clock, then with reservations; `wait.rs` tests both together.
+        if number < steps / 2 {
             let reservations = next.requests.iter_mut();
             let reservations = reservations.filter(|planned| planned.operation == Operation::Reserve);
             reservations.for_each(|planned| planned.operation = Operation::Check);
         } else {
             next.moves = next.moves.abs();
         }
-        if number == steps / 2 && !joint {
+        if number == steps / 2 {
             keys = ["j", "k", "l"].map(|name| Key::from(name).and("reserved"));
             latest = 0;
         }

@@ -9,7 +9,7 @@ use super::{
     failure::{Failure, error_reply},
     request::OwnedRequest,
 };
-use crate::store::{ChargeRole, ChargeState, Operation, Outcome, StoreError};
+use crate::store::{ChargeRole, ChargeState, Outcome, StoreError};
 
 /// The reply of the script as it was received: little-endian doubles, and the errors of requests.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +33,6 @@ pub(super) struct RequestReply {
     pub(super) admitted: u64,
     /// The state of each key after the last request.
     pub(super) states: SmallVec<[ChargeState; 1]>,
-    server_time: Duration,
 }
 
 impl RawReply {
@@ -72,12 +71,13 @@ impl ScriptReply {
             let mut states = SmallVec::<[ChargeState; 1]>::with_capacity(shape.keys);
             for _ in 0..shape.keys {
                 admitted = Some(next()?);
-                let (remaining, wait, reset_after) = (integer(next()?)?, duration(next()?)?, duration(next()?)?);
-                states.push(ChargeState::new(
-                    remaining,
-                    (!wait.is_zero()).then_some(wait),
-                    reset_after,
-                ));
+                let (remaining, wait, reset_after) = (integer(next()?)?, next()?, duration(next()?)?);
+                let span = duration(wait.abs())?;
+                let mut state = ChargeState::new(remaining, (wait > 0.0).then_some(span), reset_after);
+                if wait < 0.0 {
+                    state.decided_at = Some(server_time + span);
+                }
+                states.push(state);
             }
             let admitted = admitted.unwrap_or_default();
             if admitted < 0.0 {
@@ -89,15 +89,13 @@ impl ScriptReply {
             // A state has a wait if and only if a request is denied, except for that of a marker.
             let waits = states.iter().any(|state| state.retry_after.is_some());
             let denies = admitted < shape.times;
-            let may_wait = denies || shape.has_marker || shape.reserves;
-            if admitted > shape.times || denies && !waits || waits && !may_wait {
+            let may_wait = denies || shape.has_marker;
+            let counts_later = states.iter().any(|state| state.decided_at.is_some());
+            let may_count_later = shape.reserves && !denies;
+            if admitted > shape.times || denies && !waits || waits && !may_wait || counts_later && !may_count_later {
                 return Err(Failure::malformed_reply());
             }
-            replies.push(Ok(RequestReply {
-                admitted,
-                states,
-                server_time,
-            }));
+            replies.push(Ok(RequestReply { admitted, states }));
         }
 
         match next() {
@@ -124,10 +122,7 @@ impl RequestReply {
                 ChargeRole::Once | ChargeRole::Ban => continue,
             };
             state.remaining = state.remaining.saturating_add(weight);
-            let wait = state.retry_after.take();
-            if request.operation == Operation::Reserve {
-                state.decided_at = wait.map(|wait| self.server_time + wait);
-            }
+            state.retry_after = None;
             let delay = algorithm::reset_delay(&charge.limit, weight);
             state.reset_after = state.reset_after.saturating_sub(delay);
         }
@@ -159,7 +154,7 @@ mod tests {
     use crate::{
         Key, Limit, SlidingLog, TokenBucket,
         store::{
-            Charge, ErrorKind, StoreRequest,
+            Charge, ErrorKind, Operation, StoreRequest,
             redis::{call::MergedRequest, key_format::KeyFormat},
         },
     };
@@ -305,6 +300,44 @@ mod tests {
 
         let call = self::call(&[check(&[marker, charge])]);
         assert!(matches!(ScriptReply::decode(&call, &raw), Err(Failure::Protocol(_))));
+    }
+
+    #[test]
+    fn a_charge_may_count_later_in_a_reservation_that_is_admitted_and_in_no_other_request() {
+        let limit = Limit::from(SlidingLog::per_minute(5));
+        let (key, id) = (Key::from("a"), Key::from("id"));
+        let charges = [
+            Charge::new("p", &limit, &id, 1).once(),
+            Charge::new("p", &limit, &key, 1),
+        ];
+        let admitted = raw(&[9, 1, 0, 40, 40, 1, 0, -40, 60]);
+
+        let reservation = OwnedRequest::of(
+            &KeyFormat::new("quota", None),
+            &StoreRequest::new(Operation::Reserve, &charges),
+        );
+        let reserving = call(std::slice::from_ref(&reservation));
+        let reply = ScriptReply::decode(&reserving, &admitted).unwrap();
+        let states = reply.replies[0].as_ref().unwrap().outcome(&reservation, 0).states;
+        let waits = [Some(Duration::from_micros(40)), None];
+        assert_eq!([states[0].retry_after, states[1].retry_after], waits);
+        let times = [None, Some(Duration::from_micros(49))];
+        assert_eq!(
+            [states[0].decided_at, states[1].decided_at],
+            times,
+            "a full marker counts never"
+        );
+
+        let denied = raw(&[9, 0, 0, 40, 40, 0, 0, -40, 60]);
+        assert!(matches!(
+            ScriptReply::decode(&reserving, &denied),
+            Err(Failure::Protocol(_))
+        ));
+        let checking = call(&[check(&charges)]);
+        assert!(matches!(
+            ScriptReply::decode(&checking, &admitted),
+            Err(Failure::Protocol(_))
+        ));
     }
 
     #[test]
