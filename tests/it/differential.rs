@@ -264,15 +264,15 @@ async fn agree_on(
     let mut recent = Vec::new();
     for number in 0..steps {
         let mut next = strategy.new_tree(&mut runner).expect("a step").current();
-        // First with steps back of the clock, then with reservations; `wait.rs` tests both together.
-        if number < steps / 2 {
+        // First with steps back of the clock, then with reservations, then with both.
+        if number < steps / 3 {
             let reservations = next.requests.iter_mut();
             let reservations = reservations.filter(|planned| planned.operation == Operation::Reserve);
             reservations.for_each(|planned| planned.operation = Operation::Check);
-        } else {
+        } else if number < steps / 3 * 2 {
             next.moves = next.moves.abs();
         }
-        if number == steps / 2 {
+        if number == steps / 3 {
             keys = ["j", "k", "l"].map(|name| Key::from(name).and("reserved"));
             latest = 0;
         }

@@ -15,15 +15,12 @@ impl Rule for SlidingLog {
         log.late = now
             .checked_sub(self.window_us())
             .map_or(0, |expired| log.until(expired));
-        let has_expired = log.late > 0;
         for _ in 0..log.late.min(log.budget - 2) {
             let oldest = log.entries.pop_front();
             log.forget(oldest);
             log.late -= 1;
         }
-        if has_expired || !log.reserved {
-            log.recount(self.precision == 0, now);
-        }
+        log.recount(self.precision == 0, now);
 
         // A request that fits does not remove entries that are ahead of the clock.
         if self.room(log, now) >= weight {
