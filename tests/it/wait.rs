@@ -46,16 +46,16 @@ macro_rules! each_store {
 
 each_store! {
     a_reservation_counts_at_the_time_at_which_it_fits
-    no_window_of_a_log_holds_more_than_its_quota_at_the_slots
-    no_interval_of_a_bucket_holds_more_than_its_tokens_at_the_slots
-    reservations_of_one_cost_have_slots_in_their_order
+    no_window_of_a_log_holds_more_than_its_quota_at_the_turns
+    no_interval_of_a_bucket_holds_more_than_its_tokens_at_the_turns
+    reservations_of_one_cost_have_turns_in_their_order
     a_wait_that_cannot_end_in_time_is_denied_with_its_true_length
     a_full_queue_is_denied_at_once
-    a_caller_that_leaves_a_log_gives_its_slot_back
-    a_caller_that_leaves_a_bucket_gives_back_the_last_slot_only
-    a_request_waits_for_the_latest_slot_and_delays_no_other
-    a_clock_that_is_set_back_keeps_the_slots_and_drops_what_it_has_left
-    a_key_lives_until_its_last_slot_has_expired
+    a_caller_that_leaves_a_log_gives_its_turn_back
+    a_caller_that_leaves_a_bucket_gives_back_the_last_turn_only
+    a_request_waits_for_the_latest_turn_and_delays_no_other
+    a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left
+    a_key_lives_until_its_last_turn_has_expired
     algorithms_that_cannot_wait_must_have_room_at_once
 }
 
@@ -135,7 +135,7 @@ async fn timeline(bench: &Bench, limit: &Limit, longest_step: u64, rng: &mut Rng
     admitted
 }
 
-async fn no_window_of_a_log_holds_more_than_its_quota_at_the_slots(bench: Bench) {
+async fn no_window_of_a_log_holds_more_than_its_quota_at_the_turns(bench: Bench) {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
@@ -154,7 +154,7 @@ async fn no_window_of_a_log_holds_more_than_its_quota_at_the_slots(bench: Bench)
     }
 }
 
-async fn no_interval_of_a_bucket_holds_more_than_its_tokens_at_the_slots(bench: Bench) {
+async fn no_interval_of_a_bucket_holds_more_than_its_tokens_at_the_turns(bench: Bench) {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
@@ -180,7 +180,7 @@ async fn no_interval_of_a_bucket_holds_more_than_its_tokens_at_the_slots(bench: 
     }
 }
 
-async fn reservations_of_one_cost_have_slots_in_their_order(bench: Bench) {
+async fn reservations_of_one_cost_have_turns_in_their_order(bench: Bench) {
     for limit in [
         Limit::from(SlidingLog::new(3, SECOND)),
         TokenBucket::per_second(3).into(),
@@ -241,7 +241,7 @@ async fn a_full_queue_is_denied_at_once(bench: Bench) {
     }
 }
 
-async fn a_caller_that_leaves_a_log_gives_its_slot_back(bench: Bench) {
+async fn a_caller_that_leaves_a_log_gives_its_turn_back(bench: Bench) {
     let limit = SlidingLog::new(1, SECOND).into();
     let reserve = async || turn(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
     let [_, second, third, fourth] = [reserve().await, reserve().await, reserve().await, reserve().await];
@@ -258,7 +258,7 @@ async fn a_caller_that_leaves_a_log_gives_its_slot_back(bench: Bench) {
     assert!(bench.check(&limit, 1).await.allowed);
 }
 
-async fn a_caller_that_leaves_a_bucket_gives_back_the_last_slot_only(bench: Bench) {
+async fn a_caller_that_leaves_a_bucket_gives_back_the_last_turn_only(bench: Bench) {
     let limit = TokenBucket::per_second(1).into();
     let reserve = async || turn(&bench, &bench.reserve(&limit, 1, LONG, MOST).await).expect("it may wait");
     let [_, second, _, fourth] = [reserve().await, reserve().await, reserve().await, reserve().await];
@@ -273,7 +273,7 @@ async fn a_caller_that_leaves_a_bucket_gives_back_the_last_slot_only(bench: Benc
     assert_eq!(reserve().await, fourth);
 }
 
-async fn a_request_waits_for_the_latest_slot_and_delays_no_other(bench: Bench) {
+async fn a_request_waits_for_the_latest_turn_and_delays_no_other(bench: Bench) {
     let (fast, slow): (Limit, Limit) = (
         SlidingLog::new(3, SECOND).into(),
         SlidingLog::new(1, 10 * SECOND).into(),
@@ -324,7 +324,7 @@ async fn a_request_waits_for_the_latest_slot_and_delays_no_other(bench: Bench) {
     assert_eq!(response.outcomes()[0].states()[1].retry_after, Some(20 * SECOND));
 }
 
-async fn a_clock_that_is_set_back_keeps_the_slots_and_drops_what_it_has_left(bench: Bench) {
+async fn a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left(bench: Bench) {
     let limit = SlidingLog::new(2, 10 * SECOND).into();
     assert!(bench.check(&limit, 2).await.allowed);
     bench.set_back(100 * SECOND).await;
@@ -344,7 +344,7 @@ async fn a_clock_that_is_set_back_keeps_the_slots_and_drops_what_it_has_left(ben
     assert!(bench.check(&limit, 2).await.allowed);
 }
 
-async fn a_key_lives_until_its_last_slot_has_expired(bench: Bench) {
+async fn a_key_lives_until_its_last_turn_has_expired(bench: Bench) {
     let limit = SlidingLog::new(2, SECOND).into();
     for _ in 0..6 {
         assert!(bench.reserve(&limit, 1, LONG, MOST).await.allowed);
@@ -406,7 +406,7 @@ async fn thirty_tasks_wait_as_long_as_the_limit_requires_with_a_check_each() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_future_gives_its_slot_back() {
+async fn a_dropped_future_gives_its_turn_back() {
     for limit in [
         Limit::from(SlidingLog::per_second(1)),
         TokenBucket::per_second(1).into(),
@@ -505,7 +505,7 @@ fn a_request_outside_of_a_runtime_does_not_wait_and_is_not_counted() {
 type Body = Empty<bytes::Bytes>;
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_holds_requests_and_calls_the_service_at_their_slot() {
+async fn a_layer_holds_requests_and_calls_the_service_at_their_turn() {
     let called = Arc::new(AtomicUsize::new(0));
     let counter = called.clone();
     let inner = service_fn(move |_: Request<Body>| {
@@ -572,7 +572,7 @@ fn a_policy_that_cannot_wait_is_an_error_that_names_those_that_can() {
 }
 
 #[tokio::test]
-async fn callers_of_redis_that_leave_before_the_reply_give_their_slots_back() {
+async fn callers_of_redis_that_leave_before_the_reply_give_their_turns_back() {
     let redis = Redis::start();
     let limiter = Limiter::new(
         connected(patient(), &redis.url()).await,

@@ -216,13 +216,13 @@ fn verify_limits(plan: &Plan, records: &[Record], network: &Network) {
     for record in records.iter().filter(|record| record.kind == Kind::Waiting) {
         let Some(Ok(response)) = &record.response else { continue };
         let state = response.outcomes[0].states[0];
-        let slot = state.decided_at.unwrap_or(response.server_time);
-        assert!(slot <= response.server_time + Plan::WAIT, "{record:?}");
+        let turn = state.decided_at.unwrap_or(response.server_time);
+        assert!(turn <= response.server_time + Plan::WAIT, "{record:?}");
         // A denial is that of a request which would wait too long.
         assert!(state.retry_after.is_none_or(|wait| wait > Plan::WAIT), "{record:?}");
-        let slot = (slot.as_micros() as u64, 1);
+        let turn = (turn.as_micros() as u64, 1);
         let charged = network.charged(&record.keys[0]);
-        assert!(record.allowed() != Some(true) || charged.contains(&slot), "{record:?}");
+        assert!(record.allowed() != Some(true) || charged.contains(&turn), "{record:?}");
     }
 }
 

@@ -297,13 +297,13 @@ impl Network {
                             .push((now, charge.cost()));
                     }
                     Operation::Reserve if outcome.allowed => {
-                        let slot = outcome.states[position].decided_at;
-                        let slot = slot.map_or(now, |slot| slot.as_micros() as u64);
+                        let turn = outcome.states[position].decided_at;
+                        let turn = turn.map_or(now, |turn| turn.as_micros() as u64);
                         server
                             .charged
                             .entry(key.clone())
                             .or_default()
-                            .push((slot, charge.cost()));
+                            .push((turn, charge.cost()));
                     }
                     Operation::Refund { .. } => *server.refunded.entry(key.clone()).or_default() += charge.cost(),
                     _ => {}
@@ -323,8 +323,8 @@ impl Network {
             ..
         } in states
         {
-            let delay = decided_at.map_or(0.0, |slot| micros(slot) - now as f64);
-            let wait = retry_after.map_or(delay, micros);
+            let counts_later = decided_at.map_or(0.0, |turn| now as f64 - micros(turn));
+            let wait = retry_after.map_or(counts_later, micros);
             numbers.extend([admitted as f64, remaining as f64, wait, micros(reset_after)]);
         }
     }
