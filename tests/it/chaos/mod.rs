@@ -3,11 +3,12 @@
 //! The tests give each fault a few seconds. To give it longer, and print the tables:
 //!
 //! ```sh
-//! CHAOS_SECONDS=8 cargo test --all-features --test it -- --ignored --nocapture --test-threads 1 chaos::the_tables
+//! CHAOS_SECONDS=8 cargo test --all-features --test it -- --ignored --nocapture --test-threads 1 chaos::the_table
 //! ```
 
 mod callers;
 mod fault;
+mod held;
 mod history;
 mod modes;
 mod process;
@@ -103,6 +104,37 @@ each_mode! {
     modes_while_busy: Busy, ON_FRED;
 }
 
+/// Runs one fault briefly while requests hold slots and wait.
+async fn keeps_slots_and_turns(fault: Fault, setup: Setup) {
+    let row = held::run(fault, setup, Duration::from_secs(2)).await;
+    println!("{row}");
+    row.verify();
+}
+
+macro_rules! each_held {
+    ($($test:ident: $fault:ident, $setup:ident;)*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $test() {
+            keeps_slots_and_turns(Fault::$fault, $setup).await;
+        }
+    )*};
+}
+
+each_held! {
+    slots_and_turns_while_killed: Kill, ON_FRED;
+    slots_and_turns_while_killed_with_nothing_in_a_file: KillUnsaved, ON_REDIS_RS;
+    slots_and_turns_while_stopped: Stop, ON_REDIS_RS;
+    slots_and_turns_while_failed_over_by_sentinel: SentinelFailover, ON_FRED;
+    slots_and_turns_while_failed_over_in_a_cluster: ClusterFailover, ON_REDIS_RS;
+    slots_and_turns_while_resharded: Reshard, ON_REDIS_RS;
+    slots_and_turns_while_partitioned: Partition, ON_FRED;
+    slots_and_turns_while_slow: Latency, ON_FRED;
+    slots_and_turns_while_answers_are_lost: Cuts, ALONE;
+    slots_and_turns_while_connections_are_killed: ClientKill, ON_REDIS_RS;
+    slots_and_turns_while_an_hour_forward: HourForward, ON_FRED;
+    slots_and_turns_while_an_hour_back: HourBack, ON_FRED;
+}
+
 /// How long each fault is given in the tables.
 fn time() -> Duration {
     let seconds = env::var("CHAOS_SECONDS").map_or(8, |seconds| seconds.parse().expect("a number of seconds"));
@@ -119,6 +151,22 @@ async fn the_tables_of_all_failure_modes() {
             println!("{row}");
             row.verify();
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes; `CHAOS_SECONDS` is how long each fault is given"]
+async fn the_table_of_slots_and_turns() {
+    println!("\n{}", held::Row::HEAD);
+    for fault in Fault::ALL {
+        let setup = if fault.runs_on(ClientLibrary::Fred) {
+            ON_FRED
+        } else {
+            ON_REDIS_RS
+        };
+        let row = held::run(fault, setup, time() / 2).await;
+        println!("{row}");
+        row.verify();
     }
 }
 
@@ -142,7 +190,7 @@ async fn the_tables_of_all_faults() {
 #[test]
 fn the_docs_have_every_fault() {
     let docs = include_str!("../../../docs/faults.md");
-    for head in [Row::HEAD, modes::Row::HEAD] {
+    for head in [Row::HEAD, modes::Row::HEAD, held::Row::HEAD] {
         let rows: String = docs
             .split(head)
             .skip(1)

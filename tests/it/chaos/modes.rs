@@ -100,7 +100,7 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
 }
 
 /// Waits for a condition.
-async fn until(what: &str, holds: impl Fn() -> bool) {
+pub(super) async fn until(what: &str, holds: impl Fn() -> bool) {
     let held = async {
         while !holds() {
             sleep(Duration::from_millis(20)).await;
@@ -113,12 +113,12 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
 }
 
 /// The log of a key in Redis, which has the slot of all logs of the key.
-fn log(key: &str) -> String {
+pub(super) fn log(key: &str) -> String {
     format!("quota:1:log:local:{{key={key}}}")
 }
 
 /// A key that is not used before the fault. In a cluster it belongs to the node that fails.
-async fn fresh_key(place: &Place) -> String {
+pub(super) async fn fresh_key(place: &Place) -> String {
     let Place::Cluster(cluster) = place else {
         return "fresh".to_owned();
     };
