@@ -61,14 +61,12 @@ if algorithm == 'log' and not log then
   function log(key, times, rest, cost, quota, window, grain, grain_now)
     local expired, budget = now - window, BUDGET
     -- Of the members, `#` not among them: how many there are, what they weigh, how many have expired, and how many belong
-    -- to a clock that is gone.
+    -- to a clock that is gone. A half if there may be reservations.
     local stored = call('ZCARD', key)
-    local total, late, gone = stored, 0, 0
+    local total, late, gone, half = stored, 0, 0, 0
     -- Whether `#` has the total, whether the member of this check is added already, whether all members have expired and are
     -- still there; the times of the oldest and of the newest member, while they are known.
     local weighted, held, stale, first, newest
-    -- A half if there may be reservations.
-    local half = 0
 
     if stored > 0 then
       local members = call('ZRANGE', key, '0', grain > 0 and '1' or '0')

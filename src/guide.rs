@@ -1,7 +1,10 @@
-//! Long pages: a service behind proxies, Redis for limits, operating, testing an application, a comparison with other
-//! libraries, and measurements of speed and of behavior under faults.
+//! Long pages: choosing an algorithm, a service behind proxies, Redis for limits, operating, testing an application, a comparison
+//! with other libraries and the migration from them, and measurements of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
+
+#[doc = include_str!("../docs/choosing.md")]
+pub mod choosing {}
 
 #[cfg(feature = "axum")]
 #[doc = include_str!("../docs/comparison.md")]
@@ -9,6 +12,10 @@ pub mod comparison {}
 
 #[doc = include_str!("../docs/faults.md")]
 pub mod faults {}
+
+#[cfg(feature = "axum")]
+#[doc = include_str!("../docs/migration.md")]
+pub mod migration {}
 
 #[cfg(feature = "serde")]
 #[doc = include_str!("../docs/operating.md")]

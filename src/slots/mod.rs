@@ -91,6 +91,8 @@ impl Slots {
 
     /// Releases the slots, and waits until the store has confirmed it.
     ///
+    /// A lease that is being renewed at this moment is released after its renewal, and this does not wait for that.
+    ///
     /// ```
     /// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy};
     ///

@@ -3,7 +3,7 @@
 use std::{mem::discriminant, time::Duration};
 
 use tower_quota::{
-    FixedWindow, Key, Limit,
+    FixedWindow, Key, Limit, SlidingLog,
     store::{Charge, ChargeState, Operation, Outcome, StoreRequest},
 };
 
@@ -17,6 +17,7 @@ macro_rules! store_tests {
                 every_admission_leaves_one_window_later
                 a_wait_is_exact_while_expired_entries_are_left
                 a_reset_is_exact_while_entries_of_another_clock_are_left
+                a_call_merges_a_bounded_number_of_entries
                 windows_are_half_open
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_nothing_from_what_came_since
@@ -1063,6 +1064,22 @@ async fn a_reset_is_exact_while_entries_of_another_clock_are_left(bench: &Bench,
     let denied = bench.check(&algorithm.limit(3), 1).await;
     assert_eq!((denied.allowed, remaining(&denied)), (false, 0));
     assert_eq!(reset_after(&denied), WINDOW - SECOND);
+}
+
+/// As after a precision was configured: the 1,500 admissions of one grain are an entry each. A call merges less than 1,000.
+async fn a_call_merges_a_bounded_number_of_entries(bench: &Bench, algorithm: Algorithm) {
+    align(bench).await;
+    let limit = algorithm.limit(2_000);
+    for _ in 0..1_500 {
+        assert!(bench.check(&limit, 1).await.allowed);
+        bench.advance(MICROSECOND).await;
+    }
+    let precise = Limit::from(SlidingLog::new(2_000, WINDOW).precision(4));
+    assert_eq!(remaining(&bench.check(&precise, 1).await), 499);
+
+    // The oldest are not merged with the last one, and leave first.
+    bench.advance(WINDOW - MICROSECOND * 1_400).await;
+    assert_eq!(remaining(&bench.peek(&precise, 1).await), 499 + 101);
 }
 
 async fn admissions_of_one_grain_leave_with_the_last_of_them(bench: &Bench, algorithm: Algorithm) {

@@ -65,6 +65,7 @@ mod tidy;
 mod tonic;
 mod topologies;
 mod tower_contract;
+mod upgraded;
 mod upload;
 mod wait;
 mod wait_processes;

@@ -1,0 +1,64 @@
+//! A slot that a handler takes is held for as long as the connection that the request was upgraded to.
+
+use axum::{Router, body::Body, extract::Request, routing::get};
+use http::{Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy, split},
+    net::TcpStream,
+};
+use tower_quota::{Concurrency, Decision, Policy, RateLimitLayer, key};
+
+use crate::support::{Redis, connected, eventually, patient, serve};
+
+/// Echoes what the upgraded connection receives.
+async fn echo(decision: Decision, request: Request) -> Response<Body> {
+    let slots = decision.take_slots();
+    tokio::spawn(async move {
+        let upgraded = hyper::upgrade::on(request).await.expect("the client upgrades");
+        let (mut received, mut sent) = split(TokioIo::new(upgraded));
+        let _ = copy(&mut received, &mut sent).await;
+        drop(slots);
+    });
+    let response = Response::builder()
+        .status(StatusCode::SWITCHING_PROTOCOLS)
+        .header("connection", "upgrade")
+        .header("upgrade", "echo");
+    response.body(Body::empty()).expect("a response")
+}
+
+/// A connection, and the head of the response to its request.
+async fn connect(address: &str) -> (TcpStream, String) {
+    let mut connection = TcpStream::connect(address).await.expect("the server listens");
+    let request = "GET /echo HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
+    connection.write_all(request.as_bytes()).await.expect("it is read");
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(connection.read_u8().await.expect("a response"));
+    }
+    (connection, String::from_utf8(head).expect("text"))
+}
+
+#[tokio::test]
+async fn a_slot_is_held_until_an_upgraded_connection_ends() {
+    let redis = Redis::start();
+    let sockets = Policy::new("sockets", Concurrency::new(1)).key(key::constant("all"));
+    let layer = RateLimitLayer::new(connected(patient(), &redis.url()).await, sockets);
+    let url = serve(Router::new().route("/echo", get(echo).layer(layer))).await;
+    let address = url.trim_start_matches("http://");
+
+    let (mut first, head) = connect(address).await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    first.write_all(b"ping").await.expect("the connection is open");
+    let mut echoed = [0; 4];
+    first.read_exact(&mut echoed).await.expect("an echo");
+    assert_eq!(&echoed, b"ping");
+    let (_, head) = connect(address).await;
+    assert!(head.starts_with("HTTP/1.1 429 "), "{head}");
+
+    drop(first);
+    eventually("the slot is free", async || {
+        connect(address).await.1.starts_with("HTTP/1.1 101 ")
+    })
+    .await;
+}
