@@ -18,6 +18,7 @@ macro_rules! store_tests {
                 a_wait_is_exact_while_expired_entries_are_left
                 a_reset_is_exact_while_entries_of_another_clock_are_left
                 a_call_merges_a_bounded_number_of_entries
+                a_debt_grows_no_further_than_its_bound
                 windows_are_half_open
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_nothing_from_what_came_since
@@ -1064,6 +1065,20 @@ async fn a_reset_is_exact_while_entries_of_another_clock_are_left(bench: &Bench,
     let denied = bench.check(&algorithm.limit(3), 1).await;
     assert_eq!((denied.allowed, remaining(&denied)), (false, 0));
     assert_eq!(reset_after(&denied), WINDOW - SECOND);
+}
+
+/// The largest cost is 10^15 - 1, and the largest debt 2^52. What exceeds that is not owed.
+async fn a_debt_grows_no_further_than_its_bound(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    for _ in 0..6 {
+        assert!(bench.charge(&limit, u64::MAX).await.allowed);
+        bench.advance(SECOND).await;
+    }
+    // The fifth charge, at 4 s, has reached the bound.
+    bench.advance(WINDOW - 2 * SECOND - MICROSECOND).await;
+    assert!(!bench.check(&limit, 1).await.allowed);
+    bench.advance(MICROSECOND).await;
+    assert!(bench.check(&limit, 2).await.allowed);
 }
 
 /// As after a precision was configured: the 1,500 admissions of one grain are an entry each. A call merges less than 1,000.
