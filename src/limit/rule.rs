@@ -119,5 +119,5 @@ pub(crate) const MAX_QUOTA: u64 = 999_999_999_999_999;
 /// Numbers in Lua are exact below this.
 pub(crate) const MAX_EXACT: u64 = 1 << 53;
 
-/// The largest weight that is stored for one key. A larger debt makes no difference.
-pub(crate) const MAX_TOTAL: u64 = MAX_EXACT / 2;
+/// The largest weight that is stored for one key, at which Lua still has halves. A larger debt makes no difference.
+pub(crate) const MAX_TOTAL: u64 = MAX_EXACT / 4;

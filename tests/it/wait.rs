@@ -56,6 +56,7 @@ each_store! {
     a_request_waits_for_the_latest_turn_and_delays_no_other
     a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left
     a_key_lives_until_its_last_turn_has_expired
+    a_turn_is_one_beneath_any_debt
     algorithms_that_cannot_wait_must_have_room_at_once
 }
 
@@ -357,6 +358,17 @@ async fn a_key_lives_until_its_last_turn_has_expired(bench: Bench) {
     if let Some(expires_at) = bench.expires_at().await {
         let never = 4_000_000_000_000_000;
         assert!(expires_at as u64 * 1_000 >= last + never - 1_000, "{expires_at}");
+    }
+}
+
+async fn a_turn_is_one_beneath_any_debt(bench: Bench) {
+    let limit = Limit::from(SlidingLog::new(1, SECOND));
+    assert!(bench.check(&limit, 1).await.allowed);
+    let reserved = bench.reserve(&limit, 1, SECOND, MOST).await;
+    assert_eq!(reserved.states()[0].reset_after, 2 * SECOND);
+    for _ in 0..6 {
+        let charged = bench.charge(&limit, u64::MAX).await;
+        assert_eq!(charged.states()[0].reset_after, 2 * SECOND);
     }
 }
 
