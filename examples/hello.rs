@@ -33,10 +33,13 @@ mod page;
 
 pub(crate) fn app(store: impl Store + Clone) -> Router {
     let say_hi = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30))).key((key::ip(), key::path()));
-    let limit = RateLimitLayer::new(store.clone(), say_hi);
+    let page = page::routes(&store);
     Router::new()
-        .route("/hello/sayHi", get(async || "hi\n").layer(limit))
-        .merge(page::routes(store))
+        .route(
+            "/hello/sayHi",
+            get(async || "hi\n").layer(RateLimitLayer::new(store, say_hi)),
+        )
+        .merge(page)
 }
 
 #[tokio::main]

@@ -20,7 +20,7 @@ const CONTENT_POLICY: &str = "default-src 'none'; script-src 'self'; style-src '
                               base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The files of the page, and a route with the same quota for each algorithm.
-pub(crate) fn routes(store: impl Store + Clone) -> Router {
+pub(crate) fn routes(store: &(impl Store + Clone)) -> Router {
     let limited = |name, limit| limited(store.clone(), name, limit);
     Router::new()
         .route("/", file("text/html; charset=utf-8", include_str!("page.html")))
