@@ -14,6 +14,7 @@ pub(super) struct Timeline {
 const WIDTH: u64 = 760;
 
 const STYLE: &str = "\
+.picture { max-width: 100%; height: auto; }
 .picture .page { fill: #ffffff; }
 .picture text { fill: #1b2430; font: 14px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif; }
 .picture .name { font-weight: 600; }
