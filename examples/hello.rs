@@ -2,6 +2,8 @@
 //!
 //! Requests are counted in memory, or in Redis if `REDIS_URL` is set, as in `REDIS_URL=redis://127.0.0.1:6379`.
 //!
+//! `http://127.0.0.1:3000` is a page that calls the route and draws the limit; `hello/page.rs` has it.
+//!
 //! ```console
 //! $ cargo run --example hello --features axum
 //!
@@ -26,12 +28,18 @@ use axum::{Router, routing::get};
 use tokio::net::TcpListener;
 use tower_quota::{MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key, store::Store};
 
-pub(crate) fn app(store: impl Store) -> Router {
+#[path = "hello/page.rs"]
+mod page;
+
+pub(crate) fn app(store: impl Store + Clone) -> Router {
     let say_hi = Policy::new("say-hi", SlidingLog::new(2, Duration::from_secs(30))).key((key::ip(), key::path()));
-    Router::new().route(
-        "/hello/sayHi",
-        get(async || "hi\n").layer(RateLimitLayer::new(store, say_hi)),
-    )
+    let page = page::routes(&store);
+    Router::new()
+        .route(
+            "/hello/sayHi",
+            get(async || "hi\n").layer(RateLimitLayer::new(store, say_hi)),
+        )
+        .merge(page)
 }
 
 #[tokio::main]
@@ -43,7 +51,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
-    println!("listening on http://{}", listener.local_addr()?);
+    println!("open http://{}", listener.local_addr()?);
     // Provides the address of the peer to `key::ip`.
     let service = app(store).into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, service).await?;

@@ -33,6 +33,16 @@
 //! and at the start of the next one; for a bucket, the burst and then each token as it comes. A [`FixedWindow`] that is not
 //! aligned opens with a request, so that one is not left for its end. Tests send this traffic and count the admissions.
 //!
+//! What each one admits of the same traffic:
+//!
+#![doc = include_str!("../../docs/pictures/timelines.svg")]
+//!
+//! The quota is used up at the edge of a window, and then each request is sent as soon as it is admitted:
+//!
+#![doc = include_str!("../../docs/pictures/edge.svg")]
+//!
+//! `cargo run --example pictures` draws both from the decisions of a [`MemoryStore`](crate::MemoryStore).
+//!
 //! # What each one costs
 //!
 //! Memory is `MEMORY USAGE` of a key named `quota:1:log:login:{header:x-user-id=42}` on Redis 7.0.15 with jemalloc. Commands are

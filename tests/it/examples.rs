@@ -47,7 +47,7 @@ pub(crate) mod export;
 mod handler;
 #[path = "../../examples/hello.rs"]
 #[allow(dead_code)]
-mod hello;
+pub(crate) mod hello;
 #[path = "../../examples/hyper.rs"]
 #[allow(dead_code)]
 mod hyper_example;
@@ -66,6 +66,9 @@ mod logins;
 #[path = "../../examples/observe.rs"]
 #[allow(dead_code)]
 mod observe;
+#[path = "../../examples/pictures.rs"]
+#[allow(dead_code)]
+mod pictures;
 #[path = "../../examples/plans.rs"]
 #[allow(dead_code)]
 mod plans;
@@ -372,4 +375,16 @@ async fn tonic_receives_what_it_asserts() {
 async fn wait_sends_as_many_mails_as_it_asserts() {
     let took = wait::run().await.expect("it may wait");
     assert_eq!(took.as_secs(), 2);
+}
+
+#[tokio::test]
+async fn pictures_draws_those_of_the_documentation() {
+    for (name, text) in pictures::pictures().await.expect("a store that does not fail") {
+        let file = format!("{}/docs/pictures/{name}", env!("CARGO_MANIFEST_DIR"));
+        let drawn = fs::read_to_string(file).is_ok_and(|old| old == text);
+        assert!(
+            drawn,
+            "docs/pictures/{name} is not what `cargo run --example pictures` draws"
+        );
+    }
 }

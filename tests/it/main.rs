@@ -35,6 +35,7 @@ mod file_access;
 mod file_settings;
 mod fuzz;
 mod group_commit;
+mod hello_page;
 mod http_fields;
 mod hyper;
 mod incident;

@@ -2,6 +2,7 @@
 
 mod algorithms;
 mod bench;
+mod chromium;
 mod clock;
 mod cluster;
 mod connected;
@@ -53,6 +54,7 @@ pub(crate) use each_client;
 pub(crate) use self::{
     algorithms::{Algorithm, BERLIN},
     bench::Bench,
+    chromium::Chromium,
     clock::Clock,
     cluster::Cluster,
     connected::{PATIENCE, connected, less_patient, patient},

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{files, package, read, root};
+use super::{files, package, packages, read, root};
 
 #[test]
 fn the_version_is_in_the_changelog() {
@@ -93,7 +93,11 @@ fn the_readme_has_every_algorithm() {
 
 #[test]
 fn every_example_has_the_command_that_runs_it() {
-    for target in package()["targets"].as_array().expect("targets") {
+    let packages = packages();
+    let targets = packages
+        .iter()
+        .flat_map(|package| package["targets"].as_array().expect("targets"));
+    for target in targets {
         if target["kind"][0] == "example" {
             let name = target["name"].as_str().expect("a name");
             let source = read(&format!("examples/{name}.rs"));

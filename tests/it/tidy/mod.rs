@@ -29,7 +29,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
-/// The files below a folder, by their paths in the package; none if there is no such folder.
+/// The files of text below a folder, by their paths in the package; none if there is no such folder.
 fn files(folder: &str) -> Vec<String> {
     let (mut files, mut folders) = (Vec::new(), vec![PathBuf::from(folder)]);
     while let Some(folder) = folders.pop() {
@@ -38,7 +38,7 @@ fn files(folder: &str) -> Vec<String> {
             let path = folder.join(entry.file_name());
             if entry.path().is_dir() {
                 folders.push(path);
-            } else {
+            } else if path.extension().is_none_or(|extension| extension != "png") {
                 files.push(path.to_str().expect("a name in Unicode").to_owned());
             }
         }
@@ -59,9 +59,17 @@ fn metadata(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("cargo writes JSON")
 }
 
-/// This package in the output of `cargo metadata`.
+/// The packages of the workspace in the output of `cargo metadata`.
+fn packages() -> Vec<Value> {
+    let metadata = metadata(&["--no-deps"]);
+    metadata["packages"].as_array().expect("packages").clone()
+}
+
+/// This package among them.
 fn package() -> Value {
-    metadata(&["--no-deps"])["packages"][0].clone()
+    let mut packages = packages().into_iter();
+    let package = packages.find(|package| package["name"] == env!("CARGO_PKG_NAME"));
+    package.expect("this package")
 }
 
 /// Panics if an entry of a list of known exceptions is none anymore.

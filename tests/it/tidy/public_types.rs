@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{assert_all_needed, metadata, root};
+use super::{assert_all_needed, metadata, package, root};
 use crate::support::cargo;
 
 /// Crates whose types are still to be replaced in the public API.
@@ -20,7 +20,15 @@ const KNOWN: &[&str] = &[];
 /// The public API, as rustdoc writes it.
 fn rustdoc(target: &Path) -> Value {
     let output = cargo()
-        .args(["rustdoc", "--locked", "--offline", "--lib", "--all-features", "--"])
+        .args([
+            "rustdoc",
+            "--package",
+            env!("CARGO_PKG_NAME"),
+            "--locked",
+            "--offline",
+            "--lib",
+        ])
+        .args(["--all-features", "--"])
         .args([
             "-Z",
             "unstable-options",
@@ -94,14 +102,15 @@ fn allows(pattern: &str, path: &str) -> bool {
 
 #[test]
 fn public_signatures_name_types_of_listed_crates_only() {
-    let metadata = metadata(&["--no-deps"]);
-    let list = &metadata["packages"][0]["metadata"]["cargo_check_external_types"]["allowed_external_types"];
+    let package = package();
+    let list = &package["metadata"]["cargo_check_external_types"]["allowed_external_types"];
     let patterns: Vec<_> = list
         .as_array()
         .expect("a list")
         .iter()
         .filter_map(Value::as_str)
         .collect();
+    let metadata = metadata(&["--no-deps"]);
     let target = metadata["target_directory"].as_str().expect("a folder");
     let mut found = external_types(&rustdoc(Path::new(target)));
     found.retain(|path, _| {
