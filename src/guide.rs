@@ -1,4 +1,4 @@
-//! Long pages: a service behind proxies, Redis for limits, operating, testing an application, a comparison with other
+//! Long pages: a service behind proxies, Redis for limits, operating, metrics, testing an application, a comparison with other
 //! libraries, and measurements of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
@@ -9,6 +9,10 @@ pub mod comparison {}
 
 #[doc = include_str!("../docs/faults.md")]
 pub mod faults {}
+
+#[cfg(feature = "metrics")]
+#[doc = include_str!("../docs/metrics.md")]
+pub mod metrics {}
 
 #[cfg(feature = "serde")]
 #[doc = include_str!("../docs/operating.md")]
