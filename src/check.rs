@@ -30,7 +30,8 @@ pub(crate) struct PendingCheck {
     response: StoreFuture,
     operation: Operation,
     undecided: Option<Decision>,
-    began: Began,
+    /// When it began to wait for the store.
+    began: Option<Began>,
     /// The request after the decision, if it waits for its turn.
     held: Option<Held>,
 }
@@ -47,7 +48,6 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
         count(operation, &denied);
         return Check::Decided(Ok(denied));
     }
-    let began = Began::now();
 
     let response = match policies {
         [] => return Check::Decided(Ok(undecided)),
@@ -61,7 +61,7 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
             first.context.store.decide(&[StoreRequest::new(operation, &charges)])
         }
     };
-    wait(response, operation, undecided, began)
+    wait(response, operation, undecided)
 }
 
 /// The same for policies some of which only observe or have bans.
@@ -70,10 +70,9 @@ fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
     let undecided = requests::deny_permanently(operation, undecided);
     let policies = undecided.as_slice();
     let charges: Vec<Charge<'_>> = policies.iter().map(PolicyDecision::charge).collect();
-    let began = Began::now();
     let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
     match requests::send(operation, policies, &charges, decide) {
-        Some(response) => wait(response, operation, undecided, began),
+        Some(response) => wait(response, operation, undecided),
         None => {
             count(operation, &undecided);
             Check::Decided(Ok(undecided))
@@ -82,15 +81,15 @@ fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
 }
 
 #[inline]
-fn wait(response: StoreFuture, operation: Operation, undecided: Decision, began: Began) -> Check {
+fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Check {
     match response.try_ready() {
-        Ok(response) if operation == Operation::Reserve => hold(conclude(response, operation, undecided, began), began),
-        Ok(response) => Check::Decided(conclude(response, operation, undecided, began)),
+        Ok(response) if operation == Operation::Reserve => hold(conclude(response, operation, undecided, None)),
+        Ok(response) => Check::Decided(conclude(response, operation, undecided, None)),
         Err(response) => Check::Pending(PendingCheck {
             response,
             operation,
             undecided: Some(undecided),
-            began,
+            began: Some(Began::now()),
             held: None,
         }),
     }
@@ -98,7 +97,7 @@ fn wait(response: StoreFuture, operation: Operation, undecided: Decision, began:
 
 /// Holds an admitted request that waits for its turn.
 #[cold]
-fn hold(decision: Result<Decision, StoreError>, began: Began) -> Check {
+fn hold(decision: Result<Decision, StoreError>) -> Check {
     let decision = match decision {
         Ok(decision) if !decision.delay().is_zero() => decision,
         decided => return Check::Decided(decided),
@@ -108,7 +107,7 @@ fn hold(decision: Result<Decision, StoreError>, began: Began) -> Check {
             response: dropped(),
             operation: Operation::Reserve,
             undecided: None,
-            began,
+            began: None,
             held: Some(held),
         }),
         Err(error) => Check::Decided(Err(error)),
@@ -148,7 +147,7 @@ impl Future for PendingCheck {
             if self.operation != Operation::Reserve {
                 return Poll::Ready(decided);
             }
-            match hold(decided, self.began) {
+            match hold(decided) {
                 Check::Decided(decided) => return Poll::Ready(decided),
                 Check::Pending(mut holding) => self.held = holding.held.take(),
             }
@@ -192,7 +191,7 @@ fn conclude(
     response: Result<StoreResponse, StoreError>,
     operation: Operation,
     mut undecided: Decision,
-    began: Began,
+    began: Option<Began>,
 ) -> Result<Decision, StoreError> {
     if let Some(first) = undecided.as_slice().first() {
         first.context.metrics.end(began);

@@ -36,7 +36,7 @@ pub(crate) struct WaitingRequest;
 pub(crate) struct CheckMetrics;
 
 impl CheckMetrics {
-    pub(crate) fn end(&self, _: Began) {}
+    pub(crate) fn end(&self, _: Option<Began>) {}
 
     pub(crate) fn failed(&self, _: ErrorKind) {}
 }

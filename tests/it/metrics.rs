@@ -278,6 +278,31 @@ async fn admitted_requests_near_the_limit_are_counted() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_check_takes_the_time_until_the_reply_of_the_store() {
+    let metrics = Metrics::install();
+    for (store, sum) in [(Duration::ZERO, 0.0), (Duration::from_millis(250), 0.25)] {
+        let limiter = Limiter::new(Slow(store), Policy::new("mails", SlidingLog::per_minute(9)));
+        let _ = limiter.check("42").await.expect("a memory store does not fail");
+        let measured = metrics.value("tower_quota_check_duration_seconds_sum");
+        assert!((measured - sum).abs() < 0.01, "{measured}");
+    }
+    assert_eq!(metrics.value("tower_quota_check_duration_seconds_count"), 2.0);
+}
+
+/// A store that replies after this time.
+struct Slow(Duration);
+
+impl Store for Slow {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        let (reply, delay) = (MemoryStore::new().decide(requests), self.0);
+        StoreFuture::pending(async move {
+            sleep(delay).await;
+            reply.await
+        })
+    }
+}
+
 // Stores.
 
 each_client! {
