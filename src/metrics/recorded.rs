@@ -48,9 +48,9 @@ struct PolicyHandles {
 }
 
 impl PolicyMetrics {
-    pub(crate) fn new(policy: &Cow<'static, str>) -> Self {
+    pub(crate) fn new(policy: Cow<'static, str>) -> Self {
         Self {
-            policy: policy.clone(),
+            policy,
             handles: OnceLock::new(),
         }
     }

@@ -11,7 +11,7 @@ pub(crate) const ENABLED: bool = false;
 pub(crate) struct PolicyMetrics;
 
 impl PolicyMetrics {
-    pub(crate) fn new(_: &Cow<'static, str>) -> Self {
+    pub(crate) fn new(_: Cow<'static, str>) -> Self {
         Self
     }
 
@@ -33,7 +33,7 @@ pub(crate) struct HeldSlots;
 pub(crate) struct WaitingRequest;
 
 #[derive(Clone, Default)]
-pub(crate) struct CheckMetrics;
+pub(crate) struct CheckMetrics(());
 
 impl CheckMetrics {
     pub(crate) fn end(&self, _: Option<Began>) {}
@@ -51,7 +51,7 @@ impl Began {
 }
 
 #[derive(Default)]
-pub(crate) struct RedisMetrics;
+pub(crate) struct RedisMetrics(());
 
 impl RedisMetrics {
     pub(crate) fn call(&self, _: u64) {}
@@ -60,7 +60,7 @@ impl RedisMetrics {
 }
 
 #[derive(Default)]
-pub(crate) struct MemoryMetrics;
+pub(crate) struct MemoryMetrics(());
 
 impl MemoryMetrics {
     pub(crate) fn evicted(&self, _: u64) {}

@@ -126,7 +126,7 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
             thresholds: policy.settings.thresholds().clone(),
             learns: policy.settings.learns,
             ban: policy.settings.ban().map(Limit::Ban),
-            metrics: PolicyMetrics::new(&policy.settings.terms.plan.quota.name),
+            metrics: PolicyMetrics::new(policy.settings.terms.plan.quota.name.clone()),
         }
     });
     contexts.collect()
