@@ -13,6 +13,7 @@
 //! | `bare` | to the service without the layer |
 //! | `admitted` | admitted, with header fields and extensions |
 //! | `fields`, `extensions`, `least` | admitted, with header fields only, with extensions only, with neither |
+//! | `metrics` | as `admitted`, with a recorder of atomics (feature `metrics`); `admitted` without the feature has no metrics |
 //! | `plans` | as `admitted`, under a limit that is chosen for each request |
 //! | `live`, `reloaded` | as `least`, by a policy that follows a file, before and after a reload |
 //! | `denied` | denied by a `MemoryStore` |
@@ -20,6 +21,9 @@
 
 #[path = "support/bare.rs"]
 mod bare;
+#[cfg(feature = "metrics")]
+#[path = "support/recorder.rs"]
+mod recorder;
 
 use std::{
     env,
@@ -53,7 +57,7 @@ fn main() {
         "fields" => (Headers::Draft08, false),
         "extensions" => (Headers::None, true),
         "least" | "live" | "reloaded" => (Headers::None, false),
-        "bare" | "admitted" | "plans" | "denied" => (Headers::Draft08, true),
+        "bare" | "admitted" | "metrics" | "plans" | "denied" => (Headers::Draft08, true),
         other => panic!("`{other}` is not a path; see the head of this file"),
     };
     let (limit, answer): (PolicyLimit, _) = match path.as_str() {
@@ -61,6 +65,10 @@ fn main() {
         "plans" => (limit::by(by_peer), StatusCode::OK),
         _ => (admitting().into(), StatusCode::OK),
     };
+    #[cfg(feature = "metrics")]
+    if path == "metrics" {
+        metrics::set_global_recorder(recorder::Atomics).expect("no other recorder");
+    }
     let layer = match path.as_str() {
         "live" => live(0),
         "reloaded" => live(1),
@@ -69,6 +77,7 @@ fn main() {
     let layer = layer.headers(fields).extensions(extensions);
     let mut service = layer.layer(Bare);
     send(&mut service, request(1));
+    let start = Instant::now();
     for _ in 0..requests {
         let status = match path.as_str() {
             "bare" => send(&mut Bare, request(1)),
@@ -76,7 +85,7 @@ fn main() {
         };
         assert_eq!(status, answer);
     }
-    println!("{requests} requests, {path}");
+    println!("{requests} requests, {path}, {:?} each", start.elapsed() / requests);
 }
 
 /// A layer that follows a file, which was reloaded so often.

@@ -14,6 +14,7 @@ use crate::{
     awaited::AwaitedCompletion,
     decision::PolicyDecisions,
     held::{Held, give_back},
+    metrics::{Began, PolicyOutcome},
     requests,
     store::{Charge, ErrorKind, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
@@ -29,6 +30,8 @@ pub(crate) struct PendingCheck {
     response: StoreFuture,
     operation: Operation,
     undecided: Option<Decision>,
+    /// When it began to wait for the store.
+    began: Option<Began>,
     /// The request after the decision, if it waits for its turn.
     held: Option<Held>,
 }
@@ -41,7 +44,9 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
     }
     let policies = undecided.as_slice();
     if operation.requires_room() && policies.iter().any(|policy| policy.permanent_denial().is_some()) {
-        return Check::Decided(Ok(deny_permanently(policies)));
+        let denied = deny_permanently(policies);
+        count(operation, &denied);
+        return Check::Decided(Ok(denied));
     }
 
     let response = match policies {
@@ -68,19 +73,23 @@ fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
     let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
     match requests::send(operation, policies, &charges, decide) {
         Some(response) => wait(response, operation, undecided),
-        None => Check::Decided(Ok(undecided)),
+        None => {
+            count(operation, &undecided);
+            Check::Decided(Ok(undecided))
+        }
     }
 }
 
 #[inline]
 fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Check {
     match response.try_ready() {
-        Ok(response) if operation == Operation::Reserve => hold(conclude(response, operation, undecided)),
-        Ok(response) => Check::Decided(conclude(response, operation, undecided)),
+        Ok(response) if operation == Operation::Reserve => hold(conclude(response, operation, undecided, None)),
+        Ok(response) => Check::Decided(conclude(response, operation, undecided, None)),
         Err(response) => Check::Pending(PendingCheck {
             response,
             operation,
             undecided: Some(undecided),
+            began: Some(Began::now()),
             held: None,
         }),
     }
@@ -98,6 +107,7 @@ fn hold(decision: Result<Decision, StoreError>) -> Check {
             response: dropped(),
             operation: Operation::Reserve,
             undecided: None,
+            began: None,
             held: Some(held),
         }),
         Err(error) => Check::Decided(Err(error)),
@@ -133,7 +143,7 @@ impl Future for PendingCheck {
         if self.held.is_none() {
             let response = ready!(Pin::new(&mut self.response).poll(cx));
             let undecided = self.undecided.take().expect("polled after it was ready");
-            let decided = conclude(response, self.operation, undecided);
+            let decided = conclude(response, self.operation, undecided, self.began);
             if self.operation != Operation::Reserve {
                 return Poll::Ready(decided);
             }
@@ -162,9 +172,10 @@ impl Drop for PendingCheck {
             return;
         };
         if let Ok(runtime) = Handle::try_current() {
-            let (response, operation) = (mem::replace(&mut self.response, dropped()), self.operation);
+            let response = mem::replace(&mut self.response, dropped());
+            let (operation, began) = (self.operation, self.began);
             runtime.spawn(async move {
-                let decision = conclude(response.await, operation, undecided);
+                let decision = conclude(response.await, operation, undecided, began);
                 match decision.ok().filter(Decision::is_allowed) {
                     Some(decision) if reserves => give_back(&decision),
                     Some(decision) => drop(AwaitedCompletion::of(&decision)),
@@ -180,8 +191,12 @@ fn conclude(
     response: Result<StoreResponse, StoreError>,
     operation: Operation,
     mut undecided: Decision,
+    began: Option<Began>,
 ) -> Result<Decision, StoreError> {
-    match response.and_then(|response| settle(&response, operation, &mut undecided)) {
+    if let Some(first) = undecided.as_slice().first() {
+        first.context.metrics.end(began);
+    }
+    let decided = match response.and_then(|response| settle(&response, operation, &mut undecided)) {
         Ok(()) => {
             if let Some(first) = undecided.as_slice().first() {
                 first.context.failover.replied();
@@ -200,6 +215,18 @@ fn conclude(
             }
             fail(error, operation, &undecided)
         }
+    };
+    if let Ok(decision) = &decided {
+        count(operation, decision);
+    }
+    decided
+}
+
+/// Counts the outcomes of a decision, if the operation is one that decides about a request.
+#[inline]
+fn count(operation: Operation, decision: &Decision) {
+    if operation.decides() {
+        decision.count_outcomes();
     }
 }
 
@@ -242,11 +269,20 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     };
     let failover = &first.context.failover;
     failover.failed(&error);
+    first.context.metrics.failed(error.kind());
     if operation == Operation::Reset {
         reset_locally(undecided);
         return Err(error);
     }
+    let count_one = |policy: &PolicyDecision, outcome| {
+        if operation.decides() {
+            policy.count(outcome);
+        }
+    };
     if policies.iter().any(closes) {
+        policies
+            .iter()
+            .for_each(|policy| count_one(policy, PolicyOutcome::Failed));
         return Err(error);
     }
 
@@ -255,7 +291,10 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
         if policy.denial.is_some() {
             return Some((policy.clone(), None));
         }
-        let charge = LocalCharge::new(policy.failure_mode(), operation, &policy.charge())?;
+        let Some(charge) = LocalCharge::new(policy.failure_mode(), operation, &policy.charge()) else {
+            count_one(policy, PolicyOutcome::Uncounted);
+            return None;
+        };
         let policy = PolicyDecision {
             cost: charge.cost,
             is_local: true,

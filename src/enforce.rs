@@ -27,6 +27,7 @@ use crate::{
     decision::{CheckContext, PolicyDecisions},
     denied,
     key::KeyError,
+    metrics::PolicyOutcome,
     observer::Observer,
     policy::{Basis, Keyed},
     rejected::Rejected,
@@ -150,9 +151,11 @@ impl Enforcer {
         } = basis;
         if let Some(access) = access {
             if access.blocks(parts) {
+                context.count_for_all(PolicyOutcome::Blocked);
                 return Err(Unchecked::Blocked);
             }
             if access.skips(parts) {
+                context.count_for_all(PolicyOutcome::Skipped);
                 return Ok(None);
             }
         }
@@ -162,14 +165,19 @@ impl Enforcer {
             let undecided = self
                 .undecided_by(policy, (context, 0), parts)
                 .or_else(|error| self.without_key((context, 0), error))?;
-            return Ok(undecided.map(|undecided| Decision::new(false, SmallVec::from_buf([undecided]))));
+            let Some(undecided) = undecided else {
+                context.count(0, PolicyOutcome::Skipped);
+                return Ok(None);
+            };
+            return Ok(Some(Decision::new(false, SmallVec::from_buf([undecided]))));
         }
 
         let mut undecided = PolicyDecisions::new();
         for (position, policy) in policies.iter().enumerate() {
             let policy = self.undecided_by(policy, (context, position), parts);
-            if let Some(policy) = policy.or_else(|error| self.without_key((context, position), error))? {
-                undecided.push(policy);
+            match policy.or_else(|error| self.without_key((context, position), error))? {
+                Some(policy) => undecided.push(policy),
+                None => context.count(position, PolicyOutcome::Skipped),
             }
         }
         Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
@@ -229,6 +237,7 @@ impl Enforcer {
         error: KeyError,
     ) -> Result<Option<PolicyDecision>, KeyError> {
         if !context.policies[position].observed {
+            context.count(position, PolicyOutcome::Refused);
             return Err(error);
         }
         if error.is_misconfigured() {

@@ -1,5 +1,5 @@
-//! Long pages: choosing an algorithm, a service behind proxies, Redis for limits, operating, testing an application, a comparison
-//! with other libraries and the migration from them, and measurements of speed and of behavior under faults.
+//! Long pages: choosing an algorithm, a service behind proxies, Redis for limits, operating, metrics, testing an application, a
+//! comparison with other libraries and the migration from them, and measurements of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
@@ -12,6 +12,10 @@ pub mod comparison {}
 
 #[doc = include_str!("../docs/faults.md")]
 pub mod faults {}
+
+#[cfg(feature = "metrics")]
+#[doc = include_str!("../docs/metrics.md")]
+pub mod metrics {}
 
 #[cfg(feature = "axum")]
 #[doc = include_str!("../docs/migration.md")]

@@ -13,6 +13,7 @@ use tokio::{
 use crate::{
     Decision,
     decision::Settlement,
+    metrics::{WaitingRequest, lost_settlement},
     store::{ErrorKind, StoreError},
 };
 
@@ -20,6 +21,7 @@ use crate::{
 pub(crate) struct Held {
     decision: Option<Decision>,
     sleep: Pin<Box<Sleep>>,
+    waiting: Option<WaitingRequest>,
 }
 
 impl Held {
@@ -34,6 +36,7 @@ impl Held {
         }
         Ok(Self {
             sleep: Box::pin(sleep(decision.delay())),
+            waiting: decision.wait(),
             decision: Some(decision),
         })
     }
@@ -41,6 +44,7 @@ impl Held {
     /// Waits for the turn. It is not polled again afterwards.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Decision>> {
         ready!(self.sleep.as_mut().poll(cx));
+        self.waiting = None;
         Poll::Ready(self.decision.take())
     }
 }
@@ -61,8 +65,16 @@ pub(crate) fn give_back(decision: &Decision) {
         settlement.refund(policy, locally);
     }
     for response in settlement.send() {
-        if let (Err(pending), Ok(runtime)) = (response.try_ready(), Handle::try_current()) {
-            runtime.spawn(pending);
+        match (response.try_ready(), Handle::try_current()) {
+            (Ok(Ok(_)), _) => {}
+            (Err(pending), Ok(runtime)) => {
+                runtime.spawn(async {
+                    if pending.await.is_err() {
+                        lost_settlement();
+                    }
+                });
+            }
+            (Ok(Err(_)), _) | (Err(_), Err(_)) => lost_settlement(),
         }
     }
 }

@@ -80,11 +80,14 @@
 //! | `serde` | | [`Policies`] and limits in the configuration of an application |
 //! | `file` | | [`Policies`] from files in TOML or JSON |
 //! | `tracing` | yes | warnings and errors as `tracing` events |
+//! | `metrics` | | [metrics](guide::metrics) through the facade of that name: counters, gauges and histograms |
 //!
 //! # Guide
 //!
-//! [Behind proxies](guide::proxies), [Redis for limits](guide::redis) and [operating](guide::operating): what to set up before
-//! production, and what to do when something is wrong.
+//! [Choosing an algorithm](guide::choosing), and the [migration](guide::migration) from other libraries.
+//!
+//! [Behind proxies](guide::proxies), [Redis for limits](guide::redis), [operating](guide::operating) and
+//! [metrics](guide::metrics): what to set up before production, what to watch, and what to do when something is wrong.
 //!
 //! [Testing an application](guide::testing): without Redis, and with a clock that the test advances.
 //!
@@ -119,6 +122,7 @@ mod layer;
 pub mod limit;
 mod limiter;
 mod lost;
+mod metrics;
 mod observer;
 mod pause;
 mod policy;

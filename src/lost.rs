@@ -3,7 +3,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use crate::store::{StoreError, StoreResponse};
+use crate::{
+    metrics::lost_settlement,
+    store::{StoreError, StoreResponse},
+};
 
 /// The number of settlements of a layer that were lost.
 #[derive(Default)]
@@ -16,6 +19,7 @@ impl LostSettlements {
 
     /// Counts one more, and logs the first.
     fn add(&self, error: Option<&StoreError>) {
+        lost_settlement();
         if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
             #[cfg(feature = "tracing")]
             tracing::warn!(

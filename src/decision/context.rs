@@ -9,6 +9,7 @@ use crate::{
     completion::CompletionRule,
     headers::Fields,
     lost::LostSettlements,
+    metrics::{CheckMetrics, ENABLED, PolicyMetrics, PolicyOutcome},
     slots::Keeper,
     store::{Failover, Quota, Store, Waiting},
 };
@@ -33,6 +34,30 @@ pub(crate) struct CheckContext {
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
+    pub(crate) metrics: CheckMetrics,
+}
+
+impl CheckContext {
+    /// Counts a request by what the policy at this position has done with it.
+    #[inline]
+    pub(crate) fn count(&self, position: usize, outcome: PolicyOutcome) {
+        if ENABLED {
+            self.policies[position].metrics.count(outcome);
+        }
+        #[cfg(feature = "tracing")]
+        tracing::debug!(
+            policy = &*self.policies[position].plan.quota.name,
+            outcome = outcome.name(),
+            "a policy has not decided about a request"
+        );
+    }
+
+    /// Counts a request that is decided before any policy regards it.
+    pub(crate) fn count_for_all(&self, outcome: PolicyOutcome) {
+        for position in 0..self.policies.len() {
+            self.count(position, outcome);
+        }
+    }
 }
 
 /// The [`ResponseFormat`](crate::response::ResponseFormat) of a layer or a limiter.
@@ -57,6 +82,7 @@ pub(crate) struct PolicyContext {
     /// The [`Limit::Ban`] of the policy, if it has bans.
     pub(crate) ban: Option<Limit>,
     pub(crate) waiting: Waiting,
+    pub(crate) metrics: PolicyMetrics,
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

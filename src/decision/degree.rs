@@ -96,6 +96,15 @@ impl PolicyDecision {
         thresholds.reached(quota.saturating_sub(self.remaining()), quota)
     }
 
+    /// Whether the first threshold is reached: that of 80 % without others.
+    #[inline]
+    pub(super) fn is_near(&self) -> bool {
+        match self.policy().thresholds.is_empty() {
+            true => self.remaining().saturating_mul(5) <= self.counted_quota(),
+            false => self.degree() > 0,
+        }
+    }
+
     /// The quota that [`remaining`](Self::remaining) is the rest of: that of a share, where this process has one.
     fn counted_quota(&self) -> u64 {
         let limit: &Limit = &self.quota().limit;

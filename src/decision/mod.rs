@@ -4,6 +4,7 @@ mod context;
 mod degree;
 mod delay;
 mod marker;
+mod outcome;
 mod policy;
 mod receipt;
 mod record;

@@ -89,7 +89,7 @@ impl PolicyDecision {
         };
         let lease = Lease::new(place, (quota.name.clone(), limit), self.key.clone(), self.cost, ticket);
         if let Some(lease) = lease {
-            slots.push(lease, &context.keeper);
+            slots.push(lease, &context.keeper, self.hold());
         }
     }
 }

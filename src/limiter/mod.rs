@@ -17,6 +17,7 @@ use crate::{
     ConfigError, Decision, IntoPolicies, Key, Limit, PolicyDecision,
     check::{self, Check},
     decision::CheckContext,
+    metrics::PolicyOutcome,
     observer::Observer,
     policy::{self, Basis, Policy, Unkeyed, validate_names},
     slots::Ticket,
@@ -343,7 +344,14 @@ fn undecided_by(
         Limit::DenyAll if !operation.requires_room() => false,
         _ => policy.cost > 0,
     };
-    Decision::new(true, undecided.filter(applies).collect())
+    let applying = undecided.filter(|policy| {
+        let applies = applies(policy);
+        if !applies && operation.decides() {
+            policy.count(PolicyOutcome::Skipped);
+        }
+        applies
+    });
+    Decision::new(true, applying.collect())
 }
 
 /// The failure of the store, also if this process decided.

@@ -7,6 +7,7 @@ use crate::{
     ConfigError, Limit,
     decision::{CheckContext, PolicyContext, SharedFormat},
     headers::Fields,
+    metrics::{CheckMetrics, PolicyMetrics},
     response::Negotiated,
     slots::Keeper,
     store::{Failover, Store, Waiting},
@@ -103,6 +104,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
         policies,
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
+        metrics: CheckMetrics::default(),
     }
 }
 
@@ -124,6 +126,7 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
             thresholds: policy.settings.thresholds().clone(),
             learns: policy.settings.learns,
             ban: policy.settings.ban().map(Limit::Ban),
+            metrics: PolicyMetrics::new(policy.settings.terms.plan.quota.name.clone()),
         }
     });
     contexts.collect()

@@ -9,7 +9,10 @@ use std::{fmt, sync::Arc};
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
-use crate::store::{Operation, StoreError, StoreFuture};
+use crate::{
+    metrics::HeldSlots,
+    store::{Operation, StoreError, StoreFuture},
+};
 
 pub(crate) use self::{
     keeper::Keeper,
@@ -65,6 +68,7 @@ pub struct Slots(SmallVec<[Held; 1]>);
 struct Held {
     lease: Arc<Lease>,
     keeper: Arc<Keeper>,
+    _counted: HeldSlots,
 }
 
 impl Slots {
@@ -126,10 +130,14 @@ impl Slots {
     }
 
     /// Adds a lease that was taken, which is renewed from now on.
-    pub(crate) fn push(&mut self, lease: Lease, keeper: &Arc<Keeper>) {
+    pub(crate) fn push(&mut self, lease: Lease, keeper: &Arc<Keeper>, counted: HeldSlots) {
         let (lease, keeper) = (Arc::new(lease), keeper.clone());
         keeper.hold(lease.clone());
-        self.0.push(Held { lease, keeper });
+        self.0.push(Held {
+            lease,
+            keeper,
+            _counted: counted,
+        });
     }
 
     pub(crate) fn append(&mut self, mut other: Self) {
@@ -138,7 +146,7 @@ impl Slots {
 
     /// Ends all leases, those in one place in one call.
     fn end(&mut self) -> SmallVec<[StoreFuture; 1]> {
-        for Held { lease, keeper } in &self.0 {
+        for Held { lease, keeper, .. } in &self.0 {
             keeper.forget(lease);
         }
         // The release of a lease that is being renewed comes after its renewal, which could take the slots again.

@@ -75,6 +75,11 @@ impl Operation {
         matches!(self, Self::Check | Self::Reserve | Self::Peek | Self::RenewLease)
     }
 
+    /// Whether it admits or denies a request, and counts it.
+    pub(crate) fn decides(self) -> bool {
+        matches!(self, Self::Check | Self::Reserve)
+    }
+
     /// Whether it counts the charges of an admitted request.
     pub(crate) fn counts(self) -> bool {
         matches!(self, Self::Check | Self::Reserve | Self::Charge)

@@ -44,6 +44,7 @@ mod learning;
 mod limiter;
 mod memory;
 mod memory_store;
+mod metrics;
 mod nested;
 mod nginx;
 mod observers;

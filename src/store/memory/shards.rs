@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     limit::State,
+    metrics::MemoryMetrics,
     store::{
         Charge, ChargeState, Operation, Outcome, StoreRequest,
         fold::{Folded, fold},
@@ -28,6 +29,7 @@ pub(super) struct Shards {
     shards: Box<[Mutex<Shard>]>,
     pub(super) capacity: usize,
     evictions: AtomicU64,
+    metrics: MemoryMetrics,
     hasher: RandomState,
     clock: Clock,
 }
@@ -47,6 +49,7 @@ impl Shards {
                 .collect(),
             capacity,
             evictions: AtomicU64::new(0),
+            metrics: MemoryMetrics::default(),
             hasher: RandomState::new(),
             clock,
         }
@@ -209,7 +212,11 @@ impl Shards {
     /// Counts evictions of keys that had not expired. No shard may be locked: a subscriber of `tracing` may use the store.
     #[inline]
     fn count(&self, evicted: u64) {
-        if evicted > 0 && self.evictions.fetch_add(evicted, Ordering::Relaxed) == 0 {
+        if evicted == 0 {
+            return;
+        }
+        self.metrics.evicted(evicted);
+        if self.evictions.fetch_add(evicted, Ordering::Relaxed) == 0 {
             #[cfg(feature = "tracing")]
             tracing::warn!(
                 capacity = self.capacity,

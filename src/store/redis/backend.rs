@@ -20,6 +20,7 @@ use super::{
     trial::run_trial,
 };
 use crate::{
+    metrics::RedisMetrics,
     store::health::Health,
     store::{ErrorKind, StoreError},
 };
@@ -32,6 +33,7 @@ pub(super) struct Backend {
     pub(super) deadline: Deadline,
     /// Whether the last calls met a refusal.
     pub(super) refused: Health,
+    pub(super) metrics: RedisMetrics,
 }
 
 /// The pause between probes while the breaker is open.
@@ -45,6 +47,7 @@ impl Backend {
             key_format,
             deadline: Deadline::new(deadline),
             refused: Health::default(),
+            metrics: RedisMetrics::default(),
         }
     }
 
@@ -72,6 +75,7 @@ impl Backend {
         breaker: &Arc<Breaker>,
         call: &mut ScriptCall,
     ) -> Result<ScriptReply, Failure> {
+        self.metrics.call(call.requests());
         let mut reply = self.client.run(self.script, call, self.deadline).await;
         if call.has_calendar_windows()
             && let Some(now_us) = reply.as_ref().ok().and_then(RawReply::lone_time)

@@ -8,6 +8,8 @@ use std::{
 
 use tokio::time::Instant;
 
+use crate::metrics::{breaker_closed, breaker_opened};
+
 /// A circuit breaker: requests fail at once while Redis does not reply.
 ///
 /// It opens after three calls in a row without a reply and closes with the first reply. While it is open, one task probes
@@ -39,7 +41,10 @@ impl Breaker {
     pub(super) fn record_reply(&self) {
         // Reading first keeps the cache line shared between cores while Redis replies.
         if self.failures.load(Ordering::Acquire) > 0 {
-            self.failures.store(0, Ordering::Release);
+            let failures = self.failures.swap(0, Ordering::AcqRel);
+            if failures >= FAILURES {
+                breaker_closed();
+            }
         }
     }
 
@@ -47,7 +52,10 @@ impl Breaker {
     pub(super) fn record_failure(&self) {
         // It stops there and so never wraps.
         let count = |failures| (failures < FAILURES).then_some(failures + 1);
-        let _ = self.failures.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
+        let before = self.failures.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
+        if before == Ok(FAILURES - 1) {
+            breaker_opened();
+        }
     }
 
     /// Starts a probe if the breaker is open and no probe runs, and returns its id.
@@ -82,6 +90,14 @@ impl Breaker {
             *probe = None;
         }
         open
+    }
+}
+
+impl Drop for Breaker {
+    fn drop(&mut self) {
+        if self.is_open() {
+            breaker_closed();
+        }
     }
 }
 

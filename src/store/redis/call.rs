@@ -84,6 +84,11 @@ impl ScriptCall {
         call
     }
 
+    /// The number of requests.
+    pub(super) fn requests(&self) -> u64 {
+        self.shape.iter().map(|shape| shape.times).sum()
+    }
+
     fn push_run(&mut self, buffer: &mut BytesMut, run: &[MergedRequest<'_>], now_us: u64) {
         let Some(first) = run.first() else { return };
         let (operation, charges) = (first.request.operation, &first.request.charges);

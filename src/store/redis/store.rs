@@ -194,6 +194,7 @@ impl RedisStore {
             [request] => {
                 let request = HashedRequest::new(key_format, request);
                 if let Some(response) = cache.and_then(|cache| cache.get(key_format, &request, made_at)) {
+                    queues.backend.metrics.deny_cache_hit();
                     return StoreFuture::ready(Ok(response));
                 }
                 vec![OwnedRequest::new(key_format, request)]

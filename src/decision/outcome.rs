@@ -1,0 +1,80 @@
+//! The outcomes of a decision as metrics, and as events of `tracing` at the level `DEBUG`.
+
+use super::{Decision, Denial, PolicyDecision};
+use crate::metrics::{ENABLED, HeldSlots, PolicyOutcome, WaitingRequest};
+
+impl Decision {
+    /// Counts what each policy has done with the request.
+    #[inline]
+    pub(crate) fn count_outcomes(&self) {
+        if !is_watched() {
+            return;
+        }
+        let allowed = self.is_allowed();
+        for policy in self.as_slice() {
+            match policy.outcome() {
+                PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally if !allowed => {}
+                outcome => policy.count(outcome),
+            }
+        }
+    }
+
+    /// Counts the request as waiting for the policy with the latest turn, until the guard is dropped.
+    pub(crate) fn wait(&self) -> Option<WaitingRequest> {
+        let latest = self.enforced().max_by_key(|policy| policy.decided_at);
+        latest.map(|policy| policy.policy().metrics.wait())
+    }
+}
+
+impl PolicyDecision {
+    /// Counts the request by what this policy has done with it.
+    #[inline]
+    pub(crate) fn count(&self, outcome: PolicyOutcome) {
+        #[cfg(feature = "tracing")]
+        tracing::debug!(
+            policy = self.name(),
+            outcome = outcome.name(),
+            cost = self.cost,
+            limit = self.limit(),
+            remaining = self.remaining,
+            retry_after = self.retry_after.map(|wait| wait.as_secs_f64()),
+            "a policy has decided about a request"
+        );
+        if !ENABLED {
+            return;
+        }
+        let metrics = &self.policy().metrics;
+        metrics.count(outcome);
+        let admitted = matches!(outcome, PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally);
+        if admitted && self.is_near() {
+            metrics.near_limit();
+        }
+    }
+
+    /// Counts slots that the request has taken of this policy, until the guard is dropped.
+    pub(super) fn hold(&self) -> HeldSlots {
+        self.policy().metrics.hold(self.cost)
+    }
+
+    #[inline]
+    fn outcome(&self) -> PolicyOutcome {
+        match (self.denial, self.is_local) {
+            (None, false) => PolicyOutcome::Admitted,
+            (None, true) => PolicyOutcome::AdmittedLocally,
+            (Some(_), _) if self.is_observed() => PolicyOutcome::Observed,
+            (Some(Denial::Banned), _) => PolicyOutcome::Banned,
+            (Some(_), false) => PolicyOutcome::Limited,
+            (Some(_), true) => PolicyOutcome::LimitedLocally,
+        }
+    }
+}
+
+/// Whether outcomes are counted or logged.
+#[inline]
+fn is_watched() -> bool {
+    #[cfg(feature = "tracing")]
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        return true;
+    }
+    ENABLED
+}
