@@ -14,7 +14,7 @@ use super::{
     faults::Faults,
     history,
     network::Network,
-    plan::{DEADLINE, Kind, Plan},
+    plan::{Kind, Plan},
     runtime::Runtime,
 };
 use crate::{
@@ -116,7 +116,10 @@ async fn play(seed: u64, plan: &Plan) {
     sleep_until(started + Plan::LASTS).await;
     network.set_faults(Faults::default());
     if plan.resets {
-        sleep(DEADLINE).await;
+        // Requests of late callers may be in flight.
+        while !store.queues().are_idle() {
+            sleep(Duration::from_millis(1)).await;
+        }
         verify_deny_cache(&store, &network);
     }
     let survivor = Runtime::default();
