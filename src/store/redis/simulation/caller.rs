@@ -207,6 +207,19 @@ impl Stage {
         runtime.spawn(async move { caller.run(stage, number, its_runtime).await });
     }
 
+    /// Waits until each caller is done or was dropped with its runtime.
+    pub(super) async fn wait_for_callers(&self) {
+        let gone = async {
+            // A caller keeps a clone of the stage.
+            while Arc::strong_count(&self.records) > 1 {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), gone)
+            .await
+            .expect("each caller is done some time after the last stall");
+    }
+
     fn edit(&self, number: usize, edit: impl FnOnce(&mut Record)) {
         edit(&mut self.records.lock().expect("no panic")[number]);
     }

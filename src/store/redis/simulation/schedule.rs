@@ -124,7 +124,9 @@ async fn play(seed: u64, plan: &Plan) {
     }
     let survivor = Runtime::default();
     verify_recovery(&store, &survivor).await;
-    // Past every deadline, stall and late request.
+    // Stalls follow each other, so that a late caller may begin seconds after the faults.
+    stage.wait_for_callers().await;
+    // Past every deadline, and every call that a caller left behind.
     sleep(Duration::from_secs(3)).await;
     verify_settled(plan, &store, &network, &stage.records).await;
 
