@@ -37,7 +37,7 @@ pub(crate) struct PendingCheck {
 }
 
 /// Sends the charges of all policies to the store, those of the enforced ones as one request.
-#[inline]
+#[inline(always)]
 pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
     if undecided.is_composite() {
         return begin_composite(operation, &undecided);
@@ -80,7 +80,7 @@ fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Check {
     match response.try_ready() {
         Ok(response) if operation == Operation::Reserve => hold(conclude(response, operation, undecided, None)),
@@ -186,7 +186,7 @@ impl Drop for PendingCheck {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn conclude(
     response: Result<StoreResponse, StoreError>,
     operation: Operation,
@@ -196,7 +196,11 @@ fn conclude(
     if let Some(first) = undecided.as_slice().first() {
         first.context.metrics.end(began);
     }
-    let decided = match response.and_then(|response| settle(&response, operation, &mut undecided)) {
+    let settled = match response {
+        Ok(response) => settle(&response, operation, &mut undecided),
+        Err(error) => Err(error),
+    };
+    let decided = match settled {
         Ok(()) => {
             if let Some(first) = undecided.as_slice().first() {
                 first.context.failover.replied();
@@ -223,7 +227,7 @@ fn conclude(
 }
 
 /// Counts the outcomes of a decision, if the operation is one that decides about a request.
-#[inline]
+#[inline(always)]
 fn count(operation: Operation, decision: &Decision) {
     if operation.decides() {
         decision.count_outcomes();
@@ -244,7 +248,7 @@ fn counts(operation: Operation) -> bool {
 }
 
 /// Records the outcome in the decision.
-#[inline]
+#[inline(always)]
 fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
     if undecided.is_composite() {
         return requests::settle(response, operation, undecided);

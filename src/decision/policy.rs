@@ -140,7 +140,7 @@ impl PolicyDecision {
 
 impl PolicyDecision {
     /// A decision that the store is to settle.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn undecided(context: Arc<CheckContext>, position: usize, key: Key, cost: u64) -> Self {
         let waiting = context.policies[position].waiting;
         Self {
@@ -164,6 +164,7 @@ impl PolicyDecision {
     }
 
     /// Records the next states: that of the marker, if there is one, and that of the charge.
+    #[inline]
     pub(crate) fn settle<'a>(
         &mut self,
         states: &mut impl Iterator<Item = &'a ChargeState>,

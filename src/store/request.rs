@@ -322,7 +322,7 @@ impl<'a> Charge<'a> {
     ///
     /// Callers choose keys, so these are hashed with a secret. They do not choose names of policies; and algorithms are few,
     /// so that they need no part in it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn hash(&self, hasher: &RandomState) -> u64 {
         let mut hasher = hasher.build_hasher();
         hasher.write(self.key.as_bytes());
