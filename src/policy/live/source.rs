@@ -1,3 +1,5 @@
+#[cfg(feature = "admin")]
+use std::time::SystemTime;
 use std::{
     collections::BTreeMap,
     sync::{
@@ -25,6 +27,9 @@ pub(super) struct Snapshot {
     pub(super) policies: BTreeMap<String, Description>,
     /// The requests that the file lists as skipped or blocked.
     pub(super) listed: Option<Arc<Access>>,
+    /// When it was loaded, unless it is the first one.
+    #[cfg(feature = "admin")]
+    reloaded_at: Option<SystemTime>,
 }
 
 /// Where policies that follow a file find their newest terms.
@@ -71,6 +76,8 @@ impl Source {
             revision,
             policies,
             listed,
+            #[cfg(feature = "admin")]
+            reloaded_at: Some(SystemTime::now()),
         });
         self.revision.store(revision, Ordering::Release);
     }
@@ -88,5 +95,11 @@ impl Origin {
     /// The number of the file in the process.
     pub(in crate::policy) fn file(&self) -> u64 {
         self.source.number
+    }
+
+    /// When the file was reloaded last, if it was.
+    #[cfg(feature = "admin")]
+    pub(in crate::policy) fn reloaded_at(&self) -> Option<SystemTime> {
+        self.source.newest().reloaded_at
     }
 }
