@@ -11,7 +11,7 @@ const STYLE: &str = include_str!("page.css");
 /// hashes of the files.
 pub(super) const CONTENT_POLICY: &str = "default-src 'none'; \
      script-src 'sha256-lTsXorzmLm2Is9XH39EOPrYC0x3QGRflZouDEwWs5oQ='; \
-     style-src 'sha256-zfDBcog0ef/JhjLbOih//wmO/Hn0gOuWkA8R8QAdlkE='; \
+     style-src 'sha256-t6zzetUD5oVUgEGH6vMf4i3oOG0nFFBzFOYsnAd/gBI='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 static PAGE: LazyLock<String> = LazyLock::new(|| {
