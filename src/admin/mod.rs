@@ -68,6 +68,7 @@ use crate::{Limiter, RateLimitLayer};
 /// | `GET /` | the page |
 /// | `GET /report` | the stores and the policies, with the subjects that each denies most often |
 /// | `GET /subject?policy=api&key=ip%3D203.0.113.7` | the counts of a key by each limit of a policy |
+/// | `POST /subject` with `{"policy":"api","key":"ip=203.0.113.7"}` | the same; as no part of a URL, the key gets into no log of requests |
 /// | `POST /reset` with `{"policy":"api","key":"ip=203.0.113.7"}` | removes the counts and bans of a key of a policy, as [`Limiter::reset`] does, and returns what `/subject` returns |
 ///
 /// A key is written as in Redis: [`Key`](crate::Key) has a table of its components. A hash that a store keeps of a long key
@@ -106,7 +107,7 @@ use crate::{Limiter, RateLimitLayer};
 ///
 /// # What the router refuses
 ///
-/// A browser sends the credentials of an operator with requests that pages of other sites make. So `POST /reset` is refused
+/// A browser sends the credentials of an operator with requests that pages of other sites make. So a `POST` is refused
 ///
 /// * with `403` if `Sec-Fetch-Site` is not `same-origin` or, in a browser that does not send it, if `Origin` is not the host of
 ///   the request. A client that is no browser sends neither. Behind a proxy that replaces `Host`, the page is

@@ -24,6 +24,11 @@ async function call(path, options = {}) {
   return body;
 }
 
+function post(path, body) {
+  const headers = { "content-type": "application/json" };
+  return call(path, { method: "POST", headers, body: JSON.stringify(body) });
+}
+
 function showStatus(text, isError = false) {
   status.textContent = text;
   status.classList.toggle("error", isError);
@@ -179,8 +184,7 @@ async function load() {
 }
 
 async function lookUp(policy, store, key) {
-  const query = new URLSearchParams({ policy, store, key });
-  shown = await call(`/subject?${query}`);
+  shown = await post("/subject", { policy, store, key });
   await load();
   const denies = shown.counts.some((counts) => !counts.allowed && !counts.observed);
   showStatus(`${shown.policy} ${denies ? "denies" : "admits"} ${shown.key}.`);
@@ -220,8 +224,7 @@ document.getElementById("reset").addEventListener("click", () => {
   dialog.close();
   attempt(async () => {
     const { policy, store, key } = shown;
-    const headers = { "content-type": "application/json" };
-    shown = await call("/reset", { method: "POST", headers, body: JSON.stringify({ policy, store, key }) });
+    shown = await post("/reset", { policy, store, key });
     await load();
     showStatus(`The counts of ${key} in ${policy} are reset.`);
     subject.focus();

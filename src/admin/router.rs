@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::{
     Router,
     body::Bytes,
-    extract::{DefaultBodyLimit, Query, State, rejection::BytesRejection, rejection::QueryRejection},
-    http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header},
+    extract::{DefaultBodyLimit, FromRequest, Query, Request, State, rejection::QueryRejection},
+    http::{HeaderValue, Method, StatusCode, Uri, header},
     middleware,
     response::Response,
     routing::{get, post},
@@ -40,7 +40,7 @@ pub(super) fn router(shared: Shared) -> Router {
     Router::new()
         .route("/", get(page::page))
         .route("/report", get(report))
-        .route("/subject", get(subject))
+        .route("/subject", get(subject).post(subject_of_body))
         .route("/reset", post(reset))
         .fallback(async |uri: Uri| {
             AdminError::new(
@@ -89,7 +89,41 @@ struct Selection {
     store: Option<usize>,
 }
 
-/// The response to `GET /subject` and `POST /reset`.
+/// The selection in the body of a request that another site has not made.
+struct Posted(Selection);
+
+impl<S: Send + Sync> FromRequest<S> for Posted {
+    type Rejection = AdminError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, AdminError> {
+        cross_origin::verify(request.headers(), request.uri()).map_err(|_| {
+            AdminError::new(
+                StatusCode::FORBIDDEN,
+                "a page of another origin has made the request; use the page of this router",
+            )
+        })?;
+        // A form of another site cannot send this type without a preflight request (Fetch, section 4.9), which is not
+        // answered.
+        let content_type = request.headers().get(header::CONTENT_TYPE);
+        let media_type = content_type.and_then(|value| value.to_str().ok()?.split(';').next());
+        if !media_type.is_some_and(|value| value.trim().eq_ignore_ascii_case("application/json")) {
+            return Err(AdminError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "the body is JSON, with `content-type: application/json`",
+            ));
+        }
+        let body = Bytes::from_request(request, state).await;
+        let body = body.map_err(|error| AdminError::new(error.status(), error.body_text()))?;
+        let selection = serde_json::from_slice(&body).map_err(|error| {
+            AdminError::bad_request(format!(
+                r#"the body is not a subject: {error}; one looks like {{"policy":"api","key":"ip=203.0.113.7"}}"#
+            ))
+        })?;
+        Ok(Self(selection))
+    }
+}
+
+/// The response to `/subject` and `POST /reset`.
 #[derive(Serialize)]
 struct Subject {
     policy: String,
@@ -115,34 +149,13 @@ async fn subject(
     Ok(json(&selected.peek(&shared).await?))
 }
 
-async fn reset(
-    State(shared): State<Arc<Shared>>,
-    headers: HeaderMap,
-    uri: Uri,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, AdminError> {
-    cross_origin::verify(&headers, &uri).map_err(|_| {
-        AdminError::new(
-            StatusCode::FORBIDDEN,
-            "a page of another origin has made the request; use the page of this router",
-        )
-    })?;
-    // A form of another site cannot send this type without a preflight request (Fetch, section 4.9), which is not answered.
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let media_type = content_type.and_then(|value| value.split(';').next()).map(str::trim);
-    if !media_type.is_some_and(|value| value.eq_ignore_ascii_case("application/json")) {
-        return Err(AdminError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "the body is JSON, with `content-type: application/json`",
-        ));
-    }
-    let body = body.map_err(|error| AdminError::new(error.status(), error.body_text()))?;
-    let selection = serde_json::from_slice(&body).map_err(|error| {
-        AdminError::bad_request(format!(
-            r#"the body is not a subject: {error}; one looks like {{"policy":"api","key":"ip=203.0.113.7"}}"#
-        ))
-    })?;
+/// The same with the selection in the body, so that no log of requests has the key.
+async fn subject_of_body(State(shared): State<Arc<Shared>>, Posted(selection): Posted) -> Result<Response, AdminError> {
+    let selected = Selected::find(&shared, selection)?;
+    Ok(json(&selected.peek(&shared).await?))
+}
 
+async fn reset(State(shared): State<Arc<Shared>>, Posted(selection): Posted) -> Result<Response, AdminError> {
     let selected = Selected::find(&shared, selection)?;
     subject::reset(
         &shared.watched,

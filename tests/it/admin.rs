@@ -52,12 +52,12 @@ impl Operator {
     }
 
     async fn reset(&self, policy: &str, key: &str) -> Received {
-        self.post(&json!({ "policy": policy, "key": key }).to_string(), &[])
+        self.post("/reset", &json!({ "policy": policy, "key": key }).to_string(), &[])
             .await
     }
 
-    async fn post(&self, body: &str, fields: &[(&str, &str)]) -> Received {
-        let mut request = Request::post("/reset");
+    async fn post(&self, path: &str, body: &str, fields: &[(&str, &str)]) -> Received {
+        let mut request = Request::post(path);
         if !fields.iter().any(|(name, _)| *name == "content-type") {
             request = request.header("content-type", "application/json");
         }
@@ -432,7 +432,10 @@ async fn a_policy_of_two_stores_is_selected_by_the_number_of_the_store() {
     assert_eq!(get("&store=2").await.json()["counts"][0]["remaining"], 1);
 
     let body = json!({ "policy": "api", "key": "ip=192.0.2.1", "store": 2 }).to_string();
-    assert_eq!(operator.post(&body, &[]).await.json()["counts"][0]["remaining"], 2);
+    assert_eq!(
+        operator.post("/reset", &body, &[]).await.json()["counts"][0]["remaining"],
+        2
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -545,7 +548,7 @@ async fn a_request_with_a_mistake_is_an_error_with_the_fix() {
             "length limit",
         ),
     ] {
-        let response = operator.post(body, &[]).await;
+        let response = operator.post("/reset", body, &[]).await;
         assert_eq!(response.status.as_u16(), status, "{body}");
         let error = response.json();
         let is_shown = error["error"].as_str().is_some_and(|error| error.contains(fix));
@@ -571,9 +574,11 @@ async fn a_page_of_another_site_cannot_reset() {
             "application/json",
         ),
     ] {
-        let response = operator.post(body, &fields).await;
-        assert_eq!(response.status.as_u16(), status, "{fields:?}");
-        assert!(response.json().to_string().contains(reason), "{fields:?}");
+        for path in ["/subject", "/reset"] {
+            let response = operator.post(path, body, &fields).await;
+            assert_eq!(response.status.as_u16(), status, "{fields:?}");
+            assert!(response.json().to_string().contains(reason), "{fields:?}");
+        }
         assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 0);
     }
     for method in [Method::GET, Method::PUT, Method::OPTIONS] {
@@ -594,8 +599,19 @@ async fn a_page_of_another_site_cannot_reset() {
         ("sec-fetch-site", "same-origin"),
         ("content-type", "application/json; charset=utf-8"),
     ];
-    assert_eq!(operator.post(body, &own).await.status, StatusCode::OK);
+    assert_eq!(operator.post("/reset", body, &own).await.status, StatusCode::OK);
     assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subject_in_a_body_is_read_as_one_in_a_query() {
+    let layer = layer();
+    let operator = Operator::of(&layer);
+    call(&app(&layer), "192.0.2.1", 4).await;
+    let body = r#"{"policy":"api","key":"ip=192.0.2.1"}"#;
+    let posted = operator.post("/subject", body, &[]).await.json();
+    assert_eq!(posted["denied"]["denials"], 2);
+    assert_eq!(posted, operator.get("api", "ip=192.0.2.1").await.json());
 }
 
 #[tokio::test(start_paused = true)]
