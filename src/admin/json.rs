@@ -15,6 +15,22 @@ pub(super) fn json(body: &impl Serialize) -> Response {
     }
 }
 
+/// What has failed, and when.
+#[derive(Clone, Serialize)]
+pub(super) struct Failure {
+    since: u64,
+    error: String,
+}
+
+impl Failure {
+    pub(super) fn new(since: SystemTime, error: impl ToString) -> Self {
+        Self {
+            since: unix_seconds(since),
+            error: error.to_string(),
+        }
+    }
+}
+
 /// The seconds since the Unix epoch.
 pub(super) fn unix_seconds(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH);

@@ -85,7 +85,8 @@ use crate::{Limiter, RateLimitLayer};
 ///   and since when checks fail, until 20 of them in a row have succeeded. `open breakers` of a [`RedisStore`](crate::RedisStore) above 0 means that
 ///   Redis does not reply.
 /// * Each policy: its limit as text, cost, failure mode and bans, whether it only observes, since when it runs in
-///   this process (`since`), and when its file was reloaded last (`reloaded_at`). Of limits that are
+///   this process (`since`), and when its file was reloaded last (`reloaded_at`).
+///   If the last load of the file was refused, for a mistake in it, `refused_reload` has the error. Of limits that are
 ///   [chosen](crate::limit::by()) for each request, the 20 lowest that were chosen in this process are known.
 /// * The denials of each policy in this process while there is a router (`since`): how many, and of which subjects. Of a policy
 ///   that only observes, those that it would have denied.

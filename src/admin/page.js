@@ -113,6 +113,7 @@ function policyCard(policy) {
       ["Store", many ? policy.store : null],
       ["Running since", date(policy.since)],
       ["Reloaded", policy.reloaded_at && date(policy.reloaded_at)],
+      ["Not reloaded", policy.refused_reload && `${date(policy.refused_reload.since)}: ${policy.refused_reload.error}`],
       [policy.observed ? "Would deny" : "Denials", denials.since && `${denials.total.toLocaleString()} since ${date(denials.since)}`],
     ]),
     ...list,

@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime};
 use serde::Serialize;
 
 use super::{
-    json::unix_seconds,
+    json::{Failure, unix_seconds},
     subjects::SubjectNames,
     watched::{Watched, WatchedPolicy},
 };
@@ -35,13 +35,7 @@ struct StoreReport {
     /// Why the store does not reply.
     error: Option<String>,
     /// Why checks fail, since when.
-    outage: Option<OutageReport>,
-}
-
-#[derive(Serialize)]
-struct OutageReport {
-    since: u64,
-    error: String,
+    outage: Option<Failure>,
 }
 
 #[derive(Serialize)]
@@ -59,6 +53,8 @@ struct PolicyReport {
     ban: Option<String>,
     since: u64,
     reloaded_at: Option<u64>,
+    /// Since when a change of its file is not applied, and why.
+    refused_reload: Option<Failure>,
     denials: DenialsReport,
 }
 
@@ -179,10 +175,7 @@ async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> StoreReport
         }),
         replied_after_seconds,
         error,
-        outage: outage.map(|outage| OutageReport {
-            since: unix_seconds(outage.since),
-            error: outage.error.to_string(),
-        }),
+        outage: outage.map(|outage| Failure::new(outage.since, outage.error)),
     }
 }
 
@@ -227,6 +220,7 @@ fn report_policy(
         ban: policy.ban(),
         since: unix_seconds(policy.context.built_at),
         reloaded_at: policy.reloaded_at.map(unix_seconds),
+        refused_reload: policy.refused_reload.clone(),
         denials: report_denials(denials, names),
     }
 }

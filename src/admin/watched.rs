@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use super::json::Failure;
 use crate::{
     FailureMode, Limiter, RateLimitLayer,
     decision::{CheckContext, Plan, PolicyContext},
@@ -60,6 +61,12 @@ fn policies<K>(newest: Basis<'_, K>) -> Vec<WatchedPolicy> {
         plans: policy.known_plans(),
         cost: policy.fixed_cost(),
         reloaded_at: policy.reloaded_at(),
+        #[cfg(feature = "serde")]
+        refused_reload: policy
+            .refused_reload()
+            .map(|refused| Failure::new(refused.at, refused.error)),
+        #[cfg(not(feature = "serde"))]
+        refused_reload: None,
     });
     watched.collect()
 }
@@ -77,6 +84,8 @@ pub(super) struct WatchedPolicy {
     /// Unless it is computed for each request.
     pub(super) cost: Option<u64>,
     pub(super) reloaded_at: Option<SystemTime>,
+    /// The last load of its file, if it was refused.
+    pub(super) refused_reload: Option<Failure>,
 }
 
 impl WatchedPolicy {

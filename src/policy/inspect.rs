@@ -3,6 +3,8 @@
 use std::{sync::Arc, time::SystemTime};
 
 use super::Policy;
+#[cfg(feature = "serde")]
+use super::live::RefusedReload;
 use crate::decision::Plan;
 
 impl<K> Policy<K> {
@@ -23,5 +25,11 @@ impl<K> Policy<K> {
         return self.settings.origin.as_ref()?.reloaded_at();
         #[cfg(not(feature = "serde"))]
         None
+    }
+
+    /// The last load of that file, if it has changed nothing since it was refused.
+    #[cfg(feature = "serde")]
+    pub(crate) fn refused_reload(&self) -> Option<RefusedReload> {
+        self.settings.origin.as_ref()?.refused_reload()
     }
 }

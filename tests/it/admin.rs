@@ -177,6 +177,44 @@ async fn the_report_follows_a_reload() {
     assert_eq!(of_layer.policy().await["denials"]["total"], 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_report_has_the_mistake_in_a_file_until_it_is_mended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("limits.toml");
+    let write =
+        |limit: &str| std::fs::write(&file, format!("[policies.api]\nlimit = '{limit}'\nkey = 'ip'\n")).unwrap();
+    write("sliding-log 2/min");
+    let policies = Policies::watch(&file).expect("a file of policies");
+    let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
+    let operator = Operator::of(&layer);
+    let refused = async || operator.policy().await["refused_reload"].take();
+    assert_eq!(refused().await, Value::Null);
+
+    write("sliding-log 2/minute-or-so");
+    assert!(policies.reload().is_err());
+    let error = refused().await;
+    assert!(
+        error["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("minute-or-so")),
+        "{error}"
+    );
+    assert!(error["since"].as_u64() > Some(1_790_000_000), "{error}");
+    assert_eq!(operator.policy().await["limit"], "sliding-log 2/min");
+    write("sliding-log 3/min");
+    policies.reload().expect("the file is valid");
+    assert_eq!(refused().await, Value::Null);
+
+    policies.reload_on_change(Duration::from_secs(1)).expect("a runtime");
+    std::fs::remove_file(&file).expect("the file was there");
+    eventually("the missing file is reported", async || {
+        refused().await["error"].is_string()
+    })
+    .await;
+    write("sliding-log 3/min");
+    eventually("the file is back", async || refused().await.is_null()).await;
+}
+
 /// Reads and resets the counts of one caller, in this store.
 async fn reads_and_resets(store: impl Store + Clone) {
     let policy = |name| Policy::new(name, SlidingLog::per_minute(2)).key((key::ip(), key::path()));

@@ -38,6 +38,16 @@ pub(in crate::policy) struct Source {
     number: u64,
     newest: Mutex<Arc<Snapshot>>,
     revision: AtomicU64,
+    #[cfg(feature = "admin")]
+    refused: Mutex<Option<RefusedReload>>,
+}
+
+/// A load that has changed nothing, since the file has a mistake or cannot be read.
+#[cfg(feature = "admin")]
+#[derive(Clone)]
+pub(crate) struct RefusedReload {
+    pub(crate) at: SystemTime,
+    pub(crate) error: String,
 }
 
 impl Source {
@@ -51,6 +61,8 @@ impl Source {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             newest: Mutex::new(Arc::new(newest)),
             revision: AtomicU64::new(0),
+            #[cfg(feature = "admin")]
+            refused: Mutex::default(),
         }
     }
 
@@ -62,6 +74,13 @@ impl Source {
 
     pub(super) fn newest(&self) -> Arc<Snapshot> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records whether the last load was refused, for what reason.
+    #[cfg(feature = "admin")]
+    pub(super) fn set_refused(&self, error: Option<String>) {
+        let at = SystemTime::now();
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = error.map(|error| RefusedReload { at, error });
     }
 
     pub(super) fn add(&self, name: String, description: Description) {
@@ -101,5 +120,15 @@ impl Origin {
     #[cfg(feature = "admin")]
     pub(in crate::policy) fn reloaded_at(&self) -> Option<SystemTime> {
         self.source.newest().reloaded_at
+    }
+
+    /// The last load of the file, if it was refused.
+    #[cfg(feature = "admin")]
+    pub(in crate::policy) fn refused_reload(&self) -> Option<RefusedReload> {
+        self.source
+            .refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
