@@ -23,7 +23,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    pub(super) fn new(since: SystemTime, error: impl ToString) -> Self {
+    pub(super) fn new(since: SystemTime, error: &impl ToString) -> Self {
         Self {
             since: unix_seconds(since),
             error: error.to_string(),

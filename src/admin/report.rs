@@ -175,7 +175,7 @@ async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> StoreReport
         }),
         replied_after_seconds,
         error,
-        outage: outage.map(|outage| Failure::new(outage.since, outage.error)),
+        outage: outage.map(|outage| Failure::new(outage.since, &outage.error)),
     }
 }
 

@@ -64,7 +64,7 @@ fn policies<K>(newest: Basis<'_, K>) -> Vec<WatchedPolicy> {
         #[cfg(feature = "serde")]
         refused_reload: policy
             .refused_reload()
-            .map(|refused| Failure::new(refused.at, refused.error)),
+            .map(|refused| Failure::new(refused.at, &refused.error)),
         #[cfg(not(feature = "serde"))]
         refused_reload: None,
     });
