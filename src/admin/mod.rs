@@ -72,7 +72,9 @@ use crate::{Limiter, RateLimitLayer};
 /// | `POST /reset` with `{"policy":"api","key":"ip=203.0.113.7"}` | removes the counts and bans of a key of a policy, as [`Limiter::reset`] does, and returns what `/subject` returns |
 ///
 /// A key is written as in Redis: [`Key`](crate::Key) has a table of its components. A hash that a store keeps of a long key
-/// (`hash=..`) can be used in its place. If layers have a policy of one name in several stores, `store` selects one of them by its number in the report.
+/// (`hash=..`) can be used in its place. Where a store [hashes all keys](crate::RedisStoreBuilder::hash_keys), the key itself is
+/// written, and not the hash. If layers have a policy of one name in several stores, `store` selects one of these by its number
+/// in the report.
 ///
 /// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400`
 /// for a mistake in a request, `404` for a policy that does not exist, `403` and `415` as described
@@ -82,11 +84,11 @@ use crate::{Limiter, RateLimitLayer};
 /// # The report
 ///
 /// * Each store: its kind and [numbers](crate::store::Store::status); how long it takes to reply to one peek, or its error;
-///   and since when checks fail, until 20 of them in a row have succeeded. `open breakers` of a [`RedisStore`](crate::RedisStore) above 0 means that
-///   Redis does not reply.
+///   and since when checks fail, until more than 20 in a row have succeeded. `open breakers` of a
+///   [`RedisStore`](crate::RedisStore) above 0 means that Redis does not reply.
 /// * Each policy: its limit as text, cost, failure mode and bans, whether it only observes, since when it runs in
-///   this process (`since`), and when its file was reloaded last (`reloaded_at`).
-///   If the last load of the file was refused, for a mistake in it, `refused_reload` has the error. Of limits that are
+///   this process (`since`), and when its file was reloaded last (`reloaded_at`). If the last load of the
+///   file was refused, such as for a mistake in it, `refused_reload` has the error. Of limits that are
 ///   [chosen](crate::limit::by()) for each request, the 20 lowest that were chosen in this process are known.
 /// * The denials of each policy in this process while there is a router (`since`): how many, and of which subjects. Of a policy
 ///   that only observes, those that it would have denied.
@@ -98,8 +100,8 @@ use crate::{Limiter, RateLimitLayer};
 /// They are counted in bounded memory by the algorithm Space-Saving (Metwally, Agrawal, El Abbadi: "Efficient Computation of
 /// Frequent and Top-k Elements in Data Streams", 2005). A subject was denied at least `denials - error` times and at most
 /// `denials` times; one that is not listed, at most `most_of_others` times. Of `n` denials by a policy of one layer, no error is
-/// above `n / 100` with the default of [100 keys](Self::most_denied). A denial takes one lock and a search in these keys; without a router it is
-/// one load of a number, and admissions are not recorded.
+/// above `n / 100` with the default of [100 keys](Self::most_denied). A denial takes one lock and a search in these keys. An
+/// admission, and all requests without a router, load one number.
 ///
 /// A subject is shown as a keyed hash, since keys contain addresses and users. The hash is of 64 bits, and its secret is random
 /// for each `Admin`. An operator that has the key of a caller, from a complaint or a log of the application, enters it: the
@@ -205,8 +207,8 @@ impl Admin {
 impl Admin {
     /// A router that the application mounts behind its own authentication, at any path.
     ///
-    /// There is no other way to one, so that code review finds the word. The denials of its layers and limiters are counted until the last clone
-    /// of the router is dropped. For a router with a state, `.with_state(())` converts it.
+    /// There is no other way to one, so that a review of the code finds the word. The denials of its layers and limiters are
+    /// counted until the last clone of the router is dropped. For a router with a state, `.with_state(())` converts it.
     ///
     /// ```
     /// use axum::{Router, body::Body};
