@@ -130,6 +130,12 @@ impl Enforcer {
     /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
+        self.with_newest(|newest| self.undecided_by_all(newest, parts))
+    }
+
+    /// Applies the policies after the last reload.
+    #[inline(always)]
+    pub(crate) fn with_newest<R>(&self, apply: impl FnOnce(Basis<'_, Keyed>) -> R) -> R {
         let built = Basis {
             policies: &self.policies,
             context: &self.context,
@@ -137,9 +143,9 @@ impl Enforcer {
         };
         #[cfg(feature = "serde")]
         if let Some(renewals) = &self.renewals {
-            return renewals.apply(built, |newest| self.undecided_by_all(newest, parts));
+            return renewals.apply(built, apply);
         }
-        self.undecided_by_all(built, parts)
+        apply(built)
     }
 
     #[inline(always)]

@@ -80,6 +80,7 @@
 //! | `serde` | | [`Policies`] and limits in the configuration of an application |
 //! | `file` | | [`Policies`] from files in TOML or JSON |
 //! | `tracing` | yes | warnings and errors as `tracing` events |
+//! | `admin` | | [`Admin`]: a page and JSON for operators, behind the authentication of the application |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name: counters, gauges and histograms |
 //!
 //! # Guide
@@ -98,6 +99,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod access;
+#[cfg(feature = "admin")]
+mod admin;
 mod awaited;
 #[cfg(feature = "axum")]
 mod axum;
@@ -106,6 +109,8 @@ mod body;
 mod check;
 mod completion;
 mod decision;
+#[cfg(feature = "admin")]
+mod denials;
 mod denied;
 mod drain;
 mod enforce;
@@ -136,6 +141,8 @@ mod status;
 pub mod store;
 mod warned;
 
+#[cfg(feature = "admin")]
+pub use self::admin::Admin;
 #[cfg(feature = "axum")]
 pub use self::axum::MissingDecision;
 #[cfg(feature = "serde")]

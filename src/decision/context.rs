@@ -1,9 +1,13 @@
+#[cfg(feature = "admin")]
+use std::time::SystemTime;
 use std::{any::Any, sync::Arc};
 
 use bytes::Bytes;
 use http::HeaderValue;
 
 use super::thresholds::Thresholds;
+#[cfg(feature = "admin")]
+use crate::denials::Denials;
 use crate::{
     FailureMode, Limit,
     completion::CompletionRule,
@@ -35,6 +39,11 @@ pub(crate) struct CheckContext {
     pub(crate) fields: Fields,
     pub(crate) format: SharedFormat,
     pub(crate) metrics: CheckMetrics,
+    /// What an `Admin` reports.
+    #[cfg(feature = "admin")]
+    pub(crate) denials: Denials,
+    #[cfg(feature = "admin")]
+    pub(crate) built_at: SystemTime,
 }
 
 impl CheckContext {

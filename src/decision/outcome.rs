@@ -7,6 +7,8 @@ impl Decision {
     /// Counts what each policy has done with the request.
     #[inline]
     pub(crate) fn count_outcomes(&self) {
+        #[cfg(feature = "admin")]
+        self.count_denials();
         if !is_watched() {
             return;
         }
@@ -16,6 +18,20 @@ impl Decision {
                 PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally if !allowed => {}
                 outcome => policy.count(outcome),
             }
+        }
+    }
+
+    /// Counts the key of each policy that denies the request or, if it only observes, would have denied it.
+    #[cfg(feature = "admin")]
+    #[inline]
+    fn count_denials(&self) {
+        let Some(first) = self.as_slice().first() else { return };
+        let denials = &first.context.denials;
+        if !denials.are_watched() {
+            return;
+        }
+        for policy in self.policies().filter(|policy| policy.denial.is_some()) {
+            denials.count(policy.position, &policy.key);
         }
     }
 

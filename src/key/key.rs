@@ -111,10 +111,7 @@ impl Key {
     fn escape(&mut self, mut bytes: &[u8], delimiter: Option<u8>) {
         const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-        let plain = |byte: &u8| {
-            byte.is_ascii_graphic() && !matches!(byte, b'^' | b'|' | b'{' | b'}') && Some(*byte) != delimiter
-        };
-        while let Some(next) = bytes.iter().position(|byte| !plain(byte)) {
+        while let Some(next) = bytes.iter().position(|byte| !Self::is_plain(*byte, delimiter)) {
             let byte = bytes[next];
             self.text.extend_from_slice(&bytes[..next]);
             self.text
@@ -122,6 +119,20 @@ impl Key {
             bytes = &bytes[next + 1..];
         }
         self.text.extend_from_slice(bytes);
+    }
+
+    /// Whether a byte is written as itself.
+    #[inline]
+    pub(super) fn is_plain(byte: u8, delimiter: Option<u8>) -> bool {
+        byte.is_ascii_graphic() && !matches!(byte, b'^' | b'|' | b'{' | b'}') && Some(byte) != delimiter
+    }
+
+    /// The key of a text that was validated.
+    #[cfg(feature = "admin")]
+    pub(super) fn of_text(text: &str) -> Self {
+        Self {
+            text: SmallVec::from_slice(text.as_bytes()),
+        }
     }
 }
 

@@ -64,6 +64,8 @@ mod ip;
 #[expect(clippy::module_inception, reason = "the type `Key` is where a reader looks for it")]
 mod key;
 mod method;
+#[cfg(feature = "admin")]
+mod parse;
 mod path;
 mod peer;
 mod proxies;

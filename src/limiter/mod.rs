@@ -303,6 +303,11 @@ impl Limiter {
         cost: Option<u64>,
         wait: impl Fn(Waiting) -> Waiting,
     ) -> Decision {
+        self.with_newest(|newest| undecided_by(newest, operation, key, cost, wait))
+    }
+
+    /// Applies the policies after the last reload.
+    pub(crate) fn with_newest<R>(&self, apply: impl FnOnce(Basis<'_, Unkeyed>) -> R) -> R {
         let built = Basis {
             policies: &self.policies,
             context: &self.context,
@@ -310,9 +315,9 @@ impl Limiter {
         };
         #[cfg(feature = "serde")]
         if let Some(renewals) = &self.renewals {
-            return renewals.apply(built, |newest| undecided_by(newest, operation, key, cost, wait));
+            return renewals.apply(built, apply);
         }
-        undecided_by(built, operation, key, cost, wait)
+        apply(built)
     }
 }
 

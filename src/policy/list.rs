@@ -1,8 +1,12 @@
 use std::sync::Arc;
+#[cfg(feature = "admin")]
+use std::time::SystemTime;
 
 use super::{Keyed, Policy};
 #[cfg(feature = "serde")]
 use crate::access::Access;
+#[cfg(feature = "admin")]
+use crate::denials::Denials;
 use crate::{
     ConfigError, Limit,
     decision::{CheckContext, PolicyContext, SharedFormat},
@@ -105,6 +109,10 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
         fields: Fields::default(),
         format: SharedFormat::new(Negotiated::default()),
         metrics: CheckMetrics::default(),
+        #[cfg(feature = "admin")]
+        denials: Denials::default(),
+        #[cfg(feature = "admin")]
+        built_at: SystemTime::now(),
     }
 }
 

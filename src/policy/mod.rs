@@ -6,6 +6,8 @@ mod completion;
 mod degrees;
 #[cfg(feature = "serde")]
 mod file;
+#[cfg(feature = "admin")]
+mod inspect;
 mod learn;
 mod list;
 #[cfg(feature = "serde")]

@@ -70,6 +70,12 @@ impl Plans {
         Ok(new)
     }
 
+    /// The limits that were chosen, as far as there is room for them.
+    #[cfg(feature = "admin")]
+    pub(super) fn chosen(&self) -> Vec<Arc<Plan>> {
+        self.seen.iter().filter_map(OnceLock::get).cloned().collect()
+    }
+
     /// The places where the plan of a limit may be.
     #[inline]
     fn near<'a>(&'a self, limit: &Limit) -> impl Iterator<Item = &'a OnceLock<Arc<Plan>>> + use<'a> {

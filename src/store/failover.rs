@@ -1,5 +1,7 @@
 #[cfg(feature = "tracing")]
 use std::error::Error as _;
+#[cfg(feature = "admin")]
+use std::time::SystemTime;
 use std::{
     collections::HashMap,
     fmt,
@@ -197,6 +199,16 @@ impl FromStr for FailureMode {
 pub(crate) struct Failover {
     counts: OnceLock<MemoryStore>,
     health: Health,
+    #[cfg(feature = "admin")]
+    outage: Mutex<Option<Outage>>,
+}
+
+/// The failure since which a store fails.
+#[cfg(feature = "admin")]
+#[derive(Clone)]
+pub(crate) struct Outage {
+    pub(crate) since: SystemTime,
+    pub(crate) error: StoreError,
 }
 
 /// The failovers of the stores that are in use, since a store may have several layers.
@@ -219,6 +231,11 @@ impl Failover {
     /// Records a failure, with one warning per change of state.
     pub(crate) fn failed(&self, error: &StoreError) {
         if self.health.fails() {
+            #[cfg(feature = "admin")]
+            self.set_outage(Some(Outage {
+                since: SystemTime::now(),
+                error: error.clone(),
+            }));
             #[cfg(feature = "tracing")]
             tracing::warn!(
                 %error,
@@ -234,9 +251,22 @@ impl Failover {
     #[inline]
     pub(crate) fn replied(&self) {
         if self.health.replies() {
+            #[cfg(feature = "admin")]
+            self.set_outage(None);
             #[cfg(feature = "tracing")]
             tracing::warn!("the store of the limits replies again; its own counts apply");
         }
+    }
+
+    #[cfg(feature = "admin")]
+    fn set_outage(&self, outage: Option<Outage>) {
+        *self.outage.lock().unwrap_or_else(PoisonError::into_inner) = outage;
+    }
+
+    /// The failure since which the store fails, if it does.
+    #[cfg(feature = "admin")]
+    pub(crate) fn outage(&self) -> Option<Outage> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Decides in this process. The charges are those of [`LocalCharge::charge`].

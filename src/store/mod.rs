@@ -17,6 +17,7 @@ pub(crate) mod redis;
 mod request;
 mod response;
 mod role;
+mod status;
 #[cfg(any(feature = "fred", feature = "redis"))]
 mod uncounted;
 mod waiting;
@@ -32,6 +33,7 @@ pub use self::{
     request::{Charge, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},
     role::ChargeRole,
+    status::StoreStatus,
 };
 pub(crate) use self::{
     failover::{Failover, LocalCharge},
@@ -218,6 +220,13 @@ pub trait Store: Send + Sync + 'static {
     fn id(&self) -> Option<StoreId> {
         None
     }
+
+    /// What the store reports about itself to operators, from memory: no call of a server is made for it.
+    ///
+    /// A store that wraps another one returns the status of that store. The default is `None`.
+    fn status(&self) -> Option<StoreStatus> {
+        None
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -228,6 +237,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn id(&self) -> Option<StoreId> {
         Some((**self).id().unwrap_or_else(|| StoreId::of(self)))
     }
+
+    fn status(&self) -> Option<StoreStatus> {
+        (**self).status()
+    }
 }
 
 impl<S: Store + ?Sized> Store for Box<S> {
@@ -237,6 +250,10 @@ impl<S: Store + ?Sized> Store for Box<S> {
 
     fn id(&self) -> Option<StoreId> {
         (**self).id()
+    }
+
+    fn status(&self) -> Option<StoreStatus> {
+        (**self).status()
     }
 }
 

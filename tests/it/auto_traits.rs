@@ -5,7 +5,7 @@ use std::{fmt::Debug, sync::Arc};
 use axum::{Router, routing::get as route};
 
 use tower_quota::{
-    Ban, ClientLibrary, Completion, Concurrency, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture,
+    Admin, Ban, ClientLibrary, Completion, Concurrency, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture,
     DrainBodyLayer, FailureMode, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy,
     PolicyDecision, RateLimit, RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog,
     Slots, Unkeyed,
@@ -14,7 +14,7 @@ use tower_quota::{
     response::{Problem, ResponseFormat},
     store::{
         Charge, ChargeState, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreId,
-        StoreRequest, StoreResponse,
+        StoreRequest, StoreResponse, StoreStatus,
     },
 };
 
@@ -28,6 +28,7 @@ fn sent<T: Send>() {}
 
 #[test]
 fn public_types_are_shared_and_cloned() {
+    shared::<Admin>();
     shared::<Ban>();
     shared::<ClientLibrary>();
     shared::<Decision>();
@@ -62,6 +63,7 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
     shared::<Outcome>();
     shared::<StoreError>();
     shared::<StoreId>();
+    shared::<StoreStatus>();
     shared::<ChargeState>();
     borrowed::<Charge<'_>>();
     borrowed::<Completion<'_>>();

@@ -9,6 +9,7 @@ use std::{
 };
 
 use axum::{body::Body, extract::ConnectInfo};
+use base64::{Engine as _, prelude::BASE64_STANDARD as STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
@@ -21,6 +22,9 @@ use crate::support::get;
 #[path = "../../examples/access.rs"]
 #[allow(dead_code)]
 mod access_example;
+#[path = "../../examples/admin.rs"]
+#[allow(dead_code)]
+pub(crate) mod admin_example;
 #[path = "../../examples/axum_per_route.rs"]
 #[allow(dead_code)]
 mod axum_per_route;
@@ -146,11 +150,18 @@ impl Call {
                     let (name, value) = field.split_once(": ").expect("a name and a value");
                     request.header(name, value)
                 }
+                "-u" => {
+                    let credentials = STANDARD.encode(arguments.next().expect("a user and a password"));
+                    request.header("authorization", format!("Basic {credentials}"))
+                }
                 "-d" => {
                     body = arguments.next().expect("a body").clone().into();
                     request.method(Method::POST)
                 }
-                url => request.uri(url.parse::<Uri>().expect("a URL").path()),
+                url => {
+                    let url: Uri = url.parse().expect("a URL");
+                    request.uri(url.path_and_query().expect("a path").as_str())
+                }
             };
         }
         let peer = SocketAddr::from(([127, 0, 0, 1], 40_000));
@@ -216,6 +227,11 @@ async fn axum_per_route_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn observe_sends_what_it_shows() {
     shows(include_str!("../../examples/observe.rs"), observe::app()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn admin_sends_what_it_shows() {
+    shows(include_str!("../../examples/admin.rs"), admin_example::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

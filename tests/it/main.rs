@@ -2,6 +2,8 @@
 
 mod access;
 mod acl;
+mod admin;
+mod admin_page;
 mod admission;
 mod allocations;
 mod at_most_once;

@@ -53,6 +53,9 @@ struct Changes {
 impl Changes {
     fn see(&mut self, shared: &Shared, content: Content) {
         if content.as_ref().is_ok_and(|text| shared.has_loaded(text)) {
+            if self.refused.is_some() {
+                let _ = shared.note_outcome::<String>(Ok(()));
+            }
             *self = Self::default();
             return;
         }
@@ -61,7 +64,7 @@ impl Changes {
             let loaded = content
                 .clone()
                 .and_then(|text| shared.load(text).map_err(|error| error.to_string()));
-            if let Err(error) = loaded {
+            if let Err(error) = shared.note_outcome(loaded) {
                 #[cfg(feature = "tracing")]
                 tracing::warn!(error, "a changed file of limits is not applied");
                 let _ = error;

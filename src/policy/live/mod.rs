@@ -12,6 +12,8 @@ use std::{path::Path, time::Duration};
 
 pub(crate) use self::renewals::Renewals;
 pub(super) use self::source::Origin;
+#[cfg(feature = "admin")]
+pub(crate) use self::source::RefusedReload;
 
 use self::shared::Shared;
 #[cfg(feature = "file")]
@@ -233,7 +235,7 @@ impl LivePolicies {
     /// [`replace`](Self::replace) changes them. Nothing is changed by an error.
     #[cfg(feature = "file")]
     pub fn reload(&self) -> Result<(), ConfigError> {
-        self.shared.load(read(self.shared.path()?)?)
+        self.shared.reload()
     }
 
     /// Reloads the file whenever its content has changed: a task of the current tokio runtime reads it at this interval.

@@ -6,6 +6,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+#[cfg(feature = "file")]
+use super::super::file::read;
 use super::{
     super::file::Policies,
     source::{Description, Origin, Source},
@@ -78,10 +80,24 @@ impl Shared {
         })
     }
 
+    /// Reads the file and replaces all policies.
+    #[cfg(feature = "file")]
+    pub(super) fn reload(&self) -> Result<(), ConfigError> {
+        let text = read(self.path()?);
+        self.note_outcome(text.and_then(|text| self.load(text)))
+    }
+
     #[cfg(feature = "file")]
     pub(super) fn load(&self, text: String) -> Result<(), ConfigError> {
-        let policies = Policies::parse(self.path()?, &text)?;
-        self.replace(policies, Some(text))
+        let policies = Policies::parse(self.path()?, &text);
+        self.note_outcome(policies.and_then(|policies| self.replace(policies, Some(text))))
+    }
+
+    /// Notes whether policies were applied, for an `Admin`.
+    pub(super) fn note_outcome<E: ToString>(&self, applied: Result<(), E>) -> Result<(), E> {
+        #[cfg(feature = "admin")]
+        self.source.set_refused(applied.as_ref().err().map(ToString::to_string));
+        applied
     }
 
     #[cfg(feature = "file")]
@@ -95,7 +111,11 @@ impl Shared {
         Arc::strong_count(self) > 1 || Arc::strong_count(&self.source) > 1
     }
 
-    pub(super) fn replace(&self, mut policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
+    pub(super) fn replace(&self, policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
+        self.note_outcome(self.try_replace(policies, text))
+    }
+
+    fn try_replace(&self, mut policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
         let mut state = self.state();
         policies.inherit(&state.policies);
         let mut used = state.used.clone();

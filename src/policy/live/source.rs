@@ -1,3 +1,5 @@
+#[cfg(feature = "admin")]
+use std::time::SystemTime;
 use std::{
     collections::BTreeMap,
     sync::{
@@ -25,6 +27,9 @@ pub(super) struct Snapshot {
     pub(super) policies: BTreeMap<String, Description>,
     /// The requests that the file lists as skipped or blocked.
     pub(super) listed: Option<Arc<Access>>,
+    /// When it was loaded, unless it is the first one.
+    #[cfg(feature = "admin")]
+    reloaded_at: Option<SystemTime>,
 }
 
 /// Where policies that follow a file find their newest terms.
@@ -33,6 +38,16 @@ pub(in crate::policy) struct Source {
     number: u64,
     newest: Mutex<Arc<Snapshot>>,
     revision: AtomicU64,
+    #[cfg(feature = "admin")]
+    refused: Mutex<Option<RefusedReload>>,
+}
+
+/// A load that has changed nothing, since the file has a mistake or cannot be read.
+#[cfg(feature = "admin")]
+#[derive(Clone)]
+pub(crate) struct RefusedReload {
+    pub(crate) at: SystemTime,
+    pub(crate) error: String,
 }
 
 impl Source {
@@ -46,6 +61,8 @@ impl Source {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             newest: Mutex::new(Arc::new(newest)),
             revision: AtomicU64::new(0),
+            #[cfg(feature = "admin")]
+            refused: Mutex::default(),
         }
     }
 
@@ -57,6 +74,13 @@ impl Source {
 
     pub(super) fn newest(&self) -> Arc<Snapshot> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records whether the last load was refused, for what reason.
+    #[cfg(feature = "admin")]
+    pub(super) fn set_refused(&self, error: Option<String>) {
+        let at = SystemTime::now();
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = error.map(|error| RefusedReload { at, error });
     }
 
     pub(super) fn add(&self, name: String, description: Description) {
@@ -71,6 +95,8 @@ impl Source {
             revision,
             policies,
             listed,
+            #[cfg(feature = "admin")]
+            reloaded_at: Some(SystemTime::now()),
         });
         self.revision.store(revision, Ordering::Release);
     }
@@ -88,5 +114,21 @@ impl Origin {
     /// The number of the file in the process.
     pub(in crate::policy) fn file(&self) -> u64 {
         self.source.number
+    }
+
+    /// When the file was reloaded last, if it was.
+    #[cfg(feature = "admin")]
+    pub(in crate::policy) fn reloaded_at(&self) -> Option<SystemTime> {
+        self.source.newest().reloaded_at
+    }
+
+    /// The last load of the file, if it was refused.
+    #[cfg(feature = "admin")]
+    pub(in crate::policy) fn refused_reload(&self) -> Option<RefusedReload> {
+        self.source
+            .refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }

@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 pub use self::manual_clock::ManualClock;
 use self::{clock::Clock, shards::Shards};
-use super::{Store, StoreFuture, StoreId, StoreRequest, StoreResponse};
+use super::{Store, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus};
 use crate::ConfigError;
 
 /// Store that keeps counts in the memory of the process.
@@ -185,6 +185,12 @@ impl fmt::Debug for MemoryStore {
 impl Store for MemoryStore {
     fn id(&self) -> Option<StoreId> {
         Some(StoreId::of(&self.shards))
+    }
+
+    fn status(&self) -> Option<StoreStatus> {
+        let status = StoreStatus::new("memory").number("keys", self.len() as u64);
+        let status = status.number("capacity", self.capacity() as u64);
+        Some(status.number("evictions", self.evictions()))
     }
 
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {

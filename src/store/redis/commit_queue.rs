@@ -84,6 +84,11 @@ impl CommitQueue {
         }
     }
 
+    /// Whether the breaker is open.
+    pub(super) fn is_failing(&self) -> bool {
+        self.breaker.is_open()
+    }
+
     /// Fails while the breaker is open.
     pub(super) fn check_breaker(&self, requests: &[OwnedRequest]) -> Result<(), StoreError> {
         self.backend.check_breaker(&self.breaker, || {

@@ -70,6 +70,18 @@ impl CommitQueues {
         }
     }
 
+    /// The number of breakers, and of those that are open.
+    pub(super) fn breakers(&self) -> (u64, u64) {
+        let is_open = |queue: &&Arc<CommitQueue>| queue.is_failing();
+        match &self.queues {
+            Queues::SingleServer(queue) => (1, u64::from(queue.is_failing())),
+            Queues::Slots(queues) => {
+                let queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
+                (queues.len() as u64, queues.values().filter(is_open).count() as u64)
+            }
+        }
+    }
+
     /// Whether no call is in flight and no request waits.
     #[cfg(test)]
     pub(super) fn are_idle(&self) -> bool {

@@ -9,7 +9,7 @@ use super::{
     request::{HashedRequest, OwnedRequest},
     script::SCRIPT,
 };
-use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, uncounted};
+use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreStatus, uncounted};
 
 /// Storage backend in Redis 6.2 or later, or Valkey, shared by all replicas of a service.
 ///
@@ -178,6 +178,12 @@ impl RedisStore {
 impl Store for RedisStore {
     fn id(&self) -> Option<StoreId> {
         Some(StoreId::of(&self.queues))
+    }
+
+    fn status(&self) -> Option<StoreStatus> {
+        let (breakers, open) = self.queues.breakers();
+        let status = StoreStatus::new("redis").number("breakers", breakers);
+        Some(status.number("open breakers", open))
     }
 
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {

@@ -1,0 +1,252 @@
+mod cross_origin;
+mod error;
+mod json;
+mod page;
+mod report;
+mod router;
+mod subject;
+mod subjects;
+mod watched;
+
+use std::fmt;
+
+use self::{router::Shared, subjects::SubjectNames, watched::Watched};
+use crate::{Limiter, RateLimitLayer};
+
+/// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
+/// to read and to reset.
+///
+/// [`router_behind_authentication`](Self::router_behind_authentication) makes a router of axum for it. The router has no
+/// authentication: its caller reads which limits there are and resets them. The application mounts it behind its own:
+///
+/// ```
+/// use axum::{Router, body::Body, extract::Request, middleware::{self, Next}, response::Response, routing::get};
+/// use http::{StatusCode, header::AUTHORIZATION};
+/// use http_body_util::BodyExt;
+/// use tower::ServiceExt;
+/// use tower_quota::{key, Admin, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// /// A placeholder for the authentication of the application.
+/// async fn authenticate(request: Request, next: Next) -> Result<Response, StatusCode> {
+///     match request.headers().get(AUTHORIZATION) {
+///         Some(token) if token == "Bearer of-an-operator" => Ok(next.run(request).await),
+///         _ => Err(StatusCode::UNAUTHORIZED),
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limit = RateLimitLayer::new(
+///     MemoryStore::new(),
+///     Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all")),
+/// );
+/// let admin = Admin::new().layer(&limit).router_behind_authentication();
+/// let app: Router = Router::new()
+///     .route("/hello", get(async || "hi").layer(limit))
+///     .nest("/admin", admin.layer(middleware::from_fn(authenticate)));
+///
+/// let get = |path, token| {
+///     let request = Request::get(path).header(AUTHORIZATION, token).body(Body::empty()).unwrap();
+///     app.clone().oneshot(request)
+/// };
+/// assert_eq!(get("/hello", "").await?.status(), StatusCode::OK);
+/// assert_eq!(get("/hello", "").await?.status(), StatusCode::TOO_MANY_REQUESTS);
+///
+/// assert_eq!(get("/admin/report", "").await?.status(), StatusCode::UNAUTHORIZED);
+/// let report = get("/admin/report", "Bearer of-an-operator").await?;
+/// let report: serde_json::Value = serde_json::from_slice(&report.into_body().collect().await?.to_bytes())?;
+/// assert_eq!(report["policies"][0]["limit"], "sliding-log 1/min");
+/// assert_eq!(report["policies"][0]["denials"]["total"], 1);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Routes
+///
+/// | route | content |
+/// | --- | --- |
+/// | `GET /` | the page |
+/// | `GET /report` | the stores and the policies, with the subjects that each denies most often |
+/// | `GET /subject?policy=api&key=ip%3D203.0.113.7` | the counts of a key by each limit of a policy |
+/// | `POST /subject` with `{"policy":"api","key":"ip=203.0.113.7"}` | the same; as no part of a URL, the key gets into no log of requests |
+/// | `POST /reset` with `{"policy":"api","key":"ip=203.0.113.7"}` | removes the counts and bans of a key of a policy, as [`Limiter::reset`] does, and returns what `/subject` returns |
+///
+/// A key is written as in Redis: [`Key`](crate::Key) has a table of its components. A hash that a store keeps of a long key
+/// (`hash=..`) can be used in its place. Where a store [hashes all keys](crate::RedisStoreBuilder::hash_keys), the key itself is
+/// written, and not the hash. If layers have a policy of one name in several stores, `store` selects one of these by its number
+/// in the report.
+///
+/// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400`
+/// for a mistake in a request, `404` for a policy that does not exist, `403` and `415` as described
+/// [below](#what-the-router-refuses), `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and
+/// the policy counts locally, `/subject` returns the counts of this process, with the failure as `store_error`.
+///
+/// # The report
+///
+/// * Each store: its kind and [numbers](crate::store::Store::status); how long it takes to reply to one peek, or its error;
+///   and since when checks fail, until more than 20 in a row have succeeded. `open breakers` of a
+///   [`RedisStore`](crate::RedisStore) above 0 means that Redis does not reply.
+/// * Each policy: its limit as text, cost, failure mode and bans, whether it only observes, since when it runs in
+///   this process (`since`), and when its file was reloaded last (`reloaded_at`). If the last load of the
+///   file was refused, such as for a mistake in it, `refused_reload` has the error. Of limits that are
+///   [chosen](crate::limit::by()) for each request, the 20 lowest that were chosen in this process are known.
+/// * The denials of each policy in this process while there is a router (`since`): how many, and of which subjects. Of a policy
+///   that only observes, those that it would have denied.
+///
+/// Each process of a service has a report of its own. The counts in a shared store are those of all processes.
+///
+/// # The subjects that are denied most often
+///
+/// They are counted in bounded memory by the algorithm Space-Saving (Metwally, Agrawal, El Abbadi: "Efficient Computation of
+/// Frequent and Top-k Elements in Data Streams", 2005). A subject was denied at least `denials - error` times and at most
+/// `denials` times; one that is not listed, at most `most_of_others` times. Of `n` denials by a policy of one layer, no error is
+/// above `n / 100` with the default of [100 keys](Self::most_denied). A denial takes one lock and a search in these keys. An
+/// admission, and all requests without a router, load one number.
+///
+/// A subject is shown as a keyed hash, since keys contain addresses and users. The hash is of 64 bits, and its secret is random
+/// for each `Admin`. An operator that has the key of a caller, from a complaint or a log of the application, enters it: the
+/// response has its hash as `subject` and its denials as `denied`, and the page marks it in the list. The hash cannot be turned
+/// into a key, so the counts of a caller cannot be reset by the hash alone. [`show_keys`](Self::show_keys) lists keys instead.
+///
+/// # What the router refuses
+///
+/// A browser sends the credentials of an operator with requests that pages of other sites make. So a `POST` is refused
+///
+/// * with `403` if `Sec-Fetch-Site` is not `same-origin` or, in a browser that does not send it, if `Origin` is not the host of
+///   the request. A client that is no browser sends neither. Behind a proxy that replaces `Host`, the page is
+///   served with HTTPS, since browsers send `Sec-Fetch-Site` then.
+/// * with `415` if the content is not `application/json`, which a form of another site cannot send.
+///
+/// The [policy](https://www.w3.org/TR/CSP3/) of the page permits its own script and style by their hashes and requests to its
+/// own server; it cannot be framed. No response is cached.
+#[derive(Clone)]
+#[must_use]
+pub struct Admin {
+    watched: Vec<Watched>,
+    names: SubjectNames,
+    most_denied: usize,
+}
+
+/// Constructors.
+impl Admin {
+    /// An admin of no policies. [`layer`](Self::layer) and [`limiter`](Self::limiter) add those of the application.
+    pub fn new() -> Self {
+        Self {
+            watched: Vec::new(),
+            names: SubjectNames::new(),
+            most_denied: 100,
+        }
+    }
+}
+
+/// Settings.
+impl Admin {
+    /// Adds the policies of a layer, and its store. Add it after its last setting: a later one is not in the report.
+    ///
+    /// It can be in use already, and its clones are the same layer. Layers that share a policy and a store are reported as one.
+    ///
+    /// ```
+    /// use tower_quota::{key, Admin, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// let limit = RateLimitLayer::new(MemoryStore::new(), Policy::new("api", SlidingLog::per_minute(5)).key(key::ip()));
+    /// let admin = Admin::new().layer(&limit);
+    /// assert!(format!("{admin:?}").contains("sources: 1"));
+    /// ```
+    pub fn layer(mut self, layer: &RateLimitLayer) -> Self {
+        self.watched.push(layer.into());
+        self
+    }
+
+    /// Adds the policies of a limiter, and its store. Add it after its last setting: a later one is not in the report.
+    ///
+    /// ```
+    /// use tower_quota::{Admin, Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(3)));
+    /// let admin = Admin::new().limiter(&mails);
+    /// assert!(format!("{admin:?}").contains("sources: 1"));
+    /// ```
+    pub fn limiter(mut self, limiter: &Limiter) -> Self {
+        self.watched.push(limiter.into());
+        self
+    }
+
+    /// Sets whether the subjects that are denied most often are listed by their keys, in place of hashes of them.
+    ///
+    /// Keys contain addresses and users: see [above](Self#the-subjects-that-are-denied-most-often). The default is `false`.
+    ///
+    /// ```
+    /// use tower_quota::Admin;
+    ///
+    /// assert!(format!("{:?}", Admin::new()).contains("show_keys: false"));
+    /// assert!(format!("{:?}", Admin::new().show_keys(true)).contains("show_keys: true"));
+    /// ```
+    pub fn show_keys(mut self, show: bool) -> Self {
+        self.names.show_keys = show;
+        self
+    }
+
+    /// Sets the number of keys for which denials are counted, for each policy of each layer and limiter; 0 counts the total only.
+    ///
+    /// A key takes about 200 bytes. If a layer has another router already, the number of that one applies. The default is
+    /// 100.
+    ///
+    /// ```
+    /// use tower_quota::Admin;
+    ///
+    /// assert!(format!("{:?}", Admin::new()).contains("most_denied: 100"));
+    /// assert!(format!("{:?}", Admin::new().most_denied(1_000)).contains("most_denied: 1000"));
+    /// ```
+    pub fn most_denied(mut self, keys: usize) -> Self {
+        self.most_denied = keys;
+        self
+    }
+}
+
+/// The router.
+impl Admin {
+    /// A router that the application mounts behind its own authentication, at any path.
+    ///
+    /// There is no other way to one, so that a review of the code finds the word. The denials of its layers and limiters are
+    /// counted until the last clone of the router is dropped. For a router with a state, `.with_state(())` converts it.
+    ///
+    /// ```
+    /// use axum::{Router, body::Body};
+    /// use http::{Request, StatusCode};
+    /// use tower::ServiceExt;
+    /// use tower_quota::Admin;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let operators: Router = Admin::new().router_behind_authentication();
+    /// let page = operators.oneshot(Request::get("/").body(Body::empty())?).await?;
+    /// assert_eq!(page.status(), StatusCode::OK);
+    /// assert_eq!(page.headers()["cache-control"], "no-store");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn router_behind_authentication(self) -> axum::Router {
+        let denials = self.watched.iter().map(|watched| watched.watch(self.most_denied));
+        router::router(Shared {
+            _denials: denials.collect(),
+            names: self.names,
+            watched: self.watched,
+        })
+    }
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admin")
+            .field("sources", &self.watched.len())
+            .field("show_keys", &self.names.show_keys)
+            .field("most_denied", &self.most_denied)
+            .finish()
+    }
+}

@@ -1,0 +1,252 @@
+//! What runs: stores, policies, and the subjects that they deny most often.
+
+use std::time::{Instant, SystemTime};
+
+use serde::Serialize;
+
+use super::{
+    json::{Failure, unix_seconds},
+    subjects::SubjectNames,
+    watched::{Watched, WatchedPolicy},
+};
+use crate::{
+    Key,
+    denials::Summary,
+    store::{Charge, Operation, Store, StoreId, StoreRequest},
+};
+
+/// The response to `GET /report`.
+#[derive(Serialize)]
+pub(super) struct Report {
+    version: &'static str,
+    now: u64,
+    shows_keys: bool,
+    stores: Vec<StoreReport>,
+    policies: Vec<PolicyReport>,
+}
+
+#[derive(Serialize)]
+struct StoreReport {
+    store: usize,
+    kind: String,
+    numbers: Vec<(String, u64)>,
+    /// The time of one peek, made for this report.
+    replied_after_seconds: Option<f64>,
+    /// Why the store does not reply.
+    error: Option<String>,
+    /// Why checks fail, since when.
+    outage: Option<Failure>,
+}
+
+#[derive(Serialize)]
+struct PolicyReport {
+    policy: String,
+    store: usize,
+    /// None if it is chosen for each request.
+    limit: Option<String>,
+    /// The limits that are known, at most [`MOST`], with the numbers of each.
+    limits: Vec<LimitReport>,
+    /// None if it is computed for each request.
+    cost: Option<u64>,
+    failure_mode: String,
+    observed: bool,
+    ban: Option<String>,
+    since: u64,
+    reloaded_at: Option<u64>,
+    /// Since when a change of its file is not applied, and why.
+    refused_reload: Option<Failure>,
+    denials: DenialsReport,
+}
+
+#[derive(PartialEq, Serialize)]
+struct LimitReport {
+    limit: String,
+    /// None without a limit.
+    quota: Option<u64>,
+    /// None for a calendar, slots, and without a limit.
+    window_seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct DenialsReport {
+    total: u64,
+    since: Option<u64>,
+    /// A subject that is not listed was denied at most so often.
+    most_of_others: u64,
+    subjects: Vec<DeniedSubject>,
+}
+
+/// How often a subject was denied: at least `denials - error` times, and at most `denials` times.
+#[derive(Serialize)]
+pub(super) struct DeniedSubject {
+    subject: String,
+    pub(super) denials: u64,
+    error: u64,
+}
+
+/// The most limits of a policy that a report lists.
+const MOST: usize = 20;
+
+pub(super) async fn report(watched: &[Watched], names: &SubjectNames) -> Report {
+    let policies: Vec<WatchedPolicy> = watched.iter().flat_map(Watched::policies).collect();
+    let stores = stores(&policies);
+    let mut store_reports = Vec::new();
+    for (number, store) in (1..).zip(&stores) {
+        let of_store: Vec<_> = policies.iter().filter(|policy| policy.store() == *store).collect();
+        store_reports.push(report_store(number, &of_store).await);
+    }
+
+    let mut policy_reports: Vec<PolicyReport> = Vec::new();
+    for policy in &policies {
+        let store = number_of(&stores, policy.store());
+        let report = report_policy(policy, store, denials(&policies, policy), names);
+        if !policy_reports.iter().any(|other| other.is_same(&report)) {
+            policy_reports.push(report);
+        }
+    }
+    Report {
+        version: env!("CARGO_PKG_VERSION"),
+        now: unix_seconds(SystemTime::now()),
+        shows_keys: names.show_keys,
+        stores: store_reports,
+        policies: policy_reports,
+    }
+}
+
+/// The stores of these policies, each once. Their numbers in a report begin with 1.
+pub(super) fn stores(policies: &[WatchedPolicy]) -> Vec<Option<StoreId>> {
+    let mut stores = Vec::new();
+    for policy in policies {
+        if !stores.contains(&policy.store()) {
+            stores.push(policy.store());
+        }
+    }
+    stores
+}
+
+fn number_of(stores: &[Option<StoreId>], store: Option<StoreId>) -> usize {
+    let place = stores.iter().position(|other| *other == store);
+    place.map_or(0, |place| place + 1)
+}
+
+/// The denials of a policy by all layers and limiters that share its counts, and since when they are counted.
+pub(super) fn denials(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<(SystemTime, Summary<Key>)> {
+    let same = policies
+        .iter()
+        .filter(|other| other.name == policy.name && other.store() == policy.store());
+    // The clones of a layer count together.
+    let mut counted: Vec<&WatchedPolicy> = Vec::new();
+    for policy in same {
+        let is_counted = |other: &&WatchedPolicy| other.context.denials.is_same(&policy.context.denials);
+        if !counted.iter().any(is_counted) {
+            counted.push(policy);
+        }
+    }
+    let summaries = counted
+        .iter()
+        .filter_map(|policy| policy.context.denials.summary(policy.position));
+    summaries.reduce(|(since, joined), (other_since, other)| (since.min(other_since), joined.join(other)))
+}
+
+pub(super) fn denied_subject(names: &SubjectNames, summary: &Summary<Key>, key: &Key) -> Option<DeniedSubject> {
+    let count = summary.counts.iter().find(|count| count.item == *key)?;
+    Some(DeniedSubject {
+        subject: names.name(key),
+        denials: count.count,
+        error: count.error,
+    })
+}
+
+async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> StoreReport {
+    let store = &policies[0].context.store;
+    let status = store.status();
+    let outage = policies.iter().find_map(|policy| policy.context.failover.outage());
+    let (replied_after_seconds, error) = match probe(policies).await {
+        Some(Ok(seconds)) => (Some(seconds), None),
+        Some(Err(error)) => (None, Some(error)),
+        None => (None, None),
+    };
+    StoreReport {
+        store: number,
+        kind: status.as_ref().map_or("custom", |status| &status.kind).to_owned(),
+        numbers: status.map_or_else(Vec::new, |status| {
+            let numbers = status.numbers.into_iter();
+            numbers.map(|(name, number)| (name.into_owned(), number)).collect()
+        }),
+        replied_after_seconds,
+        error,
+        outage: outage.map(|outage| Failure::new(outage.since, &outage.error)),
+    }
+}
+
+/// Peeks at a key that no caller has: the seconds until the store replies, or why it does not; `None` if its policies count
+/// nothing.
+async fn probe(policies: &[&WatchedPolicy]) -> Option<Result<f64, String>> {
+    let plans = policies.iter().flat_map(|policy| &policy.plans);
+    let plan = plans.into_iter().find(|plan| plan.quota.limit.is_counted())?;
+    let key = Key::constant("tower-quota-admin");
+    let charges = [Charge::on(&plan.quota, &key, 1)];
+    let began = Instant::now();
+    let response = policies[0]
+        .context
+        .store
+        .decide(&[StoreRequest::new(Operation::Peek, &charges)]);
+    Some(match response.await {
+        Ok(_) => Ok(began.elapsed().as_secs_f64()),
+        Err(error) => Err(error.to_string()),
+    })
+}
+
+fn report_policy(
+    policy: &WatchedPolicy,
+    store: usize,
+    denials: Option<(SystemTime, Summary<Key>)>,
+    names: &SubjectNames,
+) -> PolicyReport {
+    let limits = policy.plans.iter().take(MOST).map(|plan| LimitReport {
+        limit: plan.quota.limit.to_string(),
+        quota: Some(plan.quota.limit.quota()).filter(|quota| *quota < u64::MAX),
+        window_seconds: plan.quota.limit.window().map(|window| window.as_secs_f64()),
+    });
+    let limits = limits.collect();
+    PolicyReport {
+        policy: policy.name.clone(),
+        store,
+        limit: policy.limit.clone(),
+        limits,
+        cost: policy.cost,
+        failure_mode: policy.failure_mode().to_string(),
+        observed: policy.is_observed(),
+        ban: policy.ban(),
+        since: unix_seconds(policy.context.built_at),
+        reloaded_at: policy.reloaded_at.map(unix_seconds),
+        refused_reload: policy.refused_reload.clone(),
+        denials: report_denials(denials, names),
+    }
+}
+
+fn report_denials(denials: Option<(SystemTime, Summary<Key>)>, names: &SubjectNames) -> DenialsReport {
+    let (since, summary) = denials.unzip();
+    let counts = summary.iter().flat_map(|summary| &summary.counts);
+    let subjects = counts.map(|count| DeniedSubject {
+        subject: names.name(&count.item),
+        denials: count.count,
+        error: count.error,
+    });
+    DenialsReport {
+        subjects: subjects.collect(),
+        total: summary.as_ref().map_or(0, |summary| summary.total),
+        since: since.map(unix_seconds),
+        most_of_others: summary.map_or(0, |summary| summary.most_of_others),
+    }
+}
+
+impl PolicyReport {
+    /// Whether another layer or limiter has the policy with the same settings.
+    fn is_same(&self, other: &Self) -> bool {
+        let limits = self.limit == other.limit && self.limits == other.limits;
+        let settings = self.cost == other.cost && self.failure_mode == other.failure_mode && self.ban == other.ban;
+        let is_one = self.policy == other.policy && self.store == other.store;
+        is_one && limits && settings && self.observed == other.observed
+    }
+}

@@ -1,0 +1,166 @@
+//! One subject of a policy: reads and resets its counts.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use smallvec::SmallVec;
+
+use super::{
+    error::AdminError,
+    watched::{Watched, WatchedPolicy},
+};
+use crate::{
+    Decision, Denial, Key, Limit, PolicyDecision,
+    check::{self, Check},
+    decision::Plan,
+    slots::Ticket,
+    store::{ErrorKind, Operation, StoreError, StoreId, Waiting},
+};
+
+/// The counts of a subject by one limit of a policy.
+#[derive(Serialize)]
+pub(super) struct Counts {
+    limit: String,
+    /// Whether a request of the cost of the policy is admitted now.
+    allowed: bool,
+    /// Why it is not, also by a policy that only observes.
+    denial: Option<&'static str>,
+    /// None without a limit.
+    quota: Option<u64>,
+    remaining: Option<u64>,
+    retry_after_seconds: Option<f64>,
+    reset_after_seconds: f64,
+    observed: bool,
+    /// Why this process has counted in place of the store.
+    store_error: Option<String>,
+}
+
+/// The most limits of a policy whose counts are read for one request, since a policy may choose any number of limits.
+const MOST: usize = 20;
+
+/// Reads the counts of a key of a policy in a store, of each limit that the policy has there.
+///
+/// The key is [bound](Key::bound).
+pub(super) async fn peek(
+    watched: &[Watched],
+    policy: &str,
+    store: Option<StoreId>,
+    key: &Key,
+) -> Result<Vec<Counts>, AdminError> {
+    let mut counts = Vec::new();
+    for (policy, plan) in limits(watched, policy, store).into_iter().take(MOST) {
+        counts.push(match plan.quota.limit.is_counted() {
+            true => peek_one(&policy, &plan, key).await?,
+            false => uncounted(&policy, &plan.quota.limit),
+        });
+    }
+    Ok(counts)
+}
+
+/// Removes all counts of a key of a policy in a store, and its bans.
+pub(super) async fn reset(
+    watched: &[Watched],
+    policy: &str,
+    store: Option<StoreId>,
+    key: &Key,
+) -> Result<(), StoreError> {
+    // Limits of one algorithm share the counts of a key.
+    let mut done = Vec::new();
+    for (policy, plan) in limits(watched, policy, store) {
+        let counts = (plan.quota.limit.algorithm(), policy.ban());
+        if plan.quota.limit.is_counted() && !done.contains(&counts) {
+            perform(Operation::Reset, undecided(&policy, &plan, key))
+                .await
+                .map(drop)?;
+            done.push(counts);
+        }
+    }
+    Ok(())
+}
+
+/// The limits of a policy in a store, each once.
+///
+/// Layers and limiters on one store share the counts of a policy, and may have it with other numbers or with bans.
+fn limits(watched: &[Watched], name: &str, store: Option<StoreId>) -> Vec<(WatchedPolicy, Arc<Plan>)> {
+    let policies = watched.iter().flat_map(Watched::policies);
+    let of_name = policies.filter(|policy| policy.name == name && policy.store() == store);
+    let mut limits: Vec<(WatchedPolicy, Arc<Plan>)> = Vec::new();
+    for policy in of_name {
+        for plan in &policy.plans {
+            let is_same = |(other, known): &(WatchedPolicy, Arc<Plan>)| {
+                known.quota.limit == plan.quota.limit
+                    && other.ban() == policy.ban()
+                    && other.is_observed() == policy.is_observed()
+            };
+            if !limits.iter().any(is_same) {
+                limits.push((policy.clone(), plan.clone()));
+            }
+        }
+    }
+    limits
+}
+
+async fn peek_one(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Result<Counts, AdminError> {
+    let decision = perform(Operation::Peek, undecided(policy, plan, key)).await?;
+    let store_error = decision.store_error().map(ToString::to_string);
+    let Some(decided) = decision.policies().next() else {
+        // The policy is `Open`.
+        let error = store_error.unwrap_or_default();
+        return Err(StoreError::new(ErrorKind::Unreachable, error).into());
+    };
+    Ok(Counts {
+        limit: plan.quota.limit.to_string(),
+        allowed: decided.denial().is_none(),
+        denial: decided.denial().map(denial_text),
+        quota: Some(decided.limit()),
+        remaining: Some(decided.remaining()),
+        retry_after_seconds: decided.retry_after().map(|wait| wait.as_secs_f64()),
+        reset_after_seconds: decided.reset_after().as_secs_f64(),
+        observed: policy.is_observed(),
+        store_error,
+    })
+}
+
+/// The counts by a limit that counts nothing.
+fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> Counts {
+    let denies = *limit == Limit::DenyAll;
+    Counts {
+        limit: limit.to_string(),
+        allowed: !denies,
+        denial: denies.then(|| denial_text(Denial::DenyAll)),
+        quota: denies.then_some(0),
+        remaining: denies.then_some(0),
+        retry_after_seconds: None,
+        reset_after_seconds: 0.0,
+        observed: policy.is_observed(),
+        store_error: None,
+    }
+}
+
+fn undecided(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Decision {
+    let cost = policy.cost.unwrap_or(1).max(1);
+    let undecided = PolicyDecision::undecided(policy.context.clone(), policy.position, key.clone(), cost);
+    let undecided = PolicyDecision {
+        chosen: Some(plan.clone()),
+        waiting: Waiting::NONE,
+        lease: Ticket::of(&plan.quota.limit),
+        ..undecided
+    };
+    Decision::new(true, SmallVec::from_buf([undecided]))
+}
+
+async fn perform(operation: Operation, undecided: Decision) -> Result<Decision, StoreError> {
+    match check::begin(operation, undecided) {
+        Check::Decided(decision) => decision,
+        Check::Pending(check) => check.await,
+    }
+}
+
+fn denial_text(denial: Denial) -> &'static str {
+    match denial {
+        Denial::QuotaExceeded => "quota exceeded",
+        Denial::CostAboveLimit => "cost above limit",
+        Denial::DenyAll => "deny all",
+        Denial::Banned => "banned",
+    }
+}

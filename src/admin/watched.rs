@@ -1,0 +1,113 @@
+//! The policies and stores of the layers and limiters that an `Admin` has.
+
+use std::{sync::Arc, time::SystemTime};
+
+use super::json::Failure;
+use crate::{
+    FailureMode, Limiter, RateLimitLayer,
+    decision::{CheckContext, Plan, PolicyContext},
+    denials::{DenialWatch, Denials},
+    enforce::Enforcer,
+    policy::Basis,
+    store::{Store, StoreId},
+};
+
+/// A layer or a limiter.
+#[derive(Clone)]
+pub(super) enum Watched {
+    Layer(Arc<Enforcer>),
+    Limiter(Limiter),
+}
+
+impl From<&RateLimitLayer> for Watched {
+    fn from(layer: &RateLimitLayer) -> Self {
+        Self::Layer(layer.clone().into_enforcer())
+    }
+}
+
+impl From<&Limiter> for Watched {
+    fn from(limiter: &Limiter) -> Self {
+        Self::Limiter(limiter.clone())
+    }
+}
+
+impl Watched {
+    /// Counts its denials, each policy those of so many keys.
+    pub(super) fn watch(&self, keys: usize) -> DenialWatch {
+        let policies = self.policies();
+        let count = |denials: &Denials| denials.watch(policies.len(), keys);
+        match self {
+            Self::Layer(enforcer) => count(&enforcer.context.denials),
+            Self::Limiter(limiter) => limiter.with_newest(|newest| count(&newest.context.denials)),
+        }
+    }
+
+    /// Its policies after the last reload, in their order.
+    pub(super) fn policies(&self) -> Vec<WatchedPolicy> {
+        match self {
+            Self::Layer(enforcer) => enforcer.with_newest(policies),
+            Self::Limiter(limiter) => limiter.with_newest(policies),
+        }
+    }
+}
+
+fn policies<K>(newest: Basis<'_, K>) -> Vec<WatchedPolicy> {
+    let policies = newest.policies.iter().enumerate();
+    let watched = policies.map(|(position, policy)| WatchedPolicy {
+        context: newest.context.clone(),
+        position,
+        name: policy.name().to_owned(),
+        limit: policy.limit().map(ToString::to_string),
+        plans: policy.known_plans(),
+        cost: policy.fixed_cost(),
+        reloaded_at: policy.reloaded_at(),
+        #[cfg(feature = "serde")]
+        refused_reload: policy
+            .refused_reload()
+            .map(|refused| Failure::new(refused.at, &refused.error)),
+        #[cfg(not(feature = "serde"))]
+        refused_reload: None,
+    });
+    watched.collect()
+}
+
+/// A policy of a layer or a limiter.
+#[derive(Clone)]
+pub(super) struct WatchedPolicy {
+    pub(super) context: Arc<CheckContext>,
+    pub(super) position: usize,
+    pub(super) name: String,
+    /// Unless it is chosen for each request.
+    pub(super) limit: Option<String>,
+    /// The limits that are known.
+    pub(super) plans: Vec<Arc<Plan>>,
+    /// Unless it is computed for each request.
+    pub(super) cost: Option<u64>,
+    pub(super) reloaded_at: Option<SystemTime>,
+    /// The last load of its file, if it was refused.
+    pub(super) refused_reload: Option<Failure>,
+}
+
+impl WatchedPolicy {
+    pub(super) fn store(&self) -> Option<StoreId> {
+        self.context.store.id()
+    }
+
+    pub(super) fn failure_mode(&self) -> FailureMode {
+        self.context.failure_mode.unwrap_or(self.settings().failure_mode)
+    }
+
+    /// Whether it only observes.
+    pub(super) fn is_observed(&self) -> bool {
+        self.settings().observed
+    }
+
+    /// The settings of its bans as text, if it has bans.
+    pub(super) fn ban(&self) -> Option<String> {
+        self.settings().ban.as_ref().map(ToString::to_string)
+    }
+
+    fn settings(&self) -> &PolicyContext {
+        &self.context.policies[self.position]
+    }
+}

@@ -1,0 +1,178 @@
+//! Keys that are written by an operator, in the text that stores have.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::key::Key;
+use crate::ConfigError;
+
+/// The kinds of components. Those with a colon have a label, such as the name of a header.
+const KINDS: [&str; 11] = [
+    "ip",
+    "path",
+    "route",
+    "unmatched",
+    "method",
+    "other-method",
+    "header:",
+    "ext:",
+    "const",
+    "key",
+    "hash",
+];
+
+impl Key {
+    /// The key with this [text](Self::as_str), such as `ip=203.0.113.7|path=/login`.
+    ///
+    /// What no request can have as its key is an error, since its counts would be empty without a reason.
+    pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
+        text.split('|').try_for_each(validate)?;
+        Ok(Self::of_text(text))
+    }
+}
+
+fn validate(component: &str) -> Result<(), ConfigError> {
+    let Some((name, value)) = component.split_once('=') else {
+        return Err(ConfigError::new(format!(
+            "`{component}` is not a key; one is written like `ip=203.0.113.7`, `header:x-user-id=42`, `key=42` or \
+             `ip=203.0.113.7|path=/login`"
+        )));
+    };
+    let (kind, label) = match name.find(':') {
+        Some(colon) => name.split_at(colon + 1),
+        None => (name, ""),
+    };
+    match kind {
+        "keyed" | "once" => {
+            return Err(ConfigError::new(format!(
+                "`{kind}=` is a hash that a store makes of a key or of the id of a request; write the key itself, such as \
+                 `ip=203.0.113.7`"
+            )));
+        }
+        "ip" => validate_address(value)?,
+        "header:" if label.bytes().any(|byte| byte.is_ascii_uppercase()) => {
+            return Err(ConfigError::new(format!(
+                "the name of a header is in lower case: `header:{}=`",
+                label.to_ascii_lowercase()
+            )));
+        }
+        _ if !KINDS.contains(&kind) => {
+            let kinds = KINDS.join("`, `");
+            return Err(ConfigError::new(format!(
+                "`{kind}` is no kind of key; those are `{kinds}`"
+            )));
+        }
+        _ => {}
+    }
+    validate_escapes(label, Some(b'='))?;
+    validate_escapes(value, None)
+}
+
+fn validate_address(value: &str) -> Result<(), ConfigError> {
+    if value == "unix" {
+        return Ok(());
+    }
+    let address = value
+        .parse::<IpAddr>()
+        .map(|address| address.to_canonical().to_string());
+    let network = value.parse::<IpNet>().map(|network| network.trunc().to_string());
+    match address.or(network) {
+        Ok(written) if written == value => Ok(()),
+        Ok(written) => Err(ConfigError::new(format!("the key of `{value}` is `ip={written}`"))),
+        Err(_) => Err(ConfigError::new(format!(
+            "`{value}` is no address; the key of one is written like `ip=203.0.113.7`, and of IPv6 the network by which \
+             addresses are counted, like `ip=2001:db8:1:2::/64`"
+        ))),
+    }
+}
+
+/// Each byte has one spelling: itself, or `^` and two digits.
+fn validate_escapes(text: &str, delimiter: Option<u8>) -> Result<(), ConfigError> {
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte == b'^' {
+            let digits: Vec<u8> = bytes.by_ref().take(2).collect();
+            let digits = std::str::from_utf8(&digits).unwrap_or_default();
+            let is_upper = digits.len() == 2 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'A'..=b'F'));
+            let escaped = u8::from_str_radix(digits, 16).ok().filter(|_| is_upper);
+            match escaped {
+                None => {
+                    return Err(ConfigError::new(
+                        "`^` begins the two digits of an escaped byte, such as `^7C`; by itself it is written `^5E`",
+                    ));
+                }
+                Some(byte) if Key::is_plain(byte, delimiter) => {
+                    return Err(ConfigError::new(format!(
+                        "`^{digits}` is written `{}`",
+                        char::from(byte)
+                    )));
+                }
+                Some(_) => {}
+            }
+        } else if !Key::is_plain(byte, delimiter) {
+            let shown = char::from(byte);
+            let what = if byte.is_ascii_graphic() {
+                format!("`{shown}`")
+            } else {
+                "a byte that is no printable ASCII character".to_owned()
+            };
+            return Err(ConfigError::new(format!("{what} is written `^{byte:02X}` in a key")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop_assert_eq, proptest};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_key_is_parsed_from_its_text(value in any::<Vec<u8>>(), text in ".{0,40}", v4 in any::<[u8; 4]>(), v6 in any::<u128>()) {
+            let keys = [
+                Key::from(text.as_str()),
+                Key::header("x-user-id", &value).and(Key::path(&text)),
+                Key::extension::<Vec<String>>(&text).and(Key::constant("all")),
+                Key::ip(v4.into()).and(Key::method(&http::Method::GET)),
+                Key::ip(std::net::Ipv6Addr::from_bits(v6).into()).and(Key::unix_peer()),
+            ];
+            for key in keys {
+                prop_assert_eq!(&Key::parse(key.as_str()).map_err(|error| error.to_string()), &Ok(key.clone()));
+                let mut bound = key;
+                bound.bound();
+                prop_assert_eq!(Key::parse(bound.as_str()).map_err(|error| error.to_string()), Ok(bound));
+            }
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "[a-z:=|^0-9A-F{} \\PC]{0,30}") {
+            let _ = Key::parse(&text);
+        }
+    }
+
+    #[test]
+    fn a_text_that_no_request_has_as_its_key_is_an_error_with_the_fix() {
+        for (text, fix) in [
+            ("", "`ip=203.0.113.7`"),
+            ("203.0.113.7", "`ip=203.0.113.7`"),
+            ("header=42", "`header:`"),
+            ("header:X-User-Id=42", "`header:x-user-id=`"),
+            ("key=a b", "`^20`"),
+            ("key={a}", "`^7B`"),
+            ("key=é", "`^C3`"),
+            ("key=a^7cb", "`^7C`"),
+            ("key=a^4", "`^5E`"),
+            ("key=a^41", "written `A`"),
+            ("ip=localhost", "`ip=203.0.113.7`"),
+            ("ip=::ffff:192.0.2.1", "`ip=192.0.2.1`"),
+            ("ip=2001:DB8::/64", "`ip=2001:db8::/64`"),
+            ("ip=192.0.2.1|keyed=0123456789abcdef0123456789abcdef", "the key itself"),
+        ] {
+            let error = Key::parse(text).unwrap_err().to_string();
+            assert!(error.contains(fix), "{text}: {error}");
+        }
+    }
+}
