@@ -1,13 +1,13 @@
-//! The package declares the oldest Rust that its dependencies allow.
+//! The package declares the oldest Rust that its dependencies allow, and the README how many these are.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     process::Command,
 };
 
 use serde_json::Value;
 
-use super::metadata;
+use super::{metadata, read, root};
 
 /// `1.88.0` as (1, 88).
 fn rust_version(package: &Value) -> Option<(u32, u32)> {
@@ -60,4 +60,58 @@ fn the_declared_rust_is_the_oldest_that_all_dependencies_allow() {
     }
     assert!(seen.len() > 10, "the dependencies were found");
     assert_eq!(newest, ours, "no dependency needs the Rust that Cargo.toml declares");
+}
+
+/// The number of crates in a build, this one included.
+#[cfg(target_os = "linux")] // other systems have crates of their own
+fn crates(features: &[&str]) -> usize {
+    let tree = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--locked",
+            "--offline",
+            "--package",
+            "tower-quota",
+            "--edges",
+            "normal",
+        ])
+        .args(["--prefix", "none"])
+        .args(features)
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    let tree = String::from_utf8(tree.stdout).expect("text");
+    // A line is a name, a version, and remarks in parentheses.
+    let crates = tree.lines().filter_map(|line| line.split(" (").next());
+    crates.filter(|line| !line.is_empty()).collect::<BTreeSet<_>>().len()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_readme_has_the_number_of_crates_in_a_build() {
+    let readme = read("README.md");
+    for (build, features) in [
+        ("default: Redis through fred", &[][..]),
+        (
+            "`default-features = false`, feature `redis`: Redis through redis-rs",
+            &["--no-default-features", "--features", "redis"],
+        ),
+        (
+            "`default-features = false`: `MemoryStore` only",
+            &["--no-default-features"],
+        ),
+        (
+            "`default-features = false`, feature `axum`: `MemoryStore` and axum itself",
+            &["--no-default-features", "--features", "axum"],
+        ),
+        (
+            "`default-features = false`, feature `admin`: `MemoryStore`, axum and the page for operators",
+            &["--no-default-features", "--features", "admin"],
+        ),
+        ("all", &["--all-features"]),
+    ] {
+        let row = format!("| {build} | {} |", crates(features));
+        assert!(readme.contains(&row), "README.md has no `{row}`");
+    }
 }
