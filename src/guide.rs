@@ -1,5 +1,6 @@
-//! Long pages: choosing an algorithm, a service behind proxies, Redis for limits, operating, metrics, testing an application, a
-//! comparison with other libraries and the migration from them, and measurements of speed and of behavior under faults.
+//! Long pages: the first ten minutes, choosing an algorithm, a service behind proxies, Redis for limits, operating, metrics,
+//! testing an application, a comparison with other libraries and the migration from them, and measurements of speed and of
+//! behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
@@ -33,6 +34,10 @@ pub mod redis {}
 
 #[doc = include_str!("../docs/speed.md")]
 pub mod speed {}
+
+#[cfg(all(feature = "axum", feature = "fred", feature = "metrics"))]
+#[doc = include_str!("../docs/start.md")]
+pub mod start {}
 
 #[cfg(feature = "axum")]
 #[doc = include_str!("../docs/testing.md")]

@@ -84,6 +84,8 @@
 //!
 //! # Guide
 //!
+//! [Start](guide::start): ten minutes from `cargo add` to a limit in production.
+//!
 //! [Choosing an algorithm](guide::choosing), and the [migration](guide::migration) from other libraries.
 //!
 //! [Behind proxies](guide::proxies), [Redis for limits](guide::redis), [operating](guide::operating) and
