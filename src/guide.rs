@@ -1,6 +1,6 @@
-//! Long pages: the first ten minutes, choosing an algorithm, a service behind proxies, Redis for limits, operating, metrics,
-//! testing an application, a comparison with other libraries and the migration from them, and measurements of speed and of
-//! behavior under faults.
+//! Long pages: the first ten minutes, what is promised, choosing an algorithm, a service behind proxies, Redis for limits,
+//! operating, metrics, testing an application, a comparison with other libraries and the migration from them, and measurements
+//! of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
@@ -25,6 +25,9 @@ pub mod migration {}
 #[cfg(feature = "serde")]
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
+
+#[doc = include_str!("../docs/promises.md")]
+pub mod promises {}
 
 #[doc = include_str!("../docs/proxies.md")]
 pub mod proxies {}

@@ -93,7 +93,9 @@
 //!
 //! [Testing an application](guide::testing): without Redis, and with a clock that the test advances.
 //!
-//! # Measurements
+//! # Promises and measurements
+//!
+//! [What is promised](guide::promises), under which faults, and where it is tested.
 //!
 //! [Speed](guide::speed), compared with other crates, and [behavior under faults](guide::faults) of Redis.
 
