@@ -1,4 +1,4 @@
-//! Long pages: the first ten minutes, what is promised, choosing an algorithm, a service behind proxies, Redis for limits,
+//! Long pages: the first ten minutes, recipes, what is promised, choosing an algorithm, a service behind proxies, Redis for limits,
 //! operating, metrics, testing an application, a comparison with other libraries and the migration from them, and measurements
 //! of speed and of behavior under faults.
 //!
@@ -31,6 +31,10 @@ pub mod promises {}
 
 #[doc = include_str!("../docs/proxies.md")]
 pub mod proxies {}
+
+#[cfg(all(feature = "axum", feature = "file"))]
+#[doc = include_str!("../docs/recipes.md")]
+pub mod recipes {}
 
 #[doc = include_str!("../docs/redis.md")]
 pub mod redis {}

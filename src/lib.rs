@@ -86,6 +86,8 @@
 //!
 //! [Start](guide::start): ten minutes from `cargo add` to a limit in production.
 //!
+//! [Recipes](guide::recipes): plans, logins, tokens of language models, exports, webhooks, jobs, GraphQL, and limits in a file.
+//!
 //! [Choosing an algorithm](guide::choosing), and the [migration](guide::migration) from other libraries.
 //!
 //! [Behind proxies](guide::proxies), [Redis for limits](guide::redis), [operating](guide::operating) and
