@@ -1,11 +1,14 @@
 //! Long pages: the first ten minutes, recipes, what is promised, choosing an algorithm, a service behind proxies, Redis for limits,
-//! operating, metrics, testing an application, a comparison with other libraries and the migration from them, and measurements
-//! of speed and of behavior under faults.
+//! operating, metrics, what clients do with denials, testing an application, a comparison with other libraries and the migration
+//! from them, and measurements of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}
+
+#[doc = include_str!("../docs/clients.md")]
+pub mod clients {}
 
 #[cfg(feature = "axum")]
 #[doc = include_str!("../docs/comparison.md")]

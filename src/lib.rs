@@ -93,6 +93,8 @@
 //! [Behind proxies](guide::proxies), [Redis for limits](guide::redis), [operating](guide::operating) and
 //! [metrics](guide::metrics): what to set up before production, what to watch, and what to do when something is wrong.
 //!
+//! [Clients and denials](guide::clients): which clients wait and retry, tried with curl, Python, Node, gRPC and a browser.
+//!
 //! [Testing an application](guide::testing): without Redis, and with a clock that the test advances.
 //!
 //! # Promises and measurements
