@@ -7,6 +7,9 @@
 //! $ cargo run --example client --features axum
 //! ```
 //!
+//! A request waits for its turn among the requests. It does not wait for tokens: a turn that waits for an estimate comes too
+//! late where less is settled.
+//!
 //! It asserts that each request is served at last, and prints how often the API has complained, and how many requests arrived
 //! in the fullest second. With `ALONE=1` nothing is used up before, and the complaints are those about requests that arrived
 //! too close together. `MARGIN_MS` is by how much the window of the fleet is longer than that of the API, 200 by default.
@@ -93,7 +96,7 @@ pub(crate) async fn work(store: impl Store, api: SocketAddr, margin: Duration) -
             .failure_mode(FailureMode::Closed)
     };
     let policies = [
-        policy("requests", REQUESTS).learn_from_responses(),
+        policy("requests", REQUESTS).wait_up_to(WINDOW).learn_from_responses(),
         policy("tokens", TOKENS).cost(ESTIMATE),
     ];
     let limit = RateLimitLayer::new(store, policies).headers(Headers::None);

@@ -109,7 +109,7 @@ struct Settings {
     /// The longest wait.
     longest_wait: Option<Duration>,
     /// The most units that wait.
-    max_waiting: u64,
+    max_waiting: Option<u64>,
     once: Once,
     /// The requests that the file of the policy lists as skipped or blocked.
     #[cfg(feature = "serde")]
@@ -137,7 +137,8 @@ impl Settings {
     }
 
     fn waiting(&self) -> Waiting {
-        Waiting::up_to(self.longest_wait.unwrap_or(self.terms.longest_wait), self.max_waiting)
+        let longest = self.longest_wait.unwrap_or(self.terms.longest_wait);
+        Waiting::up_to(longest, self.max_waiting.unwrap_or(self.terms.max_waiting))
     }
 
     /// The number of the file that the policy follows.
@@ -219,7 +220,7 @@ impl Policy<Unkeyed> {
             ban: None,
             learns: false,
             longest_wait: None,
-            max_waiting: Waiting::MOST,
+            max_waiting: None,
             once: Once::DEFAULT,
             #[cfg(feature = "serde")]
             listed: None,

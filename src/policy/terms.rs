@@ -12,7 +12,7 @@ use crate::{
     Ban, ConfigError, Limit,
     decision::{Plan, Thresholds},
     limit::{PolicyLimit, Source},
-    store::FailureMode,
+    store::{FailureMode, Waiting},
 };
 
 /// What the constructor or a file has about a policy.
@@ -31,6 +31,8 @@ pub(super) struct Terms {
     pub(super) ban: Option<Ban>,
     /// The longest wait; zero if requests do not wait.
     pub(super) longest_wait: Duration,
+    /// The most units that wait for each key.
+    pub(super) max_waiting: u64,
     /// The requests that the policy is for, if it is not for all.
     #[cfg(feature = "serde")]
     pub(super) scope: Option<Arc<Scope>>,
@@ -58,6 +60,7 @@ impl Terms {
             thresholds: Thresholds::default(),
             ban: None,
             longest_wait: Duration::ZERO,
+            max_waiting: Waiting::MOST,
             #[cfg(feature = "serde")]
             scope: None,
         })

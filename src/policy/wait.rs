@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::Policy;
-use crate::{ConfigError, limit::MAX_QUOTA};
+use crate::{ConfigError, store::Waiting};
 
 /// Waiting.
 impl<K> Policy<K> {
@@ -147,12 +147,12 @@ impl<K> Policy<K> {
     ///
     /// If the number is 0 or above 999,999,999,999,999.
     pub fn try_max_waiting(mut self, units: u64) -> Result<Self, ConfigError> {
-        if !(1..=MAX_QUOTA).contains(&units) {
+        if !Waiting::POSSIBLE.contains(&units) {
             return Err(ConfigError::new(
                 "1 to 999999999999999 units wait for a limit; without `.wait_up_to(..)` none does",
             ));
         }
-        self.settings.max_waiting = units;
+        self.settings.max_waiting = Some(units);
         Ok(self)
     }
 }

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use crate::limit::MAX_QUOTA;
 
@@ -13,6 +13,9 @@ pub(crate) struct Waiting {
 impl Waiting {
     /// The most units that wait by default. A log finds the turn of each of them within the entries that one call reads.
     pub(crate) const MOST: u64 = 500;
+
+    /// The numbers of units that may be the most.
+    pub(crate) const POSSIBLE: RangeInclusive<u64> = 1..=MAX_QUOTA;
 
     pub(crate) const NONE: Self = Self {
         longest_us: 0,

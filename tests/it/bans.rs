@@ -19,7 +19,7 @@ use tower_quota::{
     store::{Charge, ChargeRole, Operation, Store, StoreFuture, StoreId, StoreRequest},
 };
 
-use crate::support::{Algorithm, Bench, Broken, Cluster, Counted, Received, Redis, connected, patient};
+use crate::support::{Algorithm, Bench, Broken, Cluster, Counted, Received, Redis, Sentinel, connected, patient};
 
 /// Tests on a store whose clock the test sets.
 macro_rules! each_store {
@@ -704,6 +704,26 @@ async fn in_a_cluster_a_ban_lies_beside_its_count() {
         let left = addresses.peek(Key::header("x-address", &address)).await;
         assert_eq!(left.expect("the cluster replies").remaining(), 99);
     }
+}
+
+#[tokio::test]
+async fn a_ban_that_was_replicated_survives_a_failover() {
+    let mut sentinel = Sentinel::start_that_fails_over().await;
+    let url = sentinel.url();
+    let replica = async || {
+        let store = connected(patient(), &url).await;
+        Limiter::new(store, policy("test").ban(ban()))
+    };
+    let before = provoke(&replica().await).await;
+    let replicas: u32 = sentinel.primary.command("WAIT", ["2", "0"]).await;
+    assert_eq!(replicas, 2);
+
+    sentinel.primary.kill();
+    sentinel.promoted().await;
+    // One that has not seen the ban.
+    let (denial, after) = denial(&check(&replica().await).await).expect("it is denied");
+    assert_eq!(denial, Denial::Banned);
+    assert!(after <= before, "{after:?} of {before:?}");
 }
 
 #[tokio::test]

@@ -377,6 +377,24 @@ async fn slots_whose_renewal_is_not_confirmed_for_a_lease_are_lost() {
     tokio::time::sleep(LEASE).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn slots_that_are_dropped_during_a_renewal_are_free_after_it() {
+    let memory = MemoryStore::new();
+    let store = Gated::new(memory.clone());
+    let exports = || Policy::new("exports", Concurrency::new(1));
+    let (limiter, direct) = (Limiter::new(store.clone(), exports()), Limiter::new(memory, exports()));
+    store.open(1);
+    let slots = limiter.check("42").await.unwrap().take_slots();
+    // The first renewal is sent, and its reply is held back.
+    tokio::time::sleep(LEASE / 5).await;
+    drop(slots);
+    assert_eq!(direct.peek("42").await.unwrap().remaining(), 0);
+
+    store.open(2);
+    tokio::time::sleep(MICRO).await;
+    assert_eq!(direct.peek("42").await.unwrap().remaining(), 1);
+}
+
 #[test]
 fn when_a_runtime_ends_the_next_request_of_another_one_renews_its_leases() {
     let paused = || {

@@ -75,6 +75,9 @@ mod plans;
 #[path = "../../examples/reload.rs"]
 #[allow(dead_code)]
 mod reload_example;
+#[path = "../../examples/reqwest.rs"]
+#[allow(dead_code)]
+mod reqwest_example;
 #[path = "../../examples/testing.rs"]
 #[allow(dead_code)]
 mod testing;
@@ -369,6 +372,12 @@ async fn hyper_sends_what_it_shows() {
 async fn tonic_receives_what_it_asserts() {
     let example = tokio::task::spawn_blocking(|| tonic_example::main().map_err(|error| error.to_string()));
     assert_eq!(example.await.expect("no panic"), Ok(()));
+}
+
+#[tokio::test]
+async fn reqwest_sends_as_many_requests_as_the_api_admits() {
+    let took = reqwest_example::run().await.expect("each request waits");
+    assert!(took >= Duration::from_millis(2_200), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -218,6 +218,27 @@ async fn a_file_that_cannot_be_applied_changes_nothing_and_is_an_error_that_name
 }
 
 #[tokio::test]
+async fn a_layer_keeps_its_limits_if_the_new_ones_contradict_its_settings_in_code() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let refunding = policies.get("api").unwrap().refund_if(|_| false);
+    let app = app(RateLimitLayer::new(Clock::new().memory_store(), refunding));
+    let log = Log::capture();
+    file.write(&api("concurrency 5"));
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=3;w=60"));
+    let text = log.text();
+    assert!(
+        text.contains("WARN") && text.contains("keeps the limits") && text.contains("`.refund_if(..)`"),
+        "{text}"
+    );
+
+    file.write(&api("sliding-log 9/min"));
+    policies.reload().unwrap();
+    assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=9;w=60"));
+}
+
+#[tokio::test]
 async fn a_policy_that_vanished_keeps_its_last_numbers_with_a_warning() {
     let file = File::new(&format!(
         "{}[policies.unused]\nlimit = \"sliding-log 1/min\"\n",

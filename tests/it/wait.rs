@@ -18,12 +18,12 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    AcquireError, ClientLibrary, FailureMode, FixedWindow, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer,
-    SlidingCounter, SlidingLog, TokenBucket, key,
+    AcquireError, ClientLibrary, FailureMode, FixedWindow, Key, Limit, Limiter, MemoryStore, Policies, Policy,
+    RateLimitLayer, SlidingCounter, SlidingLog, TokenBucket, key,
     store::{Charge, ErrorKind, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::support::{Bench, Broken, Cluster, Counted, Redis, connected, patient};
+use crate::support::{Bench, Broken, Clock, Cluster, Counted, Redis, connected, patient};
 
 /// Tests on a store with a clock that the test sets.
 macro_rules! each_store {
@@ -550,6 +550,55 @@ async fn a_layer_holds_requests_and_calls_the_service_at_their_turn() {
     assert_eq!(start.elapsed().as_secs(), 2);
     assert_eq!(response.headers()["ratelimit"], r#""api";r=0;t=3"#, "as at the check");
     assert_eq!(called.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_and_code_bound_how_long_and_how_many_wait() {
+    let waiting = |text: &str| {
+        let text = format!("[policies.mails]\nlimit = \"sliding-log 1/s\"\n{text}");
+        Policies::from_toml(&text).map(|policies| policies.unkeyed("mails").expect("a policy"))
+    };
+    let long = || waiting("wait = \"9s\"").unwrap();
+    for (policy, waited) in [
+        (waiting("").unwrap(), 0),
+        (waiting("wait = \"2s\"").unwrap(), 2),
+        (waiting("wait = \"2500ms\"").unwrap(), 2),
+        (waiting("wait = \"9s\"\nmax-waiting = 3").unwrap(), 3),
+        (long().max_waiting(4), 4),
+        (long().wait_up_to(SECOND), 1),
+        (long(), 9),
+    ] {
+        let limiter = Limiter::new(Clock::new().memory_store(), policy);
+        let (start, mut calls) = (Instant::now(), JoinSet::new());
+        for _ in 0..12 {
+            let limiter = limiter.clone();
+            calls.spawn(async move { limiter.acquire("42").await.is_ok() });
+        }
+        let admitted = calls.join_all().await.into_iter().filter(|admitted| *admitted).count();
+        assert_eq!(
+            (admitted, start.elapsed().as_secs()),
+            (1 + waited, waited as u64),
+            "{limiter:?}"
+        );
+    }
+
+    for (wrong, taught) in [
+        ("wait = \"soon\"", "`500ms`"),
+        ("max-waiting = 0", "1 to 999999999999999 units wait"),
+    ] {
+        let error = waiting(wrong).unwrap_err().to_string();
+        assert!(error.contains(taught), "{error}");
+    }
+    let file = "[policies.mails]\nlimit = \"fixed-window 1/s\"\nwait = \"2s\"";
+    let error = Policies::from_toml(file)
+        .unwrap()
+        .unkeyed("mails")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("use a sliding log without a precision, or a token bucket"),
+        "{error}"
+    );
 }
 
 #[tokio::test(start_paused = true)]

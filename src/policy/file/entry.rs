@@ -12,7 +12,7 @@ use super::{
     texts::{Methods, Routes},
     warn_at::WarnAt,
 };
-use crate::{Ban, FailureMode, Limit, key::KeySpec, limit::parse_length};
+use crate::{Ban, FailureMode, Limit, key::KeySpec, limit::parse_length, store::Waiting};
 
 /// A policy as configuration describes it.
 #[derive(Clone, Debug, Deserialize)]
@@ -39,6 +39,8 @@ pub(super) struct Fields {
     pub(super) failure_mode: FailureMode,
     #[serde(default, deserialize_with = "wait")]
     pub(super) wait: Duration,
+    #[serde(default = "most_waiting", deserialize_with = "max_waiting")]
+    pub(super) max_waiting: u64,
     #[serde(default)]
     pub(super) mode: Mode,
     #[serde(default)]
@@ -92,6 +94,20 @@ fn wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error
             "{text:?} is not a time to wait; one looks like `2s` or `500ms`"
         ))
     })
+}
+
+fn most_waiting() -> u64 {
+    Waiting::MOST
+}
+
+fn max_waiting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let units = u64::deserialize(deserializer)?;
+    if !Waiting::POSSIBLE.contains(&units) {
+        return Err(D::Error::custom(
+            "1 to 999999999999999 units wait for a limit; without `wait` none does",
+        ));
+    }
+    Ok(units)
 }
 
 fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {

@@ -93,6 +93,7 @@ use crate::{ConfigError, access::Access};
 /// | `cost` | the cost of a request | 1 |
 /// | `failure-mode` | what happens while the store fails: [`local`, `local 1/4`, `open` or `closed`](crate::FailureMode) | `local` |
 /// | `wait` | how long a request may [wait](Policy::wait_up_to) until it fits, such as `2s` or `500ms` | it does not wait |
+/// | `max-waiting` | the most units that [wait](Policy::max_waiting) for each key | 500 |
 /// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
 /// | `warn-at` | a fraction of the quota from which on requests are [near the limit](Policy::warn_at), or a list of fractions | none |
 /// | `ban` | when callers are [banned](Policy::ban) and for how long, such as `{ after = 10, within = "1h", first = "1min", longest = "1d" }`; `first` and `longest` may be left out | none |
@@ -303,6 +304,7 @@ impl Policies {
             thresholds: fields.warn_at.0.clone(),
             ban: fields.ban,
             longest_wait: fields.wait,
+            max_waiting: fields.max_waiting,
             scope: (!scope.is_everything()).then(|| Arc::new(scope)),
             ..Terms::try_new(name.to_owned(), limit)?
         };

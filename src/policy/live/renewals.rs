@@ -96,9 +96,10 @@ impl<K: Renewable> Renewals<K> {
     fn renew(&self, built: &Basis<'_, K>) -> Arc<Renewed<K>> {
         let mut renewed = built.policies.to_vec();
         let revision = renew(&mut renewed, &self.sources);
-        if let Err(error) = renewed.iter().try_for_each(K::validate) {
+        let valid = |policy: &Policy<K>| policy.validate_slots().and_then(|()| K::validate(policy));
+        if let Err(error) = renewed.iter().try_for_each(valid) {
             #[cfg(feature = "tracing")]
-            tracing::warn!(%error, "a limiter keeps the limits from before a reload");
+            tracing::warn!(%error, "a layer or limiter keeps the limits from before a reload");
             let _ = error;
             let newest = self.newest.load();
             renewed = newest
