@@ -1,10 +1,14 @@
-//! Long pages: choosing an algorithm, a service behind proxies, Redis for limits, operating, metrics, testing an application, a
-//! comparison with other libraries and the migration from them, and measurements of speed and of behavior under faults.
+//! Long pages: the first ten minutes, recipes, what is promised, choosing an algorithm, a service behind proxies, Redis for limits,
+//! operating, metrics, what clients do with denials, testing an application, a comparison with other libraries and the migration
+//! from them, and measurements of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}
+
+#[doc = include_str!("../docs/clients.md")]
+pub mod clients {}
 
 #[cfg(feature = "axum")]
 #[doc = include_str!("../docs/comparison.md")]
@@ -25,14 +29,25 @@ pub mod migration {}
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
 
+#[doc = include_str!("../docs/promises.md")]
+pub mod promises {}
+
 #[doc = include_str!("../docs/proxies.md")]
 pub mod proxies {}
+
+#[cfg(all(feature = "axum", feature = "file"))]
+#[doc = include_str!("../docs/recipes.md")]
+pub mod recipes {}
 
 #[doc = include_str!("../docs/redis.md")]
 pub mod redis {}
 
 #[doc = include_str!("../docs/speed.md")]
 pub mod speed {}
+
+#[cfg(all(feature = "axum", feature = "fred", feature = "metrics"))]
+#[doc = include_str!("../docs/start.md")]
+pub mod start {}
 
 #[cfg(feature = "axum")]
 #[doc = include_str!("../docs/testing.md")]

@@ -85,14 +85,22 @@
 //!
 //! # Guide
 //!
+//! [Start](guide::start): ten minutes from `cargo add` to a limit in production.
+//!
+//! [Recipes](guide::recipes): plans, logins, tokens of language models, exports, webhooks, jobs, GraphQL, and limits in a file.
+//!
 //! [Choosing an algorithm](guide::choosing), and the [migration](guide::migration) from other libraries.
 //!
 //! [Behind proxies](guide::proxies), [Redis for limits](guide::redis), [operating](guide::operating) and
 //! [metrics](guide::metrics): what to set up before production, what to watch, and what to do when something is wrong.
 //!
+//! [Clients and denials](guide::clients): which clients wait and retry, tried with curl, Python, Node, gRPC and a browser.
+//!
 //! [Testing an application](guide::testing): without Redis, and with a clock that the test advances.
 //!
-//! # Measurements
+//! # Promises and measurements
+//!
+//! [What is promised](guide::promises), under which faults, and where it is tested.
 //!
 //! [Speed](guide::speed), compared with other crates, and [behavior under faults](guide::faults) of Redis.
 

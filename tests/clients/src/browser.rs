@@ -16,7 +16,12 @@ use axum::{
 };
 use http::{Request, Response};
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, process::Command, sync::mpsc};
+use tempfile::TempDir;
+use tokio::{
+    net::TcpListener,
+    process::{Child, Command},
+    sync::mpsc,
+};
 use tonic::{
     Status,
     body::Body,
@@ -42,22 +47,7 @@ pub async fn run() {
 
     let (results, mut received) = mpsc::unbounded_channel();
     let page = page(json!(servers), results).await;
-    let folder = tempfile::tempdir().expect("a folder for the browser");
-    let mut browser = Command::new("chromium")
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-background-networking",
-            "--no-first-run",
-        ])
-        .arg(format!("--user-data-dir={}", folder.path().display()))
-        .arg(page)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .expect("chromium runs");
+    let mut browser = open(&page);
 
     println!("| client | call | layer | fields | first call | denied call |");
     println!("| --- | --- | --- | --- | --- | --- |");
@@ -71,7 +61,43 @@ pub async fn run() {
             row => println!("{}", row.as_str().expect("a row")),
         }
     }
-    browser.kill().await.expect("the browser ends");
+    browser.kill().await;
+}
+
+/// Chromium without a window, with the folder of its profile.
+pub struct Browser {
+    process: Child,
+    _profile: TempDir,
+}
+
+impl Browser {
+    pub async fn kill(&mut self) {
+        self.process.kill().await.expect("the browser ends");
+    }
+}
+
+/// Opens a page.
+pub fn open(page: &str) -> Browser {
+    let profile = tempfile::tempdir().expect("a folder for the browser");
+    let process = Command::new("chromium")
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--no-first-run",
+        ])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(page)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("chromium runs");
+    Browser {
+        process,
+        _profile: profile,
+    }
 }
 
 /// Serves the page with the clients, and returns its URL.
@@ -135,7 +161,7 @@ struct Text {
 
 /// Sends everything back, once or twice.
 #[derive(Clone)]
-struct Echo;
+pub struct Echo;
 
 impl NamedService for Echo {
     const NAME: &'static str = "test.Echo";

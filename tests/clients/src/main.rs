@@ -1,14 +1,16 @@
 //! Shows how clients handle the responses of tower-quota. See `README.md`.
 
 mod browser;
+mod retries;
 mod upload;
 
 #[tokio::main]
 async fn main() {
     match std::env::args().nth(1).as_deref() {
         Some("browser") => browser::run().await,
+        Some("retries") => retries::run().await,
         Some("upload") => upload::run().await,
-        _ => eprintln!("usage: clients browser | upload"),
+        _ => eprintln!("usage: clients browser | retries | upload"),
     }
 }
 

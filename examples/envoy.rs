@@ -1,0 +1,207 @@
+//! A global rate limit service for Envoy: `envoy.service.ratelimit.v3.RateLimitService`.
+//!
+//! Envoy sends the descriptors of each request, and admits it if the reply is `OK`. The limits are those of
+//! `examples/envoy/limits.toml`, or of the file that `LIMITS` names, and follow it. Requests are counted in memory, or in Redis
+//! if `REDIS_URL` is set.
+//!
+//! ```console
+//! $ cargo run --example envoy
+//! listening on 127.0.0.1:8081
+//! ```
+//!
+//! The name of a policy is the domain and the keys of a descriptor, and the key is its values: `shop.remote_address` is the limit
+//! of `{"remote_address": "203.0.113.7"}` in the domain `shop`. Of a `generic_key`, which the configuration of Envoy has and no
+//! client chooses, the value is in the name. `docs/proxies.md` has the lines of `envoy.yaml`, and `examples/envoy/test.rs` calls
+//! the service.
+
+use std::{collections::HashMap, env, error::Error, sync::Arc, time::Duration};
+
+use envoy_types::pb::{
+    envoy::{
+        config::core::v3::HeaderValue,
+        extensions::common::ratelimit::v3::RateLimitDescriptor,
+        service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse,
+            rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit::Unit},
+            rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+        },
+    },
+    google::protobuf,
+};
+use tokio::net::TcpListener;
+use tonic::{
+    Request, Response, Status,
+    transport::{Server, server::TcpIncoming},
+};
+use tower_quota::{
+    ConfigError, Decision, Key, Limiter, LivePolicies, MemoryStore, Policies, PolicyDecision, RedisStore, store::Store,
+};
+
+/// A limiter for each policy of the file, by its name.
+pub(crate) struct RateLimits(HashMap<String, Limiter>);
+
+impl RateLimits {
+    pub(crate) fn new(policies: &LivePolicies, store: &(impl Store + Clone)) -> Result<Self, ConfigError> {
+        let limiter = |name: String| {
+            let limiter = Limiter::new(store.clone(), policies.unkeyed(&name)?);
+            Ok((name, limiter))
+        };
+        policies
+            .names()
+            .into_iter()
+            .map(limiter)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// The decision about a descriptor; none if no policy is for it.
+    async fn decide(
+        &self,
+        domain: &str,
+        descriptor: &RateLimitDescriptor,
+        hits: u64,
+    ) -> Result<Option<Decision>, Status> {
+        match self.0.get(&policy_name(domain, descriptor)) {
+            Some(limiter) => Ok(Some(limiter.check_n(key(descriptor), hits).await?)),
+            None => Ok(None),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl RateLimitService for RateLimits {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let request = request.into_inner();
+        let mut decisions = Vec::new();
+        for descriptor in &request.descriptors {
+            if descriptor.is_negative_hits {
+                return Err(Status::unimplemented("hits are not given back"));
+            }
+            let hits = match &descriptor.hits_addend {
+                Some(hits) => hits.value,
+                None => u64::from(request.hits_addend.max(1)),
+            };
+            decisions.push(self.decide(&request.domain, descriptor, hits).await?);
+        }
+
+        let denied = decisions.iter().flatten().find(|decision| !decision.is_allowed());
+        if denied.is_some() {
+            // Counted by all or by none, as in a layer. A refund that is lost leaves a count, and no request above a limit.
+            for decision in decisions.iter().flatten() {
+                let _ = decision.refund().await;
+            }
+        }
+        let shown = denied.or_else(|| decisions.iter().flatten().min_by_key(|decision| decision.remaining()));
+        Ok(Response::new(RateLimitResponse {
+            overall_code: code(denied.is_none()),
+            statuses: decisions.iter().map(status).collect(),
+            response_headers_to_add: shown.map(headers).unwrap_or_default(),
+            ..RateLimitResponse::default()
+        }))
+    }
+}
+
+/// The domain and the keys of the entries, such as `shop.remote_address`.
+fn policy_name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
+    let words = descriptor.entries.iter().map(|entry| match entry.key.as_str() {
+        "generic_key" => entry.value.as_str(),
+        key => key,
+    });
+    [domain].into_iter().chain(words).collect::<Vec<_>>().join(".")
+}
+
+/// The values of the entries.
+fn key(descriptor: &RateLimitDescriptor) -> Key {
+    let values = descriptor.entries.iter().map(|entry| Key::from(&*entry.value));
+    values.reduce(Key::and).unwrap_or_else(|| Key::from("all"))
+}
+
+fn code(is_allowed: bool) -> i32 {
+    let code = if is_allowed { Code::Ok } else { Code::OverLimit };
+    code.into()
+}
+
+/// A descriptor without a policy is admitted, without a limit in its status.
+fn status(decision: &Option<Decision>) -> DescriptorStatus {
+    let policy = decision.as_ref().and_then(|decision| decision.policies().next());
+    DescriptorStatus {
+        code: code(policy.is_none_or(|policy| !policy.denies())),
+        current_limit: policy.map(limit),
+        limit_remaining: policy.map_or(0, |policy| number(policy.remaining())),
+        duration_until_reset: policy.and_then(|policy| duration(policy.retry_after().unwrap_or(policy.reset_after()))),
+        ..DescriptorStatus::default()
+    }
+}
+
+/// Envoy has units of time in place of windows; for other windows the unit is unknown.
+fn limit(policy: &PolicyDecision) -> RateLimit {
+    let unit = match policy.window().map(|window| window.as_secs()) {
+        Some(1) => Unit::Second,
+        Some(60) => Unit::Minute,
+        Some(3_600) => Unit::Hour,
+        Some(86_400) => Unit::Day,
+        Some(604_800) => Unit::Week,
+        _ => Unit::Unknown,
+    };
+    RateLimit {
+        name: policy.name().to_owned(),
+        requests_per_unit: number(policy.limit()),
+        unit: unit.into(),
+    }
+}
+
+fn number(number: u64) -> u32 {
+    number.try_into().unwrap_or(u32::MAX)
+}
+
+fn duration(duration: Duration) -> Option<protobuf::Duration> {
+    Some(protobuf::Duration {
+        seconds: duration.as_secs().try_into().ok()?,
+        nanos: duration.subsec_nanos().try_into().ok()?,
+    })
+}
+
+/// `RateLimit`, `RateLimit-Policy`, and `Retry-After` of a denial, which Envoy adds to the response.
+fn headers(decision: &Decision) -> Vec<HeaderValue> {
+    let headers = decision.headers();
+    let fields = headers.iter().map(|(name, value)| HeaderValue {
+        key: name.to_string(),
+        value: String::from_utf8_lossy(value.as_bytes()).into_owned(),
+        ..HeaderValue::default()
+    });
+    fields.collect()
+}
+
+/// Serves the limits of a file, and follows it.
+pub(crate) async fn serve(
+    limits: &str,
+    store: impl Store + Clone,
+    listener: TcpListener,
+) -> Result<(), Box<dyn Error>> {
+    let policies = Policies::watch(limits)?;
+    policies.reload_on_change(Duration::from_secs(1))?;
+    let service = RateLimitServiceServer::new(RateLimits::new(&policies, &store)?);
+    let incoming = TcpIncoming::from(listener);
+    Server::builder()
+        .add_service(service)
+        .serve_with_incoming(incoming)
+        .await?;
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let store: Arc<dyn Store> = match env::var("REDIS_URL") {
+        Ok(url) => Arc::new(RedisStore::connect(&url).await?),
+        Err(_) => Arc::new(MemoryStore::new()),
+    };
+    let limits = env::var("LIMITS").unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/limits.toml").into());
+
+    let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:8081".into());
+    let listener = TcpListener::bind(&addr).await?;
+    println!("listening on {}", listener.local_addr()?);
+    serve(&limits, store, listener).await
+}

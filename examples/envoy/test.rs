@@ -1,0 +1,194 @@
+//! Calls the service of the example as Envoy does.
+
+#[path = "../envoy.rs"]
+#[allow(dead_code)]
+mod envoy;
+
+use std::{fs, time::Duration};
+
+use envoy_types::pb::{
+    envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse,
+            rate_limit_response::{Code, rate_limit::Unit},
+            rate_limit_service_client::RateLimitServiceClient,
+        },
+    },
+    google::protobuf::UInt64Value,
+};
+use tokio::net::TcpListener;
+use tonic::{Code as StatusCode, transport::Channel};
+use tower_quota::{
+    MemoryStore,
+    store::{ErrorKind, Store, StoreError, StoreFuture, StoreRequest},
+};
+
+type Client = RateLimitServiceClient<Channel>;
+
+const LIMITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/limits.toml");
+const LOGIN: [(&str, &str); 2] = [("generic_key", "login"), ("remote_address", "203.0.113.7")];
+const ADDRESS: [(&str, &str); 1] = [("remote_address", "203.0.113.7")];
+
+/// A client that is connected to the service.
+async fn client(limits: &str, store: impl Store + Clone) -> Client {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("a bound port");
+    let limits = limits.to_owned();
+    tokio::spawn(async move {
+        envoy::serve(&limits, store, listener)
+            .await
+            .map_err(|error| error.to_string())
+    });
+    Client::connect(format!("http://{addr}"))
+        .await
+        .expect("the service runs")
+}
+
+fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+    let entries = entries.iter().map(|(key, value)| Entry {
+        key: (*key).into(),
+        value: (*value).into(),
+    });
+    RateLimitDescriptor {
+        entries: entries.collect(),
+        ..RateLimitDescriptor::default()
+    }
+}
+
+fn request<const N: usize>(descriptors: [RateLimitDescriptor; N]) -> RateLimitRequest {
+    RateLimitRequest {
+        domain: "shop".into(),
+        descriptors: descriptors.into(),
+        hits_addend: 0,
+    }
+}
+
+async fn call(client: &mut Client, request: RateLimitRequest) -> RateLimitResponse {
+    let response = client.should_rate_limit(request).await;
+    response.expect("a decision").into_inner()
+}
+
+/// The code of the request, and that of each descriptor with what remains.
+fn codes(response: &RateLimitResponse) -> (Code, Vec<(Code, u32)>) {
+    let statuses = response.statuses.iter();
+    let statuses = statuses.map(|status| (status.code(), status.limit_remaining));
+    (response.overall_code(), statuses.collect())
+}
+
+#[tokio::test]
+async fn the_third_login_in_a_minute_is_over_the_limit() {
+    let mut client = client(LIMITS, MemoryStore::new()).await;
+    for remaining in [1, 0] {
+        let response = call(&mut client, request([descriptor(&LOGIN)])).await;
+        assert_eq!(codes(&response), (Code::Ok, vec![(Code::Ok, remaining)]));
+    }
+
+    let response = call(&mut client, request([descriptor(&LOGIN)])).await;
+    assert_eq!(codes(&response), (Code::OverLimit, vec![(Code::OverLimit, 0)]));
+    let status = &response.statuses[0];
+    let limit = status.current_limit.as_ref().expect("a limit");
+    assert_eq!(
+        (limit.name.as_str(), limit.requests_per_unit, limit.unit()),
+        ("shop.login.remote_address", 2, Unit::Minute)
+    );
+    let reset = status.duration_until_reset.as_ref().expect("a reset").seconds;
+    assert!((50..=60).contains(&reset), "{reset} s");
+    let fields: Vec<_> = response
+        .response_headers_to_add
+        .iter()
+        .map(|field| field.key.as_str())
+        .collect();
+    assert_eq!(fields, ["ratelimit-policy", "ratelimit", "retry-after"]);
+
+    let other = [LOGIN[0], ("remote_address", "203.0.113.8")];
+    assert_eq!(
+        call(&mut client, request([descriptor(&other)])).await.overall_code(),
+        Code::Ok
+    );
+}
+
+#[tokio::test]
+async fn a_request_that_one_descriptor_denies_is_counted_by_none() {
+    let mut client = client(LIMITS, MemoryStore::new()).await;
+    let both = || request([descriptor(&ADDRESS), descriptor(&LOGIN)]);
+    for (code, remaining) in [
+        (Code::Ok, 99),
+        (Code::Ok, 98),
+        (Code::OverLimit, 97),
+        (Code::OverLimit, 97),
+    ] {
+        let response = call(&mut client, both()).await;
+        assert_eq!(
+            (response.overall_code(), response.statuses[0].limit_remaining),
+            (code, remaining)
+        );
+        assert_eq!(response.statuses[0].code(), Code::Ok);
+    }
+}
+
+#[tokio::test]
+async fn hits_are_the_cost() {
+    let mut client = client(LIMITS, MemoryStore::new()).await;
+    let of_request = RateLimitRequest {
+        hits_addend: 40,
+        ..request([descriptor(&ADDRESS)])
+    };
+    assert_eq!(codes(&call(&mut client, of_request.clone()).await).1, [(Code::Ok, 60)]);
+
+    let mut own = of_request;
+    own.descriptors[0].hits_addend = Some(UInt64Value { value: 61 });
+    assert_eq!(call(&mut client, own.clone()).await.overall_code(), Code::OverLimit);
+    own.descriptors[0].hits_addend = Some(UInt64Value { value: 60 });
+    assert_eq!(codes(&call(&mut client, own).await).1, [(Code::Ok, 0)]);
+}
+
+#[tokio::test]
+async fn a_descriptor_without_a_policy_is_admitted() {
+    let mut client = client(LIMITS, MemoryStore::new()).await;
+    let response = call(&mut client, request([descriptor(&[("path", "/")])])).await;
+    assert_eq!(codes(&response), (Code::Ok, vec![(Code::Ok, 0)]));
+    assert_eq!(response.statuses[0].current_limit, None);
+    assert_eq!(response.response_headers_to_add, []);
+}
+
+#[tokio::test]
+async fn a_store_that_fails_is_unavailable_if_the_policy_is_closed() {
+    #[derive(Clone)]
+    struct Down;
+
+    impl Store for Down {
+        fn decide(&self, _: &[StoreRequest<'_>]) -> StoreFuture {
+            StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "connection refused")))
+        }
+    }
+
+    let mut client = client(LIMITS, Down).await;
+    let status = client.should_rate_limit(request([descriptor(&LOGIN)])).await;
+    assert_eq!(
+        status.expect_err("the policy is closed").code(),
+        StatusCode::Unavailable
+    );
+    let response = call(&mut client, request([descriptor(&ADDRESS)])).await;
+    assert_eq!(codes(&response), (Code::Ok, vec![(Code::Ok, 99)]));
+}
+
+#[tokio::test]
+async fn limits_follow_the_file() {
+    let folder = std::env::temp_dir().join(format!("tower-quota-envoy-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    let file = folder.join("limits.toml");
+    let write =
+        |quota| fs::write(&file, format!("policies.\"shop.remote_address\".limit = '{quota}/h'")).expect("a file");
+    write(1);
+    let mut client = client(file.to_str().expect("text"), MemoryStore::new()).await;
+    let mut remaining = async || codes(&call(&mut client, request([descriptor(&ADDRESS)])).await).1[0];
+    assert_eq!(remaining().await, (Code::Ok, 0));
+    assert_eq!(remaining().await, (Code::OverLimit, 0));
+
+    write(1_000);
+    while remaining().await.0 == Code::OverLimit {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    fs::remove_dir_all(folder).expect("the folder");
+}
