@@ -1,4 +1,5 @@
-//! Draws the pictures of `docs/pictures` from what each algorithm admits. A test compares them with these files.
+//! Draws the pictures of `docs/pictures`, from what each algorithm admits and from the tables of measurements in `docs`. A test
+//! compares them with these files.
 //!
 //! ```console
 //! $ cargo run --example pictures
@@ -13,6 +14,8 @@ use tower_quota::{
 
 #[path = "pictures/draw.rs"]
 mod draw;
+#[path = "pictures/measured.rs"]
+mod measured;
 
 use draw::Timeline;
 
@@ -113,8 +116,13 @@ async fn edge() -> Result<String, StoreError> {
 }
 
 /// The names of the pictures and their texts.
-pub(crate) async fn pictures() -> Result<[(&'static str, String); 2], StoreError> {
-    Ok([("timelines.svg", timelines().await?), ("edge.svg", edge().await?)])
+pub(crate) async fn pictures() -> Result<[(&'static str, String); 4], StoreError> {
+    Ok([
+        ("timelines.svg", timelines().await?),
+        ("edge.svg", edge().await?),
+        ("speed.svg", measured::speed()),
+        ("failures.svg", measured::failures()),
+    ])
 }
 
 #[tokio::main(flavor = "current_thread")]

@@ -41,7 +41,7 @@ const STYLE: &str = "\
 ";
 
 /// A picture that can be part of a page: its styles are only for what is in it.
-fn picture(name: &str, height: u64, title: &str, description: &str, content: &str) -> String {
+pub(super) fn picture(name: &str, height: u64, title: &str, description: &str, content: &str) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
          class=\"picture\" role=\"img\" aria-labelledby=\"{name}-title {name}-description\">\n\
@@ -56,6 +56,8 @@ macro_rules! add {
         writeln!($to, $($format)*).expect("a string")
     };
 }
+
+pub(super) use add;
 
 /// The algorithms below one another: the requests as marks, and the admissions in the last window as an area.
 pub(super) fn timelines(quota: u64, timelines: &[Timeline]) -> String {
