@@ -237,14 +237,10 @@ fn count(operation: Operation, decision: &Decision) {
 /// Releases the slots that the store may have counted before it failed.
 #[cold]
 fn end_unknown(operation: Operation, undecided: &mut Decision) {
-    if counts(operation) {
+    if operation.counts() {
         undecided.hold_slots(None);
         drop(undecided.take_slots());
     }
-}
-
-fn counts(operation: Operation) -> bool {
-    matches!(operation, Operation::Check | Operation::Charge)
 }
 
 /// Records the outcome in the decision.

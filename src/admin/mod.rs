@@ -78,7 +78,8 @@ use crate::{Limiter, RateLimitLayer};
 ///
 /// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400`
 /// for a mistake in a request, `404` for a policy that does not exist, `403` and `415` as described
-/// [below](#what-the-router-refuses), `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and
+/// [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests, before one was chosen in
+/// this process, `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and
 /// the policy counts locally, `/subject` returns the counts of this process, with the failure as `store_error`.
 ///
 /// # The report
@@ -116,6 +117,10 @@ use crate::{Limiter, RateLimitLayer};
 ///   the request. A client that is no browser sends neither. Behind a proxy that replaces `Host`, the page is
 ///   served with HTTPS, since browsers send `Sec-Fetch-Site` then.
 /// * with `415` if the content is not `application/json`, which a form of another site cannot send.
+///
+/// An address or a network of the operator is no authentication: a page of another site can reach the router through the browser
+/// of an operator there, by a name that it resolves to the address of the router (DNS rebinding). Put no layer for CORS around the
+/// router that permits credentials.
 ///
 /// The [policy](https://www.w3.org/TR/CSP3/) of the page permits its own script and style by their hashes and requests to its
 /// own server; it cannot be framed. No response is cached.
@@ -188,7 +193,7 @@ impl Admin {
 
     /// Sets the number of keys for which denials are counted, for each policy of each layer and limiter; 0 counts the total only.
     ///
-    /// A key takes about 200 bytes. If a layer has another router already, the number of that one applies. The default is
+    /// At most 10,000, and a larger number counts as that, since each report copies them. A key takes about 200 bytes. If a layer has another router already, the number of that one applies. The default is
     /// 100.
     ///
     /// ```
@@ -198,7 +203,7 @@ impl Admin {
     /// assert!(format!("{:?}", Admin::new().most_denied(1_000)).contains("most_denied: 1000"));
     /// ```
     pub fn most_denied(mut self, keys: usize) -> Self {
-        self.most_denied = keys;
+        self.most_denied = keys.min(10_000);
         self
     }
 }

@@ -6,7 +6,7 @@ use axum::{
     Router,
     body::Bytes,
     extract::{DefaultBodyLimit, FromRequest, Query, Request, State, rejection::QueryRejection},
-    http::{HeaderValue, Method, StatusCode, Uri, header},
+    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware,
     response::Response,
     routing::{get, post},
@@ -67,6 +67,7 @@ async fn protect(mut response: Response) -> Response {
     for (name, value) in [
         (header::CACHE_CONTROL, "no-store"),
         (header::CONTENT_SECURITY_POLICY, page::CONTENT_POLICY),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
@@ -157,6 +158,13 @@ async fn subject_of_body(State(shared): State<Arc<Shared>>, Posted(selection): P
 
 async fn reset(State(shared): State<Arc<Shared>>, Posted(selection): Posted) -> Result<Response, AdminError> {
     let selected = Selected::find(&shared, selection)?;
+    // Before the reset, which may take effect although its reply is lost or the operator leaves.
+    #[cfg(feature = "tracing")]
+    tracing::info!(
+        policy = selected.policy.name,
+        subject = shared.names.hash(&selected.key),
+        "an operator resets the counts of a subject"
+    );
     subject::reset(
         &shared.watched,
         &selected.policy.name,
@@ -164,12 +172,6 @@ async fn reset(State(shared): State<Arc<Shared>>, Posted(selection): Posted) -> 
         &selected.key,
     )
     .await?;
-    #[cfg(feature = "tracing")]
-    tracing::info!(
-        policy = selected.policy.name,
-        subject = shared.names.hash(&selected.key),
-        "an operator has reset the counts of a subject"
-    );
     Ok(json(&selected.peek(&shared).await?))
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::http::StatusCode;
 use serde::Serialize;
 use smallvec::SmallVec;
 
@@ -63,10 +64,17 @@ pub(super) async fn reset(
     policy: &str,
     store: Option<StoreId>,
     key: &Key,
-) -> Result<(), StoreError> {
+) -> Result<(), AdminError> {
+    let limits = limits(watched, policy, store);
+    if limits.is_empty() {
+        return Err(AdminError::new(
+            StatusCode::CONFLICT,
+            "nothing is reset: no limit of this policy is known, since no request has chosen one in this process yet",
+        ));
+    }
     // Limits of one algorithm share the counts of a key.
     let mut done = Vec::new();
-    for (policy, plan) in limits(watched, policy, store) {
+    for (policy, plan) in limits {
         let counts = (plan.quota.limit.algorithm(), policy.ban());
         if plan.quota.limit.is_counted() && !done.contains(&counts) {
             perform(Operation::Reset, undecided(&policy, &plan, key))

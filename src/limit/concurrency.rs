@@ -55,7 +55,10 @@ use crate::{ConfigError, store::LeaseId};
 /// | [`Limiter`](crate::Limiter) | the last clone of the [`Decision`](crate::Decision) is dropped |
 /// | [`Decision::take_slots`](crate::Decision::take_slots) | the [`Slots`](crate::Slots) are dropped, such as at the end of a WebSocket connection |
 ///
-/// So keep the decision of a limiter while the work lasts: one that is dropped at once holds nothing.
+/// A client that reads no more of a response holds its slot for as long as the server keeps the connection. Where callers share
+/// slots, add a limit of concurrency for each caller, and a timeout for writes in the server.
+///
+/// Keep the decision of a limiter while the work lasts: one that is dropped at once holds nothing.
 ///
 /// A slot is not in the [receipt](crate::Decision::take_receipt) of a decision: it is released, not refunded.
 ///

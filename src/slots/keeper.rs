@@ -4,7 +4,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, sync::Notify, time::timeout};
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    time::{Instant, timeout_at},
+};
 
 use super::lease::{Lease, Renewal};
 use crate::store::{LeaseId, Store, StoreId};
@@ -90,11 +94,16 @@ struct Task {
 
 impl Task {
     async fn run(self) {
+        let mut looked_at = Instant::now();
         while let Some(pause) = self.next_pause() {
-            let hurried = timeout(pause, self.keeper.hurry.notified()).await.is_ok();
+            // From the last look on, so that short leases that come and go do not delay the others.
+            let hurried = timeout_at(looked_at + pause, self.keeper.hurry.notified())
+                .await
+                .is_ok();
             if hurried {
                 continue;
             }
+            looked_at = Instant::now();
             let held: Vec<Arc<Lease>> = self.keeper.state().held.values().cloned().collect();
             // Each in a task of its own: a store sends together what comes at once, and one that hangs delays no other.
             for renewal in held.iter().filter_map(Renewal::begin) {

@@ -488,6 +488,10 @@ async fn of_limits_that_are_chosen_those_of_this_process_are_known() {
     let operator = Operator::of(&layer);
     assert_eq!(operator.get("api", "ip=203.0.113.7").await.json()["counts"], json!([]));
     assert_eq!(operator.policy().await["limits"], json!([]));
+    let refused = operator.reset("api", "ip=203.0.113.7").await;
+    assert_eq!(refused.status, StatusCode::CONFLICT);
+    let error = refused.json()["error"].to_string();
+    assert!(error.contains("no request has chosen one"), "{error}");
 
     let app = app(&layer);
     for query in ["pro", "free", "free", "hourly"] {
@@ -813,8 +817,7 @@ async fn a_reset_is_logged_without_the_key() {
     assert_eq!(log.text(), "");
     operator.reset("api", "ip=192.0.2.1").await;
     let text = log.text();
-    let line =
-        "INFO tower_quota::admin::router: an operator has reset the counts of a subject policy=\"api\" subject=\"";
+    let line = "INFO tower_quota::admin::router: an operator resets the counts of a subject policy=\"api\" subject=\"";
     assert!(text.contains(line), "{text}");
     assert!(!text.contains("192.0.2.1"), "{text}");
 }

@@ -25,7 +25,7 @@ use tower_quota::{
     Concurrency, Decision, Denial, FailureMode, Headers, Key, Limit, Limiter, ManualClock, MemoryStore, Policy,
     RateLimitLayer, SlidingLog, key,
     limit::by,
-    store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
+    store::{Charge, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreRequest},
 };
 
 use crate::support::{Bench, Broken, Cluster, Counted, Gated, Later, Redis, connected, eventually, patient};
@@ -343,6 +343,24 @@ async fn short_and_long_leases_are_renewed_by_one_task_which_ends_with_them() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn short_leases_that_come_and_go_do_not_delay_the_renewal_of_long_ones() {
+    let store = MemoryStore::new();
+    let of = |seconds| {
+        let limit = Concurrency::new(1).lease(Duration::from_secs(seconds));
+        Limiter::new(store.clone(), Policy::new(format!("lease-{seconds}"), limit))
+    };
+    let (long, short) = (of(60), of(10));
+    let held = long.check("42").await.unwrap();
+    let slots = held.take_slots().unwrap();
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        drop(short.check("42").await.unwrap());
+    }
+    assert!(!slots.is_lost());
+    assert!(!long.peek("42").await.unwrap().is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn slots_that_expired_are_lost_until_there_is_room_again() {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().manual_clock(&clock).build();
@@ -591,6 +609,35 @@ async fn a_slot_is_free_when_a_caller_leaves_before_the_store_replies() {
         assert!(check.as_mut().poll(&mut context).is_pending());
     }
     eventually("the slot is free", async || free(&limiter).await == 1).await;
+}
+
+/// A store whose replies to requests are lost.
+struct Unanswered(MemoryStore);
+
+impl Store for Unanswered {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        let response = self.0.decide(requests);
+        match requests[0].operation() {
+            Operation::EndLease => response,
+            _ => StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "the reply is lost"))),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_slot_is_free_when_the_reply_to_its_request_is_lost() {
+    let store = MemoryStore::new();
+    let policies = [
+        Policy::new("mails", SlidingLog::per_second(9)).wait_up_to(LEASE),
+        Policy::new("exports", Concurrency::new(3)),
+    ]
+    .map(|policy| policy.failure_mode(FailureMode::Closed));
+    let limiter = Limiter::new(Unanswered(store.clone()), policies);
+    assert!(limiter.check("all").await.is_err());
+    assert!(limiter.acquire("all").await.is_err());
+
+    let slots = Limiter::new(store, Policy::new("exports", Concurrency::new(3)));
+    assert_eq!(slots.peek("all").await.unwrap().remaining(), 3);
 }
 
 #[tokio::test]
