@@ -228,21 +228,12 @@ async fn the_page_fits_the_screen_and_the_settings_of_a_visitor() {
     let background = "getComputedStyle(document.body).backgroundColor";
 
     for width in [360, 1280] {
-        let screen = json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false });
-        visit.tab.command("Emulation.setDeviceMetricsOverride", screen).await;
-        visit.tab.until(&format!("innerWidth === {width}")).await;
-        let fits = "document.scrollingElement.scrollWidth <= document.scrollingElement.clientWidth";
-        assert_eq!(visit.tab.evaluate(fits).await, true, "{width}");
+        assert!(visit.tab.fits(width).await, "{width}");
     }
 
     let mut colors = Vec::new();
     for scheme in ["light", "dark"] {
-        let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
-        visit.tab.command("Emulation.setEmulatedMedia", features).await;
-        visit
-            .tab
-            .until(&format!("matchMedia('(prefers-color-scheme: {scheme})').matches"))
-            .await;
+        visit.tab.prefer(scheme).await;
         colors.push(visit.tab.evaluate(background).await);
     }
     assert_ne!(colors[0], colors[1]);

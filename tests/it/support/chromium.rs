@@ -101,6 +101,23 @@ impl Chromium {
         eventually(expression, async || self.evaluate(expression).await == true).await;
     }
 
+    /// Gives the page a width, and returns whether it fits without scrolling sideways.
+    pub(crate) async fn fits(&mut self, width: u32) -> bool {
+        let screen = json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false });
+        self.command("Emulation.setDeviceMetricsOverride", screen).await;
+        self.until(&format!("innerWidth === {width}")).await;
+        let fits = "document.scrollingElement.scrollWidth <= document.scrollingElement.clientWidth";
+        self.evaluate(fits).await == true
+    }
+
+    /// Prefers `light` or `dark` colors.
+    pub(crate) async fn prefer(&mut self, scheme: &str) {
+        let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        self.command("Emulation.setEmulatedMedia", features).await;
+        self.until(&format!("matchMedia('(prefers-color-scheme: {scheme})').matches"))
+            .await;
+    }
+
     /// Presses and releases a key.
     pub(crate) async fn press(&mut self, key: &str) {
         let (code, text) = match key {
