@@ -43,7 +43,8 @@ impl<'a> Settled<'a> {
             .settle(state, now, if needs_none { 0 } else { charge.cost() });
         let (role, cost) = (charge.role(), charge.cost());
         let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), cost);
-        let fits = held || room >= if role == ChargeRole::Ban { 1 } else { cost };
+        let room = if held { room.max(cost) } else { room };
+        let fits = room >= if role == ChargeRole::Ban { 1 } else { cost };
         // A ban is not waited for.
         let waits = !fits && operation == Operation::Reserve && role != ChargeRole::Ban;
         let own_turn = if waits { own_turn(charge, state, now) } else { None };
