@@ -109,7 +109,7 @@ impl Admitted {
 impl Enforcer {
     /// Extracts the keys and checks them in the store.
     pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
-        let undecided = match self.undecided(parts) {
+        let mut undecided = match self.undecided(parts) {
             Ok(Some(undecided)) => undecided,
             Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
             Err(Unchecked::Blocked) => {
@@ -117,7 +117,7 @@ impl Enforcer {
             }
             Err(Unchecked::Refused(error)) => return Progress::Done(self.refuse(&error, parts)),
         };
-        let operation = match undecided.waits() {
+        let operation = match undecided.waits() && undecided.agree_on_waits() {
             true => Operation::Reserve,
             false => Operation::Check,
         };

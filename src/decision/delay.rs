@@ -1,6 +1,9 @@
 use std::time::Duration;
 
-use super::Decision;
+use smallvec::SmallVec;
+
+use super::{Decision, PolicyDecision};
+use crate::Key;
 
 /// Waiting.
 impl Decision {
@@ -34,5 +37,25 @@ impl Decision {
     #[inline]
     pub(crate) fn waits(&self) -> bool {
         self.as_slice().first().is_some_and(|policy| policy.context.waits)
+    }
+
+    /// Lets the request wait for a policy only as long as each one with another key allows, before there are clones. Returns
+    /// whether it may wait for any.
+    #[cold]
+    pub(crate) fn agree_on_waits(&mut self) -> bool {
+        let policies = self.as_slice().iter();
+        let holding = policies.filter(|policy| !policy.is_observed() && !policy.is_charged_later());
+        let holding: SmallVec<[(Key, u64); 4]> = holding
+            .map(|policy| (policy.key.clone(), policy.waiting.longest_us))
+            .collect();
+        let agreed = |policy: &PolicyDecision| {
+            let others = holding.iter().filter(|(key, _)| *key != policy.key);
+            let others = others.map(|(_, longest_us)| *longest_us).min();
+            policy.waiting.longest_us.min(others.unwrap_or(u64::MAX))
+        };
+        for policy in self.undecided_mut() {
+            policy.waiting.longest_us = agreed(policy);
+        }
+        self.as_slice().iter().any(|policy| policy.waiting.longest_us > 0)
     }
 }

@@ -12,6 +12,14 @@ impl Decision {
         }
     }
 
+    /// The policies, before there are clones.
+    pub(super) fn undecided_mut(&mut self) -> &mut [PolicyDecision] {
+        match Arc::get_mut(&mut self.0) {
+            Some(inner) => &mut inner.policies,
+            None => &mut [],
+        }
+    }
+
     /// Records the outcome in place, before there are clones.
     #[inline]
     pub(crate) fn record(&mut self, response: &StoreResponse, outcome: &Outcome, charged: bool) {

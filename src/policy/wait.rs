@@ -25,10 +25,11 @@ impl<K> Policy<K> {
     /// more that waited for other policies. Policies that do not wait must have room at once, and count the request then; so must
     /// those that [charge it later](Self::charge_if), which have nothing to reserve.
     ///
-    /// A request that waits long for one policy takes units of the others meanwhile: of a sliding log from the check to its turn and
-    /// a window more, and of [`Concurrency`](crate::Concurrency) a slot. So where callers share another log or slots, one caller
-    /// that waits for a limit of its own can use them up for all. Put the shared policy in a layer inside of this one then; it is
-    /// checked when the request is admitted.
+    /// A request that waits takes units of the other policies meanwhile: of a sliding log from the check to its turn and a window
+    /// more, and of [`Concurrency`](crate::Concurrency) a slot. A caller that waits for a limit of its own could use up in this way
+    /// what it shares with others. So in a layer a request waits only as long as each policy with another key allows by a
+    /// `wait_up_to` of its own; if there is one without, it does not wait. To wait nevertheless, put the shared policy in a layer
+    /// inside of this one: it is checked when the request is admitted.
     ///
     /// If the caller leaves, the request is refunded: a log has room for another one then. A bucket takes tokens back only from
     /// the request with the last turn, since those after it have their times already; the other tokens come back with time.

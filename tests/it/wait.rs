@@ -13,13 +13,13 @@ use fastrand::Rng;
 use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tokio::{
-    task::JoinSet,
+    task::{JoinSet, yield_now},
     time::{Instant, advance, timeout},
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    AcquireError, ClientLibrary, FailureMode, FixedWindow, Key, Limit, Limiter, MemoryStore, Policies, Policy,
-    RateLimitLayer, SlidingCounter, SlidingLog, TokenBucket, key,
+    AcquireError, ClientLibrary, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, MemoryStore, Policies,
+    Policy, RateLimitLayer, SlidingCounter, SlidingLog, TokenBucket, key,
     store::{Charge, ErrorKind, Operation, Outcome, Store, StoreRequest},
 };
 
@@ -550,6 +550,57 @@ async fn a_layer_holds_requests_and_calls_the_service_at_their_turn() {
     assert_eq!(start.elapsed().as_secs(), 2);
     assert_eq!(response.headers()["ratelimit"], r#""api";r=0;t=3"#, "as at the check");
     assert_eq!(called.load(Ordering::Relaxed), 3);
+}
+
+/// What two callers share is not used up by one of them that waits for a limit of its own.
+#[tokio::test(start_paused = true)]
+async fn a_layer_waits_as_long_as_each_policy_with_another_key_allows() {
+    let (caller, all) = (|| key::header("caller"), || key::constant("all"));
+    let log = || Policy::new("shared", SlidingLog::per_minute(4));
+    let slots = || Policy::new("slots", Concurrency::new(2));
+    let windows = || Policy::new("windows", FixedWindow::per_minute(4));
+    for (with, waits) in [
+        (log().key(all()), 0),
+        (slots().key(all()), 0),
+        (windows().key(all()), 0),
+        (log().key(all()).wait_up_to(SECOND), 1),
+        (log().key(all()).wait_up_to(9 * SECOND), 2),
+        (log().key(caller()), 2),
+        (slots().key(caller()), 2),
+        (windows().key(caller()), 2),
+        (log().key(all()).observe_only(), 2),
+        (log().key(all()).charge_if(|_| false), 2),
+        (log().key(all()).apply_if(|_| false), 2),
+    ] {
+        let name = format!("{with:?}");
+        let own = Policy::new("own", SlidingLog::per_second(1))
+            .key(caller())
+            .wait_up_to(2 * SECOND);
+        let layer = RateLimitLayer::new(Clock::new().memory_store(), [own, with]);
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::new()))
+        }));
+        let call = |caller: &str| {
+            let request = Request::get("/").header("caller", caller).body(Body::new());
+            let response = service.clone().oneshot(request.expect("a request"));
+            tokio::spawn(async { response.await.expect("the service does not fail").status() })
+        };
+
+        assert_eq!(call("first").await.unwrap(), StatusCode::OK, "{name}");
+        let start = Instant::now();
+        let more: Vec<_> = std::iter::repeat_with(|| call("first")).take(3).collect();
+        yield_now().await;
+        assert_eq!(call("second").await.unwrap(), StatusCode::OK, "{name}");
+        let mut admitted = 0;
+        for response in more {
+            admitted += u32::from(response.await.unwrap() == StatusCode::OK);
+        }
+        assert_eq!(
+            (admitted, start.elapsed().as_secs()),
+            (waits, u64::from(waits)),
+            "{name}"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]
