@@ -25,7 +25,7 @@ if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
     end
 
     local counted = (operation == 'check' or operation == 'charge' or reserve) and fits or 0
-    return counted, fits < times and room - counted * cost < cost, admitted_at
+    return counted, fits < times and room - counted * cost < cost, refunded_at
   end
 end
 
@@ -47,6 +47,10 @@ if (role == 'checked' or role == 'once') and not marker then
   function marker(room, _, cost, quota)
     local full, marked = room < cost, following
     if operation == 'refund' or operation == 'end' then
+      -- What was charged for a request has admitted its repetitions too.
+      if following and room + 1 < quota then
+        refunded_at = nil
+      end
       return rest(room, times, cost)
     end
     local counts = not full and marked and marked[7] == rest
@@ -55,6 +59,10 @@ if (role == 'checked' or role == 'once') and not marker then
       following[7] = exempt
     end
     local counted = rest(room, times, cost)
+    -- The repetitions of a request that waits would be admitted before it.
+    if reserve and reserve.turn > now and room == quota then
+      counts = false
+    end
     return counts and counted or 0, full
   end
 end

@@ -96,7 +96,7 @@ if algorithm == 'concurrency' then
       local counted, waits, ends = fits and times or 0, not fits, false
       if rest then
         local refunded_at
-        counted, waits, refunded_at = rest(held and math.max(room, cost) or room, held and times or counted, cost, quota)
+        counted, waits, refunded_at = rest(held and operation == 'renew' and math.max(room, cost) or room, held and times or counted, cost, quota)
         ends = held and (refunded_at or operation == 'end')
       end
 

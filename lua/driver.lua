@@ -34,7 +34,7 @@
         times, position = unpack_numbers('<d', ARGV[run], position)
       end
       -- As after a charge that all callers fit.
-      fits, following, at, banned = times, all, passed, false
+      fits, following, at, banned, refunded_at = times, all, passed, false, admitted_at
       if reserve then
         reserve.turn = now
       end

@@ -12,14 +12,14 @@ local rest, checked, marker
 -- In a run of `reserve`, what it needs beside that, else nil: the functions and values that `lua/charges.lua` lists.
 local reserve, reservations
 
--- Of the request: how many callers send it, for a refund when it was admitted, how many callers fit the charges so far, the
--- charges that follow, linked, the position of the last key that was read, and whether a ban is in force.
-local operation, times, admitted_at, fits, following, at, banned
+-- Of the request: how many callers send it, for a refund when it was admitted, unless it was repeated, how many callers fit the
+-- charges so far, the charges that follow, linked, the position of the last key that was read, and whether a ban is in force.
+local operation, times, refunded_at, fits, following, at, banned
 
 for run = 1, #ARGV do
   local requests, size, position
+  local admitted_at
   operation, requests, size, times, position = unpack_numbers('<sddd', ARGV[run])
-  admitted_at = nil
   if operation == 'refund' then
     admitted_at, position = unpack_numbers('<d', ARGV[run], position)
   elseif operation == 'within' then

@@ -223,7 +223,7 @@ impl Enforcer {
             };
             cost = rest;
         } else {
-            marker = policy.once().marker_of(&quota.limit, &key, parts)?;
+            marker = policy.once().marker_of((&quota.limit, cost), &key, parts)?;
         }
         let lease = Ticket::of(&quota.limit);
         let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);

@@ -176,6 +176,10 @@ impl PolicyDecision {
             && let Some(state) = states.next()
         {
             self.is_repetition = marker.is_of_repetition(state, counted);
+            // After its repetitions an id marks no further request.
+            if counted && state.retry_after.is_some() {
+                self.marker = None;
+            }
         }
         let Some(state) = states.next() else { return };
         self.decided_at = state.decided_at.unwrap_or(server_time);

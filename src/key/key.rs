@@ -179,10 +179,12 @@ impl Key {
         key
     }
 
-    /// The key of the marker of a request that this caller sends with this id. The caller is [bound](Self::bound) already.
-    pub(crate) fn marker(&self, id: &Self) -> Self {
+    /// The key of the marker of a request of this cost that this caller sends with this id. The caller is [bound](Self::bound)
+    /// already.
+    pub(crate) fn marker(&self, id: &Self, cost: u64) -> Self {
         // 128 bits of a cryptographic hash: ids of one caller that collide take about 2^64 attempts to find.
-        let digest = blake3::hash(&id.text).to_hex();
+        let mut hasher = blake3::Hasher::new();
+        let digest = hasher.update(&cost.to_le_bytes()).update(&id.text).finalize().to_hex();
         let mut key = self.clone();
         key.push(&Self::plain("once", &digest.as_str()[..32]));
         key

@@ -331,7 +331,7 @@ fn undecided_by(
     let undecided = policies.iter().enumerate().map(|(position, policy)| {
         let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
         let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
-        let marker = id.and_then(|id| policy.once().marker(&undecided.quota().limit, key, id));
+        let marker = id.and_then(|id| policy.once().marker((&undecided.quota().limit, cost), key, id));
         let waiting = match undecided.is_observed() {
             true => Waiting::NONE,
             false => wait(undecided.waiting),

@@ -29,9 +29,14 @@ impl Once {
 
     /// The marker of a request by this limit, if the request has an id.
     #[inline]
-    pub(crate) fn marker_of(&self, limit: &Limit, key: &Key, parts: &Parts) -> Result<Option<Arc<Marker>>, KeyError> {
+    pub(crate) fn marker_of(
+        &self,
+        (limit, cost): (&Limit, u64),
+        key: &Key,
+        parts: &Parts,
+    ) -> Result<Option<Arc<Marker>>, KeyError> {
         match &self.id {
-            Some(extractor) => self.extract_marker(&**extractor, limit, key, parts),
+            Some(extractor) => self.extract_marker(&**extractor, (limit, cost), key, parts),
             None => Ok(None),
         }
     }
@@ -40,12 +45,12 @@ impl Once {
     fn extract_marker(
         &self,
         extractor: &dyn KeyExtractor,
-        limit: &Limit,
+        charge: (&Limit, u64),
         key: &Key,
         parts: &Parts,
     ) -> Result<Option<Arc<Marker>>, KeyError> {
         match extractor.extract(parts) {
-            Ok(Some(id)) => Ok(self.marker(limit, key, &id)),
+            Ok(Some(id)) => Ok(self.marker(charge, key, &id)),
             Ok(None) => Ok(None),
             Err(error) if error.is_absent() => Ok(None),
             Err(error) => Err(error),
@@ -53,8 +58,8 @@ impl Once {
     }
 
     /// The marker of a request of this key with this id, if the limit counts.
-    pub(crate) fn marker(&self, limit: &Limit, key: &Key, id: &Key) -> Option<Arc<Marker>> {
+    pub(crate) fn marker(&self, (limit, cost): (&Limit, u64), key: &Key, id: &Key) -> Option<Arc<Marker>> {
         let markers = limit.for_markers(self.repetitions + 1)?;
-        Some(Arc::new(Marker::new(markers, key.marker(id))))
+        Some(Arc::new(Marker::new(markers, key.marker(id, cost))))
     }
 }

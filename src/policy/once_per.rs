@@ -10,8 +10,12 @@ impl<K> Policy<K> {
     /// window of the limit after it, a request of the same key with the same id is a
     /// [repetition](crate::PolicyDecision::is_repetition): it is admitted without being counted, also by another replica and
     /// if the limit is used up. After 10 repetitions, or the number that [`repetitions`](Self::repetitions) sets, requests
-    /// with the id are counted again. A [refund](crate::Receipt::refund) of the first request forgets the id, so that the
-    /// next one is counted. A repetition was not charged and has no receipt.
+    /// with the id are counted again. A request of another [cost](Self::cost_fn) is no repetition. A repetition was not charged
+    /// and has no receipt.
+    ///
+    /// A [refund](crate::Receipt::refund) of the first request forgets the id, so that the next one is counted. If the request
+    /// was repeated before, it changes nothing: what was charged has admitted the repetitions. A request that
+    /// [waits](Self::wait_up_to) for its turn has no repetitions: others with its id are counted, and wait.
     ///
     /// The id is a [`KeyExtractor`]. A request without it ([absent](crate::key::KeyError::absent) or `Ok(None)`) is counted
     /// as always. Other errors, as of two header lines, refuse the request. An id is one of its key: callers with different
@@ -45,7 +49,7 @@ impl<K> Policy<K> {
     ///
     /// A caller chooses the ids. New ids gain nothing: each is counted. With one id for different requests, a caller is
     /// admitted 11 times for each request that is counted, or 1 more than [`repetitions`](Self::repetitions); so it is
-    /// admitted at most that many times the limit. Each admitted repetition reaches the handler, which has to find out that it
+    /// admitted at most that many times the limit, also if requests are refunded. Each admitted repetition reaches the handler, which has to find out that it
     /// is one. Do not use it for limits against guessing, such as of passwords.
     ///
     /// # What it costs

@@ -12,7 +12,7 @@ use std::{
 
 use http::{Request, Response, StatusCode, request::Builder};
 use http_body_util::Empty;
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::Instant};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     Decision, FixedWindow, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, limit,
@@ -48,6 +48,8 @@ each_store! {
     a_denied_request_is_not_remembered
     each_key_and_each_policy_has_its_own_ids
     a_refund_forgets_the_id_and_a_settlement_does_not
+    a_request_that_was_repeated_is_not_refunded
+    a_request_of_another_cost_is_no_repetition
     a_repetition_has_no_receipt
     an_id_stays_counted_when_the_limit_changes
     policies_that_are_decided_together_each_have_the_id
@@ -81,6 +83,8 @@ fn is_repetition(decision: &Decision) -> bool {
 }
 
 const DENIED: (bool, bool, u64) = (false, false, 0);
+
+const DENIED_WITH_3: (bool, bool, u64) = (false, false, 3);
 
 fn counted(remaining: u64) -> (bool, bool, u64) {
     (true, false, remaining)
@@ -167,13 +171,65 @@ async fn a_refund_forgets_the_id_and_a_settlement_does_not(bench: Bench) {
         decision.take_receipt()
     };
     let first = check_n(false).await.expect("it was charged");
-    check_n(true).await;
     first.refund().await.expect("the store answers");
     assert_eq!(checked(&limiter, "a").await, counted(8));
 
     let settled = check(&limiter, "b").await.take_receipt().expect("it was charged");
     settled.settle(3).await.expect("the store answers");
     assert_eq!(checked(&limiter, "b").await, repeated(5));
+}
+
+/// What one request is charged admits at most its repetitions, whenever it is refunded.
+async fn a_request_that_was_repeated_is_not_refunded(bench: Bench) {
+    const REPETITIONS: usize = 2;
+    let policy = Policy::new("mails", SlidingLog::new(3, WINDOW)).repetitions(REPETITIONS as u64);
+    let limiter = Limiter::new(bench.store.clone(), policy);
+    let mut admitted = 0;
+    for cycle in 0..20 {
+        let id = format!("{cycle}");
+        let first = check(&limiter, &id).await;
+        for _ in 0..REPETITIONS {
+            admitted += usize::from(check(&limiter, &id).await.is_allowed());
+        }
+        if let Some(receipt) = first.take_receipt() {
+            admitted += 1;
+            receipt.refund().await.expect("the store answers");
+        }
+    }
+    assert_eq!(admitted, 3 * (1 + REPETITIONS));
+
+    // A request that is counted after the repetitions of another one is its own.
+    bench.advance(WINDOW).await;
+    let again = async || check(&limiter, "a").await.take_receipt();
+    let [first, second, third, fourth] = [again().await, again().await, again().await, again().await];
+    assert!(first.is_some() && second.is_none() && third.is_none());
+    fourth
+        .expect("it was charged")
+        .refund()
+        .await
+        .expect("the store answers");
+    assert_eq!(checked(&limiter, "b").await, counted(1));
+    assert_eq!(
+        checked(&limiter, "a").await,
+        counted(0),
+        "there are no more repetitions"
+    );
+}
+
+async fn a_request_of_another_cost_is_no_repetition(bench: Bench) {
+    let limiter = |cost| {
+        let policy = Policy::new("mails", SlidingLog::new(9, WINDOW)).cost(cost);
+        Limiter::new(bench.store.clone(), policy)
+    };
+    for (cost, expected) in [
+        (1, counted(8)),
+        (5, counted(3)),
+        (1, repeated(3)),
+        (5, repeated(3)),
+        (4, DENIED_WITH_3),
+    ] {
+        assert_eq!(checked(&limiter(cost), "a").await, expected, "{cost}");
+    }
 }
 
 async fn a_repetition_has_no_receipt(bench: Bench) {
@@ -564,6 +620,36 @@ async fn an_id_that_is_charged_later_is_charged_again_after_its_repetitions() {
     );
 }
 
+/// Else the caller would be admitted at once by the ids of requests that wait, and leave before their turns.
+#[tokio::test(start_paused = true)]
+async fn requests_with_the_id_of_one_that_waits_wait_too() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let policy = Policy::new("payments", SlidingLog::per_second(1))
+        .key(key::constant("all"))
+        .wait_up_to(9 * SECOND)
+        .once_per(key::header("idempotency-key"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy);
+    let service = layer.layer(service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Body::new()))
+    }));
+    let start = Instant::now();
+    let call = |id: &'static str| {
+        let request = with_id(id).body(Body::new()).expect("a good request");
+        let response = service.clone().oneshot(request);
+        tokio::spawn(async move {
+            let response = response.await.expect("infallible");
+            assert_eq!(response.status(), StatusCode::OK);
+            start.elapsed().as_secs()
+        })
+    };
+    let mut turns = Vec::new();
+    for call in ["a", "a", "b", "b", "b"].map(call) {
+        turns.push(call.await.expect("a response"));
+    }
+    // The first is repeated, as it does not wait.
+    assert_eq!(turns, [0, 0, 1, 2, 3]);
+}
+
 #[tokio::test]
 async fn an_id_whose_request_is_refunded_is_counted_again() {
     let successes = payments(5).refund_if(|completion| !completion.is_success());
@@ -604,11 +690,6 @@ async fn while_the_store_fails_this_process_has_ids_of_its_own() {
     assert_eq!(checked(&limiter, "a").await, counted(1));
     let first = check(&limiter, "b").await;
     assert!(first.store_error().is_some());
-    // The share is of the limit, and not of the repetitions.
-    for _ in 0..10 {
-        assert_eq!(checked(&limiter, "b").await, repeated(0));
-    }
-    assert_eq!(checked(&limiter, "b").await, DENIED);
     first
         .take_receipt()
         .expect("it was charged")
@@ -616,6 +697,11 @@ async fn while_the_store_fails_this_process_has_ids_of_its_own() {
         .await
         .expect("this process answers");
     assert_eq!(checked(&limiter, "b").await, counted(0));
+    // The share is of the limit, and not of the repetitions.
+    for _ in 0..10 {
+        assert_eq!(checked(&limiter, "b").await, repeated(0));
+    }
+    assert_eq!(checked(&limiter, "b").await, DENIED);
 
     fails.store(false, Ordering::Relaxed);
     assert_eq!(checked(&limiter, "a").await, repeated(7));

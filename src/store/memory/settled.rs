@@ -21,6 +21,8 @@ pub(super) struct Settled<'a> {
     counts: bool,
     /// Whether this is a ban that counts a denial.
     denies: bool,
+    /// Whether it is not refunded.
+    stays: bool,
     now: u64,
 }
 
@@ -62,6 +64,7 @@ impl<'a> Settled<'a> {
             },
             counts: role == ChargeRole::Counted || (role == ChargeRole::Ban && operation == Operation::Charge),
             denies: false,
+            stays: false,
             now,
         }
     }
@@ -93,6 +96,20 @@ impl<'a> Settled<'a> {
                 next.may_deny = false;
                 next.counts = false;
                 next.own_turn = None;
+            }
+        }
+    }
+
+    /// Leaves all charges of a refund if one of its markers has counted repetitions: what was charged has admitted these too.
+    pub(super) fn keep_repeated(charges: &mut [Self]) {
+        let Some((_, markers)) = charges.split_last() else {
+            return;
+        };
+        let was_repeated =
+            |charge: &Self| charge.charge.role() == ChargeRole::Once && charge.room + 1 < charge.charge.limit().quota();
+        if markers.iter().any(was_repeated) {
+            for charge in charges {
+                charge.stays = true;
             }
         }
     }
@@ -148,18 +165,21 @@ impl<'a> Settled<'a> {
             may_deny,
             counts,
             denies,
+            stays,
             now,
         } = self;
         let (limit, cost, role) = (charge.limit(), charge.cost(), charge.role());
 
         let change = match operation {
             Operation::Check | Operation::Reserve if denies => Change::Deny,
+            // Its repetitions would be admitted before it.
+            Operation::Reserve if turn > now && role == ChargeRole::Once && room == limit.quota() => Change::Nothing,
             Operation::Reserve if allowed && counts && turn > now => Change::Reserve(Turn {
                 own: own_turn,
                 joint: turn,
             }),
             Operation::Check | Operation::Reserve | Operation::Charge if allowed && counts => Change::Add,
-            Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly => Change::Refund {
+            Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly && !stays => Change::Refund {
                 at: admitted_at.as_micros() as u64,
             },
             Operation::RenewLease if fits => Change::Renew,

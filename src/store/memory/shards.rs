@@ -182,6 +182,9 @@ impl Shards {
             .map(|(charge, state)| Settled::new(operation, charge, state, now))
             .collect();
         Settled::apply_markers(&mut settled);
+        if matches!(operation, Operation::Refund { .. }) {
+            Settled::keep_repeated(&mut settled);
+        }
         Settled::apply_bans(operation, &mut settled);
         let allowed = allows(operation, settled.iter().all(Settled::admits));
         let turn = settled.iter().map(Settled::turn).max().unwrap_or(now);
