@@ -75,7 +75,7 @@ impl<'a> Completion<'a> {
     ///
     /// let logins = Policy::new("logins", SlidingLog::per_minute(5))
     ///     .key(key::constant("all"))
-    ///     .refund_if(|completion| completion.extension::<WrongPassword>().is_none());
+    ///     .refund_if(|completion| completion.is_success() && completion.extension::<WrongPassword>().is_none());
     /// let service = RateLimitLayer::new(MemoryStore::new(), logins).layer(service_fn(async |_: Request<Body>| {
     ///     let mut form = Response::new(Body::new());
     ///     form.extensions_mut().insert(WrongPassword);

@@ -37,6 +37,11 @@ impl<K> Policy<K> {
     /// is dropped before its response, or whose handler panics, has ended too. Nothing is refunded if the handler has taken
     /// the [receipt](crate::Decision::take_receipt): what becomes of the charge is in its hands.
     ///
+    /// A caller can leave at any time, also when the work is done and only the response is missing. So let the condition hold for
+    /// something that the response has, such as [`is_success`](Completion::is_success) or [`is_error`](Completion::is_error).
+    /// `!is_success()` also holds for a request that is [cancelled](Completion::is_cancelled), and refunds to a caller that always
+    /// leaves all that it asks for.
+    ///
     /// The condition is evaluated where the request ends, also while a dropped request is destroyed, so it must be quick and
     /// must not panic. Setting it again, or setting `charge_if`, replaces it. By default each admitted request counts. A
     /// [`Limiter`](crate::Limiter), whose decisions have receipts, does not take such a policy.
@@ -80,7 +85,8 @@ impl<K> Policy<K> {
     /// Charges a request after it has ended, if this holds. Before, it only has to fit.
     ///
     /// Requests that are served at the same time are not counted yet, so a caller can exceed the limit: at most by the cost
-    /// of the requests of its key that are in flight at once. Where that matters, as it does for passwords to guess, use
+    /// of the requests of its key that are in flight at once. A caller that leaves before the response is not charged by its
+    /// status. Where that matters, as it does for passwords to guess, use
     /// [`refund_if`](Self::refund_if), which charges first.
     ///
     /// The charge is made after the response, as a refund is; a lost one is counted too. The response has the fields of the

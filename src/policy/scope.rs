@@ -49,7 +49,14 @@ impl Routes {
 fn has_route(routes: &[String], parts: &Parts) -> bool {
     #[cfg(feature = "axum")]
     if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
-        return routes.iter().any(|route| route == matched.as_str());
+        let matched = matched.as_str();
+        if routes.iter().any(|route| route == matched) {
+            return true;
+        }
+        // A service with routes of its own, such as one of tonic, is matched by `/shop.Accounts/{*rest}`.
+        if !matched.contains("{*") {
+            return false;
+        }
     }
     let path = decoded_path(parts);
     routes.iter().any(|route| matches(route, &path))

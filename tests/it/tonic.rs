@@ -137,8 +137,12 @@ async fn with_the_layer_on_the_server(echo: Echo) -> Endpoint {
 
 /// A server with the layer around one of its services.
 async fn with_the_layer_around_a_service(echo: Echo) -> Endpoint {
+    with_a_layer_around_a_service(limit(), echo).await
+}
+
+async fn with_a_layer_around_a_service(layer: RateLimitLayer, echo: Echo) -> Endpoint {
     let (incoming, endpoint) = listen().await;
-    let server = Server::builder().add_service(limit().layer(echo));
+    let server = Server::builder().add_service(layer.layer(echo));
     tokio::spawn(server.serve_with_incoming(incoming));
     endpoint
 }
@@ -193,6 +197,29 @@ async fn two_clients_share_the_count_of_their_address(echo: Echo, endpoint: Endp
         assert_eq!(denied.code(), Code::ResourceExhausted);
     }
     assert_eq!(echo.calls(), 2, "a denied call does not reach the service");
+}
+
+/// tonic matches all methods of a service by one route.
+#[tokio::test]
+async fn a_file_limits_one_method_of_a_service_and_blocks_another() {
+    let file = r#"
+        policies.sign-in = { limit = "2/min", key = "ip", routes = "/test.Echo/Once" }
+        block = { routes = "/test.Echo/{*rest}", methods = "GET" }
+    "#;
+    let blocked = r#"
+        policies.sign-in = { limit = "2/min", key = "ip", routes = "/test.Echo/Once" }
+        block = { routes = "/test.Echo/Twice" }
+    "#;
+    for (file, twice) in [(file, None), (blocked, Some(Code::PermissionDenied))] {
+        let policy = Policies::from_toml(file).and_then(|policies| policies.get("sign-in"));
+        let layer = RateLimitLayer::new(Clock::new().memory_store(), policy.expect("a policy"));
+        let endpoint = with_a_layer_around_a_service(layer, Echo::default()).await;
+        let mut caller = Caller::new(&endpoint).await;
+        for code in [None, None, Some(Code::ResourceExhausted)] {
+            assert_eq!(caller.once("hi").await.err().map(|status| status.code()), code);
+        }
+        assert_eq!(caller.twice("hi").await.err().map(|status| status.code()), twice);
+    }
 }
 
 #[tokio::test]

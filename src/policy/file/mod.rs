@@ -158,8 +158,8 @@ use crate::{ConfigError, access::Access};
 /// # Routes
 ///
 /// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
-/// matched none, the path is compared: `{id}` is a segment, and `{*rest}` the rest. In gRPC it is `/shop.Accounts/SignIn`, or
-/// `/shop.Accounts/{method}`. `routes = "others"` is for the requests that no other policy of the file with `routes` or
+/// matched none, or one with a rest such as `/files/{*rest}`, the path is compared too: `{id}` is a segment, and `{*rest}` the
+/// rest. In gRPC it is `/shop.Accounts/SignIn`, or `/shop.Accounts/{method}`, also for a layer around one service. `routes = "others"` is for the requests that no other policy of the file with `routes` or
 /// `methods` is for.
 ///
 /// # Skipped and blocked requests

@@ -131,7 +131,7 @@ mod tests {
             key.bound();
             let caller = key.clone();
             if let Some(id) = id {
-                key = key.marker(&Key::header("idempotency-key", id));
+                key = key.marker(&Key::header("idempotency-key", id), 1);
             }
 
             let charge = Charge::new(&policy, &limit, &key, 1);
