@@ -168,23 +168,26 @@ impl Enforcer {
 
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let [policy] = policies {
-            let undecided = self
-                .undecided_by(policy, (context, 0), parts)
-                .or_else(|error| self.without_key((context, 0), error))?;
-            let Some(undecided) = undecided else {
-                context.count(0, PolicyOutcome::Skipped);
-                return Ok(None);
-            };
-            return Ok(Some(Decision::new(false, SmallVec::from_buf([undecided]))));
+            match self.undecided_by(policy, (context, 0), parts) {
+                Ok(Some(undecided)) => return Ok(Some(Decision::new(false, SmallVec::from_buf([undecided])))),
+                Ok(None) => {}
+                Err(error) => self.without_key((context, 0), error)?,
+            }
+            context.count(0, PolicyOutcome::Skipped);
+            return Ok(None);
         }
 
         let mut undecided = PolicyDecisions::new();
         for (position, policy) in policies.iter().enumerate() {
-            let policy = self.undecided_by(policy, (context, position), parts);
-            match policy.or_else(|error| self.without_key((context, position), error))? {
-                Some(policy) => undecided.push(policy),
-                None => context.count(position, PolicyOutcome::Skipped),
+            match self.undecided_by(policy, (context, position), parts) {
+                Ok(Some(policy)) => {
+                    undecided.push(policy);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => self.without_key((context, position), error)?,
             }
+            context.count(position, PolicyOutcome::Skipped);
         }
         Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
     }
@@ -237,11 +240,7 @@ impl Enforcer {
 
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
     #[cold]
-    fn without_key(
-        &self,
-        (context, position): (&CheckContext, usize),
-        error: KeyError,
-    ) -> Result<Option<PolicyDecision>, KeyError> {
+    fn without_key(&self, (context, position): (&CheckContext, usize), error: KeyError) -> Result<(), KeyError> {
         if !context.policies[position].observed {
             context.count(position, PolicyOutcome::Refused);
             return Err(error);
@@ -249,7 +248,7 @@ impl Enforcer {
         if error.is_misconfigured() {
             self.warned.of_key(&error);
         }
-        Ok(None)
+        Ok(())
     }
 
     /// The rest of a cost of which outer layers have charged a part.

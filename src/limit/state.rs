@@ -123,7 +123,7 @@ impl Limit {
     }
 
     /// Makes a change of this weight, of this lease if the algorithm has leases.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn change(
         &self,
         state: &mut State,
