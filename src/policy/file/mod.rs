@@ -4,6 +4,7 @@ mod ban;
 mod client_ip;
 mod entry;
 mod extensions;
+mod length;
 mod plans;
 #[cfg(feature = "file")]
 mod read;
