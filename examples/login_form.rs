@@ -56,7 +56,8 @@ async fn login(
     if !has_password(&account, password) {
         return Err(StatusCode::UNAUTHORIZED.into());
     }
-    decision.refund().await?;
+    // If the store fails now, one attempt too many is counted. The password is right all the same.
+    let _ = decision.refund().await;
     Ok("welcome\n")
 }
 

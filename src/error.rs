@@ -5,13 +5,16 @@ use std::{borrow::Cow, error::Error, fmt};
 /// Errors of this type occur when a policy, a layer or a store is built, never while requests are served. The message
 /// contains a setting that works. The [`source`](Error::source) is the cause, if there is one.
 ///
+/// [`Debug`](fmt::Debug) shows the message as it is, with its lines, and the cause if the message does not contain it: a `main`
+/// that returns the error, and `expect`, print it so.
+///
 /// ```
 /// use tower_quota::{Policy, SlidingLog};
 ///
 /// let error = Policy::try_new("Say Hi", SlidingLog::per_minute(5)).unwrap_err();
 /// assert!(error.to_string().contains("such as `say-hi`"));
+/// assert_eq!(format!("{error:?}"), error.to_string());
 /// ```
-#[derive(Debug)]
 pub struct ConfigError {
     message: Cow<'static, str>,
     source: Option<Box<dyn Error + Send + Sync>>,
@@ -37,6 +40,16 @@ impl ConfigError {
     }
 }
 
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match self.source.as_ref().map(ToString::to_string) {
+            Some(cause) if !self.message.contains(&cause) => write!(f, ": {cause}"),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -46,5 +59,19 @@ impl fmt::Display for ConfigError {
 impl Error for ConfigError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
+    }
+}
+
+#[cfg(all(test, any(feature = "fred", feature = "redis", feature = "serde")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_adds_a_cause_that_the_message_lacks() {
+        let error = ConfigError::because("Redis cannot be used", "connection refused");
+        assert_eq!(format!("{error:?}"), "Redis cannot be used: connection refused");
+
+        let error = ConfigError::because("`limits.toml` cannot be read: no such file", "no such file");
+        assert_eq!(format!("{error:?}"), error.to_string());
     }
 }

@@ -69,6 +69,9 @@ impl Ban {
 impl Ban {
     /// The length of the first ban, from 1 ms on. The default is 1 minute.
     ///
+    /// The limit itself denies until its own wait is over, so a ban that is shorter than the window of the limit may end before
+    /// that, and deny nothing more: for 5 in 15 minutes, choose a first ban of more than 15 minutes.
+    ///
     /// ```
     /// # use std::time::Duration;
     /// # use tower_quota::Ban;

@@ -62,6 +62,43 @@ use crate::{ConfigError, store::LeaseId};
 ///
 /// A slot is not in the [receipt](crate::Decision::take_receipt) of a decision: it is released, not refunded.
 ///
+/// # Waiting for a slot
+///
+/// [`Limiter::acquire`](crate::Limiter::acquire) does not wait for slots, since it is not known when one is free. Work that can
+/// wait tries again. The first check after a slot is free takes it, in no order:
+///
+/// ```
+/// use std::time::Duration;
+/// use tokio::time::{Instant, sleep};
+/// use tower_quota::{Concurrency, Decision, Limiter, MemoryStore, Policy, store::StoreError};
+///
+/// async fn wait_for_slot(exports: &Limiter, user: &str) -> Result<Decision, StoreError> {
+///     loop {
+///         let decision = exports.check(user).await?;
+///         match decision.retry_after() {
+///             Some(wait) => sleep(wait).await,
+///             None => return Ok(decision),
+///         }
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), StoreError> {
+/// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+/// let start = Instant::now();
+/// let export = async || {
+///     let slot = wait_for_slot(&exports, "42").await?;
+///     sleep(Duration::from_millis(2_500)).await;
+///     drop(slot);
+///     Ok::<_, StoreError>(start.elapsed())
+/// };
+///
+/// let (first, second) = tokio::join!(export(), export());
+/// assert_eq!([first?, second?].map(|end| end.as_millis()), [2_500, 5_500]);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Leases
 ///
 /// A slot is held by a lease in the store, which expires after 10 s, or as [`lease`](Self::lease) has it. A task of the process

@@ -161,18 +161,17 @@ impl Limit {
 
     /// Refuses a limit that requests cannot wait for.
     pub(crate) fn validate_wait(&self) -> Result<(), ConfigError> {
-        let waits = match self {
-            Self::SlidingLog(log) => log.grain().is_none(),
-            Self::TokenBucket(_) | Self::Unlimited | Self::DenyAll => true,
-            Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Concurrency(_) | Self::Ban(_) => false,
+        let fault = match self {
+            Self::SlidingLog(log) if log.grain().is_none() => return Ok(()),
+            Self::TokenBucket(_) | Self::Unlimited | Self::DenyAll => return Ok(()),
+            Self::Concurrency(_) => {
+                "since it is not known when a slot is free; leave the wait out, and try again after the `retry_after` of a denial"
+            }
+            Self::SlidingLog(_) | Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Ban(_) => {
+                "which does not store when later ones are admitted; use a sliding log without a precision, or a token bucket"
+            }
         };
-        if waits {
-            return Ok(());
-        }
-        Err(ConfigError::new(format!(
-            "requests cannot wait for `{self}`, which does not store when later ones are admitted; use a sliding log without a \
-             precision, or a token bucket",
-        )))
+        Err(ConfigError::new(format!("requests cannot wait for `{self}`, {fault}")))
     }
 
     /// Whether it is the bans of a policy.

@@ -58,7 +58,8 @@ pub struct Acquire<'a> {
 impl Acquire<'_> {
     /// The longest wait, in place of those of the policies.
     ///
-    /// Policies with a limit that [cannot wait](crate::Policy::wait_up_to) must have room at once.
+    /// Policies with a limit that [cannot wait](crate::Policy::wait_up_to), such as [`Concurrency`](crate::Concurrency), must
+    /// have room at once.
     pub fn max_wait(mut self, longest: Duration) -> Self {
         self.max_wait = Some(longest);
         self

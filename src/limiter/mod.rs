@@ -60,7 +60,9 @@ pub struct Limiter {
 impl Limiter {
     /// A limiter that counts in this store for one policy, or for several that are decided together.
     ///
-    /// Of several, a request is counted by all or, if one denies it, by none. An empty list admits everything.
+    /// Of several, a request is counted by all or, if one denies it, by none. An empty list admits everything. Policies with
+    /// keys of their own, such as an account and an address, have a limiter each: if the second denies,
+    /// [`refund`](Decision::refund) the decision of the first.
     ///
     /// # Panics
     ///

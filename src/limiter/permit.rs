@@ -2,6 +2,8 @@ use crate::Decision;
 
 /// The permission to go on, of a request that [`Limiter::acquire`](crate::Limiter::acquire) has admitted.
 ///
+/// It may be dropped at once, unless a policy limits [`Concurrency`](crate::Concurrency): its slots are released with the permit.
+///
 /// ```
 /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
 ///

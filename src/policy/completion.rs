@@ -29,7 +29,8 @@ impl<K> Policy<K> {
     ///
     /// A request is charged when it is checked, so the limit holds at any time, also for requests at the same time. Its
     /// response has the fields of the check, before the refund. [`Completion`] describes how the request ended; use
-    /// [`charge_if`](Self::charge_if) where a request is to be counted only after it has ended.
+    /// [`charge_if`](Self::charge_if) where a request is to be counted only after it has ended. A login that responds with a
+    /// redirect is no [success](Completion::is_success), which is 2xx: [logins](crate::guide::recipes#logins) has its condition.
     ///
     /// The refund does not delay the response. It is made in a task of its own, or at once in a
     /// [`MemoryStore`](crate::MemoryStore). If the store fails then, or no tokio runtime is there, it is lost: the charge

@@ -19,6 +19,7 @@ impl<K> Policy<K> {
     /// | `SlidingLog` with a precision | no: its entries are those of many requests |
     /// | [`TokenBucket`](crate::TokenBucket) | yes: the tokens are taken in advance |
     /// | [`FixedWindow`](crate::FixedWindow), [`SlidingCounter`](crate::SlidingCounter) | no: they store the counts of this window, so a later one has no place |
+    /// | [`Concurrency`](crate::Concurrency) | no: it is not known when a slot is free, so [try again](crate::Concurrency#waiting-for-a-slot) |
     ///
     /// Of several policies, a request waits for the latest turn, and each of them must allow the wait for its own. A log counts
     /// the request at that turn; a bucket takes its tokens when it has them, so that in any time it may admit the cost of requests
@@ -87,13 +88,16 @@ impl<K> Policy<K> {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_quota::{FixedWindow, Policy, TokenBucket};
+    /// use tower_quota::{Concurrency, FixedWindow, Policy, TokenBucket};
     ///
     /// let wait = Duration::from_secs(2);
     /// assert!(Policy::new("api", TokenBucket::per_second(10)).try_wait_up_to(wait).is_ok());
     ///
     /// let error = Policy::new("api", FixedWindow::per_second(10)).try_wait_up_to(wait).unwrap_err();
     /// assert!(error.to_string().contains("use a sliding log without a precision, or a token bucket"));
+    ///
+    /// let error = Policy::new("exports", Concurrency::new(2)).try_wait_up_to(wait).unwrap_err();
+    /// assert!(error.to_string().contains("it is not known when a slot is free"));
     /// ```
     ///
     /// # Errors

@@ -107,11 +107,7 @@ const MAX_WAIT: Duration = Duration::from_secs(315_576_000_000);
 /// One violation of a `google.rpc.QuotaFailure`: the policy and its limit. Not the key, which may be an address or a user.
 fn violation(policy: &PolicyDecision) -> Vec<u8> {
     let subject = format!("policy:{}", policy.name());
-    let description = match (&policy.quota().limit, policy.window()) {
-        (Limit::DenyAll, _) => "no requests".to_owned(),
-        (limit, Some(window)) => format!("{} requests per {}s", limit.quota(), window.as_secs_f64()),
-        (limit, None) => format!("{} requests per calendar window", limit.quota()),
-    };
+    let description = description(&policy.quota().limit, policy.window());
 
     let mut violation = Vec::new();
     field_bytes(&mut violation, 1, subject.as_bytes());
@@ -119,6 +115,24 @@ fn violation(policy: &PolicyDecision) -> Vec<u8> {
     let mut field = Vec::new();
     field_bytes(&mut field, 1, &violation);
     field
+}
+
+fn description(limit: &Limit, window: Option<Duration>) -> String {
+    let per = match limit {
+        Limit::DenyAll => return "no requests".to_owned(),
+        Limit::Concurrency(slots) => return format!("{} requests at once", slots.quota()),
+        Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_)
+        | Limit::FixedWindow(_)
+        | Limit::TokenBucket(_)
+        | Limit::Unlimited
+        | Limit::Ban(_) => window.map(|window| format!("{}s", window.as_secs_f64())),
+    };
+    format!(
+        "{} requests per {}",
+        limit.quota(),
+        per.as_deref().unwrap_or("calendar window")
+    )
 }
 
 /// `google.protobuf.Any`
@@ -158,7 +172,7 @@ mod tests {
     use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 
     use super::*;
-    use crate::{Denial, Key, MemoryStore, Policy, SlidingLog, policy};
+    use crate::{Concurrency, Denial, Key, MemoryStore, Policy, SlidingLog, policy};
 
     fn denied(wait: Duration) -> Decision {
         let policy = Policy::new("default", SlidingLog::per_minute(100));
@@ -198,6 +212,14 @@ mod tests {
             "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIHhpXCit0eXBl\
              Lmdvb2dsZWFwaXMuY29tL2dvb2dsZS5ycGMuUXVvdGFGYWlsdXJlEigKJgoOcG9saWN5OmRlZmF1bHQSFDEwMCByZXF1ZXN0cyBwZXIgNjBz",
         );
+    }
+
+    #[test]
+    fn a_violation_describes_the_limit() {
+        let described = |limit: Limit| description(&limit, limit.window());
+        assert_eq!(described(SlidingLog::per_minute(100).into()), "100 requests per 60s");
+        assert_eq!(described(Concurrency::new(3).into()), "3 requests at once");
+        assert_eq!(described(Limit::DenyAll), "no requests");
     }
 
     // GR-18.

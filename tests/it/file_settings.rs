@@ -123,6 +123,13 @@ fn a_setting_that_cannot_work_is_an_error_with_its_place_and_the_fix() {
         ("methods = \"post\"", "line 4", "one looks like `POST`"),
         ("methods = [\"GET\", \"A B\"]", "line 4", "`A B` is not a method"),
         ("methods = []", "line 4", "an empty list is for no request"),
+        ("wait = 2", "line 4", "a length of time such as \"10min\""),
+        ("wait = \"2 moons\"", "line 4", "one looks like `10min` or `500ms`"),
+        (
+            "ban = { after = 3, within = 60 }",
+            "line 4",
+            "a length of time such as \"10min\"",
+        ),
         (
             "plan = \"tier\"\nplans = { pro = \"1/s\" }",
             "line 4",

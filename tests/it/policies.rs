@@ -132,6 +132,7 @@ fn a_wrong_line_is_shown() {
         for expected in [shown, taught, "^"] {
             assert!(error.contains(expected), "`{expected}` is not in:\n{error}");
         }
+        assert!(!error.ends_with('\n'), "{error:?}");
         assert_same_fix_in_json(&file, taught);
     }
 }

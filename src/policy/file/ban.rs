@@ -1,8 +1,7 @@
-use std::time::Duration;
-
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::{Ban, limit::parse_length};
+use super::length::Length;
+use crate::Ban;
 
 /// The bans of a policy, as files have them.
 #[derive(Deserialize)]
@@ -16,20 +15,6 @@ struct Table {
     within: Length,
     first: Option<Length>,
     longest: Option<Length>,
-}
-
-/// A length of time, such as `10min`.
-#[derive(Deserialize)]
-#[serde(try_from = "String")]
-struct Length(Duration);
-
-impl TryFrom<String> for Length {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let length = parse_length(&text).map(Self);
-        length.ok_or_else(|| format!("`{text}` is not a length of time; one looks like `10min`"))
-    }
 }
 
 pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ban>, D::Error> {

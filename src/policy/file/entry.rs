@@ -8,11 +8,12 @@ use serde::{
 use super::{
     super::name::validate_name,
     ban::ban,
+    length::Length,
     plans::{Plans, Selector},
     texts::{Methods, Routes},
     warn_at::WarnAt,
 };
-use crate::{Ban, FailureMode, Limit, key::KeySpec, limit::parse_length, store::Waiting};
+use crate::{Ban, FailureMode, Limit, key::KeySpec, store::Waiting};
 
 /// A policy as configuration describes it.
 #[derive(Clone, Debug, Deserialize)]
@@ -88,12 +89,7 @@ fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMod
 }
 
 fn wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    parse_length(&text).ok_or_else(|| {
-        D::Error::custom(format_args!(
-            "{text:?} is not a time to wait; one looks like `2s` or `500ms`"
-        ))
-    })
+    Length::deserialize(deserializer).map(|Length(longest)| longest)
 }
 
 fn most_waiting() -> u64 {

@@ -4,6 +4,7 @@ mod ban;
 mod client_ip;
 mod entry;
 mod extensions;
+mod length;
 mod plans;
 #[cfg(feature = "file")]
 mod read;
@@ -219,7 +220,8 @@ pub struct Policies {
 /// Questions.
 impl Policies {
     /// The policy of this name, for a layer. Get all policies when the program starts, so that it does not start with a name
-    /// that is missing.
+    /// that is missing. Settings in code may contradict the limit of the file, such as [`refund_if`](Policy::refund_if) and
+    /// `concurrency 3`: [`RateLimitLayer::try_new`](crate::RateLimitLayer::try_new) returns an error then, and does not panic.
     ///
     /// # Errors
     ///

@@ -15,6 +15,8 @@ impl Policies {
     ///
     /// let error = Policies::from_toml("policies.login = { limit = 'sliding-log 5' }").unwrap_err();
     /// assert!(error.to_string().contains("line 1") && error.to_string().contains("`sliding-log 100/min`"));
+    /// // What a `main` prints that returns the error.
+    /// assert_eq!(format!("{error:?}"), error.to_string());
     /// # Ok::<(), tower_quota::ConfigError>(())
     /// ```
     ///
@@ -22,7 +24,7 @@ impl Policies {
     ///
     /// If the text does not describe policies; the message shows the place.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        toml::from_str(text).map_err(|error| ConfigError::new(error.to_string()))
+        toml::from_str(text).map_err(|error| ConfigError::new(error.to_string().trim_end().to_owned()))
     }
 
     /// Policies from JSON.

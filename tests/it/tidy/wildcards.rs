@@ -42,10 +42,6 @@ const DELIBERATE: &[(&str, &str)] = &[
         "a policy applies by its cost, whatever the algorithm",
     ),
     (
-        "src/response/grpc_status.rs violation",
-        "quota and window describe a limit of any algorithm",
-    ),
-    (
         "src/store/redis/across_slots.rs decide",
         "an operation that is no check stays the same",
     ),
