@@ -644,7 +644,12 @@ async fn a_file_is_not_applied_while_it_is_written() {
     }
     tokio::time::sleep(INTERVAL).await;
     assert_eq!(quota(&app).await, "7");
-    assert_eq!(log.text(), "");
+    let text = log.text();
+    assert!(
+        text.contains("INFO") && text.contains("changed limits are applied policies=1"),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 1, "{text}");
 }
 
 #[tokio::test(start_paused = true)]

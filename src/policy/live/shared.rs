@@ -135,6 +135,8 @@ impl Shared {
             .iter()
             .map(|(name, used)| (name.clone(), switched(&policies, used)));
         self.source.replace(newest.collect(), policies.listed());
+        #[cfg(feature = "tracing")]
+        tracing::info!(policies = policies.names().count(), "changed limits are applied");
         *state = State { policies, text, used };
         Ok(())
     }
