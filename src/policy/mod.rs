@@ -308,7 +308,11 @@ impl Policy {
     pub(crate) fn choose_plan(&self, parts: &Parts) -> Result<Option<Arc<Plan>>, KeyError> {
         match &self.settings.terms.plans {
             None => Ok(None),
-            Some(plans) => plans.of(parts).map(Some),
+            Some(plans) => {
+                let plan = plans.of(parts)?;
+                self.validate_chosen(&plan.quota.limit)?;
+                Ok(Some(plan))
+            }
         }
     }
 
