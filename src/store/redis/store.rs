@@ -1,4 +1,4 @@
-use std::{fmt, sync::Arc};
+use std::{fmt, slice, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -170,8 +170,8 @@ impl RedisStore {
     /// }
     /// ```
     #[must_use]
-    pub fn scripts() -> [&'static str; 1] {
-        [SCRIPT.source]
+    pub fn scripts() -> &'static [&'static str] {
+        slice::from_ref(&SCRIPT.source)
     }
 }
 
