@@ -112,7 +112,7 @@ mod admin;
 mod awaited;
 #[cfg(feature = "axum")]
 mod axum;
-mod blocks;
+mod bans;
 mod body;
 mod check;
 mod completion;

@@ -1,5 +1,5 @@
 mod acquire;
-mod block;
+mod ban;
 mod callbacks;
 mod permit;
 mod settings;

@@ -171,7 +171,7 @@ async fn a_request_of_a_banned_key_is_banned() {
     let banning = Policy::new("logins", SlidingLog::per_minute(9)).ban(Ban::by_hand());
     let limiter = Limiter::new(MemoryStore::new(), banning);
     limiter
-        .block("42", Duration::from_secs(60))
+        .ban("42", Duration::from_secs(60))
         .await
         .expect("a memory store does not fail");
     for key in ["42", "43"] {
