@@ -175,7 +175,8 @@ impl RedisStoreBuilder {
 impl RedisStoreBuilder {
     /// Sets the client library that connects to the [`url`](Self::url).
     ///
-    /// The default is fred; for a cluster, or if the feature `fred` is off, it is redis-rs.
+    /// Then no other library connects: [`connect`](Self::connect) fails if this one does not support the URL. By default the
+    /// first one that supports the URL with the features that are on connects: fred, else redis-rs.
     ///
     /// ```
     /// use tower_quota::{ClientLibrary, RedisStore};

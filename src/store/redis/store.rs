@@ -45,6 +45,9 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 /// certificate of Redis must be signed by an authority of the system, or by one in the file that the environment variable
 /// `SSL_CERT_FILE` contains.
 ///
+/// With both libraries built in, fred connects if it supports the URL with the features that are on, else redis-rs;
+/// [`client_library`](crate::RedisStoreBuilder::client_library) sets one.
+///
 /// The connections belong to the runtime in which the store was built, and end with it. Checks can be made in other runtimes, and
 /// a runtime that ends delays no check of another.
 ///
