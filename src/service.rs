@@ -68,34 +68,6 @@ impl<S> RateLimit<S> {
             enforcer: layer.into_enforcer(),
         }
     }
-
-    /// The inner service.
-    ///
-    /// ```
-    /// use tower_quota::{MemoryStore, RateLimit, RateLimitLayer};
-    ///
-    /// let unlimited = RateLimitLayer::new(MemoryStore::new(), []);
-    /// let mut service = RateLimit::new(String::from("inner"), unlimited);
-    /// service.get_mut().push_str(" service");
-    /// assert_eq!(service.get_ref(), "inner service");
-    /// assert_eq!(service.into_inner(), "inner service");
-    /// ```
-    #[must_use]
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// The inner service, to change it; see [`get_ref`](Self::get_ref) for an example.
-    #[must_use]
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// The inner service, without the limits; see [`get_ref`](Self::get_ref) for an example.
-    #[must_use]
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
 }
 
 impl<S> Layer<S> for RateLimitLayer {
