@@ -33,7 +33,7 @@ pub use self::file::Policies;
 pub use self::list::IntoPolicies;
 #[cfg(feature = "serde")]
 pub(crate) use self::list::listed;
-pub(crate) use self::list::{context, validate_names};
+pub(crate) use self::list::{context, validate_policies};
 #[cfg(feature = "serde")]
 pub use self::live::LivePolicies;
 #[cfg(feature = "serde")]
