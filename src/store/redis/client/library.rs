@@ -3,10 +3,14 @@
 /// ```
 /// use tower_quota::{ClientLibrary, RedisStore};
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
 /// # #[cfg(feature = "redis")]
-/// let builder = RedisStore::builder()
-///     .url("redis://127.0.0.1:6379")
-///     .client_library(ClientLibrary::RedisRs);
+/// # {
+/// let builder = RedisStore::builder().url("redis://127.0.0.1:6379").client_library(ClientLibrary::RedisRs);
+/// assert!(builder.connect_lazy().is_ok());
+/// # }
+/// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
