@@ -31,15 +31,18 @@ use axum::{
 use tokio::net::TcpListener;
 use tower_quota::{Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key};
 
-/// Reads the decision of the layer.
+/// Reads the decision of the layers. It is without the policy while the store fails and the limit is open.
 async fn search(decision: Decision) -> String {
-    format!("{} more searches\n", decision.remaining())
+    match decision.policies().find(|policy| policy.name() == "searches") {
+        Some(searches) => format!("{} more searches\n", searches.remaining()),
+        None => "more searches\n".into(),
+    }
 }
 
-/// A decision is optional for a handler that also runs without a limit, or while the store fails and the limit is open.
+/// A decision is optional for a handler that also runs without a layer.
 async fn user(decision: Option<Decision>) -> String {
-    match decision {
-        Some(decision) => format!("a user; {} more\n", decision.remaining()),
+    match decision.iter().flat_map(Decision::policies).next() {
+        Some(policy) => format!("a user; {} more\n", policy.remaining()),
         None => "a user\n".into(),
     }
 }

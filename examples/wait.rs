@@ -24,7 +24,7 @@ async fn send(_mail: u32) {
 
 /// Sends a mail as soon as the limit admits it, or returns when to try again.
 async fn work(limiter: Limiter, mail: u32) -> Result<Instant, AcquireError> {
-    limiter.acquire("smtp.example.com").await?;
+    let _permit = limiter.acquire("smtp.example.com").await?;
     let sent_at = Instant::now();
     send(mail).await;
     Ok(sent_at)

@@ -7,7 +7,7 @@ use http_body::Frame;
 use tokio::runtime::Handle;
 
 use crate::{
-    Decision, PolicyDecision, blocks,
+    Decision, PolicyDecision, bans,
     completion::{Completion, CompletionRule, End, awaits_trailers, grpc_status_in},
     decision::Settlement,
     denied,
@@ -87,7 +87,7 @@ impl AwaitedCompletion {
     fn learn<B>(&self, decision: &Decision, response: Option<&Response<B>>, lost: &Arc<LostSettlements>) {
         let in_head = response.and_then(|response| pause::requested_by(response.status(), response.headers()));
         if let Some(pause) = in_head.or(self.pause).filter(|pause| !pause.is_zero()) {
-            receive(blocks::send(decision, pause, PolicyDecision::learns), lost);
+            receive(bans::send(decision, pause, PolicyDecision::learns), lost);
         }
     }
 }

@@ -11,7 +11,8 @@ use crate::Decision;
 /// Extracts the decision of the layer around the handler.
 ///
 /// If no policy applies to the request, or the store failed and the [`FailureMode`](crate::FailureMode) is `Open`, the
-/// decision is allowed and has no policies.
+/// decision is allowed and has no policies: [`remaining`](Decision::remaining) is `u64::MAX` then. A handler that sends the
+/// number reads that of a [policy](Decision::policies).
 ///
 /// Without a layer around the handler, or with its [`extensions`](crate::RateLimitLayer::extensions) turned off, the response
 /// is `500 Internal Server Error`, as for any extension that is missing in axum: a layer that was forgotten is seen in the
@@ -26,8 +27,8 @@ use crate::Decision;
 /// use tower_quota::{key, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog};
 ///
 /// async fn hello(decision: Option<Decision>) -> String {
-///     match decision {
-///         Some(decision) => format!("hello, {} more times", decision.remaining()),
+///     match decision.iter().flat_map(Decision::policies).next() {
+///         Some(policy) => format!("hello, {} more times", policy.remaining()),
 ///         None => "hello".to_owned(),
 ///     }
 /// }

@@ -71,7 +71,7 @@
 //! | `fred` | yes | [`RedisStore`] through the client fred: single servers and Sentinel |
 //! | `enable-rustls-ring` | | TLS for fred: `rediss://` |
 //! | `unix-sockets` | | Unix sockets for fred: `redis+unix:///run/redis.sock` |
-//! | `redis` | | [`RedisStore`] through the client redis-rs: clusters; also single servers and Sentinel, with [`ClientLibrary::RedisRs`] or without `fred` |
+//! | `redis` | | [`RedisStore`] through the client redis-rs: clusters; also single servers and Sentinel, with [`ClientLibrary::RedisRs`], without `fred`, or where `fred` lacks a feature for the URL |
 //! | `tokio-rustls-comp` | | TLS for redis-rs: `rediss://` |
 //! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor, [`Denied`] as a response |
 //! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service, [`Denied`] as a `Status` |
@@ -112,7 +112,7 @@ mod admin;
 mod awaited;
 #[cfg(feature = "axum")]
 mod axum;
-mod blocks;
+mod bans;
 mod body;
 mod check;
 mod completion;

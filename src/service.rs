@@ -27,6 +27,18 @@ use crate::{
 /// | `Clone`, since a request that waits for the store keeps the clone that was ready | put a `tower::buffer::BufferLayer` inside of the layer |
 /// | takes an `http::Request` and returns an `http::Response` | use a [`Limiter`](crate::Limiter) |
 /// | the body of its response is an `http_body::Body<Data = Bytes>` | map the body, with `tower_http::map_response_body` or `response.map(..)` |
+///
+/// # Readiness
+///
+/// `RateLimit` is ready when the inner service is, so a request is denied only after the inner service was ready for it. The
+/// services of an axum `Router` are always ready. Around a service that is not, put a layer such as `tower::load_shed` inside of
+/// this one, so that requests are denied while the service is busy.
+///
+/// A check holds the readiness of the inner service, such as the permit of a `tower::limit::ConcurrencyLimit`, until the store
+/// replies; a denial gives it back. A [`MemoryStore`](crate::MemoryStore) replies at once. With a
+/// [`RedisStore`](crate::RedisStore) the check takes at most two [deadlines](crate::RedisStore#deadlines), 200 ms by default, and
+/// in a cluster two for each slot of the keys of the request; while the breaker is open it fails at once. A request that
+/// [waits for its turn](crate::Policy::wait_up_to) holds it until then.
 #[derive(Clone)]
 pub struct RateLimit<S> {
     inner: S,
@@ -67,34 +79,6 @@ impl<S> RateLimit<S> {
             inner,
             enforcer: layer.into_enforcer(),
         }
-    }
-
-    /// The inner service.
-    ///
-    /// ```
-    /// use tower_quota::{MemoryStore, RateLimit, RateLimitLayer};
-    ///
-    /// let unlimited = RateLimitLayer::new(MemoryStore::new(), []);
-    /// let mut service = RateLimit::new(String::from("inner"), unlimited);
-    /// service.get_mut().push_str(" service");
-    /// assert_eq!(service.get_ref(), "inner service");
-    /// assert_eq!(service.into_inner(), "inner service");
-    /// ```
-    #[must_use]
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// The inner service, to change it; see [`get_ref`](Self::get_ref) for an example.
-    #[must_use]
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// The inner service, without the limits; see [`get_ref`](Self::get_ref) for an example.
-    #[must_use]
-    pub fn into_inner(self) -> S {
-        self.inner
     }
 }
 

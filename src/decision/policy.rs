@@ -279,7 +279,7 @@ impl PolicyDecision {
     }
 
     /// The charge that bans the key for so many microseconds, if the policy has bans.
-    pub(crate) fn block(&self, length: u64) -> Option<Charge<'_>> {
+    pub(crate) fn ban_charge(&self, length: u64) -> Option<Charge<'_>> {
         let ban = self.policy().ban.as_ref()?;
         Some(self.charge().ban(ban, length))
     }
@@ -376,7 +376,7 @@ pub enum Denial {
     CostAboveLimit,
     /// The limit is [`Limit::DenyAll`].
     DenyAll,
-    /// The key is banned, since it was denied too often or was blocked: [`Policy::ban`](crate::Policy::ban) describes bans.
+    /// The key is banned, since it was denied too often or by hand: [`Policy::ban`](crate::Policy::ban) describes bans.
     /// [`retry_after`](PolicyDecision::retry_after) includes the rest of the ban.
     Banned,
 }

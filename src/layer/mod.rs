@@ -11,7 +11,7 @@ use crate::{
     decision::CheckContext,
     enforce::Enforcer,
     observer::Observer,
-    policy::{self, validate_names},
+    policy::{self, validate_policies},
     store::Store,
 };
 #[cfg(feature = "serde")]
@@ -215,7 +215,10 @@ impl RateLimitLayer {
     ///
     /// # Panics
     ///
-    /// If two policies have the same name. [`try_new`](Self::try_new) returns an error instead.
+    /// If two policies have the same name, or one with a limit of [`Concurrency`](crate::Concurrency) has
+    /// [`refund_if`](crate::Policy::refund_if), [`charge_if`](crate::Policy::charge_if) or
+    /// [`once_per`](crate::Policy::once_per), which have no meaning for slots. [`try_new`](Self::try_new) returns an error
+    /// instead.
     #[track_caller]
     pub fn new(store: impl Store, policies: impl IntoPolicies) -> Self {
         match Self::try_new(store, policies) {
@@ -227,20 +230,24 @@ impl RateLimitLayer {
     /// A layer that counts in this store for one policy, or for several that are decided together.
     ///
     /// ```
-    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    /// use tower_quota::{key, Concurrency, MemoryStore, Policy, RateLimitLayer, SlidingLog};
     ///
     /// let policy = |limit| Policy::new("hello", SlidingLog::per_minute(limit)).key(key::ip());
     /// let error = RateLimitLayer::try_new(MemoryStore::new(), [policy(1), policy(2)]).unwrap_err();
     /// assert!(error.to_string().starts_with("two policies are named `hello`"));
+    ///
+    /// let exports = Policy::new("exports", Concurrency::new(2)).key(key::ip()).refund_if(|completion| completion.is_success());
+    /// let error = RateLimitLayer::try_new(MemoryStore::new(), exports).unwrap_err();
+    /// assert!(error.to_string().starts_with("`.refund_if(..)` has no meaning for the policy `exports`"));
     /// ```
     ///
     /// # Errors
     ///
-    /// If two policies have the same name.
+    /// For the policies for which [`new`](Self::new) panics.
     pub fn try_new(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
         #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
         let mut policies = policies.into_policies();
-        validate_names(&policies)?;
+        validate_policies(&policies)?;
 
         let enforcer = Enforcer {
             #[cfg(feature = "serde")]

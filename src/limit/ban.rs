@@ -54,7 +54,7 @@ impl Ban {
         }
     }
 
-    /// A ban that no denial begins: only [`Limiter::block`](crate::Limiter::block) does.
+    /// A ban that no denial begins: only [`Limiter::ban`](crate::Limiter::ban) does.
     ///
     /// ```
     /// # use tower_quota::Ban;

@@ -26,7 +26,7 @@ impl Limiter {
     ///
     /// let start = Instant::now();
     /// for _ in 0..30 {
-    ///     mails.acquire("smtp").max_wait(Duration::from_secs(5)).await?;
+    ///     let _permit = mails.acquire("smtp").max_wait(Duration::from_secs(5)).await?;
     /// }
     /// assert_eq!(start.elapsed().as_secs(), 2);
     ///
@@ -76,7 +76,7 @@ impl Acquire<'_> {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), AcquireError> {
     /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", TokenBucket::per_second(1_000)));
-    /// rows.acquire("42").cost(600).await?;
+    /// let _permit = rows.acquire("42").cost(600).await?;
     /// let permit = rows.acquire("42").cost(600).max_wait(Duration::from_secs(1)).await?;
     /// assert_eq!(permit.decision().delay(), Duration::from_millis(200));
     /// # Ok(())
@@ -125,7 +125,7 @@ impl Limiter {
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), AcquireError> {
 /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
-/// mails.acquire("42").await?;
+/// let _permit = mails.acquire("42").await?;
 ///
 /// let AcquireError::Denied(denied) = mails.acquire("42").await.unwrap_err() else {
 ///     panic!("a memory store does not fail");

@@ -2,7 +2,8 @@ use crate::{Decision, Limiter, observer::Observer, store::StoreError};
 
 /// Callbacks.
 impl Limiter {
-    /// Observes each decision of [`check`](Self::check), [`check_n`](Self::check_n) and [`charge`](Self::charge).
+    /// Observes each decision of [`check`](Self::check), [`check_n`](Self::check_n), [`check_once`](Self::check_once),
+    /// [`charge`](Self::charge) and [`acquire`](Self::acquire), whose admissions are observed after the wait.
     ///
     /// [`peek`](Self::peek), which counts nothing, is not observed. There is no call either if no policy applies (the cost
     /// is 0, or the limit is [`Limit::Unlimited`](crate::Limit::Unlimited)), or if the store fails and nothing was counted

@@ -1,5 +1,5 @@
 mod acquire;
-mod block;
+mod ban;
 mod callbacks;
 mod permit;
 mod settings;
@@ -19,7 +19,7 @@ use crate::{
     decision::CheckContext,
     metrics::PolicyOutcome,
     observer::Observer,
-    policy::{self, Basis, Policy, Unkeyed, validate_names},
+    policy::{self, Basis, Policy, Unkeyed, validate_policies},
     slots::Ticket,
     store::{Operation, Store, StoreError, Waiting},
 };
@@ -67,9 +67,10 @@ impl Limiter {
     /// # Panics
     ///
     /// If two policies have the same name, or one has a setting that needs an HTTP request:
-    /// [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if), [`once_per`](Policy::once_per),
-    /// [`refund_if`](Policy::refund_if) or [`charge_if`](Policy::charge_if). [`try_new`](Self::try_new) returns an error
-    /// instead.
+    /// [`limit::by`](crate::limit::by()), [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if),
+    /// [`once_per`](Policy::once_per), [`refund_if`](Policy::refund_if), [`charge_if`](Policy::charge_if),
+    /// [`learn_from_responses`](Policy::learn_from_responses), or `plans`, `routes` or `methods` in its file.
+    /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Self {
         match Self::try_new(store, policies) {
@@ -93,12 +94,11 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If two policies have the same name, or one has a setting that needs an HTTP request. The error names what to use in
-    /// its place.
+    /// For the policies for which [`new`](Self::new) panics. The error names what to use in place of such a setting.
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
         #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
         let mut policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
-        validate_names(&policies)?;
+        validate_policies(&policies)?;
         policies.iter().try_for_each(Policy::validate_without_requests)?;
 
         Ok(Self {

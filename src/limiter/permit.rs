@@ -2,20 +2,28 @@ use crate::Decision;
 
 /// The permission to go on, of a request that [`Limiter::acquire`](crate::Limiter::acquire) has admitted.
 ///
-/// It may be dropped at once, unless a policy limits [`Concurrency`](crate::Concurrency): its slots are released with the permit.
+/// With a limit of [`Concurrency`](crate::Concurrency) it holds the slots of the request: dropping it, and each clone of its
+/// decision, releases them.
 ///
 /// ```
-/// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+/// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy, SlidingLog};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_quota::AcquireError> {
 /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(3)));
 /// let permit = mails.acquire("42").await?;
 /// assert_eq!(permit.decision().remaining(), 2);
+///
+/// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+/// let permit = exports.acquire("42").await?;
+/// assert!(exports.acquire("42").await.is_err());
+/// drop(permit);
+/// assert!(exports.acquire("42").await.is_ok());
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
+#[must_use = "dropping the permit releases its slots"]
 pub struct Permit {
     decision: Decision,
 }

@@ -12,7 +12,7 @@ impl<K> Policy<K> {
     /// While a ban is in force, the requests of the key are denied for the rest of it, with the reason
     /// [`Banned`](crate::Denial::Banned), and nothing is counted, by no policy that is decided together with this one. That is
     /// so for retries with a known [id](Self::once_per) too, and for [`peek`](crate::Limiter::peek). A
-    /// [`reset`](crate::Limiter::reset) ends a ban and forgets those before; [`block`](crate::Limiter::block) begins one by
+    /// [`reset`](crate::Limiter::reset) ends a ban and forgets those before; [`Limiter::ban`](crate::Limiter::ban) begins one by
     /// hand. A policy that [only observes](Self::observe_only) reports its bans and denies nothing.
     ///
     /// A denial counts if the policy itself has no room for the request. These do not: a denial by another policy only; one

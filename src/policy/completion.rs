@@ -1,14 +1,31 @@
 use std::sync::Arc;
 
 use super::Policy;
-use crate::{Completion, ConfigError, Limit, completion::CompletionRule};
+use crate::{Completion, ConfigError, Limit, completion::CompletionRule, key::KeyError};
 
 impl<K> Policy<K> {
     /// Refuses settings by which a request is counted when it has ended, or once for several: it holds its slots until then.
     pub(super) fn validate_slots(&self) -> Result<(), ConfigError> {
-        if !self.limit().is_some_and(Limit::is_held) {
+        match self.limit() {
+            Some(limit) if limit.is_held() => self.validate_slots_of_requests(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a limit that was chosen for a request, if the settings of the policy contradict it.
+    #[inline]
+    pub(super) fn validate_chosen(&self, limit: &Limit) -> Result<(), KeyError> {
+        if !limit.is_held() {
             return Ok(());
         }
+        self.validate_slots_of_requests().map_err(|error| {
+            KeyError::misconfigured(format!(
+                "the limit `{limit}` that was chosen for a request cannot be applied: {error}"
+            ))
+        })
+    }
+
+    fn validate_slots_of_requests(&self) -> Result<(), ConfigError> {
         let setting = match &self.settings.completion {
             Some(CompletionRule::RefundIf(_)) => "`.refund_if(..)`",
             Some(CompletionRule::ChargeIf(_)) => "`.charge_if(..)`",

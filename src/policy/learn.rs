@@ -6,7 +6,7 @@ impl<K> Policy<K> {
     ///
     /// A fleet that shares the quota of a foreign API puts the layer around its client, with one key for each quota, such as
     /// one for the API token. When the API denies a request all the same, the key is banned until the time that its response
-    /// contains, in all processes, as by [`Limiter::block`](crate::Limiter::block): their requests are denied with the
+    /// contains, in all processes, as by [`Limiter::ban`](crate::Limiter::ban): their requests are denied with the
     /// [wait](crate::Decision::retry_after), without being sent and without being counted.
     ///
     /// | response | pause |

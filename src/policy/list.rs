@@ -78,7 +78,7 @@ mod sealed {
 }
 
 /// Refuses lists in which two policies would share their counts, and settings that have no meaning for slots.
-pub(crate) fn validate_names<K>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
+pub(crate) fn validate_policies<K>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
     for (position, policy) in policies.iter().enumerate() {
         if policies[..position]
             .iter()

@@ -33,7 +33,7 @@ pub use self::file::Policies;
 pub use self::list::IntoPolicies;
 #[cfg(feature = "serde")]
 pub(crate) use self::list::listed;
-pub(crate) use self::list::{context, validate_names};
+pub(crate) use self::list::{context, validate_policies};
 #[cfg(feature = "serde")]
 pub use self::live::LivePolicies;
 #[cfg(feature = "serde")]
@@ -308,7 +308,11 @@ impl Policy {
     pub(crate) fn choose_plan(&self, parts: &Parts) -> Result<Option<Arc<Plan>>, KeyError> {
         match &self.settings.terms.plans {
             None => Ok(None),
-            Some(plans) => plans.of(parts).map(Some),
+            Some(plans) => {
+                let plan = plans.of(parts)?;
+                self.validate_chosen(&plan.quota.limit)?;
+                Ok(Some(plan))
+            }
         }
     }
 

@@ -37,7 +37,7 @@ impl<K> Policy<K> {
         } else if *learns {
             (
                 "`.learn_from_responses()`",
-                "leave it out, set `.ban(Ban::by_hand())`, and `block` the key when a response asks for a pause",
+                "leave it out, set `.ban(Ban::by_hand())`, and `ban` the key when a response asks for a pause",
             )
         } else {
             match completion {

@@ -428,7 +428,7 @@ async fn layers_and_limiters_on_one_store_share_a_policy_and_its_denials() {
         (Some(1), &json!(4))
     );
 
-    limiter.block("x", MINUTE).await.expect("a memory store replies");
+    limiter.ban("x", MINUTE).await.expect("a memory store replies");
     let banned = operator.get("api", "key=x").await.json();
     assert_eq!(
         (&banned["counts"][0]["denial"], &banned["counts"][1]["denial"]),

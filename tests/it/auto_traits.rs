@@ -3,18 +3,23 @@
 use std::{fmt::Debug, sync::Arc};
 
 use axum::{Router, routing::get as route};
+use http::request::Parts;
 
 use tower_quota::{
-    Admin, Ban, ClientLibrary, Completion, Concurrency, ConfigError, Decision, Denied, DrainBody, DrainBodyFuture,
-    DrainBodyLayer, FailureMode, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, MemoryStore, Policy,
-    PolicyDecision, RateLimit, RateLimitLayer, RedisStore, RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingLog,
-    Slots, Unkeyed,
-    key::{self, KeyError, PeerAddr},
-    limit::PolicyLimit,
-    response::{Problem, ResponseFormat},
+    Acquire, AcquireError, Admin, Ban, ClientLibrary, Completion, Concurrency, ConfigError, Decision, Denial, Denied,
+    DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit,
+    Limiter, LivePolicies, ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision, Permit, Policies, Policy,
+    PolicyDecision, RateLimit, RateLimitLayer, Receipt, RedisStore, RedisStoreBuilder, ResetFormat, ResponseBody,
+    ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
+    key::{
+        self, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip, KeyError, Method, Or, Path, PeerAddr,
+        Route, UnixPeer,
+    },
+    limit::{Calendar, ParseLimitError, PolicyLimit, Share},
+    response::{Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
     store::{
-        Charge, ChargeState, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreId,
-        StoreRequest, StoreResponse, StoreStatus,
+        Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture,
+        StoreId, StoreRequest, StoreResponse, StoreStatus,
     },
 };
 
@@ -24,61 +29,94 @@ fn shared<T: Clone + Debug + Send + Sync + 'static>() {}
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
 fn borrowed<T: Copy + Debug + Send + Sync>() {}
 fn extractor<T: KeyExtractor + Clone + Debug>(_: T) {}
-fn sent<T: Send>() {}
+fn held<T: Debug + Send + Sync>() {}
+fn sent<T: Debug + Send>() {}
 
 #[test]
 fn public_types_are_shared_and_cloned() {
     shared::<Admin>();
-    shared::<Ban>();
     shared::<ClientLibrary>();
     shared::<Decision>();
+    shared::<Denial>();
     shared::<Denied>();
     shared::<DrainBody<String>>();
     shared::<DrainBodyLayer>();
     shared::<FailureMode>();
+    shared::<Grpc>();
     shared::<Headers>();
     shared::<Key>();
-    shared::<Limit>();
     shared::<Limiter>();
+    shared::<LivePolicies>();
+    shared::<ManualClock>();
     shared::<MemoryStore>();
+    shared::<Negotiated>();
     shared::<PeerAddr>();
+    shared::<PlainText>();
+    shared::<Policies>();
     shared::<Policy>();
     shared::<Policy<Keyed>>();
     shared::<Policy<Unkeyed>>();
     shared::<PolicyDecision>();
-    shared::<PolicyLimit>();
     shared::<Problem>();
     shared::<RateLimit<String>>();
     shared::<RateLimitLayer>();
     shared::<RedisStore>();
     shared::<RedisStoreBuilder>();
+    shared::<ResetFormat>();
+    shared::<StatusOnly>();
+    shared::<UnixPeer>();
+    borrowed::<Completion<'_>>();
+    borrowed::<Rejection<'_>>();
+}
+
+#[test]
+fn limits_are_shared_and_cloned() {
+    shared::<Ban>();
+    shared::<Calendar>();
+    shared::<Concurrency>();
+    shared::<FixedWindow>();
+    shared::<Limit>();
+    shared::<PolicyLimit>();
+    shared::<Share>();
+    shared::<SlidingCounter>();
     shared::<SlidingLog>();
+    shared::<TokenBucket>();
 }
 
 #[test]
 fn what_a_store_takes_and_gives_is_shared_and_cloned() {
-    shared::<StoreResponse>();
+    shared::<ChargeRole>();
+    shared::<ChargeState>();
     shared::<ErrorKind>();
+    shared::<LeaseId>();
     shared::<Operation>();
     shared::<Outcome>();
     shared::<StoreError>();
     shared::<StoreId>();
+    shared::<StoreResponse>();
     shared::<StoreStatus>();
-    shared::<ChargeState>();
     borrowed::<Charge<'_>>();
-    borrowed::<Completion<'_>>();
     borrowed::<StoreRequest<'_>>();
     sent::<StoreFuture>();
-    sent::<Slots>();
-    shared::<LeaseId>();
-    shared::<Concurrency>();
+    held::<MemoryStoreBuilder>();
+}
+
+#[test]
+fn what_a_request_holds_is_sent_and_printed() {
+    held::<Acquire<'_>>();
+    held::<Permit>();
+    held::<Receipt>();
+    held::<Slots>();
 }
 
 #[test]
 fn errors_go_into_a_box() {
+    error::<AcquireError>();
     error::<ConfigError>();
-    error::<KeyError>();
     error::<Denied>();
+    error::<KeyError>();
+    error::<MissingDecision>();
+    error::<ParseLimitError>();
     error::<StoreError>();
 }
 
@@ -93,6 +131,18 @@ fn extractors_are_cloned_and_printed() {
     extractor(key::method());
     extractor(key::path());
     extractor(key::route());
+
+    shared::<ClientIp>();
+    shared::<ClientIpSource>();
+    shared::<Constant>();
+    shared::<Extension<String>>();
+    shared::<FromFn<fn(&Parts) -> String>>();
+    shared::<Header>();
+    shared::<Ip>();
+    shared::<Method>();
+    shared::<Or<Header, Ip>>();
+    shared::<Path>();
+    shared::<Route>();
 }
 
 #[test]

@@ -52,7 +52,7 @@ each_store! {
     a_charge_is_counted_during_a_ban
     a_policy_that_observes_only_reports_its_bans
     repetitions_are_no_denials_and_are_denied_while_banned
-    a_key_is_blocked_by_hand_for_a_time
+    a_key_is_banned_by_hand_for_a_time
     a_ban_of_a_clock_that_is_gone_is_dropped
     of_many_requests_at_once_as_many_are_denied_as_without_a_ban
     a_refund_and_a_settlement_leave_a_ban_as_it_is
@@ -256,7 +256,7 @@ async fn a_peek_shows_a_ban_and_counts_no_denial(bench: Bench) {
 async fn a_charge_is_counted_during_a_ban(bench: Bench) {
     let policy = Policy::new("test", SlidingLog::per_hour(5)).ban(ban());
     let limiter = Limiter::new(bench.store.clone(), policy);
-    limiter.block("k", MINUTE).await.expect("the store replies");
+    limiter.ban("k", MINUTE).await.expect("the store replies");
     assert!(limiter.charge("k", 2).await.expect("the store replies").is_allowed());
     assert_eq!(denial(&check(&limiter).await), banned(MINUTE));
     bench.advance(MINUTE).await;
@@ -299,15 +299,15 @@ async fn repetitions_are_no_denials_and_are_denied_while_banned(bench: Bench) {
     assert!(counted.is_allowed() && !is_repetition(&counted));
 }
 
-async fn a_key_is_blocked_by_hand_for_a_time(bench: Bench) {
-    let block = async |limiter: &Limiter, length| limiter.block("k", length).await.expect("the store replies");
+async fn a_key_is_banned_by_hand_for_a_time(bench: Bench) {
+    let ban_for = async |limiter: &Limiter, length| limiter.ban("k", length).await.expect("the store replies");
     let limiter = limiter(&bench);
-    block(&limiter, 2 * MINUTE).await;
+    ban_for(&limiter, 2 * MINUTE).await;
     assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
     // The longer one stays, and none is longer than the longest.
-    block(&limiter, MINUTE).await;
+    ban_for(&limiter, MINUTE).await;
     assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
-    block(&limiter, Duration::MAX).await;
+    ban_for(&limiter, Duration::MAX).await;
     assert_eq!(denial(&check(&limiter).await), banned(5 * MINUTE));
     bench.advance(5 * MINUTE).await;
     // It is no step for the next one.
@@ -318,12 +318,12 @@ async fn a_key_is_blocked_by_hand_for_a_time(bench: Bench) {
         let _ = check(&by_hand).await;
     }
     assert_eq!(denial(&check(&by_hand).await), full(Duration::from_secs(1)));
-    block(&by_hand, HOUR).await;
+    ban_for(&by_hand, HOUR).await;
     assert_eq!(denial(&check(&by_hand).await), banned(HOUR));
     assert!(by_hand.check("l").await.expect("the store replies").is_allowed());
 
     let without = Limiter::new(bench.store.clone(), policy("test"));
-    let error = without.block("k", MINUTE).await.unwrap_err();
+    let error = without.ban("k", MINUTE).await.unwrap_err();
     assert!(error.to_string().contains("`.ban(Ban::by_hand())`"), "{error}");
 }
 
@@ -650,12 +650,12 @@ async fn while_the_store_fails_this_process_has_bans_of_its_own() {
     // Neither ban is one of the other.
     fails.store(false, Ordering::Relaxed);
     assert_eq!(reason().await, None);
-    limiter.block("k", HOUR).await.expect("the store replies");
+    limiter.ban("k", HOUR).await.expect("the store replies");
     assert_eq!(reason().await, banned);
     // A key that was blocked stays so.
     fails.store(true, Ordering::Relaxed);
     assert_eq!(reason().await, banned);
-    assert!(limiter.block("l", HOUR).await.is_err());
+    assert!(limiter.ban("l", HOUR).await.is_err());
     let blocked = limiter.check("l").await.expect("this process counts");
     assert_eq!(denial(&blocked).map(|(denial, _)| denial), banned);
 }

@@ -16,7 +16,7 @@ use std::{
 
 use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, request::Parts};
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::ReceiverStream;
@@ -25,6 +25,7 @@ use tower_quota::{
     Concurrency, Decision, Denial, FailureMode, Headers, Key, Limit, Limiter, ManualClock, MemoryStore, Policy,
     RateLimitLayer, SlidingLog, key,
     limit::by,
+    response::Rejection,
     store::{Charge, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreRequest},
 };
 
@@ -691,6 +692,49 @@ async fn settings_that_count_a_request_when_it_has_ended_are_refused() {
     refused(exports(1).refund_if(|_| true));
     refused(exports(1).charge_if(|_| true));
     refused(exports(1).once_per(key::header("idempotency-key")));
+}
+
+#[tokio::test]
+async fn a_limit_of_slots_that_is_chosen_is_refused_beside_the_same_settings() {
+    let chosen = || {
+        let limit = by(|parts| match parts.uri.path() {
+            "/slots" => Limit::from(Concurrency::new(1)),
+            _ => SlidingLog::per_minute(9).into(),
+        });
+        Policy::new("exports", limit).key(key::constant("all"))
+    };
+    for (policy, setting) in [
+        (chosen().refund_if(|_| true), "`.refund_if(..)`"),
+        (chosen().charge_if(|_| true), "`.charge_if(..)`"),
+        (chosen().once_per(key::header("idempotency-key")), "`.once_per(..)`"),
+    ] {
+        let reason = Arc::new(Mutex::new(String::new()));
+        let seen = reason.clone();
+        let service = RateLimitLayer::new(MemoryStore::new(), policy)
+            .format(move |rejection: Rejection<'_>, _: &Parts| {
+                *seen.lock().unwrap() = format!("{rejection:?}");
+                let response = Response::builder().status(rejection.status());
+                response.body(Bytes::new()).unwrap()
+            })
+            .layer(service_fn(|_: Request<()>| {
+                ready(Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("a"))))
+            }));
+        let send = async |path: &str| {
+            let request = Request::get(path).body(()).unwrap();
+            service.clone().oneshot(request).await.unwrap().status()
+        };
+        assert_eq!(send("/").await, StatusCode::OK);
+        assert_eq!(send("/slots").await, StatusCode::INTERNAL_SERVER_ERROR, "{setting}");
+        let reason = reason.lock().unwrap();
+        for part in [
+            setting,
+            "policy `exports`",
+            "holds its slots until it ends",
+            "leave it out",
+        ] {
+            assert!(reason.contains(part), "{reason}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -171,7 +171,7 @@ async fn a_request_of_a_banned_key_is_banned() {
     let banning = Policy::new("logins", SlidingLog::per_minute(9)).ban(Ban::by_hand());
     let limiter = Limiter::new(MemoryStore::new(), banning);
     limiter
-        .block("42", Duration::from_secs(60))
+        .ban("42", Duration::from_secs(60))
         .await
         .expect("a memory store does not fail");
     for key in ["42", "43"] {
@@ -447,7 +447,7 @@ async fn the_refund_of_a_request_that_no_longer_waits_can_be_lost() {
         (2.0, Limiter::new(MemoryStore::new(), second())),
     ] {
         let acquire = || limiter.acquire("42").max_wait(Duration::from_secs(9));
-        acquire().await.expect("there is room");
+        drop(acquire().await.expect("there is room"));
         let timeout = tokio::time::timeout(Duration::from_millis(100), async { acquire().await }).await;
         assert!(timeout.is_err(), "it waits");
         sleep(Duration::from_millis(1)).await;

@@ -179,7 +179,7 @@ async fn nested_layers_observe_their_own_decisions() {
 }
 
 #[tokio::test]
-async fn a_limiter_observes_checks_and_charges_and_no_peek() {
+async fn a_limiter_observes_what_counts_and_no_peek() {
     let observed = Arc::new(Mutex::new(Vec::new()));
     let events = observed.clone();
     let limiter = Limiter::new(Clock::new().memory_store(), policy()).on_decision(move |decision| {
@@ -193,9 +193,14 @@ async fn a_limiter_observes_checks_and_charges_and_no_peek() {
     assert!(!limiter.check_n("42", 2).await.expect("a decision").is_allowed());
     assert!(limiter.check_n("42", 0).await.expect("a decision").is_allowed());
     limiter.reset("42").await.expect("a reset");
+    assert!(limiter.check_once("42", "id").await.expect("a decision").is_allowed());
+    let _ = limiter.acquire("42").await.expect("a permit");
+    assert!(limiter.acquire("42").await.is_err());
 
     let observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
-    assert_eq!(*observed, [(true, 1), (true, 0), (false, 0)]);
+    let of_checks = [(true, 1), (true, 0), (false, 0)];
+    let of_others = [(true, 1), (true, 0), (false, 0)];
+    assert_eq!(*observed, [of_checks, of_others].concat());
 }
 
 #[tokio::test]

@@ -405,7 +405,7 @@ async fn thirty_tasks_wait_as_long_as_the_limit_requires_with_a_check_each() {
             let mut longest = Duration::ZERO;
             for _ in 0..4 {
                 let asked = Instant::now();
-                limiter.acquire("smtp").max_wait(LONG).await.expect("it may wait");
+                drop(limiter.acquire("smtp").max_wait(LONG).await.expect("it may wait"));
                 longest = longest.max(asked.elapsed());
             }
             longest
@@ -424,7 +424,7 @@ async fn a_dropped_future_gives_its_turn_back() {
         TokenBucket::per_second(1).into(),
     ] {
         let limiter = Limiter::new(MemoryStore::new(), mails(limit));
-        limiter.acquire("42").await.expect("it fits");
+        drop(limiter.acquire("42").await.expect("it fits"));
         let left = timeout(
             Duration::from_millis(200),
             limiter.acquire("42").max_wait(LONG).into_future(),
@@ -480,7 +480,7 @@ async fn while_the_store_fails_this_process_reserves() {
 #[tokio::test(start_paused = true)]
 async fn a_permit_of_a_wait_can_be_refunded() {
     let limiter = Limiter::new(MemoryStore::new(), mails(SlidingLog::per_second(1)));
-    limiter.acquire("42").await.expect("it fits");
+    drop(limiter.acquire("42").await.expect("it fits"));
     let permit = limiter.acquire("42").max_wait(SECOND).await.expect("it may wait");
     let receipt = permit.decision().take_receipt().expect("it was charged");
     assert!(!limiter.check("42").await.expect("a decision").is_allowed());
@@ -690,7 +690,7 @@ async fn callers_of_redis_that_leave_before_the_reply_give_their_turns_back() {
         connected(patient(), &redis.url()).await,
         mails(SlidingLog::new(1, LONG)),
     );
-    limiter.acquire("42").await.expect("it fits");
+    drop(limiter.acquire("42").await.expect("it fits"));
     for _ in 0..20 {
         let mut acquire = std::pin::pin!(limiter.acquire("42").max_wait(3 * LONG).into_future());
         let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(acquire.as_mut().poll(cx))).await;
@@ -709,7 +709,7 @@ async fn requests_that_wait_already_go_on_without_redis() {
     let window = 3 * SECOND;
     let policy = mails(SlidingLog::new(1, window)).failure_mode(FailureMode::Closed);
     let limiter = Limiter::new(connected(patient(), &redis.url()).await, policy);
-    limiter.acquire("42").await.expect("it fits");
+    drop(limiter.acquire("42").await.expect("it fits"));
     let waiting = limiter.clone();
     let waiting = tokio::spawn(async move { waiting.acquire("42").max_wait(LONG).await });
     crate::support::eventually("it has its turn", async || {

@@ -175,20 +175,29 @@ impl RedisStoreBuilder {
 impl RedisStoreBuilder {
     /// Sets the client library that connects to the [`url`](Self::url).
     ///
-    /// The default is fred; for a cluster, or if the feature `fred` is off, it is redis-rs.
+    /// Then no other library connects: [`connect`](Self::connect) fails if this one does not support the URL. By default the
+    /// first one that supports the URL with the features that are on connects: fred, else redis-rs.
     ///
     /// ```
     /// use tower_quota::{ClientLibrary, RedisStore};
     ///
-    /// # #[cfg(feature = "redis")]
-    /// let builder = RedisStore::builder().client_library(ClientLibrary::RedisRs);
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # #[cfg(feature = "fred")]
+    /// # {
+    /// let cluster = RedisStore::builder().url("redis-cluster://127.0.0.1:6379").client_library(ClientLibrary::Fred);
+    /// assert!(cluster.connect_lazy().is_err());
+    /// # }
+    /// # }
     /// ```
     pub fn client_library(mut self, library: ClientLibrary) -> Self {
         self.client_library = Some(library);
         self
     }
 
-    /// Sets the number of connections to Redis, in a cluster to each node, from 1 to 64. They are used in turn.
+    /// Sets the number of connections to Redis, in a cluster to each node. They are used in turn.
+    ///
+    /// It is 1 to 64; connecting with another number is an error.
     ///
     /// One connection carries many checks at a time. More help if a single one is the bottleneck, such as with TLS. Clients of
     /// fred that the application connects have a connection each.
@@ -198,16 +207,22 @@ impl RedisStoreBuilder {
     /// ```
     /// use tower_quota::RedisStore;
     ///
-    /// let builder = RedisStore::builder().connections(2);
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379");
+    /// assert!(builder.clone().connections(2).connect_lazy().is_ok());
+    /// assert!(builder.connections(65).connect_lazy().is_err());
+    /// # }
     /// ```
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// Sets the time within which [`connect`](Self::connect) must be able to use Redis, above zero and at most an hour.
+    /// Sets the time within which [`connect`](Self::connect) must be able to use Redis.
     ///
-    /// [`connect_lazy`](Self::connect_lazy) returns at once, and a warning is logged after this time.
+    /// [`connect_lazy`](Self::connect_lazy) returns at once, and a warning is logged after this time. It is longer than zero and
+    /// at most an hour; connecting with another time is an error.
     ///
     /// The default is 5 s.
     ///
@@ -215,7 +230,12 @@ impl RedisStoreBuilder {
     /// use std::time::Duration;
     /// use tower_quota::RedisStore;
     ///
-    /// let builder = RedisStore::builder().connect_timeout(Duration::from_secs(30));
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379");
+    /// assert!(builder.clone().connect_timeout(Duration::from_secs(30)).connect_lazy().is_ok());
+    /// assert!(builder.connect_timeout(Duration::ZERO).connect_lazy().is_err());
+    /// # }
     /// ```
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
@@ -225,8 +245,10 @@ impl RedisStoreBuilder {
 
 /// Settings of checks.
 impl RedisStoreBuilder {
-    /// Sets the time for a reply of Redis to a call, from a few milliseconds to an hour; see
-    /// [deadlines](crate::RedisStore#deadlines).
+    /// Sets the time for a reply of Redis to a call; see [deadlines](crate::RedisStore#deadlines).
+    ///
+    /// It is longer than zero and at most an hour; connecting with another time is an error. Timers have a resolution of 1 ms,
+    /// so less than a few milliseconds fails calls to which Redis replies.
     ///
     /// The default is 100 ms.
     ///
@@ -234,16 +256,21 @@ impl RedisStoreBuilder {
     /// use std::time::Duration;
     /// use tower_quota::RedisStore;
     ///
-    /// let builder = RedisStore::builder().deadline(Duration::from_millis(20));
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379");
+    /// assert!(builder.clone().deadline(Duration::from_millis(20)).connect_lazy().is_ok());
+    /// assert!(builder.deadline(Duration::ZERO).connect_lazy().is_err());
+    /// # }
     /// ```
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Sets the prefix of the keys in Redis: letters, digits, `.`, `_`, `:` and `-`.
+    /// Sets the prefix of the keys in Redis: one or more of ASCII letters, digits, `.`, `_`, `:` and `-`.
     ///
-    /// The default is `quota`.
+    /// Connecting with another prefix is an error. The default is `quota`.
     ///
     /// ```
     /// use tower_quota::RedisStore;
@@ -252,6 +279,7 @@ impl RedisStoreBuilder {
     /// # async fn main() -> Result<(), tower_quota::ConfigError> {
     /// let store = RedisStore::builder().url("redis://127.0.0.1:6379").prefix("shop").connect_lazy()?;
     /// assert!(format!("{store:?}").contains("shop:1:<algorithm>:<policy>:{<key>}"));
+    /// assert!(RedisStore::builder().url("redis://127.0.0.1:6379").prefix("the shop").connect_lazy().is_err());
     /// # Ok(())
     /// # }
     /// ```
@@ -284,12 +312,6 @@ impl RedisStoreBuilder {
     /// [group commit](crate::RedisStore#group-commit).
     ///
     /// The default is `true`.
-    ///
-    /// ```
-    /// use tower_quota::RedisStore;
-    ///
-    /// let builder = RedisStore::builder().group_commit(false);
-    /// ```
     pub fn group_commit(mut self, on: bool) -> Self {
         self.group_commit = on;
         self
@@ -298,12 +320,6 @@ impl RedisStoreBuilder {
     /// Sets whether denials are cached in the process, for at most 1 s; see [the deny cache](crate::RedisStore#deny-cache).
     ///
     /// The default is `true`.
-    ///
-    /// ```
-    /// use tower_quota::RedisStore;
-    ///
-    /// let builder = RedisStore::builder().deny_cache(false);
-    /// ```
     pub fn deny_cache(mut self, on: bool) -> Self {
         self.deny_cache = on;
         self

@@ -84,13 +84,7 @@ impl RedisStore {
         Self::builder().url(url).connect_lazy()
     }
 
-    /// A builder for a store with other settings, or on a client of the application.
-    ///
-    /// ```
-    /// use tower_quota::RedisStore;
-    ///
-    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379").prefix("shop");
-    /// ```
+    /// A builder for a store with other settings, or on a client of the application; see [`RedisStoreBuilder`] for an example.
     pub fn builder() -> RedisStoreBuilder {
         RedisStoreBuilder::new()
     }
@@ -133,6 +127,7 @@ impl RedisStoreBuilder {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_quota::ConfigError> {
     /// let store = RedisStore::builder().url("redis://127.0.0.1:6379").connect_lazy()?;
+    /// assert!(RedisStore::builder().connect_lazy().is_err(), "it has no Redis to connect to");
     /// # Ok(())
     /// # }
     /// ```

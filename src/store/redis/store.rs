@@ -1,4 +1,4 @@
-use std::{fmt, sync::Arc};
+use std::{fmt, slice, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -44,6 +44,9 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 /// `rediss` in place of `redis` means TLS (feature `enable-rustls-ring` for fred, `tokio-rustls-comp` for redis-rs). The
 /// certificate of Redis must be signed by an authority of the system, or by one in the file that the environment variable
 /// `SSL_CERT_FILE` contains.
+///
+/// With both libraries built in, fred connects if it supports the URL with the features that are on, else redis-rs;
+/// [`client_library`](crate::RedisStoreBuilder::client_library) sets one.
 ///
 /// The connections belong to the runtime in which the store was built, and end with it. Checks can be made in other runtimes, and
 /// a runtime that ends delays no check of another.
@@ -170,8 +173,8 @@ impl RedisStore {
     /// }
     /// ```
     #[must_use]
-    pub fn scripts() -> [&'static str; 1] {
-        [SCRIPT.source]
+    pub fn scripts() -> &'static [&'static str] {
+        slice::from_ref(&SCRIPT.source)
     }
 }
 

@@ -1,4 +1,4 @@
-use super::client::library::ClientLibrary;
+use super::client::library::{BUILT_IN, BuiltIn, ClientLibrary};
 use crate::ConfigError;
 
 /// A URL that all clients read alike. No error contains it, since it may contain a password.
@@ -24,7 +24,7 @@ enum Kind {
 }
 
 impl<'a> Url<'a> {
-    /// Reads a URL for this library, or for the default library of its topology.
+    /// Reads a URL for this library, or for the first one that supports it.
     pub(super) fn parse(url: &'a str, chosen: Option<ClientLibrary>) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(not_redis)?;
         let (base, kind) = match scheme.split_once(['-', '+']) {
@@ -50,15 +50,16 @@ impl<'a> Url<'a> {
         let url = Self {
             tls,
             kind,
-            library: library(kind, chosen)?,
+            library: library((scheme, kind, tls), chosen, BUILT_IN)?,
             credentials,
             host,
             path,
             query,
         };
 
+        #[cfg(any(feature = "enable-rustls-ring", feature = "tokio-rustls-comp"))]
         if tls {
-            prepare_tls(scheme, url.library)?;
+            choose_crypto_provider();
         }
         if credentials.is_some_and(|credentials| !credentials.contains(':')) {
             return Err(ConfigError::new(
@@ -93,46 +94,58 @@ impl<'a> Url<'a> {
     }
 }
 
-fn library(kind: Kind, chosen: Option<ClientLibrary>) -> Result<ClientLibrary, ConfigError> {
-    match kind {
-        #[cfg(feature = "fred")]
-        Kind::Cluster if chosen == Some(ClientLibrary::Fred) => Err(ConfigError::new(format!(
-            "a cluster needs redis-rs: {FRED_IN_A_CLUSTER}",
-        ))),
-        #[cfg(not(feature = "redis"))]
-        Kind::Cluster => Err(ConfigError::new(format!(
-            "a cluster needs the feature `redis`: {FRED_IN_A_CLUSTER}",
-        ))),
-        #[cfg(feature = "redis")]
-        Kind::Cluster => Ok(ClientLibrary::RedisRs),
-        #[cfg(all(feature = "fred", not(feature = "unix-sockets")))]
-        Kind::UnixSocket if chosen.unwrap_or(ClientLibrary::DEFAULT) == ClientLibrary::Fred => {
-            Err(ConfigError::new("a Unix socket needs the feature `unix-sockets`"))
-        }
-        _ => Ok(chosen.unwrap_or(ClientLibrary::DEFAULT)),
-    }
+/// The chosen library, or the first of these that supports the URL.
+fn library(
+    (scheme, kind, tls): (&str, Kind, bool),
+    chosen: Option<ClientLibrary>,
+    built_in: &[BuiltIn],
+) -> Result<ClientLibrary, ConfigError> {
+    let candidates = built_in
+        .iter()
+        .filter(|built_in| chosen.is_none_or(|chosen| chosen == built_in.library));
+    let supporting = candidates.map(|candidate| supports(candidate, scheme, kind, tls).map(|()| candidate.library));
+    // The error is that of the last one, since only redis-rs serves a cluster.
+    let library = supporting.reduce(Result::or);
+    library.expect("the chosen library is built in")
 }
 
-fn prepare_tls(scheme: &str, library: ClientLibrary) -> Result<(), ConfigError> {
-    let (built_in, feature) = match library {
-        #[cfg(feature = "fred")]
-        ClientLibrary::Fred => (cfg!(feature = "enable-rustls-ring"), "enable-rustls-ring"),
-        #[cfg(feature = "redis")]
-        ClientLibrary::RedisRs => (cfg!(feature = "tokio-rustls-comp"), "tokio-rustls-comp"),
-    };
+/// Refuses a URL for a library that does not support it.
+fn supports(built_in: &BuiltIn, scheme: &str, kind: Kind, tls: bool) -> Result<(), ConfigError> {
+    #[cfg(feature = "fred")]
+    if kind == Kind::Cluster && built_in.library == ClientLibrary::Fred {
+        let needed = match cfg!(feature = "redis") {
+            true => "redis-rs",
+            false => "the feature `redis`",
+        };
+        return Err(ConfigError::new(format!(
+            "a cluster needs {needed}: {FRED_IN_A_CLUSTER}"
+        )));
+    }
+    if kind == Kind::UnixSocket && !built_in.unix_sockets {
+        return Err(ConfigError::new("a Unix socket needs the feature `unix-sockets`"));
+    }
     // Without TLS built in, fred would connect in plain text.
-    if !built_in {
+    if tls && !built_in.tls {
+        let feature = match built_in.library {
+            #[cfg(feature = "fred")]
+            ClientLibrary::Fred => "enable-rustls-ring",
+            #[cfg(feature = "redis")]
+            ClientLibrary::RedisRs => "tokio-rustls-comp",
+        };
         return Err(ConfigError::new(format!(
             "`{scheme}://` means TLS: turn on the feature `{feature}`"
         )));
     }
-    // Where the application has two providers compiled in and has chosen none, rustls would panic.
-    #[cfg(any(feature = "enable-rustls-ring", feature = "tokio-rustls-comp"))]
+    Ok(())
+}
+
+/// Where the application has two providers compiled in and has chosen none, rustls would panic.
+#[cfg(any(feature = "enable-rustls-ring", feature = "tokio-rustls-comp"))]
+fn choose_crypto_provider() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // An error means that another thread has installed one.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
-    Ok(())
 }
 
 /// Why fred does not serve a cluster.
@@ -252,14 +265,57 @@ mod tests {
             "rediss-sentinel://127.0.0.1?sentinelServiceName=main",
         ] {
             let refused = parse(url).err().map(|error| error.to_string());
-            let (built_in, feature) = match ClientLibrary::DEFAULT {
-                #[cfg(feature = "fred")]
-                ClientLibrary::Fred => (cfg!(feature = "enable-rustls-ring"), "feature `enable-rustls-ring`"),
-                #[cfg(feature = "redis")]
-                ClientLibrary::RedisRs => (cfg!(feature = "tokio-rustls-comp"), "feature `tokio-rustls-comp`"),
+            let built_in = cfg!(any(feature = "enable-rustls-ring", feature = "tokio-rustls-comp"));
+            let feature = match cfg!(feature = "redis") {
+                true => "feature `tokio-rustls-comp`",
+                false => "feature `enable-rustls-ring`",
             };
             assert_eq!(refused.is_none(), built_in, "{url}");
             assert!(refused.is_none_or(|error| error.contains(feature)));
+        }
+    }
+
+    #[test]
+    #[cfg(all(feature = "fred", feature = "redis"))]
+    fn the_first_library_that_supports_a_url_connects() {
+        let (fred, redis_rs) = (ClientLibrary::Fred, ClientLibrary::RedisRs);
+        let built_in = |library, tls, unix_sockets| BuiltIn {
+            library,
+            tls,
+            unix_sockets,
+        };
+        let with_both = [built_in(fred, true, true), built_in(redis_rs, true, true)];
+        let with_redis_rs = [built_in(fred, false, false), built_in(redis_rs, true, true)];
+        let with_fred = [built_in(fred, true, true), built_in(redis_rs, false, true)];
+        let with_none = [built_in(fred, false, false), built_in(redis_rs, false, true)];
+
+        let plain = ("redis", Kind::SingleServer, false);
+        let tls = ("rediss-sentinel", Kind::Sentinel, true);
+        let unix = ("redis+unix", Kind::UnixSocket, false);
+        let cluster = ("redis-cluster", Kind::Cluster, false);
+        let cluster_tls = ("rediss-cluster", Kind::Cluster, true);
+        for (url, by_features) in [
+            (plain, [Some(fred), Some(fred), Some(fred), Some(fred)]),
+            (tls, [Some(fred), Some(redis_rs), Some(fred), None]),
+            (unix, [Some(fred), Some(redis_rs), Some(fred), Some(redis_rs)]),
+            (cluster, [Some(redis_rs); 4]),
+            (cluster_tls, [Some(redis_rs), Some(redis_rs), None, None]),
+        ] {
+            for (features, expected) in [with_both, with_redis_rs, with_fred, with_none].iter().zip(by_features) {
+                assert_eq!(library(url, None, features).ok(), expected, "{}", url.0);
+            }
+        }
+
+        // The application has chosen: no other library connects.
+        for (url, chosen, features, feature) in [
+            (tls, Some(fred), with_redis_rs, "enable-rustls-ring"),
+            (tls, Some(redis_rs), with_fred, "tokio-rustls-comp"),
+            (tls, None, with_none, "tokio-rustls-comp"),
+            (cluster_tls, None, with_fred, "tokio-rustls-comp"),
+            (unix, Some(fred), with_none, "unix-sockets"),
+        ] {
+            let error = library(url, chosen, &features).unwrap_err().to_string();
+            assert!(error.contains(&format!("feature `{feature}`")), "{}: {error}", url.0);
         }
     }
 

@@ -72,7 +72,9 @@ impl Clock {
     /// The script of the store, with the time from Redis keys, and keys that do not expire, since the time of the test is not
     /// that of Redis.
     fn script() -> String {
-        let [script] = RedisStore::scripts();
+        let &[script] = RedisStore::scripts() else {
+            panic!("the store has one script");
+        };
         let [seconds, micros] = Self::KEYS;
         let with_time = script.replacen("call('TIME')", &format!("call('MGET', '{seconds}', '{micros}')"), 1);
         assert_ne!(with_time, script, "the script reads the time");

@@ -11,14 +11,19 @@ use std::{
 
 use serde_json::Value;
 
-use super::{assert_all_needed, metadata, package, root};
+use super::{assert_all_needed, metadata, package, read, root};
 use crate::support::cargo;
+
+/// The test of what every public type can do.
+const AUTO_TRAITS: &str = "tests/it/auto_traits.rs";
 
 /// Crates whose types are still to be replaced in the public API.
 const KNOWN: &[&str] = &[];
 
 /// The public API, as rustdoc writes it.
-fn rustdoc(target: &Path) -> Value {
+fn rustdoc() -> Value {
+    let metadata = metadata(&["--no-deps"]);
+    let target = Path::new(metadata["target_directory"].as_str().expect("a folder"));
     let output = cargo()
         .args([
             "rustdoc",
@@ -110,9 +115,7 @@ fn public_signatures_name_types_of_listed_crates_only() {
         .iter()
         .filter_map(Value::as_str)
         .collect();
-    let metadata = metadata(&["--no-deps"]);
-    let target = metadata["target_directory"].as_str().expect("a folder");
-    let mut found = external_types(&rustdoc(Path::new(target)));
+    let mut found = external_types(&rustdoc());
     found.retain(|path, _| {
         !["alloc::*", "core::*", "std::*"]
             .iter()
@@ -139,4 +142,24 @@ fn public_signatures_name_types_of_listed_crates_only() {
         "types that are not in `allowed_external_types` of Cargo.toml:\n{}",
         lines.join("\n")
     );
+}
+
+#[test]
+fn every_public_type_is_in_the_test_of_auto_traits() {
+    let text = read(AUTO_TRAITS);
+    let tests = &text[text.find("#[test]").expect("a test")..];
+    let tested: BTreeSet<_> = tests.split(|c: char| !c.is_alphanumeric()).collect();
+    let docs = rustdoc();
+    let items = docs["index"].as_object().expect("items").values();
+    let types = items.filter(|item| {
+        let is_type = ["struct", "enum", "union"]
+            .iter()
+            .any(|kind| !item["inner"][kind].is_null());
+        item["crate_id"] == 0 && item["visibility"] == "public" && is_type
+    });
+    let names: Vec<_> = types.filter_map(|item| item["name"].as_str()).collect();
+    assert!(names.contains(&"Decision"), "{names:?}");
+
+    let missing: Vec<_> = names.iter().filter(|name| !tested.contains(**name)).collect();
+    assert!(missing.is_empty(), "not in {AUTO_TRAITS}: {missing:?}");
 }

@@ -3,10 +3,14 @@
 /// ```
 /// use tower_quota::{ClientLibrary, RedisStore};
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
 /// # #[cfg(feature = "redis")]
-/// let builder = RedisStore::builder()
-///     .url("redis://127.0.0.1:6379")
-///     .client_library(ClientLibrary::RedisRs);
+/// # {
+/// let builder = RedisStore::builder().url("redis://127.0.0.1:6379").client_library(ClientLibrary::RedisRs);
+/// assert!(builder.connect_lazy().is_ok());
+/// # }
+/// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -19,9 +23,26 @@ pub enum ClientLibrary {
     RedisRs,
 }
 
-impl ClientLibrary {
-    #[cfg(feature = "fred")]
-    pub(in crate::store::redis) const DEFAULT: Self = Self::Fred;
-    #[cfg(not(feature = "fred"))]
-    pub(in crate::store::redis) const DEFAULT: Self = Self::RedisRs;
+/// A client library that is built in, and what the features of the crate add to it.
+#[derive(Clone, Copy)]
+pub(in crate::store::redis) struct BuiltIn {
+    pub(in crate::store::redis) library: ClientLibrary,
+    pub(in crate::store::redis) tls: bool,
+    pub(in crate::store::redis) unix_sockets: bool,
 }
+
+/// The libraries that are built in, the preferred one first.
+pub(in crate::store::redis) const BUILT_IN: &[BuiltIn] = &[
+    #[cfg(feature = "fred")]
+    BuiltIn {
+        library: ClientLibrary::Fred,
+        tls: cfg!(feature = "enable-rustls-ring"),
+        unix_sockets: cfg!(feature = "unix-sockets"),
+    },
+    #[cfg(feature = "redis")]
+    BuiltIn {
+        library: ClientLibrary::RedisRs,
+        tls: cfg!(feature = "tokio-rustls-comp"),
+        unix_sockets: true,
+    },
+];

@@ -1,7 +1,7 @@
 use std::{convert::identity, time::Duration};
 
 use crate::{
-    Key, Limiter, blocks,
+    Key, Limiter, bans,
     store::{Operation, StoreError},
 };
 
@@ -23,7 +23,7 @@ impl Limiter {
     /// let calls = Limiter::new(MemoryStore::new(), calls);
     /// assert!(calls.check("42").await?.is_allowed());
     ///
-    /// calls.block("42", Duration::from_secs(30)).await?;
+    /// calls.ban("42", Duration::from_secs(30)).await?;
     /// assert_eq!(calls.check("42").await?.retry_after(), Some(Duration::from_secs(30)));
     ///
     /// calls.reset("42").await?;
@@ -36,14 +36,14 @@ impl Limiter {
     ///
     /// If the store fails, or no policy has bans. After a failure of the store the key is banned in this process, for the time
     /// in which it counts by itself.
-    pub async fn block(&self, key: impl Into<Key>, length: Duration) -> Result<(), StoreError> {
+    pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), StoreError> {
         let mut key = key.into();
         key.bound();
         let decision = self.undecided(Operation::Charge, (&key, None), Some(1), identity);
-        let blocked = blocks::send(&decision, length, |_| true).await;
-        if let Err(error) = &blocked {
+        let banned = bans::send(&decision, length, |_| true).await;
+        if let Err(error) = &banned {
             self.on_failure.notify(error);
         }
-        blocked.map(drop)
+        banned.map(drop)
     }
 }

@@ -13,7 +13,9 @@ use crate::{
 pub(crate) fn send(decision: &Decision, length: Duration, selects: impl Fn(&PolicyDecision) -> bool) -> StoreFuture {
     let length = length.as_micros().try_into().unwrap_or(u64::MAX);
     let policies = decision.as_slice().iter().filter(|policy| selects(policy));
-    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = policies.filter_map(|policy| Some([policy.block(length)?])).collect();
+    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = policies
+        .filter_map(|policy| Some([policy.ban_charge(length)?]))
+        .collect();
     let requests = charges
         .iter()
         .map(|charge| StoreRequest::new(Operation::Charge, charge));
