@@ -426,7 +426,7 @@ async fn a_format_that_returns_a_stream_is_logged_once() {
         Body::from_stream(tokio_stream::once(Ok::<_, Infallible>("later")))
     });
     let app = hello(limit(say_hi()).format(format));
-    assert_eq!(statuses(&app, "/hello/sayHi", 4).await, [200, 200, 429, 429]);
+    assert_eq!(statuses(&app, "/hello/sayHi", 5).await, [200, 200, 429, 429, 429]);
 
     let log = log.text();
     assert_eq!(log.matches("a body that is not ready at once").count(), 1, "{log}");
