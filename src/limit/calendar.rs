@@ -289,6 +289,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn hours_keep_their_length_where_the_clocks_change_by_an_hour_in_the_middle_of_one() {
+        // Set forward at 2:45 to 3:45.
+        for moment in ["2027-09-26T02:30[Pacific/Chatham]", "2027-09-26T03:50[Pacific/Chatham]"] {
+            let expected = ("2027-09-26 02:00+12:45".into(), "2027-09-26 04:00+13:45".into());
+            assert_eq!(window(Calendar::Hour, moment), expected, "{moment}");
+        }
+    }
+
     /// In all zones, around all changes of the clocks from 1972 to 2030: every moment is within its window, and the windows
     /// before and after it adjoin it.
     #[test]

@@ -249,3 +249,19 @@ impl Rule for SlidingCounter {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::{constructors::MAX_WINDOW, rule::MAX_QUOTA};
+
+    #[test]
+    fn four_quotas_times_the_units_of_a_window_are_exact_in_lua() {
+        for quota in [1, 1_000, MAX_QUOTA] {
+            for window in [Duration::from_millis(1), Duration::from_secs(86_400), MAX_WINDOW] {
+                let limit = SlidingCounter::new(quota, window);
+                assert!(4 * quota * limit.ticks() <= MAX_EXACT, "{limit}");
+            }
+        }
+    }
+}

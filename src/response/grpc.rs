@@ -240,7 +240,12 @@ mod tests {
         assert_eq!(percent_encoded("50% used"), "50%25 used");
         assert_eq!(percent_encoded("a\r\nb"), "a%0D%0Ab");
         assert_eq!(percent_encoded("é"), "%C3%A9");
-        assert!(percent_encoded(&"é".repeat(10_000)).len() <= MAX_MESSAGE);
+    }
+
+    #[test]
+    fn a_message_is_cut_before_the_character_that_does_not_fit() {
+        assert_eq!(percent_encoded(&"\n".repeat(10_000)), "%0A".repeat(MAX_MESSAGE / 3));
+        assert_eq!(percent_encoded(&"\n".repeat(341)), "%0A".repeat(341));
     }
 
     // GR-04, GR-06 and GR-23.

@@ -1,9 +1,10 @@
 //! The layer in axum: each place for a layer, keys, responses and extractors.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
+    body::Body,
     extract::connect_info::{ConnectInfo, MockConnectInfo},
     handler::Handler,
     response::Redirect,
@@ -15,7 +16,7 @@ use tower::ServiceBuilder;
 use tower_quota::{
     Decision, FailureMode, Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog,
     key::{self, ClientIpSource},
-    response::{Rejection, ResponseFormat},
+    response::{self, Rejection, ResponseFormat},
     store::Store,
 };
 
@@ -416,6 +417,19 @@ async fn a_policy_met_twice_on_one_request_is_charged_once_with_one_warning() {
 
     let log = log.text();
     assert_eq!(log.matches("met twice").count(), 1, "{log}");
+}
+
+#[tokio::test]
+async fn a_format_that_returns_a_stream_is_logged_once() {
+    let log = Log::capture();
+    let format = response::axum(|_: Rejection<'_>, _: &Parts| {
+        Body::from_stream(tokio_stream::once(Ok::<_, Infallible>("later")))
+    });
+    let app = hello(limit(say_hi()).format(format));
+    assert_eq!(statuses(&app, "/hello/sayHi", 5).await, [200, 200, 429, 429, 429]);
+
+    let log = log.text();
+    assert_eq!(log.matches("a body that is not ready at once").count(), 1, "{log}");
 }
 
 #[tokio::test]

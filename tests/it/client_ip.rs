@@ -10,6 +10,8 @@ use tower_quota::{
     key::{self, ClientIpSource, Ip, PeerAddr, UnixPeer},
 };
 
+use crate::support::{Log, get_from};
+
 #[derive(Deserialize)]
 struct Vectors {
     profiles: BTreeMap<String, Profile>,
@@ -132,6 +134,27 @@ fn every_row_of_the_further_client_ip_vectors_holds() {
         env!("CARGO_MANIFEST_DIR"),
         "/tests/vectors/client-ip-more.json"
     ));
+}
+
+#[test]
+fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
+    let count = |extractor: &Ip, field: &str| {
+        let log = Log::capture();
+        for _ in 0..3 {
+            let request = get_from("10.0.0.1", "/").header(field, "for=198.51.100.9");
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            extractor.extract(&parts).unwrap();
+        }
+        log.text().matches("a request has been forwarded").count()
+    };
+    for field in ["x-forwarded-for", "forwarded"] {
+        let ip = key::ip();
+        assert_eq!(count(&ip, "via"), 0);
+        assert_eq!(count(&ip, field), 1, "{field}");
+        assert_eq!(count(&ip, field), 0, "{field}");
+        let behind_a_proxy = key::client_ip(ClientIpSource::Forwarded).trusted(["10.0.0.1"]);
+        assert_eq!(count(&behind_a_proxy, field), 0, "{field}");
+    }
 }
 
 fn assert_every_row_holds(path: &str) {

@@ -55,6 +55,7 @@ each_store! {
     a_lease_that_is_not_renewed_expires
     a_lease_that_has_expired_is_added_again_only_if_there_is_room
     a_cost_takes_as_many_slots
+    a_lease_that_is_held_is_not_lost_with_another_one_of_its_request
     a_refund_or_a_reset_ends_leases
     a_charge_takes_slots_that_are_not_there
     leases_of_different_lengths_do_not_shorten_each_other
@@ -151,6 +152,27 @@ async fn a_lease_that_has_expired_is_added_again_only_if_there_is_room(bench: Be
     assert_eq!(end(&bench, &limit, 1, next).await, 1);
     assert!(renew(&bench, &limit, late).await);
     assert_eq!(remaining(&bench, &limit).await, 0);
+}
+
+async fn a_lease_that_is_held_is_not_lost_with_another_one_of_its_request(bench: Bench) {
+    let (limit, id) = (slots(1), LeaseId::random());
+    let (key, other) = (Key::from("k"), Key::from("other"));
+    assert!(lease(&bench, Operation::Check, &limit, 1, id).await.allowed);
+    let taken = [Charge::new("test", &limit, &other, 1).lease(LeaseId::random())];
+    let taken = [StoreRequest::new(Operation::Check, &taken)];
+    assert!(bench.store.decide(&taken).await.unwrap().outcomes()[0].allowed);
+
+    let both = [&key, &other].map(|key| Charge::new("test", &limit, key, 1).lease(id));
+    let renewed = [StoreRequest::new(Operation::RenewLease, &both)];
+    let renewed = bench.store.decide(&renewed).await.unwrap();
+    let [held, lost] = renewed.outcomes()[0].states() else {
+        panic!("a charge has a state");
+    };
+    assert!(!renewed.outcomes()[0].allowed);
+    assert_eq!(
+        (held.retry_after, lost.retry_after),
+        (None, Some(Duration::from_secs(1)))
+    );
 }
 
 async fn a_cost_takes_as_many_slots(bench: Bench) {

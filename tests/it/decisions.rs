@@ -37,6 +37,7 @@ macro_rules! in_every_store {
 
 in_every_store! {
     charges_beyond_the_limit_count_for_one_window
+    a_repeated_refund_takes_nothing_from_an_admission_soon_after
     a_refund_finds_what_was_admitted_before_charges_beyond_the_limit
     a_refund_finds_charges_beyond_the_limit_that_were_merged
     a_flood_of_charges_beyond_the_limit_is_a_bounded_number_of_entries
@@ -77,6 +78,17 @@ async fn charges_beyond_the_limit_count_for_one_window(bench: Bench) {
     assert_eq!(remaining(&bench.peek(&limit, 1).await), 8);
     bench.advance(25 * SECOND).await;
     assert_eq!(remaining(&bench.peek(&limit, 1).await), 9, "only the charge at 240 s");
+}
+
+async fn a_repeated_refund_takes_nothing_from_an_admission_soon_after(bench: Bench) {
+    let limit = SlidingLog::per_minute(10).into();
+    let admitted_at = bench.now();
+    assert!(bench.check(&limit, 1).await.allowed);
+    bench.advance(MILLISECOND).await;
+    assert!(bench.check(&limit, 1).await.allowed);
+    for _ in 0..2 {
+        assert_eq!(remaining(&bench.refund(&limit, 1, admitted_at).await), 9);
+    }
 }
 
 async fn a_refund_finds_what_was_admitted_before_charges_beyond_the_limit(bench: Bench) {

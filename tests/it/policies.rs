@@ -43,6 +43,13 @@ async fn a_policy_from_a_file_limits_by_its_key() {
 }
 
 #[tokio::test]
+async fn a_malformed_key_is_refused_instead_of_replaced_by_the_alternative_in_the_file() {
+    let policies = Policies::from_toml(FILE).unwrap();
+    let too_long = "a".repeat(4_097);
+    assert_eq!(statuses(&policies, &[&too_long]).await, [StatusCode::BAD_REQUEST]);
+}
+
+#[tokio::test]
 async fn a_cost_from_a_file_counts() {
     let policies = Policies::from_toml(&format!("{FILE}cost = 2\n")).unwrap();
     assert_eq!(statuses(&policies, &["a", "a"]).await, [OK, TOO_MANY]);
@@ -476,6 +483,17 @@ fn a_forwarding_header_is_no_key() {
             for expected in ["line 3", "`client-ip`", "table `client-ip`", "`trusted`", &header] {
                 assert!(error.contains(expected), "`{expected}` is not in:\n{error}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_key_that_is_no_text_is_refused_with_the_forms_of_a_key() {
+    for key in ["1", "true"] {
+        let file = format!("[policies.login]\nlimit = \"sliding-log 1/h\"\nkey = {key}\n");
+        let error = Policies::from_toml(&file).unwrap_err().to_string();
+        for expected in ["line 3", "a key such as `\"ip\"`", "`[\"ip\", \"path\"]`"] {
+            assert!(error.contains(expected), "`{expected}` is not in:\n{error}");
         }
     }
 }

@@ -53,6 +53,7 @@ each_store! {
     a_full_queue_is_denied_at_once
     a_caller_that_leaves_a_log_gives_its_turn_back
     a_caller_that_leaves_a_bucket_gives_back_the_last_turn_only
+    a_refund_after_the_last_turn_gives_back_no_token_that_has_come
     a_request_waits_for_the_latest_turn_and_delays_no_other
     a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left
     a_key_lives_until_its_last_turn_has_expired
@@ -272,6 +273,18 @@ async fn a_caller_that_leaves_a_bucket_gives_back_the_last_turn_only(bench: Benc
     bench.refund(&limit, 1, fourth + 1_000_000).await;
     bench.refund(&limit, 1, fourth).await;
     assert_eq!(reserve().await, fourth);
+}
+
+async fn a_refund_after_the_last_turn_gives_back_no_token_that_has_come(bench: Bench) {
+    let limit = TokenBucket::per_second(2).into();
+    let start = bench.now();
+    assert!(bench.check(&limit, 2).await.allowed);
+    let waiting = bench.reserve(&limit, 1, LONG, MOST).await;
+    assert_eq!(turn(&bench, &waiting), Some(start + 500_000));
+
+    bench.advance(SECOND).await;
+    bench.refund(&limit, 2, start).await;
+    assert_eq!(bench.peek(&limit, 1).await.states()[0].remaining, 1);
 }
 
 async fn a_request_waits_for_the_latest_turn_and_delays_no_other(bench: Bench) {

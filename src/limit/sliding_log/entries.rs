@@ -169,7 +169,10 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SlidingLog, limit::rule::Rule};
+    use crate::{
+        SlidingLog,
+        limit::rule::{Rule, Turn},
+    };
 
     #[test]
     fn admissions_of_the_first_grain_since_the_epoch_are_one_entry() {
@@ -179,5 +182,23 @@ mod tests {
             limit.add(&mut log, now, 1);
         }
         assert_eq!((log.entries.len(), log.total), (1, 4));
+    }
+
+    #[test]
+    fn of_many_entries_that_a_clock_set_back_has_left_none_counts_for_a_reset_or_a_turn() {
+        const HOUR: u64 = 3_600_000_000;
+
+        let quota = 2 * BUDGET as u64;
+        let (limit, mut log) = (SlidingLog::per_minute(quota), Log::default());
+        for later in 0..quota {
+            limit.add(&mut log, 2 * HOUR + later, 1);
+        }
+        let (own, joint) = (Some(2 * HOUR + 60_000_000), 2 * HOUR + 60_000_000);
+        limit.reserve(&mut log, 2 * HOUR + quota, Turn { own, joint }, 1);
+
+        limit.settle(&mut log, HOUR, 1);
+        assert!(!log.entries.is_empty(), "one call removes no more than the budget");
+        assert_eq!(limit.reset(&log, HOUR), 0);
+        assert_eq!(limit.turn(&log, HOUR, 1, quota), None);
     }
 }
