@@ -120,7 +120,7 @@ async fn each_response_that_asks_for_a_pause_begins_one() {
 }
 
 #[tokio::test]
-async fn a_policy_that_does_not_learn_and_one_of_another_key_are_not_blocked() {
+async fn a_policy_that_does_not_learn_and_one_of_another_key_are_not_banned() {
     let store = || MemoryStore::builder().manual_clock(&ManualClock::new()).build();
     let plain = Policy::new("api", SlidingLog::per_hour(9)).key(key::constant("token"));
     let silent = around(store(), plain.clone());
@@ -198,7 +198,7 @@ async fn denials_of_this_process_teach_nothing() {
 }
 
 #[tokio::test]
-async fn while_the_store_fails_this_process_is_blocked_and_the_loss_is_counted() {
+async fn while_the_store_fails_this_process_bans_the_key_and_the_loss_is_counted() {
     let _log = Log::capture();
     let layer = around(Broken::default(), policy());
     let pause = learnt(&layer, 429, &[("retry-after", "30")]).await.expect("it learns");
@@ -209,7 +209,7 @@ async fn while_the_store_fails_this_process_is_blocked_and_the_loss_is_counted()
 #[test]
 fn a_limiter_refuses_a_policy_that_learns() {
     let error = Limiter::try_new(MemoryStore::new(), policy()).unwrap_err().to_string();
-    for part in ["`.learn_from_responses()`", "`.ban(Ban::by_hand())`", "`block`"] {
+    for part in ["`.learn_from_responses()`", "`.ban(Ban::by_hand())`", "`ban`"] {
         assert!(error.contains(part), "{error}");
     }
 }

@@ -28,10 +28,11 @@ impl<T: Send + 'static> DetachOnDrop<T> {
 impl<T: Send + 'static> Future for DetachOnDrop<T> {
     type Output = T;
 
+    /// # Panics
+    ///
+    /// If it is polled again after it was ready, like most futures.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let Some(future) = &mut self.0 else {
-            return Poll::Pending;
-        };
+        let future = self.0.as_mut().expect("polled after it was ready");
         let polled = future.as_mut().poll(cx);
         if polled.is_ready() {
             self.0 = None;
