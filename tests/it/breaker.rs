@@ -56,6 +56,13 @@ async fn after_a_few_calls_without_a_reply_checks_fail_at_once_until_redis_repli
     // A check that fails at once fails before the next tick.
     let waited = waits.iter().filter(|wait| !wait.is_zero()).count();
     assert!((1..=6).contains(&waited), "{waited} waited for the deadline");
+
+    // So they do while probes fail, of which several are sent in this time.
+    let mut ticks = tokio::time::interval(DEADLINE);
+    for _ in 0..12 {
+        ticks.tick().await;
+        assert_eq!(fails(&store).await.0, ErrorKind::Unreachable);
+    }
     drop(frozen);
 
     eventually("the store is answered", async || {
