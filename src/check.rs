@@ -3,7 +3,6 @@
 //! The path of a check is inlined in each: calls of its steps cost a request a hundred instructions (`benches/instructions.rs`).
 
 use std::{
-    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -18,7 +17,7 @@ use crate::{
     held::{Held, give_back},
     metrics::{Began, PolicyOutcome},
     requests,
-    store::{Charge, ErrorKind, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{Charge, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// A check that is decided already, or waits for the store.
@@ -27,15 +26,19 @@ pub(crate) enum Check {
     Pending(PendingCheck),
 }
 
+/// A check that waits for the store, or for the turn of its request.
+pub(crate) enum PendingCheck {
+    Store(StoreCheck),
+    Held(Held),
+}
+
 /// A check that waits for the store. It holds the undecided decision, so no key or cost is computed again.
-pub(crate) struct PendingCheck {
-    response: StoreFuture,
+pub(crate) struct StoreCheck {
     operation: Operation,
-    undecided: Option<Decision>,
-    /// When it began to wait for the store.
-    began: Option<Began>,
-    /// The request after the decision, if it waits for its turn.
-    held: Option<Held>,
+    /// When it began to wait.
+    began: Began,
+    /// What it waits for, until the store has replied.
+    undecided: Option<(StoreFuture, Decision)>,
 }
 
 /// Sends the charges of all policies to the store, those of the enforced ones as one request.
@@ -85,16 +88,28 @@ fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
 #[inline(always)]
 fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Check {
     match response.try_ready() {
-        Ok(response) if operation == Operation::Reserve => hold(conclude(response, operation, undecided, None)),
-        Ok(response) => Check::Decided(conclude(response, operation, undecided, None)),
-        Err(response) => Check::Pending(PendingCheck {
-            response,
+        Ok(response) => decide(response, operation, undecided, None),
+        Err(response) => Check::Pending(PendingCheck::Store(StoreCheck {
             operation,
-            undecided: Some(undecided),
-            began: Some(Began::now()),
-            held: None,
-        }),
+            began: Began::now(),
+            undecided: Some((response, undecided)),
+        })),
     }
+}
+
+/// Decides by the response of the store.
+#[inline(always)]
+fn decide(
+    response: Result<StoreResponse, StoreError>,
+    operation: Operation,
+    undecided: Decision,
+    began: Option<Began>,
+) -> Check {
+    let decided = conclude(response, operation, undecided, began);
+    if operation == Operation::Reserve {
+        return hold(decided);
+    }
+    Check::Decided(decided)
 }
 
 /// Holds an admitted request that waits for its turn.
@@ -105,20 +120,9 @@ fn hold(decision: Result<Decision, StoreError>) -> Check {
         decided => return Check::Decided(decided),
     };
     match Held::new(decision) {
-        Ok(held) => Check::Pending(PendingCheck {
-            response: dropped(),
-            operation: Operation::Reserve,
-            undecided: None,
-            began: None,
-            held: Some(held),
-        }),
+        Ok(held) => Check::Pending(PendingCheck::Held(held)),
         Err(error) => Check::Decided(Err(error)),
     }
-}
-
-/// The response to a check whose future was taken.
-fn dropped() -> StoreFuture {
-    StoreFuture::ready(Err(StoreError::new(ErrorKind::Protocol, "the check was dropped")))
 }
 
 /// The denial by the policies that never admit the request.
@@ -142,42 +146,43 @@ impl Future for PendingCheck {
     ///
     /// If it is polled again after it was ready, like most futures.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.held.is_none() {
-            let response = ready!(Pin::new(&mut self.response).poll(cx));
-            let undecided = self.undecided.take().expect("polled after it was ready");
-            let decided = conclude(response, self.operation, undecided, self.began);
-            if self.operation != Operation::Reserve {
-                return Poll::Ready(decided);
-            }
-            match hold(decided) {
+        loop {
+            let check = match &mut *self {
+                Self::Store(check) => ready!(check.poll(cx)),
+                Self::Held(held) => return held.poll(cx).map(Ok),
+            };
+            match check {
                 Check::Decided(decided) => return Poll::Ready(decided),
-                Check::Pending(mut holding) => self.held = holding.held.take(),
+                Check::Pending(held) => *self = held,
             }
         }
-        let Some(held) = &mut self.held else {
-            return Poll::Pending; // not reached: the request is held or decided
-        };
-        let decision = ready!(held.poll(cx));
-        Poll::Ready(Ok(decision.expect("polled after it was ready")))
     }
 }
 
-impl Drop for PendingCheck {
+impl StoreCheck {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Check> {
+        let (response, _) = self.undecided.as_mut().expect("polled after it was ready");
+        let response = ready!(Pin::new(response).poll(cx));
+        let (_, undecided) = self.undecided.take().expect("it has just been polled");
+        Poll::Ready(decide(response, self.operation, undecided, Some(self.began)))
+    }
+}
+
+impl Drop for StoreCheck {
     /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request. So
     /// does one that reserves, to be refunded, and one that takes slots, to release them.
     fn drop(&mut self) {
-        let undecided = self.undecided.take();
-        let reserves = self.operation == Operation::Reserve;
-        let goes_on =
-            |undecided: &Decision| reserves || undecided.lost_settlements().is_some() || undecided.has_leases();
-        let Some(undecided) = undecided.filter(goes_on) else {
+        let Some((response, undecided)) = self.undecided.take() else {
             return;
         };
+        let (operation, began) = (self.operation, self.began);
+        let reserves = operation == Operation::Reserve;
+        if !reserves && undecided.lost_settlements().is_none() && !undecided.has_leases() {
+            return;
+        }
         if let Ok(runtime) = Handle::try_current() {
-            let response = mem::replace(&mut self.response, dropped());
-            let (operation, began) = (self.operation, self.began);
             runtime.spawn(async move {
-                let decision = conclude(response.await, operation, undecided, began);
+                let decision = conclude(response.await, operation, undecided, Some(began));
                 match decision.ok().filter(Decision::is_allowed) {
                     Some(decision) if reserves => give_back(&decision),
                     Some(decision) => drop(AwaitedCompletion::of(&decision)),

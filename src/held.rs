@@ -41,11 +41,15 @@ impl Held {
         })
     }
 
-    /// Waits for the turn. It is not polled again afterwards.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Decision>> {
+    /// Waits for the turn.
+    ///
+    /// # Panics
+    ///
+    /// If it is polled again after it was ready.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Decision> {
         ready!(self.sleep.as_mut().poll(cx));
         self.waiting = None;
-        Poll::Ready(self.decision.take())
+        Poll::Ready(self.decision.take().expect("polled after it was ready"))
     }
 }
 
