@@ -87,9 +87,9 @@ fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
 
 #[inline(always)]
 fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Check {
-    match response.try_ready() {
-        Ok(response) => decide(response, operation, undecided, None),
-        Err(response) => Check::Pending(PendingCheck::Store(StoreCheck {
+    match response.as_ready() {
+        Some(response) => decide(response, operation, undecided, None),
+        None => Check::Pending(PendingCheck::Store(StoreCheck {
             operation,
             began: Began::now(),
             undecided: Some((response, undecided)),
@@ -100,7 +100,7 @@ fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Che
 /// Decides by the response of the store.
 #[inline(always)]
 fn decide(
-    response: Result<StoreResponse, StoreError>,
+    response: &Result<StoreResponse, StoreError>,
     operation: Operation,
     undecided: Decision,
     began: Option<Began>,
@@ -164,7 +164,7 @@ impl StoreCheck {
         let (response, _) = self.undecided.as_mut().expect("polled after it was ready");
         let response = ready!(Pin::new(response).poll(cx));
         let (_, undecided) = self.undecided.take().expect("it has just been polled");
-        Poll::Ready(decide(response, self.operation, undecided, Some(self.began)))
+        Poll::Ready(decide(&response, self.operation, undecided, Some(self.began)))
     }
 }
 
@@ -182,7 +182,7 @@ impl Drop for StoreCheck {
         }
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
-                let decision = conclude(response.await, operation, undecided, Some(began));
+                let decision = conclude(&response.await, operation, undecided, Some(began));
                 match decision.ok().filter(Decision::is_allowed) {
                     Some(decision) if reserves => give_back(&decision),
                     Some(decision) => drop(AwaitedCompletion::of(&decision)),
@@ -195,7 +195,7 @@ impl Drop for StoreCheck {
 
 #[inline(always)]
 fn conclude(
-    response: Result<StoreResponse, StoreError>,
+    response: &Result<StoreResponse, StoreError>,
     operation: Operation,
     mut undecided: Decision,
     began: Option<Began>,
@@ -204,8 +204,8 @@ fn conclude(
         first.context.metrics.end(began);
     }
     let settled = match response {
-        Ok(response) => settle(&response, operation, &mut undecided),
-        Err(error) => Err(error),
+        Ok(response) => settle(response, operation, &mut undecided),
+        Err(error) => Err(error.clone()),
     };
     let decided = match settled {
         Ok(()) => {

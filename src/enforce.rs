@@ -18,7 +18,7 @@ use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
 #[cfg(feature = "serde")]
-use crate::policy::Renewals;
+use crate::policy::{Newest, Renewals};
 use crate::{
     Decision, Limit, Policy, PolicyDecision, ResponseBody,
     access::Access,
@@ -142,9 +142,9 @@ impl Enforcer {
             access: self.access.as_ref(),
         };
         #[cfg(feature = "serde")]
-        if let Some(renewals) = &self.renewals {
-            return renewals.apply(built, apply);
-        }
+        let newest = self.renewals.as_ref().and_then(|renewals| renewals.newest(&built));
+        #[cfg(feature = "serde")]
+        let built = newest.as_ref().and_then(Newest::basis).unwrap_or(built);
         apply(built)
     }
 

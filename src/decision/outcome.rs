@@ -5,7 +5,7 @@ use crate::metrics::{ENABLED, HeldSlots, PolicyOutcome, WaitingRequest};
 
 impl Decision {
     /// Counts what each policy has done with the request.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn count_outcomes(&self) {
         #[cfg(feature = "admin")]
         self.count_denials();

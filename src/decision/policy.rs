@@ -164,7 +164,7 @@ impl PolicyDecision {
     }
 
     /// Records the next states: that of the marker, if there is one, and that of the charge.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn settle<'a>(
         &mut self,
         states: &mut impl Iterator<Item = &'a ChargeState>,

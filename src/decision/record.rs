@@ -21,7 +21,7 @@ impl Decision {
     }
 
     /// Records the outcome in place, before there are clones.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn record(&mut self, response: &StoreResponse, outcome: &Outcome, charged: bool) {
         let Some(inner) = Arc::get_mut(&mut self.0) else {
             return;

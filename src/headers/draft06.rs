@@ -13,7 +13,7 @@ use super::{
 use crate::PolicyDecision;
 
 pub(super) fn write(policy: &PolicyDecision, headers: &mut HeaderMap) {
-    append(headers, &RATELIMIT_POLICY, single_policy(policy));
+    append(headers, || RATELIMIT_POLICY, single_policy(policy));
     let names = [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET];
     write_triple(policy, names, ResetFormat::DeltaSeconds, headers);
 }

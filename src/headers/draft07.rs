@@ -12,7 +12,7 @@ use super::{
 use crate::PolicyDecision;
 
 pub(super) fn write(policy: &PolicyDecision, headers: &mut HeaderMap) {
-    append(headers, &RATELIMIT_POLICY, single_policy(policy));
+    append(headers, || RATELIMIT_POLICY, single_policy(policy));
     write_dictionary(policy, headers);
 }
 

@@ -12,8 +12,8 @@ use super::{
 use crate::{Decision, Limit, PolicyDecision, key::Secret};
 
 pub(super) fn write(decision: &Decision, partition_key: Option<&Secret>, headers: &mut HeaderMap) {
-    append(headers, &RATELIMIT_POLICY, policies(decision, partition_key));
-    append(headers, &RATELIMIT, states(decision, partition_key));
+    append(headers, || RATELIMIT_POLICY, policies(decision, partition_key));
+    append(headers, || RATELIMIT, states(decision, partition_key));
 }
 
 /// `"burst";q=2;w=1, "daily";q=100;w=86400`
@@ -51,7 +51,7 @@ pub(super) fn write_observed(decision: &Decision, headers: &mut HeaderMap) {
         }
     }
     if !list.is_empty() {
-        append(headers, &RATELIMIT_OBSERVED, list.into());
+        append(headers, || RATELIMIT_OBSERVED, list.into());
     }
 }
 

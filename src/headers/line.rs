@@ -5,9 +5,9 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::text::Text;
 
 /// Adds to a list, in one line, since many clients read only the first.
-pub(super) fn append(headers: &mut HeaderMap, name: &HeaderName, ours: HeaderValue) {
-    if headers.append(name, ours) {
-        join(headers, name);
+pub(super) fn append(headers: &mut HeaderMap, name: impl Fn() -> HeaderName, ours: HeaderValue) {
+    if headers.append(name(), ours) {
+        join(headers, &name());
     }
 }
 

@@ -18,6 +18,9 @@ impl Fields {
         if self.degree {
             degree::write(decision, headers);
         }
+        if (self.dialect, self.legacy) == (Headers::None, None) {
+            return;
+        }
         let Some(foremost) = decision.foremost() else {
             return;
         };

@@ -87,14 +87,9 @@ impl Key {
         let mut text = *b"ip=255.255.255.255..............................................";
         let mut end = 3;
         for octet in address.octets() {
-            for (divisor, least) in [(100, 100), (10, 10), (1, 0)] {
-                if octet >= least {
-                    text[end] = b'0' + octet / divisor % 10;
-                    end += 1;
-                }
-            }
-            text[end] = b'.';
-            end += 1;
+            let (digits, length) = &OCTETS[usize::from(octet)];
+            text[end..end + digits.len()].copy_from_slice(digits);
+            end += length;
         }
         Self {
             text: SmallVec::from_buf_and_len(text, end - 1),
@@ -211,6 +206,26 @@ impl Key {
 
 /// The longest text of a key in a store, in bytes.
 const MAX_TEXT: usize = 128;
+
+/// The digits of each octet with a dot after them, and their length.
+static OCTETS: [([u8; 4], usize); 256] = {
+    let mut octets = [(*b"....", 0); 256];
+    let mut octet = 0;
+    while octet < 256 {
+        let (digits, length) = &mut octets[octet];
+        let mut divisor = 100;
+        while divisor > 0 {
+            if octet >= divisor || divisor == 1 {
+                digits[*length] = b'0' + (octet / divisor % 10) as u8;
+                *length += 1;
+            }
+            divisor /= 10;
+        }
+        *length += 1;
+        octet += 1;
+    }
+    octets
+};
 
 impl From<&str> for Key {
     fn from(text: &str) -> Self {

@@ -47,6 +47,7 @@ pub(super) enum Peer {
 
 impl Peer {
     /// The peer in the extensions of a request.
+    #[inline]
     pub(super) fn of(parts: &Parts) -> Option<Self> {
         if let Some(PeerAddr(addr)) = parts.extensions.get() {
             return Some(Self::Address(addr.ip()));

@@ -204,5 +204,5 @@ pub(crate) use self::{
 pub(crate) use self::{
     by::{ChooseLimit, Source},
     rule::{Change, MAX_QUOTA, Turn},
-    state::{Effect, State},
+    state::{Effect, State, Unsettled},
 };

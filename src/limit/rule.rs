@@ -56,7 +56,7 @@ pub(crate) trait Rule {
 
     /// Makes a change of this weight, for an algorithm with leases that of this lease. Returns the time at which it counts, if the
     /// state changed.
-    #[inline]
+    #[inline(always)]
     fn change(
         &self,
         state: &mut Self::State,

@@ -80,18 +80,37 @@ impl State {
             mismatch => return false)
     }
 
-    /// The state to restore if a decision changes nothing; `None` if what [`Limit::settle`] does is kept.
+    /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::settle`] does is kept.
     ///
     /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired leases.
-    pub(crate) fn unsettled(&self) -> Option<Self> {
+    #[inline]
+    pub(crate) fn unsettled(&self) -> Option<Unsettled> {
         match self {
             Self::Log(_) | Self::Leases(_) | Self::Uncounted => None,
-            Self::Counter(counter) => Some(Self::Counter(*counter)),
-            Self::Window(window) => Some(Self::Window(*window)),
-            Self::Bucket(bucket) => Some(Self::Bucket(*bucket)),
-            Self::Banned(banned) => Some(Self::Banned(*banned)),
+            Self::Counter(counter) => Some(Unsettled::Counter(*counter)),
+            Self::Window(window) => Some(Unsettled::Window(*window)),
+            Self::Bucket(bucket) => Some(Unsettled::Bucket(*bucket)),
+            Self::Banned(banned) => Some(Unsettled::Banned(*banned)),
         }
     }
+
+    pub(crate) fn restore(&mut self, unsettled: Unsettled) {
+        *self = match unsettled {
+            Unsettled::Counter(counter) => Self::Counter(counter),
+            Unsettled::Window(window) => Self::Window(window),
+            Unsettled::Bucket(bucket) => Self::Bucket(bucket),
+            Unsettled::Banned(banned) => Self::Banned(banned),
+        };
+    }
+}
+
+/// A state of an algorithm that stores a few numbers.
+#[derive(Clone, Copy)]
+pub(crate) enum Unsettled {
+    Counter(Counter),
+    Window(Window),
+    Bucket(Bucket),
+    Banned(Banned),
 }
 
 /// The result of a [`Change`].

@@ -12,7 +12,7 @@ pub use self::{
 };
 
 #[cfg(feature = "serde")]
-use crate::policy::Renewals;
+use crate::policy::{Newest, Renewals};
 use crate::{
     ConfigError, Decision, IntoPolicies, Key, Limit, PolicyDecision,
     check::{self, Check},
@@ -316,9 +316,9 @@ impl Limiter {
             access: None,
         };
         #[cfg(feature = "serde")]
-        if let Some(renewals) = &self.renewals {
-            return renewals.apply(built, apply);
-        }
+        let newest = self.renewals.as_ref().and_then(|renewals| renewals.newest(&built));
+        #[cfg(feature = "serde")]
+        let built = newest.as_ref().and_then(Newest::basis).unwrap_or(built);
         apply(built)
     }
 }

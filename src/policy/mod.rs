@@ -37,11 +37,11 @@ pub(crate) use self::list::{context, validate_policies};
 #[cfg(feature = "serde")]
 pub use self::live::LivePolicies;
 #[cfg(feature = "serde")]
-pub(crate) use self::live::Renewals;
+pub(crate) use self::live::{Newest, Renewals};
 
 #[cfg(feature = "serde")]
 use self::live::Origin;
-use self::{once::Once, terms::Terms};
+use self::{once::Once, plan::Plans, terms::Terms};
 #[cfg(feature = "serde")]
 use crate::access::Access;
 use crate::{
@@ -308,12 +308,14 @@ impl Policy {
     pub(crate) fn choose_plan(&self, parts: &Parts) -> Result<Option<Arc<Plan>>, KeyError> {
         match &self.settings.terms.plans {
             None => Ok(None),
-            Some(plans) => {
-                let plan = plans.of(parts)?;
-                self.validate_chosen(&plan.quota.limit)?;
-                Ok(Some(plan))
-            }
+            Some(plans) => self.choose_of(plans, parts).map(Some),
         }
+    }
+
+    fn choose_of(&self, plans: &Plans, parts: &Parts) -> Result<Arc<Plan>, KeyError> {
+        let plan = plans.of(parts)?;
+        self.validate_chosen(&plan.quota.limit)?;
+        Ok(plan)
     }
 
     /// What applies to a request for which this plan is chosen.

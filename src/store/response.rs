@@ -79,6 +79,15 @@ impl StoreFuture {
             State::Pending(_) => Err(self),
         }
     }
+
+    /// The same in place. A response is large.
+    #[inline]
+    pub(crate) fn as_ready(&self) -> Option<&Result<StoreResponse, StoreError>> {
+        match &self.0 {
+            State::Ready(response) => Some(response),
+            State::Pending(_) => None,
+        }
+    }
 }
 
 impl Future for StoreFuture {

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwapOption, Guard};
 use smallvec::SmallVec;
 
 use super::{
@@ -34,6 +34,25 @@ struct Renewed<K> {
     access: Option<Access>,
 }
 
+/// Policies that stay while a request is decided by them.
+pub(crate) struct Newest<K>(Guard<Option<Arc<Renewed<K>>>>);
+
+impl<K> Newest<K> {
+    pub(crate) fn basis(&self) -> Option<Basis<'_, K>> {
+        let Renewed {
+            policies,
+            context,
+            access,
+            ..
+        } = self.0.as_deref()?;
+        Some(Basis {
+            policies,
+            context,
+            access: access.as_ref(),
+        })
+    }
+}
+
 impl<K: Renewable> Renewals<K> {
     /// Brings policies up to date; `None` if none of them follows a file.
     pub(crate) fn of(policies: &mut [Policy<K>]) -> Option<Self> {
@@ -56,35 +75,22 @@ impl<K: Renewable> Renewals<K> {
         })
     }
 
-    /// Applies the newest policies to a request, where `built` is what the layer was built with.
-    #[inline(always)]
-    pub(crate) fn apply<R>(&self, built: Basis<'_, K>, apply: impl FnOnce(Basis<'_, K>) -> R) -> R {
+    /// The newest policies, unless they are what the layer was `built` with.
+    #[inline]
+    pub(crate) fn newest(&self, built: &Basis<'_, K>) -> Option<Newest<K>> {
         let revision = match &self.sources[..] {
             [only] => only.revision(),
             several => several.iter().map(|source| source.revision()).sum(),
         };
-        if self.built_at >= revision {
-            return apply(built);
-        }
-        self.apply_newest(revision, built, apply)
+        (self.built_at < revision).then(|| self.newest_of(revision, built))
     }
 
-    /// Apart from `apply`, so that the request is decided in one place of the code before the first reload.
-    fn apply_newest<R>(&self, revision: u64, built: Basis<'_, K>, apply: impl FnOnce(Basis<'_, K>) -> R) -> R {
+    fn newest_of(&self, revision: u64, built: &Basis<'_, K>) -> Newest<K> {
         let newest = self.newest.load();
-        let renewed;
-        let newest = match newest.as_deref().filter(|newest| newest.revision >= revision) {
-            Some(newest) => newest,
-            None => {
-                renewed = self.renew(&built);
-                &*renewed
-            }
-        };
-        apply(Basis {
-            policies: &newest.policies,
-            context: &newest.context,
-            access: newest.access.as_ref(),
-        })
+        match newest.as_deref() {
+            Some(renewed) if renewed.revision >= revision => Newest(newest),
+            _ => Newest(Guard::from_inner(Some(self.renew(built)))),
+        }
     }
 
     /// Forgets what was built with other settings of the layer.

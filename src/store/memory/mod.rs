@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 pub use self::manual_clock::ManualClock;
 use self::{clock::Clock, shards::Shards};
-use super::{Store, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus};
+use super::{Store, StoreFuture, StoreId, StoreRequest, StoreStatus};
 use crate::ConfigError;
 
 /// Store that keeps counts in the memory of the process.
@@ -194,11 +194,7 @@ impl Store for MemoryStore {
     }
 
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        let (now, outcomes) = self.shards.decide(requests);
-        StoreFuture::ready(Ok(StoreResponse {
-            server_time: Duration::from_micros(now),
-            outcomes,
-        }))
+        StoreFuture::ready(Ok(self.shards.decide(requests)))
     }
 }
 

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::{
-    limit::{Change, Effect, State, Turn},
+    limit::{Change, Effect, State, Turn, Unsettled},
     store::{Charge, ChargeRole, ChargeState, Operation, Waiting},
 };
 
@@ -9,7 +9,7 @@ use crate::{
 pub(super) struct Settled<'a> {
     charge: &'a Charge<'a>,
     state: &'a mut State,
-    unsettled: Option<State>,
+    unsettled: Option<Unsettled>,
     /// The weight that fits before the change.
     room: u64,
     fits: bool,
@@ -219,7 +219,7 @@ impl<'a> Settled<'a> {
             cost => Duration::from_micros(wait(cost)),
         });
         if let (false, Some(unsettled)) = (changed, unsettled) {
-            *state = unsettled;
+            state.restore(unsettled);
         }
         let mut charge_state = ChargeState::new(room, retry_after, Duration::from_micros(reset));
         if effect.turn > now {

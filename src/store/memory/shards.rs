@@ -18,7 +18,7 @@ use crate::{
     limit::State,
     metrics::MemoryMetrics,
     store::{
-        Charge, ChargeState, Operation, Outcome, StoreRequest,
+        Charge, ChargeState, Operation, Outcome, StoreRequest, StoreResponse,
         fold::{Folded, fold},
     },
 };
@@ -65,61 +65,59 @@ impl Shards {
     }
 }
 
-/// Decisions. They return the time of the decision, and an outcome for each request.
+/// Decisions.
 impl Shards {
     #[inline]
-    pub(super) fn decide(&self, requests: &[StoreRequest<'_>]) -> (u64, SmallVec<[Outcome; 1]>) {
+    pub(super) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
         if let [request] = requests
             && let [charge] = request.charges()
             && request.operation() != Operation::Reset
         {
-            let (now, outcome) = self.decide_one(request.operation(), charge);
-            return (now, [outcome].into());
+            return self.decide_one(request.operation(), charge);
         }
         self.decide_all(requests)
     }
 
     /// Decides one charge. The state is changed in place.
     #[inline]
-    fn decide_one(&self, operation: Operation, charge: &Charge<'_>) -> (u64, Outcome) {
+    fn decide_one(&self, operation: Operation, charge: &Charge<'_>) -> StoreResponse {
         let id = Id::new(charge, &self.hasher);
         let place = self.place(id.hash);
         let mut shard = self.lock(place);
         // Under the lock, so that the decisions about a key are in the order of their times.
         let now = self.clock.now();
-        let decide = |state: &mut State| {
-            let settled = Settled::new(operation, charge, state, now);
-            let allowed = allows(operation, settled.admits());
-            let turn = settled.turn();
-            (allowed, settled.decide(operation, allowed, turn))
+        let (mut counted, mut new) = (shard.find(&id), None);
+        let state = match &mut counted {
+            Some(count) => &mut count.state,
+            None => new.insert(State::new(charge.limit())),
         };
 
-        let (allowed, decided) = if let Some(count) = shard.find(&id) {
-            let (allowed, decided) = decide(&mut count.state);
+        let settled = Settled::new(operation, charge, state, now);
+        let allowed = allows(operation, settled.admits());
+        let turn = settled.turn();
+        let decided = settled.decide(operation, allowed, turn);
+
+        if let Some(count) = counted {
             if count.update(&decided, now) {
                 shard.relist(&id);
             }
-            (allowed, decided)
-        } else {
-            let mut state = State::new(charge.limit());
-            let (allowed, decided) = decide(&mut state);
-            if let Some(expires_at) = decided.expires_at {
-                let evicted = shard.insert(&id, state, &decided, expires_at, now);
-                drop(shard);
-                self.count(evicted.into());
-            }
-            (allowed, decided)
-        };
-        let outcome = Outcome {
-            allowed,
-            states: [decided.charge_state].into(),
-        };
-        (now, outcome)
+        } else if let (Some(state), Some(expires_at)) = (new, decided.expires_at) {
+            let evicted = shard.insert(&id, state, &decided, expires_at, now);
+            drop(shard);
+            self.count(evicted.into());
+        }
+        StoreResponse {
+            server_time: Duration::from_micros(now),
+            outcomes: SmallVec::from_buf([Outcome {
+                allowed,
+                states: SmallVec::from_buf([decided.charge_state]),
+            }]),
+        }
     }
 
     /// Decides all requests at one time, with all shards of their keys locked.
     #[inline(never)] // inlined, it would enlarge the stack frame of `decide_one`
-    fn decide_all(&self, requests: &[StoreRequest<'_>]) -> (u64, SmallVec<[Outcome; 1]>) {
+    fn decide_all(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
         let folded: SmallVec<[Folded<'_>; 1]> = requests.iter().map(fold).collect();
         let ids = folded.iter().map(|request| {
             let charges = request.charges.iter();
@@ -143,7 +141,10 @@ impl Shards {
         let outcomes = folded.iter().zip(&ids).map(decide).collect();
         drop(shards);
         self.count(evicted);
-        (now, outcomes)
+        StoreResponse {
+            server_time: Duration::from_micros(now),
+            outcomes,
+        }
     }
 
     fn reset(request: &Folded<'_>, ids: &[Id<'_>], shards: &mut Locked<'_>) -> Outcome {
