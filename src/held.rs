@@ -11,16 +11,18 @@ use tokio::{
 };
 
 use crate::{
-    Decision,
+    Decision, bans,
     decision::Settlement,
     metrics::{WaitingRequest, lost_settlement},
-    store::{ErrorKind, StoreError},
+    store::{ErrorKind, StoreError, StoreFuture},
 };
 
 /// An admitted request until its turn. Dropped before, it is refunded.
 pub(crate) struct Held {
     decision: Option<Decision>,
     sleep: Pin<Box<Sleep>>,
+    /// At its turn: the bans that may have begun meanwhile.
+    bans: Option<StoreFuture>,
     waiting: Option<WaitingRequest>,
 }
 
@@ -36,20 +38,41 @@ impl Held {
         }
         Ok(Self {
             sleep: Box::pin(sleep(decision.delay())),
+            bans: None,
             waiting: decision.wait(),
             decision: Some(decision),
         })
     }
 
-    /// Waits for the turn.
+    /// Waits for the turn. If a ban has begun meanwhile, the request is denied for it, and refunded.
     ///
     /// # Panics
     ///
     /// If it is polled again after it was ready.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Decision> {
-        ready!(self.sleep.as_mut().poll(cx));
-        self.waiting = None;
-        Poll::Ready(self.decision.take().expect("polled after it was ready"))
+        let decision = self.decision.as_ref().expect("polled after it was ready");
+        if self.bans.is_none() {
+            ready!(self.sleep.as_mut().poll(cx));
+            self.waiting = None;
+            self.bans = bans::read(decision);
+        }
+        let denied = match &mut self.bans {
+            // Without a reply it is admitted, as it was.
+            Some(bans) => match ready!(Pin::new(bans).poll(cx)) {
+                Ok(response) => bans::deny(decision, &response),
+                Err(_) => None,
+            },
+            None => None,
+        };
+        let admitted = self.decision.take().expect("it has just been read");
+        Poll::Ready(match denied {
+            Some(denied) => {
+                give_back(&admitted);
+                denied.count_outcomes();
+                denied
+            }
+            None => admitted,
+        })
     }
 }
 

@@ -295,11 +295,25 @@ impl PolicyDecision {
         let ban = self.ban(operation).is_some().then(|| states.next()).flatten();
         self.settle(states, server_time, charged);
         if let Some(rest) = ban.and_then(|ban| ban.retry_after) {
-            self.denial = Some(Denial::Banned);
-            self.remaining = 0;
-            self.retry_after = self.retry_after.max(Some(rest));
-            self.reset_after = self.reset_after.max(rest);
+            self.deny_for(rest);
         }
+    }
+
+    /// Denies the request for the rest of a ban.
+    fn deny_for(&mut self, rest: Duration) {
+        self.denial = Some(Denial::Banned);
+        self.remaining = 0;
+        self.retry_after = self.retry_after.max(Some(rest));
+        self.reset_after = self.reset_after.max(rest);
+    }
+
+    /// The decision about the same request at a later time, when a ban with this rest has begun.
+    pub(crate) fn banned(&self, rest: Duration, now: Duration) -> Self {
+        let mut banned = self.clone();
+        banned.lease = None;
+        banned.decided_at = now;
+        banned.deny_for(rest);
+        banned
     }
 
     /// The number of charges in a store request, with the ban and the marker.

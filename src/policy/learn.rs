@@ -17,7 +17,7 @@ impl<K> Policy<K> {
     ///
     /// A date is compared with the `Date` of the response. The pause is at most an hour, or the
     /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy. It begins with the next check of each
-    /// process; requests that were admitted before are under way. The request that was answered in this way stays counted;
+    /// process. Requests that [wait](Self::wait_up_to) are denied at their turn; those that were sent before are under way. The request that was answered in this way stays counted;
     /// [`refund_if`](Self::refund_if) can refund it. Denials by a layer or handler of this process teach nothing.
     ///
     /// The ban is sent to the store in a task of its own, as a refund is. If the store fails, this process bans the key for the

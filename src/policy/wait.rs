@@ -21,10 +21,13 @@ impl<K> Policy<K> {
     /// | [`FixedWindow`](crate::FixedWindow), [`SlidingCounter`](crate::SlidingCounter) | no: they store the counts of this window, so a later one has no place |
     /// | [`Concurrency`](crate::Concurrency) | no: it is not known when a slot is free, so [try again](crate::Concurrency#waiting-for-a-slot) |
     ///
-    /// Of several policies, a request waits for the latest turn, and each of them must allow the wait for its own. A log counts
-    /// the request at that turn; a bucket takes its tokens when it has them, so that in any time it may admit the cost of requests
-    /// more that waited for other policies. Policies that do not wait must have room at once, and count the request then; so must
-    /// those that [charge it later](Self::charge_if), which have nothing to reserve.
+    /// Of several policies, a request waits for the latest turn, and each of them must allow the wait for its own. Policies that do
+    /// not wait must have room at once; so must those that [charge it later](Self::charge_if), which have nothing to reserve.
+    ///
+    /// Only a `SlidingLog` without a precision counts the request at that turn, also if the policy does not wait itself. A bucket
+    /// takes its tokens when it has them, and the other algorithms count the request at the check. So around a turn they may admit
+    /// more than their limit: those that waited for other policies come in addition. Where that matters, give the policies of
+    /// a request that waits sliding logs.
     ///
     /// A request that waits takes units of the other policies meanwhile: of a sliding log from the check to its turn and a window
     /// more, and of [`Concurrency`](crate::Concurrency) a slot. A caller that waits for a limit of its own could use up in this way
@@ -32,12 +35,18 @@ impl<K> Policy<K> {
     /// `wait_up_to` of its own; if there is one without, it does not wait. To wait nevertheless, put the shared policy in a layer
     /// inside of this one: it is checked when the request is admitted.
     ///
-    /// If the caller leaves, the request is refunded: a log has room for another one then. A bucket takes tokens back only from
-    /// the request with the last turn, since those after it have their times already; the other tokens come back with time.
+    /// If the caller leaves, the request is refunded: a log has room for another one then. The next request may get that turn before
+    /// others that wait already, whose turns stay as they are; if they were kept, the turns of callers that leave together would
+    /// block the log. A bucket takes tokens back only from the request with the last turn; the other tokens come back with time.
     ///
     /// A waiting request holds its clone of the inner service, which is ready: a service with a bound on its concurrency counts
     /// it. So put such a bound, or `tower::load_shed`, inside of the layer if it should apply to requests that are admitted, and
-    /// outside if it should apply to those that wait too. `poll_ready` of the layer does not wait for turns.
+    /// outside if it should apply to those that wait too. `poll_ready` of the layer does not wait for turns. The runtime of tokio
+    /// needs its timers (`enable_time`).
+    ///
+    /// A request whose key is [banned](Self::ban) while it waits is denied at its turn: a policy with bans, or one that
+    /// [learns](Self::learn_from_responses), reads them then, which is a second call of the store. If that fails, the request is
+    /// admitted as it was.
     ///
     /// The response has the rate limit fields of the check, and [`Decision::delay`](crate::Decision::delay) is the wait. By
     /// default requests do not wait.

@@ -14,12 +14,14 @@ use http_body_util::Empty;
 use tokio::task::JoinSet;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    Ban, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
-    Unkeyed, key, limit,
+    AcquireError, Ban, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy,
+    RateLimitLayer, SlidingLog, Unkeyed, key, limit,
     store::{Charge, ChargeRole, Operation, Store, StoreFuture, StoreId, StoreRequest},
 };
 
-use crate::support::{Algorithm, Bench, Broken, Cluster, Counted, Received, Redis, Sentinel, connected, patient};
+use crate::support::{
+    Algorithm, Bench, Broken, Cluster, Counted, Received, Redis, Sentinel, connected, eventually, patient,
+};
 
 /// Tests on a store whose clock the test sets.
 macro_rules! each_store {
@@ -779,4 +781,47 @@ async fn files_have_bans_which_those_in_code_replace() {
 fn a_ban_is_no_limit_of_a_policy() {
     let error = Policy::try_new("test", Limit::Ban(ban())).unwrap_err();
     assert!(error.to_string().contains("`.ban(Ban::after("), "{error}");
+}
+
+/// The decision of a request that waits for its turn while `meanwhile` is done.
+async fn waits_while(limiter: &Limiter, meanwhile: impl AsyncFnOnce()) -> Result<Decision, AcquireError> {
+    assert!(limiter.acquire("42").await.is_ok(), "it fits");
+    let waiting = limiter.clone();
+    let waiting = tokio::spawn(async move { waiting.acquire("42").max_wait(MINUTE).await });
+    eventually("it has its turn", async || {
+        let peeked = limiter.peek("42").await.expect("Redis answers");
+        peeked.reset_after() > Duration::from_secs(1)
+    })
+    .await;
+    meanwhile().await;
+    waiting.await.expect("no panic").map(|permit| permit.decision().clone())
+}
+
+#[tokio::test]
+async fn a_request_that_waits_is_denied_for_a_ban_that_begins_meanwhile() {
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let limiter = Limiter::new(store, policy("test").ban(ban()));
+
+    let banned = waits_while(&limiter, async || {
+        limiter.ban("42", MINUTE).await.expect("Redis answers")
+    })
+    .await;
+    let Err(AcquireError::Denied(denied)) = banned else {
+        panic!("{banned:?}");
+    };
+    let wait = denied.decision().retry_after().expect("bans end");
+    assert!(wait > MINUTE / 2 && wait <= MINUTE, "{wait:?}");
+    assert!(denied.decision().server_time() > Duration::ZERO);
+    assert_eq!(
+        denied.decision().policies().next().and_then(|policy| policy.denial()),
+        Some(Denial::Banned)
+    );
+}
+
+#[tokio::test]
+async fn a_request_that_waits_is_admitted_if_its_bans_cannot_be_read() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(connected(patient(), &redis.url()).await, policy("test").ban(ban()));
+    assert!(waits_while(&limiter, async || drop(redis)).await.is_ok());
 }

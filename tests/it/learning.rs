@@ -179,6 +179,43 @@ async fn a_pause_ends_and_a_limiter_sees_and_lifts_it() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_are_not_sent_during_a_pause() {
+    let policy = Policy::new("api", SlidingLog::per_second(1)).key(key::constant("token"));
+    let policy = policy.wait_up_to(Duration::from_secs(60)).learn_from_responses();
+    let store = MemoryStore::new();
+    let server = server(429, &[("retry-after", "30")]);
+    let client = around(store.clone(), policy).layer(service_fn(move |request| {
+        let server = server.clone();
+        async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            server.oneshot(request).await
+        }
+    }));
+
+    let sent: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(client.clone().oneshot(request())))
+        .collect();
+    let mut waits = Vec::new();
+    for response in sent {
+        let response = response.await.expect("no panic").expect("infallible");
+        waits.push(wait(&response).map(|wait| wait.as_secs()));
+    }
+    assert_eq!(waits, [None, Some(29), Some(28), Some(27), Some(26)], "one was sent");
+
+    // Those that were not sent do not count.
+    let limiter = Limiter::new(store, Policy::new("api", SlidingLog::per_second(1)));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(
+        limiter
+            .peek(Key::constant("token"))
+            .await
+            .expect("in memory")
+            .remaining(),
+        1
+    );
+}
+
 #[tokio::test]
 async fn denials_of_this_process_teach_nothing() {
     let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
