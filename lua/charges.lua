@@ -18,7 +18,7 @@ if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
         reserve.charge, charge.turn = charge, nil
       end
       local _, remaining, wait, reset =
-        charge[1](KEYS[n], charge[8] or times, charge[7], charge[2], charge[3], charge[4], charge[5], charge[6])
+        charge[1](KEYS[n], charge[8] or times, charge[7], charge[2], charge[3], charge[4], charge[5], charge[6], reserve)
       reply[n + 1] = pack('<dddd', fits, remaining, wait, reset)
     elseif operation ~= 'check' and operation ~= 'renew' and not reserve and (operation ~= 'peek' or fits > 0) then
       fits = times
@@ -78,7 +78,7 @@ if operation == 'reserve' and not reservations then
       return nil
     end
     reserve.bounded = false
-    local _, _, wait = charge[1](key, times, nil, cost, quota, x, y, z)
+    local _, _, wait = charge[1](key, times, nil, cost, quota, x, y, z, reserve)
     charge.turn = not reserve.bounded and wait <= charge[10] and now + wait or nil
     return charge.turn
   end

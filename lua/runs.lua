@@ -1,7 +1,7 @@
 -- The runs: reads a run and its charges. The files of the algorithms stand within these loops, which end in the driver.
 
--- The rules, one for each algorithm: (key, callers, rest, cost, quota, three parameters) -> how many callers are counted, what
--- remains, the wait, the time to a full reset. A rule reads its key, finds how many of the callers fit, and adds their weight.
+-- The rules, one for each algorithm: (key, callers, rest, cost, quota, three parameters, `reserve`) -> how many callers are counted,
+-- what remains, the wait, the time to a full reset. A rule reads its key, finds how many of the callers fit, and adds their weight.
 local log, counter, fixed, bucket, concurrency, ban
 -- What the rules of keys of numbers share.
 local fetch, write, keep

@@ -58,7 +58,7 @@ if algorithm == 'log' and not log then
     return stored, weighted and total or stored - uncounted, weighted
   end
 
-  function log(key, times, rest, cost, quota, window, grain, grain_now)
+  function log(key, times, rest, cost, quota, window, grain, grain_now, reserve)
     local expired, budget = now - window, BUDGET
     -- Of the members, `#` not among them: how many there are, what they weigh, how many have expired, and how many belong
     -- to a clock that is gone. A half if there may be reservations.

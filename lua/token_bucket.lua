@@ -29,7 +29,7 @@ if algorithm == 'bucket' and not bucket then
     return periods * rate + count
   end
 
-  function bucket(key, times, rest, cost, quota, rate, period, cap)
+  function bucket(key, times, rest, cost, quota, rate, period, cap, reserve)
     local since, spent, at, expires = fetch(key)
     if spent > cap then
       spent = cap
