@@ -25,7 +25,8 @@ if (size > 1 or operation ~= 'check' or role ~= '') and not rest then
     end
 
     local counted = (operation == 'check' or operation == 'charge' or reserve) and fits or 0
-    return counted, fits < times and room - counted * cost < cost, refunded_at
+    -- One that would wait does not deny.
+    return counted, fits < times and not own_turn and room - counted * cost < cost, refunded_at
   end
 end
 

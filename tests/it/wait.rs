@@ -55,6 +55,7 @@ each_store! {
     a_caller_that_leaves_a_bucket_gives_back_the_last_turn_only
     a_refund_after_the_last_turn_gives_back_no_token_that_has_come
     a_request_waits_for_the_latest_turn_and_delays_no_other
+    a_denied_request_names_those_that_deny_and_not_those_that_would_wait
     a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left
     a_key_lives_until_its_last_turn_has_expired
     a_turn_is_one_beneath_any_debt
@@ -336,6 +337,35 @@ async fn a_request_waits_for_the_latest_turn_and_delays_no_other(bench: Bench) {
         .expect("a response");
     assert!(!response.outcomes()[0].allowed);
     assert_eq!(response.outcomes()[0].states()[1].retry_after, Some(20 * SECOND));
+}
+
+async fn a_denied_request_names_those_that_deny_and_not_those_that_would_wait(bench: Bench) {
+    for slow in [
+        Limit::from(SlidingLog::new(1, 9 * SECOND)),
+        TokenBucket::new(1, 9 * SECOND).into(),
+    ] {
+        let (key, fast) = (Key::from(slow.to_string()), Limit::from(SlidingLog::new(1, SECOND)));
+        let charges = [
+            Charge::new("slow", &slow, &key, 1).wait_up_to(LONG),
+            Charge::new("fast", &fast, &key, 1),
+        ];
+        let reserve = async || {
+            let response = bench
+                .store
+                .decide(&[StoreRequest::new(Operation::Reserve, &charges)])
+                .await;
+            response.expect("a response").outcomes()[0].clone()
+        };
+        assert!(reserve().await.allowed);
+        let denied = reserve().await;
+        let waits: Vec<_> = denied.states().iter().map(|state| state.retry_after).collect();
+        assert!(!denied.allowed);
+        assert_eq!(waits, [None, Some(SECOND)], "{slow}");
+
+        // After that wait it is held.
+        bench.advance(SECOND).await;
+        assert!(reserve().await.allowed, "{slow}");
+    }
 }
 
 async fn a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left(bench: Bench) {

@@ -210,7 +210,8 @@ impl<'a> Settled<'a> {
             ChargeRole::Counted | ChargeRole::CheckedOnly if operation == Operation::RenewLease => {
                 !allowed && may_deny && !fits
             }
-            ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost,
+            // One that would wait does not deny.
+            ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost && own_turn.is_none(),
         };
         let wait = |cost| limit.wait(state, now, cost);
         let wait_for_one = if room == 0 { wait(1) } else { 0 };

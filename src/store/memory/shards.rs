@@ -15,10 +15,11 @@ use super::{
     shard::{Id, Shard},
 };
 use crate::{
+    Limit,
     limit::State,
     metrics::MemoryMetrics,
     store::{
-        Charge, ChargeState, Operation, Outcome, StoreRequest, StoreResponse,
+        Charge, ChargeRole, ChargeState, Operation, Outcome, StoreRequest, StoreResponse,
         fold::{Folded, fold},
     },
 };
@@ -168,7 +169,12 @@ impl Shards {
             charges,
             folds,
         } = request;
-        let operation = *operation;
+        let never = |charge: &Charge<'_>| *charge.limit() == Limit::DenyAll && charge.role() != ChargeRole::Once;
+        let operation = match operation {
+            // It waits for nothing, and counts nothing.
+            Operation::Reserve if charges.iter().any(never) => Operation::Peek,
+            operation => *operation,
+        };
 
         let counted: SmallVec<[Option<State>; 4]> = ids.iter().map(|id| shards.of(id.hash).take(id)).collect();
         let known: SmallVec<[bool; 4]> = counted.iter().map(Option::is_some).collect();
@@ -266,7 +272,7 @@ impl Locked<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Key, Limit, SlidingLog};
+    use crate::{Key, SlidingLog};
 
     fn shards(capacity: usize) -> Shards {
         Shards::new(capacity, Clock::monotonic())
