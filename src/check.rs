@@ -139,6 +139,13 @@ fn deny_permanently(policies: &[PolicyDecision]) -> Decision {
     Decision::new(false, denials.collect())
 }
 
+impl PendingCheck {
+    /// Whether the request is admitted and waits for its turn.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self, Self::Held(_))
+    }
+}
+
 impl Future for PendingCheck {
     type Output = Result<Decision, StoreError>;
 

@@ -157,7 +157,7 @@ pin_project! {
 
 impl<S, B, C> Future for DrainBodyFuture<S, B, S::Future>
 where
-    S: Service<Request<B>, Response = Response<C>>,
+    S: Service<Request<B>, Response = Response<C>> + Clone,
     B: Body,
 {
     type Output = Result<Response<ResponseBody<C>>, S::Error>;

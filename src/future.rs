@@ -30,8 +30,13 @@ pin_project! {
         /// The decision is pending; the service and the request wait.
         Pending {
             check: PendingCheck,
-            // In parts, as the keys were extracted from them.
-            waiting: Option<(S, Parts, B, Arc<Enforcer>)>,
+            waiting: Option<Waiting<S, B>>,
+        },
+        /// The request was held and is admitted; the service is to be ready for it.
+        Readying {
+            service: S,
+            request: Option<Request<B>>,
+            admitted: Option<(Admitted, Arc<Enforcer>)>,
         },
         /// The inner service was called.
         Admitted {
@@ -47,6 +52,27 @@ pin_project! {
     }
 }
 
+/// The service and a request that wait for a decision.
+struct Waiting<S, B> {
+    service: S,
+    /// Whether the service was polled ready for this request.
+    is_ready: bool,
+    /// As the keys were extracted from them.
+    parts: Parts,
+    body: B,
+    enforcer: Arc<Enforcer>,
+}
+
+impl<S: Clone, B> Waiting<S, B> {
+    /// Gives back what the service may have reserved, such as a permit, for which others wait.
+    fn unready(&mut self) {
+        if self.is_ready {
+            self.service = self.service.clone();
+            self.is_ready = false;
+        }
+    }
+}
+
 /// A completed request, before the content of a rejected one is dropped or drained.
 pub(crate) enum Completed<B, C> {
     Admitted(Response<ResponseBody<C>>),
@@ -58,7 +84,13 @@ impl<S, B, F> ResponseFuture<S, B, F> {
         Self {
             state: State::Pending {
                 check,
-                waiting: Some((ready, parts, body, enforcer)),
+                waiting: Some(Waiting {
+                    service: ready,
+                    is_ready: true,
+                    parts,
+                    body,
+                    enforcer,
+                }),
             },
         }
     }
@@ -82,7 +114,7 @@ impl<S, B, F> ResponseFuture<S, B, F> {
 
 impl<S, B, C> ResponseFuture<S, B, S::Future>
 where
-    S: Service<Request<B>, Response = Response<C>>,
+    S: Service<Request<B>, Response = Response<C>> + Clone,
 {
     pub(crate) fn poll_completed(
         self: Pin<&mut Self>,
@@ -92,16 +124,57 @@ where
         loop {
             let next = match this.state.as_mut().project() {
                 StateProj::Pending { check, waiting } => {
-                    let decision = ready!(Pin::new(check).poll(cx));
-                    let (mut ready, mut parts, body, enforcer) = waiting.take().expect("polled after it was ready");
+                    let Poll::Ready(decision) = Pin::new(&mut *check).poll(cx) else {
+                        if let (true, Some(waiting)) = (check.is_held(), waiting) {
+                            waiting.unready();
+                        }
+                        return Poll::Pending;
+                    };
+                    let Waiting {
+                        service: mut ready,
+                        is_ready,
+                        mut parts,
+                        body,
+                        enforcer,
+                    } = waiting.take().expect("polled after it was ready");
                     match enforcer.act_on(decision, &mut parts) {
-                        Action::Admit(admitted) => State::Admitted {
-                            future: ready.call(Request::from_parts(parts, body)),
-                            admitted: admitted.map(|admitted| (admitted, enforcer)),
-                        },
+                        Action::Admit(admitted) => {
+                            let request = Request::from_parts(parts, body);
+                            let admitted = admitted.map(|admitted| (admitted, enforcer));
+                            match is_ready {
+                                true => State::Admitted {
+                                    future: ready.call(request),
+                                    admitted,
+                                },
+                                false => State::Readying {
+                                    service: ready,
+                                    request: Some(request),
+                                    admitted,
+                                },
+                            }
+                        }
                         Action::Reject(rejected) => State::Rejected {
                             rejected: Some((rejected, body)),
                         },
+                    }
+                }
+                StateProj::Readying {
+                    service,
+                    request,
+                    admitted,
+                } => {
+                    let ready = ready!(service.poll_ready(cx));
+                    let admitted = admitted.take();
+                    if let Err(error) = ready {
+                        if let Some((admitted, _)) = admitted {
+                            admitted.fail();
+                        }
+                        return Poll::Ready(Err(error));
+                    }
+                    let request = request.take().expect("polled after it was ready");
+                    State::Admitted {
+                        future: service.call(request),
+                        admitted,
                     }
                 }
                 StateProj::Admitted { future, admitted } => {
@@ -132,7 +205,7 @@ where
 
 impl<S, B, C> Future for ResponseFuture<S, B, S::Future>
 where
-    S: Service<Request<B>, Response = Response<C>>,
+    S: Service<Request<B>, Response = Response<C>> + Clone,
 {
     type Output = Result<Response<ResponseBody<C>>, S::Error>;
 
@@ -151,6 +224,7 @@ impl<S, B, F> fmt::Debug for ResponseFuture<S, B, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
             State::Pending { .. } => "Pending",
+            State::Readying { .. } => "Readying",
             State::Admitted { .. } => "Admitted",
             State::Rejected { .. } => "Rejected",
         };

@@ -38,7 +38,7 @@ use crate::{
 /// replies; a denial gives it back. A [`MemoryStore`](crate::MemoryStore) replies at once. With a
 /// [`RedisStore`](crate::RedisStore) the check takes at most two [deadlines](crate::RedisStore#deadlines), 200 ms by default, and
 /// in a cluster two for each slot of the keys of the request; while the breaker is open it fails at once. A request that
-/// [waits for its turn](crate::Policy::wait_up_to) holds it until then.
+/// [waits for its turn](crate::Policy::wait_up_to) gives it back, and waits for the service at its turn.
 #[derive(Clone)]
 pub struct RateLimit<S> {
     inner: S,

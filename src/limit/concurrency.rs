@@ -102,16 +102,16 @@ use crate::{ConfigError, store::LeaseId};
 ///
 /// # Leases
 ///
-/// A slot is held by a lease in the store, which expires after 10 s, or as [`lease`](Self::lease) has it. A task of the process
-/// renews the leases of all its slots together, at least every third of that time. When a process dies, nothing renews its
-/// leases, and its slots are free again within one lease. Times are those of the clock of the store; the clocks of processes
-/// do not matter.
+/// A slot is held by a lease in the store, which expires after 10 s, or as [`lease`](Self::lease) has it. A task in each
+/// runtime renews the leases of the slots that were taken there, at least every third of that time. When a process dies, nothing
+/// renews its leases, and its slots are free again within one lease. Times are those of the clock of the store; the clocks of
+/// processes do not matter.
 ///
 /// A process that is stopped for longer than a lease, or that does not reach the store for so long, loses its slots, and others
-/// may take them. Its work is not interrupted: [`Slots::is_lost`](crate::Slots::is_lost) reports it, and that work is the only
-/// way in which more than the limit can run at once while the store keeps its data and its clock is not set. A lease that
-/// expired is taken up again by the next renewal if there is room. [Behavior under faults](crate::guide::faults#slots) has
-/// what happens to slots when Redis or a process fails.
+/// may take them; so does a runtime that is blocked or not driven. Its work is not interrupted:
+/// [`Slots::is_lost`](crate::Slots::is_lost) reports it, and that work is the only way in which more than the limit can run at
+/// once while the store keeps its data and its clock is not set. A lease that expired is taken up again by the next renewal if
+/// there is room. [Behavior under faults](crate::guide::faults#slots) has what happens to slots when Redis or a process fails.
 ///
 /// # What it costs
 ///

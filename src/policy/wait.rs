@@ -39,10 +39,10 @@ impl<K> Policy<K> {
     /// others that wait already, whose turns stay as they are; if they were kept, the turns of callers that leave together would
     /// block the log. A bucket takes tokens back only from the request with the last turn; the other tokens come back with time.
     ///
-    /// A waiting request holds its clone of the inner service, which is ready: a service with a bound on its concurrency counts
-    /// it. So put such a bound, or `tower::load_shed`, inside of the layer if it should apply to requests that are admitted, and
-    /// outside if it should apply to those that wait too. `poll_ready` of the layer does not wait for turns. The runtime of tokio
-    /// needs its timers (`enable_time`).
+    /// A request that waits holds nothing of the inner service: its readiness, such as a permit of a bound on concurrency or of a
+    /// buffer, is given back, and at its turn the request waits until the service is ready. So a bound inside of the layer, or
+    /// `tower::load_shed`, applies to requests that are admitted; outside of it, also to those that wait. `poll_ready` of the layer
+    /// does not wait for turns. The runtime of tokio needs its timers (`enable_time`).
     ///
     /// A request whose key is [banned](Self::ban) while it waits is denied at its turn: a policy with bans, or one that
     /// [learns](Self::learn_from_responses), reads them then, which is a second call of the store. If that fails, the request is

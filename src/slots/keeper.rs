@@ -5,7 +5,7 @@ use std::{
 };
 
 use tokio::{
-    runtime::Handle,
+    runtime::{Handle, Id},
     sync::Notify,
     time::{Instant, timeout_at},
 };
@@ -15,21 +15,29 @@ use crate::store::{LeaseId, Store, StoreId};
 
 /// Renews the leases that this process has in one store, and those that it counts itself while the store fails.
 ///
-/// One task renews all of them, in the runtime of the request that started it. It ends when none is held. If its runtime
-/// ends, the next request with slots starts another one.
+/// In each runtime one task renews those that were taken there, so that a runtime which is blocked, or not driven, loses only
+/// its own. The task ends when none is held. If its runtime ends, another task renews the rest.
 #[derive(Default)]
 pub(crate) struct Keeper {
     state: Mutex<State>,
-    /// Notified when the task is to wake up earlier.
-    hurry: Notify,
 }
 
 #[derive(Default)]
 struct State {
+    groups: HashMap<Id, Group>,
+    /// Those of runtimes that have ended, and those that were taken outside of a runtime, until a task takes them over.
+    orphans: HashMap<LeaseId, Arc<Lease>>,
+    tasks: u64,
+}
+
+/// The leases of one runtime.
+#[derive(Default)]
+struct Group {
     held: HashMap<LeaseId, Arc<Lease>>,
     /// The number of the task that runs, and how long it sleeps.
     task: Option<(u64, Duration)>,
-    tasks: u64,
+    /// Notified when the task is to wake up earlier.
+    hurry: Arc<Notify>,
 }
 
 /// The keepers of the stores that are in use, since a store may have several layers.
@@ -51,32 +59,56 @@ impl Keeper {
 
     /// Renews a lease from now on.
     pub(super) fn hold(self: &Arc<Self>, lease: Arc<Lease>) {
-        let pause = pause(&lease);
         let mut state = self.state();
-        state.held.insert(lease.id(), lease);
-        match state.task {
+        state.orphans.insert(lease.id(), lease);
+        let Ok(runtime) = Handle::try_current() else { return };
+        let pause = state
+            .orphans
+            .values()
+            .map(|lease| pause(lease))
+            .min()
+            .unwrap_or_default();
+        let number = state.tasks + 1;
+        let group = state.take_over(runtime.id());
+        match group.task {
             Some((_, sleeps)) if sleeps <= pause => {}
-            Some(_) => self.hurry.notify_one(),
+            Some(_) => group.hurry.notify_one(),
             None => {
-                if let Ok(runtime) = Handle::try_current() {
-                    state.tasks += 1;
-                    let number = state.tasks;
-                    state.task = Some((number, pause));
-                    drop(state);
-                    let keeper = self.clone();
-                    runtime.spawn(Task { keeper, number }.run());
-                }
+                group.task = Some((number, pause));
+                let task = Task {
+                    keeper: self.clone(),
+                    runtime: runtime.id(),
+                    number,
+                    hurry: group.hurry.clone(),
+                };
+                state.tasks = number;
+                // In a runtime that ends, the task is dropped at once.
+                drop(state);
+                runtime.spawn(task.run());
             }
         }
     }
 
     /// Renews a lease no more.
     pub(super) fn forget(&self, lease: &Lease) {
-        self.state().held.remove(&lease.id());
+        let mut state = self.state();
+        state.orphans.remove(&lease.id());
+        for group in state.groups.values_mut() {
+            group.held.remove(&lease.id());
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The leases of a runtime, to which it adds those that no task renews.
+    fn take_over(&mut self, runtime: Id) -> &mut Group {
+        let group = self.groups.entry(runtime).or_default();
+        group.held.extend(self.orphans.drain());
+        group
     }
 }
 
@@ -86,10 +118,12 @@ fn pause(lease: &Lease) -> Duration {
     lease.length() / 6
 }
 
-/// The task that renews.
+/// The task that renews the leases of a runtime.
 struct Task {
     keeper: Arc<Keeper>,
+    runtime: Id,
     number: u64,
+    hurry: Arc<Notify>,
 }
 
 impl Task {
@@ -97,27 +131,31 @@ impl Task {
         let mut looked_at = Instant::now();
         while let Some(pause) = self.next_pause() {
             // From the last look on, so that short leases that come and go do not delay the others.
-            let hurried = timeout_at(looked_at + pause, self.keeper.hurry.notified())
-                .await
-                .is_ok();
+            let hurried = timeout_at(looked_at + pause, self.hurry.notified()).await.is_ok();
             if hurried {
                 continue;
             }
             looked_at = Instant::now();
-            let held: Vec<Arc<Lease>> = self.keeper.state().held.values().cloned().collect();
             // Each in a task of its own: a store sends together what comes at once, and one that hangs delays no other.
-            for renewal in held.iter().filter_map(Renewal::begin) {
+            for renewal in self.held().iter().filter_map(Renewal::begin) {
                 tokio::spawn(renewal.run());
             }
         }
     }
 
+    fn held(&self) -> Vec<Arc<Lease>> {
+        let mut state = self.keeper.state();
+        state.take_over(self.runtime).held.values().cloned().collect()
+    }
+
     /// The time until the next look; `None` if nothing is held.
     fn next_pause(&self) -> Option<Duration> {
         let mut state = self.keeper.state();
-        let shortest = state.held.values().map(|lease| pause(lease)).min();
-        if state.task.is_some_and(|(number, _)| number == self.number) {
-            state.task = shortest.map(|pause| (self.number, pause));
+        let group = state.take_over(self.runtime);
+        let shortest = group.held.values().map(|lease| pause(lease)).min();
+        match shortest {
+            Some(pause) => group.task = Some((self.number, pause)),
+            None => drop(state.groups.remove(&self.runtime)),
         }
         shortest
     }
@@ -127,8 +165,11 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         let mut state = self.keeper.state();
-        if state.task.is_some_and(|(number, _)| number == self.number) {
-            state.task = None;
+        let is_last = |group: &Group| group.task.is_some_and(|(number, _)| number == self.number);
+        if state.groups.get(&self.runtime).is_some_and(is_last)
+            && let Some(group) = state.groups.remove(&self.runtime)
+        {
+            state.orphans.extend(group.held);
         }
     }
 }

@@ -459,6 +459,31 @@ fn when_a_runtime_ends_the_next_request_of_another_one_renews_its_leases() {
     });
 }
 
+#[test]
+fn a_runtime_that_is_not_driven_loses_only_its_own_slots() {
+    let paused = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().start_paused(true).build().expect("a runtime")
+    };
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let limiter = Limiter::new(store, Policy::new("exports", Concurrency::new(2)));
+    let (idle, driven) = (paused(), paused());
+    let first = idle.block_on(limiter.check("42")).unwrap();
+
+    driven.block_on(async {
+        let second = limiter.check("42").await.unwrap();
+        for _ in 0..6 {
+            clock.advance(LEASE / 3);
+            tokio::time::sleep(LEASE / 3).await;
+        }
+        assert_eq!(limiter.peek("42").await.unwrap().remaining(), 1);
+        assert!(!second.take_slots().expect("it has one").is_lost());
+    });
+    drop(first);
+    drop(idle);
+}
+
 // The layer.
 
 fn exports(slots: u64) -> Policy {

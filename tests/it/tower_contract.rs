@@ -308,6 +308,112 @@ async fn an_error_of_readiness_comes_out_unchanged() {
     assert_eq!(service.ready().await.map(drop), Err(OutOfPaper(1)));
 }
 
+/// One a second for each user, who wait for the next one.
+fn waiting() -> Policy {
+    let policy = Policy::new("waiting", SlidingLog::per_second(1)).key(key::header("user"));
+    policy.wait_up_to(Duration::from_secs(5))
+}
+
+/// The time after which a request of each of these users was served.
+async fn served<S>(service: S, users: &[&str]) -> Vec<Duration>
+where
+    S: Service<Request<Body>, Response = Response<tower_quota::ResponseBody<Body>>, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+    S::Error: fmt::Debug + Send,
+{
+    let start = tokio::time::Instant::now();
+    let calls = users.iter().map(|user| {
+        let (service, request) = (service.clone(), request(user));
+        tokio::spawn(async move {
+            let status = service.oneshot(request).await.expect("served").status();
+            assert_eq!(status, StatusCode::OK);
+            start.elapsed()
+        })
+    });
+    let mut served = Vec::new();
+    for call in calls.collect::<Vec<_>>() {
+        served.push(call.await.expect("no panic"));
+    }
+    served
+}
+
+async fn a_request_that_waits_holds_nothing_of_the_service(store: impl Store + Clone) {
+    let at_its_turn = [Duration::ZERO, Duration::from_secs(1), Duration::ZERO];
+    let layer = || RateLimitLayer::new(store.clone(), waiting());
+    let limited = ServiceBuilder::new()
+        .layer(layer())
+        .concurrency_limit(1)
+        .service(Eager::default());
+    assert_eq!(served(limited, &["a", "a", "b"]).await, at_its_turn);
+
+    let buffered = ServiceBuilder::new().layer(layer()).buffer(1).service(Eager::default());
+    assert_eq!(served(buffered, &["c", "c", "d"]).await, at_its_turn);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_holds_nothing_of_the_service_when_the_store_replies_at_once() {
+    a_request_that_waits_holds_nothing_of_the_service(MemoryStore::new()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_holds_nothing_of_the_service_when_the_store_replies_later() {
+    a_request_that_waits_holds_nothing_of_the_service(Later(MemoryStore::new())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_does_not_make_the_service_shed_others() {
+    let shedding = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(MemoryStore::new(), waiting()))
+        .load_shed()
+        .concurrency_limit(1)
+        .service(Eager::default());
+    let at_its_turn = [Duration::ZERO, Duration::from_secs(1), Duration::ZERO];
+    assert_eq!(served(shedding, &["a", "a", "b"]).await, at_its_turn);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_readiness_after_a_wait_comes_out_unchanged() {
+    /// A service that is ready until it is closed.
+    #[derive(Clone, Default)]
+    struct Closing(Arc<AtomicUsize>);
+
+    impl Service<Request<Body>> for Closing {
+        type Response = Response<Body>;
+        type Error = OutOfPaper;
+        type Future = Ready<Result<Response<Body>, OutOfPaper>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), OutOfPaper>> {
+            Poll::Ready(match self.0.load(Ordering::Relaxed) {
+                0 => Ok(()),
+                _ => Err(OutOfPaper(3)),
+            })
+        }
+
+        fn call(&mut self, _: Request<Body>) -> Self::Future {
+            ready(Ok(Response::default()))
+        }
+    }
+
+    let (store, inner) = (MemoryStore::new(), Closing::default());
+    let policy = waiting().refund_if(|completion| completion.is_error());
+    let service = RateLimitLayer::new(store.clone(), policy).layer(inner.clone());
+    assert!(service.clone().oneshot(request("a")).await.is_ok());
+    let waits = tokio::spawn(service.clone().oneshot(request("a")));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    inner.0.store(1, Ordering::Relaxed);
+    assert_eq!(waits.await.expect("no panic").map(drop), Err(OutOfPaper(3)));
+
+    // It has failed, so it was refunded.
+    let limiter = tower_quota::Limiter::new(store, Policy::new("waiting", SlidingLog::per_second(1)));
+    let peeked = limiter
+        .peek(tower_quota::Key::header("user", "a"))
+        .await
+        .expect("in memory");
+    assert_eq!(peeked.remaining(), 1);
+}
+
 async fn call<S>(service: &RateLimit<S>) -> Received
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone,

@@ -170,10 +170,10 @@ impl Shards {
             folds,
         } = request;
         let never = |charge: &Charge<'_>| *charge.limit() == Limit::DenyAll && charge.role() != ChargeRole::Once;
-        let operation = match operation {
-            // It waits for nothing, and counts nothing.
-            Operation::Reserve if charges.iter().any(never) => Operation::Peek,
-            operation => *operation,
+        // It waits for nothing, and counts nothing.
+        let operation = match *operation == Operation::Reserve && charges.iter().any(never) {
+            true => Operation::Peek,
+            false => *operation,
         };
 
         let counted: SmallVec<[Option<State>; 4]> = ids.iter().map(|id| shards.of(id.hash).take(id)).collect();
