@@ -123,7 +123,7 @@ fn errors_go_into_a_box() {
 #[test]
 fn extractors_are_cloned_and_printed() {
     extractor(key::constant("all"));
-    extractor(key::extension::<String>(String::clone));
+    extractor(key::extension("user", String::clone));
     extractor(key::from_fn(|parts| parts.method.to_string()));
     extractor(key::header("x-user-id"));
     extractor(key::header("x-user-id").or(key::ip()));

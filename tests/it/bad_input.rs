@@ -143,7 +143,7 @@ fn a_request_without_the_extension_that_it_should_have() {
     struct User;
 
     let (parts, ()) = Request::new(()).into_parts();
-    let error = key::extension::<User>(|_| "user".into()).extract(&parts).unwrap_err();
+    let error = key::extension("user", |_: &User| "").extract(&parts).unwrap_err();
     assert!(error.is_misconfigured());
     assert_contains(error, &["User", "outside of this one", "`.or(..)`"]);
 }
