@@ -156,7 +156,7 @@ pub use self::axum::MissingDecision;
 #[cfg(feature = "serde")]
 pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "redis"))]
-pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
+pub use self::store::redis::{ClientLibrary, ConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
     completion::Completion,

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::net::TcpListener;
 use tower_quota::{
-    ClientLibrary, ConfigError, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
+    ClientLibrary, ConnectError, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
     store::{ErrorKind, Operation},
 };
 
@@ -69,8 +69,17 @@ fn url(redis: &Redis, user: &str) -> String {
 
 async fn refusal(builder: RedisStoreBuilder, url: &str) -> String {
     let error = builder.url(url).connect().await.expect_err("Redis refuses");
+    assert_eq!(kind(&error), Some(ErrorKind::Refused));
     assert!(!error.to_string().contains(":password"), "{error}");
     error.to_string()
+}
+
+/// The kind of an error of Redis.
+fn kind(error: &ConnectError) -> Option<ErrorKind> {
+    match error {
+        ConnectError::Store(error) => Some(error.kind()),
+        _ => None,
+    }
 }
 
 async fn a_missing_command_is_named(library: ClientLibrary) {
@@ -142,7 +151,7 @@ async fn a_trial_leaves_nothing_behind(library: ClientLibrary) {
 }
 
 /// The cause of an error, which is in plain words.
-fn cause(error: &ConfigError) -> String {
+fn cause(error: &ConnectError) -> String {
     let cause = error.source().expect("a cause").to_string();
     assert!(!cause.is_empty() && !cause.contains(['{', '"']), "{cause}");
     cause
@@ -152,7 +161,7 @@ const SHORT: Duration = Duration::from_millis(300);
 
 /// The error of connecting to a Redis that cannot be used, and the connect timeout. On a busy machine a short timeout ends
 /// before the first attempt has failed, and then the error has no cause but that.
-async fn connect_in_vain(library: ClientLibrary, url: &str) -> (ConfigError, Duration) {
+async fn connect_in_vain(library: ClientLibrary, url: &str) -> (ConnectError, Duration) {
     let mut timeout = SHORT;
     loop {
         let connected = builder(library).connect_timeout(timeout).url(url).connect().await;
@@ -172,6 +181,7 @@ async fn a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout(li
     assert!(error.to_string().contains(&format!("{timeout:?}")), "{error}");
     assert!(error.to_string().contains("`connect_lazy`"), "{error}");
     assert!(cause(&error).starts_with("Connection refused"), "{}", cause(&error));
+    assert_eq!(kind(&error), Some(ErrorKind::Unreachable));
 }
 
 async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(library: ClientLibrary) {
@@ -183,6 +193,11 @@ async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(librar
         let connected = builder(library).connect_timeout(SHORT).url(&url).connect().await;
         let error = connected.unwrap_err();
         assert!(!cause(&error).contains("password"), "{}", cause(&error));
+        let kind = kind(&error);
+        assert!(
+            matches!(kind, Some(ErrorKind::Timeout | ErrorKind::Unreachable)),
+            "{kind:?}"
+        );
     }
 }
 
@@ -191,6 +206,7 @@ async fn a_redis_that_cannot_write_yet_is_waited_for(library: ClientLibrary) {
     redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
     let (error, _) = connect_in_vain(library, &redis.url()).await;
     assert!(cause(&error).contains("READONLY"), "{}", cause(&error));
+    assert_eq!(kind(&error), Some(ErrorKind::Refused));
 
     let url = redis.url();
     let connecting = tokio::spawn(async move { builder(library).url(&url).connect().await });
@@ -379,8 +395,9 @@ async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
 async fn a_store_without_a_source_is_an_error_that_names_the_fix() {
     for error in [
         RedisStore::builder().connect().await.unwrap_err(),
-        RedisStore::builder().connect_lazy().unwrap_err(),
+        RedisStore::builder().connect_lazy().unwrap_err().into(),
     ] {
+        assert!(matches!(error, ConnectError::Config(_)), "{error}");
         assert!(
             error.to_string().contains("`.url(\"redis://127.0.0.1:6379\")`"),
             "{error}"

@@ -9,6 +9,7 @@ use super::{
     builder::{RedisStoreBuilder, Source},
     client::{RedisClient, library::ClientLibrary},
     commit_queue::BatchLimits,
+    connect_error::ConnectError,
     deny_cache::DenyCache,
     key_format::KeyFormat,
     queues::CommitQueues,
@@ -46,12 +47,13 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// * If the URL is not one of Redis, or requires a feature that is off.
-    /// * If Redis refuses the credentials, a command, the keys or the script. The error names what is refused, and the
-    ///   `ACL SETUSER` command for a user with all permissions of the store.
-    /// * If Redis cannot be used within the [connect timeout](RedisStoreBuilder::connect_timeout), 5 s. The
-    ///   [source](std::error::Error::source) of the error is the last cause.
-    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
+    /// * [`ConnectError::Config`] if the URL is not one of Redis, or requires a feature that is off.
+    /// * [`ConnectError::Store`] if Redis refuses the credentials, a command, the keys or the script. The error names what is
+    ///   refused, and the `ACL SETUSER` command for a user with all permissions of the store.
+    /// * [`ConnectError::Store`] if Redis cannot be used within the
+    ///   [connect timeout](RedisStoreBuilder::connect_timeout), 5 s. The [source](std::error::Error::source) of the error is
+    ///   the last cause, and its kind that of this cause.
+    pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::builder().url(url).connect().await
     }
 
@@ -112,7 +114,7 @@ impl RedisStoreBuilder {
     ///
     /// Those of [`RedisStore::connect`], and if a setting is out of its range, there is no source, or a client of the
     /// application cannot serve a limiter.
-    pub async fn connect(self) -> Result<RedisStore, ConfigError> {
+    pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let connect_timeout = self.connect_timeout;
         let store = self.build()?;
         connected(&store.queues().backend, connect_timeout).await?;
