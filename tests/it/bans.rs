@@ -525,8 +525,18 @@ async fn a_response_during_a_ban_has_the_rest_of_it() {
     let store = MemoryStore::builder().manual_clock(&clock).build();
     let layer = RateLimitLayer::new(store, policy("test").ban(ban()).key(key::constant("all")));
     let service = layer.layer(service_fn(respond));
-    for status in [200, 429, 429, 429] {
-        assert_eq!(send(&service, Request::get("/")).await.status, status);
+    for (status, problem) in [
+        (200, None),
+        (429, Some("quota-exceeded")),
+        (429, Some("quota-exceeded")),
+        (429, Some("abnormal-usage-detected")),
+    ] {
+        let received = send(&service, Request::get("/")).await;
+        assert_eq!(received.status, status);
+        let problem = problem.map(|name| format!("https://iana.org/assignments/http-problem-types#{name}"));
+        if let Some(problem) = problem {
+            assert_eq!(received.json()["type"], problem);
+        }
     }
     clock.advance(Duration::from_millis(17_300));
     let received = send(&service, Request::get("/")).await;
