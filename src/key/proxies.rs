@@ -42,6 +42,17 @@ pub enum ClientIpSource {
     Header(HeaderName),
 }
 
+#[cfg(feature = "tracing")]
+impl ClientIpSource {
+    /// The header that is neither of the two lists.
+    pub(super) fn own_header(&self) -> Option<&HeaderName> {
+        match self {
+            Self::Header(name) => Some(name),
+            Self::XForwardedFor | Self::XForwardedForHop(_) | Self::Forwarded => None,
+        }
+    }
+}
+
 /// The most elements that are read of the lists of a request.
 const MAX_HOPS: usize = 32;
 
@@ -58,11 +69,14 @@ pub(super) struct Proxies {
 }
 
 impl Proxies {
-    /// The client of a request, in canonical form: the peer unless it is trusted.
+    /// Whether the header of this peer is read.
+    #[inline]
+    pub(super) fn are_read_from(&self, peer: Peer) -> bool {
+        self.any_peer || self.trusts(peer)
+    }
+
+    /// The client of a request from a peer whose header is read, in canonical form.
     pub(super) fn client(&self, peer: Peer, headers: &HeaderMap, grouping: &Grouping) -> Peer {
-        if !self.any_peer && !self.trusts(peer) {
-            return peer;
-        }
         match &self.source {
             ClientIpSource::XForwardedFor => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter();
