@@ -3,6 +3,8 @@
 use std::{
     error::Error,
     fs,
+    pin::pin,
+    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
@@ -403,6 +405,26 @@ async fn a_store_without_a_source_is_an_error_that_names_the_fix() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn a_store_outside_of_a_runtime_is_an_error_that_names_the_fix() {
+    for library in [ClientLibrary::Fred, ClientLibrary::RedisRs] {
+        let builder = || builder(library).url("redis://127.0.0.1:1");
+        let mut connect = pin!(builder().connect());
+        let Poll::Ready(connected) = connect.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!("it waits for nothing");
+        };
+        for error in [connected.unwrap_err(), builder().connect_lazy().unwrap_err().into()] {
+            assert!(matches!(error, ConnectError::Config(_)), "{error}");
+            assert!(error.to_string().contains("`#[tokio::main]`"), "{error}");
+            assert!(error.to_string().contains("`let _guard = runtime.enter();`"), "{error}");
+        }
+    }
+
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _guard = runtime.enter();
+    assert!(RedisStore::connect_lazy("redis://127.0.0.1:1").is_ok());
 }
 
 #[tokio::test]

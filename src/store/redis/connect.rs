@@ -1,5 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
+use tokio::runtime::Handle;
+
 #[cfg(feature = "fred")]
 use super::client::fred::FredClient;
 #[cfg(feature = "redis")]
@@ -41,13 +43,10 @@ impl RedisStore {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
     /// # Errors
     ///
-    /// * [`ConnectError::Config`] if the URL is not one of Redis, or requires a feature that is off.
+    /// * [`ConnectError::Config`] if the URL is not one of Redis, or requires a feature that is off; and outside of a tokio
+    ///   runtime.
     /// * [`ConnectError::Store`] if Redis refuses the credentials, a command, the keys or the script. The error names what is
     ///   refused, and the `ACL SETUSER` command for a user with all permissions of the store.
     /// * [`ConnectError::Store`] if Redis cannot be used within the
@@ -75,13 +74,9 @@ impl RedisStore {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
     /// # Errors
     ///
-    /// If the URL is not one of Redis, or requires a feature that is off.
+    /// If the URL is not one of Redis, or requires a feature that is off; and outside of a tokio runtime.
     pub fn connect_lazy(url: &str) -> Result<Self, ConfigError> {
         Self::builder().url(url).connect_lazy()
     }
@@ -105,10 +100,6 @@ impl RedisStoreBuilder {
     /// assert!(error.to_string().contains("`.url(\"redis://127.0.0.1:6379\")`"));
     /// # }
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
     ///
     /// # Errors
     ///
@@ -134,10 +125,6 @@ impl RedisStoreBuilder {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
     /// # Errors
     ///
     /// Those of [`RedisStore::connect_lazy`], and if a setting is out of its range, there is no source, or a client of the
@@ -152,6 +139,9 @@ impl RedisStoreBuilder {
 
     fn build(self) -> Result<RedisStore, ConfigError> {
         self.validate()?;
+        if Handle::try_current().is_err() {
+            return Err(no_runtime());
+        }
         let client = self.redis_client()?;
         let key_format = KeyFormat::new(&self.prefix, self.secret.and_then(Result::ok));
         let backend = Backend::new(client, self.script, key_format, self.deadline);
@@ -217,6 +207,13 @@ impl RedisStoreBuilder {
         }
         Ok(())
     }
+}
+
+fn no_runtime() -> ConfigError {
+    ConfigError::new(
+        "a store connects in a tokio runtime, and there is none; build it in a function that the runtime runs, such as an \
+         `async fn main` with `#[tokio::main]`, or enter the runtime before, as in `let _guard = runtime.enter();`",
+    )
 }
 
 fn no_source() -> ConfigError {
