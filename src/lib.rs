@@ -169,7 +169,7 @@ pub use self::{
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
-    limiter::{Acquire, AcquireError, Limiter, Permit},
+    limiter::{Acquire, AcquireError, BanError, Limiter, Permit},
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
     slots::Slots,

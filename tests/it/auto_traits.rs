@@ -6,11 +6,11 @@ use axum::{Router, routing::get as route};
 use http::request::Parts;
 
 use tower_quota::{
-    Acquire, AcquireError, Admin, Ban, ClientLibrary, Completion, Concurrency, ConfigError, ConnectError, Decision,
-    Denial, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, FixedWindow, Headers, Key, KeyExtractor,
-    Keyed, Limit, Limiter, LivePolicies, ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision, Permit,
-    Policies, Policy, PolicyDecision, RateLimit, RateLimitLayer, Receipt, RedisStore, RedisStoreBuilder, ResetFormat,
-    ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
+    Acquire, AcquireError, Admin, Ban, BanError, ClientLibrary, Completion, Concurrency, ConfigError, ConnectError,
+    Decision, Denial, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, FixedWindow, Headers, Key,
+    KeyExtractor, Keyed, Limit, Limiter, LivePolicies, ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision,
+    Permit, Policies, Policy, PolicyDecision, RateLimit, RateLimitLayer, Receipt, RedisStore, RedisStoreBuilder,
+    ResetFormat, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
     key::{
         self, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip, KeyError, Method, Or, Path, PeerAddr,
         Route, UnixPeer,
@@ -113,6 +113,7 @@ fn what_a_request_holds_is_sent_and_printed() {
 fn errors_go_into_a_box() {
     error::<AcquireError>();
     error::<ConfigError>();
+    error::<BanError>();
     error::<ConnectError>();
     error::<Denied>();
     error::<KeyError>();

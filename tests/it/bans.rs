@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -14,8 +14,8 @@ use http_body_util::Empty;
 use tokio::task::JoinSet;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    Ban, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
-    Unkeyed, key, limit,
+    Ban, BanError, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy, RateLimitLayer,
+    SlidingLog, Unkeyed, key, limit,
     store::{Charge, ChargeRole, Operation, Store, StoreFuture, StoreId, StoreRequest},
 };
 
@@ -322,9 +322,23 @@ async fn a_key_is_banned_by_hand_for_a_time(bench: Bench) {
     assert_eq!(denial(&check(&by_hand).await), banned(HOUR));
     assert!(by_hand.check("l").await.expect("the store replies").is_allowed());
 
-    let without = Limiter::new(bench.store.clone(), policy("test"));
-    let error = without.ban("k", MINUTE).await.unwrap_err();
+    let unlimited = Policy::new("unlimited", Limit::Unlimited).ban(Ban::by_hand());
+    let unlimited = Limiter::new(bench.store.clone(), unlimited);
+    ban_for(&unlimited, HOUR).await;
+    assert!(check(&unlimited).await.is_allowed());
+}
+
+#[tokio::test]
+async fn a_ban_by_hand_without_bans_is_no_failure_of_the_store() {
+    let failures = Arc::new(AtomicU64::new(0));
+    let counted = failures.clone();
+    let limiter = Limiter::new(MemoryStore::new(), policy("test")).on_failure(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    let error = limiter.ban("k", MINUTE).await.unwrap_err();
+    assert!(matches!(error, BanError::NoBans), "{error:?}");
     assert!(error.to_string().contains("`.ban(Ban::by_hand())`"), "{error}");
+    assert_eq!(failures.load(Ordering::Relaxed), 0);
 }
 
 async fn a_ban_of_a_clock_that_is_gone_is_dropped(bench: Bench) {
@@ -665,7 +679,8 @@ async fn while_the_store_fails_this_process_has_bans_of_its_own() {
     // A key that was blocked stays so.
     fails.store(true, Ordering::Relaxed);
     assert_eq!(reason().await, banned);
-    assert!(limiter.ban("l", HOUR).await.is_err());
+    let error = limiter.ban("l", HOUR).await.unwrap_err();
+    assert!(matches!(error, BanError::Store(_)), "{error:?}");
     let blocked = limiter.check("l").await.expect("this process counts");
     assert_eq!(denial(&blocked).map(|(denial, _)| denial), banned);
 }
