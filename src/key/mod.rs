@@ -81,7 +81,7 @@ pub(crate) use self::secret::Secret;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::secret::ShortSecret;
 pub use self::{
-    client_ip::{ClientIp, client_ip},
+    client_ip::{ClientIp, client_ip, try_client_ip},
     constant::{Constant, constant},
     error::KeyError,
     extension::{Extension, extension},

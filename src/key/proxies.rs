@@ -34,7 +34,8 @@ use crate::ConfigError;
 pub enum ClientIpSource {
     /// `X-Forwarded-For`: the first address from the right that is not trusted.
     XForwardedFor,
-    /// `X-Forwarded-For`: the n-th element from the right, for a fixed chain of n proxies. 0 means 1.
+    /// `X-Forwarded-For`: the n-th element from the right, for a fixed chain of n proxies. 0 is an error of
+    /// [`client_ip`](super::client_ip()).
     XForwardedForHop(usize),
     /// `Forwarded` (RFC 7239): the first address from the right that is not trusted.
     Forwarded,
@@ -89,7 +90,7 @@ impl Proxies {
             ClientIpSource::XForwardedForHop(n) => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter();
                 let mut hops = lines.rev().flat_map(forwarded::x_forwarded_for);
-                match hops.nth(n.saturating_sub(1)) {
+                match hops.nth(n - 1) {
                     Some(Hop::Address(address)) => Peer::Address(grouping.canonical(address)),
                     _ => peer,
                 }

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use http::Request;
 use tower_quota::{
-    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
+    key::{self, ClientIpSource},
     limit::Limit,
 };
 
@@ -99,6 +100,18 @@ fn a_share_that_is_none() {
 #[should_panic(expected = "key::header(\"x-user-id\")")]
 fn a_header_name_that_is_none() {
     let _ = key::header("x user id");
+}
+
+#[test]
+fn a_chain_of_no_proxies() {
+    let error = key::try_client_ip(ClientIpSource::XForwardedForHop(0)).unwrap_err();
+    assert_contains(error, &["at least one proxy", "`XForwardedForHop(1)`"]);
+}
+
+#[test]
+#[should_panic(expected = "`XForwardedForHop(1)`")]
+fn a_chain_of_no_proxies_in_code() {
+    let _ = key::client_ip(ClientIpSource::XForwardedForHop(0));
 }
 
 #[tokio::test]
