@@ -31,6 +31,7 @@ fn borrowed<T: Copy + Debug + Send + Sync>() {}
 fn extractor<T: KeyExtractor + Clone + Debug>(_: T) {}
 fn held<T: Debug + Send + Sync>() {}
 fn sent<T: Debug + Send>() {}
+fn moved<T: Unpin>() {}
 
 #[test]
 fn public_types_are_shared_and_cloned() {
@@ -112,8 +113,8 @@ fn what_a_request_holds_is_sent_and_printed() {
 #[test]
 fn errors_go_into_a_box() {
     error::<AcquireError>();
-    error::<ConfigError>();
     error::<BanError>();
+    error::<ConfigError>();
     error::<ConnectError>();
     error::<Denied>();
     error::<KeyError>();
@@ -196,4 +197,15 @@ fn the_future_and_the_body_are_sent_where_those_of_the_service_are() {
     sent::<ResponseFuture<String, String, std::future::Ready<()>>>();
     sent::<DrainBodyFuture<String, String, std::future::Ready<()>>>();
     sent::<ResponseBody<String>>();
+}
+
+#[test]
+fn what_is_polled_is_moved_where_that_of_the_service_is() {
+    moved::<DrainBody<String>>();
+    moved::<Permit>();
+    moved::<RateLimit<String>>();
+    moved::<RateLimitLayer>();
+    moved::<ResponseBody<String>>();
+    moved::<ResponseFuture<String, String, std::future::Ready<()>>>();
+    moved::<StoreFuture>();
 }
