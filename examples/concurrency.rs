@@ -32,7 +32,7 @@ struct UserId(u64);
 
 /// The store is a `RedisStore` where there are several replicas.
 fn limit(store: impl Store) -> RateLimitLayer {
-    let exports = Policy::new("exports", Concurrency::new(3)).key(key::extension::<UserId>(|user| user.0.to_string()));
+    let exports = Policy::new("exports", Concurrency::new(3)).key(key::extension("user", |user: &UserId| user.0));
     RateLimitLayer::new(store, exports)
 }
 

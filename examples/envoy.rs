@@ -76,23 +76,26 @@ impl RateLimitService for RateLimits {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let request = request.into_inner();
         let mut decisions = Vec::new();
+        if request.descriptors.iter().any(|descriptor| descriptor.is_negative_hits) {
+            return Err(Status::unimplemented("hits are not given back"));
+        }
         for descriptor in &request.descriptors {
-            if descriptor.is_negative_hits {
-                return Err(Status::unimplemented("hits are not given back"));
-            }
             let hits = match &descriptor.hits_addend {
                 Some(hits) => hits.value,
                 None => u64::from(request.hits_addend.max(1)),
             };
-            decisions.push(self.decide(&request.domain, descriptor, hits).await?);
+            match self.decide(&request.domain, descriptor, hits).await {
+                Ok(decision) => decisions.push(decision),
+                Err(status) => {
+                    refund(&decisions).await;
+                    return Err(status);
+                }
+            }
         }
 
         let denied = decisions.iter().flatten().find(|decision| !decision.is_allowed());
         if denied.is_some() {
-            // Counted by all or by none, as in a layer. A refund that is lost leaves a count, and no request above a limit.
-            for decision in decisions.iter().flatten() {
-                let _ = decision.refund().await;
-            }
+            refund(&decisions).await;
         }
         let shown = denied.or_else(|| decisions.iter().flatten().min_by_key(|decision| decision.remaining()));
         Ok(Response::new(RateLimitResponse {
@@ -101,6 +104,14 @@ impl RateLimitService for RateLimits {
             response_headers_to_add: shown.map(headers).unwrap_or_default(),
             ..RateLimitResponse::default()
         }))
+    }
+}
+
+/// A request counts for all descriptors or for none, as in a layer. A refund that is lost leaves a count, and no request above a
+/// limit.
+async fn refund(decisions: &[Option<Decision>]) {
+    for decision in decisions.iter().flatten() {
+        let _ = decision.refund().await;
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct UserId(pub(crate) u64);
 
 /// The two limits, which are decided together. The store is a `RedisStore` where there are several replicas.
 pub(crate) fn limit(store: impl Store) -> RateLimitLayer {
-    let user = || key::extension::<UserId>(|user| user.0.to_string());
+    let user = || key::extension("user", |user: &UserId| user.0);
     let running = Policy::new("running", Concurrency::new(1)).key(user());
     let exports = Policy::new("exports", SlidingLog::per_hour(3)).key(user());
     RateLimitLayer::new(store, [running, exports])

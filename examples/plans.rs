@@ -57,7 +57,7 @@ pub(crate) fn app() -> Router {
         Some(user) if user.pro => SlidingLog::per_minute(10),
         _ => SlidingLog::per_minute(2),
     });
-    let search = Policy::new("search", by_plan).key(key::extension::<User>(|user| user.id.clone()));
+    let search = Policy::new("search", by_plan).key(key::extension("user", |user: &User| user.id.clone()));
     let limit = RateLimitLayer::new(MemoryStore::new(), search);
     Router::new().route(
         "/search",

@@ -56,7 +56,7 @@ async fn authenticate(mut request: Request, next: Next) -> Result<Response, Stat
 pub(crate) fn app() -> Router {
     let store = MemoryStore::new();
     let attempts = Policy::new("attempts", SlidingLog::per_minute(5)).key(key::ip());
-    let user = key::extension::<UserId>(|user| user.0.to_string());
+    let user = key::extension("user", |user: &UserId| user.0);
     let users = Policy::new("users", SlidingLog::per_minute(2)).key(user);
 
     Router::new().route(

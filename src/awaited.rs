@@ -86,8 +86,10 @@ impl AwaitedCompletion {
     #[cold]
     fn learn<B>(&self, decision: &Decision, response: Option<&Response<B>>, lost: &Arc<LostSettlements>) {
         let in_head = response.and_then(|response| pause::requested_by(response.status(), response.headers()));
-        if let Some(pause) = in_head.or(self.pause).filter(|pause| !pause.is_zero()) {
-            receive(bans::send(decision, pause, PolicyDecision::learns), lost);
+        if let Some(pause) = in_head.or(self.pause).filter(|pause| !pause.is_zero())
+            && let Some(response) = bans::send(decision, pause, PolicyDecision::learns)
+        {
+            receive(response, lost);
         }
     }
 }

@@ -6,11 +6,16 @@ use smallvec::SmallVec;
 
 use crate::{
     Decision, PolicyDecision,
-    store::{Charge, ErrorKind, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{Charge, Operation, StoreFuture, StoreRequest, StoreResponse},
 };
 
-/// Bans the keys of these policies of a decision for a time, in the store and in what this process counts while the store fails.
-pub(crate) fn send(decision: &Decision, length: Duration, selects: impl Fn(&PolicyDecision) -> bool) -> StoreFuture {
+/// Bans the keys of these policies of a decision for a time, in the store and in what this process counts while the store fails;
+/// `None` if none of them has bans.
+pub(crate) fn send(
+    decision: &Decision,
+    length: Duration,
+    selects: impl Fn(&PolicyDecision) -> bool,
+) -> Option<StoreFuture> {
     let length = length.as_micros().try_into().unwrap_or(u64::MAX);
     let policies = decision.as_slice().iter().filter(|policy| selects(policy));
     let charges: SmallVec<[[Charge<'_>; 1]; 1]> = policies
@@ -20,17 +25,12 @@ pub(crate) fn send(decision: &Decision, length: Duration, selects: impl Fn(&Poli
         .iter()
         .map(|charge| StoreRequest::new(Operation::Charge, charge));
     let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
-    match decision.as_slice() {
-        [first, ..] if !requests.is_empty() => {
-            let context = &first.context;
-            context.failover.copy(&requests);
-            context.store.decide(&requests)
-        }
-        _ => StoreFuture::ready(Err(StoreError::new(
-            ErrorKind::Refused,
-            "no policy has bans; set `.ban(Ban::by_hand())`",
-        ))),
+    let [first, ..] = decision.as_slice() else { return None };
+    if requests.is_empty() {
+        return None;
     }
+    first.context.failover.copy(&requests);
+    Some(first.context.store.decide(&requests))
 }
 
 /// Reads the bans of a request that has waited; `None` without a policy that has bans.

@@ -211,12 +211,12 @@ fn conclude(
         first.context.metrics.end(began);
     }
     let settled = match response {
-        Ok(response) => settle(response, operation, &mut undecided),
+        Ok(response) => settle(response, operation, &mut undecided).map(|()| response.is_reply),
         Err(error) => Err(error.clone()),
     };
     let decided = match settled {
-        Ok(()) => {
-            if let Some(first) = undecided.as_slice().first() {
+        Ok(is_reply) => {
+            if is_reply && let Some(first) = undecided.as_slice().first() {
                 first.context.failover.replied();
             }
             if operation == Operation::Reset {

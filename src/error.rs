@@ -1,6 +1,6 @@
 use std::{borrow::Cow, error::Error, fmt};
 
-/// A setting that cannot work, or a Redis server that cannot be used.
+/// A setting that cannot work.
 ///
 /// Errors of this type occur when a policy, a layer or a store is built, never while requests are served. The message
 /// contains a setting that works. The [`source`](Error::source) is the cause, if there is one.
@@ -42,11 +42,20 @@ impl ConfigError {
 
 impl fmt::Debug for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        match self.source.as_ref().map(ToString::to_string) {
-            Some(cause) if !self.message.contains(&cause) => write!(f, ": {cause}"),
-            Some(_) | None => Ok(()),
-        }
+        write_with_cause(f, &self.message, self.source())
+    }
+}
+
+/// Writes a message, and the cause if the message does not contain it.
+pub(crate) fn write_with_cause(
+    f: &mut fmt::Formatter<'_>,
+    message: &str,
+    cause: Option<&(dyn Error + 'static)>,
+) -> fmt::Result {
+    f.write_str(message)?;
+    match cause.map(ToString::to_string) {
+        Some(cause) if !message.contains(&cause) => write!(f, ": {cause}"),
+        Some(_) | None => Ok(()),
     }
 }
 

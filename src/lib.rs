@@ -156,7 +156,7 @@ pub use self::axum::MissingDecision;
 #[cfg(feature = "serde")]
 pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "redis"))]
-pub use self::store::redis::{ClientLibrary, RedisStore, RedisStoreBuilder};
+pub use self::store::redis::{ClientLibrary, ConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
     body::ResponseBody,
     completion::Completion,
@@ -169,7 +169,7 @@ pub use self::{
     key::{Key, KeyExtractor},
     layer::RateLimitLayer,
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
-    limiter::{Acquire, AcquireError, Limiter, Permit},
+    limiter::{Acquire, AcquireError, BanError, Limiter, Permit},
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
     slots::Slots,

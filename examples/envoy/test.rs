@@ -174,6 +174,39 @@ async fn a_store_that_fails_is_unavailable_if_the_policy_is_closed() {
 }
 
 #[tokio::test]
+async fn a_request_that_fails_for_one_descriptor_is_counted_by_none() {
+    /// Fails for logins alone.
+    #[derive(Clone)]
+    struct Partial(MemoryStore);
+
+    impl Store for Partial {
+        fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+            let mut charges = requests.iter().flat_map(|request| request.charges());
+            match charges.any(|charge| charge.policy() == "shop.login.remote_address") {
+                true => StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "connection refused"))),
+                false => self.0.decide(requests),
+            }
+        }
+    }
+
+    let mut client = client(LIMITS, Partial(MemoryStore::new())).await;
+    let mut negative = request([descriptor(&ADDRESS), descriptor(&ADDRESS)]);
+    negative.descriptors[1].is_negative_hits = true;
+    for (failing, code) in [
+        (
+            request([descriptor(&ADDRESS), descriptor(&LOGIN)]),
+            StatusCode::Unavailable,
+        ),
+        (negative, StatusCode::Unimplemented),
+    ] {
+        let status = client.should_rate_limit(failing).await.expect_err("it fails");
+        assert_eq!(status.code(), code);
+    }
+    let response = call(&mut client, request([descriptor(&ADDRESS)])).await;
+    assert_eq!(codes(&response), (Code::Ok, vec![(Code::Ok, 99)]));
+}
+
+#[tokio::test]
 async fn limits_follow_the_file() {
     let folder = std::env::temp_dir().join(format!("tower-quota-envoy-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");

@@ -34,8 +34,40 @@ use crate::ConfigError;
 /// A client that reaches the service from a trusted network, past the proxies, chooses its key.
 ///
 /// Addresses are grouped as by [`ip`](super::ip()), with the same settings.
+///
+/// # Panics
+///
+/// For [`XForwardedForHop(0)`](ClientIpSource::XForwardedForHop): a chain has at least one proxy. [`try_client_ip`] returns an
+/// error instead.
+#[track_caller]
 pub fn client_ip(source: ClientIpSource) -> ClientIp {
-    ClientIp { source }
+    match try_client_ip(source) {
+        Ok(client) => client,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A [`client_ip`] whose source comes from configuration.
+///
+/// # Errors
+///
+/// For [`XForwardedForHop(0)`](ClientIpSource::XForwardedForHop): a chain has at least one proxy.
+///
+/// ```
+/// use tower_quota::key::{self, ClientIpSource};
+///
+/// assert!(key::try_client_ip(ClientIpSource::XForwardedForHop(1)).is_ok());
+/// let error = key::try_client_ip(ClientIpSource::XForwardedForHop(0)).unwrap_err();
+/// assert!(error.to_string().contains("`XForwardedForHop(1)`"));
+/// ```
+pub fn try_client_ip(source: ClientIpSource) -> Result<ClientIp, ConfigError> {
+    match source {
+        ClientIpSource::XForwardedForHop(0) => Err(ConfigError::new(
+            "a chain has at least one proxy: behind one, the client is the last entry of `x-forwarded-for`, which is \
+             `XForwardedForHop(1)`",
+        )),
+        _ => Ok(ClientIp { source }),
+    }
 }
 
 /// A [`client_ip`] that still requires trusted peers.

@@ -67,7 +67,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// #[derive(Clone)]
     /// struct UserId(u64);
     ///
-    /// let user_or_address = key::extension::<UserId>(|user| user.0.to_string()).or(key::ip());
+    /// let user_or_address = key::extension("user", |user: &UserId| user.0).or(key::ip());
     ///
     /// let peer = PeerAddr("203.0.113.7:4711".parse()?);
     /// let (parts, ()) = Request::get("/").extension(peer).body(())?.into_parts();

@@ -348,12 +348,12 @@ impl Ip {
         };
         let peer = self.grouping.canonical_peer(peer?);
         Some(match &self.proxies {
-            None => {
+            Some(proxies) if proxies.are_read_from(peer) => proxies.client(peer, &parts.headers, &self.grouping),
+            Some(_) | None => {
                 #[cfg(feature = "tracing")]
-                self.warn_of_forwarding(&parts.headers);
+                self.warn_of_forwarding(peer, &parts.headers);
                 peer
             }
-            Some(proxies) => proxies.client(peer, &parts.headers, &self.grouping),
         })
     }
 }
@@ -361,16 +361,26 @@ impl Ip {
 #[cfg(feature = "tracing")]
 impl Ip {
     /// Warns once if a proxy seems to be in front, so that all requests have its key.
-    fn warn_of_forwarding(&self, headers: &HeaderMap) {
-        if !self.warned.load(Ordering::Relaxed)
-            && (headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED))
-            && !self.warned.swap(true, Ordering::Relaxed)
-        {
-            tracing::warn!(
-                "a request has been forwarded, but is counted under the address of the peer; if the peer is your proxy, use \
-                 `key::client_ip`"
-            );
+    fn warn_of_forwarding(&self, peer: Peer, headers: &HeaderMap) {
+        if self.warned.load(Ordering::Relaxed) {
+            return;
         }
+        let own = self.proxies.as_ref().and_then(|proxies| proxies.source.own_header());
+        let is_forwarded = [Some(&X_FORWARDED_FOR), Some(&FORWARDED), own]
+            .into_iter()
+            .flatten()
+            .any(|name| headers.contains_key(name));
+        if !is_forwarded || self.warned.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let fix = match (&self.proxies, peer) {
+            (None, _) => "use `key::client_ip`",
+            (Some(_), Peer::Address(_)) => "add its address to `trusted`",
+            (Some(_), Peer::Unix) => "use `trust_unix_peer`",
+        };
+        tracing::warn!(
+            "a request has been forwarded, but is counted under the address of the peer; if the peer is your proxy, {fix}"
+        );
     }
 }
 

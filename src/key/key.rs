@@ -16,7 +16,7 @@ use super::secret::Secret;
 /// | `unmatched=` | [`Key::unmatched_route`] | [`route`](fn@super::route) |
 /// | `method=GET`, `other-method=` | [`Key::method`] | [`method`](super::method()) |
 /// | `header:x-user-id=42` | [`Key::header`] | [`header`](fn@super::header) |
-/// | `ext:my_service::UserId=42` | [`Key::extension`] | [`extension`](super::extension()) |
+/// | `ext:user=42` | [`Key::extension`] | [`extension`](super::extension()) |
 /// | `const=all` | [`Key::constant`] | [`constant`](super::constant()) |
 /// | `key=42` | [`Key::from`] | [`from_fn`](super::from_fn()) |
 /// | several, such as `ip=203.0.113.7\|path=/login` | [`and`](Key::and) | a tuple |
@@ -64,11 +64,26 @@ impl Key {
 
     /// A component with a kind without delimiters, a label and a value, such as `header:`, `x-user-id` and `42`.
     pub(super) fn component(kind: &'static str, label: &[u8], value: &[u8]) -> Self {
+        let mut key = Self::labelled(kind, label);
+        key.escape(value, None);
+        key
+    }
+
+    /// The same of a value that is formatted.
+    pub(super) fn formatted(kind: &'static str, label: &[u8], value: impl fmt::Display) -> Self {
+        use fmt::Write;
+
+        let mut key = Self::labelled(kind, label);
+        let _ = write!(Escaped(&mut key), "{value}"); // writing to memory does not fail
+        key
+    }
+
+    /// A component whose value is still empty.
+    fn labelled(kind: &'static str, label: &[u8]) -> Self {
         let mut key = Self::empty();
         key.text.extend_from_slice(kind.as_bytes());
         key.escape(label, Some(b'='));
         key.text.push(b'=');
-        key.escape(value, None);
         key
     }
 
@@ -128,6 +143,16 @@ impl Key {
         Self {
             text: SmallVec::from_slice(text.as_bytes()),
         }
+    }
+}
+
+/// Appends text to the value of the last component.
+struct Escaped<'a>(&'a mut Key);
+
+impl fmt::Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.escape(text.as_bytes(), None);
+        Ok(())
     }
 }
 

@@ -135,7 +135,7 @@ mod tests {
             let keys = [
                 Key::from(text.as_str()),
                 Key::header("x-user-id", &value).and(Key::path(&text)),
-                Key::extension::<Vec<String>>(&text).and(Key::constant("all")),
+                Key::extension(&text, &text).and(Key::constant("all")),
                 Key::ip(v4.into()).and(Key::method(&http::Method::GET)),
                 Key::ip(std::net::Ipv6Addr::from_bits(v6).into()).and(Key::unix_peer()),
             ];

@@ -34,12 +34,24 @@ use crate::ConfigError;
 pub enum ClientIpSource {
     /// `X-Forwarded-For`: the first address from the right that is not trusted.
     XForwardedFor,
-    /// `X-Forwarded-For`: the n-th element from the right, for a fixed chain of n proxies. 0 means 1.
+    /// `X-Forwarded-For`: the n-th element from the right, for a fixed chain of n proxies. 0 is an error of
+    /// [`client_ip`](super::client_ip()).
     XForwardedForHop(usize),
     /// `Forwarded` (RFC 7239): the first address from the right that is not trusted.
     Forwarded,
     /// A header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`.
     Header(HeaderName),
+}
+
+#[cfg(feature = "tracing")]
+impl ClientIpSource {
+    /// The header that is neither of the two lists.
+    pub(super) fn own_header(&self) -> Option<&HeaderName> {
+        match self {
+            Self::Header(name) => Some(name),
+            Self::XForwardedFor | Self::XForwardedForHop(_) | Self::Forwarded => None,
+        }
+    }
 }
 
 /// The most elements that are read of the lists of a request.
@@ -58,11 +70,14 @@ pub(super) struct Proxies {
 }
 
 impl Proxies {
-    /// The client of a request, in canonical form: the peer unless it is trusted.
+    /// Whether the header of this peer is read.
+    #[inline]
+    pub(super) fn are_read_from(&self, peer: Peer) -> bool {
+        self.any_peer || self.trusts(peer)
+    }
+
+    /// The client of a request from a peer whose header is read, in canonical form.
     pub(super) fn client(&self, peer: Peer, headers: &HeaderMap, grouping: &Grouping) -> Peer {
-        if !self.any_peer && !self.trusts(peer) {
-            return peer;
-        }
         match &self.source {
             ClientIpSource::XForwardedFor => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter();
@@ -75,7 +90,7 @@ impl Proxies {
             ClientIpSource::XForwardedForHop(n) => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter();
                 let mut hops = lines.rev().flat_map(forwarded::x_forwarded_for);
-                match hops.nth(n.saturating_sub(1)) {
+                match hops.nth(n - 1) {
                     Some(Hop::Address(address)) => Peer::Address(grouping.canonical(address)),
                     _ => peer,
                 }

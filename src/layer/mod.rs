@@ -42,7 +42,7 @@ use crate::{access::Access, policy::Renewals};
 /// #[derive(Clone)]
 /// struct UserId(u64);
 ///
-/// let user = || key::extension::<UserId>(|user| user.0.to_string());
+/// let user = || key::extension("user", |user: &UserId| user.0);
 /// let layer = RateLimitLayer::new(MemoryStore::new(), [
 ///     Policy::new("per-path", SlidingLog::per_minute(1)).key((user(), key::path())),
 ///     Policy::new("per-user", SlidingLog::per_minute(3)).key(user()),

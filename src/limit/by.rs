@@ -27,7 +27,7 @@ use super::limit::Limit;
 ///     Some(user) if user.pro => SlidingLog::per_minute(100),
 ///     _ => SlidingLog::per_minute(10),
 /// }))
-/// .key(key::extension::<User>(|user| user.id.to_string()));
+/// .key(key::extension("user", |user: &User| user.id));
 /// let service = RateLimitLayer::new(MemoryStore::new(), api).layer(service_fn(async |_: Request<Body>| {
 ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
 /// }));

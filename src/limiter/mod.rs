@@ -8,6 +8,7 @@ use std::{convert::identity, fmt, sync::Arc};
 
 pub use self::{
     acquire::{Acquire, AcquireError},
+    ban::BanError,
     permit::Permit,
 };
 

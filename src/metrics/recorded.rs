@@ -161,8 +161,8 @@ impl CheckHandles {
     #[cold]
     fn new() -> Self {
         describe();
-        // It is 0 from the first check on.
-        let _ = counter!(LOST_SETTLEMENTS);
+        // They are 0 from the first check on, so that the first increment is one.
+        let _ = (counter!(LOST_SETTLEMENTS), counter!(EVICTIONS));
         Self {
             duration: histogram!(CHECK_DURATION),
             store_errors: ERROR_KINDS.map(|kind| counter!(STORE_ERRORS, "kind" => kind)),

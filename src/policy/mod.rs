@@ -185,7 +185,8 @@ impl Policy<Unkeyed> {
     ///
     /// If the name is not of that form, or the limit cannot be kept: a [`SlidingLog`](crate::SlidingLog) of more than
     /// 100,000 without a [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst
-    /// and rate are too large together for exact integers. [`try_new`](Self::try_new) returns an error instead.
+    /// and rate are too large together for exact integers; or it is a [`Limit::Ban`], which [`ban`](Self::ban) sets beside the
+    /// limit. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(name: impl Into<Cow<'static, str>>, limit: impl Into<PolicyLimit>) -> Self {
         match Self::try_new(name, limit) {

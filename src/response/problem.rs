@@ -4,12 +4,19 @@ use serde_json::json;
 use smallvec::SmallVec;
 
 use super::{format::ResponseFormat, rejection::Rejection};
-use crate::Decision;
+use crate::{Decision, Denial, PolicyDecision};
 
 /// Responds with `application/problem+json` (RFC 9457).
 ///
-/// The types and `violated-policies` are those of the IETF draft *RateLimit header fields for HTTP*; a refused request gets
-/// `about:blank` with a `detail`, without one if the server is at fault, and so does a blocked one.
+/// The types and `violated-policies` are those of the IETF draft *RateLimit header fields for HTTP*:
+///
+/// | type | status | the request |
+/// | --- | --- | --- |
+/// | `quota-exceeded` | 429 | is denied by a limit |
+/// | `abnormal-usage-detected` | 429 | is denied by [bans](crate::Policy::ban) alone |
+/// | `temporary-reduced-capacity` | 503 | fails with the store, if a policy is [closed](crate::FailureMode::Closed) |
+///
+/// A refused request gets `about:blank` with a `detail`, without one if the server is at fault, and so does a blocked one.
 ///
 /// ```json
 /// {
@@ -47,6 +54,11 @@ const LIMITED: &str = concat!(
     r#""title":"Request cannot be satisfied as assigned quota has been exceeded","#,
     r#""status":429,"violated-policies":["#,
 );
+const BANNED: &str = concat!(
+    r#"{"type":"https://iana.org/assignments/http-problem-types#abnormal-usage-detected","#,
+    r#""title":"Request not satisfied due to detection of abnormal request pattern","#,
+    r#""status":429,"violated-policies":["#,
+);
 const FAILED: &str = concat!(
     r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","#,
     r#""title":"Request cannot be satisfied due to temporary server capacity constraints","status":503}"#,
@@ -76,23 +88,32 @@ impl ResponseFormat for Problem {
 }
 
 fn limited(decision: &Decision) -> Bytes {
+    let is_banned = |policy: &PolicyDecision| policy.denial() == Some(Denial::Banned);
     if let [only] = decision.as_slice()
         && only.denies()
+        && !is_banned(only)
     {
         return only.plan().problem.clone();
     }
 
-    let violated = decision.policies().filter(|policy| policy.denies());
-    let violated: SmallVec<[&str; 4]> = violated.map(|policy| policy.name()).collect();
-    violates(&violated)
+    let violated = || decision.policies().filter(|policy| policy.denies());
+    let names: SmallVec<[&str; 4]> = violated().map(|policy| policy.name()).collect();
+    match violated().all(is_banned) {
+        true => with_names(BANNED, &names),
+        false => violates(&names),
+    }
 }
 
 /// The problem of a request that the policies of these names denied.
 pub(crate) fn violates(policies: &[&str]) -> Bytes {
-    let names: usize = policies.iter().map(|name| name.len() + 3).sum();
-    let mut problem = String::with_capacity(LIMITED.len() + names + 1);
+    with_names(LIMITED, policies)
+}
 
-    problem.push_str(LIMITED);
+fn with_names(begin: &str, policies: &[&str]) -> Bytes {
+    let names: usize = policies.iter().map(|name| name.len() + 3).sum();
+    let mut problem = String::with_capacity(begin.len() + names + 1);
+
+    problem.push_str(begin);
     for (position, name) in policies.iter().enumerate() {
         // A name needs no escaping in JSON (RFC 8259 §7).
         problem.push_str(if position > 0 { ",\"" } else { "\"" });
@@ -101,4 +122,37 @@ pub(crate) fn violates(policies: &[&str]) -> Bytes {
     }
     problem.push_str("]}");
     problem.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Key, MemoryStore, Policy, SlidingLog, policy};
+
+    /// The type of the problem of a request that policies deny for these reasons.
+    fn type_of<const N: usize>(denials: [Denial; N]) -> String {
+        let policies = [(); N].map(|()| Policy::new("default", SlidingLog::per_minute(100)));
+        let context = Arc::new(policy::context(MemoryStore::new(), &policies));
+        let denied = denials.iter().enumerate().map(|(position, denial)| PolicyDecision {
+            denial: Some(*denial),
+            ..PolicyDecision::undecided(context.clone(), position, Key::from("k"), 1)
+        });
+        let problem = limited(&Decision::new(false, denied.collect()));
+        let problem: serde_json::Value = serde_json::from_slice(&problem).unwrap();
+        assert_eq!(problem["violated-policies"], json!(vec!["default"; N]));
+        let (_, name) = problem["type"].as_str().unwrap().split_once('#').unwrap();
+        name.to_owned()
+    }
+
+    #[test]
+    fn a_denial_by_bans_alone_has_a_type_of_its_own() {
+        assert_eq!(type_of([Denial::Banned]), "abnormal-usage-detected");
+        assert_eq!(type_of([Denial::Banned; 2]), "abnormal-usage-detected");
+        assert_eq!(type_of([Denial::Banned, Denial::QuotaExceeded]), "quota-exceeded");
+        assert_eq!(type_of([Denial::QuotaExceeded, Denial::Banned]), "quota-exceeded");
+        assert_eq!(type_of([Denial::QuotaExceeded]), "quota-exceeded");
+        assert_eq!(type_of([Denial::CostAboveLimit]), "quota-exceeded");
+    }
 }

@@ -132,6 +132,8 @@ pub struct StoreResponse {
     /// The time of the decisions by the clock of the store, since the Unix epoch.
     pub server_time: Duration,
     pub(crate) outcomes: SmallVec<[Outcome; 1]>,
+    /// Whether the store has replied; not if this process has decided without it, such as by a cached denial.
+    pub(crate) is_reply: bool,
 }
 
 impl StoreResponse {
@@ -140,6 +142,16 @@ impl StoreResponse {
         Self {
             server_time,
             outcomes: outcomes.into_iter().collect(),
+            is_reply: true,
+        }
+    }
+
+    /// The same for requests that this process has decided without the store.
+    #[cfg(any(feature = "fred", feature = "redis"))]
+    pub(crate) fn without_reply(server_time: Duration, outcomes: impl IntoIterator<Item = Outcome>) -> Self {
+        Self {
+            is_reply: false,
+            ..Self::new(server_time, outcomes)
         }
     }
 

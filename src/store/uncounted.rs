@@ -51,7 +51,7 @@ fn decide_apart(requests: &[StoreRequest<'_>], decide: impl FnOnce(&[StoreReques
 
     if counted.is_empty() {
         let outcomes = parts.into_iter().map(|part| part.join(None));
-        return StoreFuture::ready(Ok(StoreResponse::new(Duration::ZERO, outcomes)));
+        return StoreFuture::ready(Ok(StoreResponse::without_reply(Duration::ZERO, outcomes)));
     }
     match decide(&counted).try_ready() {
         Ok(response) => StoreFuture::ready(response.map(|response| join(parts, response))),

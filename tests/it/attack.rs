@@ -230,7 +230,7 @@ fn extractors() -> Vec<(&'static str, Box<dyn KeyExtractor>)> {
         ("method", Box::new(key::method())),
         ("ip", Box::new(key::ip())),
         ("constant", Box::new(key::constant("all"))),
-        ("extension", Box::new(key::extension::<String>(Clone::clone))),
+        ("extension", Box::new(key::extension("user", String::clone))),
         ("from_fn", Box::new(key::from_fn(whole))),
         ("X-Forwarded-For", Box::new(from(ClientIpSource::XForwardedFor))),
         (

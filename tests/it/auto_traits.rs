@@ -6,11 +6,11 @@ use axum::{Router, routing::get as route};
 use http::request::Parts;
 
 use tower_quota::{
-    Acquire, AcquireError, Admin, Ban, ClientLibrary, Completion, Concurrency, ConfigError, Decision, Denial, Denied,
-    DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit,
-    Limiter, LivePolicies, ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision, Permit, Policies, Policy,
-    PolicyDecision, RateLimit, RateLimitLayer, Receipt, RedisStore, RedisStoreBuilder, ResetFormat, ResponseBody,
-    ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
+    Acquire, AcquireError, Admin, Ban, BanError, ClientLibrary, Completion, Concurrency, ConfigError, ConnectError,
+    Decision, Denial, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, FixedWindow, Headers, Key,
+    KeyExtractor, Keyed, Limit, Limiter, LivePolicies, ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision,
+    Permit, Policies, Policy, PolicyDecision, RateLimit, RateLimitLayer, Receipt, RedisStore, RedisStoreBuilder,
+    ResetFormat, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
     key::{
         self, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip, KeyError, Method, Or, Path, PeerAddr,
         Route, UnixPeer,
@@ -31,6 +31,7 @@ fn borrowed<T: Copy + Debug + Send + Sync>() {}
 fn extractor<T: KeyExtractor + Clone + Debug>(_: T) {}
 fn held<T: Debug + Send + Sync>() {}
 fn sent<T: Debug + Send>() {}
+fn moved<T: Unpin>() {}
 
 #[test]
 fn public_types_are_shared_and_cloned() {
@@ -112,7 +113,9 @@ fn what_a_request_holds_is_sent_and_printed() {
 #[test]
 fn errors_go_into_a_box() {
     error::<AcquireError>();
+    error::<BanError>();
     error::<ConfigError>();
+    error::<ConnectError>();
     error::<Denied>();
     error::<KeyError>();
     error::<MissingDecision>();
@@ -123,7 +126,7 @@ fn errors_go_into_a_box() {
 #[test]
 fn extractors_are_cloned_and_printed() {
     extractor(key::constant("all"));
-    extractor(key::extension::<String>(String::clone));
+    extractor(key::extension("user", String::clone));
     extractor(key::from_fn(|parts| parts.method.to_string()));
     extractor(key::header("x-user-id"));
     extractor(key::header("x-user-id").or(key::ip()));
@@ -194,4 +197,15 @@ fn the_future_and_the_body_are_sent_where_those_of_the_service_are() {
     sent::<ResponseFuture<String, String, std::future::Ready<()>>>();
     sent::<DrainBodyFuture<String, String, std::future::Ready<()>>>();
     sent::<ResponseBody<String>>();
+}
+
+#[test]
+fn what_is_polled_is_moved_where_that_of_the_service_is() {
+    moved::<DrainBody<String>>();
+    moved::<Permit>();
+    moved::<RateLimit<String>>();
+    moved::<RateLimitLayer>();
+    moved::<ResponseBody<String>>();
+    moved::<ResponseFuture<String, String, std::future::Ready<()>>>();
+    moved::<StoreFuture>();
 }

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use http::Request;
 use tower_quota::{
-    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
+    key::{self, ClientIpSource},
     limit::Limit,
 };
 
@@ -101,6 +102,18 @@ fn a_header_name_that_is_none() {
     let _ = key::header("x user id");
 }
 
+#[test]
+fn a_chain_of_no_proxies() {
+    let error = key::try_client_ip(ClientIpSource::XForwardedForHop(0)).unwrap_err();
+    assert_contains(error, &["at least one proxy", "`XForwardedForHop(1)`"]);
+}
+
+#[test]
+#[should_panic(expected = "`XForwardedForHop(1)`")]
+fn a_chain_of_no_proxies_in_code() {
+    let _ = key::client_ip(ClientIpSource::XForwardedForHop(0));
+}
+
 #[tokio::test]
 async fn a_redis_url_that_does_not_parse() {
     for url in ["", "localhost", "http://127.0.0.1:6379", "redis//127.0.0.1"] {
@@ -143,7 +156,7 @@ fn a_request_without_the_extension_that_it_should_have() {
     struct User;
 
     let (parts, ()) = Request::new(()).into_parts();
-    let error = key::extension::<User>(|_| "user".into()).extract(&parts).unwrap_err();
+    let error = key::extension("user", |_: &User| "").extract(&parts).unwrap_err();
     assert!(error.is_misconfigured());
     assert_contains(error, &["User", "outside of this one", "`.or(..)`"]);
 }

@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -14,7 +14,7 @@ use http_body_util::Empty;
 use tokio::task::JoinSet;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    AcquireError, Ban, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy,
+    AcquireError, Ban, BanError, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy,
     RateLimitLayer, SlidingLog, Unkeyed, key, limit,
     store::{Charge, ChargeRole, Operation, Store, StoreFuture, StoreId, StoreRequest},
 };
@@ -324,9 +324,23 @@ async fn a_key_is_banned_by_hand_for_a_time(bench: Bench) {
     assert_eq!(denial(&check(&by_hand).await), banned(HOUR));
     assert!(by_hand.check("l").await.expect("the store replies").is_allowed());
 
-    let without = Limiter::new(bench.store.clone(), policy("test"));
-    let error = without.ban("k", MINUTE).await.unwrap_err();
+    let unlimited = Policy::new("unlimited", Limit::Unlimited).ban(Ban::by_hand());
+    let unlimited = Limiter::new(bench.store.clone(), unlimited);
+    ban_for(&unlimited, HOUR).await;
+    assert!(check(&unlimited).await.is_allowed());
+}
+
+#[tokio::test]
+async fn a_ban_by_hand_without_bans_is_no_failure_of_the_store() {
+    let failures = Arc::new(AtomicU64::new(0));
+    let counted = failures.clone();
+    let limiter = Limiter::new(MemoryStore::new(), policy("test")).on_failure(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    let error = limiter.ban("k", MINUTE).await.unwrap_err();
+    assert!(matches!(error, BanError::NoBans), "{error:?}");
     assert!(error.to_string().contains("`.ban(Ban::by_hand())`"), "{error}");
+    assert_eq!(failures.load(Ordering::Relaxed), 0);
 }
 
 async fn a_ban_of_a_clock_that_is_gone_is_dropped(bench: Bench) {
@@ -527,8 +541,18 @@ async fn a_response_during_a_ban_has_the_rest_of_it() {
     let store = MemoryStore::builder().manual_clock(&clock).build();
     let layer = RateLimitLayer::new(store, policy("test").ban(ban()).key(key::constant("all")));
     let service = layer.layer(service_fn(respond));
-    for status in [200, 429, 429, 429] {
-        assert_eq!(send(&service, Request::get("/")).await.status, status);
+    for (status, problem) in [
+        (200, None),
+        (429, Some("quota-exceeded")),
+        (429, Some("quota-exceeded")),
+        (429, Some("abnormal-usage-detected")),
+    ] {
+        let received = send(&service, Request::get("/")).await;
+        assert_eq!(received.status, status);
+        let problem = problem.map(|name| format!("https://iana.org/assignments/http-problem-types#{name}"));
+        if let Some(problem) = problem {
+            assert_eq!(received.json()["type"], problem);
+        }
     }
     clock.advance(Duration::from_millis(17_300));
     let received = send(&service, Request::get("/")).await;
@@ -657,7 +681,8 @@ async fn while_the_store_fails_this_process_has_bans_of_its_own() {
     // A key that was blocked stays so.
     fails.store(true, Ordering::Relaxed);
     assert_eq!(reason().await, banned);
-    assert!(limiter.ban("l", HOUR).await.is_err());
+    let error = limiter.ban("l", HOUR).await.unwrap_err();
+    assert!(matches!(error, BanError::Store(_)), "{error:?}");
     let blocked = limiter.check("l").await.expect("this process counts");
     assert_eq!(denial(&blocked).map(|(denial, _)| denial), banned);
 }

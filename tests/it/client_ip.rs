@@ -157,6 +157,41 @@ fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
     }
 }
 
+#[test]
+fn a_forwarding_peer_that_is_not_trusted_is_logged_once_with_the_fix() {
+    let log_of = |extractor: &Ip, request: http::request::Builder| {
+        let log = Log::capture();
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        for _ in 0..3 {
+            extractor.extract(&parts).unwrap();
+        }
+        log.text()
+    };
+    let real_ip = HeaderName::from_static("x-real-ip");
+    for (source, field) in [
+        (ClientIpSource::XForwardedFor, "x-forwarded-for"),
+        (ClientIpSource::XForwardedFor, "forwarded"),
+        (ClientIpSource::Forwarded, "forwarded"),
+        (ClientIpSource::Header(real_ip), "x-real-ip"),
+    ] {
+        let client = key::client_ip(source).trusted(["10.0.0.1"]);
+        assert_eq!(log_of(&client, get_from("10.0.0.2", "/")), "");
+        let forwarded = || get_from("10.0.0.2", "/").header(field, "198.51.100.9");
+        let text = log_of(&client, forwarded());
+        assert_eq!(
+            text.matches("add its address to `trusted`").count(),
+            1,
+            "{field}: {text}"
+        );
+        assert_eq!(log_of(&client, forwarded()), "", "{field}");
+    }
+
+    let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.1"]);
+    let request = Request::get("/").extension(UnixPeer);
+    let text = log_of(&client, request.header("x-forwarded-for", "198.51.100.9"));
+    assert_eq!(text.matches("use `trust_unix_peer`").count(), 1, "{text}");
+}
+
 fn assert_every_row_holds(path: &str) {
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let vectors: Vectors = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}"));

@@ -3,12 +3,14 @@
 use std::{
     error::Error,
     fs,
+    pin::pin,
+    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
 use tokio::net::TcpListener;
 use tower_quota::{
-    ClientLibrary, ConfigError, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
+    ClientLibrary, ConnectError, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
     store::{ErrorKind, Operation},
 };
 
@@ -69,8 +71,17 @@ fn url(redis: &Redis, user: &str) -> String {
 
 async fn refusal(builder: RedisStoreBuilder, url: &str) -> String {
     let error = builder.url(url).connect().await.expect_err("Redis refuses");
+    assert_eq!(kind(&error), Some(ErrorKind::Refused));
     assert!(!error.to_string().contains(":password"), "{error}");
     error.to_string()
+}
+
+/// The kind of an error of Redis.
+fn kind(error: &ConnectError) -> Option<ErrorKind> {
+    match error {
+        ConnectError::Store(error) => Some(error.kind()),
+        _ => None,
+    }
 }
 
 async fn a_missing_command_is_named(library: ClientLibrary) {
@@ -142,7 +153,7 @@ async fn a_trial_leaves_nothing_behind(library: ClientLibrary) {
 }
 
 /// The cause of an error, which is in plain words.
-fn cause(error: &ConfigError) -> String {
+fn cause(error: &ConnectError) -> String {
     let cause = error.source().expect("a cause").to_string();
     assert!(!cause.is_empty() && !cause.contains(['{', '"']), "{cause}");
     cause
@@ -152,7 +163,7 @@ const SHORT: Duration = Duration::from_millis(300);
 
 /// The error of connecting to a Redis that cannot be used, and the connect timeout. On a busy machine a short timeout ends
 /// before the first attempt has failed, and then the error has no cause but that.
-async fn connect_in_vain(library: ClientLibrary, url: &str) -> (ConfigError, Duration) {
+async fn connect_in_vain(library: ClientLibrary, url: &str) -> (ConnectError, Duration) {
     let mut timeout = SHORT;
     loop {
         let connected = builder(library).connect_timeout(timeout).url(url).connect().await;
@@ -172,6 +183,7 @@ async fn a_redis_that_cannot_be_reached_is_an_error_after_the_connect_timeout(li
     assert!(error.to_string().contains(&format!("{timeout:?}")), "{error}");
     assert!(error.to_string().contains("`connect_lazy`"), "{error}");
     assert!(cause(&error).starts_with("Connection refused"), "{}", cause(&error));
+    assert_eq!(kind(&error), Some(ErrorKind::Unreachable));
 }
 
 async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(library: ClientLibrary) {
@@ -183,6 +195,11 @@ async fn a_redis_that_never_replies_is_an_error_after_the_connect_timeout(librar
         let connected = builder(library).connect_timeout(SHORT).url(&url).connect().await;
         let error = connected.unwrap_err();
         assert!(!cause(&error).contains("password"), "{}", cause(&error));
+        let kind = kind(&error);
+        assert!(
+            matches!(kind, Some(ErrorKind::Timeout | ErrorKind::Unreachable)),
+            "{kind:?}"
+        );
     }
 }
 
@@ -191,6 +208,7 @@ async fn a_redis_that_cannot_write_yet_is_waited_for(library: ClientLibrary) {
     redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
     let (error, _) = connect_in_vain(library, &redis.url()).await;
     assert!(cause(&error).contains("READONLY"), "{}", cause(&error));
+    assert_eq!(kind(&error), Some(ErrorKind::Refused));
 
     let url = redis.url();
     let connecting = tokio::spawn(async move { builder(library).url(&url).connect().await });
@@ -379,13 +397,34 @@ async fn a_user_that_one_node_of_a_cluster_lacks_is_found() {
 async fn a_store_without_a_source_is_an_error_that_names_the_fix() {
     for error in [
         RedisStore::builder().connect().await.unwrap_err(),
-        RedisStore::builder().connect_lazy().unwrap_err(),
+        RedisStore::builder().connect_lazy().unwrap_err().into(),
     ] {
+        assert!(matches!(error, ConnectError::Config(_)), "{error}");
         assert!(
             error.to_string().contains("`.url(\"redis://127.0.0.1:6379\")`"),
             "{error}"
         );
     }
+}
+
+#[test]
+fn a_store_outside_of_a_runtime_is_an_error_that_names_the_fix() {
+    for library in [ClientLibrary::Fred, ClientLibrary::RedisRs] {
+        let builder = || builder(library).url("redis://127.0.0.1:1");
+        let mut connect = pin!(builder().connect());
+        let Poll::Ready(connected) = connect.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!("it waits for nothing");
+        };
+        for error in [connected.unwrap_err(), builder().connect_lazy().unwrap_err().into()] {
+            assert!(matches!(error, ConnectError::Config(_)), "{error}");
+            assert!(error.to_string().contains("`#[tokio::main]`"), "{error}");
+            assert!(error.to_string().contains("`let _guard = runtime.enter();`"), "{error}");
+        }
+    }
+
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _guard = runtime.enter();
+    assert!(RedisStore::connect_lazy("redis://127.0.0.1:1").is_ok());
 }
 
 #[tokio::test]

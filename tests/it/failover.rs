@@ -10,14 +10,14 @@ use std::{
 
 use axum::{Router, routing::get as route};
 use http::StatusCode;
-use tokio::time::advance;
+use tokio::time::{advance, pause, resume};
 use tower_quota::{
     Decision, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
     store::{ErrorKind, Store, StoreError, StoreFuture, StoreId, StoreRequest},
 };
 
 use crate::support::{
-    Algorithm, Broken, Later, Log, Redis, connected, eventually, get, less_patient, send, try_decide,
+    Algorithm, Broken, Later, Log, Redis, connected, eventually, get, less_patient, patient, send, try_decide,
 };
 
 /// A store that fails while the test sets it to fail.
@@ -462,4 +462,36 @@ async fn there_is_one_warning_for_each_change_of_state() {
     assert_eq!(text.matches("counting in this process").count(), 1, "{text}");
     assert_eq!(text.matches("replies again").count(), 1, "{text}");
     assert_eq!(text.lines().count(), 2, "{text}");
+}
+
+#[tokio::test]
+async fn a_cached_denial_is_no_reply_of_a_store_that_fails() {
+    const ENOUGH_REPLIES: u64 = 30;
+
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let limiter = Limiter::new(store, policy(hourly(1)));
+    let _: String = redis.command("SET", ["quota:1:log:test:{key=wrong}", "text"]).await;
+    let log = Log::capture();
+    let failed = limiter.check("wrong").await.expect("this process counts");
+    assert!(failed.store_error().is_some());
+    assert!(check(&limiter, 1).await);
+    assert!(!check(&limiter, 1).await);
+
+    // The denial does not expire, and Redis replies to nothing.
+    pause();
+    let stopped = redis.freeze();
+    for _ in 0..ENOUGH_REPLIES {
+        assert!(!check(&limiter, 1).await);
+    }
+    drop(stopped);
+    resume();
+    assert!(!log.text().contains("replies again"), "{}", log.text());
+
+    for caller in 0..ENOUGH_REPLIES {
+        assert!(limiter.check(caller).await.expect("Redis replies").is_allowed());
+    }
+    let text = log.text();
+    assert_eq!(text.matches("counting in this process").count(), 1, "{text}");
+    assert_eq!(text.matches("replies again").count(), 1, "{text}");
 }

@@ -184,7 +184,7 @@ internal = \"unlimited\"
 
 fn registered(policies: Policies) -> Policies {
     policies
-        .with_extension("user", |user: &User| user.id.to_string())
+        .with_extension("user", |user: &User| user.id)
         .with_extension("plan", |user: &User| user.plan.to_owned())
 }
 
@@ -232,7 +232,7 @@ async fn a_plan_is_that_of_an_extension_or_of_a_header() {
 #[tokio::test]
 async fn plans_and_routes_follow_the_file() {
     let live = LivePolicies::from(Policies::from_toml(PLANS).unwrap())
-        .with_extension("user", |user: &User| user.id.to_string())
+        .with_extension("user", |user: &User| user.id)
         .with_extension("plan", |user: &User| user.plan.to_owned());
     let app = all_routes(layer(live.get("api").unwrap()));
     let pro = || get("/login").extension(User { id: 42, plan: "pro" });
@@ -258,7 +258,7 @@ async fn plans_and_routes_follow_the_file() {
 }
 
 #[tokio::test]
-async fn a_registered_extension_is_the_key_of_its_type() {
+async fn a_registered_extension_is_the_key_of_its_name() {
     let policies = registered(described("").clone());
     assert!(policies.get("api").is_ok(), "registered and not used");
 
@@ -269,7 +269,7 @@ async fn a_registered_extension_is_the_key_of_its_type() {
 
     let by_hand = Policy::new("api", tower_quota::SlidingLog::per_minute(10));
     let counted = Limiter::new(store, by_hand)
-        .peek(Key::extension::<User>("42"))
+        .peek(Key::extension("user", 42))
         .await
         .unwrap();
     assert_eq!(counted.remaining(), 9);

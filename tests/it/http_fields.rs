@@ -698,7 +698,7 @@ fn each_rejection() -> Vec<(&'static str, RateLimitLayer, u16)> {
         ("refused", keyed(Arc::new(key::header("x-user-id"))), 400),
         (
             "misconfigured",
-            keyed(Arc::new(key::extension::<User>(|_| String::new()))),
+            keyed(Arc::new(key::extension("user", |_: &User| ""))),
             500,
         ),
         ("failed", fails(FailureMode::Closed), 503),

@@ -901,7 +901,7 @@ fn twins() -> Vec<Twin> {
     #[derive(Clone)]
     struct UserId(u64);
 
-    let user = || key::extension::<UserId>(|user| user.0.to_string());
+    let user = || key::extension("user", |user: &UserId| user.0);
     let with_user = || support::get("/users/1").extension(UserId(42));
     let folding = key::path().ignore_case().remove_dot_segments();
     let folded = folding.key_of("/users/./A");
@@ -939,7 +939,7 @@ fn twins() -> Vec<Twin> {
             || Request::get("/"),
             Key::constant("all"),
         ),
-        Twin::new("extension", user(), with_user, Key::extension::<UserId>("42")),
+        Twin::new("extension", user(), with_user, Key::extension("user", 42)),
         Twin::new(
             "from_fn of text",
             key::from_fn(|parts| parts.uri.path().to_owned()),
@@ -968,7 +968,7 @@ fn twins() -> Vec<Twin> {
             "a tuple",
             (user(), key::route()),
             with_user,
-            Key::extension::<UserId>("42").and(Key::route(USERS)),
+            Key::extension("user", 42).and(Key::route(USERS)),
         ),
     ]
 }

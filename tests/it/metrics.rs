@@ -382,7 +382,10 @@ async fn evictions_of_a_full_memory_store_are_counted() {
     let metrics = Metrics::install();
     let store = MemoryStore::builder().capacity(1).build();
     let limiter = Limiter::new(store.clone(), Policy::new("mails", SlidingLog::per_minute(9)));
-    for key in 0..10 {
+    let first = limiter.check("0").await.expect("a memory store does not fail");
+    assert!(first.is_allowed());
+    assert_eq!(metrics.value("tower_quota_memory_evictions_total"), 0.0);
+    for key in 1..10 {
         let _ = limiter
             .check(format!("{key}"))
             .await

@@ -164,7 +164,7 @@ async fn no_response_of_the_layer_is_stored() {
 
     let limit = SlidingLog::per_minute(1);
     let all = || Arc::new(key::constant("all"));
-    let user = Arc::new(key::extension::<User>(|_| String::new()));
+    let user = Arc::new(key::extension("user", |_: &User| ""));
     for (layer, status) in [
         (denied(), 429),
         (denied().format(PlainText), 429),

@@ -467,7 +467,7 @@ async fn a_request_without_its_key_is_admitted_uncounted() {
     let by_user = hourly("users", 1).observe_only().key(key::header("user"));
     let by_peer = hourly("peers", 1)
         .observe_only()
-        .key(key::extension::<u64>(u64::to_string));
+        .key(key::extension("peer", |peer: &u64| *peer));
     let invalid = limit::by(|_| SlidingLog::per_hour(SlidingLog::MAX_QUOTA + 1));
     let invalid = Policy::new("invalid", invalid).observe_only().key(key::constant("k"));
     let enforced = hourly("enforced", 9).key(key::constant("k"));

@@ -11,7 +11,7 @@ use fred::{
 };
 use tokio::{net::TcpListener, time::timeout};
 use tower_quota::{
-    ClientLibrary, ConfigError, Limit, RedisStore, SlidingLog,
+    ClientLibrary, ConnectError, Limit, RedisStore, SlidingLog,
     store::{ErrorKind, Operation},
 };
 
@@ -27,12 +27,12 @@ each_client! {
     a_check_ends_by_its_deadline_when_redis_hangs
 }
 
-async fn connect(library: ClientLibrary, url: &str) -> Result<RedisStore, ConfigError> {
+async fn connect(library: ClientLibrary, url: &str) -> Result<RedisStore, ConnectError> {
     patient().client_library(library).url(url).connect().await
 }
 
 /// The error of connecting to this URL.
-async fn error_of(library: ClientLibrary, url: &str) -> ConfigError {
+async fn error_of(library: ClientLibrary, url: &str) -> ConnectError {
     connect(library, url).await.expect_err("Redis refuses it")
 }
 
@@ -105,7 +105,7 @@ async fn a_store_that_is_dropped_before_redis_starts_stops_connecting(library: C
 }
 
 /// The error with its causes, as an application would log it.
-fn in_full(error: &ConfigError) -> String {
+fn in_full(error: &ConnectError) -> String {
     let causes = iter::successors(Some(error as &dyn Error), |&error| error.source());
     let causes: Vec<_> = causes.map(ToString::to_string).collect();
     format!("{}; {error:?}", causes.join(": "))

@@ -520,7 +520,7 @@ async fn a_call_without_a_key_is_refused_in_grpc() {
     };
     let status = status_from(by(Arc::new(key::header("x-user-id")))).await;
     assert_eq!(status.code(), Code::InvalidArgument);
-    let status = status_from(by(Arc::new(key::extension::<User>(|_| String::new())))).await;
+    let status = status_from(by(Arc::new(key::extension("user", |_: &User| "")))).await;
     assert_eq!((status.code(), status.message()), (Code::Internal, "internal error"));
     assert_eq!(field(&status, "grpc-retry-pushback-ms"), Some("-1"));
 }

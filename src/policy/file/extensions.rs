@@ -19,16 +19,22 @@ struct Extension {
 type Text = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 impl Extensions {
-    pub(super) fn add<T>(&mut self, name: String, value: impl Fn(&T) -> String + Send + Sync + 'static)
+    pub(super) fn add<T, V>(&mut self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
     where
         T: Send + Sync + 'static,
+        V: fmt::Display,
     {
         let value = Arc::new(value);
         let of_key = value.clone();
         let extension = Extension {
             type_name: type_name::<T>(),
-            key: Arc::new(key::extension::<T>(move |extension| of_key(extension))),
-            text: Arc::new(move |parts| parts.extensions.get::<T>().map(|extension| value(extension))),
+            key: Arc::new(key::extension(&name, move |extension: &T| of_key(extension))),
+            text: Arc::new(move |parts| {
+                parts
+                    .extensions
+                    .get::<T>()
+                    .map(|extension| value(extension).to_string())
+            }),
         };
         self.0.insert(name, extension);
     }

@@ -145,7 +145,7 @@ use crate::{ConfigError, access::Access};
 ///     pro = "sliding-log 100/min"
 ///     internal = "unlimited"
 /// "#)?
-/// .with_extension("user", |user: &User| user.id.to_string())
+/// .with_extension("user", |user: &User| user.id)
 /// .with_extension("plan", |user: &User| user.plan.to_owned());
 ///
 /// assert!(policies.get("api").is_ok());
@@ -243,7 +243,7 @@ impl Policies {
     /// let policies: Policies = serde_json::from_str(r#"{"policies": {"mails": {"limit": "sliding-log 3/h"}}}"#)?;
     /// assert!(policies.get("mails").is_err());
     ///
-    /// let mails = policies.unkeyed("mails")?.key(key::extension::<UserId>(|user| user.0.to_string()));
+    /// let mails = policies.unkeyed("mails")?.key(key::extension("user", |user: &UserId| user.0));
     /// assert_eq!(mails.name(), "mails");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use super::{Policies, client_ip::ClientIp, of_policy};
 use crate::{ConfigError, KeyExtractor, key::Registered};
@@ -7,7 +7,7 @@ use crate::{ConfigError, KeyExtractor, key::Registered};
 impl Policies {
     /// Registers the type of an extension of requests under a name that the file uses, with the text of its value.
     ///
-    /// As a key, `extension:<name>` is [`key::extension`](crate::key::extension()) of this type. As the `plan` of a policy it
+    /// As a key, `extension:<name>` is [`key::extension`](crate::key::extension()) of this name. As the `plan` of a policy it
     /// selects one of its [plans](Policies#plans). Registering a name again replaces it.
     ///
     /// ```
@@ -23,25 +23,27 @@ impl Policies {
     /// let error = policies.get("mails").unwrap_err();
     /// assert!(error.to_string().contains(r#"`with_extension("user", "#));
     ///
-    /// let policies = policies.with_extension("user", |user: &UserId| user.0.to_string());
+    /// let policies = policies.with_extension("user", |user: &UserId| user.0);
     /// assert!(policies.get("mails").is_ok());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn with_extension<T>(
+    pub fn with_extension<T, V>(
         mut self,
         name: impl Into<String>,
-        value: impl Fn(&T) -> String + Send + Sync + 'static,
+        value: impl Fn(&T) -> V + Send + Sync + 'static,
     ) -> Self
     where
         T: Send + Sync + 'static,
+        V: Display,
     {
         self.register(name.into(), value);
         self
     }
 
-    pub(in crate::policy) fn register<T>(&mut self, name: String, value: impl Fn(&T) -> String + Send + Sync + 'static)
+    pub(in crate::policy) fn register<T, V>(&mut self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
     where
         T: Send + Sync + 'static,
+        V: Display,
     {
         self.extensions.add(name, value);
     }

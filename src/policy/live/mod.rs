@@ -136,19 +136,16 @@ impl LivePolicies {
     /// # #[cfg(feature = "file")] {
     /// let describe = |limit| Policies::from_toml(&format!("policies.api = {{ limit = '{limit}', key = 'extension:user' }}"));
     /// let policies = LivePolicies::from(describe("sliding-log 3/h")?)
-    ///     .with_extension("user", |user: &UserId| user.0.to_string());
+    ///     .with_extension("user", |user: &UserId| user.0);
     /// assert!(policies.get("api").is_ok());
     /// assert!(policies.replace(describe("sliding-log 10/h")?).is_ok());
     /// # }
     /// # Ok::<(), tower_quota::ConfigError>(())
     /// ```
-    pub fn with_extension<T>(
-        self,
-        name: impl Into<String>,
-        value: impl Fn(&T) -> String + Send + Sync + 'static,
-    ) -> Self
+    pub fn with_extension<T, V>(self, name: impl Into<String>, value: impl Fn(&T) -> V + Send + Sync + 'static) -> Self
     where
         T: Send + Sync + 'static,
+        V: fmt::Display,
     {
         self.shared.register(name.into(), value);
         self

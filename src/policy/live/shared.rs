@@ -2,6 +2,7 @@
 use std::path::Path;
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -61,9 +62,10 @@ impl Shared {
         })
     }
 
-    pub(super) fn register<T>(&self, name: String, value: impl Fn(&T) -> String + Send + Sync + 'static)
+    pub(super) fn register<T, V>(&self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
     where
         T: Send + Sync + 'static,
+        V: Display,
     {
         self.state().policies.register(name, value);
     }

@@ -113,6 +113,7 @@ impl Shards {
                 allowed,
                 states: SmallVec::from_buf([decided.charge_state]),
             }]),
+            is_reply: true,
         }
     }
 
@@ -145,6 +146,7 @@ impl Shards {
         StoreResponse {
             server_time: Duration::from_micros(now),
             outcomes,
+            is_reply: true,
         }
     }
 

@@ -1,5 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
+use tokio::runtime::Handle;
+
 #[cfg(feature = "fred")]
 use super::client::fred::FredClient;
 #[cfg(feature = "redis")]
@@ -9,6 +11,7 @@ use super::{
     builder::{RedisStoreBuilder, Source},
     client::{RedisClient, library::ClientLibrary},
     commit_queue::BatchLimits,
+    connect_error::ConnectError,
     deny_cache::DenyCache,
     key_format::KeyFormat,
     queues::CommitQueues,
@@ -40,18 +43,16 @@ impl RedisStore {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
     /// # Errors
     ///
-    /// * If the URL is not one of Redis, or requires a feature that is off.
-    /// * If Redis refuses the credentials, a command, the keys or the script. The error names what is refused, and the
-    ///   `ACL SETUSER` command for a user with all permissions of the store.
-    /// * If Redis cannot be used within the [connect timeout](RedisStoreBuilder::connect_timeout), 5 s. The
-    ///   [source](std::error::Error::source) of the error is the last cause.
-    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
+    /// * [`ConnectError::Config`] if the URL is not one of Redis, or requires a feature that is off; and outside of a tokio
+    ///   runtime.
+    /// * [`ConnectError::Store`] if Redis refuses the credentials, a command, the keys or the script. The error names what is
+    ///   refused, and the `ACL SETUSER` command for a user with all permissions of the store.
+    /// * [`ConnectError::Store`] if Redis cannot be used within the
+    ///   [connect timeout](RedisStoreBuilder::connect_timeout), 5 s. The [source](std::error::Error::source) of the error is
+    ///   the last cause, and its kind that of this cause.
+    pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::builder().url(url).connect().await
     }
 
@@ -73,13 +74,9 @@ impl RedisStore {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
     /// # Errors
     ///
-    /// If the URL is not one of Redis, or requires a feature that is off.
+    /// If the URL is not one of Redis, or requires a feature that is off; and outside of a tokio runtime.
     pub fn connect_lazy(url: &str) -> Result<Self, ConfigError> {
         Self::builder().url(url).connect_lazy()
     }
@@ -104,15 +101,11 @@ impl RedisStoreBuilder {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
     /// # Errors
     ///
     /// Those of [`RedisStore::connect`], and if a setting is out of its range, there is no source, or a client of the
     /// application cannot serve a limiter.
-    pub async fn connect(self) -> Result<RedisStore, ConfigError> {
+    pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let connect_timeout = self.connect_timeout;
         let store = self.build()?;
         connected(&store.queues().backend, connect_timeout).await?;
@@ -132,10 +125,6 @@ impl RedisStoreBuilder {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
-    ///
     /// # Errors
     ///
     /// Those of [`RedisStore::connect_lazy`], and if a setting is out of its range, there is no source, or a client of the
@@ -150,6 +139,9 @@ impl RedisStoreBuilder {
 
     fn build(self) -> Result<RedisStore, ConfigError> {
         self.validate()?;
+        if Handle::try_current().is_err() {
+            return Err(no_runtime());
+        }
         let client = self.redis_client()?;
         let key_format = KeyFormat::new(&self.prefix, self.secret.and_then(Result::ok));
         let backend = Backend::new(client, self.script, key_format, self.deadline);
@@ -215,6 +207,13 @@ impl RedisStoreBuilder {
         }
         Ok(())
     }
+}
+
+fn no_runtime() -> ConfigError {
+    ConfigError::new(
+        "a store connects in a tokio runtime, and there is none; build it in a function that the runtime runs, such as an \
+         `async fn main` with `#[tokio::main]`, or enter the runtime before, as in `let _guard = runtime.enter();`",
+    )
 }
 
 fn no_source() -> ConfigError {

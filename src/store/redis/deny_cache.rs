@@ -103,7 +103,7 @@ impl DenyCache {
             .unfold(&denial.states)
             .map(|state| state_after(&state, elapsed));
         let outcome = Outcome::new(false, states);
-        Some(StoreResponse::new(denial.server_time + elapsed, [outcome]))
+        Some(StoreResponse::without_reply(denial.server_time + elapsed, [outcome]))
     }
 
     /// The generation of a request, to be read before it is sent.

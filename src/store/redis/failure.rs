@@ -36,6 +36,16 @@ impl Failure {
         Self::Protocol("the reply of Redis is not one of the script")
     }
 
+    /// The kind of the error that it becomes.
+    pub(super) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Timeout => ErrorKind::Timeout,
+            Self::Unreachable(_) => ErrorKind::Unreachable,
+            Self::Refused(_) | Self::Forbidden(_) => ErrorKind::Refused,
+            Self::Protocol(_) => ErrorKind::Protocol,
+        }
+    }
+
     /// Whether there was no reply, not even an error.
     pub(super) fn is_no_reply(&self) -> bool {
         matches!(self, Self::Timeout | Self::Unreachable(_))

@@ -8,6 +8,7 @@ mod call;
 mod client;
 mod commit_queue;
 mod connect;
+mod connect_error;
 mod deadline;
 mod deny_cache;
 mod failure;
@@ -28,4 +29,6 @@ mod trial;
 mod url;
 mod words;
 
-pub use self::{builder::RedisStoreBuilder, client::library::ClientLibrary, store::RedisStore};
+pub use self::{
+    builder::RedisStoreBuilder, client::library::ClientLibrary, connect_error::ConnectError, store::RedisStore,
+};

@@ -5,35 +5,36 @@ use std::{error::Error, sync::Weak, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{acl::Refusal, backend::Backend, failure::Failure, trial::run_trial};
-use crate::{
-    ConfigError,
-    store::{ErrorKind, StoreError},
-};
+use crate::store::{ErrorKind, StoreError};
 
 /// The pauses between trials double from the first to the second of these.
 const TRIAL_PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
 /// Waits until a trial succeeds, at most for the connect timeout. A refusal is an error at once.
-pub(super) async fn connected(backend: &Backend, connect_timeout: Duration) -> Result<(), ConfigError> {
-    let mut last = None;
-    let trials = until_success(backend, |failure| last = Some(failure));
+pub(super) async fn connected(backend: &Backend, connect_timeout: Duration) -> Result<(), StoreError> {
+    let mut last = Failure::Timeout;
+    let trials = until_success(backend, |failure| last = failure);
     match timeout(connect_timeout, trials).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(refusal)) => Err(ConfigError::new(refusal.explain(backend.key_format.prefix()))),
-        Err(_) => Err(ConfigError::because(
-            format!(
+        Ok(tried) => tried.map_err(|refusal| explain(&refusal, backend)),
+        Err(_) => {
+            let message = format!(
                 "Redis could not be used within the connect timeout of {connect_timeout:?}; a service that must start \
                  without Redis uses `connect_lazy`"
-            ),
-            cause(last.unwrap_or(Failure::Timeout)),
-        )),
+            );
+            Err(StoreError::new(last.kind(), message).with_source(cause(last)))
+        }
     }
 }
 
 /// Waits until a trial succeeds. A refusal is an error at once.
 pub(super) async fn ready(backend: &Backend) -> Result<(), StoreError> {
     let trials = until_success(backend, drop).await;
-    trials.map_err(|refusal| StoreError::new(ErrorKind::Refused, refusal.explain(backend.key_format.prefix())))
+    trials.map_err(|refusal| explain(&refusal, backend))
+}
+
+/// The error of a refusal, with the fix.
+fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
+    StoreError::new(ErrorKind::Refused, refusal.explain(backend.key_format.prefix()))
 }
 
 /// Runs trials until one succeeds or is refused. It calls `failed` after each trial with another failure.

@@ -61,7 +61,7 @@ pub(crate) fn app(store: impl Store + Clone) -> Router {
         Some(user) if user.pro => SlidingLog::per_minute(1_000),
         _ => SlidingLog::per_minute(100),
     });
-    let api = Policy::new("api", by_plan).key(key::extension::<User>(|user| user.id.clone()));
+    let api = Policy::new("api", by_plan).key(key::extension("user", |user: &User| user.id.clone()));
     let api = RateLimitLayer::new(store.clone(), api);
     let logins = Policy::new("logins", SlidingLog::new(5, Duration::from_secs(15 * 60)));
     let logins = Arc::new(Limiter::new(store, logins));
