@@ -211,7 +211,7 @@ fn conclude(
         first.context.metrics.end(began);
     }
     let settled = match response {
-        Ok(response) => settle(response, operation, &mut undecided).map(|()| response.is_reply),
+        Ok(response) => settle(response, operation, &mut undecided).map(|()| response.is_reply()),
         Err(error) => Err(error.clone()),
     };
     let decided = match settled {

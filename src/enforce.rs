@@ -205,7 +205,7 @@ impl Enforcer {
         }
         let chosen = policy.choose_plan(parts)?;
         let quota = policy.quota_of(chosen.as_deref());
-        if quota.limit == Limit::Unlimited {
+        if matches!(quota.limit, Limit::Unlimited) {
             return Ok(None);
         }
         let mut cost = policy.cost_of(parts);

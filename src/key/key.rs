@@ -178,13 +178,18 @@ impl Key {
     }
 
     /// Replaces a text that is too long for a store by its hash.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn bound(&mut self) {
         if self.text.len() > MAX_TEXT {
-            // 128 bits of a cryptographic hash: a collision takes about 2^64 attempts to find.
-            let hash = blake3::hash(&self.text).to_hex();
-            *self = Self::plain("hash", &hash.as_str()[..32]);
+            self.shorten();
         }
+    }
+
+    #[cold]
+    fn shorten(&mut self) {
+        // 128 bits of a cryptographic hash: a collision takes about 2^64 attempts to find.
+        let hash = blake3::hash(&self.text).to_hex();
+        *self = Self::plain("hash", &hash.as_str()[..32]);
     }
 
     /// A keyed hash of the text, as a key. The key of a marker remains one.

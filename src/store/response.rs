@@ -132,8 +132,6 @@ pub struct StoreResponse {
     /// The time of the decisions by the clock of the store, since the Unix epoch.
     pub server_time: Duration,
     pub(crate) outcomes: SmallVec<[Outcome; 1]>,
-    /// Whether the store has replied; not if this process has decided without it, such as by a cached denial.
-    pub(crate) is_reply: bool,
 }
 
 impl StoreResponse {
@@ -142,17 +140,23 @@ impl StoreResponse {
         Self {
             server_time,
             outcomes: outcomes.into_iter().collect(),
-            is_reply: true,
         }
     }
 
     /// The same for requests that this process has decided without the store.
     #[cfg(any(feature = "fred", feature = "redis"))]
     pub(crate) fn without_reply(server_time: Duration, outcomes: impl IntoIterator<Item = Outcome>) -> Self {
-        Self {
-            is_reply: false,
-            ..Self::new(server_time, outcomes)
-        }
+        let cached = |outcome| Outcome {
+            is_cached: true,
+            ..outcome
+        };
+        Self::new(server_time, outcomes.into_iter().map(cached))
+    }
+
+    /// Whether the store has replied.
+    #[inline]
+    pub(crate) fn is_reply(&self) -> bool {
+        self.outcomes.first().is_none_or(|outcome| !outcome.is_cached)
     }
 
     /// One outcome for each request, in their order.
@@ -168,6 +172,8 @@ impl StoreResponse {
 pub struct Outcome {
     /// Whether the request is admitted. It is `true` for operations that do not require room.
     pub allowed: bool,
+    /// Whether this process has decided without the store, such as by a cached denial. Here since it takes no memory.
+    pub(crate) is_cached: bool,
     pub(crate) states: SmallVec<[ChargeState; 1]>,
 }
 
@@ -176,6 +182,7 @@ impl Outcome {
     pub fn new(allowed: bool, states: impl IntoIterator<Item = ChargeState>) -> Self {
         Self {
             allowed,
+            is_cached: false,
             states: states.into_iter().collect(),
         }
     }

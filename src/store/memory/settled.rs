@@ -39,11 +39,9 @@ impl<'a> Settled<'a> {
     #[inline]
     pub(super) fn new(operation: Operation, charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
         let unsettled = state.unsettled();
-        let needs_none = matches!(operation, Operation::Refund { .. } | Operation::EndLease);
-        let room = charge
-            .limit()
-            .settle(state, now, if needs_none { 0 } else { charge.cost() });
         let (role, cost) = (charge.role(), charge.cost());
+        let needed = if operation.compares_room() { cost } else { 0 };
+        let room = charge.limit().settle(state, now, needed);
         let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), cost);
         let room = if held { room.max(cost) } else { room };
         let fits = room >= if role == ChargeRole::Ban { 1 } else { cost };

@@ -111,9 +111,9 @@ impl Shards {
             server_time: Duration::from_micros(now),
             outcomes: SmallVec::from_buf([Outcome {
                 allowed,
+                is_cached: false,
                 states: SmallVec::from_buf([decided.charge_state]),
             }]),
-            is_reply: true,
         }
     }
 
@@ -146,7 +146,6 @@ impl Shards {
         StoreResponse {
             server_time: Duration::from_micros(now),
             outcomes,
-            is_reply: true,
         }
     }
 
