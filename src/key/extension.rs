@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_formatted_value_is_escaped_as_its_text_is() {
         for text in ["", "42", "a|b=^{c} \u{e9}"] {
-            let formatted = Key::extension("user", format_args!("{text}{}", text));
+            let formatted = Key::extension("user", format_args!("{text}{text}"));
             assert_eq!(formatted, Key::component("ext:", b"user", text.repeat(2).as_bytes()));
         }
     }
