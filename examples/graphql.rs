@@ -18,7 +18,8 @@
 //! {"data":null,"errors":[{"message":"rate limit exceeded: complexity; try again in 3 s","extensions":{"code":"RATE_LIMITED","complexity":61,"retryAfter":3}}]}
 //! ```
 //!
-//! The query costs 61: 1 for `books`, and 2 for each of 30 books. The second one is neither resolved nor counted.
+//! The query costs 61: 1 for `books`, and 2 for each of 30 books. The second one is neither resolved nor counted. `first` is at
+//! most 100: without a bound, a query with a number such as 9223372036854775807 has a sum that wraps to a small complexity.
 //! `examples/graphql/test.rs` sends these requests.
 
 use std::{env, error::Error, net::SocketAddr, sync::Arc};
@@ -50,8 +51,10 @@ pub(crate) struct Query;
 
 #[Object]
 impl Query {
-    #[graphql(complexity = "1 + first * child_complexity")]
-    async fn books(&self, first: usize) -> Vec<Book> {
+    // The products and sums of async-graphql are those of `usize`, which wrap in a release: a small type bounds them. The
+    // validator is applied when the field is resolved, after the complexity is computed.
+    #[graphql(complexity = "1 + usize::from(first.min(100)) * child_complexity")]
+    async fn books(&self, #[graphql(validator(maximum = 100))] first: u8) -> Vec<Book> {
         let book = |number| Book {
             title: format!("Volume {number}"),
             author: "Ada",
@@ -107,6 +110,9 @@ impl Extension for Complexity {
     }
 }
 
+/// The most spreads of fragments in a query.
+const MOST_FRAGMENTS: usize = 16;
+
 type Books = Schema<Query, EmptyMutation, EmptySubscription>;
 
 async fn graphql(
@@ -114,6 +120,11 @@ async fn graphql(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     Json(request): Json<Request>,
 ) -> (HeaderMap, Json<Response>) {
+    // Fragments in fragments multiply the fields that validation visits, before there is a complexity.
+    if request.query.matches("...").count() > MOST_FRAGMENTS {
+        let error = ServerError::new(format!("more than {MOST_FRAGMENTS} fragments"), None);
+        return (HeaderMap::new(), Json(Response::from_errors(vec![error])));
+    }
     let caller = Arc::new(Caller {
         key: Key::ip(peer.ip()),
         decision: OnceCell::new(),

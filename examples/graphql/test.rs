@@ -73,14 +73,53 @@ async fn a_denied_query_is_not_resolved_and_fits_after_its_wait() {
 #[tokio::test]
 async fn a_query_above_the_burst_has_no_retry_after() {
     let (app, _) = app();
-    let (field, body) = query(&app, "{ books(first: 1000) { title } }").await;
+    let (field, body) = query(&app, "{ books(first: 100) { title author } }").await;
     assert_eq!(field, r#""complexity";r=0, "requests";r=29;t=60"#);
     let body: Value = serde_json::from_str(&body).expect("JSON");
     let extensions = &body["errors"][0]["extensions"];
     assert_eq!(
         *extensions,
-        json!({ "code": "RATE_LIMITED", "complexity": 1_001, "retryAfter": null })
+        json!({ "code": "RATE_LIMITED", "complexity": 201, "retryAfter": null })
     );
+}
+
+/// The complexities of these queries are 1 if they wrap. The first one has 100,000 books.
+#[tokio::test]
+async fn a_number_of_books_that_wraps_the_complexity_is_invalid() {
+    for text in [
+        "{ x: books(first: 9223372036854775807) @skip(if: true) { title } \
+           y: books(first: 9223372036854575807) @skip(if: true) { title } \
+           z: books(first: 100000) { title author } }",
+        "{ books(first: 4611686018427387904) { a: title b: title c: title d: title } }",
+    ] {
+        let (app, _) = app();
+        let (field, body) = query(&app, text).await;
+        assert_eq!(field, r#""requests";r=29;t=60"#);
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        assert_eq!(body["data"], Value::Null);
+        let message = body["errors"][0]["message"].as_str().expect("an error");
+        assert!(message.contains("Only integers from 0 to 255"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn no_more_than_100_books_are_resolved() {
+    for (first, resolved) in [(99, 99), (101, 0)] {
+        let (app, _) = app();
+        let (_, body) = query(&app, &format!("{{ books(first: {first}) {{ __typename }} }}")).await;
+        assert_eq!(body.matches("Book\"").count(), resolved, "{body}");
+    }
+}
+
+/// Each fragment has the next one twice: 2^9 fields, and 2^31 with as many fragments as async-graphql permits.
+#[tokio::test]
+async fn fragments_that_multiply_are_not_validated() {
+    let (app, _) = app();
+    let spread = |n| format!("fragment f{n} on Query {{ ...f{0} ...f{0} }} ", n + 1);
+    let fragments: String = (0..8).map(spread).collect();
+    let text = format!("{{ ...f0 }} {fragments} fragment f8 on Query {{ __typename }}");
+    let (_, body) = query(&app, &text).await;
+    assert_eq!(body, r#"{"data":null,"errors":[{"message":"more than 16 fragments"}]}"#);
 }
 
 #[tokio::test]

@@ -57,9 +57,15 @@ use crate::{Limiter, RateLimitLayer};
 /// let report: serde_json::Value = serde_json::from_slice(&report.into_body().collect().await?.to_bytes())?;
 /// assert_eq!(report["policies"][0]["limit"], "sliding-log 1/min");
 /// assert_eq!(report["policies"][0]["denials"]["total"], 1);
+///
+/// assert_eq!(get("/admin", "Bearer of-an-operator").await?.status(), StatusCode::OK);
+/// assert_eq!(get("/admin/", "Bearer of-an-operator").await?.status(), StatusCode::NOT_FOUND);
 /// # Ok(())
 /// # }
 /// ```
+///
+/// The page is at the path of the router without a slash at its end: after `.nest("/admin", ..)` at `/admin`. axum has no route at
+/// `/admin/` then, and responds with a `404` without a body; add a redirect if operators enter it.
 ///
 /// # Routes
 ///

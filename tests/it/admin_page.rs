@@ -73,10 +73,7 @@ struct Visit {
 impl Visit {
     /// None if no Chromium is installed.
     async fn begin(show_keys: bool) -> Option<Self> {
-        let Some(mut tab) = Chromium::start().await else {
-            eprintln!("skipped: no Chromium is installed");
-            return None;
-        };
+        let mut tab = Chromium::start().await?;
         let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
         let api = Policy::new("api", SlidingLog::per_minute(3)).key(key::ip());
         let logins = Policy::new("logins", TokenBucket::per_minute(5))

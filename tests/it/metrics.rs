@@ -2,6 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    env,
+    process::Command,
     time::Duration,
 };
 
@@ -614,6 +616,8 @@ fn the_page_lists_each_name_once_with_its_kind_and_labels() {
         let kind = row.split('|').nth(2).expect("a kind").trim();
         assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
         assert!(["counter", "gauge", "histogram"].contains(&kind), "{name}: {kind}");
+        let unit = row.split('|').nth(3).expect("a unit").trim();
+        assert_eq!(unit == "seconds", name.ends_with("_seconds"), "{name}: {unit}");
     }
 }
 
@@ -632,6 +636,17 @@ fn each_query_of_the_dashboard_and_the_pages_has_names_and_outcomes_that_exist()
     let targets = panels
         .iter()
         .flat_map(|panel| panel["targets"].as_array().expect("targets"));
+    for panel in panels
+        .iter()
+        .filter(|panel| panel["fieldConfig"]["defaults"]["unit"] == "reqps")
+    {
+        let overrides = panel["fieldConfig"]["overrides"].to_string();
+        for target in panel["targets"].as_array().expect("targets") {
+            let (query, id) = (target["expr"].as_str().expect("text"), &target["refId"]);
+            let has_its_own_unit = overrides.contains(&format!("\"byFrameRefID\",\"options\":{id}"));
+            assert!(query.contains("rate(") != has_its_own_unit, "`{query}` is no rate");
+        }
+    }
     let mut queries: Vec<_> = targets
         .map(|target| target["expr"].as_str().expect("text").to_owned())
         .collect();
@@ -650,6 +665,7 @@ fn each_query_of_the_dashboard_and_the_pages_has_names_and_outcomes_that_exist()
         .split('`')
         .chain(operating.split('`'));
     queries.extend(in_pages.filter(|code| code.contains("tower_quota_")).map(str::to_owned));
+    queries.extend(alerts().into_iter().map(str::to_owned));
     assert!(queries.len() > 23, "those of the pages were found");
 
     let kind = |name: &str| {
@@ -686,6 +702,51 @@ fn each_query_of_the_dashboard_and_the_pages_has_names_and_outcomes_that_exist()
                 assert!(exists, "`{one}` in `{query}`");
             }
         }
+    }
+}
+
+/// The expressions of `docs/alerts.yml`.
+fn alerts() -> Vec<&'static str> {
+    let rules = include_str!("../../docs/alerts.yml");
+    let expressions = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
+    expressions.collect()
+}
+
+#[test]
+fn the_page_about_operating_has_the_alerts_of_the_rules() {
+    let page = include_str!("../../docs/operating.md");
+    let (_, table) = page.split_once("| alert | PromQL |").expect("the table");
+    let (table, _) = table.split_once("\n\n").expect("its end");
+    let rows = table.lines().skip(2);
+    let shown: Vec<_> = rows
+        .map(|row| row.split('`').nth(1).expect("an expression").replace("\\|", "|"))
+        .collect();
+    assert_eq!(shown, alerts());
+}
+
+#[test]
+fn each_alert_fires_when_it_should() {
+    let promtool = Command::new("promtool")
+        .args(["test", "rules", "tests/alerts.yml"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output();
+    let Ok(output) = promtool else {
+        assert!(
+            env::var_os("CI").is_none(),
+            "no promtool is installed; `CI` requires it"
+        );
+        eprintln!("skipped: no promtool is installed");
+        return;
+    };
+    let output = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.contains("SUCCESS"), "{output}");
+    let cases = include_str!("../alerts.yml");
+    let rules = include_str!("../../docs/alerts.yml");
+    for name in rules.lines().filter_map(|line| line.strip_prefix("  - alert: ")) {
+        assert!(
+            cases.contains(&format!("alertname: {name}\n    exp_alerts:")),
+            "{name} never fires in the test"
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! README, docs, examples and changelog are complete.
 
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
 use super::{files, package, packages, read, root};
 
@@ -108,6 +108,21 @@ fn every_example_has_the_command_that_runs_it() {
             );
         }
     }
+}
+
+#[test]
+fn the_readme_lists_every_example() {
+    let readme = read("README.md");
+    let (_, list) = readme.split_once("\nThe [examples](").expect("the list");
+    let (list, _) = list.split_once("\n\n").expect("its end");
+    let listed: BTreeSet<_> = list.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+    let packages = packages();
+    let targets = packages
+        .iter()
+        .flat_map(|package| package["targets"].as_array().expect("targets"));
+    let examples = targets.filter(|target| target["kind"][0] == "example");
+    let examples = examples.map(|target| target["name"].as_str().expect("a name").to_owned());
+    assert_eq!(listed, examples.collect());
 }
 
 /// `BLESS=1` rewrites it.
