@@ -32,10 +32,9 @@ pin_project! {
             check: PendingCheck,
             waiting: Option<Waiting<S, B>>,
         },
-        /// The request was held and is admitted; the service is to be ready for it.
-        Readying {
-            service: S,
-            request: Option<Request<B>>,
+        /// The request was held, and its turn has come. The service may not be ready.
+        Turn {
+            called: Option<(S, Request<B>)>,
             admitted: Option<(Admitted, Arc<Enforcer>)>,
         },
         /// The inner service was called.
@@ -52,20 +51,20 @@ pin_project! {
     }
 }
 
-/// The service and a request that wait for a decision.
+/// What waits for a decision.
 struct Waiting<S, B> {
     service: S,
-    /// Whether the service was polled ready for this request.
+    /// Whether the service was polled ready, and not cloned since.
     is_ready: bool,
-    /// As the keys were extracted from them.
+    // In parts, as the keys were extracted from them.
     parts: Parts,
     body: B,
     enforcer: Arc<Enforcer>,
 }
 
 impl<S: Clone, B> Waiting<S, B> {
-    /// Gives back what the service may have reserved, such as a permit, for which others wait.
-    fn unready(&mut self) {
+    /// Gives the readiness of the service, such as a permit, to other requests.
+    fn release_readiness(&mut self) {
         if self.is_ready {
             self.service = self.service.clone();
             self.is_ready = false;
@@ -124,14 +123,14 @@ where
         loop {
             let next = match this.state.as_mut().project() {
                 StateProj::Pending { check, waiting } => {
-                    let Poll::Ready(decision) = Pin::new(&mut *check).poll(cx) else {
-                        if let (true, Some(waiting)) = (check.is_held(), waiting) {
-                            waiting.unready();
-                        }
-                        return Poll::Pending;
-                    };
+                    let decision = Pin::new(&mut *check).poll(cx);
+                    if check.is_held() {
+                        // A turn is seconds away, and other requests need the permit meanwhile.
+                        waiting.iter_mut().for_each(Waiting::release_readiness);
+                    }
+                    let decision = ready!(decision);
                     let Waiting {
-                        service: mut ready,
+                        mut service,
                         is_ready,
                         mut parts,
                         body,
@@ -143,12 +142,11 @@ where
                             let admitted = admitted.map(|admitted| (admitted, enforcer));
                             match is_ready {
                                 true => State::Admitted {
-                                    future: ready.call(request),
+                                    future: service.call(request),
                                     admitted,
                                 },
-                                false => State::Readying {
-                                    service: ready,
-                                    request: Some(request),
+                                false => State::Turn {
+                                    called: Some((service, request)),
                                     admitted,
                                 },
                             }
@@ -158,20 +156,21 @@ where
                         },
                     }
                 }
-                StateProj::Readying {
-                    service,
-                    request,
-                    admitted,
-                } => {
-                    let ready = ready!(service.poll_ready(cx));
+                StateProj::Turn { called, admitted } => {
+                    let (service, _) = called.as_mut().expect("polled after it was ready");
+                    let readiness = match admitted {
+                        Some((admitted, _)) => awaited::poll(&mut admitted.completion, || service.poll_ready(cx)),
+                        None => service.poll_ready(cx),
+                    };
+                    let readiness = ready!(readiness);
+                    let (mut service, request) = called.take().expect("it has just been polled");
                     let admitted = admitted.take();
-                    if let Err(error) = ready {
+                    if let Err(error) = readiness {
                         if let Some((admitted, _)) = admitted {
                             admitted.fail();
                         }
                         return Poll::Ready(Err(error));
                     }
-                    let request = request.take().expect("polled after it was ready");
                     State::Admitted {
                         future: service.call(request),
                         admitted,
@@ -224,7 +223,7 @@ impl<S, B, F> fmt::Debug for ResponseFuture<S, B, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
             State::Pending { .. } => "Pending",
-            State::Readying { .. } => "Readying",
+            State::Turn { .. } => "Turn",
             State::Admitted { .. } => "Admitted",
             State::Rejected { .. } => "Rejected",
         };

@@ -108,10 +108,14 @@ use crate::{ConfigError, store::LeaseId};
 /// processes do not matter.
 ///
 /// A process that is stopped for longer than a lease, or that does not reach the store for so long, loses its slots, and others
-/// may take them; so does a runtime that is blocked or not driven. Its work is not interrupted:
-/// [`Slots::is_lost`](crate::Slots::is_lost) reports it, and that work is the only way in which more than the limit can run at
-/// once while the store keeps its data and its clock is not set. A lease that expired is taken up again by the next renewal if
-/// there is room. [Behavior under faults](crate::guide::faults#slots) has what happens to slots when Redis or a process fails.
+/// may take them. A runtime loses its slots if it is blocked for so long, or is not driven, such as a runtime of one thread after
+/// its `block_on` has returned. Slots that are taken outside of a runtime are renewed only while a runtime of the process holds
+/// other slots in the store; without one they expire after one lease.
+///
+/// The work that has lost its slots is not interrupted: [`Slots::is_lost`](crate::Slots::is_lost) reports it, and that work is
+/// the only way in which more than the limit can run at once while the store keeps its data and its clock is not set. A lease
+/// that expired is taken up again by the next renewal if there is room. [Behavior under faults](crate::guide::faults#slots) has
+/// what happens to slots when Redis, a runtime or a process fails.
 ///
 /// # What it costs
 ///

@@ -1,6 +1,6 @@
 //! The Redis users in the README have the permissions that a limiter needs, and no others.
 
-use std::{collections::HashMap, fs, time::Duration};
+use std::{collections::HashMap, fs, path::Path, time::Duration};
 
 use fred::{
     interfaces::ClientLike,
@@ -22,13 +22,30 @@ each_client! {
 
 const OPERATIONS: [Operation; 4] = [Operation::Check, Operation::Charge, Operation::Peek, Operation::Reset];
 
+/// The line of a file that begins with this.
+fn line_of(file: &str, begin: &str) -> String {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).expect("the file");
+    let line = text.lines().find(|line| line.starts_with(begin));
+    let line = line.unwrap_or_else(|| panic!("{file} has no line that begins with `{begin}`"));
+    line.to_owned()
+}
+
 /// The words of the line of the README that begins with this.
 fn line(begin: &str) -> Vec<String> {
-    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-    let readme = fs::read_to_string(readme).expect("the README");
-    let line = readme.lines().find(|line| line.starts_with(begin));
-    let line = line.unwrap_or_else(|| panic!("the README has no line that begins with `{begin}`"));
+    let line = line_of("README.md", begin);
     line.split(' ').skip(1).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_readme_and_the_page_about_redis_have_both_users() {
+    for begin in [PLAIN, STRICT] {
+        assert_eq!(line_of("docs/redis.md", begin), line_of("README.md", begin));
+    }
+    let without = |word| line(PLAIN).into_iter().filter(move |one| one != word);
+    let strict = line(STRICT)
+        .into_iter()
+        .map(|word| word.replace("strict-limiter", "limiter"));
+    assert!(without("+eval").eq(strict), "the users differ in `+eval` alone");
 }
 
 async fn allow(redis: &Redis, begin: &str) {

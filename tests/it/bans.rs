@@ -357,6 +357,9 @@ async fn a_ban_of_a_clock_that_is_gone_is_dropped(bench: Bench) {
     bench.set_back(HOUR).await;
     assert!(check(&limiter).await.is_allowed());
     assert_eq!(provoke(&limiter).await, MINUTE);
+    // Without its level, which does not decay while the clock is younger than a window.
+    bench.set("1970-01-01T00:10:00+00:00[UTC]").await;
+    assert_eq!(provoke(&limiter).await, MINUTE);
 }
 
 async fn of_many_requests_at_once_as_many_are_denied_as_without_a_ban(bench: Bench) {

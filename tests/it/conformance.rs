@@ -17,6 +17,7 @@ macro_rules! store_tests {
                 every_admission_leaves_one_window_later
                 a_wait_is_exact_while_expired_entries_are_left
                 a_reset_is_exact_while_entries_of_another_clock_are_left
+                a_check_that_removes_entries_of_another_clock_and_expired_ones_is_counted
                 a_call_merges_a_bounded_number_of_entries
                 a_debt_grows_no_further_than_its_bound
                 windows_are_half_open
@@ -1066,6 +1067,20 @@ async fn a_reset_is_exact_while_entries_of_another_clock_are_left(bench: &Bench,
     let denied = bench.check(&algorithm.limit(3), 1).await;
     assert_eq!((denied.allowed, remaining(&denied)), (false, 0));
     assert_eq!(reset_after(&denied), WINDOW - SECOND);
+}
+
+async fn a_check_that_removes_entries_of_another_clock_and_expired_ones_is_counted(
+    bench: &Bench,
+    algorithm: Algorithm,
+) {
+    let (higher, limit) = (algorithm.limit(3), algorithm.limit(2));
+    bench.check(&higher, 1).await;
+    bench.check(&higher, 1).await;
+    bench.set_back(HOUR).await;
+    bench.check(&higher, 1).await;
+    bench.advance(WINDOW).await;
+    assert!(bench.check(&limit, 1).await.allowed);
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 1);
 }
 
 /// The largest cost is 10^15 - 1, and the largest debt 2^51. What exceeds that is not owed.

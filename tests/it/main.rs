@@ -73,3 +73,4 @@ mod upgraded;
 mod upload;
 mod wait;
 mod wait_processes;
+mod wait_readiness;

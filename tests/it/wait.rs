@@ -386,6 +386,15 @@ async fn a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left(ben
     // Those of a clock that is gone are dropped too.
     bench.set_back(200 * SECOND).await;
     assert!(bench.check(&limit, 2).await.allowed);
+
+    // Also one alone.
+    let bench = bench.with_a_fresh_key();
+    let admitted_at = bench.now();
+    assert!(bench.check(&limit, 2).await.allowed);
+    assert!(bench.reserve(&limit, 2, LONG, MOST).await.allowed);
+    assert_eq!(bench.refund(&limit, 2, admitted_at).await.states()[0].remaining, 0);
+    bench.set_back(100 * SECOND).await;
+    assert!(bench.check(&limit, 2).await.allowed);
 }
 
 async fn a_key_lives_until_its_last_turn_has_expired(bench: Bench) {
