@@ -167,7 +167,7 @@ impl StoreResponse {
 }
 
 /// The outcome of one [`StoreRequest`](super::StoreRequest).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Outcome {
     /// Whether the request is admitted. It is `true` for operations that do not require room.
@@ -176,6 +176,15 @@ pub struct Outcome {
     pub(crate) is_cached: bool,
     pub(crate) states: SmallVec<[ChargeState; 1]>,
 }
+
+impl PartialEq for Outcome {
+    /// Whether both decide alike, from the store or not.
+    fn eq(&self, other: &Self) -> bool {
+        (self.allowed, &self.states) == (other.allowed, &other.states)
+    }
+}
+
+impl Eq for Outcome {}
 
 impl Outcome {
     /// An outcome with one state for each charge, in their order.
