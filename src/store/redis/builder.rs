@@ -15,7 +15,7 @@ use crate::key::{Secret, ShortSecret};
 /// use std::time::Duration;
 /// use tower_quota::RedisStore;
 ///
-/// # async fn f() -> Result<(), tower_quota::ConfigError> {
+/// # async fn f() -> Result<(), tower_quota::ConnectError> {
 /// let store = RedisStore::builder()
 ///     .url("redis://127.0.0.1:6379")
 ///     .prefix("shop:quota")
@@ -117,7 +117,7 @@ impl RedisStoreBuilder {
     /// ```no_run
     /// use tower_quota::{RedisStore, fred::clients::Pool};
     ///
-    /// # async fn f(pool: Pool) -> Result<(), tower_quota::ConfigError> {
+    /// # async fn f(pool: Pool) -> Result<(), tower_quota::ConnectError> {
     /// let store = RedisStore::builder().fred_pool(pool).connect().await?;
     /// # Ok(())
     /// # }
