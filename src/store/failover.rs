@@ -359,6 +359,7 @@ mod tests {
         let (one, other) = (MemoryStore::new(), MemoryStore::new());
         let failover = Failover::of(&one);
         assert!(Arc::ptr_eq(&failover, &Failover::of(&one.clone())));
+        assert!(Arc::ptr_eq(&failover, &Failover::of(&Box::new(one.clone()))));
         assert!(Arc::ptr_eq(&failover, &Failover::of(&Arc::new(one))));
         assert!(!Arc::ptr_eq(&failover, &Failover::of(&other)));
     }

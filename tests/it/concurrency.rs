@@ -150,6 +150,7 @@ async fn a_lease_that_has_expired_is_added_again_only_if_there_is_room(bench: Be
     assert_eq!(lost.states()[0].retry_after, Some(Duration::from_secs(1)));
     assert_eq!(end(&bench, &limit, 1, late).await, 0, "the slot is that of the other");
 
+    assert!(!renew(&bench, &limit, late).await);
     assert_eq!(end(&bench, &limit, 1, next).await, 1);
     assert!(renew(&bench, &limit, late).await);
     assert_eq!(remaining(&bench, &limit).await, 0);

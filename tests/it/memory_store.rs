@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_quota::{
-    Key, Limit, Limiter, MemoryStore, Policy, SlidingLog,
+    Ban, Key, Limit, Limiter, MemoryStore, Policy, SlidingLog,
     store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
@@ -93,6 +93,28 @@ fn a_full_store_evicts_the_key_that_expires_first_and_counts_it() {
     }
 }
 
+#[test]
+fn a_key_that_expires_now_makes_room_without_an_eviction() {
+    let (clock, limit, key) = (Clock::new(), limit("sliding-log 10/min"), Key::from("old"));
+    let store = store(1, &clock);
+    assert!(admits(&store, "test", &limit, "old"));
+    // Each refund gives the key a new place in the order of eviction; only a few of the others are removed in one call.
+    clock.advance(Duration::from_secs(10));
+    for _ in 0..10 {
+        assert!(admits(&store, "test", &limit, "old"));
+        let refund = Operation::Refund {
+            admitted_at: Duration::from_micros(clock.now()),
+        };
+        outcome(&store, refund, &[Charge::new("test", &limit, &key, 1)]);
+    }
+    assert_eq!(used(&store, "test", &limit, "old"), 1);
+
+    clock.advance(Duration::from_secs(50));
+    assert_eq!(used(&store, "test", &limit, "old"), 0);
+    assert!(admits(&store, "test", &limit, "new"));
+    assert_eq!((store.len(), store.evictions()), (1, 0));
+}
+
 const FLOOD: u64 = 100_001;
 
 /// How many of 1,000 checks of one key of the policy `login` are admitted after a flood of keys. `between` is called after each.
@@ -129,6 +151,19 @@ fn a_limit_that_is_used_up_stays_so_under_a_flood_of_keys() {
         assert_eq!(passed(&store, |_| ()), 0, "{policy} {flood}");
         assert!(store.evictions() > 0);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ban_by_hand_stays_under_a_flood_of_keys() {
+    let store = MemoryStore::builder().capacity(100).build();
+    let policy = Policy::new("login", SlidingLog::per_hour(2)).ban(Ban::by_hand());
+    let limiter = Limiter::new(store.clone(), policy);
+    limiter.ban("banned", Duration::from_secs(60)).await.unwrap();
+    for key in 0..1_000_u64 {
+        assert!(limiter.check(key).await.unwrap().is_allowed());
+    }
+    assert!(store.evictions() > 0);
+    assert!(!limiter.check("banned").await.unwrap().is_allowed());
 }
 
 #[test]

@@ -186,3 +186,41 @@ fn by_slot(request: &OwnedRequest) -> Vec<(u16, Positions)> {
     }
     slots
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Key, Limit, SlidingLog,
+        store::{
+            Charge, Store, StoreRequest,
+            redis::{
+                commit_queue::BatchLimits,
+                simulation::{backend::simulated_backend, network::Network},
+                store::RedisStore,
+            },
+        },
+    };
+
+    async fn outcome(store: &RedisStore, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+        let response = store.decide(&[StoreRequest::new(operation, charges)]).await;
+        response.expect("the network is good").outcomes[0].clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_charges_in_a_slot_are_refunded_when_another_slot_denies() {
+        let backend = simulated_backend(Network::new(0, true));
+        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let (five, one) = [5, 1].map(|quota| Limit::from(SlidingLog::per_hour(quota))).into();
+        let (key, other) = (Key::from("a"), Key::from("b"));
+        let charges = ["one", "two", "three"].map(|policy| Charge::new(policy, &five, &key, 1));
+        let full = [Charge::new("full", &one, &other, 1)];
+        assert!(outcome(&store, Operation::Check, &full).await.allowed);
+        assert!(outcome(&store, Operation::Check, &charges).await.allowed);
+
+        let across = [&charges[..], &full].concat();
+        assert!(!outcome(&store, Operation::Check, &across).await.allowed);
+        let left = outcome(&store, Operation::Peek, &charges).await.states;
+        assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [4, 4, 4]);
+    }
+}

@@ -397,8 +397,79 @@ fn process_time_us() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::advance;
+
     use super::*;
-    use crate::store::redis::simulation::{backend::simulated_backend, network::Network};
+    use crate::{
+        Key, Limit, SlidingLog,
+        store::{
+            Charge, Operation, StoreRequest,
+            redis::{
+                key_format::KeyFormat,
+                simulation::{backend::simulated_backend, network::Network},
+            },
+        },
+    };
+
+    #[test]
+    fn a_call_contains_half_of_the_requests_that_wait_or_are_in_flight() {
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
+        let charges = [Charge::new("p", &limit, &key, 1)];
+        let check = OwnedRequest::of(
+            &KeyFormat::new("quota", None),
+            &StoreRequest::new(Operation::Check, &charges),
+        );
+        for (in_flight, waiting, taken) in [(0, 10, 10), (0, 100, 50), (40, 100, 70), (1_000, 900, 256)] {
+            let queued = || QueuedRequest::new(vec![check.clone()], Instant::now(), None).0;
+            let mut state = State {
+                requests_in_flight: in_flight,
+                waiting: (0..waiting).map(|_| queued()).collect(),
+                ..State::default()
+            };
+            let batch = state.take_batch(BatchLimits::GROUP_COMMIT);
+            assert_eq!((batch.len(), state.waiting.len()), (taken, waiting - taken));
+        }
+    }
+
+    /// A queue with these calls in flight, and one request that waits.
+    fn waiting_behind(calls: usize) -> Arc<CommitQueue> {
+        let backend = simulated_backend(Network::new(0, false));
+        let queue = CommitQueue::new(Arc::new(backend), None, BatchLimits::GROUP_COMMIT);
+        let (waiting, _) = QueuedRequest::new(Vec::new(), Instant::now(), None);
+        queue.state().calls = calls;
+        queue.state().waiting.push_back(waiting);
+        Arc::new(queue)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_waits_for_a_deadline_is_sent_regardless_of_the_calls_in_flight() {
+        const MOST: usize = BatchLimits::GROUP_COMMIT.max_calls;
+        let queue = waiting_behind(MOST);
+        let deadline = queue.backend.deadline.duration();
+        advance(deadline - Duration::from_millis(1)).await;
+        queue.send_overdue();
+        assert_eq!(queue.state().calls, MOST);
+
+        advance(Duration::from_millis(1)).await;
+        queue.send_overdue();
+        assert_eq!(queue.state().calls, MOST + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_was_not_sent_for_a_step_is_replaced() {
+        let queue = waiting_behind(1);
+        queue.state().unsent_since = Some(Instant::now());
+        let step = queue.backend.deadline.step();
+        advance(step - Duration::from_millis(1)).await;
+        queue.send_overdue();
+        assert_eq!(queue.state().calls, 1);
+
+        advance(Duration::from_millis(1)).await;
+        queue.send_overdue();
+        assert_eq!(queue.state().calls, 2);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_request_does_not_overtake_those_that_wait() {

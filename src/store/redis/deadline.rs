@@ -113,6 +113,17 @@ mod tests {
         assert_eq!(deadline.wait(ready).await, Some(7));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_doubled_deadline_is_twice_as_long() {
+        let (deadline, started) = (Deadline::new(Duration::from_millis(100)), Instant::now());
+        let doubled = deadline.doubled();
+        assert_eq!(doubled.duration(), Duration::from_millis(200));
+        assert_eq!(doubled.step(), deadline.step());
+
+        assert_eq!(doubled.wait(pending::<()>()).await, None);
+        assert_eq!(started.elapsed(), Duration::from_millis(200));
+    }
+
     #[tokio::test]
     async fn a_stall_of_the_runtime_does_not_count() {
         let deadline = Deadline::new(Duration::from_millis(40));

@@ -46,6 +46,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_command_that_fred_cancels_has_lost_its_connection() {
+        let canceled = || Error::new(ErrorKind::Canceled, "Canceled.");
+        for failure in [call_failure(canceled()), connect_failure(&canceled())] {
+            let Failure::Unreachable(cause) = failure else {
+                panic!("{failure:?}");
+            };
+            assert_eq!(cause.to_string(), "the connection was lost");
+        }
+    }
+
+    #[test]
     fn a_system_error_is_shown_in_plain_words() {
         for (details, text) in [
             (
