@@ -58,6 +58,7 @@ each_store! {
     a_refund_and_a_settlement_leave_a_ban_as_it_is
     a_cost_that_does_not_fit_counts_as_one_denial
     a_ban_before_a_charge_that_counts_nothing_is_not_regarded
+    a_ban_before_another_one_counts_no_denial
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -385,6 +386,23 @@ async fn a_cost_that_does_not_fit_counts_as_one_denial(bench: Bench) {
     for expected in [full(second), full(second), banned(MINUTE)] {
         assert_eq!(check_n(10).await, expected);
     }
+}
+
+async fn a_ban_before_another_one_counts_no_denial(bench: Bench) {
+    let (key, ban) = (Key::from("k"), Limit::Ban(Ban::after(1, HOUR)));
+    let limit = Limit::from(SlidingLog::per_hour(1));
+    let charges = [("first", &ban), ("second", &ban), ("test", &limit)];
+    let charges = charges.map(|(policy, limit)| Charge::new(policy, limit, &key, 1));
+    let mut waits = Vec::new();
+    for _ in 0..2 {
+        let response = bench
+            .store
+            .decide(&[StoreRequest::new(Operation::Check, &charges)])
+            .await;
+        let response = response.expect("the store replies");
+        waits.extend(response.outcomes()[0].states().iter().map(|state| state.retry_after));
+    }
+    assert_eq!(waits, [None, None, None, None, Some(MINUTE), Some(HOUR)]);
 }
 
 async fn a_ban_before_a_charge_that_counts_nothing_is_not_regarded(bench: Bench) {

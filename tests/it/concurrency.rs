@@ -61,6 +61,7 @@ each_store! {
     leases_of_different_lengths_do_not_shorten_each_other
     a_clock_that_is_set_back_by_less_than_a_lease_admits_no_more
     a_clock_that_is_set_back_far_blocks_nothing
+    a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone
     a_request_that_another_policy_denies_takes_no_slot
     a_limiter_holds_slots_as_long_as_the_decision
     two_thousand_leases_that_expire_at_once_are_gone_after_three_checks
@@ -263,6 +264,16 @@ async fn a_clock_that_is_set_back_far_blocks_nothing(bench: Bench) {
     bench.set_back(100 * LEASE).await;
     assert!(take(&bench, &limit, 1).await.is_some());
     assert_eq!(remaining(&bench, &limit).await, 2);
+}
+
+async fn a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone(bench: Bench) {
+    let limit = slots(2);
+    take(&bench, &limit, 1).await.expect("there is room");
+    bench.advance(MICRO).await;
+    take(&bench, &limit, 1).await.expect("there is room");
+    bench.set_back(LEASE + MICRO).await;
+    assert!(take(&bench, &limit, 1).await.is_some());
+    assert_eq!(take(&bench, &limit, 1).await, None, "the other one stays");
 }
 
 async fn a_request_that_another_policy_denies_takes_no_slot(bench: Bench) {

@@ -16,8 +16,10 @@ macro_rules! store_tests {
             promises! { $store sliding_log SLIDING_LOG
                 every_admission_leaves_one_window_later
                 a_wait_is_exact_while_expired_entries_are_left
+                a_wait_for_more_entries_than_a_call_reads_is_a_lower_bound
                 a_reset_is_exact_while_entries_of_another_clock_are_left
                 a_check_that_removes_entries_of_another_clock_and_expired_ones_is_counted
+                each_of_two_checks_at_one_time_counts_while_the_window_is_shortened
                 a_call_merges_a_bounded_number_of_entries
                 a_debt_grows_no_further_than_its_bound
                 windows_are_half_open
@@ -1053,6 +1055,23 @@ async fn a_wait_is_exact_while_expired_entries_are_left(bench: &Bench, algorithm
     assert_eq!(denied.states()[0].retry_after, Some(SECOND / 2));
 }
 
+/// A call removes or reads 996 of them.
+async fn a_wait_for_more_entries_than_a_call_reads_is_a_lower_bound(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(2_000);
+    for count in [901, 95, 500] {
+        assert!(bench.check(&limit, 2).await.allowed);
+        for _ in 1..count {
+            assert!(bench.check(&limit, 1).await.allowed);
+        }
+        bench.advance(SECOND).await;
+    }
+    bench.advance(WINDOW - 3 * SECOND).await;
+    // The first call removes 901, and the second one none.
+    for seconds in [1, 2] {
+        assert_eq!(wait(&bench.check(&algorithm.limit(10), 1).await), seconds * SECOND);
+    }
+}
+
 /// As after a step of the clock: a call removes less than 1,000 of them.
 async fn a_reset_is_exact_while_entries_of_another_clock_are_left(bench: &Bench, algorithm: Algorithm) {
     let limit = algorithm.limit(2_000);
@@ -1081,6 +1100,15 @@ async fn a_check_that_removes_entries_of_another_clock_and_expired_ones_is_count
     bench.advance(WINDOW).await;
     assert!(bench.check(&limit, 1).await.allowed);
     assert_eq!(remaining(&bench.peek(&limit, 1).await), 1);
+}
+
+async fn each_of_two_checks_at_one_time_counts_while_the_window_is_shortened(bench: &Bench, algorithm: Algorithm) {
+    let (limit, shorter) = (algorithm.limit(3), algorithm.shorter(3));
+    bench.check(&limit, 1).await;
+    bench.advance(WINDOW / 2).await;
+    bench.check(&limit, 1).await;
+    assert!(bench.check(&shorter, 1).await.allowed);
+    assert_eq!(remaining(&bench.peek(&shorter, 1).await), 1);
 }
 
 /// The largest cost is 10^15 - 1, and the largest debt 2^51. What exceeds that is not owed.

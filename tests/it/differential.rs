@@ -435,6 +435,8 @@ async fn the_coarse_sliding_log_decides_alike_in_rust_and_in_lua() {
         coarse(9, WINDOW),
         SlidingLog::new(9, WINDOW).into(),
         coarse(20, WINDOW / 4),
+        // A grain of a microsecond.
+        SlidingLog::new(9, WINDOW).precision(10_000).into(),
     ];
     agree(WINDOW, &[&versions]).await;
 }

@@ -353,6 +353,16 @@ async fn a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left(ben
     for _ in 0..3 {
         assert_eq!(bench.check(&limit, 1).await.states()[0].retry_after, Some(20 * SECOND));
     }
+    // Also those that were reserved when the clock was ahead by a second.
+    bench.set_back(SECOND).await;
+    let denied = bench.check(&limit, 1).await.states()[0];
+    assert_eq!(
+        (denied.retry_after, denied.reset_after),
+        (Some(21 * SECOND), 31 * SECOND)
+    );
+    let reserved = bench.reserve(&limit, 1, LONG, MOST).await;
+    assert_eq!(turn(&bench, &reserved), Some(start + 20_000_000));
+    assert_eq!(reserved.states()[0].reset_after, 31 * SECOND);
     // Those of a clock that is gone are dropped too.
     bench.set_back(200 * SECOND).await;
     assert!(bench.check(&limit, 2).await.allowed);
