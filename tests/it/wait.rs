@@ -55,6 +55,7 @@ each_store! {
     a_caller_that_leaves_a_bucket_gives_back_the_last_turn_only
     a_refund_after_the_last_turn_gives_back_no_token_that_has_come
     a_request_waits_for_the_latest_turn_and_delays_no_other
+    a_turn_of_another_limit_is_counted_beside_entries_that_have_expired
     a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left
     a_key_lives_until_its_last_turn_has_expired
     a_turn_is_one_beneath_any_debt
@@ -336,6 +337,20 @@ async fn a_request_waits_for_the_latest_turn_and_delays_no_other(bench: Bench) {
         .expect("a response");
     assert!(!response.outcomes()[0].allowed);
     assert_eq!(response.outcomes()[0].states()[1].retry_after, Some(20 * SECOND));
+}
+
+async fn a_turn_of_another_limit_is_counted_beside_entries_that_have_expired(bench: Bench) {
+    let (short, long): (Limit, Limit) = (SlidingLog::new(1, SECOND).into(), SlidingLog::new(1, LONG).into());
+    let key = Key::from("k");
+    let charges =
+        [("test", &short), ("long", &long)].map(|(policy, limit)| Charge::new(policy, limit, &key, 1).wait_up_to(LONG));
+    for _ in 0..2 {
+        let request = [StoreRequest::new(Operation::Reserve, &charges)];
+        let response = bench.store.decide(&request).await.expect("a response");
+        assert!(response.outcomes()[0].allowed);
+        bench.advance(SECOND).await;
+    }
+    assert_eq!(bench.peek(&short, 1).await.states()[0].remaining, 0);
 }
 
 async fn a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left(bench: Bench) {
