@@ -18,6 +18,7 @@ macro_rules! store_tests {
                 a_wait_is_exact_while_expired_entries_are_left
                 a_wait_for_more_entries_than_a_call_reads_is_a_lower_bound
                 a_refund_finds_a_charge_beyond_the_limit_that_was_merged
+                charges_beyond_the_limit_are_merged_until_the_last_microsecond_of_a_step
                 a_refund_finds_an_entry_in_its_last_microsecond
                 expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_clock
                 a_reset_is_exact_while_entries_of_another_clock_are_left
@@ -1087,9 +1088,25 @@ async fn a_refund_finds_a_charge_beyond_the_limit_that_was_merged(bench: &Bench,
     bench.charge(&limit, 1).await;
     bench.advance(MICROSECOND).await;
     bench.charge(&limit, 1).await;
+    bench.refund(&limit, 1, charged_at + 2).await;
+    assert_eq!(remaining(&bench.peek(&higher, 1).await), 7, "nothing was admitted then");
     bench.refund(&limit, 1, checked_at).await;
     bench.refund(&limit, 1, charged_at).await;
     assert_eq!(remaining(&bench.peek(&higher, 1).await), 9);
+}
+
+async fn charges_beyond_the_limit_are_merged_until_the_last_microsecond_of_a_step(bench: &Bench, algorithm: Algorithm) {
+    let (limit, step) = (algorithm.limit(1), WINDOW / 1_000);
+    for (at, waits) in [(step - MICROSECOND, WINDOW + MICROSECOND), (step, WINDOW)] {
+        let bench = bench.with_a_fresh_key();
+        align(&bench).await;
+        bench.check(&limit, 1).await;
+        bench.advance(at).await;
+        bench.charge(&limit, 1).await;
+        bench.set_back(MICROSECOND).await;
+        bench.charge(&limit, 1).await;
+        assert_eq!(wait(&bench.check(&algorithm.limit(3), 2).await), waits);
+    }
 }
 
 async fn a_refund_finds_an_entry_in_its_last_microsecond(bench: &Bench, algorithm: Algorithm) {
