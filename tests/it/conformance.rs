@@ -36,6 +36,7 @@ macro_rules! store_tests {
             promises! { $store coarse_log COARSE_LOG
                 admissions_of_one_grain_leave_with_the_last_of_them
                 admissions_are_merged_until_the_last_microsecond_of_a_grain
+                a_refund_finds_no_entry_of_the_next_grain
                 admissions_of_two_microseconds_are_two_grains_of_a_microsecond
                 windows_are_half_open
                 the_window_may_be_shortened
@@ -1224,6 +1225,16 @@ async fn admissions_are_merged_until_the_last_microsecond_of_a_grain(bench: &Ben
         bench.check(&limit, 1).await;
         assert_eq!(wait(&bench.check(&limit, 1).await), waits);
     }
+}
+
+async fn a_refund_finds_no_entry_of_the_next_grain(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    align(bench).await;
+    let start = bench.now();
+    bench.advance(WINDOW / 4).await;
+    bench.check(&limit, 1).await;
+    assert_eq!(remaining(&bench.refund(&limit, 1, start).await), 2);
+    assert_eq!(remaining(&bench.refund(&limit, 1, bench.now()).await), 3);
 }
 
 async fn admissions_of_two_microseconds_are_two_grains_of_a_microsecond(bench: &Bench, _: Algorithm) {

@@ -412,7 +412,10 @@ async fn a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left(ben
     let reserved = bench.reserve(&limit, 1, LONG, MOST).await;
     assert_eq!(turn(&bench, &reserved), Some(start + 20_000_000));
     assert_eq!(reserved.states()[0].reset_after, 31 * SECOND);
-    // Those of a clock that is gone are dropped too.
+    // The others are dropped, and no reset is longer than a window for them.
+    bench.set_back(5 * SECOND).await;
+    let peeked = bench.peek(&SlidingLog::new(20, 10 * SECOND).into(), 1).await.states()[0];
+    assert_eq!((peeked.remaining, peeked.reset_after), (14, 10 * SECOND));
     bench.set_back(200 * SECOND).await;
     assert!(bench.check(&limit, 2).await.allowed);
 
