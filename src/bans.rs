@@ -18,39 +18,24 @@ pub(crate) fn send(
 ) -> Option<StoreFuture> {
     let length = length.as_micros().try_into().unwrap_or(u64::MAX);
     let policies = decision.as_slice().iter().filter(|policy| selects(policy));
-    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = policies
-        .filter_map(|policy| Some([policy.ban_charge(length)?]))
-        .collect();
-    let requests = charges
-        .iter()
-        .map(|charge| StoreRequest::new(Operation::Charge, charge));
-    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
-    let [first, ..] = decision.as_slice() else { return None };
-    if requests.is_empty() {
-        return None;
-    }
-    first.context.failover.copy(&requests);
-    Some(first.context.store.decide(&requests))
+    let charges = policies.filter_map(|policy| policy.ban_charge(length));
+    decide(decision, Operation::Charge, charges)
 }
 
 /// Reads the bans of a request that has waited; `None` without a policy that has bans.
 pub(crate) fn read(decision: &Decision) -> Option<StoreFuture> {
-    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = banning(decision)
-        .filter_map(|policy| Some([policy.ban_charge(1)?]))
-        .collect();
-    let requests = charges.iter().map(|charge| StoreRequest::new(Operation::Peek, charge));
-    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
-    let first = decision.as_slice().first()?;
-    (!requests.is_empty()).then(|| first.context.store.decide(&requests))
+    let charges = decision.enforced().filter_map(|policy| policy.ban_charge(1));
+    decide(decision, Operation::Peek, charges)
 }
 
 /// The denial of a request by the bans that were [read](read); `None` if none is in force.
 pub(crate) fn deny(decision: &Decision, response: &StoreResponse) -> Option<Decision> {
+    let with_bans = decision.enforced().filter(|policy| policy.ban_charge(1).is_some());
     let rests = response
         .outcomes()
         .iter()
         .map(|outcome| outcome.states().first()?.retry_after);
-    let banned: SmallVec<[PolicyDecision; 1]> = banning(decision)
+    let banned: SmallVec<[PolicyDecision; 1]> = with_bans
         .zip(rests)
         .filter_map(|(policy, rest)| Some(policy.banned(rest?, response.server_time)))
         .collect();
@@ -61,7 +46,18 @@ pub(crate) fn deny(decision: &Decision, response: &StoreResponse) -> Option<Deci
     })
 }
 
-/// The policies that would deny a request for its ban.
-fn banning(decision: &Decision) -> impl Iterator<Item = &PolicyDecision> {
-    decision.enforced().filter(|policy| policy.ban_charge(1).is_some())
+/// Passes each charge of a ban to the store as a request of its own; `None` without any.
+fn decide<'a>(
+    decision: &Decision,
+    operation: Operation,
+    charges: impl Iterator<Item = Charge<'a>>,
+) -> Option<StoreFuture> {
+    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = charges.map(|charge| [charge]).collect();
+    let requests = charges.iter().map(|charge| StoreRequest::new(operation, charge));
+    let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
+    let context = &decision.as_slice().first().filter(|_| !requests.is_empty())?.context;
+    if operation.counts() {
+        context.failover.copy(&requests);
+    }
+    Some(context.store.decide(&requests))
 }

@@ -5,6 +5,8 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::text::Text;
 
 /// Adds to a list, in one line, since many clients read only the first.
+///
+/// The name is made anew from its constant, since a clone of it is a call through a table of functions.
 pub(super) fn append(headers: &mut HeaderMap, name: impl Fn() -> HeaderName, ours: HeaderValue) {
     if headers.append(name(), ours) {
         join(headers, &name());

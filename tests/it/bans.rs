@@ -46,6 +46,8 @@ each_store! {
     a_ban_begins_with_the_last_denial_and_ends_to_the_microsecond
     each_ban_is_twice_as_long_as_the_one_before_and_decays
     denials_of_two_windows_are_not_added
+    denials_of_a_clock_that_was_ahead_by_a_second_count
+    a_denial_with_a_wait_of_a_microsecond_counts
     while_banned_nothing_is_counted_to_any_policy
     a_denial_by_another_policy_or_for_its_cost_does_not_count
     each_of_two_policies_has_its_own_bans
@@ -164,6 +166,24 @@ async fn denials_of_two_windows_are_not_added(bench: Bench) {
     bench.advance(HOUR - US).await;
     let _ = check(&limiter).await;
     assert_eq!(denial(&check(&limiter).await), banned(MINUTE));
+}
+
+async fn denials_of_a_clock_that_was_ahead_by_a_second_count(bench: Bench) {
+    let (limiter, second) = (limiter(&bench), Duration::from_secs(1));
+    for expected in [None, full(second), full(second)] {
+        assert_eq!(denial(&check(&limiter).await), expected);
+    }
+    bench.set_back(second).await;
+    assert_eq!(denial(&check(&limiter).await), banned(MINUTE));
+}
+
+async fn a_denial_with_a_wait_of_a_microsecond_counts(bench: Bench) {
+    let limiter = limiter(&bench);
+    assert!(check(&limiter).await.is_allowed());
+    bench.advance(Duration::from_secs(1) - US).await;
+    for expected in [full(US), full(US), banned(MINUTE)] {
+        assert_eq!(denial(&check(&limiter).await), expected);
+    }
 }
 
 async fn while_banned_nothing_is_counted_to_any_policy(bench: Bench) {

@@ -29,7 +29,9 @@ use tower_quota::{
     store::{Charge, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreRequest},
 };
 
-use crate::support::{Bench, Broken, Cluster, Counted, Gated, Later, Redis, connected, eventually, patient};
+use crate::support::{
+    Bench, Broken, Clock, Cluster, Counted, Gated, Later, Redis, connected, decide, eventually, patient,
+};
 
 /// Tests on a store whose clock the test sets.
 macro_rules! each_store {
@@ -61,10 +63,13 @@ each_store! {
     leases_of_different_lengths_do_not_shorten_each_other
     a_clock_that_is_set_back_by_less_than_a_lease_admits_no_more
     a_clock_that_is_set_back_far_blocks_nothing
+    the_end_of_a_lease_drops_no_other_one_that_a_clock_set_back_has_left
+    after_heavy_leases_a_key_has_a_member_for_each_lease
     a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone
     a_request_that_another_policy_denies_takes_no_slot
     a_limiter_holds_slots_as_long_as_the_decision
     two_thousand_leases_that_expire_at_once_are_gone_after_three_checks
+    of_two_thousand_leases_of_another_clock_a_check_drops_a_thousand
 }
 
 const LEASE: Duration = Duration::from_secs(10);
@@ -267,6 +272,24 @@ async fn a_clock_that_is_set_back_far_blocks_nothing(bench: Bench) {
     assert_eq!(remaining(&bench, &limit).await, 2);
 }
 
+async fn the_end_of_a_lease_drops_no_other_one_that_a_clock_set_back_has_left(bench: Bench) {
+    let limit = slots(2);
+    let first = take(&bench, &limit, 1).await.expect("there is room");
+    take(&bench, &limit, 1).await.expect("there is room");
+    bench.set_back(100 * LEASE).await;
+    assert_eq!(end(&bench, &limit, 1, first).await, 1);
+}
+
+async fn after_heavy_leases_a_key_has_a_member_for_each_lease(bench: Bench) {
+    let limit = slots(4);
+    take(&bench, &limit, 3).await.expect("there is room");
+    bench.advance(LEASE).await;
+    take(&bench, &limit, 1).await.expect("there is room");
+    if let Some(members) = bench.members().await {
+        assert_eq!(members, 1);
+    }
+}
+
 async fn a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone(bench: Bench) {
     let limit = slots(2);
     take(&bench, &limit, 1).await.expect("there is room");
@@ -317,11 +340,11 @@ async fn a_limiter_holds_slots_as_long_as_the_decision(bench: Bench) {
     assert_eq!(remaining(&bench, &slots(3)).await, 3);
 }
 
-async fn two_thousand_leases_that_expire_at_once_are_gone_after_three_checks(bench: Bench) {
-    let limit = slots(2_500);
+/// Takes 2,500 slots by 2,499 leases.
+async fn fill(bench: &Bench, limit: &Limit) {
     let key = Key::from("k");
     let charges: Vec<_> = (0..2_500)
-        .map(|number| [Charge::new("test", &limit, &key, 1 + u64::from(number == 7)).lease(LeaseId::random())])
+        .map(|number| [Charge::new("test", limit, &key, 1 + u64::from(number == 7)).lease(LeaseId::random())])
         .collect();
     let requests: Vec<_> = charges
         .iter()
@@ -330,12 +353,25 @@ async fn two_thousand_leases_that_expire_at_once_are_gone_after_three_checks(ben
     let response = bench.store.decide(&requests).await.expect("the store replies");
     let admitted = response.outcomes().iter().filter(|outcome| outcome.allowed).count();
     assert_eq!(admitted, 2_499);
+}
 
+async fn two_thousand_leases_that_expire_at_once_are_gone_after_three_checks(bench: Bench) {
+    let limit = slots(2_500);
+    fill(&bench, &limit).await;
     bench.advance(LEASE).await;
     for left in [1_000, 2_000, 2_500] {
         let least = remaining(&bench, &limit).await;
         assert!((left..=left + 1).contains(&least), "{least} remain");
     }
+}
+
+async fn of_two_thousand_leases_of_another_clock_a_check_drops_a_thousand(bench: Bench) {
+    let limit = slots(2_500);
+    fill(&bench, &limit).await;
+    bench.set_back(100 * LEASE).await;
+    take(&bench, &limit, 1).await.expect("there is room");
+    let left = remaining(&bench, &limit).await;
+    assert!((999..=1_000).contains(&left), "{left} remain");
 }
 
 // In a process: renewals, and what ends them.
@@ -448,18 +484,20 @@ async fn slots_that_are_dropped_during_a_renewal_are_free_after_it() {
     assert_eq!(direct.peek("42").await.unwrap().remaining(), 1);
 }
 
+/// A runtime that runs only while `block_on` does, with a clock of its own.
+fn paused_runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().start_paused(true).build().expect("a runtime")
+}
+
 #[test]
 fn when_a_runtime_ends_the_next_request_of_another_one_renews_its_leases() {
-    let paused = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().start_paused(true).build().expect("a runtime")
-    };
     let clock = ManualClock::new();
     let store = MemoryStore::builder().manual_clock(&clock).build();
     let limiter = Limiter::new(store, Policy::new("exports", Concurrency::new(2)));
-    let first = paused().block_on(limiter.check("42")).unwrap();
+    let first = paused_runtime().block_on(limiter.check("42")).unwrap();
 
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let second = limiter.check("42").await.unwrap();
         for _ in 0..5 {
             clock.advance(LEASE / 2);
@@ -473,14 +511,10 @@ fn when_a_runtime_ends_the_next_request_of_another_one_renews_its_leases() {
 
 #[test]
 fn a_runtime_that_is_not_driven_loses_only_its_own_slots() {
-    let paused = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().start_paused(true).build().expect("a runtime")
-    };
     let clock = ManualClock::new();
     let store = MemoryStore::builder().manual_clock(&clock).build();
     let limiter = Limiter::new(store, Policy::new("exports", Concurrency::new(2)));
-    let (idle, driven) = (paused(), paused());
+    let (idle, driven) = (paused_runtime(), paused_runtime());
     let first = idle.block_on(limiter.check("42")).unwrap();
 
     driven.block_on(async {
@@ -979,4 +1013,25 @@ async fn a_key_of_slots_expires_when_its_last_lease_does() {
     let expires_at = Duration::from_millis(redis.expires_at(&keys[0]).await as u64);
     let lasts = expires_at - decision.server_time();
     assert!(lasts <= LEASE + Duration::from_secs(1) && lasts > LEASE, "{lasts:?}");
+}
+
+#[tokio::test]
+async fn a_request_that_fails_drops_the_weight_of_leases_that_have_expired() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    clock.write_to(&redis).await;
+    let store: Arc<dyn Store> = Arc::new(clock.redis_store(&redis).await);
+    let (limit, log, key) = (slots(5), Limit::from(SlidingLog::per_minute(5)), Key::from("k"));
+    assert!(decide(&store, Operation::Check, &limit, "k", 3).await.allowed);
+    redis
+        .command::<()>("HSET", ["quota:1:log:bad:{key=k}", "field", "value"])
+        .await;
+
+    clock.advance(LEASE);
+    clock.write_to(&redis).await;
+    let charges = [("test", &limit), ("bad", &log)];
+    let charges = charges.map(|(policy, limit)| Charge::new(policy, limit, &key, 1).lease(LeaseId::random()));
+    let failed = store.decide(&[StoreRequest::new(Operation::EndLease, &charges)]).await;
+    assert!(failed.is_err(), "{failed:?}");
+    let peeked = decide(&store, Operation::Peek, &limit, "k", 1).await;
+    assert_eq!(peeked.states()[0].remaining, 5);
 }

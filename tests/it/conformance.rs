@@ -17,6 +17,10 @@ macro_rules! store_tests {
                 every_admission_leaves_one_window_later
                 a_wait_is_exact_while_expired_entries_are_left
                 a_wait_for_more_entries_than_a_call_reads_is_a_lower_bound
+                a_refund_finds_a_charge_beyond_the_limit_that_was_merged
+                charges_beyond_the_limit_are_merged_until_the_last_microsecond_of_a_step
+                a_refund_finds_an_entry_in_its_last_microsecond
+                expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_clock
                 a_reset_is_exact_while_entries_of_another_clock_are_left
                 a_check_that_removes_entries_of_another_clock_and_expired_ones_is_counted
                 each_of_two_checks_at_one_time_counts_while_the_window_is_shortened
@@ -31,6 +35,9 @@ macro_rules! store_tests {
             }
             promises! { $store coarse_log COARSE_LOG
                 admissions_of_one_grain_leave_with_the_last_of_them
+                admissions_are_merged_until_the_last_microsecond_of_a_grain
+                a_refund_finds_no_entry_of_the_next_grain
+                admissions_of_two_microseconds_are_two_grains_of_a_microsecond
                 windows_are_half_open
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_from_what_came_since_at_most
@@ -1072,6 +1079,62 @@ async fn a_wait_for_more_entries_than_a_call_reads_is_a_lower_bound(bench: &Benc
     }
 }
 
+async fn a_refund_finds_a_charge_beyond_the_limit_that_was_merged(bench: &Bench, algorithm: Algorithm) {
+    let (limit, higher) = (algorithm.limit(1), algorithm.limit(10));
+    align(bench).await;
+    let checked_at = bench.now();
+    bench.check(&limit, 1).await;
+    bench.advance(SECOND).await;
+    let charged_at = bench.now();
+    bench.charge(&limit, 1).await;
+    bench.advance(MICROSECOND).await;
+    bench.charge(&limit, 1).await;
+    bench.refund(&limit, 1, charged_at + 2).await;
+    assert_eq!(remaining(&bench.peek(&higher, 1).await), 7, "nothing was admitted then");
+    bench.refund(&limit, 1, checked_at).await;
+    bench.refund(&limit, 1, charged_at).await;
+    assert_eq!(remaining(&bench.peek(&higher, 1).await), 9);
+}
+
+async fn charges_beyond_the_limit_are_merged_until_the_last_microsecond_of_a_step(bench: &Bench, algorithm: Algorithm) {
+    let (limit, step) = (algorithm.limit(1), WINDOW / 1_000);
+    for (at, waits) in [(step - MICROSECOND, WINDOW + MICROSECOND), (step, WINDOW)] {
+        let bench = bench.with_a_fresh_key();
+        align(&bench).await;
+        bench.check(&limit, 1).await;
+        bench.advance(at).await;
+        bench.charge(&limit, 1).await;
+        bench.set_back(MICROSECOND).await;
+        bench.charge(&limit, 1).await;
+        assert_eq!(wait(&bench.check(&algorithm.limit(3), 2).await), waits);
+    }
+}
+
+async fn a_refund_finds_an_entry_in_its_last_microsecond(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    let admitted_at = bench.now();
+    bench.check(&limit, 1).await;
+    bench.advance(WINDOW - MICROSECOND).await;
+    assert_eq!(remaining(&bench.refund(&limit, 1, admitted_at).await), 3);
+}
+
+/// A call removes less than 1,000 of them, and the heavy one among those.
+async fn expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_clock(
+    bench: &Bench,
+    algorithm: Algorithm,
+) {
+    let limit = algorithm.limit(2_000);
+    assert!(bench.check(&limit, 2).await.allowed);
+    bench.advance(MICROSECOND).await;
+    for _ in 0..1_100 {
+        assert!(bench.check(&limit, 1).await.allowed);
+    }
+    bench.advance(WINDOW / 2).await;
+    assert!(bench.check(&limit, 1).await.allowed);
+    bench.set_back(SECOND / 2).await;
+    assert_eq!(remaining(&bench.peek(&algorithm.shorter(2_000), 1).await), 1_999);
+}
+
 /// As after a step of the clock: a call removes less than 1,000 of them.
 async fn a_reset_is_exact_while_entries_of_another_clock_are_left(bench: &Bench, algorithm: Algorithm) {
     let limit = algorithm.limit(2_000);
@@ -1149,6 +1212,47 @@ async fn admissions_of_one_grain_leave_with_the_last_of_them(bench: &Bench, algo
     assert_eq!(wait_exactly(bench, &limit, 1).await, 2 * SECOND + WINDOW - 5 * SECOND);
     assert_eq!(remaining(&bench.peek(&limit, 1).await), 3);
     assert_eq!(wait_exactly(bench, &limit, 4).await, 2 * SECOND);
+}
+
+async fn admissions_are_merged_until_the_last_microsecond_of_a_grain(bench: &Bench, algorithm: Algorithm) {
+    let (limit, grain) = (algorithm.limit(2), WINDOW / 4);
+    for (at, waits) in [(grain - MICROSECOND, WINDOW + MICROSECOND), (grain, WINDOW)] {
+        let bench = bench.with_a_fresh_key();
+        align(&bench).await;
+        bench.advance(at).await;
+        bench.check(&limit, 1).await;
+        bench.set_back(MICROSECOND).await;
+        bench.check(&limit, 1).await;
+        assert_eq!(wait(&bench.check(&limit, 1).await), waits);
+    }
+}
+
+async fn a_refund_finds_no_entry_of_the_next_grain(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(3);
+    align(bench).await;
+    let start = bench.now();
+    bench.advance(WINDOW / 4).await;
+    bench.check(&limit, 1).await;
+    assert_eq!(remaining(&bench.refund(&limit, 1, start).await), 2);
+    assert_eq!(remaining(&bench.refund(&limit, 1, bench.now()).await), 3);
+}
+
+async fn admissions_of_two_microseconds_are_two_grains_of_a_microsecond(bench: &Bench, _: Algorithm) {
+    let window = Duration::from_millis(10);
+    let limit = Limit::from(SlidingLog::new(2, window).precision(10_000));
+    align(bench).await;
+    bench.check(&limit, 1).await;
+    bench.advance(MICROSECOND).await;
+    bench.check(&limit, 1).await;
+    assert_eq!(wait(&bench.check(&limit, 1).await), window - MICROSECOND);
+    bench.refund(&limit, 1, bench.now()).await;
+    assert_eq!(wait(&bench.check(&limit, 2).await), window - MICROSECOND);
+
+    let bench = bench.with_a_fresh_key();
+    bench.check(&limit, 1).await;
+    bench.set_back(MICROSECOND).await;
+    bench.check(&limit, 1).await;
+    assert_eq!(wait(&bench.check(&limit, 1).await), window);
 }
 
 async fn the_previous_window_counts_in_proportion(bench: &Bench, algorithm: Algorithm) {

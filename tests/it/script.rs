@@ -149,6 +149,18 @@ async fn of_callers_that_are_merged_as_many_are_admitted_as_there_is_room_for() 
 }
 
 #[tokio::test]
+async fn callers_that_are_merged_wait_for_what_was_counted_before() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        call(&redis, limit, &[("check 1 1", &["a"])]).await;
+        let replies = call(&redis, limit, &[("check 9 1", &["a"]), ("check 1 1", &["a"])]).await;
+        assert_eq!([replies[0].admitted(), replies[1].admitted()], [4, 0], "{limit}");
+        assert_eq!(replies[0].verdict(), replies[1].verdict(), "{limit}");
+    }
+}
+
+#[tokio::test]
 async fn callers_that_are_merged_look_without_counting() {
     let redis = Redis::start();
     for limit in LIMITS {

@@ -50,12 +50,15 @@ each_store! {
     no_interval_of_a_bucket_holds_more_than_its_tokens_at_the_turns
     reservations_of_one_cost_have_turns_in_their_order
     a_wait_that_cannot_end_in_time_is_denied_with_its_true_length
+    a_wait_of_a_microsecond_is_waited_for
     a_full_queue_is_denied_at_once
     a_caller_that_leaves_a_log_gives_its_turn_back
     a_caller_that_leaves_a_bucket_gives_back_the_last_turn_only
     a_refund_after_the_last_turn_gives_back_no_token_that_has_come
     a_request_waits_for_the_latest_turn_and_delays_no_other
     a_denied_request_names_those_that_deny_and_not_those_that_would_wait
+    a_turn_of_another_limit_is_counted_beside_entries_that_have_expired
+    entries_of_another_clock_between_turns_stay
     a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left
     a_key_lives_until_its_last_turn_has_expired
     a_turn_is_one_beneath_any_debt
@@ -225,6 +228,15 @@ async fn a_wait_that_cannot_end_in_time_is_denied_with_its_true_length(bench: Be
     }
 }
 
+async fn a_wait_of_a_microsecond_is_waited_for(bench: Bench) {
+    let limit = SlidingLog::new(1, SECOND).into();
+    assert!(bench.check(&limit, 1).await.allowed);
+    bench.advance(SECOND - Duration::from_micros(1)).await;
+    assert!(!bench.reserve(&limit, 1, Duration::ZERO, MOST).await.allowed);
+    let reserved = bench.reserve(&limit, 1, Duration::from_micros(1), MOST).await;
+    assert_eq!(turn(&bench, &reserved), Some(bench.now() + 1));
+}
+
 async fn a_full_queue_is_denied_at_once(bench: Bench) {
     for limit in [
         Limit::from(SlidingLog::new(2, SECOND)),
@@ -368,6 +380,43 @@ async fn a_denied_request_names_those_that_deny_and_not_those_that_would_wait(be
     }
 }
 
+async fn a_turn_of_another_limit_is_counted_beside_entries_that_have_expired(bench: Bench) {
+    let (short, long): (Limit, Limit) = (SlidingLog::new(1, SECOND).into(), SlidingLog::new(1, LONG).into());
+    let key = Key::from("k");
+    let charges =
+        [("test", &short), ("long", &long)].map(|(policy, limit)| Charge::new(policy, limit, &key, 1).wait_up_to(LONG));
+    for _ in 0..2 {
+        let request = [StoreRequest::new(Operation::Reserve, &charges)];
+        let response = bench.store.decide(&request).await.expect("a response");
+        assert!(response.outcomes()[0].allowed);
+        bench.advance(SECOND).await;
+    }
+    assert_eq!(bench.peek(&short, 1).await.states()[0].remaining, 0);
+}
+
+/// To look for them would read a long queue at each check.
+async fn entries_of_another_clock_between_turns_stay(bench: Bench) {
+    let (limit, higher) = (
+        SlidingLog::new(2, 10 * SECOND).into(),
+        SlidingLog::new(10, 10 * SECOND).into(),
+    );
+    // The turns are after 10 and 20 seconds, the entries of another clock after 15 and 16.
+    for (turns, remaining) in [(1, 8), (2, 4)] {
+        let bench = bench.with_a_fresh_key();
+        assert!(bench.check(&limit, 2).await.allowed);
+        for _ in 0..turns {
+            assert!(bench.reserve(&limit, 2, LONG, MOST).await.allowed);
+        }
+        bench.advance(15 * SECOND).await;
+        bench.charge(&limit, 1).await;
+        bench.advance(SECOND).await;
+        bench.charge(&limit, 1).await;
+        bench.set_back(16 * SECOND).await;
+        assert!(!bench.check(&limit, 1).await.allowed);
+        assert_eq!(bench.peek(&higher, 1).await.states()[0].remaining, remaining);
+    }
+}
+
 async fn a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left(bench: Bench) {
     let limit = SlidingLog::new(2, 10 * SECOND).into();
     assert!(bench.check(&limit, 2).await.allowed);
@@ -394,6 +443,10 @@ async fn a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left(ben
     assert_eq!(turn(&bench, &reserved), Some(start + 20_000_000));
     assert_eq!(reserved.states()[0].reset_after, 31 * SECOND);
     // Those of a clock that is gone are dropped too.
+    // The others are dropped, and no reset is longer than a window for them.
+    bench.set_back(5 * SECOND).await;
+    let peeked = bench.peek(&SlidingLog::new(20, 10 * SECOND).into(), 1).await.states()[0];
+    assert_eq!((peeked.remaining, peeked.reset_after), (14, 10 * SECOND));
     bench.set_back(200 * SECOND).await;
     assert!(bench.check(&limit, 2).await.allowed);
 
