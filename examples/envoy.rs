@@ -11,8 +11,7 @@
 //!
 //! The name of a policy is the domain and the keys of a descriptor, and the key is its values: `shop.remote_address` is the limit
 //! of `{"remote_address": "203.0.113.7"}` in the domain `shop`. Of a `generic_key`, which the configuration of Envoy has and no
-//! client chooses, the value is in the name. `docs/proxies.md` has the lines of `envoy.yaml`, and `examples/envoy/test.rs` calls
-//! the service.
+//! client chooses, the value is in the name. `examples/envoy/envoy.yaml` is a configuration of Envoy for it.
 
 use std::{collections::HashMap, env, error::Error, sync::Arc, time::Duration};
 

@@ -1,6 +1,6 @@
 //! Calls the service of the example as Envoy does.
 
-#[path = "../envoy.rs"]
+#[path = "../../envoy.rs"]
 #[allow(dead_code)]
 mod envoy;
 
