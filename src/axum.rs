@@ -1,5 +1,8 @@
 //! [`Decision`] as an extractor.
 
+#[cfg(feature = "tracing")]
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use ::axum::{
     extract::{FromRequestParts, OptionalFromRequestParts},
     http::{StatusCode, request::Parts},
@@ -104,7 +107,12 @@ impl std::error::Error for MissingDecision {}
 impl IntoResponse for MissingDecision {
     fn into_response(self) -> Response {
         #[cfg(feature = "tracing")]
-        tracing::error!(error = %self, "a handler cannot run");
+        {
+            static LOGGED: AtomicBool = AtomicBool::new(false);
+            if !LOGGED.swap(true, Ordering::Relaxed) {
+                tracing::error!(error = %self, "a handler cannot run");
+            }
+        }
         (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
     }
 }

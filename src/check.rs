@@ -293,10 +293,16 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
             policy.count(outcome);
         }
     };
-    if policies.iter().any(closes) {
+    let record = |policy: &PolicyDecision, outcome| {
+        if operation.decides() {
+            policy.context.record(outcome, Some(policy.position));
+        }
+    };
+    if let Some(closed) = policies.iter().find(|policy| closes(policy)) {
         policies
             .iter()
             .for_each(|policy| count_one(policy, PolicyOutcome::Failed));
+        record(closed, PolicyOutcome::Failed);
         return Err(error);
     }
 
@@ -317,6 +323,9 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
         Some((policy, Some(charge)))
     });
     let (counted, charges): (PolicyDecisions, Vec<Option<LocalCharge>>) = local.unzip();
+    if counted.is_empty() {
+        record(first, PolicyOutcome::Uncounted);
+    }
     let mut decision = Decision::new(!counted.iter().any(PolicyDecision::denies), counted);
     let policies = decision.as_slice();
     let scaled = policies.iter().zip(&charges).map(|(policy, charge)| match charge {

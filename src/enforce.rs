@@ -158,6 +158,7 @@ impl Enforcer {
         if let Some(access) = access {
             if access.blocks(parts) {
                 context.count_for_all(PolicyOutcome::Blocked);
+                context.record(PolicyOutcome::Blocked, None);
                 return Err(Unchecked::Blocked);
             }
             if access.skips(parts) {
@@ -243,6 +244,7 @@ impl Enforcer {
     fn without_key(&self, (context, position): (&CheckContext, usize), error: KeyError) -> Result<(), KeyError> {
         if !context.policies[position].observed {
             context.count(position, PolicyOutcome::Refused);
+            context.record(PolicyOutcome::Refused, Some(position));
             return Err(error);
         }
         if error.is_misconfigured() {

@@ -79,7 +79,7 @@
 //! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] and limits in the configuration of an application |
 //! | `file` | | [`Policies`] from files in TOML or JSON |
-//! | `tracing` | yes | warnings and errors as `tracing` events |
+//! | `tracing` | yes | warnings and errors as `tracing` events, outcomes in the fields of the span |
 //! | `admin` | | [`Admin`]: a page and JSON for operators, behind the authentication of the application |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name: counters, gauges and histograms |
 //!

@@ -5,6 +5,8 @@ use std::{any::Any, sync::Arc};
 use bytes::Bytes;
 use http::HeaderValue;
 
+#[cfg(feature = "tracing")]
+use super::span;
 use super::thresholds::Thresholds;
 #[cfg(feature = "admin")]
 use crate::denials::Denials;
@@ -59,6 +61,19 @@ impl CheckContext {
             outcome = outcome.name(),
             "a policy has not decided about a request"
         );
+    }
+
+    /// Records in the current span what is done with a request without a decision, and the policy at this position if it
+    /// is one's doing.
+    pub(crate) fn record(&self, outcome: PolicyOutcome, position: Option<usize>) {
+        #[cfg(feature = "tracing")]
+        span::record(
+            outcome,
+            position.map(|position| &*self.policies[position].plan.quota.name),
+            None,
+        );
+        #[cfg(not(feature = "tracing"))]
+        let _ = (outcome, position);
     }
 
     /// Counts a request that is decided before any policy regards it.

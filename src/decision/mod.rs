@@ -11,6 +11,8 @@ mod record;
 mod settle;
 mod settlement;
 mod slots;
+#[cfg(feature = "tracing")]
+mod span;
 mod thresholds;
 mod untaken;
 

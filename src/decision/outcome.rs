@@ -1,5 +1,7 @@
-//! The outcomes of a decision as metrics, and as events of `tracing` at the level `DEBUG`.
+//! The outcomes of a decision as metrics, as events of `tracing` at the level `DEBUG`, and in the current span.
 
+#[cfg(feature = "tracing")]
+use super::span::{self, Remaining};
 use super::{Decision, Denial, PolicyDecision};
 use crate::metrics::{ENABLED, HeldSlots, PolicyOutcome, WaitingRequest};
 
@@ -9,6 +11,15 @@ impl Decision {
     pub(crate) fn count_outcomes(&self) {
         #[cfg(feature = "admin")]
         self.count_denials();
+        #[cfg(feature = "tracing")]
+        if let Some(policy) = self.foremost().or(self.as_slice().first()) {
+            let remaining = Remaining {
+                limit: policy.limit(),
+                remaining: policy.remaining(),
+                retry_after: policy.retry_after(),
+            };
+            span::record(policy.outcome(), Some(policy.name()), Some(remaining));
+        }
         if !is_watched() {
             return;
         }

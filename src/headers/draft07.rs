@@ -18,16 +18,11 @@ pub(super) fn write(policy: &PolicyDecision, headers: &mut HeaderMap) {
 
 /// `limit=2, remaining=1, reset=30`, unless the one that is there has less left.
 fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
-    keep_one_line(headers, &RATELIMIT);
-    let theirs = headers
-        .get(RATELIMIT)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| {
-            let members = value.split(',').map(str::trim);
-            members
-                .filter_map(|member| member.strip_prefix("remaining="))
-                .find_map(|left| left.parse::<u64>().ok())
-        });
+    let theirs = keep_one_line(headers, [&RATELIMIT], &RATELIMIT, |line| {
+        let members = line.split(',').map(str::trim);
+        let mut numbers = members.filter_map(|member| member.strip_prefix("remaining=")?.parse().ok());
+        numbers.next()
+    });
     let (remaining, reset) = standing(policy);
     if theirs.is_some_and(|theirs| theirs <= remaining) {
         return;

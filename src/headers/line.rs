@@ -34,11 +34,27 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) {
     }
 }
 
-/// A field with a single value has one line (RFC 9110 §5.3).
-pub(super) fn keep_one_line(headers: &mut HeaderMap, name: &HeaderName) {
-    if headers.get_all(name).iter().nth(1).is_some()
-        && let Some(first) = headers.get(name).cloned()
-    {
-        headers.insert(name, first);
+/// Leaves one line of fields with a single value (RFC 9110 §5.3): of several, those with the least remaining.
+///
+/// Returns what that one has remaining.
+pub(super) fn keep_one_line<const N: usize>(
+    headers: &mut HeaderMap,
+    names: [&HeaderName; N],
+    remaining_name: &HeaderName,
+    remaining_of: impl Fn(&str) -> Option<u64>,
+) -> Option<u64> {
+    let lines = headers.get_all(remaining_name).iter().enumerate();
+    let numbers = lines.filter_map(|(nth, line)| Some((remaining_of(line.to_str().ok()?)?, nth)));
+    let least = numbers.min();
+    for name in names {
+        let mut lines = headers.get_all(name).iter();
+        let first = lines.next();
+        if lines.next().is_some() {
+            let nth = least.map_or(0, |(_, nth)| nth);
+            if let Some(kept) = headers.get_all(name).iter().nth(nth).or(first).cloned() {
+                headers.insert(name, kept);
+            }
+        }
     }
+    least.map(|(remaining, _)| remaining)
 }

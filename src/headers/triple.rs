@@ -17,12 +17,8 @@ pub(super) fn write_triple(
     reset_format: ResetFormat,
     headers: &mut HeaderMap,
 ) {
-    for name in [&limit_name, &remaining_name, &reset_name] {
-        keep_one_line(headers, name);
-    }
-    let theirs = headers
-        .get(&remaining_name)
-        .and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
+    let names = [&limit_name, &remaining_name, &reset_name];
+    let theirs = keep_one_line(headers, names, &remaining_name, |line| line.trim().parse().ok());
     let (remaining, reset) = standing(policy);
     if theirs.is_some_and(|theirs| theirs <= remaining) {
         return;

@@ -1,6 +1,7 @@
 use super::{
+    grouping::Grouping,
     ip::Ip,
-    proxies::{ClientIpSource, Proxies, trusted_network},
+    proxies::{ClientIpSource, Proxies, network},
 };
 use crate::ConfigError;
 
@@ -122,14 +123,13 @@ impl ClientIp {
     /// ```
     // Networks are text, as configuration has them, so that no crate for networks is part of the public API.
     pub fn try_trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
-        let networks: Result<_, _> = networks
-            .into_iter()
-            .map(|text| trusted_network(text.as_ref()))
-            .collect();
-        Ok(Ip::behind(Proxies {
-            networks: networks?,
+        let networks = networks.into_iter().map(|text| network(text.as_ref()));
+        let mut proxies = Proxies {
+            given: networks.collect::<Result<_, _>>()?,
             ..self.untrusted()
-        }))
+        };
+        proxies.group_by(&Grouping::default())?;
+        Ok(Ip::behind(proxies))
     }
 
     /// Trusts every peer, for a server that only its proxy can reach.
@@ -176,6 +176,7 @@ impl ClientIp {
     fn untrusted(self) -> Proxies {
         Proxies {
             source: self.source,
+            given: Vec::new(),
             networks: Vec::new(),
             any_peer: false,
             unix: false,

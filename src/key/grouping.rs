@@ -43,6 +43,20 @@ impl Grouping {
         }
     }
 
+    /// The IPv4 network that an IPv6 network maps, or the network itself. It is compared with canonical addresses.
+    pub(super) fn canonical_network(&self, network: IpNet) -> IpNet {
+        let IpNet::V6(v6) = network else {
+            return network;
+        };
+        let Some(length) = v6.prefix_len().checked_sub(96) else {
+            return network;
+        };
+        match self.canonical(v6.addr().into()) {
+            IpAddr::V4(v4) => Ipv4Net::new(v4, length).map_or(network, IpNet::V4),
+            IpAddr::V6(_) => network,
+        }
+    }
+
     #[inline]
     pub(super) fn canonical_peer(&self, peer: Peer) -> Peer {
         match peer {
@@ -66,19 +80,5 @@ impl Grouping {
                 Key::plain("ip", format_args!("{}/{}", Ipv6Addr::from_bits(network), self.ipv6))
             }
         }
-    }
-}
-
-/// The IPv4 network that an IPv6 network maps, or the network itself.
-pub(super) fn canonical_network(network: IpNet) -> IpNet {
-    let IpNet::V6(v6) = network else {
-        return network;
-    };
-    let Some(length) = v6.prefix_len().checked_sub(96) else {
-        return network;
-    };
-    match Grouping::default().canonical(v6.addr().into()) {
-        IpAddr::V4(v4) => Ipv4Net::new(v4, length).map_or(network, IpNet::V4),
-        IpAddr::V6(_) => network,
     }
 }

@@ -2,13 +2,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fmt, net::IpAddr, sync::Arc};
 
-use http::request::Parts;
 #[cfg(feature = "tracing")]
-use http::{HeaderMap, header::FORWARDED};
+use http::HeaderMap;
+use http::request::Parts;
 use ipnet::Ipv6Net;
 
 #[cfg(feature = "tracing")]
-use super::proxies::X_FORWARDED_FOR;
+use super::proxies::are_forwarding;
 use super::{
     error::KeyError,
     extractor::{KeyExtractor, inherent_or},
@@ -72,7 +72,7 @@ pub fn ip() -> Ip {
 #[must_use]
 pub struct Ip {
     proxies: Option<Proxies>,
-    grouping: Grouping,
+    pub(super) grouping: Grouping,
     find_peer: Option<FindPeer>,
     #[cfg(feature = "tracing")]
     warned: Arc<AtomicBool>,
@@ -235,7 +235,7 @@ impl Ip {
     ///
     /// # Panics
     ///
-    /// If an element is not an IPv6 network of 96 bits.
+    /// If an element is not an IPv6 network of 96 bits, or if one is a trusted network: that would be all of IPv4.
     ///
     /// ```
     /// use tower_quota::{Key, key};
@@ -256,7 +256,7 @@ impl Ip {
     ///
     /// # Errors
     ///
-    /// If an element is not an IPv6 network of 96 bits.
+    /// If an element is not an IPv6 network of 96 bits, or if one is a trusted network: that would be all of IPv4.
     ///
     /// ```
     /// use tower_quota::key;
@@ -276,6 +276,9 @@ impl Ip {
             ))),
         });
         self.grouping.nat64 = prefixes.collect::<Result<_, _>>()?;
+        if let Some(proxies) = &mut self.proxies {
+            proxies.group_by(&self.grouping)?;
+        }
         Ok(self)
     }
 }
@@ -366,10 +369,7 @@ impl Ip {
             return;
         }
         let own = self.proxies.as_ref().and_then(|proxies| proxies.source.own_header());
-        let is_forwarded = [Some(&X_FORWARDED_FOR), Some(&FORWARDED), own]
-            .into_iter()
-            .flatten()
-            .any(|name| headers.contains_key(name));
+        let is_forwarded = are_forwarding(headers) || own.is_some_and(|name| headers.contains_key(name));
         if !is_forwarded || self.warned.swap(true, Ordering::Relaxed) {
             return;
         }

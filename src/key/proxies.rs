@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{
     forwarded::{self, Hop},
-    grouping::{Grouping, canonical_network},
+    grouping::Grouping,
     peer::Peer,
 };
 use crate::ConfigError;
@@ -63,13 +63,27 @@ pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwar
 #[derive(Clone, Debug)]
 pub(super) struct Proxies {
     pub(super) source: ClientIpSource,
-    /// Networks of peers whose headers are read, and of hops that are passed over.
+    /// Networks of peers whose headers are read, and of hops that are passed over, as they were given.
+    pub(super) given: Vec<IpNet>,
+    /// The same networks in canonical form.
     pub(super) networks: Vec<IpNet>,
     pub(super) any_peer: bool,
     pub(super) unix: bool,
 }
 
 impl Proxies {
+    /// Compares networks and addresses by these NAT64 prefixes.
+    pub(super) fn group_by(&mut self, grouping: &Grouping) -> Result<(), ConfigError> {
+        let networks = self.given.iter().map(|given| match grouping.canonical_network(*given) {
+            network if network.prefix_len() == 0 => Err(ConfigError::new(format!(
+                "`{given}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`"
+            ))),
+            network => Ok(network),
+        });
+        self.networks = networks.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
     /// Whether the header of this peer is read.
     #[inline]
     pub(super) fn are_read_from(&self, peer: Peer) -> bool {
@@ -128,34 +142,41 @@ impl Proxies {
     }
 }
 
-/// Parses a network, in canonical form.
+/// Whether one of the headers is there that proxies write.
+#[cfg(feature = "tracing")]
+pub(super) fn are_forwarding(headers: &HeaderMap) -> bool {
+    const NAMES: [&str; 7] = [
+        "cf-connecting-ip",
+        "fly-client-ip",
+        "forwarded",
+        "true-client-ip",
+        "x-client-ip",
+        "x-forwarded-for",
+        "x-real-ip",
+    ];
+    NAMES.iter().any(|name| headers.contains_key(*name))
+}
+
+/// Parses a network.
 pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
     let parsed = text
         .parse::<IpNet>()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-    let network = parsed.map_err(|_| {
+    parsed.map_err(|_| {
         ConfigError::new(format!(
             "`{text}` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`"
         ))
-    })?;
-    // It is compared with addresses in canonical form.
-    Ok(canonical_network(network))
-}
-
-/// Parses a network to trust.
-pub(super) fn trusted_network(text: &str) -> Result<IpNet, ConfigError> {
-    let network = network(text)?;
-    if network.prefix_len() == 0 {
-        return Err(ConfigError::new(format!(
-            "`{text}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`"
-        )));
-    }
-    Ok(network)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::{Ip, client_ip};
+
+    fn trusted(network: &str) -> Result<Ip, ConfigError> {
+        client_ip(ClientIpSource::XForwardedFor).try_trusted([network])
+    }
 
     #[test]
     fn a_network_of_all_addresses_cannot_be_trusted() {
@@ -168,7 +189,7 @@ mod tests {
             "ten",
             "",
         ] {
-            let error = trusted_network(text).unwrap_err().to_string();
+            let error = trusted(text).unwrap_err().to_string();
             assert!(
                 error.contains("trust_any_peer") || error.contains("`10.0.0.0/8`"),
                 "{text}: {error}"
@@ -179,7 +200,8 @@ mod tests {
     #[test]
     fn a_mapped_network_is_the_ipv4_network() {
         for text in ["::ffff:10.0.0.0/104", "64:ff9b::10.0.0.0/104"] {
-            assert_eq!(network(text).unwrap().to_string(), "10.0.0.0/8");
+            let network = Grouping::default().canonical_network(network(text).unwrap());
+            assert_eq!(network.to_string(), "10.0.0.0/8");
         }
     }
 }

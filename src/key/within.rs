@@ -4,6 +4,7 @@ use http::request::Parts;
 use ipnet::IpNet;
 
 use super::{
+    grouping::Grouping,
     ip::Ip,
     peer::{NO_PEER, Peer},
     proxies::network,
@@ -72,7 +73,8 @@ impl Ip {
         self,
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Box<dyn Fn(&Parts) -> bool + Send + Sync>, ConfigError> {
-        let networks: Result<Vec<IpNet>, _> = networks.into_iter().map(|text| listed(text.as_ref())).collect();
+        let networks = networks.into_iter().map(|text| listed(text.as_ref(), &self.grouping));
+        let networks: Result<Vec<IpNet>, _> = networks.collect();
         let networks = networks?;
         let logged = AtomicBool::new(false);
         Ok(Box::new(move |parts| match self.client(parts) {
@@ -86,9 +88,9 @@ impl Ip {
     }
 }
 
-/// Parses a network of a list.
-fn listed(text: &str) -> Result<IpNet, ConfigError> {
-    let network = network(text)?;
+/// Parses a network of a list, in canonical form.
+fn listed(text: &str, grouping: &Grouping) -> Result<IpNet, ConfigError> {
+    let network = grouping.canonical_network(network(text)?);
     if network.prefix_len() == 0 {
         return Err(ConfigError::new(format!(
             "`{text}` contains every address; the condition of all requests is `|_| true`"

@@ -210,18 +210,22 @@ fn content_type(parts: &Parts) -> Option<HeaderValue> {
     }
 }
 
-/// The message as *gRPC over HTTP2* defines it: bytes from space to `~` except `%` as they are, all others as `%XX`.
+/// The message as *gRPC over HTTP2* defines it: bytes from space to `~` except `%` as they are, all others as `%XX`. It is cut
+/// between characters: a client that cannot decode it as UTF-8 may report another code.
 fn percent_encoded(message: &str) -> String {
     let mut encoded = String::with_capacity(message.len());
-    for byte in message.bytes() {
-        if encoded.len() + 3 > MAX_MESSAGE {
+    for char in message.chars() {
+        let is_plain = matches!(char, ' '..='~') && char != '%';
+        let length = if is_plain { 1 } else { 3 * char.len_utf8() };
+        if encoded.len() + length > MAX_MESSAGE {
             break;
         }
-        match byte {
-            b' '..=b'~' if byte != b'%' => encoded.push(char::from(byte)),
-            _ => {
-                let _ = write!(encoded, "%{byte:02X}");
-            }
+        if is_plain {
+            encoded.push(char);
+            continue;
+        }
+        for byte in char.encode_utf8(&mut [0; 4]).bytes() {
+            let _ = write!(encoded, "%{byte:02X}");
         }
     }
     encoded
@@ -246,6 +250,8 @@ mod tests {
     fn a_message_is_cut_before_the_character_that_does_not_fit() {
         assert_eq!(percent_encoded(&"\n".repeat(10_000)), "%0A".repeat(MAX_MESSAGE / 3));
         assert_eq!(percent_encoded(&"\n".repeat(341)), "%0A".repeat(341));
+        assert_eq!(percent_encoded(&"é".repeat(400)), "%C3%A9".repeat(MAX_MESSAGE / 6));
+        assert_eq!(percent_encoded(&"a".repeat(1_025)), "a".repeat(1_024));
     }
 
     // GR-04, GR-06 and GR-23.

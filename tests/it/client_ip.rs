@@ -147,7 +147,7 @@ fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
         }
         log.text().matches("a request has been forwarded").count()
     };
-    for field in ["x-forwarded-for", "forwarded"] {
+    for field in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {
         let ip = key::ip();
         assert_eq!(count(&ip, "via"), 0);
         assert_eq!(count(&ip, field), 1, "{field}");
@@ -155,6 +155,37 @@ fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
         let behind_a_proxy = key::client_ip(ClientIpSource::Forwarded).trusted(["10.0.0.1"]);
         assert_eq!(count(&behind_a_proxy, field), 0, "{field}");
     }
+}
+
+#[test]
+fn trusted_networks_follow_the_nat64_prefixes() {
+    let client = |trusted: &str, prefixes: &[&str], peer: &str| {
+        let proxies = key::client_ip(ClientIpSource::XForwardedFor).trusted([trusted]);
+        let request = get_from(peer, "/").header("x-forwarded-for", "198.51.100.9");
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        let key = proxies.nat64_prefixes(prefixes).extract(&parts).expect("a peer");
+        key.expect("an address").to_string()
+    };
+    // A network of the prefix is the IPv4 network, and only then.
+    let own = ["2001:db8:64::/96"];
+    assert_eq!(
+        client("2001:db8:64::a00:0/104", &own, "2001:db8:64::a00:2"),
+        "ip=198.51.100.9"
+    );
+    assert_eq!(client("2001:db8:64::a00:0/104", &own, "10.0.0.2"), "ip=198.51.100.9");
+    assert_eq!(client("2001:db8:64::a00:0/104", &[], "10.0.0.2"), "ip=10.0.0.2");
+    assert_eq!(client("64:ff9b::a00:0/104", &[], "10.0.0.2"), "ip=10.0.0.2");
+    assert_eq!(client("64:ff9b::a00:0/104", &[], "64:ff9b::a00:2"), "ip=198.51.100.9");
+
+    let all = key::client_ip(ClientIpSource::XForwardedFor).trusted(own);
+    let error = all
+        .try_nat64_prefixes(own)
+        .expect_err("all of IPv4 is trusted")
+        .to_string();
+    assert!(
+        error.starts_with("`2001:db8:64::/96` contains every address"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -437,6 +437,44 @@ async fn of_nested_layers_with_single_values_the_closest_to_exhaustion_is_shown(
 }
 
 #[tokio::test]
+async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
+    let style = Headers::Legacy {
+        reset: ResetFormat::DeltaSeconds,
+    };
+    const LIMIT: (&str, &str) = ("x-ratelimit-limit", "200");
+    const HIGH: [(&str, &str); 2] = [("x-ratelimit-remaining", "99"), ("x-ratelimit-reset", "9")];
+    const LOW: [(&str, &str); 2] = [("x-ratelimit-remaining", "5"), ("x-ratelimit-reset", "7")];
+    for theirs in [
+        &[LIMIT, HIGH[0], HIGH[1], LOW[0], LOW[1]],
+        &[LIMIT, LOW[0], LOW[1], HIGH[0], HIGH[1]],
+    ] {
+        let admitted = call_behind(RateLimitLayer::new(s1(), default()).headers(style), 200, theirs).await;
+        assert_eq!(
+            lines(&admitted),
+            [
+                "x-ratelimit-limit: 200",
+                "x-ratelimit-remaining: 5",
+                "x-ratelimit-reset: 7"
+            ]
+        );
+    }
+
+    let theirs = &[
+        ("ratelimit", "limit=200, remaining=99, reset=9"),
+        ("ratelimit", "limit=20, remaining=5, reset=7"),
+    ];
+    let layer = RateLimitLayer::new(s1(), default()).headers(Headers::Draft07);
+    let admitted = call_behind(layer, 200, theirs).await;
+    assert_eq!(
+        lines(&admitted),
+        [
+            "ratelimit-policy: 100;w=60",
+            "ratelimit: limit=20, remaining=5, reset=7"
+        ]
+    );
+}
+
+#[tokio::test]
 async fn hd_24_a_redirect_has_no_fields_in_any_dialect() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
         let layer = RateLimitLayer::new(s1(), default())

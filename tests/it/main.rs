@@ -44,6 +44,7 @@ mod incident;
 mod keys;
 mod learning;
 mod limiter;
+mod log_lines;
 mod memory;
 mod memory_store;
 mod metrics;

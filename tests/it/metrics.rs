@@ -19,7 +19,7 @@ use tower_quota::{
     store::{ErrorKind, Operation, Store, StoreError, StoreFuture, StoreRequest},
 };
 
-use crate::support::{Broken, Later, Log, Redis, connected, each_client, eventually, get, get_from, patient, send};
+use crate::support::{Broken, Later, Redis, connected, each_client, eventually, get, get_from, patient, send};
 
 #[path = "../../examples/metrics.rs"]
 #[allow(dead_code)]
@@ -312,7 +312,6 @@ each_client! {
     the_requests_of_a_script_call_are_recorded
     hits_of_the_deny_cache_are_counted
     an_open_breaker_is_counted_until_it_closes
-    the_warning_about_redis_names_the_cause_in_plain_words
 }
 
 async fn the_requests_of_a_script_call_are_recorded(library: ClientLibrary) {
@@ -750,65 +749,5 @@ fn each_alert_fires_when_it_should() {
             cases.contains(&format!("alertname: {name}\n    exp_alerts:")),
             "{name} never fires in the test"
         );
-    }
-}
-
-// Log lines.
-
-#[tokio::test]
-async fn each_decision_is_an_event_at_the_level_debug_without_its_key() {
-    let log = Log::capture_everything();
-    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_minute(1)));
-    for _ in 0..2 {
-        let _ = limiter.check("secret").await.expect("a memory store does not fail");
-    }
-    send_to(
-        &app(RateLimitLayer::new(MemoryStore::new(), policy(9)).skip(is("/"))),
-        &["/"],
-    )
-    .await;
-    let text = log.text();
-    let lines: Vec<_> = text.lines().filter(|line| line.contains("policy=")).collect();
-    for (line, fields) in lines.iter().zip([
-        r#"policy="mails" outcome="admitted" cost=1 limit=1 remaining=0"#,
-        r#"policy="mails" outcome="limited" cost=1 limit=1 remaining=0 retry_after="#,
-        r#"policy="api" outcome="skipped""#,
-    ]) {
-        assert!(line.contains("DEBUG") && line.contains(fields), "{line}");
-    }
-    assert_eq!(lines.len(), 3, "{text}");
-    assert!(!text.contains("secret"), "{text}");
-    let log = Log::capture();
-    let _ = limiter.check("secret").await.expect("a memory store does not fail");
-    assert_eq!(log.text(), "");
-}
-
-async fn the_warning_about_redis_names_the_cause_in_plain_words(library: ClientLibrary) {
-    let (log, redis) = (Log::capture(), Redis::not_started());
-    let mut pause = Duration::from_millis(10);
-    let line = loop {
-        let store = RedisStore::builder().client_library(library).url(&redis.url());
-        let store = store.connect_lazy().expect("a good URL");
-        // A check before the first attempt to connect has failed has another cause.
-        sleep(pause).await;
-        pause *= 2;
-        let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_minute(9)));
-        for _ in 0..5 {
-            let _ = limiter.check("42").await.expect("this process counts");
-        }
-        let text = log.text();
-        if let Some(line) = text.lines().find(|line| line.contains("onnection refused")) {
-            break line.to_owned();
-        }
-    };
-    for part in [
-        " WARN ",
-        "the store of the limits fails",
-        "error=there is no connection to Redis source=",
-    ] {
-        assert!(line.contains(part), "{line}");
-    }
-    for debug in ["Os {", "Err(", "Error {", "Some(", "kind:"] {
-        assert!(!log.text().contains(debug), "{}", log.text());
     }
 }

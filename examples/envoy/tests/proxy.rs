@@ -115,7 +115,7 @@ async fn shop() -> SocketAddr {
 
 #[tokio::test]
 #[cfg_attr(not(target_os = "linux"), ignore = "only Linux has all addresses of 127.0.0.0/8")]
-async fn envoy_limits_logins_and_tells_the_service_who_the_client_is() -> Result<(), Box<dyn Error>> {
+async fn envoy_limits_logins_and_names_the_client_to_the_service() -> Result<(), Box<dyn Error>> {
     let Some(binary) = binary() else { return Ok(()) };
     let limits = listener().await;
     let addr = limits.local_addr()?;

@@ -9,7 +9,10 @@ use super::{
     slot::slot_of,
     task::DetachOnDrop,
 };
-use crate::store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreResponse};
+use crate::{
+    metrics::lost_settlement,
+    store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreResponse},
+};
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two.
 /// When a slot denies, the charges in the earlier ones are refunded, also if the caller drops its future.
@@ -120,9 +123,12 @@ impl<'a> Progress<'a> {
                 continue;
             }
             let operation = Operation::Refund { admitted_at };
-            if let Ok(response) = self.run_in(slot, &positions, operation).await {
-                self.record(&positions, &response)?;
-                refunds.push(self.request.part(operation, &positions));
+            match self.run_in(slot, &positions, operation).await {
+                Ok(response) => {
+                    self.record(&positions, &response)?;
+                    refunds.push(self.request.part(operation, &positions));
+                }
+                Err(_) => lost_settlement(),
             }
         }
         Ok(refunds)
@@ -222,5 +228,33 @@ mod tests {
         assert!(!outcome(&store, Operation::Check, &across).await.allowed);
         let left = outcome(&store, Operation::Peek, &charges).await.states;
         assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [4, 4, 4]);
+    }
+
+    #[cfg(feature = "metrics")]
+    #[tokio::test(start_paused = true)]
+    async fn a_refund_that_fails_when_another_slot_denies_is_counted_as_lost() {
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let scraped = recorder.handle();
+        let _guard = metrics::set_default_local_recorder(&recorder);
+        let network = Network::new(0, true);
+        let backend = simulated_backend(network.clone());
+        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let (five, one) = [5, 1].map(|quota| Limit::from(SlidingLog::per_hour(quota))).into();
+        let (key, other) = (Key::from("a"), Key::from("b"));
+        let across = [Charge::new("five", &five, &key, 1), Charge::new("one", &one, &other, 1)];
+        assert!(outcome(&store, Operation::Check, &across).await.allowed);
+
+        // The connection breaks after the second slot has denied.
+        let calls = network.calls();
+        let cut_off = async {
+            while network.calls() < calls + 2 {
+                tokio::time::sleep(Duration::from_micros(1)).await;
+            }
+            network.cut_off();
+        };
+        let (denied, ()) = tokio::join!(outcome(&store, Operation::Check, &across), cut_off);
+        assert!(!denied.allowed);
+        let scraped = scraped.render();
+        assert!(scraped.contains("tower_quota_lost_settlements_total 1\n"), "{scraped}");
     }
 }

@@ -106,7 +106,16 @@ impl Network {
         self.server().faults = faults;
     }
 
-    pub(super) fn calls(&self) -> usize {
+    /// From now on, the connection breaks before each call arrives.
+    #[cfg(feature = "metrics")]
+    pub(in crate::store::redis) fn cut_off(&self) {
+        self.set_faults(Faults {
+            cut_before: 1_000,
+            ..Faults::default()
+        });
+    }
+
+    pub(in crate::store::redis) fn calls(&self) -> usize {
         self.server().calls
     }
 

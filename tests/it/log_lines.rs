@@ -1,0 +1,202 @@
+//! What is logged about requests and changes of state.
+
+use std::time::Duration;
+
+use axum::{Router, routing::get as route};
+use http::{StatusCode, request::Parts};
+use tokio::time::sleep;
+use tower_quota::{
+    ClientLibrary, Decision, FailureMode, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+};
+use tracing::{Instrument, field::Empty};
+
+use crate::support::{Broken, Log, Redis, each_client, get, send};
+
+/// So many a minute for all callers.
+fn policy(quota: u64) -> Policy {
+    Policy::new("api", SlidingLog::per_minute(quota)).key(key::constant("all"))
+}
+
+async fn send_to(layer: RateLimitLayer, path: &str) {
+    let app = Router::new().fallback(route(async || "hi")).layer(layer);
+    send(&app, get(path)).await;
+}
+
+fn is(path: &'static str) -> impl Fn(&Parts) -> bool + Send + Sync + 'static {
+    move |parts| parts.uri.path() == path
+}
+
+#[tokio::test]
+async fn each_decision_is_an_event_at_the_level_debug_without_its_key() {
+    let log = Log::capture_everything();
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_minute(1)));
+    for _ in 0..2 {
+        let _ = limiter.check("secret").await.expect("a memory store does not fail");
+    }
+    send_to(RateLimitLayer::new(MemoryStore::new(), policy(9)).skip(is("/")), "/").await;
+    let text = log.text();
+    let lines: Vec<_> = text.lines().filter(|line| line.contains("policy=")).collect();
+    for (line, fields) in lines.iter().zip([
+        r#"policy="mails" outcome="admitted" cost=1 limit=1 remaining=0"#,
+        r#"policy="mails" outcome="limited" cost=1 limit=1 remaining=0 retry_after="#,
+        r#"policy="api" outcome="skipped""#,
+    ]) {
+        assert!(line.contains("DEBUG") && line.contains(fields), "{line}");
+    }
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(!text.contains("secret"), "{text}");
+    let log = Log::capture();
+    let _ = limiter.check("secret").await.expect("a memory store does not fail");
+    assert_eq!(log.text(), "");
+}
+
+/// The lines of a handler within a span that declares the fields of a decision, and of what follows the layer.
+async fn spans(layer: RateLimitLayer, paths: &[&str]) -> Vec<String> {
+    let log = Log::capture();
+    for path in paths {
+        let span = tracing::info_span!(
+            "request",
+            rate_limit.outcome = Empty,
+            rate_limit.policy = Empty,
+            rate_limit.limit = Empty,
+            rate_limit.remaining = Empty,
+            rate_limit.retry_after = Empty,
+        );
+        async {
+            send_to(layer.clone(), path).await;
+            tracing::info!("the end");
+        }
+        .instrument(span)
+        .await;
+    }
+    let text = log.text();
+    let ends = text.lines().filter(|line| line.ends_with("the end"));
+    ends.map(|line| line[line.find("request").expect("a span")..].to_owned())
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_is_in_the_fields_of_the_span_around_it() {
+    let policies = [
+        Policy::new("many", SlidingLog::per_hour(100)).key(key::constant("all")),
+        Policy::new("few", SlidingLog::per_minute(1)).key(key::constant("all")),
+        Policy::new("trial", SlidingLog::per_day(1))
+            .key(key::constant("all"))
+            .observe_only(),
+    ];
+    let lines = spans(RateLimitLayer::new(MemoryStore::new(), policies), &["/", "/"]).await;
+    assert!(
+        lines[0].starts_with(
+            r#"request{rate_limit.outcome="admitted" rate_limit.policy="few" rate_limit.limit=1 rate_limit.remaining=0}"#
+        ),
+        "{}",
+        lines[0]
+    );
+    let (fields, wait) = lines[1].split_once(" rate_limit.retry_after=").expect("a wait");
+    assert_eq!(
+        fields,
+        r#"request{rate_limit.outcome="limited" rate_limit.policy="few" rate_limit.limit=1 rate_limit.remaining=0"#
+    );
+    let wait: f64 = wait
+        .split('}')
+        .next()
+        .and_then(|wait| wait.parse().ok())
+        .expect("seconds");
+    assert!((1.0..=60.0).contains(&wait), "{wait}");
+}
+
+#[tokio::test]
+async fn what_is_not_decided_is_in_the_fields_of_the_span_too() {
+    let unkeyed = Policy::new("api", SlidingLog::per_minute(9)).key(key::header("x-user-id"));
+    let all = |mode| policy(9).failure_mode(mode);
+    for (layer, fields) in [
+        (
+            RateLimitLayer::new(Broken::default(), all(FailureMode::Closed)),
+            r#"{rate_limit.outcome="failed" rate_limit.policy="api"}"#,
+        ),
+        (
+            RateLimitLayer::new(Broken::default(), all(FailureMode::Open)),
+            r#"{rate_limit.outcome="uncounted" rate_limit.policy="api"}"#,
+        ),
+        (
+            RateLimitLayer::new(Broken::default(), all(FailureMode::Local)),
+            r#"{rate_limit.outcome="admitted_locally" rate_limit.policy="api" rate_limit.limit=9 rate_limit.remaining=8}"#,
+        ),
+        (
+            RateLimitLayer::new(MemoryStore::new(), unkeyed),
+            r#"{rate_limit.outcome="refused" rate_limit.policy="api"}"#,
+        ),
+        (
+            RateLimitLayer::new(MemoryStore::new(), all(FailureMode::Closed)).block(is("/")),
+            r#"{rate_limit.outcome="blocked" rate_limit.policy=""}"#,
+        ),
+        // No policy has regarded it.
+        (
+            RateLimitLayer::new(MemoryStore::new(), all(FailureMode::Closed)).skip(is("/")),
+            ": ",
+        ),
+    ] {
+        let lines = spans(layer, &["/"]).await;
+        let shown = lines[0].strip_prefix("request").expect("a span");
+        assert!(shown.starts_with(fields), "{fields}: {}", lines[0]);
+    }
+}
+
+#[tokio::test]
+async fn a_policy_that_only_observes_is_in_the_fields_of_the_span() {
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy(1).observe_only());
+    let lines = spans(layer, &["/", "/"]).await;
+    for (line, outcome) in lines.iter().zip(["admitted", "observed"]) {
+        let fields = format!(r#"request{{rate_limit.outcome="{outcome}" rate_limit.policy="api" rate_limit.limit=1"#);
+        assert!(line.starts_with(&fields), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_lacks_a_decision_is_logged_once() {
+    let log = Log::capture();
+    let app = Router::new().fallback(async |_: Decision| "hi");
+    for _ in 0..3 {
+        assert_eq!(send(&app, get("/")).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    }
+    // Another test of the process may have logged it before.
+    assert!(
+        log.text().matches("a handler cannot run").count() <= 1,
+        "{}",
+        log.text()
+    );
+}
+
+each_client! {
+    the_warning_about_redis_names_the_cause_in_plain_words
+}
+
+async fn the_warning_about_redis_names_the_cause_in_plain_words(library: ClientLibrary) {
+    let (log, redis) = (Log::capture(), Redis::not_started());
+    let mut pause = Duration::from_millis(10);
+    let line = loop {
+        let store = RedisStore::builder().client_library(library).url(&redis.url());
+        let store = store.connect_lazy().expect("a good URL");
+        // A check before the first attempt to connect has failed has another cause.
+        sleep(pause).await;
+        pause *= 2;
+        let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_minute(9)));
+        for _ in 0..5 {
+            let _ = limiter.check("42").await.expect("this process counts");
+        }
+        let text = log.text();
+        if let Some(line) = text.lines().find(|line| line.contains("onnection refused")) {
+            break line.to_owned();
+        }
+    };
+    for part in [
+        " WARN ",
+        "the store of the limits fails",
+        "error=there is no connection to Redis source=",
+    ] {
+        assert!(line.contains(part), "{line}");
+    }
+    for debug in ["Os {", "Err(", "Error {", "Some(", "kind:"] {
+        assert!(!log.text().contains(debug), "{}", log.text());
+    }
+}
