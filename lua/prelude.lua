@@ -25,17 +25,21 @@ end
 
 local call, pack, unpack_numbers = redis.call, struct.pack, struct.unpack
 
+-- Two texts, or two numbers in Dragonfly.
 local time = call('TIME')
-local now_text = time[1] .. time[2]
-if #time[2] < 6 then
-  now_text = time[1] .. string.rep('0', 6 - #time[2]) .. time[2]
+local micros = time[2] .. ''
+local now_text = time[1] .. micros
+if #micros < 6 then
+  now_text = time[1] .. string.rep('0', 6 - #micros) .. micros
 end
-local now = time[1] * 1000000 + time[2]
+local now = time[1] * 1000000 + micros
 
--- PEXPIREAT's argument for a key that matters until then. In two halves, which fit where a C long has 32 bits.
+-- PEXPIREAT's argument for a key that matters until then. In two halves, which fit where a C long has 32 bits; whole numbers,
+-- since Lua 5.4 formats no others as such.
 local function expiry(at)
   at = at + SLACK
-  return string.format('%d%03d', at / 1000000, at % 1000000 / 1000)
+  local rest = at % 1000000
+  return string.format('%d%03d', (at - rest) / 1000000, (rest - rest % 1000) / 1000)
 end
 
 -- The packed numbers, and how many keys belong to requests that were decided.

@@ -87,7 +87,8 @@ if algorithm == 'log' and not log then
     if weighted and not first or first and first <= expired then
       first = nil
       if expired_at ~= expired then
-        expired_at, expired_text = expired, string.format('%d%06d', math.max(0, expired) / 1000000, math.max(0, expired) % 1000000)
+        local upto = math.max(0, expired)
+        expired_at, expired_text = expired, string.format('%d%06d', (upto - upto % 1000000) / 1000000, upto % 1000000)
       end
       if weighted or stored > budget - 2 then
         late = call('ZCOUNT', key, '(0', expired_text)
@@ -134,7 +135,6 @@ if algorithm == 'log' and not log then
             if is_reserved(lowest) and is_reserved(call('ZRANGE', key, '-1', '-1')[1]) then
               return 0, 0, 0, 0
             end
-
             local members, gone, dropped = call('ZREVRANGEBYSCORE', key, '+inf', after, 'LIMIT', '0', reads), {}, 0
             for _, member in ipairs(members) do
               if not is_reserved(member) then
@@ -393,8 +393,8 @@ if algorithm == 'log' then
     local from = now - now % y
     local upto = from + y - 1
     z = {
-      from = string.format('%d%06d', from / 1000000, from % 1000000),
-      upto = string.format('%d%06d', upto / 1000000, upto % 1000000),
+      from = string.format('%d%06d', (from - from % 1000000) / 1000000, from % 1000000),
+      upto = string.format('%d%06d', (upto - upto % 1000000) / 1000000, upto % 1000000),
     }
   end
 end

@@ -13,12 +13,12 @@ use proptest::{
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 use tower_quota::{
-    Ban, Concurrency, FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    Ban, Concurrency, FixedWindow, Key, Limit, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
     store::{Charge, ChargeRole, LeaseId, Operation, Store, StoreRequest},
 };
 
-use crate::support::{Clock, Redis, connected, eventually, patient};
+use crate::support::{Clock, Lua54, Redis, connected, eventually, patient};
 
 /// The number of steps of each timeline; `TOWER_QUOTA_STEPS` overrides it.
 fn steps() -> usize {
@@ -269,11 +269,20 @@ async fn agree_on(
     window: Duration,
     policies: &[&[Limit]],
 ) {
-    let redis = Redis::start();
-    let clock = Clock::new();
-    let memory = clock.memory_store();
+    let (redis, clock) = (Redis::start(), Clock::new());
     let shared = clock.redis_store(&redis).await;
+    agree_in((&redis, &clock, &shared), steps, step, window, policies).await;
+}
 
+/// Runs a memory store, and a store in this Redis, along one timeline.
+async fn agree_in(
+    (redis, clock, shared): (&Redis, &Clock, &RedisStore),
+    steps: usize,
+    step: fn(Duration, usize) -> BoxedStrategy<Step>,
+    window: Duration,
+    policies: &[&[Limit]],
+) {
+    let memory = clock.memory_store();
     let seed = seed();
     println!("TOWER_QUOTA_SEED={seed}");
     let mut seeds = [0; 32];
@@ -310,7 +319,7 @@ async fn agree_on(
             keys = ["j", "k", "l"].map(|name| Key::from(name).and(number as u64));
             latest = 0;
         }
-        clock.write_to(&redis).await;
+        clock.write_to(redis).await;
         // Sent one by one, the first checks would return what is left with the entries ahead of the clock, and later checks
         // what is left without them.
         latest = latest.max(clock.now());
@@ -632,6 +641,39 @@ async fn counts_of_windows_that_grow_decide_alike_in_rust_and_in_lua() {
         ],
     )
     .await;
+}
+
+#[tokio::test]
+async fn the_script_decides_alike_in_the_lua_of_dragonfly() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let lua = Lua54::start(&redis);
+    let shared = clock.redis_store_at(&redis, &lua.url()).await;
+    let ban = Ban::after(3, WINDOW * 2).first(WINDOW / 4).longest(WINDOW * 4);
+    let policies: &[&[Limit]] = &[
+        &[
+            SlidingLog::new(6, WINDOW).into(),
+            SlidingLog::new(9, WINDOW).precision(5).into(),
+        ],
+        &[SlidingCounter::new(7, WINDOW * 2).into()],
+        &[FixedWindow::new(8, WINDOW).into()],
+        &[FixedWindow::calendar(5, Calendar::Hour, "UTC").into()],
+        &[TokenBucket::new(5, WINDOW).burst(6).into()],
+        &[Concurrency::new(3).into()],
+    ];
+    let timeline = (&redis, &clock, &shared);
+    agree_in(timeline, steps() / 50, mixed, WINDOW, policies).await;
+    agree_in(timeline, steps() / 50, alike, WINDOW, &policies[..3]).await;
+    let banned_policies: &[&[Limit]] = &[
+        &[Limit::Ban(ban)],
+        &[Limit::Ban(Ban::by_hand())],
+        policies[2],
+        policies[0],
+        policies[1],
+        policies[4],
+    ];
+    agree_in(timeline, steps() / 50, banned, WINDOW, banned_policies).await;
+    let long: &[&[Limit]] = &[&[SlidingLog::new(3_000, WINDOW).into()]];
+    agree_in(timeline, steps() / 500, bursts, WINDOW, long).await;
 }
 
 /// Without a clock of the test: Redis decides by its own time, then the memory store by the same time. Meanwhile keys of

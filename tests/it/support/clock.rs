@@ -58,10 +58,15 @@ impl Clock {
 
     /// The same through redis-rs.
     pub(crate) async fn redis_store_on_redis_rs(&self, redis: &Redis) -> RedisStore {
+        self.redis_store_at(redis, &redis.url()).await
+    }
+
+    /// The same through a server in front of this Redis.
+    pub(crate) async fn redis_store_at(&self, redis: &Redis, url: &str) -> RedisStore {
         // A script that reads a clock fails while there is none.
         self.write_to(redis).await;
         let builder = Self::builder().client_library(ClientLibrary::RedisRs);
-        connected(builder, &redis.url()).await
+        connected(builder, url).await
     }
 
     /// Denials are not cached, since the deny cache goes by another clock.

@@ -10,6 +10,7 @@ mod faketime;
 mod frames;
 mod http;
 mod log;
+mod lua54;
 mod packed;
 mod proxy;
 mod redis;
@@ -62,6 +63,7 @@ pub(crate) use self::{
     frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
     log::Log,
+    lua54::Lua54,
     packed::packed,
     proxy::Proxy,
     redis::{Redis, free_port},
