@@ -12,7 +12,8 @@ use std::{
 use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt};
 use tower_quota::{
-    Decision, Key, Limit, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket, key,
+    Decision, FailureMode, Key, Limit, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket,
+    key,
     store::{Charge, ErrorKind, Operation, Store, StoreRequest, StoreResponse},
 };
 
@@ -313,6 +314,74 @@ async fn policies_in_different_slots_are_charged_in_turn_and_refunded_when_a_lat
     let answer = check_both(&store, [&few, &many], [two, one]).await;
     assert!(!answer.outcomes()[0].allowed);
     assert_eq!(answer.outcomes()[0].states()[1].remaining, 8);
+}
+
+#[tokio::test]
+async fn a_request_waits_beside_a_policy_that_observes_in_another_slot() {
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let [one, two, _] = &cluster.keys().await;
+    let window = Duration::from_millis(300);
+    let waiting = Policy::new("waiting", SlidingLog::new(1, window))
+        .key(key::constant(one))
+        .failure_mode(FailureMode::Closed)
+        .wait_up_to(Duration::from_secs(20));
+    let observing = Policy::new("observing", SlidingLog::per_hour(1)).key(key::constant(two));
+    let layer = RateLimitLayer::new(store, [waiting, observing.observe_only()]);
+    let service = layer.layer(tower::service_fn(async |_: http::Request<()>| {
+        Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+    }));
+
+    let started = Instant::now();
+    for _ in 0..3 {
+        let response = service.clone().oneshot(http::Request::new(())).await;
+        let response = response.expect("it never fails");
+        assert!(response.status().is_success(), "{}", response.status());
+    }
+    assert!(started.elapsed() >= window + window / 2, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_refund_whose_node_hangs_prevents_no_refund_in_another() {
+    let cluster = Cluster::start().await;
+    let store = connect(&cluster, RedisStore::builder().deadline(DEADLINE)).await;
+    let limit = limit(5);
+    let [one, two, _] = &cluster.keys().await;
+    let mut admitted_at = Duration::ZERO;
+    for caller in [one, two] {
+        let key = Key::from(&**caller);
+        let charges = [Charge::new("test", &limit, &key, 1)];
+        let check = [StoreRequest::new(Operation::Check, &charges)];
+        admitted_at = store.decide(&check).await.expect("the cluster answers").server_time;
+    }
+    let operation = Operation::Refund { admitted_at };
+
+    let keys = [one, two].map(|caller| Key::from(&**caller));
+    let charges = [&keys[0], &keys[1]].map(|key| [Charge::new("test", &limit, key, 1)]);
+    let refunds = charges.each_ref().map(|charges| StoreRequest::new(operation, charges));
+    let frozen = cluster.primaries[0].freeze();
+    store.decide(&refunds).await.expect_err("the first node hangs");
+    assert_eq!(remaining(&store, &limit, two).await, 5);
+    drop(frozen);
+}
+
+#[tokio::test]
+async fn a_node_that_has_left_the_cluster_is_called_no_more() {
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let [_, leaving, _] = &cluster.keys().await;
+    let slot = cluster.slot(&redis_key(leaving)).await.to_string();
+    // It serves none of the calls between, from which the store would learn of it.
+    cluster.primaries[1].command::<()>("CLUSTER", ["RESET", "SOFT"]).await;
+    let id = cluster.id(0).await;
+    for node in [0, 2] {
+        let claim = ["SETSLOT", &slot, "NODE", &id];
+        cluster.primaries[node].command::<()>("CLUSTER", claim).await;
+    }
+    eventually("the new node serves the slot", async || {
+        try_decide(&store, Operation::Peek, &limit(1), leaving, 1).await.is_ok()
+    })
+    .await;
 }
 
 #[tokio::test]

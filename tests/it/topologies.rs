@@ -27,6 +27,7 @@ each_client! {
     sentinel_leads_to_the_new_primary
     sentinel_and_redis_may_have_different_credentials
     a_sentinel_that_is_unreachable_is_skipped
+    a_server_that_has_become_a_replica_is_left
     a_connection_that_falls_silent_under_traffic_is_replaced
     a_connection_that_is_full_is_replaced
     a_redis_that_hangs_under_traffic_serves_when_it_resumes
@@ -34,6 +35,22 @@ each_client! {
     a_reply_after_the_deadline_fails_the_check_and_keeps_the_connection
     a_password_is_in_no_error_log_or_debug_output
     a_pool_of_no_connections_is_an_error
+}
+
+/// As behind a name, whose address is that of the new primary.
+async fn a_server_that_has_become_a_replica_is_left(library: ClientLibrary) {
+    let (old, new) = (Redis::start(), Redis::start());
+    let proxy = Proxy::start(old.port()).await;
+    let store = connected(patient().client_library(library), &proxy.url()).await;
+    decide(&store, Operation::Check, &limit(), "k", 1).await;
+
+    proxy.go_to(new.port());
+    let address = ["127.0.0.1", &new.port().to_string()];
+    old.command::<()>("REPLICAOF", address).await;
+    eventually("checks are counted by the new primary", async || {
+        try_decide(&store, Operation::Check, &limit(), "k", 1).await.is_ok()
+    })
+    .await;
 }
 
 fn limit() -> Limit {

@@ -30,11 +30,17 @@ async fn decide_all(
     made_at: Instant,
 ) -> Result<StoreResponse, StoreError> {
     let mut response = StoreResponse::new(Duration::ZERO, []);
+    let mut failure = None;
     for request in &requests {
         let decided = decide_one(&queues, request, made_at, &mut response.server_time).await;
-        response.outcomes.push(request.outcome(decided)?);
+        match request.outcome(decided) {
+            Ok(outcome) => response.outcomes.push(outcome),
+            Err(error) if matches!(request.operation, Operation::Check | Operation::Reserve) => return Err(error),
+            // Refunds and ends of leases in other slots do not depend on it.
+            Err(error) => failure = failure.or(Some(error)),
+        }
     }
-    Ok(response)
+    failure.map_or(Ok(response), Err)
 }
 
 async fn decide_one(
@@ -43,22 +49,27 @@ async fn decide_one(
     made_at: Instant,
     server_time: &mut Duration,
 ) -> Result<Outcome, StoreError> {
-    if request.operation == Operation::Reserve {
+    let slots = by_slot(request);
+    if request.operation == Operation::Reserve && slots.len() > 1 {
         return Err(StoreError::new(
             ErrorKind::Refused,
             "a request can wait only for limits in one slot of the cluster; give the policies that apply to it the same \
              key, or no `wait_up_to`",
         ));
     }
-    let cache = queues.deny_cache.as_deref();
+    let cache = queues.deny_cache.as_deref().filter(|_| request.is_check());
     let generation = cache.map(|cache| cache.generation(request));
     let mut progress = Progress::new(queues, request);
-    progress.decide().await?;
+    progress.decide(slots).await?;
     let refunds = progress.refund().await?;
 
-    let Progress { allowed, states, .. } = progress;
-    let latest = states.iter().filter_map(|state| state.decided_at).max();
-    *server_time = latest.unwrap_or_default().max(*server_time);
+    let Progress {
+        allowed,
+        states,
+        server_time: decided_at,
+        ..
+    } = progress;
+    *server_time = decided_at.max(*server_time);
     if let (Some(cache), Some(generation), false) = (cache, generation, allowed) {
         let generation = cache.generation_after_refunds(generation, request, &refunds);
         cache.insert(request, made_at, generation, *server_time, &states);
@@ -72,6 +83,8 @@ struct Progress<'a> {
     request: &'a OwnedRequest,
     allowed: bool,
     states: SmallVec<[ChargeState; 1]>,
+    /// The latest of the times of the slots.
+    server_time: Duration,
     /// The slots that were charged, the positions of their charges, and when.
     charged: Vec<(u16, Positions, Duration)>,
 }
@@ -85,12 +98,13 @@ impl<'a> Progress<'a> {
             request,
             allowed: true,
             states: smallvec![ChargeState::new(0, None, Duration::ZERO); request.charges.len()],
+            server_time: Duration::ZERO,
             charged: Vec::new(),
         }
     }
 
-    async fn decide(&mut self) -> Result<(), StoreError> {
-        for (slot, positions) in by_slot(self.request) {
+    async fn decide(&mut self, slots: Vec<(u16, Positions)>) -> Result<(), StoreError> {
+        for (slot, positions) in slots {
             // After a denial, the other slots only report their states.
             let operation = match self.request.operation {
                 Operation::Check if !self.allowed => Operation::Peek,
@@ -167,8 +181,11 @@ impl<'a> Progress<'a> {
             ));
         };
         for (position, state) in positions.iter().zip(&outcome.states) {
-            self.states[*position] = state.at(response.server_time);
+            // A reservation counts at its turn.
+            let decided_at = state.decided_at.unwrap_or(response.server_time);
+            self.states[*position] = state.at(decided_at);
         }
+        self.server_time = self.server_time.max(response.server_time);
         self.allowed &= outcome.allowed;
         Ok(())
     }

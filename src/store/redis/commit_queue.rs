@@ -165,7 +165,9 @@ impl CommitQueue {
         let mut state = self.state();
         let step = self.backend.deadline.step();
         if state.unsent_since.is_some_and(|since| since + step <= now) {
+            // Its permit is revoked: a runtime that nothing drives would keep it for ever.
             state.unsent_since = None;
+            state.calls -= 1;
         }
         // A call counts as in flight while its runtime is stalled, so an overdue request is sent regardless of the calls in
         // flight.
@@ -332,12 +334,14 @@ impl CallPermit {
     fn take_batch(&mut self) -> (Vec<QueuedRequest>, Option<Self>) {
         let queue = &self.queue;
         let mut state = queue.state();
+        if self.is_revoked(&state) {
+            return (Vec::new(), None);
+        }
         let batch = state.take_batch(queue.limits);
         self.requests = batch.iter().map(|request| request.requests.len()).sum();
         state.requests_in_flight += self.requests;
-        if state.unsent_since == self.unsent_since.take() {
-            state.unsent_since = None;
-        }
+        self.unsent_since = None;
+        state.unsent_since = None;
         let next = queue.try_permit(&mut state, queue.limits, Instant::now());
         drop(state);
         (batch, next)
@@ -356,11 +360,19 @@ impl CallPermit {
     }
 
     fn remove_from(&self, state: &mut State) {
+        if self.is_revoked(state) {
+            return;
+        }
         state.calls -= 1;
         state.requests_in_flight -= self.requests;
-        if self.unsent_since.is_some() && state.unsent_since == self.unsent_since {
+        if self.unsent_since.is_some() {
             state.unsent_since = None;
         }
+    }
+
+    /// Whether the call was not sent in time, and another one takes its requests.
+    fn is_revoked(&self, state: &State) -> bool {
+        self.unsent_since.is_some() && state.unsent_since != self.unsent_since
     }
 }
 
@@ -459,16 +471,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_was_not_sent_for_a_step_is_replaced() {
-        let queue = waiting_behind(1);
-        queue.state().unsent_since = Some(Instant::now());
-        let step = queue.backend.deadline.step();
+        let queue = waiting_behind(0);
+        let permit = queue.try_permit(&mut queue.state(), BatchLimits::GROUP_COMMIT, Instant::now());
+        let mut unsent = permit.expect("no call is in flight");
+        let (first, step) = (Instant::now(), queue.backend.deadline.step());
         advance(step - Duration::from_millis(1)).await;
         queue.send_overdue();
-        assert_eq!(queue.state().calls, 1);
+        assert_eq!(queue.state().unsent_since, Some(first));
 
         advance(Duration::from_millis(1)).await;
         queue.send_overdue();
-        assert_eq!(queue.state().calls, 2);
+        assert_eq!(queue.state().unsent_since, Some(first + step));
+        assert_eq!(queue.state().calls, 1, "the first permit is revoked");
+
+        // Its runtime runs again, and ends.
+        let (batch, next) = unsent.take_batch();
+        assert!(batch.is_empty() && next.is_none());
+        drop(unsent);
+        assert_eq!(queue.state().calls, 1);
+        assert_eq!(queue.state().unsent_since, Some(first + step));
     }
 
     #[tokio::test(start_paused = true)]

@@ -79,6 +79,11 @@ impl From<Failure> for StoreError {
     }
 }
 
+/// Whether the error says that the server is a replica, whose connections are of no use.
+pub(super) fn is_of_replica(error: &[u8]) -> bool {
+    error.starts_with(b"READONLY") || error.starts_with(b"MASTERDOWN")
+}
+
 /// The error of a request to which Redis replied with this error.
 pub(super) fn error_reply(error: &str) -> StoreError {
     StoreError::new(ErrorKind::Refused, format!("Redis replied: {error}"))

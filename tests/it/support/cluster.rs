@@ -216,7 +216,7 @@ impl Cluster {
         }
     }
 
-    async fn id(&self, primary: usize) -> String {
+    pub(crate) async fn id(&self, primary: usize) -> String {
         self.primaries[primary].command("CLUSTER", ["MYID"]).await
     }
 }

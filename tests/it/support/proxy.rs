@@ -89,9 +89,14 @@ impl Proxy {
         Held(&self.trouble)
     }
 
+    /// Goes to this port with new connections.
+    pub(crate) fn go_to(&self, target: u16) {
+        self.trouble.target.store(target, Ordering::Relaxed);
+    }
+
     /// Carries nothing anymore over the connections that there are, and leaves them open; new ones go to this port.
     pub(crate) fn blackhole_and_go_to(&self, target: u16) {
-        self.trouble.target.store(target, Ordering::Relaxed);
+        self.go_to(target);
         self.trouble.silent.send_replace(self.opened());
     }
 

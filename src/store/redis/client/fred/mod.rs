@@ -21,7 +21,7 @@ use crate::{
     store::redis::{
         call::ScriptCall,
         deadline::Deadline,
-        failure::Failure,
+        failure::{Failure, is_of_replica},
         reply::RawReply,
         script::{EvalCommand, Script},
         task::DetachOnDrop,
@@ -105,8 +105,13 @@ impl FredClient {
         if !matches!(reply, Err(Failure::Timeout)) {
             unanswered.0 = None;
         }
-        // The server has become a replica and has kept the connection.
-        if matches!(&reply, Err(Failure::Refused(error)) if error.starts_with("READONLY")) {
+        // The server has become a replica and has kept the connection. A script may run on a replica until it writes.
+        let is_of_replica = match &reply {
+            Ok(reply) => reply.errors.iter().any(|error| is_of_replica(error.as_bytes())),
+            Err(Failure::Refused(error)) => is_of_replica(error.as_bytes()),
+            Err(_) => false,
+        };
+        if is_of_replica {
             connection.reconnect();
         }
         reply

@@ -123,6 +123,10 @@ impl Cluster {
             let reply = node.connections.send(command, asking).await?;
             unanswered.0 = None;
             let Some(redirection) = Redirection::of(&reply) else {
+                // A node that has left the cluster replies so to each call.
+                if matches!(&reply, Value::ServerError(error) if error.code() == "CLUSTERDOWN") {
+                    self.shared.outdated.notify_one();
+                }
                 return Ok(reply);
             };
             if redirection.moved {

@@ -18,7 +18,11 @@ use tokio::{
 };
 
 use super::{error::connect_failure, sentinel::Sentinels};
-use crate::store::redis::{deadline::Deadline, failure::Failure, task::AbortOnDrop};
+use crate::store::redis::{
+    deadline::Deadline,
+    failure::{Failure, is_of_replica},
+    task::AbortOnDrop,
+};
 
 /// The time for a new connection with its first commands, such as `HELLO`.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -187,7 +191,7 @@ impl Connection {
         let value = reply.map_err(|error| Failure::Unreachable(error.to_string().into()))?;
         unanswered.0 = None;
         // The server has become a replica and has kept the connection.
-        if matches!(&value, Value::ServerError(error) if error.code() == "READONLY") {
+        if reports_replica(&value) {
             self.health.close();
         }
         Ok(value)
@@ -208,6 +212,19 @@ impl Connection {
                 return;
             }
         }
+    }
+}
+
+/// Whether the reply is the error of a replica, or one of the script with such an error: a script may run on a replica until it
+/// writes.
+fn reports_replica(reply: &Value) -> bool {
+    match reply {
+        Value::ServerError(error) => is_of_replica(error.code().as_bytes()),
+        Value::Array(texts) => {
+            let mut errors = texts.iter().skip(1);
+            errors.any(|text| matches!(text, Value::BulkString(error) if is_of_replica(error)))
+        }
+        _ => false,
     }
 }
 
