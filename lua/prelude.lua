@@ -42,6 +42,8 @@ local function expiry(at)
   return string.format('%d%03d', (at - rest) / 1000000, (rest - rest % 1000) / 1000)
 end
 
+-- How many members the call may still read to find out how long denied charges wait.
+local reads = ALL_READS
 -- The packed numbers, and how many keys belong to requests that were decided.
 local reply, passed = nil, 0
 -- The texts of errors, if there are any.

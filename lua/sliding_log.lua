@@ -324,10 +324,7 @@ if algorithm == 'log' and not log then
         expires_at, expires_text = til, expiry(til)
       end
       call('PEXPIREAT', key, expires_text)
-      room = room - counted * cost
-      if room < 0 then
-        room = 0
-      end
+      room = room > counted * cost and room - counted * cost or 0
       if not waits and half == 0 then
         return counted, room, 0, window
       end
@@ -348,10 +345,10 @@ if algorithm == 'log' and not log then
           local rank = weighted and need or late + need - 1
           freed_at = rank == 0 and first or parts_of(call('ZRANGE', key, rank, rank)[1])
         else
-          -- Most waits are for one of the first.
-          local from, size = 1, 8
-          while need > 0 and from < budget and from <= stored do
-            local upto = math.min(from + size, budget) - 1
+          -- Most waits are for one of the first, which each charge may read.
+          local from, size, bound = 1, 8, math.min(budget, math.max(9, reads))
+          while need > 0 and from < bound and from <= stored do
+            local upto = math.min(from + size, bound) - 1
             for _, member in ipairs(call('ZRANGE', key, from, upto)) do
               if need > 0 then
                 local member_at, weight = parts_of(member)
@@ -360,6 +357,7 @@ if algorithm == 'log' and not log then
             end
             from, size = upto + 1, size * 8
           end
+          reads = reads - from
           if reserve then
             reserve.bounded = need > 0
           end

@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use fred::types::Value;
-use tower_quota::{Ban, Concurrency, Limit, Limiter, Policy, RedisStore, SlidingLog, store::Operation};
+use tower_quota::{
+    Ban, Concurrency, Key, Limit, Limiter, Policy, RedisStore, SlidingLog,
+    store::{Charge, Operation, Store, StoreRequest},
+};
 
-use crate::support::{Redis, connected, decide, packed, patient};
+use crate::support::{Clock, Redis, connected, decide, packed, patient};
 
 /// Each algorithm as the script reads it apart from the role and the cost, for a limit of 5 in 60 seconds.
 const LIMITS: [&str; 6] = [
@@ -468,4 +471,40 @@ async fn a_store_whose_scripts_were_loaded_teaches_none() {
 
     let statistics: String = redis.command("INFO", ["commandstats"]).await;
     assert!(!statistics.contains("cmdstat_eval:"), "{statistics}");
+}
+
+/// A caller who chooses costs would make Redis read a long log again for each.
+#[tokio::test]
+async fn a_call_reads_a_bounded_number_of_members_for_the_waits_of_denied_checks() {
+    const ENTRIES: u64 = 990;
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let store = clock.redis_store(&redis).await;
+    let limit = Limit::from(SlidingLog::per_hour(3_000));
+    for _ in 0..ENTRIES {
+        clock.advance(Duration::from_millis(1));
+        clock.write_to(&redis).await;
+        assert!(decide(&store, Operation::Check, &limit, "k", 2).await.allowed);
+    }
+
+    let key = Key::from("k");
+    let free = 3_000 - 2 * ENTRIES;
+    let lacking: Vec<u64> = (0..20).map(|nth| 2 * (985 - nth)).collect();
+    let charges: Vec<_> = lacking
+        .iter()
+        .map(|lacking| [Charge::new("test", &limit, &key, free + lacking)])
+        .collect();
+    let checks = charges
+        .iter()
+        .map(|charges| StoreRequest::new(Operation::Check, charges));
+    let response = store.decide(&checks.collect::<Vec<_>>()).await.expect("Redis answers");
+    let waits = response
+        .outcomes()
+        .iter()
+        .map(|outcome| outcome.states()[0].retry_after);
+    let waits: Vec<_> = waits.map(|wait| wait.expect("a denial")).collect();
+
+    let until = |entry: u64| Duration::from_secs(3_600) - Duration::from_millis(ENTRIES - entry);
+    let exact = lacking[..8].iter().map(|lacking| until(lacking / 2));
+    assert_eq!(waits[..8], exact.collect::<Vec<_>>());
+    assert_eq!(waits[8..], [until(8); 12], "no further than the first members");
 }

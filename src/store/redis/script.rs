@@ -29,8 +29,12 @@ const SOURCE: &str = concat!(
 /// The most callers of one check that are an entry of a log each.
 const FEW: u64 = 32;
 
+/// How many members of sorted sets a call may read for the waits of denied charges, beside the first of each.
+const ALL_READS: u64 = 8 * BUDGET as u64;
+
 /// The constants of the script, which a call of the script would otherwise make anew.
-const CONSTANTS: [(&str, u64); 12] = [
+const CONSTANTS: [(&str, u64); 13] = [
+    ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
     ("EXACT", MAX_EXACT),
