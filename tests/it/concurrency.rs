@@ -25,7 +25,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_quota::{
     Concurrency, Decision, Denial, FailureMode, Headers, Key, Limit, Limiter, ManualClock, MemoryStore, Policy,
-    RateLimitLayer, SlidingLog, key,
+    RateLimitLayer, RedisStore, SlidingLog, Slots, key,
     limit::by,
     response::Rejection,
     store::{Charge, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreRequest},
@@ -828,6 +828,63 @@ async fn nested_layers_with_one_policy_take_one_slot_and_a_handler_takes_those_o
     assert_eq!(free(&limiter).await, 1);
     drop(slots);
     assert_eq!(free(&limiter).await, 2);
+}
+
+/// A service that sends the slots of each request to the test, within a layer on each of these stores.
+fn hands_over_slots(outer: RedisStore, inner: RedisStore) -> impl AsyncFn() -> Slots {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let handler = service_fn(move |request: Request<Empty<Bytes>>| {
+        let slots = request.extensions().get::<Decision>().and_then(Decision::take_slots);
+        sender.send(slots).expect("the receiver is there");
+        ready(Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())))
+    });
+    let exports = |name| Policy::new(name, Concurrency::new(1).lease(LONG)).key(key::constant("all"));
+    let service =
+        RateLimitLayer::new(outer, exports("outer")).layer(RateLimitLayer::new(inner, exports("inner")).layer(handler));
+    let receiver = tokio::sync::Mutex::new(receiver);
+    async move || {
+        service.clone().oneshot(Request::new(Empty::new())).await.unwrap();
+        receiver.lock().await.recv().await.flatten().expect("it is admitted")
+    }
+}
+
+#[tokio::test]
+async fn slots_of_every_store_are_free_when_a_release_is_cancelled() {
+    let redis = Redis::start();
+    let stores = [
+        connected(patient(), &redis.url()).await,
+        connected(patient(), &redis.url()).await,
+    ];
+    let [outer, inner] = stores.clone();
+    let admit = hands_over_slots(outer, inner);
+    let slots_of = |name: &'static str, store: &RedisStore| {
+        Limiter::new(store.clone(), Policy::new(name, Concurrency::new(1).lease(LONG)))
+    };
+    let limiters = [slots_of("outer", &stores[0]), slots_of("inner", &stores[1])];
+    let all_are_free = async || {
+        for limiter in &limiters {
+            if free(limiter).await == 0 {
+                return false;
+            }
+        }
+        true
+    };
+
+    for polls in 0..3 {
+        let slots = admit().await;
+        assert!(!all_are_free().await);
+        {
+            let mut release = pin!(slots.release());
+            let mut context = Context::from_waker(Waker::noop());
+            for _ in 0..polls {
+                assert!(release.as_mut().poll(&mut context).is_pending());
+            }
+        }
+        eventually("all slots are free", &all_are_free).await;
+    }
+
+    admit().await.release().await.expect("Redis replies");
+    assert!(all_are_free().await);
 }
 
 #[tokio::test]
