@@ -46,7 +46,8 @@ pub(crate) fn send<'a>(
     (!requests.is_empty()).then(|| decide(&requests))
 }
 
-/// Records the outcomes of the requests in the decision, without the policies that observe whose outcome is unknown.
+/// Records the outcomes of the requests in the decision, without the policies that observe whose outcome is unknown. Slots that
+/// the store may have taken of these are released.
 pub(crate) fn settle(
     response: &StoreResponse,
     operation: Operation,
@@ -80,10 +81,21 @@ pub(crate) fn settle(
             return true;
         }
         let Some(outcome) = alone.next().filter(|outcome| !outcome.is_unknown()) else {
+            if operation.counts() {
+                policy.release_unknown();
+            }
             return false;
         };
-        let counts = counts && outcome.allowed;
-        policy.settle_guarded(operation, &mut outcome.states().iter(), response.server_time, counts);
+        // The store has taken its slots even if the other policies deny the request.
+        let taken = operation.counts() && outcome.allowed;
+        let lease = policy.lease.clone().filter(|_| taken);
+        policy.settle_guarded(
+            operation,
+            &mut outcome.states().iter(),
+            response.server_time,
+            counts && taken,
+        );
+        policy.lease = lease;
         true
     });
     Ok(())

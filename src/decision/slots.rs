@@ -62,8 +62,8 @@ impl Decision {
         self.as_slice().iter().any(|policy| policy.lease.is_some())
     }
 
-    /// Holds the slots that were taken, before there are clones. The local charges are those of the policies that this
-    /// process has counted, since the store failed.
+    /// Holds the slots that were taken, before there are clones. Those of policies that observe a denied request are released
+    /// at once. The local charges are those of the policies that this process has counted, since the store failed.
     #[cold]
     pub(crate) fn hold_slots(&mut self, local: Option<&[Option<LocalCharge>]>) {
         let mut slots = Slots::default();
@@ -71,13 +71,21 @@ impl Decision {
             let local = local.and_then(|local| local.get(position)?.as_ref());
             policy.hold_slots_in(&mut slots, local);
         }
-        if let (false, Some(inner)) = (slots.is_empty(), Arc::get_mut(&mut self.0)) {
+        if let (true, false, Some(inner)) = (self.is_allowed(), slots.is_empty(), Arc::get_mut(&mut self.0)) {
             inner.slots = Some(Box::new(Mutex::new(slots)));
         }
     }
 }
 
 impl PolicyDecision {
+    /// Releases the slots that the store may have taken, since the outcome is unknown.
+    #[cold]
+    pub(crate) fn release_unknown(&self) {
+        let mut slots = Slots::default();
+        self.hold_slots_in(&mut slots, None);
+        drop(slots);
+    }
+
     fn hold_slots_in(&self, slots: &mut Slots, local: Option<&LocalCharge>) {
         let Some(ticket) = self.lease.as_ref().filter(|_| self.denial.is_none()) else {
             return;

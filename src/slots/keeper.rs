@@ -61,13 +61,12 @@ impl Keeper {
     pub(super) fn hold(self: &Arc<Self>, lease: Arc<Lease>) {
         let mut state = self.state();
         state.orphans.insert(lease.id(), lease);
-        let Ok(runtime) = Handle::try_current() else { return };
-        let pause = state
-            .orphans
-            .values()
-            .map(|lease| pause(lease))
-            .min()
-            .unwrap_or_default();
+        let Ok(runtime) = Handle::try_current() else {
+            let late = state.late_tasks();
+            drop(state);
+            return hurry(&late);
+        };
+        let pause = state.shortest_orphan_pause().unwrap_or_default();
         let number = state.tasks + 1;
         let group = state.take_over(runtime.id());
         match group.task {
@@ -110,6 +109,28 @@ impl State {
         group.held.extend(self.orphans.drain());
         group
     }
+
+    fn shortest_orphan_pause(&self) -> Option<Duration> {
+        self.orphans.values().map(|lease| pause(lease)).min()
+    }
+
+    /// The tasks that sleep for longer than an orphan can wait.
+    fn late_tasks(&self) -> Vec<Arc<Notify>> {
+        let Some(pause) = self.shortest_orphan_pause() else {
+            return Vec::new();
+        };
+        let is_late = |group: &&Group| group.task.is_some_and(|(_, sleeps)| sleeps > pause);
+        let late = self.groups.values().filter(is_late);
+        late.map(|group| group.hurry.clone()).collect()
+    }
+}
+
+/// Wakes up tasks, of which the first one takes over the orphans. The state is not locked meanwhile, since a runtime that ends
+/// may drop a task that is woken up, which locks it.
+fn hurry(tasks: &[Arc<Notify>]) {
+    for task in tasks {
+        task.notify_one();
+    }
 }
 
 /// How often it is looked whether a lease is due. It is after the same time again, so that it is renewed at least every third
@@ -131,8 +152,9 @@ impl Task {
         let mut looked_at = Instant::now();
         while let Some(pause) = self.next_pause() {
             // From the last look on, so that short leases that come and go do not delay the others.
-            let hurried = timeout_at(looked_at + pause, self.hurry.notified()).await.is_ok();
-            if hurried {
+            let due = looked_at + pause;
+            let hurried = timeout_at(due, self.hurry.notified()).await.is_ok();
+            if hurried && Instant::now() < due {
                 continue;
             }
             looked_at = Instant::now();
@@ -170,6 +192,9 @@ impl Drop for Task {
             && let Some(group) = state.groups.remove(&self.runtime)
         {
             state.orphans.extend(group.held);
+            let late = state.late_tasks();
+            drop(state);
+            hurry(&late);
         }
     }
 }

@@ -3,15 +3,16 @@
 mod keeper;
 mod lease;
 mod release;
+mod unconfirmed;
 
 use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
 
+use self::unconfirmed::UnconfirmedReleases;
 use crate::{
     metrics::HeldSlots,
-    store::{Operation, StoreError, StoreFuture},
+    store::{Operation, StoreError},
 };
 
 pub(crate) use self::{
@@ -95,7 +96,8 @@ impl Slots {
 
     /// Releases the slots, and waits until the store has confirmed it.
     ///
-    /// A lease that is being renewed at this moment is released after its renewal, and this does not wait for that.
+    /// A lease that is being renewed at this moment is released after its renewal, and this does not wait for that. If the
+    /// future is dropped before the store has confirmed the release, it goes on in a task, as when the slots are dropped.
     ///
     /// ```
     /// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy};
@@ -118,11 +120,7 @@ impl Slots {
     ///
     /// If a store fails. Its slots are free when their leases expire.
     pub async fn release(mut self) -> Result<(), StoreError> {
-        let mut released = Ok(());
-        for response in self.end() {
-            released = released.and(response.await.map(drop));
-        }
-        released
+        self.end().await
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -145,33 +143,28 @@ impl Slots {
     }
 
     /// Ends all leases, those in one place in one call.
-    fn end(&mut self) -> SmallVec<[StoreFuture; 1]> {
+    fn end(&mut self) -> UnconfirmedReleases {
         for Held { lease, keeper, .. } in &self.0 {
             keeper.forget(lease);
         }
         // The release of a lease that is being renewed comes after its renewal, which could take the slots again.
         let mut unsent: SmallVec<[Arc<Lease>; 1]> = self.0.drain(..).map(|held| held.lease).collect();
         unsent.retain(|lease| lease.end());
-        let mut responses = SmallVec::new();
+        let mut unconfirmed = UnconfirmedReleases::default();
         while let Some(first) = unsent.first().cloned() {
             let (together, others): (SmallVec<[_; 1]>, _) =
                 unsent.into_iter().partition(|lease| lease.shares_place(&first));
-            responses.push(Lease::send(Operation::EndLease, &together));
+            unconfirmed.push(Lease::send(Operation::EndLease, &together));
             unsent = others;
         }
-        responses
+        unconfirmed
     }
 }
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        if self.0.is_empty() {
-            return;
-        }
-        for response in self.end() {
-            if let (Err(pending), Ok(runtime)) = (response.try_ready(), Handle::try_current()) {
-                runtime.spawn(pending);
-            }
+        if !self.0.is_empty() {
+            drop(self.end());
         }
     }
 }

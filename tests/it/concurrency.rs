@@ -6,11 +6,13 @@ use std::{
     future::{pending, ready},
     io::{BufRead, BufReader},
     panic::AssertUnwindSafe,
+    pin::pin,
     process::{Command, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicI64, Ordering},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -23,7 +25,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_quota::{
     Concurrency, Decision, Denial, FailureMode, Headers, Key, Limit, Limiter, ManualClock, MemoryStore, Policy,
-    RateLimitLayer, SlidingLog, key,
+    RateLimitLayer, RedisStore, SlidingLog, Slots, key,
     limit::by,
     response::Rejection,
     store::{Charge, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreRequest},
@@ -509,6 +511,71 @@ fn when_a_runtime_ends_the_next_request_of_another_one_renews_its_leases() {
     });
 }
 
+/// The length of a long lease, whose renewal task sleeps for longer than [`LEASE`].
+const LONG: Duration = Duration::from_secs(3_600);
+
+/// A limiter of a policy with one slot and leases of this length.
+fn one_slot(store: &MemoryStore, lease: Duration) -> Limiter {
+    let policy = Policy::new(format!("lease-{lease:?}"), Concurrency::new(1).lease(lease));
+    Limiter::new(store.clone(), policy)
+}
+
+/// Whether a slot is held for several leases, while this runtime has nothing else to do.
+async fn stays_held(clock: &ManualClock, limiter: &Limiter) -> bool {
+    for _ in 0..9 {
+        clock.advance(LEASE / 3);
+        tokio::time::sleep(LEASE / 3).await;
+    }
+    let peeked = limiter.peek("42").await.expect("a memory store does not fail");
+    peeked.remaining() == 0
+}
+
+#[test]
+fn when_a_runtime_ends_one_that_sleeps_for_longer_renews_its_leases() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let (short, long) = (one_slot(&store, LEASE), one_slot(&store, LONG));
+    let ending = paused_runtime();
+    let slots = ending.block_on(short.check("42")).unwrap().take_slots().unwrap();
+
+    paused_runtime().block_on(async {
+        let held = long.check("42").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        ending.shutdown_background();
+        assert!(stays_held(&clock, &short).await);
+        assert!(!slots.is_lost());
+        drop((held, slots));
+        assert_eq!(short.peek("42").await.unwrap().remaining(), 1);
+    });
+}
+
+#[test]
+fn slots_that_are_taken_outside_of_a_runtime_are_renewed_by_one_that_sleeps_for_longer() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().manual_clock(&clock).build();
+    let (short, long) = (one_slot(&store, LEASE), one_slot(&store, LONG));
+
+    paused_runtime().block_on(async {
+        let held = long.check("42").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let outside = std::thread::scope(|scope| scope.spawn(|| at_once(short.check("42"))).join());
+        let slots = outside.unwrap().unwrap().take_slots().unwrap();
+        assert!(stays_held(&clock, &short).await);
+        assert!(!slots.is_lost());
+        drop((held, slots));
+        assert_eq!(short.peek("42").await.unwrap().remaining(), 1);
+    });
+}
+
+/// The output of a future that is ready when it is polled first.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(future).poll(&mut context) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("it is not ready"),
+    }
+}
+
 #[test]
 fn a_runtime_that_is_not_driven_loses_only_its_own_slots() {
     let clock = ManualClock::new();
@@ -699,7 +766,7 @@ async fn a_slot_is_free_when_a_caller_leaves_before_the_store_replies() {
     let later = Limiter::new(Later(store), Policy::new("exports", Concurrency::new(1)));
     {
         let mut check = Box::pin(later.check(Key::constant("all")));
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut context = Context::from_waker(Waker::noop());
         assert!(check.as_mut().poll(&mut context).is_pending());
     }
     eventually("the slot is free", async || free(&limiter).await == 1).await;
@@ -761,6 +828,63 @@ async fn nested_layers_with_one_policy_take_one_slot_and_a_handler_takes_those_o
     assert_eq!(free(&limiter).await, 1);
     drop(slots);
     assert_eq!(free(&limiter).await, 2);
+}
+
+/// A service that sends the slots of each request to the test, within a layer on each of these stores.
+fn hands_over_slots(outer: RedisStore, inner: RedisStore) -> impl AsyncFn() -> Slots {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let handler = service_fn(move |request: Request<Empty<Bytes>>| {
+        let slots = request.extensions().get::<Decision>().and_then(Decision::take_slots);
+        sender.send(slots).expect("the receiver is there");
+        ready(Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())))
+    });
+    let exports = |name| Policy::new(name, Concurrency::new(1).lease(LONG)).key(key::constant("all"));
+    let service =
+        RateLimitLayer::new(outer, exports("outer")).layer(RateLimitLayer::new(inner, exports("inner")).layer(handler));
+    let receiver = tokio::sync::Mutex::new(receiver);
+    async move || {
+        service.clone().oneshot(Request::new(Empty::new())).await.unwrap();
+        receiver.lock().await.recv().await.flatten().expect("it is admitted")
+    }
+}
+
+#[tokio::test]
+async fn slots_of_every_store_are_free_when_a_release_is_cancelled() {
+    let redis = Redis::start();
+    let stores = [
+        connected(patient(), &redis.url()).await,
+        connected(patient(), &redis.url()).await,
+    ];
+    let [outer, inner] = stores.clone();
+    let admit = hands_over_slots(outer, inner);
+    let slots_of = |name: &'static str, store: &RedisStore| {
+        Limiter::new(store.clone(), Policy::new(name, Concurrency::new(1).lease(LONG)))
+    };
+    let limiters = [slots_of("outer", &stores[0]), slots_of("inner", &stores[1])];
+    let all_are_free = async || {
+        for limiter in &limiters {
+            if free(limiter).await == 0 {
+                return false;
+            }
+        }
+        true
+    };
+
+    for polls in 0..3 {
+        let slots = admit().await;
+        assert!(!all_are_free().await);
+        {
+            let mut release = pin!(slots.release());
+            let mut context = Context::from_waker(Waker::noop());
+            for _ in 0..polls {
+                assert!(release.as_mut().poll(&mut context).is_pending());
+            }
+        }
+        eventually("all slots are free", &all_are_free).await;
+    }
+
+    admit().await.release().await.expect("Redis replies");
+    assert!(all_are_free().await);
 }
 
 #[tokio::test]

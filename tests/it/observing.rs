@@ -9,12 +9,14 @@ use axum::{Router, routing::get as route};
 use http::StatusCode;
 use proptest::{collection::vec, prelude::*};
 use tower_quota::{
-    Decision, Denial, FailureMode, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, Unkeyed, key,
-    limit, store::Store,
+    Concurrency, Decision, Denial, FailureMode, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog,
+    Unkeyed, key, limit,
+    store::{Operation, Outcome, Store, StoreFuture, StoreRequest, StoreResponse},
 };
 
 use crate::support::{
-    Algorithm, Bench, Broken, Clock, Cluster, Counted, Later, Log, Redis, connected, get, less_patient, patient, send,
+    Algorithm, Bench, Broken, Clock, Cluster, Counted, Later, Log, Redis, connected, eventually, get, less_patient,
+    patient, send,
 };
 
 /// Runs each of these tests in every store, by a clock that stands still.
@@ -48,6 +50,7 @@ in_every_store! {
     it_is_charged_once_in_nested_layers
     a_layer_that_observed_a_denial_leaves_it_to_an_inner_one
     it_may_observe_a_limit_that_is_chosen_for_each_request
+    slots_of_a_request_that_another_policy_denies_are_released
     a_check_is_one_call_of_the_store
 }
 
@@ -285,6 +288,32 @@ async fn it_may_observe_a_limit_that_is_chosen_for_each_request(bench: &Bench) {
     }
 }
 
+async fn slots_of_a_request_that_another_policy_denies_are_released(bench: &Bench) {
+    let exhausted = hourly("exhausted", 1);
+    drop(check(&Limiter::new(bench.store.clone(), exhausted.clone())).await);
+    for enforced in [
+        exhausted,
+        Policy::new("closed", Limit::DenyAll),
+        hourly("small", 1).cost(2),
+    ] {
+        let candidate = || Policy::new("slots", Concurrency::new(1));
+        for policies in [
+            [enforced.clone(), candidate().observe_only()],
+            [candidate().observe_only(), enforced.clone()],
+        ] {
+            let limiter = Limiter::new(bench.store.clone(), policies);
+            let decision = check(&limiter).await;
+            assert!(!decision.is_allowed(), "{enforced:?}");
+            assert_eq!(state(&decision, "slots"), (None, 0));
+            assert!(decision.take_slots().is_none());
+            eventually("the slot is free", async || {
+                remaining(&bench.store, candidate()).await == 1
+            })
+            .await;
+        }
+    }
+}
+
 async fn a_check_is_one_call_of_the_store(bench: &Bench) {
     let store = Counted::new(bench.store.clone());
     let policies = [
@@ -459,6 +488,56 @@ async fn a_permanent_denial_is_one_while_the_store_fails_too() {
     let decision = check(&limiter).await;
     assert!(decision.is_allowed());
     assert_eq!(state(&decision, "small").0, Some(Denial::CostAboveLimit));
+}
+
+#[tokio::test]
+async fn while_the_store_fails_slots_of_a_denied_request_are_released() {
+    for enforced in [hourly("enforced", 1), Policy::new("closed", Limit::DenyAll)] {
+        let candidate = Policy::new("slots", Concurrency::new(1)).observe_only();
+        let limiter = Limiter::new(Broken::default(), [enforced, candidate]);
+        drop(check(&limiter).await);
+        for _ in 0..3 {
+            let decision = check(&limiter).await;
+            assert!(!decision.is_allowed());
+            assert_eq!(state(&decision, "slots"), (None, 0));
+        }
+    }
+}
+
+/// A store that counts everything, and whose replies to the checks of policies that observe are lost.
+struct PartlyUnanswered(MemoryStore);
+
+impl Store for PartlyUnanswered {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        let response = self.0.decide(requests).try_ready().expect("memory replies at once");
+        let [first, alone @ ..] = requests else {
+            unreachable!("there is a request");
+        };
+        if first.operation() != Operation::Check || alone.is_empty() {
+            return StoreFuture::ready(response);
+        }
+        let response = response.expect("memory replies");
+        let unknown = alone.iter().map(|_| Outcome::new(false, []));
+        let outcomes = [response.outcomes()[0].clone()].into_iter().chain(unknown);
+        StoreFuture::ready(Ok(StoreResponse::new(response.server_time, outcomes)))
+    }
+}
+
+#[tokio::test]
+async fn slots_that_may_have_been_taken_are_released_when_its_own_outcome_is_unknown() {
+    let store = MemoryStore::new();
+    let slots = || Policy::new("slots", Concurrency::new(1));
+    let limiter = Limiter::new(
+        PartlyUnanswered(store.clone()),
+        [hourly("enforced", 1), slots().observe_only()],
+    );
+    let store: Arc<dyn Store> = Arc::new(store);
+    for (allowed, left) in [(true, 0), (false, 0)] {
+        let decision = check(&limiter).await;
+        assert_eq!(decision.is_allowed(), allowed);
+        assert_eq!(remaining_of(&decision), [("enforced", left)]);
+        assert_eq!(remaining(&store, slots()).await, 1);
+    }
 }
 
 #[tokio::test]

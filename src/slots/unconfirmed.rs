@@ -1,0 +1,91 @@
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use smallvec::SmallVec;
+use tokio::runtime::Handle;
+
+use crate::store::{StoreError, StoreFuture};
+
+/// Releases that no store has confirmed yet. As a future it waits for all of them, at the same time, and returns the first
+/// error. Those that are unconfirmed when it is dropped go on in tasks of their own.
+#[derive(Default)]
+#[must_use]
+pub(super) struct UnconfirmedReleases {
+    responses: SmallVec<[StoreFuture; 1]>,
+    error: Option<StoreError>,
+}
+
+impl UnconfirmedReleases {
+    pub(super) fn push(&mut self, response: StoreFuture) {
+        self.responses.push(response);
+    }
+}
+
+impl Future for UnconfirmedReleases {
+    type Output = Result<(), StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { responses, error } = &mut *self;
+        responses.retain(|response| match Pin::new(response).poll(cx) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(_)) => false,
+            Poll::Ready(Err(failed)) => {
+                error.get_or_insert(failed);
+                false
+            }
+        });
+        if !responses.is_empty() {
+            return Poll::Pending;
+        }
+        Poll::Ready(error.take().map_or(Ok(()), Err))
+    }
+}
+
+impl Drop for UnconfirmedReleases {
+    fn drop(&mut self) {
+        for response in self.responses.drain(..) {
+            if let (Err(pending), Ok(runtime)) = (response.try_ready(), Handle::try_current()) {
+                runtime.spawn(pending);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::store::{ErrorKind, StoreResponse};
+
+    #[test]
+    fn all_are_polled_at_the_same_time_and_an_error_is_returned_after_the_last_one() {
+        let mut releases = UnconfirmedReleases::default();
+        let [first, second, third] = [(); 3].map(|()| {
+            let (sender, receiver) = oneshot::channel::<Result<StoreResponse, StoreError>>();
+            releases.push(StoreFuture::pending(async { receiver.await.expect("a response") }));
+            sender
+        });
+        let mut context = Context::from_waker(Waker::noop());
+        let mut poll = || Pin::new(&mut releases).poll(&mut context);
+
+        let failed = StoreError::new(ErrorKind::Unreachable, "the store is away");
+        assert!(poll().is_pending());
+        second.send(Err(failed)).expect("it is awaited");
+        third
+            .send(Ok(StoreResponse::new(Default::default(), [])))
+            .expect("it is awaited");
+        assert!(poll().is_pending());
+        first
+            .send(Ok(StoreResponse::new(Default::default(), [])))
+            .expect("it is awaited");
+        let Poll::Ready(Err(error)) = poll() else {
+            panic!("all have a response");
+        };
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+    }
+}
