@@ -142,6 +142,7 @@ mod policy;
 mod rejected;
 mod requests;
 pub mod response;
+mod responses;
 mod service;
 mod slots;
 #[cfg(feature = "tonic")]

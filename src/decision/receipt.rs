@@ -1,7 +1,7 @@
 use std::fmt;
 
 use super::settlement::{ChargedPolicy, Settlement};
-use crate::store::StoreError;
+use crate::{responses::Responses, store::StoreError};
 
 /// The charges of an admitted request, to settle or refund them.
 ///
@@ -44,18 +44,14 @@ impl Receipt {
     /// ```
     ///
     /// When a response body ends, or is dropped because the caller has left, the settlement needs a task of its own:
-    /// `tokio::spawn(receipt.settle(actual))`.
+    /// `tokio::spawn(receipt.settle(actual))`. One that was polled goes on if its future is dropped.
     ///
     /// # Errors
     ///
     /// If a store fails; its charges may be settled or not. Those in other stores are settled, and the first error is
     /// returned. The settlement is not repeated.
     pub async fn settle(self, actual: u64) -> Result<(), StoreError> {
-        let mut settled = Ok(());
-        for response in Settlement::new(self.charges, actual).send() {
-            settled = settled.and(response.await.map(drop));
-        }
-        settled
+        Responses::from(Settlement::new(self.charges, actual).send()).await
     }
 
     /// Refunds the charges of all policies, each where it was counted.

@@ -3,15 +3,14 @@
 mod keeper;
 mod lease;
 mod release;
-mod unconfirmed;
 
 use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
-use self::unconfirmed::UnconfirmedReleases;
 use crate::{
     metrics::HeldSlots,
+    responses::Responses,
     store::{Operation, StoreError},
 };
 
@@ -143,14 +142,14 @@ impl Slots {
     }
 
     /// Ends all leases, those in one place in one call.
-    fn end(&mut self) -> UnconfirmedReleases {
+    fn end(&mut self) -> Responses {
         for Held { lease, keeper, .. } in &self.0 {
             keeper.forget(lease);
         }
         // The release of a lease that is being renewed comes after its renewal, which could take the slots again.
         let mut unsent: SmallVec<[Arc<Lease>; 1]> = self.0.drain(..).map(|held| held.lease).collect();
         unsent.retain(|lease| lease.end());
-        let mut unconfirmed = UnconfirmedReleases::default();
+        let mut unconfirmed = Responses::default();
         while let Some(first) = unsent.first().cloned() {
             let (together, others): (SmallVec<[_; 1]>, _) =
                 unsent.into_iter().partition(|lease| lease.shares_place(&first));

@@ -282,6 +282,7 @@ async fn agree_in(
     window: Duration,
     policies: &[&[Limit]],
 ) {
+    redis.command::<()>("FLUSHALL", [""; 0]).await;
     let memory = clock.memory_store();
     let seed = seed();
     println!("TOWER_QUOTA_SEED={seed}");

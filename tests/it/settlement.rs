@@ -1,6 +1,10 @@
 //! Settlements of receipts: the estimate of a check is replaced by the actual cost, once, in every store.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use proptest::{
     collection::vec,
@@ -15,12 +19,38 @@ use tower_quota::{
 
 use crate::{
     oracles::{WINDOW, holds, limits, micros},
-    support::{Bench, Counted, Proxy, Redis, connected, decide, each_client, eventually, patient, try_decide},
+    support::{Bench, Counted, Gated, Proxy, Redis, connected, decide, each_client, eventually, patient, try_decide},
 };
 
 each_client! {
     a_settlement_whose_reply_is_lost_is_made_once
     a_settlement_without_a_connection_changes_nothing
+}
+
+#[tokio::test]
+async fn a_refund_goes_on_when_its_caller_leaves() {
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let gated = Gated::new(store.clone());
+    let policy = || Policy::new("mails", SlidingLog::per_hour(1));
+    let (limiter, direct) = (Limiter::new(gated.clone(), policy()), Limiter::new(store, policy()));
+    gated.open(1);
+    let receipt = check(&limiter, 1).await.take_receipt().expect("it was charged");
+
+    // The gate is closed: the store has sent nothing when the future is dropped.
+    let mut refund = Box::pin(receipt.refund());
+    assert!(
+        refund
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
+    );
+    drop(refund);
+    gated.open(1);
+    eventually("the refund arrives", async || {
+        direct.peek("k").await.is_ok_and(|decision| decision.remaining() == 1)
+    })
+    .await;
 }
 
 const QUOTA: u64 = 1_000;

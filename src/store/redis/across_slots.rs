@@ -218,7 +218,7 @@ mod tests {
         store::{
             Charge, Store, StoreRequest,
             redis::{
-                commit_queue::BatchLimits,
+                batch_limits::BatchLimits,
                 simulation::{backend::simulated_backend, network::Network},
                 store::RedisStore,
             },

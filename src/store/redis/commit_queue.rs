@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     backend::Backend,
+    batch_limits::BatchLimits,
     breaker::Breaker,
     call::{MergedRequest, ScriptCall},
     deny_cache::{DenyCache, Generation},
@@ -45,32 +46,6 @@ struct State {
     requests_in_flight: usize,
     /// Since when a call has had a permit and not taken its requests.
     unsent_since: Option<Instant>,
-}
-
-/// How many requests are sent in a call, and how many calls are in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BatchLimits {
-    /// The most requests in a call.
-    max_requests: usize,
-    /// The most calls in flight below `low_load` requests in flight.
-    max_calls: usize,
-    /// From this many requests in flight on, at most two calls are: Redis executes one while the callers of the other
-    /// continue. More calls would only contain fewer requests each.
-    low_load: usize,
-}
-
-impl BatchLimits {
-    pub(super) const GROUP_COMMIT: Self = Self {
-        max_requests: 256,
-        max_calls: 8,
-        low_load: 16,
-    };
-    /// Each request is sent at once, in a call of its own.
-    pub(super) const NO_BATCHES: Self = Self {
-        max_requests: 1,
-        max_calls: usize::MAX,
-        low_load: usize::MAX,
-    };
 }
 
 impl CommitQueue {

@@ -8,9 +8,9 @@ use super::client::fred::FredClient;
 use super::client::redis_rs::RedisRsClient;
 use super::{
     backend::Backend,
+    batch_limits::BatchLimits,
     builder::{RedisStoreBuilder, Source},
     client::{RedisClient, library::ClientLibrary},
-    commit_queue::BatchLimits,
     connect_error::ConnectError,
     deny_cache::DenyCache,
     key_format::KeyFormat,

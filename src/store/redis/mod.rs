@@ -2,6 +2,7 @@ mod acl;
 mod across_slots;
 mod algorithm;
 mod backend;
+mod batch_limits;
 mod breaker;
 mod builder;
 mod call;

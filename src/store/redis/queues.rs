@@ -4,11 +4,8 @@ use std::{
 };
 
 use super::{
-    backend::Backend,
-    commit_queue::{BatchLimits, CommitQueue},
-    deny_cache::DenyCache,
-    request::OwnedRequest,
-    slot::slot_of,
+    backend::Backend, batch_limits::BatchLimits, commit_queue::CommitQueue, deny_cache::DenyCache,
+    request::OwnedRequest, slot::slot_of,
 };
 
 /// The commit queues of a store, and what they share. The clones of a store have it in common.

@@ -30,7 +30,7 @@ const LIBRARIES: &str = "
 impl Lua54 {
     pub(crate) fn start(redis: &Redis) -> Self {
         let client = redis::Client::open(redis.url()).expect("the URL of a Redis");
-        let scripts = Arc::new(Mutex::new(Scripts::new(client.clone())));
+        let scripts = Arc::new(Mutex::new(Scripts::new(&client)));
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("a bound port").port();
         // The thread ends with the process.
@@ -100,7 +100,7 @@ struct Scripts {
 }
 
 impl Scripts {
-    fn new(client: redis::Client) -> Self {
+    fn new(client: &redis::Client) -> Self {
         let lua = Lua::new();
         let redis = Mutex::new(client.get_connection().expect("the Redis of the test"));
         let call = move |lua: &Lua, words: MultiValue| {

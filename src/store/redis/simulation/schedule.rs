@@ -21,7 +21,7 @@ use crate::{
     Key, SlidingLog,
     store::{
         Charge, ChargeRole, Operation, Store, StoreRequest,
-        redis::{commit_queue::BatchLimits, deny_cache::DenyCache, queues::CommitQueues, store::RedisStore},
+        redis::{batch_limits::BatchLimits, deny_cache::DenyCache, queues::CommitQueues, store::RedisStore},
     },
 };
 

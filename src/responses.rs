@@ -8,22 +8,28 @@ use tokio::runtime::Handle;
 
 use crate::store::{StoreError, StoreFuture};
 
-/// Releases that no store has confirmed yet. As a future it waits for all of them, at the same time, and returns the first
-/// error. Those that are unconfirmed when it is dropped go on in tasks of their own.
+/// Responses of stores to refunds, charges and releases. As a future it waits for all of them, at the same time, and returns the
+/// first error. Those that are missing when it is dropped go on in tasks of their own.
 #[derive(Default)]
 #[must_use]
-pub(super) struct UnconfirmedReleases {
+pub(crate) struct Responses {
     responses: SmallVec<[StoreFuture; 1]>,
     error: Option<StoreError>,
 }
 
-impl UnconfirmedReleases {
-    pub(super) fn push(&mut self, response: StoreFuture) {
+impl Responses {
+    pub(crate) fn push(&mut self, response: StoreFuture) {
         self.responses.push(response);
     }
 }
 
-impl Future for UnconfirmedReleases {
+impl From<SmallVec<[StoreFuture; 1]>> for Responses {
+    fn from(responses: SmallVec<[StoreFuture; 1]>) -> Self {
+        Self { responses, error: None }
+    }
+}
+
+impl Future for Responses {
     type Output = Result<(), StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -43,7 +49,7 @@ impl Future for UnconfirmedReleases {
     }
 }
 
-impl Drop for UnconfirmedReleases {
+impl Drop for Responses {
     fn drop(&mut self) {
         for response in self.responses.drain(..) {
             if let (Err(pending), Ok(runtime)) = (response.try_ready(), Handle::try_current()) {
@@ -64,14 +70,14 @@ mod tests {
 
     #[test]
     fn all_are_polled_at_the_same_time_and_an_error_is_returned_after_the_last_one() {
-        let mut releases = UnconfirmedReleases::default();
+        let mut responses = Responses::default();
         let [first, second, third] = [(); 3].map(|()| {
             let (sender, receiver) = oneshot::channel::<Result<StoreResponse, StoreError>>();
-            releases.push(StoreFuture::pending(async { receiver.await.expect("a response") }));
+            responses.push(StoreFuture::pending(async { receiver.await.expect("a response") }));
             sender
         });
         let mut context = Context::from_waker(Waker::noop());
-        let mut poll = || Pin::new(&mut releases).poll(&mut context);
+        let mut poll = || Pin::new(&mut responses).poll(&mut context);
 
         let failed = StoreError::new(ErrorKind::Unreachable, "the store is away");
         assert!(poll().is_pending());
