@@ -3,11 +3,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     env,
+    pin::pin,
     process::Command,
+    sync::Mutex,
+    task::{Context, Waker},
     time::Duration,
 };
 
-use ::metrics::{LocalRecorderGuard, set_default_local_recorder};
+use ::metrics::{
+    Counter, Gauge, Histogram, Key as MetricKey, KeyName, LocalRecorderGuard, Metadata, Recorder, SharedString, Unit,
+    set_default_local_recorder, with_local_recorder,
+};
 use axum::{Router, extract::Request, response::Response, routing::get as route};
 use http::request::Parts;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -624,6 +630,63 @@ fn the_page_lists_each_name_once_with_its_kind_and_labels() {
 }
 
 /// The words of an expression of PromQL, without texts in quotes.
+/// A recorder that keeps descriptions alone, as a (name, kind, unit) each.
+#[derive(Default)]
+struct Descriptions(Mutex<BTreeSet<[String; 3]>>);
+
+impl Descriptions {
+    fn add(&self, name: &KeyName, kind: &str, unit: Option<Unit>, description: &str) {
+        assert!(!description.is_empty(), "{name:?}");
+        let unit = unit.map_or("", |unit| unit.as_str());
+        let described = [name.as_str(), kind, unit].map(str::to_owned);
+        self.0.lock().expect("no thread panics").insert(described);
+    }
+}
+
+impl Recorder for Descriptions {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.add(&name, "counter", unit, &description);
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.add(&name, "gauge", unit, &description);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.add(&name, "histogram", unit, &description);
+    }
+
+    fn register_counter(&self, _: &MetricKey, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &MetricKey, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &MetricKey, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+#[tokio::test]
+async fn each_name_is_described_with_the_kind_and_the_unit_of_the_page() {
+    let recorder = Descriptions::default();
+    with_local_recorder(&recorder, || {
+        let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_minute(1)));
+        let check = pin!(limiter.check("42")).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(check.is_ready(), "a memory store replies at once");
+    });
+    let page = include_str!("../../docs/metrics.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `tower_quota_"));
+    let shown = rows.map(|row| {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let unit = if cells[3] == "seconds" { "seconds" } else { "count" };
+        [cells[1].trim_matches('`'), cells[2], unit].map(str::to_owned)
+    });
+    assert_eq!(recorder.0.into_inner().expect("no thread panics"), shown.collect());
+}
+
 fn words(expression: &str) -> impl Iterator<Item = &str> {
     let unquoted = expression.split('"').step_by(2);
     unquoted.flat_map(|part| part.split(|char: char| !char.is_alphanumeric() && char != '_' && char != '$'))

@@ -90,3 +90,20 @@ impl CommitQueues {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::simulation::{backend::simulated_backend, network::Network};
+
+    /// `docs/redis.md` has the number.
+    #[tokio::test]
+    async fn the_queue_of_a_slot_takes_few_bytes() {
+        const SLOTS: u16 = 16_384;
+        let backend = simulated_backend(Network::new(0, true));
+        let queues = CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT);
+        let taken = allocation_counter::measure(|| (0..SLOTS).for_each(|slot| drop(queues.queue_at(slot))));
+        let bytes = taken.bytes_current / i64::from(SLOTS);
+        assert!((200..=250).contains(&bytes), "{bytes} bytes");
+    }
+}
