@@ -121,7 +121,7 @@ impl Log {
 
     /// The time of the entry whose expiry frees this much weight, and whether it is known: past the budget it is that of the
     /// last entry that was read.
-    pub(super) fn freed_at(&self, need: u64, now: u64) -> (u64, bool) {
+    pub(super) fn freed_at(&self, need: u64, now: u64, budget: usize) -> (u64, bool) {
         let at = |position| self.entries.get(position).map_or(now, |entry: &Entry| entry.at);
         if !self.weighted {
             return (at(self.late + need as usize - 1), true);
@@ -130,7 +130,7 @@ impl Log {
             return (at(need as usize - 1), true);
         }
         let (mut freed, mut last) = (0, now);
-        for entry in self.entries.iter().take(self.budget - 1) {
+        for entry in self.entries.iter().take(budget - 1) {
             last = entry.at;
             freed += entry.weight;
             if freed >= need {
@@ -182,6 +182,23 @@ mod tests {
             limit.add(&mut log, now, 1);
         }
         assert_eq!((log.entries.len(), log.total), (1, 4));
+    }
+
+    #[test]
+    fn a_turn_is_found_also_after_many_entries_have_expired() {
+        let (limit, mut log) = (SlidingLog::per_second(2_000), Log::default());
+        let mut add = |now, weight| {
+            limit.settle(&mut log, now, weight);
+            limit.add(&mut log, now, weight);
+        };
+        (0..200).for_each(|now| add(now, 1));
+        (0..990).for_each(|nth| add(500_000 + nth, 1));
+        add(600_000, 2);
+
+        // The weight of the first 950 entries that count.
+        let (now, cost) = (1_000_300, 2_000 - 992 + 950);
+        limit.settle(&mut log, now, cost);
+        assert_eq!(limit.turn(&log, now, cost, u64::MAX), Some(1_500_949));
     }
 
     #[test]

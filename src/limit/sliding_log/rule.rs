@@ -91,7 +91,7 @@ impl Rule for SlidingLog {
             return self.window_us();
         }
 
-        let (at, _) = log.freed_at(need, now);
+        let (at, _) = log.freed_at(need, now, log.budget);
         (at + self.window_us()).saturating_sub(now).max(1)
     }
 
@@ -101,7 +101,8 @@ impl Rule for SlidingLog {
         if !is_whole || self.precision > 0 || cost > self.quota || need == 0 || need > most {
             return None;
         }
-        let (at, is_known) = log.freed_at(need, now);
+        // In Redis the turn is found by a charge of its own.
+        let (at, is_known) = log.freed_at(need, now, BUDGET);
         is_known.then(|| (at + self.window_us()).max(now + 1))
     }
 
