@@ -330,6 +330,37 @@ async fn a_call_with_a_calendar_that_does_not_fit_has_done_nothing() {
     }
 }
 
+/// The process guesses the time of Redis: its period may be any of the three.
+#[tokio::test]
+async fn a_calendar_counts_in_the_period_around_the_time_of_redis() {
+    let redis = Redis::start();
+    let [seconds, _]: [i64; 2] = redis.command("TIME", [""; 0]).await;
+    let at = |period: i64| (seconds - 1_800 + 3_600 * period) * 1_000_000;
+    for position in 0..3 {
+        let boundaries = [0, 1, 2, 3].map(|period| at(period - position).to_string()).join(" ");
+        let arguments = [
+            format!("within {} {} 0", at(-position), at(3 - position)),
+            format!("check 1 1 1 fixed - 1 9 0 0 0 {boundaries}"),
+        ];
+        let key = format!("key {position}");
+        let reply = eval(&redis, &[&key], &arguments)
+            .await
+            .into_bytes()
+            .expect("packed numbers");
+        let numbers = reply
+            .chunks(8)
+            .map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")) as i64);
+        let [now, admitted, remaining, wait, reset] = numbers.collect::<Vec<_>>()[..] else {
+            panic!("five numbers: {reply:?}")
+        };
+        assert_eq!(
+            [admitted, remaining, wait, now + reset],
+            [1, 8, 0, at(1)],
+            "position {position}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_key_of_another_type_fails_its_own_request_and_no_other() {
     let redis = Redis::start();
@@ -507,4 +538,17 @@ async fn a_call_reads_a_bounded_number_of_members_for_the_waits_of_denied_checks
     let exact = lacking[..8].iter().map(|lacking| until(lacking / 2));
     assert_eq!(waits[..8], exact.collect::<Vec<_>>());
     assert_eq!(waits[8..], [until(8); 12], "no further than the first members");
+}
+
+#[tokio::test]
+async fn admissions_of_one_grain_of_a_microsecond_are_one_member() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let store = clock.redis_store(&redis).await;
+    clock.write_to(&redis).await;
+    let limit = Limit::from(SlidingLog::new(9, Duration::from_millis(10)).precision(10_000));
+    for _ in 0..3 {
+        assert!(decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
+    }
+    let members: u64 = redis.command("ZCARD", ["quota:1:log:test:{key=k}"]).await;
+    assert_eq!(members, 2, "one, and the total");
 }
