@@ -13,6 +13,7 @@ use crate::{
     denied,
     lost::{LostSettlements, Unconfirmed},
     pause,
+    response::OwnRejection,
     store::StoreFuture,
 };
 
@@ -70,8 +71,9 @@ impl AwaitedCompletion {
         let Some(lost) = decision.lost_settlements() else {
             return;
         };
-        let denied = response.is_some_and(is_denial);
-        if !denied && decision.as_slice().iter().any(PolicyDecision::learns) {
+        let own = response.and_then(|response| response.extensions().get::<OwnRejection>());
+        let denied = response.is_some_and(is_denial) || own.is_some_and(|own| own.is_denial);
+        if !denied && own.is_none() && decision.as_slice().iter().any(PolicyDecision::learns) {
             self.learn(&decision, response, lost);
         }
         let completion = Completion::new(response, end);

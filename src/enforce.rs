@@ -31,7 +31,7 @@ use crate::{
     observer::Observer,
     policy::{Basis, Keyed},
     rejected::Rejected,
-    response::{RETRY_AFTER_FAILURE, Rejection, respond},
+    response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
     slots::{Release, Ticket},
     store::{Operation, Quota, StoreError},
     warned::Warned,
@@ -338,7 +338,10 @@ impl Enforcer {
         let decision = decision.delayed(self.random_delay());
         self.on_decision.notify(&decision);
         let mut rejected = self.reject(Rejection::Limited(&decision), parts);
-        if self.extensions {
+        if !self.extensions {
+            let extensions = rejected.response_mut().extensions_mut();
+            extensions.insert(OwnRejection { is_denial: true });
+        } else {
             let earlier = parts.extensions.get::<Decision>().filter(|earlier| !earlier.is_empty());
             let decision = match earlier {
                 Some(earlier) => earlier.followed_by(&decision),

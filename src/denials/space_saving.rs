@@ -108,7 +108,11 @@ impl<T: Clone + Eq + Hash> SpaceSaving<T> {
         Summary {
             total: self.total,
             counts: counts.collect(),
-            most_of_others: if self.counters.len() < self.capacity { 0 } else { last },
+            most_of_others: match self.capacity {
+                0 => self.total,
+                capacity if self.counters.len() < capacity => 0,
+                _ => last,
+            },
         }
     }
 }

@@ -97,6 +97,6 @@ pub use self::{
 };
 #[cfg(feature = "serde")]
 pub(crate) use self::{
-    path::decoded_path,
+    path::{decoded_path, normalized_path},
     text::{KeySpec, Registered},
 };

@@ -180,6 +180,19 @@ pub(crate) fn decoded_path(parts: &Parts) -> SmallVec<[u8; 64]> {
     canonical_path(whole_path(parts))
 }
 
+/// The path that a service may make of this one: with `%2F` as a slash, and without empty and dot segments.
+pub(crate) fn normalized_path(decoded: &[u8]) -> SmallVec<[u8; 64]> {
+    let mut normalized = SmallVec::<[u8; 64]>::new();
+    let mut rest = decoded;
+    while let [first, tail @ ..] = rest {
+        let escape = rest.strip_prefix(b"%2F");
+        normalized.push(if escape.is_some() { b'/' } else { *first });
+        rest = escape.unwrap_or(tail);
+    }
+    normalized.dedup_by(|a, b| (*a, *b) == (b'/', b'/'));
+    without_dot_segments(&normalized)
+}
+
 /// RFC 3986 §5.2.4, for a path that begins with a slash.
 fn without_dot_segments(path: &[u8]) -> SmallVec<[u8; 64]> {
     let mut output = SmallVec::new();

@@ -247,11 +247,13 @@ impl RateLimitLayer {
     pub fn try_new(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
         #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
         let mut policies = policies.into_policies();
+        #[cfg(feature = "serde")]
+        let renewals = Renewals::of(&mut policies);
         validate_policies(&policies)?;
 
         let enforcer = Enforcer {
             #[cfg(feature = "serde")]
-            renewals: Renewals::of(&mut policies),
+            renewals,
             context: Arc::new(policy::context(store, &policies)),
             #[cfg(feature = "serde")]
             access: Access::default().joined(&policy::listed(&policies)),

@@ -99,12 +99,14 @@ impl Limiter {
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
         #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
         let mut policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
+        #[cfg(feature = "serde")]
+        let renewals = Renewals::of(&mut policies);
         validate_policies(&policies)?;
         policies.iter().try_for_each(Policy::validate_without_requests)?;
 
         Ok(Self {
             #[cfg(feature = "serde")]
-            renewals: Renewals::of(&mut policies),
+            renewals,
             context: Arc::new(policy::context(store, &policies)),
             policies: policies.into(),
             on_decision: Observer::default(),

@@ -1,6 +1,6 @@
 use http::{Method, request::Parts};
 
-use crate::key::decoded_path;
+use crate::key::{decoded_path, normalized_path};
 
 /// The routes and methods that a policy in a file is for.
 #[derive(Debug)]
@@ -20,13 +20,23 @@ pub(super) enum Routes {
     NoneOf(Vec<Scope>),
 }
 
+/// Which spelling of a path must be that of a route. A service may take `/static/../login` and `/static//login` for other paths
+/// than they look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// The path as it is, or as it is normalized: for limits and blocks, which no spelling evades.
+    Either,
+    /// Both: for what is skipped, which no spelling widens.
+    Both,
+}
+
 impl Scope {
     pub(super) fn is_everything(&self) -> bool {
         matches!(self.routes, Routes::All) && self.methods.is_empty()
     }
 
-    pub(super) fn contains(&self, parts: &Parts) -> bool {
-        (self.methods.is_empty() || self.has_method(&parts.method)) && self.routes.contain(parts)
+    pub(super) fn contains(&self, parts: &Parts, spelling: Spelling) -> bool {
+        (self.methods.is_empty() || self.has_method(&parts.method)) && self.routes.contain(parts, spelling)
     }
 
     fn has_method(&self, method: &Method) -> bool {
@@ -37,16 +47,16 @@ impl Scope {
 }
 
 impl Routes {
-    fn contain(&self, parts: &Parts) -> bool {
+    fn contain(&self, parts: &Parts, spelling: Spelling) -> bool {
         match self {
             Self::All => true,
-            Self::These(routes) => has_route(routes, parts),
-            Self::NoneOf(scopes) => !scopes.iter().any(|scope| scope.contains(parts)),
+            Self::These(routes) => has_route(routes, parts, spelling),
+            Self::NoneOf(scopes) => !scopes.iter().any(|scope| scope.contains(parts, spelling)),
         }
     }
 }
 
-fn has_route(routes: &[String], parts: &Parts) -> bool {
+fn has_route(routes: &[String], parts: &Parts, spelling: Spelling) -> bool {
     #[cfg(feature = "axum")]
     if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
         let matched = matched.as_str();
@@ -59,7 +69,11 @@ fn has_route(routes: &[String], parts: &Parts) -> bool {
         }
     }
     let path = decoded_path(parts);
-    routes.iter().any(|route| matches(route, &path))
+    let is_listed = |path: &[u8]| routes.iter().any(|route| matches(route, path));
+    match spelling {
+        Spelling::Either => is_listed(&path) || is_listed(&normalized_path(&path)),
+        Spelling::Both => is_listed(&path) && is_listed(&normalized_path(&path)),
+    }
 }
 
 /// Whether a template such as `/users/{id}` or `/files/{*rest}` is that of a path.
@@ -99,7 +113,6 @@ mod tests {
             ("/users/{id}", "/users/", false),
             ("/users/{id}", "/users/42/posts", false),
             ("/users/{id}/posts", "/users/42/posts", true),
-            ("/users/{id}", "/users/a%2Fb", true),
             ("/files/{*rest}", "/files/a/b", true),
             ("/files/{*rest}", "/files//b", true),
             ("/files/{*rest}", "/files/", false),
@@ -111,7 +124,32 @@ mod tests {
                 routes: Routes::These(vec![template.into()]),
                 methods: vec![],
             };
-            assert_eq!(scope.contains(&parts), expected, "{template} of {path}");
+            for spelling in [Spelling::Either, Spelling::Both] {
+                assert_eq!(scope.contains(&parts, spelling), expected, "{template} of {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_that_a_service_may_take_for_another_evades_no_limit_and_is_not_skipped() {
+        for (template, path) in [
+            ("/login", "/static/../login"),
+            ("/login", "/static/%2e%2e/login"),
+            ("/login", "/static/..%2flogin"),
+            ("/static/{*rest}", "/static/../login"),
+            ("/files/private", "/files//private"),
+            ("/files/private", "/files/./private"),
+            ("/files/dir/x", "/files/dir%2Fx"),
+            ("/users/{id}", "/users/a%2Fb"),
+            ("/files/{id}", "/files/a/../b"),
+        ] {
+            let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
+            let scope = Scope {
+                routes: Routes::These(vec![template.into()]),
+                methods: vec![],
+            };
+            assert!(scope.contains(&parts, Spelling::Either), "{template} of {path}");
+            assert!(!scope.contains(&parts, Spelling::Both), "{template} of {path}");
         }
     }
 
@@ -133,7 +171,7 @@ mod tests {
                 methods,
             };
             assert_eq!(
-                scope.contains(&request.into_parts().0),
+                scope.contains(&request.into_parts().0, Spelling::Either),
                 expected,
                 "{method} in {scope:?}"
             );

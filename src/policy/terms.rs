@@ -3,7 +3,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use http::request::Parts;
 
 #[cfg(feature = "serde")]
-use super::scope::Scope;
+use super::scope::{Scope, Spelling};
 use super::{
     name::validate_name,
     plan::{Plans, plan},
@@ -70,7 +70,9 @@ impl Terms {
     #[cfg(feature = "serde")]
     #[inline]
     pub(super) fn contains(&self, parts: &Parts) -> bool {
-        self.scope.as_ref().is_none_or(|scope| scope.contains(parts))
+        self.scope
+            .as_ref()
+            .is_none_or(|scope| scope.contains(parts, Spelling::Either))
     }
 
     #[cfg(not(feature = "serde"))]

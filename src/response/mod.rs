@@ -74,5 +74,6 @@ pub use self::{
 };
 pub(crate) use self::{
     problem::violates,
+    rejection::OwnRejection,
     respond::{RETRY_AFTER_FAILURE, respond, write_fields},
 };

@@ -75,3 +75,11 @@ impl Rejection<'_> {
         }
     }
 }
+
+/// A mark in the extensions of a response that a layer or a handler of this process has made in place of a service: its wait is not
+/// one that another service asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnRejection {
+    /// Whether a limit denies the request.
+    pub(crate) is_denial: bool,
+}

@@ -9,7 +9,11 @@ use http::{
     request::Parts,
 };
 
-use super::{format::ResponseFormat, problem::Problem, rejection::Rejection};
+use super::{
+    format::ResponseFormat,
+    problem::Problem,
+    rejection::{OwnRejection, Rejection},
+};
 use crate::{Decision, decision::SharedFormat, headers::retry_after};
 
 /// The wait in a response to a request for which the store failed.
@@ -38,8 +42,12 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
     if let Some(wait) = rejection.retry_after().filter(|_| !status.is_success()) {
         headers.entry(RETRY_AFTER).or_insert_with(|| retry_after(wait));
     }
-    if let Rejection::Limited(decision) = rejection {
-        write_fields(decision, status, headers);
+    match rejection {
+        Rejection::Limited(decision) => write_fields(decision, status, headers),
+        Rejection::Failed { .. } => {
+            response.extensions_mut().insert(OwnRejection { is_denial: false });
+        }
+        _ => {}
     }
     response
 }

@@ -26,8 +26,8 @@ use tonic::{
 use tonic_prost::ProstCodec;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    Ban, Decision, Denial, Headers, Key, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
-    store::Store,
+    Ban, Decision, Denial, FailureMode, Headers, Key, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer,
+    SlidingLog, key, store::Store,
 };
 
 use crate::{
@@ -233,6 +233,37 @@ async fn denials_of_this_process_teach_nothing() {
                 .policies()
                 .all(|policy| policy.denial() != Some(Denial::Banned))
         );
+    }
+}
+
+#[tokio::test]
+async fn a_failure_and_a_denial_without_extensions_of_an_inner_layer_teach_nothing() {
+    let failing = Policy::new("failing", SlidingLog::per_day(1)).failure_mode(FailureMode::Closed);
+    let full = Policy::new("full", SlidingLog::per_day(1));
+    for (inner, status) in [
+        (
+            RateLimitLayer::new(Broken::default(), failing.key(key::constant("all"))),
+            503,
+        ),
+        (
+            RateLimitLayer::new(MemoryStore::new(), full.key(key::constant("all"))).extensions(false),
+            429,
+        ),
+    ] {
+        let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
+        let client = around(store, policy()).layer(inner.layer(server(200, &[])));
+        let mut last = StatusCode::OK;
+        for _ in 0..3 {
+            let response = client.clone().oneshot(request()).await.expect("infallible");
+            let decision = response.extensions().get::<Decision>();
+            let mut policies = decision.iter().flat_map(|decision| decision.policies());
+            assert!(
+                policies.all(|policy| policy.denial() != Some(Denial::Banned)),
+                "{status}"
+            );
+            last = response.status();
+        }
+        assert_eq!(last, status);
     }
 }
 

@@ -238,6 +238,54 @@ async fn a_layer_keeps_its_limits_if_the_new_ones_contradict_its_settings_in_cod
     assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=9;w=60"));
 }
 
+/// As of the state of an axum application, which is cloned for each request.
+#[tokio::test]
+async fn clones_of_a_limiter_keep_the_last_limits_that_fit_and_warn_once() {
+    let limit = |quota| format!("[policies.mails]\nlimit = \"sliding-log {quota}/h\"\n");
+    let file = File::new(&limit(100));
+    let policies = file.watch();
+    let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails").unwrap());
+    let early = mails.clone();
+    file.write(&limit(5));
+    policies.reload().unwrap();
+    assert_eq!(remaining(&mails.clone()).await, 4);
+
+    let log = Log::capture();
+    file.write(&format!("{}routes = \"/mails\"\n", limit(50)));
+    policies.reload().unwrap();
+    assert_eq!(remaining(&early).await, 3);
+    assert_eq!(remaining(&mails.clone()).await, 2);
+    assert_eq!(remaining(&mails).await, 1);
+    assert_eq!(log.text().matches("keeps the limits").count(), 1, "{}", log.text());
+}
+
+#[tokio::test]
+async fn a_limiter_that_is_built_after_a_reload_is_refused_if_the_new_limits_do_not_fit() {
+    let limit = "[policies.mails]\nlimit = \"sliding-log 3/h\"\n";
+    let file = File::new(limit);
+    let policies = file.watch();
+    let mails = policies.unkeyed("mails").unwrap();
+    file.write(&format!("{limit}routes = \"/mails\"\n"));
+    policies.reload().unwrap();
+    let error = Limiter::try_new(MemoryStore::new(), mails)
+        .map(drop)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("routes"), "{error}");
+}
+
+#[tokio::test]
+async fn a_layer_that_keeps_its_limits_blocks_what_the_file_blocks() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let refunding = policies.get("api").unwrap().refund_if(|_| false);
+    let app = app(RateLimitLayer::new(MemoryStore::new(), refunding));
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
+    file.write(&format!("{}[block]\nroutes = \"/\"\n", api("concurrency 5")));
+    policies.reload().unwrap();
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::FORBIDDEN);
+}
+
 #[tokio::test]
 async fn a_policy_that_vanished_keeps_its_last_numbers_with_a_warning() {
     let file = File::new(&format!(

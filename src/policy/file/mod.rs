@@ -27,7 +27,11 @@ use self::{
     requests::Requests,
     texts::Routes,
 };
-use super::{Keyed, Policy, Unkeyed, scope::Scope, terms::Terms};
+use super::{
+    Keyed, Policy, Unkeyed,
+    scope::{Scope, Spelling},
+    terms::Terms,
+};
 use crate::{ConfigError, access::Access};
 
 /// Policies by name, from configuration.
@@ -160,8 +164,11 @@ use crate::{ConfigError, access::Access};
 ///
 /// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
 /// matched none, or one with a rest such as `/files/{*rest}`, the path is compared too: `{id}` is a segment, and `{*rest}` the
-/// rest. In gRPC it is `/shop.Accounts/SignIn`, or `/shop.Accounts/{method}`, also for a layer around one service. `routes = "others"` is for the requests that no other policy of the file with `routes` or
-/// `methods` is for.
+/// rest. In gRPC it is `/shop.Accounts/SignIn`, or `/shop.Accounts/{method}`, also for a layer around one service.
+/// `routes = "others"` is for the requests that no other policy of the file with `routes` or `methods` is for.
+///
+/// A path is compared as it is and in normal form, without `//`, dot segments and `%2F`: a policy and `[block]` are for it if either
+/// is of the route, `[skip]` if both are. So `/static/../login` neither evades a limit nor is skipped.
 ///
 /// # Skipped and blocked requests
 ///
@@ -372,8 +379,8 @@ impl TryFrom<Table> for Policies {
             }
         }
         let listed = Access {
-            skipped: table.skip.conditions(client_ip)?,
-            blocked: table.block.conditions(client_ip)?,
+            skipped: table.skip.conditions(client_ip, Spelling::Both)?,
+            blocked: table.block.conditions(client_ip, Spelling::Either)?,
         };
         let policies = table.policies.0.into_iter();
         Ok(Self {

@@ -6,7 +6,7 @@ use serde::{
 };
 
 use super::{
-    super::scope::Scope,
+    super::scope::{Scope, Spelling},
     texts::{Methods, Networks, Routes},
 };
 use crate::{ConfigError, access::Condition, key};
@@ -47,18 +47,22 @@ impl TryFrom<Fields> for Described {
 
 impl Requests {
     /// The conditions of these requests, where the file describes the client address so.
-    pub(super) fn conditions(&self, client_ip: Option<&key::Ip>) -> Result<Vec<Condition>, ConfigError> {
+    pub(super) fn conditions(
+        &self,
+        client_ip: Option<&key::Ip>,
+        spelling: Spelling,
+    ) -> Result<Vec<Condition>, ConfigError> {
         let condition = |Described(fields): &Described| -> Result<Condition, ConfigError> {
             let scope = Scope {
                 routes: fields.routes.scope(Vec::new),
                 methods: fields.methods.0.clone(),
             };
             if fields.networks.0.is_empty() {
-                return Ok(Arc::new(move |parts| scope.contains(parts)));
+                return Ok(Arc::new(move |parts| scope.contains(parts, spelling)));
             }
             let address = client_ip.cloned().unwrap_or_else(key::ip);
             let within = address.try_within(&fields.networks.0)?;
-            Ok(Arc::new(move |parts| scope.contains(parts) && within(parts)))
+            Ok(Arc::new(move |parts| scope.contains(parts, spelling) && within(parts)))
         };
         self.0.iter().map(condition).collect()
     }

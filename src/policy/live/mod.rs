@@ -63,7 +63,7 @@ use crate::ConfigError;
 /// * Counts are kept, and the new numbers apply to them. With another algorithm [counts start at zero](crate::limit#when-a-limit-changes).
 /// * A file that cannot be read or has a wrong line changes nothing.
 /// * A layer or limiter keeps its last limits, with a warning, if the new ones contradict its settings in code, such as a limit of
-///   [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if).
+///   [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). What is skipped and blocked changes.
 /// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
 ///   off that one, too.
 /// * A request is decided by one load of the file, with all policies of the layer: never by parts of two.

@@ -23,7 +23,8 @@ pub(crate) struct Renewals<K> {
     built_at: u64,
     /// The conditions of the layer in code, which a reload keeps.
     pub(crate) access: Access,
-    newest: ArcSwapOption<Renewed<K>>,
+    /// Clones share it, so that one that is made for a request builds nothing.
+    newest: Arc<ArcSwapOption<Renewed<K>>>,
 }
 
 /// Policies after a reload, with the context of their checks.
@@ -71,7 +72,7 @@ impl<K: Renewable> Renewals<K> {
             sources,
             built_at,
             access: Access::default(),
-            newest: ArcSwapOption::empty(),
+            newest: Arc::default(),
         })
     }
 
@@ -95,7 +96,7 @@ impl<K: Renewable> Renewals<K> {
 
     /// Forgets what was built with other settings of the layer.
     pub(crate) fn forget(&mut self) {
-        self.newest = ArcSwapOption::empty();
+        self.newest = Arc::default();
     }
 
     #[cold]
@@ -108,10 +109,15 @@ impl<K: Renewable> Renewals<K> {
             tracing::warn!(%error, "a layer or limiter keeps the limits from before a reload");
             let _ = error;
             let newest = self.newest.load();
-            renewed = newest
+            let mut kept = newest
                 .as_deref()
                 .map_or(built.policies, |newest| &newest.policies)
                 .to_vec();
+            // The requests that the file skips and blocks contradict no policy.
+            for (kept, renewed) in kept.iter_mut().zip(&renewed) {
+                kept.settings.listed = renewed.settings.listed.clone();
+            }
+            renewed = kept;
         }
 
         let contexts = contexts(&renewed);
@@ -163,7 +169,7 @@ impl<K> Clone for Renewals<K> {
             sources: self.sources.clone(),
             built_at: self.built_at,
             access: self.access.clone(),
-            newest: ArcSwapOption::empty(),
+            newest: self.newest.clone(),
         }
     }
 }
