@@ -249,6 +249,9 @@ impl Limiter {
 
     /// Removes all counts of the key, and its [bans](Policy::ban).
     ///
+    /// Not of a policy that is off or denies all now, [`Limit::Unlimited`](crate::Limit::Unlimited) and
+    /// [`Limit::DenyAll`](crate::Limit::DenyAll): what it has counted as another limit stays until it expires.
+    ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
     /// # #[tokio::main(flavor = "current_thread")]
