@@ -346,7 +346,7 @@ if algorithm == 'log' and not log then
           freed_at = rank == 0 and first or parts_of(call('ZRANGE', key, rank, rank)[1])
         else
           -- Most waits are for one of the first, which each charge may read.
-          local from, size, bound = 1, 8, math.min(budget, math.max(9, reads))
+          local from, size, bound = 1, 8, reserve and budget or math.min(budget, math.max(9, reads))
           while need > 0 and from < bound and from <= stored do
             local upto = math.min(from + size, bound) - 1
             for _, member in ipairs(call('ZRANGE', key, from, upto)) do
@@ -357,9 +357,10 @@ if algorithm == 'log' and not log then
             end
             from, size = upto + 1, size * 8
           end
-          reads = reads - from
           if reserve then
             reserve.bounded = need > 0
+          else
+            reads = reads - from
           end
         end
         wait = math.max(1, freed_at + window - now)

@@ -12,7 +12,9 @@ impl Decision {
         #[cfg(feature = "admin")]
         self.count_denials();
         #[cfg(feature = "tracing")]
-        if let Some(policy) = self.foremost().or(self.as_slice().first()) {
+        if span::are_recorded()
+            && let Some(policy) = self.foremost().or(self.as_slice().first())
+        {
             let remaining = Remaining {
                 limit: policy.limit(),
                 remaining: policy.remaining(),

@@ -19,11 +19,16 @@ pub(super) struct Remaining {
     pub(super) retry_after: Option<Duration>,
 }
 
+/// Whether there may be spans: without a subscriber there are none.
+#[inline]
+pub(super) fn are_recorded() -> bool {
+    LevelFilter::current() != LevelFilter::OFF
+}
+
 /// Records what has been done with a request, and by which policy. A span has only the fields that it declares.
 #[inline]
 pub(super) fn record(outcome: PolicyOutcome, policy: Option<&str>, remaining: Option<Remaining>) {
-    // Without a subscriber this is all that it costs.
-    if LevelFilter::current() == LevelFilter::OFF {
+    if !are_recorded() {
         return;
     }
     let span = Span::current();

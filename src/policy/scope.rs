@@ -36,7 +36,16 @@ impl Scope {
     }
 
     pub(super) fn contains(&self, parts: &Parts, spelling: Spelling) -> bool {
-        (self.methods.is_empty() || self.has_method(&parts.method)) && self.routes.contain(parts, spelling)
+        let holds = |is_normalized| self.holds(parts, is_normalized);
+        match spelling {
+            Spelling::Either => holds(false) || holds(true),
+            Spelling::Both => holds(false) && holds(true),
+        }
+    }
+
+    /// Whether it contains the request with its path as it is, or as it is normalized.
+    fn holds(&self, parts: &Parts, is_normalized: bool) -> bool {
+        (self.methods.is_empty() || self.has_method(&parts.method)) && self.routes.contain(parts, is_normalized)
     }
 
     fn has_method(&self, method: &Method) -> bool {
@@ -47,16 +56,16 @@ impl Scope {
 }
 
 impl Routes {
-    fn contain(&self, parts: &Parts, spelling: Spelling) -> bool {
+    fn contain(&self, parts: &Parts, is_normalized: bool) -> bool {
         match self {
             Self::All => true,
-            Self::These(routes) => has_route(routes, parts, spelling),
-            Self::NoneOf(scopes) => !scopes.iter().any(|scope| scope.contains(parts, spelling)),
+            Self::These(routes) => has_route(routes, parts, is_normalized),
+            Self::NoneOf(scopes) => !scopes.iter().any(|scope| scope.holds(parts, is_normalized)),
         }
     }
 }
 
-fn has_route(routes: &[String], parts: &Parts, spelling: Spelling) -> bool {
+fn has_route(routes: &[String], parts: &Parts, is_normalized: bool) -> bool {
     #[cfg(feature = "axum")]
     if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
         let matched = matched.as_str();
@@ -70,9 +79,9 @@ fn has_route(routes: &[String], parts: &Parts, spelling: Spelling) -> bool {
     }
     let path = decoded_path(parts);
     let is_listed = |path: &[u8]| routes.iter().any(|route| matches(route, path));
-    match spelling {
-        Spelling::Either => is_listed(&path) || is_listed(&normalized_path(&path)),
-        Spelling::Both => is_listed(&path) && is_listed(&normalized_path(&path)),
+    match is_normalized {
+        true => is_listed(&normalized_path(&path)),
+        false => is_listed(&path),
     }
 }
 
@@ -150,6 +159,14 @@ mod tests {
             };
             assert!(scope.contains(&parts, Spelling::Either), "{template} of {path}");
             assert!(!scope.contains(&parts, Spelling::Both), "{template} of {path}");
+            let others = Scope {
+                routes: Routes::NoneOf(vec![scope]),
+                methods: vec![],
+            };
+            assert!(
+                others.contains(&parts, Spelling::Either),
+                "others than {template}: {path}"
+            );
         }
     }
 

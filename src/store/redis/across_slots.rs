@@ -69,7 +69,10 @@ async fn decide_one(
         server_time: decided_at,
         ..
     } = progress;
-    *server_time = decided_at.max(*server_time);
+    // Each node has a clock of its own: a turn is compared with that of the node which has reserved it.
+    if request.operation != Operation::Reserve || !request.is_optional {
+        *server_time = decided_at.max(*server_time);
+    }
     if let (Some(cache), Some(generation), false) = (cache, generation, allowed) {
         let generation = cache.generation_after_refunds(generation, request, &refunds);
         cache.insert(request, made_at, generation, *server_time, &states);
