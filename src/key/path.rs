@@ -181,6 +181,7 @@ pub(crate) fn decoded_path(parts: &Parts) -> SmallVec<[u8; 64]> {
 }
 
 /// The path that a service may make of this one: with `%2F` as a slash, and without empty and dot segments.
+#[cfg(feature = "serde")]
 pub(crate) fn normalized_path(decoded: &[u8]) -> SmallVec<[u8; 64]> {
     let mut normalized = SmallVec::<[u8; 64]>::new();
     let mut rest = decoded;
