@@ -249,8 +249,8 @@ impl Limiter {
 
     /// Removes all counts of the key, and its [bans](Policy::ban).
     ///
-    /// Not of a policy that is off or denies all now, [`Limit::Unlimited`](crate::Limit::Unlimited) and
-    /// [`Limit::DenyAll`](crate::Limit::DenyAll): what it has counted as another limit stays until it expires.
+    /// The counts of a policy that is now [`Limit::Unlimited`](crate::Limit::Unlimited) or
+    /// [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

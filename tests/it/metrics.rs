@@ -629,7 +629,6 @@ fn the_page_lists_each_name_once_with_its_kind_and_labels() {
     }
 }
 
-/// The words of an expression of PromQL, without texts in quotes.
 /// A recorder that keeps descriptions alone, as a (name, kind, unit) each.
 #[derive(Default)]
 struct Descriptions(Mutex<BTreeSet<[String; 3]>>);
@@ -687,6 +686,7 @@ async fn each_name_is_described_with_the_kind_and_the_unit_of_the_page() {
     assert_eq!(recorder.0.into_inner().expect("no thread panics"), shown.collect());
 }
 
+/// The words of an expression of PromQL, without texts in quotes.
 fn words(expression: &str) -> impl Iterator<Item = &str> {
     let unquoted = expression.split('"').step_by(2);
     unquoted.flat_map(|part| part.split(|char: char| !char.is_alphanumeric() && char != '_' && char != '$'))

@@ -140,7 +140,7 @@ impl CommitQueue {
         let mut state = self.state();
         let step = self.backend.deadline.step();
         if state.unsent_since.is_some_and(|since| since + step <= now) {
-            // Its permit is revoked: a runtime that nothing drives would keep it for ever.
+            // Its permit is revoked: a runtime that is not polled would hold it indefinitely.
             state.unsent_since = None;
             state.calls -= 1;
         }

@@ -79,7 +79,7 @@ impl From<Failure> for StoreError {
     }
 }
 
-/// Whether the error says that the server is a replica, whose connections are of no use.
+/// Whether it is the error of a replica, which cannot count.
 pub(super) fn is_of_replica(error: &[u8]) -> bool {
     error.starts_with(b"READONLY") || error.starts_with(b"MASTERDOWN")
 }
