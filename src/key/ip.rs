@@ -354,7 +354,9 @@ impl Ip {
             Some(proxies) if proxies.are_read_from(peer) => proxies.client(peer, &parts.headers, &self.grouping),
             Some(_) | None => {
                 #[cfg(feature = "tracing")]
-                self.warn_of_forwarding(peer, &parts.headers);
+                if !self.warned.load(Ordering::Relaxed) && self.is_forwarded(&parts.headers) {
+                    self.warn_of_forwarding(peer);
+                }
                 peer
             }
         })
@@ -363,14 +365,17 @@ impl Ip {
 
 #[cfg(feature = "tracing")]
 impl Ip {
-    /// Warns once if a proxy seems to be in front, so that all requests have its key.
-    fn warn_of_forwarding(&self, peer: Peer, headers: &HeaderMap) {
-        if self.warned.load(Ordering::Relaxed) {
-            return;
-        }
+    /// Whether a proxy seems to have forwarded the request.
+    #[inline]
+    fn is_forwarded(&self, headers: &HeaderMap) -> bool {
         let own = self.proxies.as_ref().and_then(|proxies| proxies.source.own_header());
-        let is_forwarded = are_forwarding(headers) || own.is_some_and(|name| headers.contains_key(name));
-        if !is_forwarded || self.warned.swap(true, Ordering::Relaxed) {
+        are_forwarding(headers) || own.is_some_and(|name| headers.contains_key(name))
+    }
+
+    /// Warns once that all requests have the key of the proxy.
+    #[cold]
+    fn warn_of_forwarding(&self, peer: Peer) {
+        if self.warned.swap(true, Ordering::Relaxed) {
             return;
         }
         let fix = match (&self.proxies, peer) {

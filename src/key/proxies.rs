@@ -144,8 +144,9 @@ impl Proxies {
 
 /// Whether one of the lists is there. Each name more that is looked for costs every request one hundredth.
 #[cfg(feature = "tracing")]
+#[inline]
 pub(super) fn are_forwarding(headers: &HeaderMap) -> bool {
-    headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED)
+    headers.contains_key(&X_FORWARDED_FOR) || headers.contains_key(&FORWARDED)
 }
 
 /// Parses a network.
