@@ -3,72 +3,73 @@
 --
 -- A ban depends on what is decided about another charge, which is in the reply: it has a wait if it has no room itself.
 
-if algorithm == 'ban' and not ban then
-  function ban(key, times, rest, cost, quota, window, first, longest)
-    local since, packed, til, expires = fetch(key)
-    local level = packed % LEVELS
-    local denials = (packed - level) / LEVELS
-    if til > now + longest then
-      -- Of a clock that is gone, or of a longer ban that was configured before.
-      denials, til, level = 0, 0, 0
-    end
-    if denials > 0 and (since + window <= now or since > now and since > now + math.min(SLACK, window)) then
-      denials = 0
-    end
-    local in_force = til > now
-    banned = banned or in_force
-
-    -- The next charge that is no marker.
-    local guarded, place = following, at + 1
-    while guarded and guarded[7] == marker do
-      guarded, place = guarded[9], place + 1
-    end
-    rest(0, in_force and operation ~= 'renew' and 0 or times, cost)
-    local denies = false
-    if (operation == 'check' or reserve) and not banned and quota < NEVER and guarded and guarded[1] ~= ban and guarded[2] <= guarded[3] then
-      local _, _, wait = unpack_numbers('<dddd', reply[place + 1])
-      -- A charge that fits later is denied only because of another one.
-      denies = wait > 0 and not (reserve and (fits > 0 or guarded.turn))
-    end
-
-    local blocks = operation == 'charge' and now + math.min(cost, longest) > til
-    if (denies or blocks) and til <= now then
-      -- One step less for each window without a ban.
-      local span = now - til
-      local decayed = math.max(0, level - (span - span % window) / window)
-      if denies then
-        denials = denials + 1
-        if denials == 1 then
-          since = now
-        end
-        if denials >= quota then
-          local length = math.min(longest, first * 2 ^ decayed)
-          til, denials, level = now + length, 0, length < longest and decayed + 1 or decayed
-        end
-      else
-        level = decayed
-      end
-    end
-    if blocks then
-      til = now + math.min(cost, longest)
-    end
-
-    local forgotten = til + level * window
-    if denials > 0 and since + window > forgotten then
-      forgotten = since + window
-    end
-    if denies or operation == 'charge' then
-      write(key, since, denials * LEVELS + level, til, expires, forgotten)
-    elseif in_force then
-      keep(key, forgotten)
-    end
-    local reset = forgotten > now and forgotten - now or 0
-    if til <= now then
-      return 0, math.max(1, quota - denials), 0, reset
-    end
-    return 0, 0, (operation == 'check' or operation == 'peek' or reserve) and til - now or 0, reset
-  end
-end
 if algorithm == 'ban' then
+  if not ban then
+    function ban(key, times, rest, cost, quota, window, first, longest)
+      local since, packed, til, expires = fetch(key)
+      local level = packed % LEVELS
+      local denials = (packed - level) / LEVELS
+      if til > now + longest then
+        -- Of a clock that is gone, or of a longer ban that was configured before.
+        denials, til, level = 0, 0, 0
+      end
+      if denials > 0 and (since + window <= now or since > now and since > now + math.min(SLACK, window)) then
+        denials = 0
+      end
+      local in_force = til > now
+      banned = banned or in_force
+
+      -- The next charge that is no marker.
+      local guarded, place = following, at + 1
+      while guarded and guarded[7] == marker do
+        guarded, place = guarded[9], place + 1
+      end
+      rest(0, in_force and operation ~= 'renew' and 0 or times, cost)
+      local denies = false
+      local watches = (operation == 'check' or reserve) and not banned and quota < NEVER
+      if watches and guarded and guarded[1] ~= ban and guarded[2] <= guarded[3] then
+        local _, _, wait = unpack_numbers('<dddd', reply[place + 1])
+        -- A charge that fits later is denied only because of another one.
+        denies = wait > 0 and not (reserve and (fits > 0 or guarded.turn))
+      end
+
+      local blocks = operation == 'charge' and now + math.min(cost, longest) > til
+      if (denies or blocks) and til <= now then
+        -- One step less for each window without a ban.
+        local span = now - til
+        local decayed = math.max(0, level - (span - span % window) / window)
+        if denies then
+          denials = denials + 1
+          if denials == 1 then
+            since = now
+          end
+          if denials >= quota then
+            local length = math.min(longest, first * 2 ^ decayed)
+            til, denials, level = now + length, 0, length < longest and decayed + 1 or decayed
+          end
+        else
+          level = decayed
+        end
+      end
+      if blocks then
+        til = now + math.min(cost, longest)
+      end
+
+      local forgotten = til + level * window
+      if denials > 0 and since + window > forgotten then
+        forgotten = since + window
+      end
+      if denies or operation == 'charge' then
+        write(key, since, denials * LEVELS + level, til, expires, forgotten)
+      elseif in_force then
+        keep(key, forgotten)
+      end
+      local reset = forgotten > now and forgotten - now or 0
+      if til <= now then
+        return 0, math.max(1, quota - denials), 0, reset
+      end
+      return 0, 0, (operation == 'check' or operation == 'peek' or reserve) and til - now or 0, reset
+    end
+  end
   rule = ban
 end

@@ -1,5 +1,5 @@
--- Slots: a sorted set with one member for each lease, scored with its expiry. A charge fits while the weights of the leases that
--- have not expired leave room for it. The id of a lease, which the client chooses, comes in place of two parameters.
+-- Slots: a sorted set with one member for each lease, scored with its expiry. A charge fits while the weights of the leases
+-- that have not expired leave room for it. The id of a lease, which the client chooses, comes in place of two parameters.
 --
 -- The name of a member is four doubles: the two parts of the id, the length of the lease and its weight. As long as there are
 -- heavier ones than 1, a member `#`, kept at rank 0, has minus what they weigh beyond 1 each as its score.
@@ -95,8 +95,8 @@ if algorithm == 'concurrency' then
       local fits = room >= times * cost
       local counted, waits, ends = fits and times or 0, not fits, false
       if rest then
-        local refunded_at
-        counted, waits, refunded_at = rest(held and operation == 'renew' and math.max(room, cost) or room, held and times or counted, cost, quota)
+        local own, refunded_at = held and operation == 'renew' and math.max(room, cost) or room, nil
+        counted, waits, refunded_at = rest(own, held and times or counted, cost, quota)
         ends = held and (refunded_at or operation == 'end')
       end
 

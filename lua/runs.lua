@@ -1,13 +1,14 @@
 -- The runs: reads a run and its charges. The files of the algorithms stand within these loops, which end in the driver.
 
--- The rules, one for each algorithm: (key, callers, rest, cost, quota, three parameters, `reserve`) -> how many callers are counted,
--- what remains, the wait, the time to a full reset. A rule reads its key, finds how many of the callers fit, and adds their weight.
+-- The rules, one for each algorithm: (key, callers, rest, cost, quota, three parameters, `reserve`) -> how many callers are
+-- counted, what remains, the wait, the time to a full reset. A rule reads its key, finds how many of the callers fit, and adds
+-- their weight.
 local log, counter, fixed, bucket, concurrency, ban
 -- What the rules of keys of numbers share.
 local fetch, write, keep
--- Called by the rule of a charge that does not decide alone, when it has read its key: (room, how many callers fit, cost, quota)
--- -> how many callers are counted, whether the next one has to wait, for a refund when it was admitted. It decides the charges
--- after that one, so all keys of a request are read before anything is added to one. By role: none, `checked`, `once`.
+-- Called by the rule of a charge that does not decide alone, when it has read its key: (room, how many callers fit, cost,
+-- quota) -> how many callers are counted, whether the next one has to wait, for a refund when it was admitted. It decides the
+-- charges after that one, so all keys of a request are read before anything is added to one. By role: none, `checked`, `once`.
 local rest, checked, marker
 -- In a run of `reserve`, what it needs beside that, else nil: the functions and values that `lua/charges.lua` lists.
 local reserve, reservations
