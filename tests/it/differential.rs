@@ -1,7 +1,7 @@
 //! The algorithms in Rust and in Lua return the same on the same random timelines.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
     time::Duration,
 };
@@ -15,7 +15,7 @@ use proptest::{
 use tower_quota::{
     Ban, Concurrency, FixedWindow, Key, Limit, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{Charge, ChargeRole, LeaseId, Operation, Store, StoreRequest},
+    store::{Charge, ChargeRole, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
 use crate::support::{Clock, Lua54, Redis, connected, eventually, patient};
@@ -257,6 +257,56 @@ fn in_role(charge: Charge<'_>, role: ChargeRole) -> Charge<'_> {
     }
 }
 
+/// Of how many steps the expiry times of one are compared.
+const EXPIRY_EVERY: usize = 8;
+
+fn redis_key(charge: &Charge<'_>) -> String {
+    format!(
+        "quota:1:{}:{}:{{{}}}",
+        charge.limit().algorithm(),
+        charge.policy(),
+        charge.key()
+    )
+}
+
+/// Of the keys that were counted on last, those that expire before they are reset. Others may have the expiry time of another
+/// version of their limit.
+async fn expire_early<'a>(
+    redis: &Redis,
+    clock: &Clock,
+    outcomes: impl Iterator<Item = (&'a StoreRequest<'a>, &'a Outcome)>,
+) -> Vec<String> {
+    const EARLY: &str = "
+        local time, early = redis.call('TIME'), {}
+        for n, key in ipairs(KEYS) do
+            local expires = time[1] * 1000 + math.ceil(time[2] / 1000) + redis.call('PTTL', key)
+            if expires < tonumber(ARGV[n]) then
+                early[#early + 1] = key
+            end
+        end
+        return early";
+    let mut needed = HashMap::new();
+    for (request, outcome) in outcomes {
+        let counts = outcome.allowed
+            && matches!(
+                request.operation(),
+                Operation::Check | Operation::Reserve | Operation::Charge
+            );
+        for (charge, state) in request.charges().iter().zip(outcome.states()) {
+            let counts = counts && charge.role() == ChargeRole::Counted && !state.reset_after.is_zero();
+            needed.insert(redis_key(charge), counts.then_some(state.reset_after));
+        }
+    }
+    let needed = needed.into_iter().filter_map(|(key, reset)| Some((key, reset?)));
+    let (keys, times): (Vec<_>, Vec<_>) = needed
+        .map(|(key, reset)| (key, clock.expiry(reset).to_string()))
+        .unzip();
+    let mut words = std::vec![EARLY.to_owned(), keys.len().to_string()];
+    words.extend(keys);
+    words.extend(times);
+    redis.command("EVAL", words).await
+}
+
 /// Runs both stores along one timeline of equal requests.
 async fn agree(window: Duration, policies: &[&[Limit]]) {
     agree_on(steps(), alike, window, policies).await;
@@ -387,6 +437,14 @@ async fn agree_in(
             differs.map(|request| &in_redis.outcomes()[request]),
             &recent[recent.len().saturating_sub(20)..],
         );
+        if number % EXPIRY_EVERY == 0 {
+            let early = expire_early(redis, clock, requests.iter().zip(in_redis.outcomes())).await;
+            assert!(
+                early.is_empty(),
+                "{early:?} expire while they matter: step {number} under {policies:?}, after {:#?}\nTOWER_QUOTA_SEED={seed}",
+                &recent[recent.len().saturating_sub(20)..],
+            );
+        }
 
         let admitted = requests.iter().zip(in_redis.outcomes()).filter(|(request, outcome)| {
             let counts = matches!(

@@ -21,6 +21,9 @@ impl Clock {
     /// The Redis keys of the seconds and of the microseconds after them.
     const KEYS: [&str; 2] = ["test-clock-seconds", "test-clock-microseconds"];
 
+    /// How much later keys expire in Redis than they matter, in microseconds.
+    const LATER: u64 = 4_000_000_000_000_000;
+
     /// A clock that shows 2027-01-15 08:00:00 UTC.
     pub(crate) fn new() -> Self {
         Self(Arc::new(AtomicU64::new(1_800_000_000_000_000)))
@@ -74,8 +77,14 @@ impl Clock {
         patient().script(Self::script()).deny_cache(false)
     }
 
-    /// The script of the store, with the time from Redis keys, and keys that do not expire, since the time of the test is not
-    /// that of Redis.
+    /// The earliest time, in milliseconds since the Unix epoch, at which a key in Redis may expire that is reset after this time.
+    pub(crate) fn expiry(&self, reset: Duration) -> u64 {
+        let slack = 1_000_000;
+        (self.now() + reset.as_micros() as u64 + Self::LATER - slack) / 1_000
+    }
+
+    /// The script of the store, with the time from Redis keys, and keys that expire [`LATER`](Self::LATER), since the time of the
+    /// test is not that of Redis.
     fn script() -> String {
         let &[script] = RedisStore::scripts() else {
             panic!("the store has one script");
@@ -83,7 +92,8 @@ impl Clock {
         let [seconds, micros] = Self::KEYS;
         let with_time = script.replacen("call('TIME')", &format!("call('MGET', '{seconds}', '{micros}')"), 1);
         assert_ne!(with_time, script, "the script reads the time");
-        let script = with_time.replacen("at = at + 1000000", "at = at + 4000000000000000", 1);
+        let later = format!("at = at + {}", Self::LATER);
+        let script = with_time.replacen("at = at + 1000000", &later, 1);
         assert_ne!(script, with_time, "the script sets expiry times");
         script
     }
