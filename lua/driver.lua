@@ -45,8 +45,8 @@
     end
 
     if not fine then
-      -- From its code on: since Redis 7 an error comes in a table; before, it may follow the script's line.
-      local message = type(failure) == 'table' and failure.err or failure
+      -- From its code on, which may follow the line of the script.
+      local message = tostring(failure)
       errors = errors or {}
       errors[#errors + 1] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
       for place = 1, size do

@@ -55,6 +55,7 @@ in_every_store! {
     a_refund_reads_fewer_than_1000_entries
     a_merge_reads_fewer_than_1000_entries
     a_bucket_at_its_largest_debt_settles_what_has_come
+    a_token_that_a_quotient_of_floats_would_omit_comes_in_time
     a_window_at_its_largest_debt_counts_no_more
     entries_of_one_time_expire_by_weight
 }
@@ -332,6 +333,17 @@ async fn a_bucket_at_its_largest_debt_settles_what_has_come(bench: Bench) {
         charged.abs_diff(due) <= Duration::from_micros(1),
         "{charged:?} instead of {due:?}"
     );
+}
+
+async fn a_token_that_a_quotient_of_floats_would_omit_comes_in_time(bench: Bench) {
+    const RATE: u64 = 1_000_003;
+    let limit = TokenBucket::new(RATE, Duration::from_secs(30 * 86_400)).burst(RATE).into();
+    bench.charge(&limit, RATE).await;
+    // The 503,086th token comes with this microsecond. As doubles, the time divided by the period, times the rate, is less.
+    bench.advance(Duration::from_micros(1_303_995_000_014)).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 503_085);
+    bench.advance(Duration::from_micros(1)).await;
+    assert_eq!(remaining(&bench.peek(&limit, 1).await), 503_086);
 }
 
 async fn a_window_at_its_largest_debt_counts_no_more(bench: Bench) {
