@@ -63,8 +63,8 @@ impl CheckContext {
         );
     }
 
-    /// Records in the current span what is done with a request without a decision, and the policy at this position if it
-    /// is one's doing.
+    /// Records in the current span what is done with a request without a decision, and the policy at this position if one
+    /// has caused it.
     pub(crate) fn record(&self, outcome: PolicyOutcome, position: Option<usize>) {
         #[cfg(feature = "tracing")]
         span::record(

@@ -76,8 +76,8 @@ impl Rejection<'_> {
     }
 }
 
-/// A mark in the extensions of a response that a layer or a handler of this process has made in place of a service: its wait is not
-/// one that another service asks for.
+/// A mark in the extensions of a response that a layer or a handler of this process has made in place of a service: its
+/// `Retry-After` does not come from another service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnRejection {
     /// Whether a limit denies the request.

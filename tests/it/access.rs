@@ -180,6 +180,23 @@ async fn a_condition_of_networks_is_on_the_address_of_the_peer() {
     }
 }
 
+#[test]
+fn a_list_may_have_the_form_of_a_nat64_network() {
+    let within = key::ip()
+        .nat64_prefixes(["2001:db8:64::/96"])
+        .within(["2001:db8:64::10.0.0.0/104"]);
+    for (peer, is_listed) in [
+        ("10.1.2.3:80", true),
+        ("[2001:db8:64::10.1.2.3]:80", true),
+        ("11.1.2.3:80", false),
+        ("[2001:db8:65::10.1.2.3]:80", false),
+    ] {
+        let request = http::Request::get("/").extension(key::PeerAddr(peer.parse().expect("an address")));
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        assert_eq!(within(&parts), is_listed, "{peer}");
+    }
+}
+
 #[tokio::test]
 async fn networks_in_the_form_of_ipv6_contain_ipv4_addresses() {
     let app = app(layer().block(key::ip().within(["::ffff:10.0.0.0/104"])));

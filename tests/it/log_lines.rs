@@ -159,12 +159,10 @@ async fn a_handler_that_lacks_a_decision_is_logged_once() {
     for _ in 0..3 {
         assert_eq!(send(&app, get("/")).await.status, StatusCode::INTERNAL_SERVER_ERROR);
     }
-    // Another test of the process may have logged it before.
-    assert!(
-        log.text().matches("a handler cannot run").count() <= 1,
-        "{}",
-        log.text()
-    );
+    // Without nextest, another test of the process may have logged it before.
+    let least = usize::from(std::env::var_os("NEXTEST").is_some());
+    let logged = log.text().matches("a handler cannot run").count();
+    assert!((least..=1).contains(&logged), "{}", log.text());
 }
 
 each_client! {

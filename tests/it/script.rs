@@ -504,7 +504,7 @@ async fn a_store_whose_scripts_were_loaded_teaches_none() {
     assert!(!statistics.contains("cmdstat_eval:"), "{statistics}");
 }
 
-/// A caller who chooses costs would make Redis read a long log again for each.
+/// Without the bound, a caller who chooses the costs could make Redis read a long log once for each cost.
 #[tokio::test]
 async fn a_call_reads_a_bounded_number_of_members_for_the_waits_of_denied_checks() {
     const ENTRIES: u64 = 990;

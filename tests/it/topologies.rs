@@ -39,18 +39,22 @@ each_client! {
 
 /// As behind a name, whose address is that of the new primary.
 async fn a_server_that_has_become_a_replica_is_left(library: ClientLibrary) {
-    let (old, new) = (Redis::start(), Redis::start());
-    let proxy = Proxy::start(old.port()).await;
-    let store = connected(patient().client_library(library), &proxy.url()).await;
-    decide(&store, Operation::Check, &limit(), "k", 1).await;
+    let new = Redis::start();
+    // Its replies are `READONLY`, and `MASTERDOWN` without its primary.
+    for (options, primary) in [(&[][..], new.port()), (&["--replica-serve-stale-data", "no"], 1)] {
+        let old = Redis::start_with(options);
+        let proxy = Proxy::start(old.port()).await;
+        let store = connected(patient().client_library(library), &proxy.url()).await;
+        decide(&store, Operation::Check, &limit(), "k", 1).await;
 
-    proxy.go_to(new.port());
-    let address = ["127.0.0.1", &new.port().to_string()];
-    old.command::<()>("REPLICAOF", address).await;
-    eventually("checks are counted by the new primary", async || {
-        try_decide(&store, Operation::Check, &limit(), "k", 1).await.is_ok()
-    })
-    .await;
+        proxy.go_to(new.port());
+        old.command::<()>("REPLICAOF", ["127.0.0.1", &primary.to_string()])
+            .await;
+        eventually("checks are counted by the new primary", async || {
+            try_decide(&store, Operation::Check, &limit(), "k", 1).await.is_ok()
+        })
+        .await;
+    }
 }
 
 fn limit() -> Limit {
