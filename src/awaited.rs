@@ -1,6 +1,14 @@
 //! Waits for the completion of an admitted request, and settles the policies that depend on it.
 
-use std::{sync::Arc, task::Poll, thread, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+    thread,
+    time::Duration,
+};
 
 use http::Response;
 use http_body::Frame;
@@ -28,6 +36,8 @@ pub(crate) struct AwaitedCompletion {
     /// Whether the inner service or its body is being polled. If that panics, this is dropped meanwhile or, where a layer
     /// outside of this one catches panics, later.
     polled: bool,
+    /// Whether the body is known to have ended. A server polls such a body no further.
+    ended: AtomicBool,
 }
 
 impl AwaitedCompletion {
@@ -39,6 +49,7 @@ impl AwaitedCompletion {
             head: None,
             pause: None,
             polled: false,
+            ended: AtomicBool::new(false),
         }))
     }
 
@@ -54,6 +65,11 @@ impl AwaitedCompletion {
         *head.extensions_mut() = response.extensions().clone();
         self.head = Some(head);
         Some(self)
+    }
+
+    /// The body has ended without trailers. The request is completed when this is dropped.
+    pub(crate) fn end_of_body(&self) {
+        self.ended.store(true, Ordering::Relaxed);
     }
 
     /// Completes the request with an error of the inner service or of the body.
@@ -99,7 +115,12 @@ impl AwaitedCompletion {
 impl Drop for AwaitedCompletion {
     fn drop(&mut self) {
         let panicked = self.polled || thread::panicking();
-        self.end(if panicked { End::Failed } else { End::Cancelled });
+        let end = match *self.ended.get_mut() {
+            _ if panicked => End::Failed,
+            true => End::Body(None),
+            false => End::Cancelled,
+        };
+        self.end(end);
     }
 }
 

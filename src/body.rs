@@ -108,11 +108,18 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body, release, .. } => {
+            Kind::Inner {
+                body,
+                completion,
+                release,
+            } => {
                 let ended = body.is_end_stream();
                 // A server polls an empty body no further.
-                if let (true, Some(release)) = (ended, release) {
+                if ended && let Some(release) = release {
                     release.now();
+                }
+                if ended && let Some(completion) = completion {
+                    completion.end_of_body();
                 }
                 ended
             }

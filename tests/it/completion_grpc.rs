@@ -361,6 +361,21 @@ async fn the_head_decides_where_it_has_the_status_or_where_there_are_no_trailers
     }
 }
 
+/// A server does so, and sends the head as the end of the stream.
+#[tokio::test]
+async fn an_empty_body_that_is_not_read_has_ended_without_a_status() {
+    let seen = Seen::default();
+    let service = seen.layer().layer(service_fn(async |_: Request<Empty<Bytes>>| {
+        let response = Response::builder().header("content-type", "application/grpc");
+        Ok::<_, Infallible>(response.body(Empty::<Bytes>::new()).expect("a response"))
+    }));
+    let response = service.oneshot(Request::new(Empty::new())).await.expect("a response");
+    assert!(http_body::Body::is_end_stream(response.body()));
+    assert!(seen.0.lock().expect("no panic").is_empty(), "the response is not sent");
+    drop(response);
+    assert_eq!(seen.next().await, "Some(200) Some(2) server error");
+}
+
 #[tokio::test]
 async fn a_stream_of_another_type_ends_with_its_head() {
     let seen = Seen::default();

@@ -337,7 +337,9 @@ async fn a_bucket_at_its_largest_debt_settles_what_has_come(bench: Bench) {
 
 async fn a_token_that_a_quotient_of_floats_would_omit_comes_in_time(bench: Bench) {
     const RATE: u64 = 1_000_003;
-    let limit = TokenBucket::new(RATE, Duration::from_secs(30 * 86_400)).burst(RATE).into();
+    let limit = TokenBucket::new(RATE, Duration::from_secs(30 * 86_400))
+        .burst(RATE)
+        .into();
     bench.charge(&limit, RATE).await;
     // The 503,086th token comes with this microsecond. As doubles, the time divided by the period, times the rate, is less.
     bench.advance(Duration::from_micros(1_303_995_000_014)).await;
