@@ -347,22 +347,24 @@ async fn a_refund_whose_node_hangs_prevents_no_refund_in_another() {
     let store = connect(&cluster, RedisStore::builder().deadline(DEADLINE)).await;
     let limit = limit(5);
     let [one, two, _] = &cluster.keys().await;
-    let mut admitted_at = Duration::ZERO;
-    for caller in [one, two] {
-        let key = Key::from(&**caller);
-        let charges = [Charge::new("test", &limit, &key, 1)];
-        let check = [StoreRequest::new(Operation::Check, &charges)];
-        admitted_at = store.decide(&check).await.expect("the cluster answers").server_time;
-    }
-    let operation = Operation::Refund { admitted_at };
-
     let keys = [one, two].map(|caller| Key::from(&**caller));
-    let charges = [&keys[0], &keys[1]].map(|key| [Charge::new("test", &limit, key, 1)]);
-    let refunds = charges.each_ref().map(|charges| StoreRequest::new(operation, charges));
-    let frozen = cluster.primaries[0].freeze();
-    store.decide(&refunds).await.expect_err("the first node hangs");
-    assert_eq!(remaining(&store, &limit, two).await, 5);
-    drop(frozen);
+    let charges = [&keys[0], &keys[1]].map(|key| Charge::new("test", &limit, key, 1));
+
+    for is_one_request in [false, true] {
+        let mut admitted_at = Duration::ZERO;
+        for charge in charges.chunks(1) {
+            let check = [StoreRequest::new(Operation::Check, charge)];
+            admitted_at = store.decide(&check).await.expect("the cluster answers").server_time;
+        }
+        let operation = Operation::Refund { admitted_at };
+        let size = if is_one_request { 2 } else { 1 };
+        let refunds = charges.chunks(size).map(|charges| StoreRequest::new(operation, charges));
+        let frozen = cluster.primaries[0].freeze();
+        let refunded = store.decide(&refunds.collect::<Vec<_>>()).await;
+        refunded.expect_err("the first node hangs");
+        assert_eq!(remaining(&store, &limit, two).await, 5, "one request: {is_one_request}");
+        drop(frozen);
+    }
 }
 
 #[tokio::test]

@@ -107,6 +107,7 @@ impl<'a> Progress<'a> {
     }
 
     async fn decide(&mut self, slots: Vec<(u16, Positions)>) -> Result<(), StoreError> {
+        let mut failure = None;
         for (slot, positions) in slots {
             // After a denial, the other slots only report their states.
             let operation = match self.request.operation {
@@ -123,10 +124,14 @@ impl<'a> Progress<'a> {
                 }
                 // The request is denied and its charges are refunded, whether or not this slot replies.
                 Err(_) if !self.allowed => {}
-                Err(error) => return Err(error),
+                Err(error) if matches!(operation, Operation::Check | Operation::Reserve | Operation::Peek) => {
+                    return Err(error);
+                }
+                // A refund, a reset or the end of a lease in another slot does not depend on it.
+                Err(error) => failure = failure.or(Some(error)),
             }
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
     /// Refunds the charges of a denied check, and returns the refunds.
