@@ -4,7 +4,7 @@ use http::HeaderMap;
 
 use super::{
     draft06::single_policy,
-    line::{append, keep_one_line},
+    line::{append, count, keep_one_line},
     names::{RATELIMIT, RATELIMIT_POLICY},
     text::Text,
     value::{ceil_secs, standing},
@@ -20,7 +20,11 @@ pub(super) fn write(policy: &PolicyDecision, headers: &mut HeaderMap) {
 fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
     let theirs = keep_one_line(headers, [&RATELIMIT], &RATELIMIT, |line| {
         let members = line.split(',').map(str::trim);
-        let mut numbers = members.filter_map(|member| member.strip_prefix("remaining=")?.parse().ok());
+        let mut numbers = members.filter_map(|member| {
+            let remaining = member.strip_prefix("remaining=")?;
+            // Without its parameters (RFC 9651 §3.2).
+            count(remaining.split(';').next()?.trim_end())
+        });
         numbers.next()
     });
     let (remaining, reset) = standing(policy);

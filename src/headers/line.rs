@@ -19,7 +19,7 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) {
     let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().cloned().collect();
     if lines.iter().all(|line| line.to_str().is_ok()) {
         let mut all = Text::new();
-        for line in &lines {
+        for line in lines.iter().filter(|line| !line.is_empty()) {
             all.delimit().bytes(line.as_bytes());
         }
         headers.insert(name, all.into());
@@ -31,6 +31,14 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) {
     headers.remove(name);
     for line in lines {
         headers.append(name, line);
+    }
+}
+
+/// A number that is at least 0. Some services write a negative one when a limit is exceeded.
+pub(super) fn count(text: &str) -> Option<u64> {
+    match text.strip_prefix('-') {
+        Some(exceeded) => exceeded.parse().ok().map(|_: u64| 0),
+        None => text.parse().ok(),
     }
 }
 

@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName};
 
 use super::{
     dialect::ResetFormat,
-    line::keep_one_line,
+    line::{count, keep_one_line},
     text::Text,
     value::{ceil_secs, standing},
 };
@@ -18,7 +18,7 @@ pub(super) fn write_triple(
     headers: &mut HeaderMap,
 ) {
     let names = [&limit_name, &remaining_name, &reset_name];
-    let theirs = keep_one_line(headers, names, &remaining_name, |line| line.trim().parse().ok());
+    let theirs = keep_one_line(headers, names, &remaining_name, |line| count(line.trim()));
     let (remaining, reset) = standing(policy);
     if theirs.is_some_and(|theirs| theirs <= remaining) {
         return;

@@ -4,7 +4,7 @@ mod date;
 mod rate_limit;
 mod retry_info;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{
     HeaderMap, HeaderName, StatusCode,
@@ -54,13 +54,16 @@ pub(crate) fn requested_by_grpc(fields: &HeaderMap) -> Option<Duration> {
     })
 }
 
-/// RFC 9110 §10.2.3: seconds, or a date. The date is compared with that of the response, whose clock it is of.
+/// RFC 9110 §10.2.3: seconds, or a date. The date is compared with that of the response, whose clock it is of; without one, with
+/// that of its receipt (§6.6.1).
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = text(headers, &RETRY_AFTER)?;
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
     }
-    let (until, now) = (seconds_of(value)?, seconds_of(text(headers, &DATE)?)?);
+    let until = seconds_of(value)?;
+    let sent = text(headers, &DATE).and_then(seconds_of);
+    let now = sent.or_else(|| Some(SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs()))?;
     Some(Duration::from_secs(until.saturating_sub(now)))
 }
 
@@ -99,6 +102,7 @@ mod tests {
                 Some(60_000),
             ),
             (429, &[("retry-after", "Sun, 06 Nov 1994 08:48:37 GMT"), date], Some(0)),
+            (429, &[("retry-after", "Sun, 06 Nov 1994 08:48:37 GMT")], Some(0)),
             (429, &[("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
             (429, &[("ratelimit", "\"a\";r=5;t=9")], Some(1_000)),
             (429, &[("retry-after", "soon")], Some(1_000)),
@@ -125,6 +129,15 @@ mod tests {
         ] {
             assert_eq!(requested(status, fields), expected, "{status} {fields:?}");
         }
+    }
+
+    #[test]
+    fn without_the_date_of_the_response_a_date_is_compared_with_the_clock() {
+        let until = SystemTime::now() + Duration::from_secs(3_600);
+        let fields = [(RETRY_AFTER, httpdate::fmt_http_date(until).parse().unwrap())];
+        let pause = requested_by(StatusCode::TOO_MANY_REQUESTS, &fields.into_iter().collect());
+        let pause = pause.expect("a pause").as_secs();
+        assert!((3_000..=3_600).contains(&pause), "{pause}");
     }
 
     #[test]

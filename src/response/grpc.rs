@@ -197,15 +197,16 @@ fn content_type(parts: &Parts) -> Option<HeaderValue> {
     if parts.method != Method::POST {
         return None;
     }
-    let requested = parts.headers.get(CONTENT_TYPE)?.to_str().ok()?.trim();
-    let begins_alike = requested.get(..16)?.eq_ignore_ascii_case("application/grpc");
-    let requested = begins_alike.then(|| requested.to_ascii_lowercase())?;
-    let essence = requested.split(';').next().unwrap_or_default().trim_end();
-    let (family, _) = essence.split_once('+').unwrap_or((essence, ""));
+    let field = parts.headers.get(CONTENT_TYPE)?.as_bytes();
+    let essence = field.split(|byte| *byte == b';').next()?;
+    let essence = std::str::from_utf8(essence).ok()?.trim();
+    let begins_alike = essence.get(..16)?.eq_ignore_ascii_case("application/grpc");
+    let essence = begins_alike.then(|| essence.to_ascii_lowercase())?;
+    let (family, _) = essence.split_once('+').unwrap_or((&essence, ""));
 
     match family {
         "application/grpc" => Some(HeaderValue::from_static("application/grpc")),
-        "application/grpc-web" | "application/grpc-web-text" => HeaderValue::try_from(essence).ok(),
+        "application/grpc-web" | "application/grpc-web-text" => HeaderValue::try_from(&essence).ok(),
         _ => None,
     }
 }

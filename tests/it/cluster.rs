@@ -358,7 +358,9 @@ async fn a_refund_whose_node_hangs_prevents_no_refund_in_another() {
         }
         let operation = Operation::Refund { admitted_at };
         let size = if is_one_request { 2 } else { 1 };
-        let refunds = charges.chunks(size).map(|charges| StoreRequest::new(operation, charges));
+        let refunds = charges
+            .chunks(size)
+            .map(|charges| StoreRequest::new(operation, charges));
         let frozen = cluster.primaries[0].freeze();
         let refunded = store.decide(&refunds.collect::<Vec<_>>()).await;
         refunded.expect_err("the first node hangs");
