@@ -6,8 +6,8 @@
 //! ```
 //!
 //! With a `RedisStore`, all replicas of the client share the quota. `learn_from_responses` is for an API that other programs use
-//! too: a `429` blocks the key until its `Retry-After` has passed. A request that would wait for more than ten seconds, or that
-//! is sent during a pause, has a `429` of the layer, whose `Decision` is in the extensions.
+//! too: a `429` bans the key until its `Retry-After` has passed, for at most 1 h by default. A request that would wait for more
+//! than ten seconds, or that is sent during a pause, has a `429` of the layer, whose `Decision` is in the extensions.
 
 use std::{
     error::Error,

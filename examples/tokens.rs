@@ -17,7 +17,7 @@
 //! ratelimit: "requests";r=3;t=60, "tokens";r=0;t=60
 //! ```
 //!
-//! The first response had 10 tokens, so 20 of the 30 were given back. The second had 80: 50 more were charged at its end.
+//! The first response had 10 tokens, so 20 of the 30 were refunded. The second had 80: 50 more were charged at its end.
 
 use std::{convert::Infallible, env, error::Error, iter::repeat_n, net::SocketAddr};
 
@@ -33,6 +33,8 @@ struct Usage {
 }
 
 impl Usage {
+    // A method borrows all of the value, so that the closure below owns it. With `usage.tokens += 1` it would own a copy of
+    // the number.
     fn add_token(&mut self) {
         self.tokens += 1;
     }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The tasks of the worker wait for their turns, in the order in which they have taken a mail from the queue. Each mail is one
-//! check: none asks again and again. A mail that would wait for more than five seconds goes back to the queue at once.
+//! check, without polling. A mail that would wait for more than five seconds goes back to the queue at once.
 
 use std::{error::Error, time::Duration};
 

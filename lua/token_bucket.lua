@@ -1,5 +1,5 @@
--- Token bucket, as the generic cell rate algorithm computes it: since when the bucket is not full, how many tokens were
--- taken since then, and when the last was. `rate` tokens come in `period` microseconds, in lowest terms.
+-- Token bucket, as in the generic cell rate algorithm: the time since which the bucket is not full, the tokens taken since
+-- then, and the time of the last one. `rate` tokens come in `period` microseconds, in lowest terms.
 --
 -- A reservation takes tokens that are still to come. As long as there may be some, half a microsecond is added to the time when
 -- the last tokens were taken.

@@ -59,7 +59,7 @@ impl<'a> Completion<'a> {
         Some(self.head?.headers)
     }
 
-    /// The value of this type in the extensions of the response: what a handler has to report and the status does not show.
+    /// The value of this type in the extensions of the response, in which a handler reports what the status does not show.
     ///
     /// ```
     /// use http::{Request, Response};
@@ -110,6 +110,33 @@ impl<'a> Completion<'a> {
     }
 
     /// Whether the status is 2xx and, of a gRPC call, `OK`.
+    ///
+    /// ```
+    /// use http::{Request, Response, StatusCode};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = http_body_util::Empty<bytes::Bytes>;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // Only what the caller did wrong counts: neither good requests, nor failures of the server.
+    /// let wrong = Policy::new("wrong", SlidingLog::per_minute(2))
+    ///     .key(key::constant("all"))
+    ///     .refund_if(|completion| completion.is_success() || completion.is_server_error());
+    /// let service = RateLimitLayer::new(MemoryStore::new(), wrong).layer(service_fn(async |request: Request<Body>| {
+    ///     let status: StatusCode = request.uri().path()[1..].parse().expect("a status");
+    ///     let mut response = Response::new(Body::new());
+    ///     *response.status_mut() = status;
+    ///     Ok::<_, std::convert::Infallible>(response)
+    /// }));
+    ///
+    /// for (path, status) in [("/200", 200), ("/503", 503), ("/404", 404), ("/200", 200), ("/404", 404), ("/200", 429)] {
+    ///     let response = service.clone().oneshot(Request::get(path).body(Body::new())?).await?;
+    ///     assert_eq!(response.status(), status);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_success(&self) -> bool {
         self.ends_with(StatusCode::is_success, |code| code == OK)
@@ -143,7 +170,7 @@ impl<'a> Completion<'a> {
         matches!(self.end, End::Cancelled)
     }
 
-    /// Whether the request ended with a status like this one. That of HTTP is 200 for a gRPC call that was answered.
+    /// Whether the request ended with a status like this one. The status of a gRPC call with a response is 200 in HTTP.
     fn ends_with(&self, status: fn(&StatusCode) -> bool, grpc_status: impl Fn(i32) -> bool) -> bool {
         match self.grpc_status() {
             Some(code) => grpc_status(code),

@@ -2,8 +2,9 @@ use std::{borrow::Cow, error::Error, fmt};
 
 /// A setting that cannot work.
 ///
-/// Errors of this type occur when a policy, a layer or a store is built, never while requests are served. The message
-/// contains a setting that works. The [`source`](Error::source) is the cause, if there is one.
+/// Errors of this type occur when a policy, a layer or a store is built, and when a file of policies is read again; never
+/// while a request is checked. The message contains a setting that works. The [`source`](Error::source) is the cause, if there
+/// is one.
 ///
 /// [`Debug`](fmt::Debug) shows the message as it is, with its lines, and the cause if the message does not contain it: a `main`
 /// that returns the error, and `expect`, print it so.

@@ -1,6 +1,6 @@
-//! Long pages: the first ten minutes, recipes, what is promised, choosing an algorithm, a service behind proxies, Redis for limits,
-//! operating, metrics, what clients do with denials, testing an application, a comparison with other libraries and the migration
-//! from them, and measurements of speed and of behavior under faults.
+//! Long pages: the first ten minutes, recipes, what is promised, choosing an algorithm, a service behind proxies, Redis for
+//! limits, operating, metrics, what clients do with denials, testing an application, a comparison with other libraries and the
+//! migration from them, and measurements of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
 
@@ -45,7 +45,7 @@ pub mod redis {}
 #[doc = include_str!("../docs/speed.md")]
 pub mod speed {}
 
-#[cfg(all(feature = "axum", feature = "fred", feature = "metrics"))]
+#[cfg(all(feature = "axum", feature = "fred", feature = "metrics", feature = "tonic"))]
 #[doc = include_str!("../docs/start.md")]
 pub mod start {}
 

@@ -51,7 +51,7 @@
 //! | [`Policy`] | a named limit and the key it applies to |
 //! | [`Limit`] | an algorithm with its parameters. Start with [`SlidingLog`]; the module [`limit`] compares the algorithms |
 //! | [`Key`], [`KeyExtractor`] | the identity that a request is counted under, extracted from the head of the request; see the module [`mod@key`] |
-//! | [`Store`](store::Store) | storage backend for counters: [`RedisStore`] for all replicas, [`MemoryStore`] for one process |
+//! | [`Store`](store::Store) | storage backend for counts: [`RedisStore`] for all replicas, [`MemoryStore`] for one process |
 //! | [`FailureMode`] | what happens to requests while the store fails |
 //! | [`RateLimitLayer`] | applies one policy or [several](RateLimitLayer#several-policies-one-decision) to a service |
 //! | [`Limiter`] | applies policies without HTTP |

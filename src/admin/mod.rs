@@ -64,8 +64,8 @@ use crate::{Limiter, RateLimitLayer};
 /// # }
 /// ```
 ///
-/// The page is at the path of the router without a slash at its end: after `.nest("/admin", ..)` at `/admin`. axum has no route at
-/// `/admin/` then, and responds with a `404` without a body; add a redirect if operators enter it.
+/// The page is at the path of the router without a slash at its end: after `.nest("/admin", ..)` at `/admin`. axum has no route
+/// at `/admin/` then, and responds with a `404` without a body; add a redirect if operators enter it.
 ///
 /// # Routes
 ///
@@ -84,9 +84,9 @@ use crate::{Limiter, RateLimitLayer};
 ///
 /// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400`
 /// for a mistake in a request, `404` for a policy that does not exist, `403` and `415` as described
-/// [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests, before one was chosen in
-/// this process, `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and
-/// the policy counts locally, `/subject` returns the counts of this process, with the failure as `store_error`.
+/// [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests, before one was chosen
+/// in this process, `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and the policy counts
+/// locally, `/subject` returns the counts of this process, with the failure as `store_error`.
 ///
 /// # The report
 ///
@@ -125,8 +125,8 @@ use crate::{Limiter, RateLimitLayer};
 /// * with `415` if the content is not `application/json`, which a form of another site cannot send.
 ///
 /// An address or a network of the operator is no authentication: a page of another site can reach the router through the browser
-/// of an operator there, by a name that it resolves to the address of the router (DNS rebinding). Put no layer for CORS around the
-/// router that permits credentials.
+/// of an operator there, by a name that it resolves to the address of the router (DNS rebinding). Put no layer for CORS around
+/// the router that permits credentials.
 ///
 /// The [policy](https://www.w3.org/TR/CSP3/) of the page permits its own script and style by their hashes and requests to its
 /// own server; it cannot be framed. No response is cached.
@@ -199,8 +199,8 @@ impl Admin {
 
     /// Sets the number of keys for which denials are counted, for each policy of each layer and limiter; 0 counts the total only.
     ///
-    /// At most 10,000, and a larger number counts as that, since each report copies them. A key takes about 200 bytes. If a layer has another router already, the number of that one applies. The default is
-    /// 100.
+    /// At most 10,000, and a larger number counts as that, since each report copies them. A key takes about 200 bytes. If a
+    /// layer has another router already, the number of that one applies. The default is 100.
     ///
     /// ```
     /// use tower_quota::Admin;
@@ -218,8 +218,9 @@ impl Admin {
 impl Admin {
     /// A router that the application mounts behind its own authentication, at any path.
     ///
-    /// There is no other way to one, so that a review of the code finds the word. The denials of its layers and limiters are
-    /// counted until the last clone of the router is dropped. For a router with a state, `.with_state(())` converts it.
+    /// This is the only constructor of the router, so that a review finds each place by its name. The denials of its layers and
+    /// limiters are counted until the last clone of the router is dropped. For a router with a state, `.with_state(())`
+    /// converts it.
     ///
     /// ```
     /// use axum::{Router, body::Body};

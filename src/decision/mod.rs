@@ -117,7 +117,7 @@ impl Decision {
     /// The number of requests of cost 1 that would be admitted now; `u64::MAX` if no policy applies.
     ///
     /// Of 10 per second with 6 admitted in the last second, this one included, 4 remain. A denied request counts nothing,
-    /// so 3 remain 3 when a request of cost 5 was denied.
+    /// so 3 remain 3 when a request of cost 5 was denied. The [type](Self) has an example of all of these numbers.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.foremost().map_or(u64::MAX, PolicyDecision::remaining)
@@ -154,9 +154,8 @@ impl Decision {
 
     /// The decisions of the policies, in the order in which the policies were given.
     ///
-    /// Those of policies that [only observe](PolicyDecision::is_observed) are included; no other method regards them. Without
-    /// those of policies that do not apply to the request, and without those that are [`Open`](crate::FailureMode::Open) while
-    /// the store fails.
+    /// Policies that [only observe](PolicyDecision::is_observed) are included; no other method regards them. Policies that do not
+    /// apply to the request are not, nor are those that are [`Open`](crate::FailureMode::Open) while the store fails.
     pub fn policies(&self) -> impl Iterator<Item = &PolicyDecision> {
         self.0.policies.iter()
     }
@@ -164,8 +163,7 @@ impl Decision {
     /// Takes the receipt of the charges, to [settle](Receipt::settle) or [refund](Receipt::refund) them.
     ///
     /// There is one receipt for a decision and all its clones; `None` if it was taken, or if nothing was charged to an
-    /// admitted request. Policies
-    /// whose [own receipt](Self::take_receipt_of) was taken are not in it.
+    /// admitted request. Policies whose [own receipt](Self::take_receipt_of) was taken are not in it.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

@@ -25,6 +25,8 @@ impl Receipt {
     /// were counted in one store are settled at one instant, in one call. To settle one of several policies, take
     /// [its receipt](crate::Decision::take_receipt_of).
     ///
+    /// An actual cost of 0 refunds the request. The largest one is 999,999,999,999,999; a larger one counts as that.
+    ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
     /// # #[tokio::main(flavor = "current_thread")]

@@ -13,8 +13,8 @@ use crate::ConfigError;
 ///
 /// A request without the header is refused with 400, unless [`or`](KeyExtractor::or) adds an alternative. A request with
 /// more than one line of the header, or with a value of more than 4,096 bytes, is always refused with 400. An empty value is a
-/// value. The metadata of a gRPC call are headers too: `header("x-tenant")` is the value of `metadata_mut().insert("x-tenant", ..)`
-/// of a tonic client.
+/// value. The metadata of a gRPC call are headers too: `header("x-tenant")` is the value of
+/// `metadata_mut().insert("x-tenant", ..)` of a tonic client.
 ///
 /// # What an attacker can do
 ///

@@ -39,14 +39,13 @@ use crate::ConfigError;
 ///
 /// # IPv6 networks
 ///
-/// /64 is the size of one link: a host chooses any address in it (RFC 4291 §2.5.4), so a longer prefix limits nothing. It
-/// is also what a mobile network assigns to a device (RIPE-690 §4.2.4). But a site gets at least one /64, and in most cases
-/// significantly more (RFC 6177 §1): /56 is suggested for homes (RFC 6177 §2, RIPE-690 §4.2.2), which are 256 networks of
-/// /64, and /48 is common for businesses.
+/// /64 is the size of one link: a host chooses any address in it (RFC 4291 §2.5.4), so a longer prefix limits nothing. It is
+/// also what a mobile network assigns to a device (RIPE-690 §4.2.4). Most sites get more (RFC 6177 §1): /56 is suggested for
+/// homes (RFC 6177 §2, RIPE-690 §4.2.2), which are 256 networks of /64, and /48 is common for businesses.
 ///
-/// So choose [`ipv6_prefix(56)`](Ip::ipv6_prefix) where a caller with a home connection must not get 256 times the limit,
-/// such as for logins. With the default of /64 no two subscribers share a key; with /56 they do where a provider assigns a
-/// /64 to each, as mobile networks and some hosting providers do.
+/// For logins and the like choose [`ipv6_prefix(56)`](Ip::ipv6_prefix): a home connection has 256 times the limit otherwise.
+/// With the default of /64 no two subscribers share a key; with /56 they do where a provider assigns a /64 to each, as mobile
+/// networks and some hosting providers do.
 ///
 /// ```
 /// use http::Request;
@@ -145,7 +144,7 @@ impl Ip {
     ///
     /// # Panics
     ///
-    /// If the length is out of range.
+    /// If the length is out of range. [`try_ipv4_prefix`](Self::try_ipv4_prefix) returns an error instead.
     ///
     /// ```
     /// use tower_quota::key;
@@ -190,7 +189,7 @@ impl Ip {
     ///
     /// # Panics
     ///
-    /// If the length is out of range.
+    /// If the length is out of range. [`try_ipv6_prefix`](Self::try_ipv6_prefix) returns an error instead.
     ///
     /// ```
     /// use tower_quota::key;
@@ -236,6 +235,7 @@ impl Ip {
     /// # Panics
     ///
     /// If an element is not an IPv6 network of 96 bits, or if one is a trusted network: that would be all of IPv4.
+    /// [`try_nat64_prefixes`](Self::try_nat64_prefixes) returns an error instead.
     ///
     /// ```
     /// use tower_quota::{Key, key};

@@ -115,10 +115,11 @@ use crate::{access::Access, policy::Renewals};
 ///
 /// # When the store fails
 ///
-/// Each process counts by itself, with the same limits, until the store replies again. Other [`FailureMode`](crate::FailureMode)s admit all requests
-/// uncounted, or reject them with `503 Service Unavailable`, in gRPC with `UNAVAILABLE`. A failure is never reported as a
-/// denial, and the error type of the service stays what it is. A [`format`](Self::format) has the
-/// [reason](crate::response::Rejection) and may build another response; [`on_failure`](Self::on_failure) observes failures.
+/// Each process counts by itself, with the same limits, until the store replies again. Other
+/// [`FailureMode`](crate::FailureMode)s admit all requests uncounted, or reject them with `503 Service Unavailable`, in gRPC
+/// with `UNAVAILABLE`. A failure is never reported as a denial, and the error type of the service stays what it is. A
+/// [`format`](Self::format) has the [reason](crate::response::Rejection) and may build another response;
+/// [`on_failure`](Self::on_failure) observes failures.
 ///
 /// # Costs
 ///
@@ -278,9 +279,9 @@ impl RateLimitLayer {
     ///
     /// These are the settlements of [`Policy::refund_if`](crate::Policy::refund_if) and
     /// [`Policy::charge_if`](crate::Policy::charge_if), and the bans of
-    /// [`Policy::learn_from_responses`](crate::Policy::learn_from_responses), for which the store failed, and those that could not be sent, since
-    /// there was no tokio runtime or it ended. They are not repeated; the first one is logged. Clones of a layer and its
-    /// services count together.
+    /// [`Policy::learn_from_responses`](crate::Policy::learn_from_responses), for which the store failed, and those that could
+    /// not be sent, since there was no tokio runtime or it ended. They are not repeated; the first one is logged. Clones of a
+    /// layer and its services count together.
     ///
     /// ```
     /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};

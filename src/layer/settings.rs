@@ -216,8 +216,8 @@ impl RateLimitLayer {
         self
     }
 
-    /// Sets whether the [`Decision`](crate::Decision) is inserted into the extensions of the request, for the inner service, and of the
-    /// response, for the layers around.
+    /// Sets whether the [`Decision`](crate::Decision) is inserted into the extensions of the request, for the inner service,
+    /// and of the response, for the layers around.
     ///
     /// Without it an admitted request allocates 4 times less, but the decision cannot be read or refunded, and a policy that
     /// nested layers have in common is counted by each. The default is `true`.
@@ -253,8 +253,8 @@ impl RateLimitLayer {
     /// Sets the format of responses to requests that are not admitted.
     ///
     /// It is a format of the module [`response`](crate::response), a type that implements [`ResponseFormat`], or a
-    /// [closure](ResponseFormat#closures). The default is [`Negotiated`](crate::response::Negotiated): [`Grpc`](crate::response::Grpc) for gRPC calls,
-    /// [`Problem`](crate::response::Problem) for all other requests.
+    /// [closure](ResponseFormat#closures). The default is [`Negotiated`](crate::response::Negotiated):
+    /// [`Grpc`](crate::response::Grpc) for gRPC calls, [`Problem`](crate::response::Problem) for all other requests.
     ///
     /// ```
     /// use bytes::Bytes;

@@ -120,8 +120,8 @@ use crate::{ConfigError, store::LeaseId};
 /// # What it costs
 ///
 /// One entry for each lease, of any cost, and two script calls for each request: one takes the slots, with those of other
-/// policies of the request in one decision, and one releases them. Checks with slots are not answered from the cache of
-/// denials in the process, since a slot can be free at any time.
+/// policies of the request in one decision, and one releases them. Denials of checks with slots are not cached in
+/// the process, since a slot can be free at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Concurrency {

@@ -8,7 +8,7 @@
 //! * the quota is above some thousands: a [`SlidingLog`] with a [`precision`](SlidingLog::precision). It never admits more than
 //!   its quota either, and counts each admission a little too long.
 //! * the average rate matters, and bursts are welcome: a [`TokenBucket`].
-//! * people count along by the clock or the calendar, "three a month": a [`FixedWindow`] that is
+//! * the quota is of a period of the clock or the calendar, "three a month": a [`FixedWindow`] that is
 //!   [`aligned`](FixedWindow::aligned) or of a [`calendar`](FixedWindow::calendar).
 //! * there are so many keys that each may take a few numbers only: a [`SlidingCounter`], if a window may hold nearly twice the
 //!   quota and requests may be denied too early.
@@ -91,9 +91,9 @@
 //! | `d`, 24 hours | `day`, `days` |
 //! | `w`, 7 days | `week`, `weeks` |
 //!
-//! `concurrency` has slots in place of a quota and a window: `concurrency 3`. With a time zone (feature `calendar`) the window is one `hour`, `day`, `week`, `month` or `year` of the calendar there.
-//! `M` and `mo`, which can be read as minutes and as months, are errors. Each of these lines is displayed as the last column
-//! has it, which parses to the same limit:
+//! `concurrency` has slots in place of a quota and a window: `concurrency 3`. With a time zone (feature `calendar`) the window
+//! is one `hour`, `day`, `week`, `month` or `year` of the calendar there. `M` and `mo`, which can be read as minutes and as
+//! months, are errors. Each of these lines is displayed as the last column has it, which parses to the same limit:
 //!
 //! | text | in code | displayed |
 //! | --- | --- | --- |

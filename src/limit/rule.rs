@@ -54,8 +54,8 @@ pub(crate) trait Rule {
         false
     }
 
-    /// Makes a change of this weight, for an algorithm with leases that of this lease. Returns the time at which it counts, if the
-    /// state changed.
+    /// Makes a change of this weight, for an algorithm with leases that of this lease. Returns the time at which it counts, if
+    /// the state changed.
     #[inline(always)]
     fn change(
         &self,

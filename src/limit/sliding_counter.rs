@@ -12,7 +12,8 @@ use super::{
 /// Requests are counted in windows that follow one another, like those of an aligned [`FixedWindow`](crate::FixedWindow). The
 /// count of the previous window is weighted by the part of it that the last window still covers, as if its requests had been
 /// spread evenly, and rounded up. Cloudflare describes the algorithm in
-/// [How we built rate limiting capable of scaling to millions of domains](https://blog.cloudflare.com/counting-things-a-lot-of-different-things/).
+/// [How we built rate limiting capable of scaling to millions of
+/// domains](https://blog.cloudflare.com/counting-things-a-lot-of-different-things/).
 ///
 /// ```
 /// use tower_quota::{Limit, SlidingCounter};

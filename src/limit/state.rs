@@ -82,7 +82,8 @@ impl State {
 
     /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::settle`] does is kept.
     ///
-    /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired leases.
+    /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired
+    /// leases.
     #[inline]
     pub(crate) fn unsettled(&self) -> Option<Unsettled> {
         match self {

@@ -11,9 +11,9 @@ impl Limiter {
     /// Waits until the cost of the policies fits, and counts it; the default cost is 1.
     ///
     /// It waits for at most [`max_wait`](Acquire::max_wait), by default for the longest waits of the
-    /// [policies](crate::Policy::wait_up_to); without either it does not wait. A call that would wait longer is denied at once, with
-    /// the wait that it would take. Calls of one key are admitted in their order, across all replicas that share the store, and each
-    /// is one check. If the future is dropped before, the call is refunded.
+    /// [policies](crate::Policy::wait_up_to); without either it does not wait. A call that would wait longer is denied at once,
+    /// with the wait that it would take. Calls of one key are admitted in their order, across all replicas that share the
+    /// store, and each is one check. If the future is dropped before, the call is refunded.
     ///
     /// ```
     /// use std::time::Duration;
@@ -56,7 +56,7 @@ pub struct Acquire<'a> {
 }
 
 impl Acquire<'_> {
-    /// The longest wait, in place of those of the policies.
+    /// The longest wait, in place of those of the policies: in microseconds, rounded down, and zero for what fits at once.
     ///
     /// Policies with a limit that [cannot wait](crate::Policy::wait_up_to), such as [`Concurrency`](crate::Concurrency), must
     /// have room at once.

@@ -12,8 +12,8 @@ impl Limiter {
     ///
     /// Until then its requests are denied, with the reason [`Banned`](crate::Denial::Banned), also by other processes. The
     /// time is in microseconds, rounded down, and at most the [longest length](crate::Ban::max_length) of the ban. A ban that
-    /// lasts longer stays, and the next ban after denials is no longer for it. A [`reset`](Self::reset) ends it. A policy whose limit is
-    /// [`Unlimited`](crate::Limit::Unlimited), such as while limits are off in a file, bans nothing.
+    /// lasts longer stays, and the next ban after denials is no longer for it. A [`reset`](Self::reset) ends it. A policy whose
+    /// limit is [`Unlimited`](crate::Limit::Unlimited), such as while limits are off in a file, bans nothing.
     ///
     /// ```
     /// use std::time::Duration;

@@ -200,7 +200,8 @@ impl Limiter {
 
     /// Counts a cost that has arisen already, also if it does not fit; later requests wait for it.
     ///
-    /// The decision is always allowed. A cost above the limit counts in full.
+    /// The decision is always allowed. A cost above the limit counts in full, up to 999,999,999,999,999; a larger one counts as
+    /// that. A cost of 0 counts nothing.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -250,7 +251,9 @@ impl Limiter {
     /// Removes all counts of the key, and its [bans](Policy::ban).
     ///
     /// The counts of a policy that is now [`Limit::Unlimited`](crate::Limit::Unlimited) or
-    /// [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire.
+    /// [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire. Nor are the ids of
+    /// [`check_once`](Self::check_once) and [`Policy::once_per`]: a request with an id that was counted before is still a
+    /// repetition.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

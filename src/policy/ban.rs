@@ -13,8 +13,8 @@ impl<K> Policy<K> {
     /// [`Banned`](crate::Denial::Banned), and nothing is counted, by no policy that is decided together with this one. That is
     /// so for retries with a known [id](Self::once_per) too, and for [`peek`](crate::Limiter::peek). A
     /// [`reset`](crate::Limiter::reset) ends a ban and forgets those before; [`Limiter::ban`](crate::Limiter::ban) begins one by
-    /// hand. A policy that [only observes](Self::observe_only) reports its bans and denies nothing. If all policies that deny do so
-    /// by a ban, the response has the problem type `abnormal-usage-detected` in place of `quota-exceeded`, as
+    /// hand. A policy that [only observes](Self::observe_only) reports its bans and denies nothing. If all policies that deny
+    /// do so by a ban, the response has the problem type `abnormal-usage-detected` in place of `quota-exceeded`, as
     /// [`Problem`](crate::response::Problem) lists them.
     ///
     /// A denial counts if the policy itself has no room for the request. These do not: a denial by another policy only; one
@@ -59,14 +59,14 @@ impl<K> Policy<K> {
     ///   that authentication has verified; for addresses choose short bans and many denials.
     /// * By a name that the request contains, such as the account of a login form, anyone can ban the account of another by
     ///   sending wrong passwords for it. Use a key of name and address together, as `(key::ip(), key::header(..))`.
-    /// * By a [header](fn@crate::key::header) that the client chooses, a caller leaves its ban with the next value.
+    /// * By a [header](fn@crate::key::header) that the client chooses, a caller is free of its ban with another value.
     /// * A source address that can be spoofed, as that of UDP, bans its owner. TCP and QUIC have verified it.
     ///
     /// # What it costs
     ///
     /// A second key beside the count, `quota:1:ban:<policy>:{<key>}` in Redis, from the first denial on until it is forgotten.
     /// A check reads it in the same call of the store: one `GET` more. It is not sent together with equal checks, and denials
-    /// that count are not answered from the cache of the process; those by a ban in force are. Other policies pay nothing.
+    /// that count are not cached in the process; those by a ban in force are. Other policies pay nothing.
     ///
     /// If the clock of the store is set ahead, bans end early; set back, a ban lasts at most its
     /// [longest length](Ban::max_length) from then on. While the store fails and this process counts, it has bans of its own.

@@ -57,8 +57,8 @@ impl<K> Policy<K> {
     ///
     /// A caller can leave at any time, also when the work is done and only the response is missing. So let the condition hold for
     /// something that the response has, such as [`is_success`](Completion::is_success) or [`is_error`](Completion::is_error).
-    /// `!is_success()` also holds for a request that is [cancelled](Completion::is_cancelled), and refunds to a caller that always
-    /// leaves all that it asks for.
+    /// `!is_success()` also holds for a request that is [cancelled](Completion::is_cancelled), and refunds to a caller that
+    /// always leaves all that it asks for.
     ///
     /// The condition is evaluated where the request ends, also while a dropped request is destroyed, so it must be quick and
     /// must not panic. Setting it again, or setting `charge_if`, replaces it. By default each admitted request counts. A

@@ -2,7 +2,7 @@ use super::Policy;
 
 /// Limits of other servers.
 impl<K> Policy<K> {
-    /// Learns from the responses of the server behind the layer when it asks for a pause: for a layer around a client.
+    /// Bans a key when the server behind the layer responds with `429`, or with a time to wait: for a layer around a client.
     ///
     /// A fleet that shares the quota of a foreign API puts the layer around its client, with one key for each quota, such as
     /// one for the API token. When the API denies a request all the same, the key is banned until the time that its response
@@ -16,14 +16,15 @@ impl<K> Policy<K> {
     /// | gRPC `RESOURCE_EXHAUSTED`, `UNAVAILABLE`, in the head or in the trailers | `RetryInfo` in the details, else `grpc-retry-pushback-ms`; without them none |
     ///
     /// A date is compared with the `Date` of the response. The pause is at most an hour, or the
-    /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy. It begins with the next check of each
-    /// process. Requests that [wait](Self::wait_up_to) are denied at their turn; those that were sent before are under way. The request that was answered in this way stays counted;
-    /// [`refund_if`](Self::refund_if) can refund it. Denials by a layer or handler of this process teach nothing.
+    /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy. It applies to each later check of each
+    /// process. Requests that [wait](Self::wait_up_to) are denied at their turn; requests that were sent before are not stopped.
+    /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or
+    /// handler of this process are not regarded.
     ///
     /// The ban is sent to the store in a task of its own, as a refund is. If the store fails, this process bans the key for the
     /// time in which it counts by itself, and [`lost_settlements`](crate::RateLimitLayer::lost_settlements) counts the loss. A
     /// server that is not trusted can stop all requests to itself for the longest length. A [`Limiter`](crate::Limiter), which
-    /// has no responses, does not take such a policy. By default responses teach nothing.
+    /// has no responses, does not take such a policy. By default responses are not regarded.
     ///
     /// ```
     /// use std::time::Duration;

@@ -47,10 +47,10 @@ impl<K> Policy<K> {
     ///
     /// # What a caller can do
     ///
-    /// A caller chooses the ids. New ids gain nothing: each is counted. With one id for different requests, a caller is
-    /// admitted 11 times for each request that is counted, or 1 more than [`repetitions`](Self::repetitions); so it is
-    /// admitted at most that many times the limit, also if requests are refunded. Each admitted repetition reaches the handler, which has to find out that it
-    /// is one. Do not use it for limits against guessing, such as of passwords.
+    /// A caller chooses the ids. New ids gain nothing: each is counted. A caller that sends different requests with one id is
+    /// admitted 11 times for each request that is counted, or 1 more than [`repetitions`](Self::repetitions). So it is admitted
+    /// at most that many times the limit, also if requests are refunded. Each admitted repetition reaches the handler, which
+    /// must detect it. Do not use it for limits against guessing, such as of passwords.
     ///
     /// # What it costs
     ///

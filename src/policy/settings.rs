@@ -137,10 +137,10 @@ impl<K> Policy<K> {
     /// [`observed_header`](crate::RateLimitLayer::observed_header) adds a field.
     ///
     /// The request is admitted whatever happens to the policy: its cost is above the limit, its key is missing, or the store
-    /// fails and the mode is [`Closed`](FailureMode::Closed). If Redis fails for this policy alone, as when its key lies on another
-    /// node of a cluster, the decision is that of the others, without this one. A [`Receipt`](crate::Receipt) refunds what it has
-    /// counted of an admitted request. Slots of a [`Concurrency`](crate::Concurrency) limit that it has taken for a request which
-    /// another policy denies are released at once. Denials of policies beside it are not answered from the cache of the process,
+    /// fails and the mode is [`Closed`](FailureMode::Closed). If Redis fails for this policy alone, as when its key lies on
+    /// another node of a cluster, the decision is that of the others, without this one. A [`Receipt`](crate::Receipt) refunds
+    /// what it has counted of an admitted request. Slots of a [`Concurrency`](crate::Concurrency) limit that it has taken for a
+    /// request which another policy denies are released at once. Denials of policies beside it are not cached in the process,
     /// since each request must be counted. By default a policy is enforced.
     ///
     /// ```

@@ -18,31 +18,32 @@ impl<K> Policy<K> {
     /// | [`SlidingLog`](crate::SlidingLog) | yes; no window holds more than the quota, where each request counts at its turn |
     /// | `SlidingLog` with a precision | no: its entries are those of many requests |
     /// | [`TokenBucket`](crate::TokenBucket) | yes: the tokens are taken in advance |
-    /// | [`FixedWindow`](crate::FixedWindow), [`SlidingCounter`](crate::SlidingCounter) | no: they store the counts of this window, so a later one has no place |
+    /// | [`FixedWindow`](crate::FixedWindow), [`SlidingCounter`](crate::SlidingCounter) | no: they store the counts of the current window only |
     /// | [`Concurrency`](crate::Concurrency) | no: it is not known when a slot is free, so [try again](crate::Concurrency#waiting-for-a-slot) |
     ///
-    /// Of several policies, a request waits for the latest turn, and each of them must allow the wait for its own. Policies that do
-    /// not wait must have room at once; so must those that [charge it later](Self::charge_if), which have nothing to reserve.
+    /// Of several policies, a request waits for the latest turn, and each of them must allow the wait for its own. Policies
+    /// that do not wait must have room at once. So must policies with [`charge_if`](Self::charge_if), which reserve nothing.
     ///
     /// Only a `SlidingLog` without a precision counts the request at that turn, also if the policy does not wait itself. A bucket
-    /// takes its tokens when it has them, and the other algorithms count the request at the check. So around a turn they may admit
-    /// more than their limit: those that waited for other policies come in addition. Where that matters, give the policies of
-    /// a request that waits sliding logs.
+    /// takes its tokens when it has them, and the other algorithms count the request at the check. So around a turn they may
+    /// admit more than their limit: those that waited for other policies are additional. If that matters, use sliding logs in
+    /// all policies of a request that waits.
     ///
     /// A request that waits takes units of the other policies meanwhile: of a sliding log from the check to its turn and a window
-    /// more, and of [`Concurrency`](crate::Concurrency) a slot. A caller that waits for a limit of its own could use up in this way
-    /// what it shares with others. So in a layer a request waits only as long as each policy with another key allows by a
-    /// `wait_up_to` of its own; if there is one without, it does not wait. To wait nevertheless, put the shared policy in a layer
-    /// inside of this one: it is checked when the request is admitted.
+    /// more, and of [`Concurrency`](crate::Concurrency) a slot. A caller that waits for a limit of its own could use up in this
+    /// way what it shares with others. So in a layer a request waits only as long as each policy with another key allows by a
+    /// `wait_up_to` of its own; if there is one without, it does not wait. To wait nevertheless, put the shared policy in a
+    /// layer inside of this one: it is checked when the request is admitted.
     ///
-    /// If the caller leaves, the request is refunded: a log has room for another one then. The next request may get that turn before
-    /// others that wait already, whose turns stay as they are; if they were kept, the turns of callers that leave together would
-    /// block the log. A bucket takes tokens back only from the request with the last turn; the other tokens come back with time.
+    /// If the caller leaves, the request is refunded: a log has room for another one then. The next request may get that turn
+    /// before others that wait already, whose turns stay as they are; if they were kept, the turns of callers that leave
+    /// together would block the log. A bucket takes tokens back only from the request with the last turn; the other tokens come
+    /// back with time.
     ///
     /// A request that waits holds nothing of the inner service: its readiness, such as a permit of a bound on concurrency or of a
     /// buffer, is given back, and at its turn the request waits until the service is ready. So a bound inside of the layer, or
-    /// `tower::load_shed`, applies to requests that are admitted; outside of it, also to those that wait. `poll_ready` of the layer
-    /// does not wait for turns. The runtime of tokio needs its timers (`enable_time`).
+    /// `tower::load_shed`, applies to requests that are admitted; outside of it, also to those that wait. `poll_ready` of the
+    /// layer does not wait for turns. The runtime of tokio needs its timers (`enable_time`).
     ///
     /// A request whose key is [banned](Self::ban) while it waits is denied at its turn: a policy with bans, or one that
     /// [learns](Self::learn_from_responses), reads them then, which is a second call of the store. If that fails, the request is
@@ -50,6 +51,9 @@ impl<K> Policy<K> {
     ///
     /// The response has the rate limit fields of the check, and [`Decision::delay`](crate::Decision::delay) is the wait. By
     /// default requests do not wait.
+    ///
+    /// The wait is in microseconds, rounded down. A wait of zero admits what fits at once; any longer one is possible, and one of more
+    /// than 31 years counts as that.
     ///
     /// ```
     /// use std::time::Duration;

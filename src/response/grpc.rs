@@ -87,7 +87,8 @@ impl Grpc {
         self
     }
 
-    /// Sets the status of a call whose key is [absent](crate::key::KeyError::absent), such as `tonic::Code::Unauthenticated` or 16.
+    /// Sets the status of a call whose key is [absent](crate::key::KeyError::absent), such as `tonic::Code::Unauthenticated` or
+    /// 16.
     ///
     /// The status of a malformed key and that of a misconfigured server stay as they are. The default is `INVALID_ARGUMENT`
     /// (3).

@@ -61,8 +61,8 @@ pub(crate) use self::{
 ///
 /// # A complete store
 ///
-/// It implements fixed windows in a map, and charges that are [counted](ChargeRole::Counted). A store on a server does the same in one atomic script or transaction, and returns
-/// [`StoreFuture::pending`].
+/// It implements fixed windows in a map, and charges that are [counted](ChargeRole::Counted). A store on a server does the same
+/// in one atomic script or transaction, and returns [`StoreFuture::pending`].
 ///
 /// ```
 /// use std::{

@@ -36,7 +36,8 @@ pub enum Operation {
     /// # }
     /// ```
     Reserve,
-    /// Counts all charges, also above the limits; later requests wait for it. The [role](super::ChargeRole) of a charge can exempt it.
+    /// Counts all charges, also above the limits; later requests wait for it. The [role](super::ChargeRole) of a charge can
+    /// exempt it.
     Charge,
     /// Returns what [`Check`](Self::Check) would return, and counts nothing.
     Peek,
@@ -52,12 +53,12 @@ pub enum Operation {
         /// the request or, after a [`Reserve`](Self::Reserve), the `decided_at` of the state.
         admitted_at: Duration,
     },
-    /// Renews the [leases](super::Charge::lease) of charges of [`Limit::Concurrency`](crate::Limit::Concurrency). A lease that has expired is added again if there
-    /// is room for its cost; else its slots are lost, and the outcome is not [allowed](super::Outcome::allowed). Charges of
-    /// other limits are compared with the room, and not counted.
+    /// Renews the [leases](super::Charge::lease) of charges of [`Limit::Concurrency`](crate::Limit::Concurrency). A lease that
+    /// has expired is added again if there is room for its cost; else its slots are lost, and the outcome is not
+    /// [allowed](super::Outcome::allowed). Charges of other limits are compared with the room, and not counted.
     RenewLease,
-    /// Ends the [leases](super::Charge::lease) of charges of [`Limit::Concurrency`](crate::Limit::Concurrency), which releases their slots. It has no effect on
-    /// charges of other limits.
+    /// Ends the [leases](super::Charge::lease) of charges of [`Limit::Concurrency`](crate::Limit::Concurrency), which releases
+    /// their slots. It has no effect on charges of other limits.
     EndLease,
 }
 

@@ -176,8 +176,8 @@ impl<'a> Charge<'a> {
 
     /// The same charge, which an [`Operation::Reserve`] may count at most this much later.
     ///
-    /// The default is zero: it has to fit at once. So does a charge of a limit that cannot wait, whatever is set here, and one that
-    /// is not [counted](ChargeRole::Counted). [`Policy::wait_up_to`](crate::Policy::wait_up_to) lists the limits that can.
+    /// The default is zero: it has to fit at once. So does a charge of a limit that cannot wait, whatever is set here, and one
+    /// that is not [counted](ChargeRole::Counted). [`Policy::wait_up_to`](crate::Policy::wait_up_to) lists the limits that can.
     #[must_use]
     pub fn wait_up_to(self, longest: Duration) -> Self {
         self.waiting(Waiting::up_to(longest, self.waiting.most))

@@ -42,9 +42,9 @@ pub enum ChargeRole {
     ///   [`retry_after`](super::ChargeState::retry_after), also if the request is admitted.
     ///
     /// So each counted request has as many repetitions as fit on the marker beside it. A marker is not counted if the next
-    /// charge is not: if there is none, if it is only checked, and if its limit is [`Limit::Unlimited`](crate::Limit::Unlimited) or
-    /// [`Limit::DenyAll`](crate::Limit::DenyAll). In a Redis cluster a marker and the next charge lie in one slot. The role has no effect on refunds
-    /// and resets.
+    /// charge is not: if there is none, if it is only checked, and if its limit is
+    /// [`Limit::Unlimited`](crate::Limit::Unlimited) or [`Limit::DenyAll`](crate::Limit::DenyAll). In a Redis cluster a marker
+    /// and the next charge lie in one slot. The role has no effect on refunds and resets.
     Once,
     /// A charge of [`Limit::Ban`](crate::Limit::Ban), for the next charge of the request that is no marker:
     ///
@@ -52,13 +52,13 @@ pub enum ChargeRole {
     /// * If a check is denied, no ban is in force, and the next charge itself has no room for its cost, which is within its
     ///   limit, one denial is counted. With the last one that [`Ban::denials`](crate::Ban::denials) permits a ban begins, and
     ///   the state has its wait.
-    /// * [`Operation::Charge`](super::Operation::Charge) begins a ban of `cost` microseconds, at most [`Ban::max_length`](crate::Ban::max_length),
-    ///   unless a longer one is in force.
+    /// * [`Operation::Charge`](super::Operation::Charge) begins a ban of `cost` microseconds, at most
+    ///   [`Ban::max_length`](crate::Ban::max_length), unless a longer one is in force.
     /// * A refund changes nothing, and a reset ends the ban and forgets the ones before.
     ///
     /// Its state has the denials that remain, 0 while a ban is in force; the rest of the ban; and the time until the ban, the
-    /// denials and the number of bans are forgotten. It is not regarded if the next charge counts nothing, for
-    /// [`Limit::Unlimited`](crate::Limit::Unlimited) or [`Limit::DenyAll`](crate::Limit::DenyAll). In a Redis cluster it lies in one slot with the next charge. A charge
-    /// has this role if and only if its limit is a ban.
+    /// denials and the number of bans are forgotten. A ban is ignored if the next charge counts nothing, for
+    /// [`Limit::Unlimited`](crate::Limit::Unlimited) or [`Limit::DenyAll`](crate::Limit::DenyAll). In a Redis cluster it lies
+    /// in one slot with the next charge. A charge has this role if and only if its limit is a ban.
     Ban,
 }

@@ -155,7 +155,8 @@ async fn envoy_limits_logins_and_names_the_client_to_the_service() -> Result<(),
         }
     }
 
-    // Without the rate limit service Envoy admits all requests, since `failure_mode_deny` is false. The limit of the shop remains.
+    // Without the rate limit service Envoy admits all requests, since `failure_mode_deny` is false. The limit of the shop
+    // remains.
     service.shutdown_background();
     for status in [
         StatusCode::OK,

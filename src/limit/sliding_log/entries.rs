@@ -46,7 +46,7 @@ impl Entry {
     }
 }
 
-/// The budget of a call. It keeps some for the ends of a log, which are read one by one: the oldest entry, and the newest one
+/// The budget of a charge. It keeps some for the ends of a log, which are read one by one: the oldest entry, and the newest one
 /// before and after a removal.
 pub(crate) const BUDGET: usize = BOUND - 3;
 

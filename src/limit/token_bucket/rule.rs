@@ -87,8 +87,9 @@ impl Rule for TokenBucket {
     }
 
     fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
-        // After the last charge, all missing tokens are those of the charge. After an earlier one, the tokens that came since then
-        // may all be those of the charge: neither they nor the time that has passed towards the next one are returned twice.
+        // After the last charge, all missing tokens are those of the charge. After an earlier one, the tokens that came since
+        // then may all be those of the charge: neither they nor the time that has passed towards the next one are returned
+        // twice.
         let (mut come, mut left) = (0, 0);
         if let Some(last) = self.last_turn(bucket, now) {
             // The others that wait have their times already.

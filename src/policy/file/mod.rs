@@ -167,8 +167,9 @@ use crate::{ConfigError, access::Access};
 /// rest. In gRPC it is `/shop.Accounts/SignIn`, or `/shop.Accounts/{method}`, also for a layer around one service.
 /// `routes = "others"` is for the requests that no other policy of the file with `routes` or `methods` is for.
 ///
-/// A path is compared as it is and in normal form, without `//`, dot segments and `%2F`: a policy and `[block]` are for it if either
-/// is of the route, `[skip]` if both are. So `/static/../login` neither evades a limit nor is skipped.
+/// A path is compared as it is and in normal form, without `//`, dot segments and `%2F`: a policy or `[block]` applies if the
+/// route matches either form, and `[skip]` applies if it matches both. So `/static/../login` neither evades a limit nor is
+/// skipped.
 ///
 /// # Skipped and blocked requests
 ///

@@ -60,10 +60,12 @@ use crate::ConfigError;
 ///   policy without one in the file, stay and take precedence.
 /// * The requests that the file [skips and blocks](Policies#skipped-and-blocked-requests) are skipped and blocked. Those of
 ///   [`RateLimitLayer::skip`](crate::RateLimitLayer::skip) and [`block`](crate::RateLimitLayer::block) stay.
-/// * Counts are kept, and the new numbers apply to them. With another algorithm [counts start at zero](crate::limit#when-a-limit-changes).
+/// * Counts are kept, and the new numbers apply to them. With another algorithm [counts start at
+///   zero](crate::limit#when-a-limit-changes).
 /// * A file that cannot be read or has a wrong line changes nothing.
-/// * A layer or limiter keeps its last limits, with a warning, if the new ones contradict its settings in code, such as a limit of
-///   [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). What is skipped and blocked changes.
+/// * A layer or limiter keeps its last limits, with a warning, if the new ones contradict its settings in code, such as a limit
+///   of [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). What is skipped and blocked
+///   changes.
 /// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
 ///   off that one, too.
 /// * A request is decided by one load of the file, with all policies of the layer: never by parts of two.
@@ -83,8 +85,21 @@ pub struct LivePolicies {
 impl Policies {
     /// Policies from a file whose name ends in `.toml` or `.json`, which [follow the file](LivePolicies).
     ///
-    /// The file is read again by [`LivePolicies::reload`], and by choice when it
-    /// [changes](LivePolicies::reload_on_change).
+    /// The file is read once. It is read again by [`LivePolicies::reload`], and by
+    /// [`reload_on_change`](LivePolicies::reload_on_change) whenever it has changed:
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tower_quota::{MemoryStore, Policies};
+    ///
+    /// # async fn run() -> Result<(), tower_quota::ConfigError> {
+    /// let policies = Policies::watch("limits.toml")?;
+    /// policies.reload_on_change(Duration::from_secs(1))?;
+    /// let layer = policies.layer(MemoryStore::new(), ["search"])?;
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -153,7 +168,22 @@ impl LivePolicies {
 
     /// The policy of this name, for a layer. Its limit, cost, key and failure mode follow the file.
     ///
-    /// [`Policy::limit`] returns the limit of the moment.
+    /// [`Policy::limit`] returns the limit at the time of this call.
+    ///
+    /// ```
+    /// use tower_quota::{LivePolicies, Policies, SlidingLog};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let describe = |limit| Policies::from_toml(&format!("policies.search = {{ limit = '{limit}', key = 'ip' }}"));
+    /// let policies = LivePolicies::from(describe("sliding-log 3/min")?);
+    /// assert_eq!(policies.get("search")?.limit(), Some(&SlidingLog::per_minute(3).into()));
+    ///
+    /// policies.replace(describe("sliding-log 10/min")?)?;
+    /// assert_eq!(policies.get("search")?.limit(), Some(&SlidingLog::per_minute(10).into()));
+    /// assert!(policies.get("find").is_err());
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -167,6 +197,18 @@ impl LivePolicies {
 
     /// The policy of this name without its key: for a limiter, or for a key that only code can extract. Its limit, cost and
     /// failure mode follow the file.
+    ///
+    /// ```
+    /// use tower_quota::{LivePolicies, Policies, key};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let policies = LivePolicies::from(Policies::from_toml("policies.search.limit = 'sliding-log 3/min'")?);
+    /// assert!(policies.get("search").is_err(), "it has no key");
+    /// let search = policies.unkeyed("search")?.key(key::constant("all"));
+    /// assert_eq!(search.name(), "search");
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -240,10 +282,10 @@ impl LivePolicies {
     /// Reloads the file whenever its content has changed: a task of the current tokio runtime reads it at this interval.
     ///
     /// The content is compared rather than the time of the last change, which has a granularity of up to 2 seconds, and the
-    /// path is opened anew each time. So a change is seen however it is made: an editor that writes a new file in place of the old
-    /// one, or Kubernetes, which redirects a symbolic link to the folder of a `ConfigMap`. A content is applied when it
-    /// was read twice in a row, so that a file is not applied while it is written: one to two intervals after the change. A
-    /// file that cannot be applied is logged as a warning once, and changes nothing.
+    /// path is opened anew each time. So a change is seen however it is made: an editor that writes a new file in place of the
+    /// old one, or Kubernetes, which redirects a symbolic link to the folder of a `ConfigMap`. A content is applied when it was
+    /// read twice in a row, so that a file is not applied while it is written: one to two intervals after the change. A file
+    /// that cannot be applied is logged as a warning once, and changes nothing.
     ///
     /// The task ends when no policy, layer or limiter of these is left.
     ///

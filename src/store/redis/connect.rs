@@ -48,7 +48,7 @@ impl RedisStore {
     /// * [`ConnectError::Config`] if the URL is not one of Redis, or requires a feature that is off; and outside of a tokio
     ///   runtime.
     /// * [`ConnectError::Store`] if Redis refuses the credentials, a command, the keys or the script. The error names what is
-    ///   refused, and the `ACL SETUSER` command for a user with all permissions of the store.
+    ///   refused, and if credentials or a permission are missing, the `ACL SETUSER` command for a user with all permissions.
     /// * [`ConnectError::Store`] if Redis cannot be used within the
     ///   [connect timeout](RedisStoreBuilder::connect_timeout), 5 s. The [source](std::error::Error::source) of the error is
     ///   the last cause, and its kind that of this cause.

@@ -5,8 +5,8 @@ use crate::{ConfigError, error::write_with_cause, store::StoreError};
 /// The error of [`RedisStore::connect`](super::RedisStore::connect).
 ///
 /// A program can connect again after [`Timeout`](crate::store::ErrorKind::Timeout) and
-/// [`Unreachable`](crate::store::ErrorKind::Unreachable); [`Refused`](crate::store::ErrorKind::Refused) is an error reply of Redis,
-/// such as for a wrong password.
+/// [`Unreachable`](crate::store::ErrorKind::Unreachable); [`Refused`](crate::store::ErrorKind::Refused) is an error reply of
+/// Redis, such as for a wrong password.
 ///
 /// ```
 /// use std::time::Duration;

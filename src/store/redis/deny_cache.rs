@@ -21,10 +21,10 @@ use crate::store::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreRes
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
 /// the same cost or a higher one, counted or checked only. A request with a marker is not cached: whether it is a repetition is
-/// stored in Redis. Nor is one of slots, which can be free at any time. Of a request with a ban, only a denial by a ban in force is
-/// cached, until the ban ends: others are counted in Redis. Only a reset or a refund can make room earlier. Those of this process
-/// invalidate the denial
-/// at once; those of other processes, and a clock that is set forward, are seen after 1 s at most.
+/// stored in Redis. Nor is one of slots, which can be free at any time. Of a request with a ban, only a denial by a ban in
+/// force is cached, until the ban ends: others are counted in Redis. Only a reset or a refund can make room earlier. Those of
+/// this process invalidate the denial at once; those of other processes, and a clock that is set forward, are seen after 1 s at
+/// most.
 pub(super) struct DenyCache {
     shards: Box<[Mutex<Shard>]>,
     /// One is incremented for each reset or refund; each is that of many keys.

@@ -59,9 +59,9 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 ///
 /// # Deadlines
 ///
-/// A call has the [deadline](crate::RedisStoreBuilder::deadline), by default 100 ms, from when it is sent. A check that has to wait for
-/// other calls first waits for at most one deadline more. So a check takes at most two deadlines; in a cluster, two for each
-/// slot of its keys. A check that fails may have been counted if it was sent.
+/// A call has the [deadline](crate::RedisStoreBuilder::deadline), by default 100 ms, from when it is sent. A check that has to
+/// wait for other calls first waits for at most one deadline more. So a check takes at most two deadlines; in a cluster, two
+/// for each slot of its keys. A check that fails may have been counted if it was sent.
 ///
 /// The deadline measures Redis and not this process. While handlers block the threads of the runtime, or the process is stopped,
 /// a reply that has arrived cannot be read. Such a stall does not count: the deadline is counted in four steps, and a step that
@@ -88,12 +88,13 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 /// # Deny cache
 ///
 /// Denials are cached in the process until their `retry_after`, for at most 1 s. A cached denial applies to checks of the same
-/// policies with the same limits and the same key, at the same cost or a higher one, for which the wait is a lower bound. The
-/// denial of a request with an id ([`Policy::once_per`](crate::Policy::once_per)) is not cached, and one by a policy with
-/// [bans](crate::Policy::ban) only while a ban is in force.
-/// A [reset](crate::Limiter::reset) or [refund](crate::Receipt::refund) by this process ends it at once. A reset by another
-/// process, a key deleted in Redis, or a clock that was set is seen after 1 s at most. The cache has 10,000 entries; the oldest
-/// ones are evicted.
+/// policies with the same limits and the same key, at the same cost or a higher one, for which the wait is a lower bound. A
+/// denial of a request with an id ([`Policy::once_per`](crate::Policy::once_per)) is not cached. A denial by a policy with
+/// [bans](crate::Policy::ban) is cached only while a ban is in force.
+///
+/// A [reset](crate::Limiter::reset) or [refund](crate::Receipt::refund) by this process removes the cached denial at once.
+/// After a reset by another process, a key deleted in Redis, or a clock that was set, it remains for at most 1 s. The cache has
+/// 10,000 entries; the oldest ones are evicted.
 ///
 /// # In a cluster
 ///
@@ -108,9 +109,9 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 /// One key for each policy and caller, `<prefix>:1:<algorithm>:<policy>:{<key>}`, such as
 /// `quota:1:log:login:{ip=203.0.113.7|path=/login}`; and with [`Policy::once_per`](crate::Policy::once_per) one for each id,
 /// such as `quota:1:fixed:login:{ip=203.0.113.7|path=/login}|once=` and a hash. A policy with [bans](crate::Policy::ban) has
-/// one more for each caller that it has denied, such as `quota:1:ban:login:{ip=203.0.113.7|path=/login}`. Each expires at most 1 s after it stops to matter. Set the
-/// `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted key is a limit that is reset. A
-/// failover loses what the replica had not received yet, and as much may be admitted again.
+/// one more for each caller that it has denied, such as `quota:1:ban:login:{ip=203.0.113.7|path=/login}`. Each expires at most
+/// 1 s after it stops to matter. Set the `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted
+/// key is a limit that is reset. A failover loses what the replica had not received yet, and as much may be admitted again.
 ///
 /// # Measurements
 ///

@@ -1,8 +1,8 @@
 //! Deterministic simulation of commit queues, deadlines, breaker, deny cache, settlements and refunds across slots.
 //!
-//! A schedule is made from a seed: callers that send, wait late and leave, a network with faults, a server with a clock that is set,
-//! and runtimes that end or stall. It runs in virtual time with the code of the store down to the client, and the promises of the
-//! store are verified in what happened. A schedule that fails prints its seed; `TOWER_QUOTA_SEED` replays it.
+//! A schedule is made from a seed: callers that send, wait late and leave, a network with faults, a server with a clock that is
+//! set, and runtimes that end or stall. It runs in virtual time with the code of the store down to the client, and the promises
+//! of the store are verified in what happened. A schedule that fails prints its seed; `TOWER_QUOTA_SEED` replays it.
 
 mod arguments;
 pub(super) mod backend;
