@@ -242,6 +242,38 @@ async fn a_key_that_has_lost_its_expiry_has_one_again_once_a_check_is_denied() {
     }
 }
 
+/// To set an expiry costs as much as the rest of a check.
+#[tokio::test]
+async fn a_key_whose_expiry_will_do_is_written_without_it() {
+    let redis = Redis::start();
+    let window = LIMITS[3];
+    call(&redis, window, &[("check 1 1", &["k"])]).await;
+    let in_ms = async || -> u64 {
+        let time: Vec<u64> = redis.command("TIME", [""; 0]).await;
+        time[0] * 1_000 + time[1] / 1_000
+    };
+    let before = in_ms().await;
+    let left: u64 = redis.command("PTTL", ["k"]).await;
+    let after = in_ms().await;
+    let value: Vec<u8> = redis.command("GET", ["k"]).await;
+    let noted = f64::from_le_bytes(value[24..].try_into().expect("eight bytes")) as u64 / 1_000;
+    assert!(
+        (before + left..=after + left).contains(&noted),
+        "the key has the time at which it expires"
+    );
+
+    redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
+    for _ in 0..3 {
+        assert_eq!(call(&redis, window, &[("check 1 1", &["k"])]).await[0].admitted(), 1);
+    }
+    // A longer window needs a later expiry.
+    let longer = window.replace("60000000", "61500000");
+    assert_eq!(call(&redis, &longer, &[("check 1 1", &["k"])]).await[0].admitted(), 1);
+    let stats: String = redis.command("INFO", ["commandstats"]).await;
+    assert!(stats.contains("cmdstat_setrange:calls=3,"), "{stats}");
+    assert!(stats.contains("cmdstat_set:calls=1,"), "{stats}");
+}
+
 #[tokio::test]
 async fn a_ban_and_slots_that_have_lost_their_expiry_have_one_again_once_a_check_is_denied() {
     const MINUTE: Duration = Duration::from_secs(60);
