@@ -15,7 +15,7 @@ use http::StatusCode;
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 use tower_quota::{
-    FailureMode, Headers, Key, Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, key,
+    FailureMode, Headers, Key, Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key,
 };
 
 use crate::support::{Broken, Clock, Log, get, get_from, send};
@@ -218,29 +218,31 @@ async fn a_file_that_cannot_be_applied_changes_nothing_and_is_an_error_that_name
 }
 
 #[tokio::test]
-async fn a_layer_keeps_its_limits_if_the_new_ones_contradict_its_settings_in_code() {
+async fn a_file_that_contradicts_the_settings_in_code_of_a_layer_changes_nothing_while_the_layer_exists() {
     let file = File::new(&api("sliding-log 3/min"));
     let policies = file.watch();
     let refunding = policies.get("api").unwrap().refund_if(|_| false);
     let app = app(RateLimitLayer::new(Clock::new().memory_store(), refunding));
-    let log = Log::capture();
-    file.write(&api("concurrency 5"));
-    policies.reload().unwrap();
-    assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=3;w=60"));
-    let text = log.text();
-    assert!(
-        text.contains("WARN") && text.contains("keeps the limits") && text.contains("`.refund_if(..)`"),
-        "{text}"
-    );
 
+    // No request has used this one when the next is refused.
     file.write(&api("sliding-log 9/min"));
     policies.reload().unwrap();
+    file.write(&api("concurrency 5"));
+    let error = policies.reload().unwrap_err().to_string();
+    assert!(error.contains("`.refund_if(..)`") && error.contains("`api`"), "{error}");
     assert_eq!(announced(&app).await[0].as_deref(), Some("\"api\";q=9;w=60"));
+    assert_eq!(
+        policies.get("api").unwrap().limit(),
+        Some(&SlidingLog::per_minute(9).into())
+    );
+
+    drop(app);
+    policies.reload().unwrap();
 }
 
 /// As of the state of an axum application, which is cloned for each request.
 #[tokio::test]
-async fn clones_of_a_limiter_keep_the_last_limits_that_fit_and_warn_once() {
+async fn clones_of_a_limiter_follow_a_file_and_refuse_what_does_not_fit_them() {
     let limit = |quota| format!("[policies.mails]\nlimit = \"sliding-log {quota}/h\"\n");
     let file = File::new(&limit(100));
     let policies = file.watch();
@@ -250,13 +252,15 @@ async fn clones_of_a_limiter_keep_the_last_limits_that_fit_and_warn_once() {
     policies.reload().unwrap();
     assert_eq!(remaining(&mails.clone()).await, 4);
 
-    let log = Log::capture();
     file.write(&format!("{}routes = \"/mails\"\n", limit(50)));
-    policies.reload().unwrap();
+    let error = policies.reload().unwrap_err().to_string();
+    assert!(error.contains("`routes`") && error.contains("`mails`"), "{error}");
     assert_eq!(remaining(&early).await, 3);
-    assert_eq!(remaining(&mails.clone()).await, 2);
-    assert_eq!(remaining(&mails).await, 1);
-    assert_eq!(log.text().matches("keeps the limits").count(), 1, "{}", log.text());
+    drop(mails);
+    assert!(policies.reload().is_err(), "a clone is left");
+    assert_eq!(remaining(&early.clone()).await, 2);
+    drop(early);
+    policies.reload().unwrap();
 }
 
 #[tokio::test]
@@ -275,13 +279,17 @@ async fn a_limiter_that_is_built_after_a_reload_is_refused_if_the_new_limits_do_
 }
 
 #[tokio::test]
-async fn a_layer_that_keeps_its_limits_blocks_what_the_file_blocks() {
+async fn a_file_that_is_refused_blocks_nothing() {
     let file = File::new(&api("sliding-log 3/min"));
     let policies = file.watch();
     let refunding = policies.get("api").unwrap().refund_if(|_| false);
     let app = app(RateLimitLayer::new(MemoryStore::new(), refunding));
     assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
-    file.write(&format!("{}[block]\nroutes = \"/\"\n", api("concurrency 5")));
+    let blocking = |limit| format!("{}[block]\nroutes = \"/\"\n", api(limit));
+    file.write(&blocking("concurrency 5"));
+    policies.reload().unwrap_err();
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::OK);
+    file.write(&blocking("sliding-log 3/min"));
     policies.reload().unwrap();
     assert_eq!(send(&app, get("/")).await.status, StatusCode::FORBIDDEN);
 }

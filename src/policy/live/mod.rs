@@ -63,9 +63,8 @@ use crate::ConfigError;
 /// * Counts are kept, and the new numbers apply to them. With another algorithm [counts start at
 ///   zero](crate::limit#when-a-limit-changes).
 /// * A file that cannot be read or has a wrong line changes nothing.
-/// * A layer or limiter keeps its last limits, with a warning, if the new ones contradict its settings in code, such as a limit
-///   of [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). What is skipped and blocked
-///   changes.
+/// * Nor does a file that contradicts the settings in code of a layer or limiter in use, such as a limit of
+///   [`Concurrency`](crate::Concurrency) for a policy with [`refund_if`](Policy::refund_if). The error names the setting.
 /// * A policy that the file has no more keeps its last numbers, with a warning. `enabled = false` at the top of the file turns
 ///   off that one, too.
 /// * A request is decided by one load of the file, with all policies of the layer: never by parts of two.
@@ -260,7 +259,8 @@ impl LivePolicies {
     ///
     /// # Errors
     ///
-    /// If a policy that [`get`](Self::get) has returned has no key anymore. Nothing is changed then.
+    /// If a policy that [`get`](Self::get) has returned has no key anymore, or if a policy
+    /// [contradicts](LivePolicies#what-a-reload-changes) a layer or limiter. Nothing is changed then.
     pub fn replace(&self, policies: Policies) -> Result<(), ConfigError> {
         self.shared.replace(policies, None)
     }
@@ -271,9 +271,9 @@ impl LivePolicies {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or does not describe policies; the message shows the place. Or if a policy that
-    /// [`get`](Self::get) has returned has no key anymore, or there is no file: the policies are from [`Policies`] then, and
-    /// [`replace`](Self::replace) changes them. Nothing is changed by an error.
+    /// If the file cannot be read, or does not describe policies; the message shows the place. Or if
+    /// [`replace`](Self::replace) would refuse the policies. Or if there is no file: the policies are from [`Policies`] then,
+    /// and `replace` changes them. Nothing is changed by an error.
     #[cfg(feature = "file")]
     pub fn reload(&self) -> Result<(), ConfigError> {
         self.shared.reload()

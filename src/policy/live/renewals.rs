@@ -9,7 +9,7 @@ use super::{
         basis::Basis,
         list::{contexts, is_composite, listed, waits},
     },
-    source::Source,
+    source::{Requirement, Snapshot, Source},
 };
 use crate::{ConfigError, KeyExtractor, access::Access, decision::CheckContext};
 
@@ -25,6 +25,8 @@ pub(crate) struct Renewals<K> {
     pub(crate) access: Access,
     /// Clones share it, so that one that is made for a request builds nothing.
     newest: Arc<ArcSwapOption<Renewed<K>>>,
+    /// A file that contradicts the settings in code of these policies is refused while this exists.
+    requirement: Arc<Requirement>,
 }
 
 /// Policies after a reload, with the context of their checks.
@@ -67,12 +69,16 @@ impl<K: Renewable> Renewals<K> {
             return None;
         }
 
+        // Before they are brought up to date: a reload in between is refused, or seen.
+        let requirement = requirement(policies);
+        sources.iter().for_each(|source| source.require(&requirement));
         let built_at = renew(policies, &sources);
         Some(Self {
             sources,
             built_at,
             access: Access::default(),
             newest: Arc::default(),
+            requirement,
         })
     }
 
@@ -103,23 +109,6 @@ impl<K: Renewable> Renewals<K> {
     fn renew(&self, built: &Basis<'_, K>) -> Arc<Renewed<K>> {
         let mut renewed = built.policies.to_vec();
         let revision = renew(&mut renewed, &self.sources);
-        let valid = |policy: &Policy<K>| policy.validate_slots().and_then(|()| K::validate(policy));
-        if let Err(error) = renewed.iter().try_for_each(valid) {
-            #[cfg(feature = "tracing")]
-            tracing::warn!(%error, "a layer or limiter keeps the limits from before a reload");
-            let _ = error;
-            let newest = self.newest.load();
-            let mut kept = newest
-                .as_deref()
-                .map_or(built.policies, |newest| &newest.policies)
-                .to_vec();
-            // The requests that the file skips and blocks contradict no policy.
-            for (kept, renewed) in kept.iter_mut().zip(&renewed) {
-                kept.settings.listed = renewed.settings.listed.clone();
-            }
-            renewed = kept;
-        }
-
         let contexts = contexts(&renewed);
         let context = CheckContext {
             is_composite: is_composite(&contexts),
@@ -146,21 +135,43 @@ impl<K: Renewable> Renewals<K> {
 fn renew<K: Renewable>(policies: &mut [Policy<K>], sources: &[Arc<Source>]) -> u64 {
     let snapshots: SmallVec<[_; 1]> = sources.iter().map(|source| (source, source.newest())).collect();
     for policy in policies {
-        let Some(origin) = policy.settings.origin.clone() else {
-            continue;
-        };
-        let of_policy = snapshots.iter().find(|(source, _)| Arc::ptr_eq(source, &origin.source));
-        let Some((_, snapshot)) = of_policy else { continue };
-        policy.settings.listed = snapshot.listed.clone();
-        let Some(description) = snapshot.policies.get(policy.name()) else {
-            continue;
-        };
-        policy.settings.terms = description.terms.clone();
-        if let (true, Some(key)) = (origin.has_key, &description.key) {
-            policy.key.replace(key);
+        for (source, snapshot) in &snapshots {
+            renew_from(policy, source, snapshot);
         }
     }
     snapshots.iter().map(|(_, snapshot)| snapshot.revision).sum()
+}
+
+/// Replaces the terms of a policy by those of a snapshot, if it is of this source.
+fn renew_from<K: Renewable>(policy: &mut Policy<K>, source: &Source, snapshot: &Snapshot) {
+    let Some(origin) = &policy.settings.origin else {
+        return;
+    };
+    if !std::ptr::eq(&*origin.source, source) {
+        return;
+    }
+    let has_key = origin.has_key;
+    policy.settings.listed = snapshot.listed.clone();
+    let Some(description) = snapshot.policies.get(policy.name()) else {
+        return;
+    };
+    policy.settings.terms = description.terms.clone();
+    if let (true, Some(key)) = (has_key, &description.key) {
+        policy.key.replace(key);
+    }
+}
+
+/// Refuses snapshots that contradict the settings in code of these policies.
+fn requirement<K: Renewable>(policies: &[Policy<K>]) -> Arc<Requirement> {
+    let policies = policies.to_vec();
+    Arc::new(move |source, snapshot| {
+        policies.iter().try_for_each(|policy| {
+            let mut renewed = policy.clone();
+            renew_from(&mut renewed, source, snapshot);
+            renewed.validate_slots()?;
+            K::validate(&renewed)
+        })
+    })
 }
 
 impl<K> Clone for Renewals<K> {
@@ -170,15 +181,16 @@ impl<K> Clone for Renewals<K> {
             built_at: self.built_at,
             access: self.access.clone(),
             newest: self.newest.clone(),
+            requirement: self.requirement.clone(),
         }
     }
 }
 
 /// The type parameter of a [`Policy`], by which a layer and a limiter differ.
-pub(crate) trait Renewable: Clone {
+pub(crate) trait Renewable: Clone + Send + Sync + 'static {
     fn replace(&mut self, key: &Arc<dyn KeyExtractor>);
 
-    /// Refuses what a reload must not change.
+    /// Refuses terms that do not fit the layer or limiter.
     fn validate(policy: &Policy<Self>) -> Result<(), ConfigError>;
 }
 

@@ -125,6 +125,10 @@ impl Shared {
             *used = describe(&policies, name, used.key.is_some())?;
         }
 
+        let newest = used
+            .iter()
+            .map(|(name, used)| (name.clone(), switched(&policies, used)));
+        self.source.replace(newest.collect(), policies.listed())?;
         for name in used.keys().filter(|name| !policies.contains(name)) {
             #[cfg(feature = "tracing")]
             tracing::warn!(
@@ -133,10 +137,6 @@ impl Shared {
             );
             let _ = name;
         }
-        let newest = used
-            .iter()
-            .map(|(name, used)| (name.clone(), switched(&policies, used)));
-        self.source.replace(newest.collect(), policies.listed());
         #[cfg(feature = "tracing")]
         tracing::info!(policies = policies.names().count(), "changed limits are applied");
         *state = State { policies, text, used };

@@ -3,13 +3,13 @@ use std::time::SystemTime;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use super::super::terms::Terms;
-use crate::{KeyExtractor, access::Access};
+use crate::{ConfigError, KeyExtractor, access::Access};
 
 /// What a file has about a policy that code uses.
 #[derive(Clone)]
@@ -32,14 +32,23 @@ pub(super) struct Snapshot {
     reloaded_at: Option<SystemTime>,
 }
 
+/// Refuses a snapshot that contradicts the settings in code of a layer or limiter.
+pub(super) type Requirement = dyn Fn(&Source, &Snapshot) -> Result<(), ConfigError> + Send + Sync;
+
 /// Where policies that follow a file find their newest terms.
 pub(in crate::policy) struct Source {
     /// The number of this source in the process.
     number: u64,
-    newest: Mutex<Arc<Snapshot>>,
+    state: Mutex<State>,
     revision: AtomicU64,
     #[cfg(feature = "admin")]
     refused: Mutex<Option<RefusedReload>>,
+}
+
+struct State {
+    newest: Arc<Snapshot>,
+    /// Of the layers and limiters that exist.
+    requirements: Vec<Weak<Requirement>>,
 }
 
 /// A load that has changed nothing, since the file has a mistake or cannot be read.
@@ -59,7 +68,10 @@ impl Source {
         };
         Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            newest: Mutex::new(Arc::new(newest)),
+            state: Mutex::new(State {
+                newest: Arc::new(newest),
+                requirements: Vec::new(),
+            }),
             revision: AtomicU64::new(0),
             #[cfg(feature = "admin")]
             refused: Mutex::default(),
@@ -73,7 +85,18 @@ impl Source {
     }
 
     pub(super) fn newest(&self) -> Arc<Snapshot> {
-        self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state().newest.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses later snapshots that do not meet this requirement, until it is dropped.
+    pub(super) fn require(&self, requirement: &Arc<Requirement>) {
+        let requirements = &mut self.state().requirements;
+        requirements.retain(|other| other.strong_count() > 0);
+        requirements.push(Arc::downgrade(requirement));
     }
 
     /// Records whether the last load was refused, for what reason.
@@ -84,21 +107,31 @@ impl Source {
     }
 
     pub(super) fn add(&self, name: String, description: Description) {
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::make_mut(&mut newest).policies.insert(name, description);
+        Arc::make_mut(&mut self.state().newest)
+            .policies
+            .insert(name, description);
     }
 
-    pub(super) fn replace(&self, policies: BTreeMap<String, Description>, listed: Option<Arc<Access>>) {
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        let revision = newest.revision + 1;
-        *newest = Arc::new(Snapshot {
+    /// Replaces the snapshot, unless it does not fit a layer or limiter.
+    pub(super) fn replace(
+        &self,
+        policies: BTreeMap<String, Description>,
+        listed: Option<Arc<Access>>,
+    ) -> Result<(), ConfigError> {
+        let mut state = self.state();
+        let revision = state.newest.revision + 1;
+        let newest = Snapshot {
             revision,
             policies,
             listed,
             #[cfg(feature = "admin")]
             reloaded_at: Some(SystemTime::now()),
-        });
+        };
+        let mut requirements = state.requirements.iter().filter_map(Weak::upgrade);
+        requirements.try_for_each(|requirement| requirement(self, &newest))?;
+        state.newest = Arc::new(newest);
         self.revision.store(revision, Ordering::Release);
+        Ok(())
     }
 }
 
