@@ -20,15 +20,16 @@ use axum::{
 };
 use tokio::{net::TcpListener, runtime::Builder, sync::oneshot, time::timeout};
 use tower_quota::{
-    ClientLibrary, Key, Limit, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
+    ClientLibrary, FailureMode, Key, Limit, Limiter, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
     store::{self, Charge, Operation, Store},
 };
 
-use crate::support::{Browser, PATIENCE, Redis, each_client, eventually, patient};
+use crate::support::{Browser, PATIENCE, Proxy, Redis, each_client, eventually, patient};
 
 each_client! {
     requests_in_flight_are_decided_before_the_connection_ends
     a_runtime_that_ends_before_its_call_is_sent_blocks_no_other_user_of_the_store
+    a_connection_is_replaced_after_a_runtime_has_ended_with_a_call_in_flight
 }
 
 async fn a_runtime_that_ends_before_its_call_is_sent_blocks_no_other_user_of_the_store(library: ClientLibrary) {
@@ -63,6 +64,42 @@ async fn a_runtime_that_ends_before_its_call_is_sent_blocks_no_other_user_of_the
         4,
         "a dropped charge is not counted"
     );
+}
+
+async fn a_connection_is_replaced_after_a_runtime_has_ended_with_a_call_in_flight(library: ClientLibrary) {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let store = RedisStore::builder().connect_timeout(PATIENCE).client_library(library);
+    let store = store.url(&proxy.url()).connect().await.expect("Redis replies");
+    let policy = Policy::new("test", SlidingLog::per_hour(1_000)).failure_mode(FailureMode::Closed);
+    let limiter = Limiter::new(store, policy);
+    eventually("checks are decided", async || limiter.check("k").await.is_ok()).await;
+    let calls = async || -> String {
+        let stats: String = redis.command("INFO", ["commandstats"]).await;
+        let calls = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
+        calls
+            .unwrap_or_default()
+            .split(',')
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    };
+
+    let (before, held) = (calls().await, proxy.hold());
+    let brief = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let limiter_there = limiter.clone();
+    brief.spawn(async move { limiter_there.check("k").await });
+    eventually("the call is in flight", async || calls().await != before).await;
+    brief.shutdown_background();
+    drop(held);
+    eventually("checks are decided again", async || limiter.check("k").await.is_ok()).await;
+
+    proxy.blackhole_and_go_to(redis.port());
+    eventually("the connection is replaced", async || limiter.check("k").await.is_ok()).await;
 }
 
 async fn requests_in_flight_are_decided_before_the_connection_ends(library: ClientLibrary) {

@@ -141,13 +141,22 @@ impl Connection {
         if self.suspect.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (client, suspect) = (self.client.clone(), self.suspect.clone());
+        let (client, suspected) = (self.client.clone(), Suspected(self.suspect.clone()));
         let reconnect = Reconnect(self.routing.as_ref().map(|routing| routing.current.clone()));
         try_spawn(async move {
             task(client, reconnect).await;
             sleep(RECONNECT_PAUSE).await;
-            suspect.store(false, Ordering::Release);
+            drop(suspected);
         });
+    }
+}
+
+/// The state of a connection while a task checks it or sets it up. It ends with the task, which may end early: with its runtime.
+struct Suspected(Arc<AtomicBool>);
+
+impl Drop for Suspected {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }
 
