@@ -96,8 +96,8 @@ pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
     pub(crate) failure_mode: FailureMode,
     pub(crate) completion: Option<CompletionRule>,
-    /// The number of the file that the policy follows, if it follows one.
-    pub(crate) file: Option<u64>,
+    /// The file that the policy follows, if it follows one.
+    pub(crate) file: Option<Arc<dyn PolicyFile>>,
     /// Whether the policy only observes.
     pub(crate) observed: bool,
     pub(crate) thresholds: Thresholds,
@@ -107,6 +107,22 @@ pub(crate) struct PolicyContext {
     pub(crate) ban: Option<Limit>,
     pub(crate) waiting: Waiting,
     pub(crate) metrics: PolicyMetrics,
+}
+
+impl PolicyContext {
+    /// The number of the file in the process.
+    pub(super) fn file_number(&self) -> Option<u64> {
+        self.file.as_ref().map(|file| file.number())
+    }
+}
+
+/// A file that policies follow.
+pub(crate) trait PolicyFile: Send + Sync {
+    /// Its number in the process.
+    fn number(&self) -> u64;
+
+    /// The plan of all requests of this policy as of the last load, if they have one.
+    fn newest_plan(&self, policy: &str) -> Option<Arc<Plan>>;
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

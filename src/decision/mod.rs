@@ -25,7 +25,7 @@ use std::{
 use smallvec::SmallVec;
 
 pub(crate) use self::{
-    context::{CheckContext, Plan, PolicyContext, SharedFormat},
+    context::{CheckContext, Plan, PolicyContext, PolicyFile, SharedFormat},
     marker::Marker,
     settlement::Settlement,
     thresholds::Thresholds,
@@ -246,7 +246,7 @@ impl Decision {
     /// The cost that outer layers have charged to the same key of the same policy, in the same store. That of a repetition is
     /// any.
     pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), quota: &Quota, key: &Key) -> u64 {
-        let file = context.policies[position].file;
+        let file = context.policies[position].file_number();
         // A policy that observes counts nothing if it would have denied the request.
         let same = self.policies().filter(|policy| {
             let counted = policy.denial.is_none();

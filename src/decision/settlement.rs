@@ -1,6 +1,8 @@
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
-use super::policy::PolicyDecision;
+use super::{context::Plan, policy::PolicyDecision};
 use crate::store::{Charge, LocalCharge, Operation, StoreFuture, StoreId, StoreRequest};
 
 /// What is refunded or charged after a decision, where the policies were counted.
@@ -41,6 +43,7 @@ impl ChargedPolicy {
 /// A refund or a charge of a cost.
 struct Adjustment {
     policy: PolicyDecision,
+    plan: Arc<Plan>,
     operation: Operation,
     cost: u64,
     /// Whether the marker of the request is removed.
@@ -100,11 +103,13 @@ impl Settlement {
         let is_refund = matches!(operation, Operation::Refund { .. });
         let removes_marker = is_refund && cost == charge.cost();
         let ChargedPolicy { policy, locally } = charge;
-        let whole = Charge::on(policy.quota(), &policy.key, cost);
+        let plan = policy.newest_plan();
+        let whole = Charge::on(&plan.quota, &policy.key, cost);
         let local = locally.then(|| LocalCharge::new(policy.failure_mode(), operation, &whole));
         self.0.push(Adjustment {
             local: local.flatten(),
             policy,
+            plan,
             operation,
             cost,
             removes_marker,
@@ -150,7 +155,7 @@ impl Adjustment {
     }
 
     fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
-        let charge = Charge::on(self.policy.quota(), &self.policy.key, self.cost);
+        let charge = Charge::on(&self.plan.quota, &self.policy.key, self.cost);
         let charge = match &self.local {
             Some(local) => local.charge(&charge),
             None => charge,

@@ -48,7 +48,7 @@ use crate::{
     Ban, ConfigError, KeyExtractor, Limit,
     access::Condition,
     completion::CompletionRule,
-    decision::{Plan, Thresholds},
+    decision::{Plan, PolicyFile, Thresholds},
     key::KeyError,
     limit::PolicyLimit,
     store::{FailureMode, Quota, Waiting},
@@ -143,14 +143,14 @@ impl Settings {
         Waiting::up_to(longest, self.max_waiting.unwrap_or(self.terms.max_waiting))
     }
 
-    /// The number of the file that the policy follows.
+    /// The file that the policy follows.
     #[cfg(feature = "serde")]
-    fn file(&self) -> Option<u64> {
+    fn file(&self) -> Option<Arc<dyn PolicyFile>> {
         self.origin.as_ref().map(Origin::file)
     }
 
     #[cfg(not(feature = "serde"))]
-    fn file(&self) -> Option<u64> {
+    fn file(&self) -> Option<Arc<dyn PolicyFile>> {
         None
     }
 }

@@ -16,9 +16,10 @@ use tempfile::TempDir;
 use tokio::runtime::Handle;
 use tower_quota::{
     FailureMode, Headers, Key, Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key,
+    store::Store,
 };
 
-use crate::support::{Broken, Clock, Log, get, get_from, send};
+use crate::support::{Broken, Clock, Log, Redis, get, get_from, send};
 
 /// A file of limits that tests write.
 struct File {
@@ -749,4 +750,57 @@ fn a_change_is_followed_in_a_runtime_at_an_interval_above_zero() {
     assert!(error.contains("runtime"), "{error}");
     let error = file.watch().reload_on_change(Duration::ZERO).unwrap_err().to_string();
     assert!(error.contains("`Duration::from_secs(5)`"), "{error}");
+}
+
+/// A long request is settled after the window has become longer, and the others of the new window have used it up.
+#[tokio::test]
+async fn a_settlement_after_a_reload_removes_no_counts_of_the_new_window() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let in_redis = clock.redis_store(&redis).await;
+    settles_with_the_newest_limit(&clock, clock.memory_store(), async || {}).await;
+    settles_with_the_newest_limit(&clock, in_redis, async || clock.write_to(&redis).await).await;
+}
+
+async fn settles_with_the_newest_limit(clock: &Clock, store: impl Store + Clone, set: impl AsyncFn()) {
+    for (number, (limit, actual)) in [
+        ("sliding-log", 0),
+        ("sliding-log", 2),
+        ("sliding-counter", 0),
+        ("sliding-counter", 2),
+        ("fixed-window", 0),
+        ("fixed-window", 2),
+        ("token-bucket", 0),
+        ("token-bucket", 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let described = |window| format!("policies.mails{number}.limit = '{limit} 5/{window}'");
+        let policies = |window| Policies::from_toml(&described(window)).expect("it describes a policy");
+        let live = LivePolicies::from(policies("s"));
+        let mails = Limiter::new(
+            store.clone(),
+            live.unkeyed(&format!("mails{number}")).expect("it is there"),
+        );
+        let advance = async |by| {
+            clock.advance(Duration::from_secs(by));
+            set().await;
+        };
+        advance(0).await;
+        let long = mails.check("42").await.expect("the store replies");
+
+        live.replace(policies("h")).expect("it fits");
+        advance(10_000).await;
+        let mut used = 0;
+        while mails.check("42").await.expect("the store replies").is_allowed() {
+            used += 1;
+        }
+        assert_eq!(used, 5, "{limit}");
+        advance(2).await;
+        long.settle(actual).await.expect("the store replies");
+        assert!(
+            !mails.check("42").await.expect("the store replies").is_allowed(),
+            "{limit}, settled to {actual}"
+        );
+    }
 }

@@ -9,7 +9,11 @@ use std::{
 };
 
 use super::super::terms::Terms;
-use crate::{ConfigError, KeyExtractor, access::Access};
+use crate::{
+    ConfigError, KeyExtractor,
+    access::Access,
+    decision::{Plan, PolicyFile},
+};
 
 /// What a file has about a policy that code uses.
 #[derive(Clone)]
@@ -135,6 +139,18 @@ impl Source {
     }
 }
 
+impl PolicyFile for Source {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn newest_plan(&self, policy: &str) -> Option<Arc<Plan>> {
+        let newest = self.newest();
+        let terms = &newest.policies.get(policy)?.terms;
+        terms.plans.is_none().then(|| terms.plan.clone())
+    }
+}
+
 /// The source of a policy that follows a file.
 #[derive(Clone)]
 pub(in crate::policy) struct Origin {
@@ -144,9 +160,8 @@ pub(in crate::policy) struct Origin {
 }
 
 impl Origin {
-    /// The number of the file in the process.
-    pub(in crate::policy) fn file(&self) -> u64 {
-        self.source.number
+    pub(in crate::policy) fn file(&self) -> Arc<dyn PolicyFile> {
+        self.source.clone()
     }
 
     /// When the file was reloaded last, if it was.

@@ -57,6 +57,9 @@ async fn decide_one(
              key, or no `wait_up_to`",
         ));
     }
+    if request.operation == Operation::Check {
+        check_breakers(queues, request, &slots)?;
+    }
     let cache = queues.deny_cache.as_deref().filter(|_| request.is_check());
     let generation = cache.map(|cache| cache.generation(request));
     let mut progress = Progress::new(queues, request);
@@ -78,6 +81,15 @@ async fn decide_one(
         cache.insert(request, made_at, generation, *server_time, &states);
     }
     Ok(Outcome::new(allowed, request.folds.unfold(&states)))
+}
+
+/// Fails if one of the slots is known to fail, before anything is charged in the others.
+fn check_breakers(queues: &CommitQueues, request: &OwnedRequest, slots: &[(u16, Positions)]) -> Result<(), StoreError> {
+    let queues = slots
+        .iter()
+        .map(|(slot, positions)| (queues.queue_at(*slot), positions));
+    let mut failing = queues.filter(|(queue, _)| queue.is_failing());
+    failing.try_for_each(|(queue, positions)| queue.check_breaker(&[request.part(request.operation, positions)]))
 }
 
 /// A request that is decided slot by slot.
@@ -253,6 +265,28 @@ mod tests {
         assert!(!outcome(&store, Operation::Check, &across).await.allowed);
         let left = outcome(&store, Operation::Peek, &charges).await.states;
         assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [4, 4, 4]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_charged_in_a_slot_while_another_one_is_known_to_fail() {
+        let network = Network::new(0, true);
+        let backend = simulated_backend(network.clone());
+        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let limit = Limit::from(SlidingLog::per_hour(5));
+        let (key, other) = (Key::from("a"), Key::from("b"));
+        let across = [
+            Charge::new("one", &limit, &key, 1),
+            Charge::new("two", &limit, &other, 1),
+        ];
+        let check = async |charges: &[Charge<'_>]| store.decide(&[StoreRequest::new(Operation::Check, charges)]).await;
+        network.cut_off();
+        for _ in 0..3 {
+            assert!(check(&across[1..]).await.is_err());
+        }
+        network.heal();
+        assert!(check(&across).await.is_err(), "no probe has had a reply yet");
+        let left = outcome(&store, Operation::Peek, &across[..1]).await.states;
+        assert_eq!(left[0].remaining, 5);
     }
 
     #[cfg(feature = "metrics")]

@@ -115,6 +115,10 @@ impl Network {
         });
     }
 
+    pub(in crate::store::redis) fn heal(&self) {
+        self.set_faults(Faults::default());
+    }
+
     pub(in crate::store::redis) fn calls(&self) -> usize {
         self.server().calls
     }
