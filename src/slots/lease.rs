@@ -143,8 +143,8 @@ impl Lease {
     }
 }
 
-/// A renewal that is in flight.
-pub(super) struct Renewal(Arc<Lease>);
+/// A renewal that is in flight, until it is finished.
+pub(super) struct Renewal(Option<Arc<Lease>>);
 
 impl Renewal {
     /// Begins a renewal, if it is due and none is in flight.
@@ -155,39 +155,39 @@ impl Renewal {
         }
         progress.renewing = true;
         drop(progress);
-        Some(Self(lease.clone()))
+        Some(Self(Some(lease.clone())))
     }
 
     /// Sends it, and records the reply. Without one, the next renewal is sent as if this one had not been.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(mut self) {
         let sent_at = Instant::now();
-        let response = Lease::send(Operation::RenewLease, std::slice::from_ref(&self.0)).await;
-        if let Ok(response) = response {
-            let held = response.outcomes().first().is_some_and(|outcome| outcome.allowed);
-            let mut progress = self.0.progress();
+        let response = Lease::send(Operation::RenewLease, self.0.as_slice()).await;
+        let held = response.map(|response| response.outcomes().first().is_some_and(|outcome| outcome.allowed));
+        if let Some(ended) = self.finish(held.ok().map(|held| (held, sent_at))) {
+            drop(Lease::send(Operation::EndLease, &[ended]).await);
+        }
+    }
+
+    /// Records whether the lease is held, and as of when. Returns the lease if it was ended meanwhile.
+    fn finish(&mut self, reply: Option<(bool, Instant)>) -> Option<Arc<Lease>> {
+        let lease = self.0.take()?;
+        let mut progress = lease.progress();
+        if let Some((held, sent_at)) = reply {
             progress.lost = !held;
             if held {
                 progress.renewed_at = sent_at;
             }
         }
-        if self.finish() {
-            drop(Lease::send(Operation::EndLease, std::slice::from_ref(&self.0)).await);
-        }
-    }
-
-    /// Returns whether the lease was ended meanwhile.
-    fn finish(&self) -> bool {
-        let mut progress = self.0.progress();
-        progress.renewing && {
-            progress.renewing = false;
-            progress.ended
-        }
+        progress.renewing = false;
+        let ended = progress.ended;
+        drop(progress);
+        ended.then_some(lease)
     }
 }
 
 /// Where the runtime ends, another renewal may follow.
 impl Drop for Renewal {
     fn drop(&mut self) {
-        self.finish();
+        self.finish(None);
     }
 }
