@@ -67,6 +67,7 @@ each_store! {
     a_clock_that_is_set_back_far_blocks_nothing
     the_end_of_a_lease_drops_no_other_one_that_a_clock_set_back_has_left
     after_heavy_leases_a_key_has_a_member_for_each_lease
+    the_largest_leases_leave_all_slots
     a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone
     a_request_that_another_policy_denies_takes_no_slot
     a_limiter_holds_slots_as_long_as_the_decision
@@ -290,6 +291,22 @@ async fn after_heavy_leases_a_key_has_a_member_for_each_lease(bench: Bench) {
     if let Some(members) = bench.members().await {
         assert_eq!(members, 1);
     }
+}
+
+/// Of such weights, more than nine would not be added exactly in doubles.
+async fn the_largest_leases_leave_all_slots(bench: Bench) {
+    const LARGEST: u64 = 999_999_999_999_999;
+    let limit = slots(5);
+    let mut taken = Vec::new();
+    for less in 0..40 {
+        let (id, cost) = (LeaseId::random(), LARGEST - less);
+        assert!(lease(&bench, Operation::Charge, &limit, cost, id).await.allowed);
+        taken.push((id, cost));
+    }
+    for (id, cost) in taken.into_iter().rev() {
+        end(&bench, &limit, cost, id).await;
+    }
+    assert_eq!(remaining(&bench, &limit).await, 5);
 }
 
 async fn a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone(bench: Bench) {

@@ -3,7 +3,7 @@
 use std::{mem::discriminant, time::Duration};
 
 use tower_quota::{
-    FixedWindow, Key, Limit, SlidingLog, TokenBucket,
+    FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
     store::{Charge, ChargeState, Operation, Outcome, StoreRequest},
 };
 
@@ -47,6 +47,7 @@ macro_rules! store_tests {
             }
             promises! { $store sliding_counter SLIDING_COUNTER
                 the_previous_window_counts_in_proportion
+                a_previous_window_of_a_large_quota_counts_in_whole_ticks
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_from_what_came_since_at_most
                 a_refund_reaches_the_previous_window
@@ -81,6 +82,7 @@ macro_rules! store_tests {
                 a_clock_set_back_a_little_resets_nothing
             }
             promises! { $store token_bucket TOKEN_BUCKET
+                tokens_of_a_large_rate_come_neither_early_nor_late
                 tokens_come_one_by_one
                 a_debt_of_tokens_is_exact_at_its_bound
                 the_window_may_be_shortened
@@ -1433,6 +1435,29 @@ async fn a_clock_set_back_admits_one_limit_more_at_most(bench: &Bench, algorithm
 
 async fn a_clock_set_back_admits_what_two_windows_do_at_most(bench: &Bench, algorithm: Algorithm) {
     assert!(admitted_after_a_step_back(bench, algorithm).await < 2 * 3);
+}
+
+/// Products with such a quota are exact in ticks of more than a microsecond only.
+async fn a_previous_window_of_a_large_quota_counts_in_whole_ticks(bench: &Bench, _: Algorithm) {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let limit = Limit::from(SlidingCounter::new(1_000_000_000_000, HOUR));
+    let into = Duration::from_micros(bench.now() % HOUR.as_micros() as u64);
+    bench.advance(HOUR - into).await;
+    bench.check(&limit, 500_000_000_000).await;
+    bench.advance(HOUR + Duration::from_micros(1_234_567_891)).await;
+    // Without ticks 671,467,762,638.
+    assert_eq!(bench.peek(&limit, 1).await.states()[0].remaining, 671_403_197_158);
+}
+
+/// A product of doubles is rounded up to the next token a microsecond early.
+async fn tokens_of_a_large_rate_come_neither_early_nor_late(bench: &Bench, _: Algorithm) {
+    const RATE: u64 = 17_451_497;
+    let limit = Limit::from(TokenBucket::per_day(RATE));
+    assert!(bench.check(&limit, RATE).await.allowed);
+    bench.advance(Duration::from_micros(83_358_426_386)).await;
+    assert_eq!(bench.peek(&limit, 1).await.states()[0].remaining, 16_837_144);
+    bench.advance(Duration::from_micros(1)).await;
+    assert_eq!(bench.peek(&limit, 1).await.states()[0].remaining, 16_837_145);
 }
 
 async fn a_clock_set_back_admits_what_a_full_bucket_does_at_most(bench: &Bench, algorithm: Algorithm) {
