@@ -50,6 +50,7 @@ each_store! {
     a_denial_with_a_wait_of_a_microsecond_counts
     while_banned_nothing_is_counted_to_any_policy
     a_denial_by_another_policy_or_for_its_cost_does_not_count
+    a_denial_by_another_policy_of_a_request_that_could_wait_does_not_count
     each_of_two_policies_has_its_own_bans
     a_reset_ends_a_ban_and_forgets_those_before
     a_peek_shows_a_ban_and_counts_no_denial
@@ -218,6 +219,18 @@ async fn a_denial_by_another_policy_or_for_its_cost_does_not_count(bench: Bench)
     assert!(check(&alone).await.is_allowed());
     let peeked = alone.peek("k").await.expect("the store replies");
     assert_eq!(denial(&peeked), None);
+}
+
+async fn a_denial_by_another_policy_of_a_request_that_could_wait_does_not_count(bench: Bench) {
+    let waiting = policy("test").wait_up_to(5 * MINUTE).ban(ban());
+    let policies = [waiting.clone(), Policy::new("other", SlidingLog::per_day(1))];
+    let both = Limiter::new(bench.store.clone(), policies);
+    for number in 0..10 {
+        assert_eq!(both.acquire("k").await.is_ok(), number == 0);
+    }
+    bench.advance(MINUTE).await;
+    let alone = Limiter::new(bench.store.clone(), waiting);
+    assert!(alone.acquire("k").await.is_ok(), "the policy has denied nothing");
 }
 
 async fn each_of_two_policies_has_its_own_bans(bench: Bench) {

@@ -21,6 +21,7 @@ macro_rules! store_tests {
                 charges_beyond_the_limit_are_merged_until_the_last_microsecond_of_a_step
                 a_refund_finds_an_entry_in_its_last_microsecond
                 expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_clock
+                of_a_long_log_the_oldest_entries_are_removed
                 a_reset_is_exact_while_entries_of_another_clock_are_left
                 a_check_that_removes_entries_of_another_clock_and_expired_ones_is_counted
                 each_of_two_checks_at_one_time_counts_while_the_window_is_shortened
@@ -1121,6 +1122,19 @@ async fn a_refund_finds_an_entry_in_its_last_microsecond(bench: &Bench, algorith
 }
 
 /// A call removes less than 1,000 of them, and the heavy one among those.
+async fn of_a_long_log_the_oldest_entries_are_removed(bench: &Bench, algorithm: Algorithm) {
+    let limit = algorithm.limit(2_000);
+    for times in [100, 1_400] {
+        for _ in 0..times {
+            assert!(bench.check(&limit, 1).await.allowed);
+        }
+        bench.advance(WINDOW / 2).await;
+    }
+    for left in [599, 598, 597] {
+        assert_eq!(remaining(&bench.check(&limit, 1).await), left);
+    }
+}
+
 async fn expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_clock(
     bench: &Bench,
     algorithm: Algorithm,

@@ -60,6 +60,7 @@ each_store! {
     a_turn_of_another_limit_is_counted_beside_entries_that_have_expired
     entries_of_another_clock_between_turns_stay
     a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left
+    a_request_waits_although_a_clock_has_left_entries_between_turns
     a_key_lives_until_its_last_turn_has_expired
     a_turn_is_one_beneath_any_debt
     algorithms_that_cannot_wait_must_have_room_at_once
@@ -415,6 +416,20 @@ async fn entries_of_another_clock_between_turns_stay(bench: Bench) {
         assert!(!bench.check(&limit, 1).await.allowed);
         assert_eq!(bench.peek(&higher, 1).await.states()[0].remaining, remaining);
     }
+}
+
+async fn a_request_waits_although_a_clock_has_left_entries_between_turns(bench: Bench) {
+    let limit = SlidingLog::new(2, 10 * SECOND).into();
+    let start = bench.now();
+    for after in [0, 0, 10_000_000, 10_000_000] {
+        let outcome = bench.reserve(&limit, 1, LONG, MOST).await;
+        assert_eq!(turn(&bench, &outcome), Some(start + after));
+    }
+    bench.advance(8 * SECOND).await;
+    assert!(bench.charge(&limit, 1).await.allowed);
+    bench.set_back(8 * SECOND).await;
+    let outcome = bench.reserve(&limit, 1, LONG, MOST).await;
+    assert_eq!(turn(&bench, &outcome), Some(start + 20_000_000));
 }
 
 async fn a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left(bench: Bench) {
