@@ -229,18 +229,6 @@ impl PolicyDecision {
         self.policy().file_number()
     }
 
-    /// The plan that a settlement applies: that of the last load of a file, if the counts are the same.
-    ///
-    /// An older window would remove counts of the newest one.
-    pub(super) fn newest_plan(&self) -> Arc<Plan> {
-        let charged = self.chosen.as_ref().unwrap_or(&self.policy().plan);
-        let file = self.policy().file.as_ref().filter(|_| self.chosen.is_none());
-        let newest = file.and_then(|file| file.newest_plan(self.name()));
-        newest
-            .filter(|newest| newest.quota.limit.algorithm() == charged.quota.limit.algorithm())
-            .unwrap_or_else(|| charged.clone())
-    }
-
     #[inline]
     pub(crate) fn failure_mode(&self) -> FailureMode {
         self.context.failure_mode.unwrap_or(self.policy().failure_mode)

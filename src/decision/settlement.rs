@@ -103,7 +103,7 @@ impl Settlement {
         let is_refund = matches!(operation, Operation::Refund { .. });
         let removes_marker = is_refund && cost == charge.cost();
         let ChargedPolicy { policy, locally } = charge;
-        let plan = policy.newest_plan();
+        let plan = newest_plan(&policy);
         let whole = Charge::on(&plan.quota, &policy.key, cost);
         let local = locally.then(|| LocalCharge::new(policy.failure_mode(), operation, &whole));
         self.0.push(Adjustment {
@@ -129,6 +129,19 @@ impl Settlement {
         }
         responses
     }
+}
+
+/// The plan that a settlement applies: that of the last load of a file, if the counts are the same.
+///
+/// An older window would remove counts of the newest one.
+fn newest_plan(policy: &PolicyDecision) -> Arc<Plan> {
+    let context = policy.policy();
+    let charged = policy.chosen.as_ref().unwrap_or(&context.plan);
+    let file = context.file.as_ref().filter(|_| policy.chosen.is_none());
+    let newest = file.and_then(|file| file.newest_plan(policy.name()));
+    newest
+        .filter(|newest| newest.quota.limit.algorithm() == charged.quota.limit.algorithm())
+        .unwrap_or_else(|| charged.clone())
 }
 
 type Adjustments<'a> = SmallVec<[&'a Adjustment; 4]>;
