@@ -67,6 +67,7 @@ mod stack;
 mod stalls;
 mod support;
 mod tidy;
+mod timelines;
 mod tonic;
 mod topologies;
 mod tower_contract;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fred::types::Value;
 use tower_quota::{
-    Ban, Concurrency, Key, Limit, Limiter, Policy, RedisStore, SlidingLog,
+    Ban, Concurrency, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingLog,
     store::{Charge, Operation, Store, StoreRequest},
 };
 
@@ -272,6 +272,51 @@ async fn a_key_whose_expiry_will_do_is_written_without_it() {
     let stats: String = redis.command("INFO", ["commandstats"]).await;
     assert!(stats.contains("cmdstat_setrange:calls=3,"), "{stats}");
     assert!(stats.contains("cmdstat_set:calls=1,"), "{stats}");
+}
+
+/// A key has the time at which it expires. That is in whole milliseconds, and later than it matters by a second at most.
+#[tokio::test]
+async fn a_key_is_given_a_later_expiry_when_the_one_it_has_is_too_early() {
+    const SECOND: u64 = 1_000_000;
+    let redis = Redis::start();
+    let clock = Clock::new();
+    let store = clock.redis_store(&redis).await;
+    let start = clock.now();
+    for (limit, into_window, expiries) in [
+        // An expiry at the very end of the next window will do for it.
+        (
+            FixedWindow::new(5, Duration::from_secs(1)).aligned(),
+            SECOND / 2,
+            [2, 2, 4],
+        ),
+        (FixedWindow::new(5, Duration::from_secs(1)), 0, [2, 2, 4]),
+        // The end of a window within a millisecond is later than the expiry.
+        (FixedWindow::new(5, Duration::from_secs(1)), 500, [2, 3, 4]),
+    ] {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        let limit = Limit::from(limit);
+        let mut noted = Vec::new();
+        for window in 0..3 {
+            clock.set(start + window * SECOND + into_window);
+            clock.write_to(&redis).await;
+            decide(&store, Operation::Check, &limit, "k", 1).await;
+            let keys: Vec<String> = redis.command("KEYS", ["*key=k*"]).await;
+            let value: Vec<u8> = redis.command("GET", [&keys[0]]).await;
+            noted.push(f64::from_le_bytes(value[24..].try_into().expect("eight bytes")) as u64 - start);
+        }
+        assert_eq!(noted, expiries.map(|seconds| seconds * SECOND), "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_refund_of_what_was_not_counted_writes_no_key() {
+    let redis = Redis::start();
+    for limit in LIMITS {
+        for admitted_at in ["9", "8000000000000000"] {
+            call(&redis, limit, &[(&format!("refund 1 1 {admitted_at}"), &["k"])]).await;
+            assert_eq!(redis.command::<u64>("DBSIZE", [""; 0]).await, 0, "{limit}");
+        }
+    }
 }
 
 #[tokio::test]

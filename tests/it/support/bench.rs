@@ -77,16 +77,20 @@ impl Bench {
         self.write_time().await;
     }
 
-    pub(crate) async fn set_back(&self, by: Duration) {
-        self.clock.set(self.now() - by.as_micros() as u64);
+    /// Sets the clock to this many microseconds since the Unix epoch.
+    pub(crate) async fn set_to(&self, now: u64) {
+        self.clock.set(now);
         self.write_time().await;
+    }
+
+    pub(crate) async fn set_back(&self, by: Duration) {
+        self.set_to(self.now() - by.as_micros() as u64).await;
     }
 
     /// Sets the clock to a moment such as `2028-02-29T23:59:59.999999+01:00[Europe/Berlin]`.
     pub(crate) async fn set(&self, moment: &str) {
         let moment: jiff::Zoned = moment.parse().expect("a moment and its zone");
-        self.clock.set(moment.timestamp().as_microsecond() as u64);
-        self.write_time().await;
+        self.set_to(moment.timestamp().as_microsecond() as u64).await;
     }
 
     async fn write_time(&self) {

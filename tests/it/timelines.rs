@@ -1,0 +1,230 @@
+//! Short timelines with their answers, through states in which an error of a microsecond or of one unit shows.
+
+use std::{fmt::Write as _, time::Duration};
+
+use tower_quota::{Limit, SlidingCounter, TokenBucket, store::Outcome};
+
+use crate::support::Bench;
+
+const SECOND: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// What happens to one key.
+struct Timeline {
+    /// Of the first step, and of steps that end with `of the other limit`.
+    limits: [Limit; 2],
+    /// The time of each step in microseconds since the first moment, which is the beginning of an hour, and its answer. A refund
+    /// gives back what was counted `from` a time, and `most` limits the units that wait.
+    steps: &'static str,
+}
+
+impl Timeline {
+    fn of(limit: impl Into<Limit>, steps: &'static str) -> Self {
+        let limit = limit.into();
+        Self {
+            limits: [limit.clone(), limit],
+            steps,
+        }
+    }
+
+    /// The answers that are others than they should be.
+    async fn wrong_answers(&self, bench: &Bench) -> Vec<String> {
+        const HOUR: u64 = 3_600_000_000;
+        let bench = bench.with_a_fresh_key();
+        bench.advance(Duration::from_micros(HOUR - bench.now() % HOUR)).await;
+        let start = bench.now();
+
+        let expected = self.steps.lines().map(str::trim).filter(|line| !line.is_empty());
+        let mut wrong = Vec::new();
+        for line in expected {
+            let line = line.replace('_', "");
+            let (step, expected) = line.split_once(" -> ").expect("a step and its answer");
+            let answer = self.step(&bench, start, step).await;
+            if answer != expected {
+                wrong.push(format!("{}: {line}, but: {answer}", self.limits[0]));
+            }
+        }
+        wrong
+    }
+
+    async fn step(&self, bench: &Bench, start: u64, step: &str) -> String {
+        let (step, limit) = match step.strip_suffix(" of the other limit") {
+            Some(step) => (step, &self.limits[1]),
+            None => (step, &self.limits[0]),
+        };
+        let number = |text: &str| text.parse::<i64>().expect("a number");
+        let (at, step) = step.split_once(": ").expect("a time and a step");
+        let at = start.checked_add_signed(number(at)).expect("no earlier than 1970");
+        bench.set_to(at).await;
+        let words: Vec<&str> = step.split(' ').collect();
+        let cost = number(words[1]) as u64;
+        let outcome = match words[0] {
+            "check" => bench.check(limit, cost).await,
+            "peek" => bench.peek(limit, cost).await,
+            "charge" => bench.charge(limit, cost).await,
+            "reserve" => {
+                let most = words.get(3).map_or(500, |most| number(most) as u64);
+                bench.reserve(limit, cost, LONGEST_WAIT, most).await
+            }
+            "refund" => {
+                let admitted_at = start.checked_add_signed(number(words[3]));
+                bench
+                    .refund(limit, cost, admitted_at.expect("no earlier than 1970"))
+                    .await
+            }
+            other => panic!("{other} is no step"),
+        };
+        answer(&outcome, at)
+    }
+}
+
+fn answer(outcome: &Outcome, now: u64) -> String {
+    let state = outcome.states()[0];
+    let turn = state.decided_at.map_or(0, |at| at.as_micros() as u64 - now);
+    let mut answer = String::new();
+    match (outcome.allowed, state.retry_after) {
+        (true, None) if turn > 0 => write!(answer, "after {turn}, "),
+        (true, None) => Ok(()),
+        (_, wait) => write!(answer, "denied for {}, ", wait.expect("waiting helps").as_micros()),
+    }
+    .expect("to a string");
+    let (remaining, reset) = (state.remaining, state.reset_after.as_micros());
+    write!(answer, "{remaining} left, full in {reset}").expect("to a string");
+    answer
+}
+
+/// `limit` tokens in so many microseconds.
+fn bucket(limit: u64, micros: u64, burst: u64) -> TokenBucket {
+    TokenBucket::new(limit, Duration::from_micros(micros)).burst(burst)
+}
+
+fn timelines() -> Vec<Timeline> {
+    // A debt of this bucket is one token more at most.
+    const LARGE: u64 = 4_503_595_122;
+    let per_second = |burst| TokenBucket::per_second(1).burst(burst);
+    let counter = |seconds, limit| Limit::from(SlidingCounter::new(limit, seconds * SECOND));
+    vec![
+        // Tokens of which two come in an odd number of microseconds.
+        Timeline::of(
+            bucket(2, 1_001, 4),
+            "0: check 4 -> 0 left, full in 2_002
+             500: peek 1 -> denied for 1, 0 left, full in 1_502
+             501: peek 1 -> 1 left, full in 1_501",
+        ),
+        Timeline::of(
+            bucket(300, 1_000, 3),
+            "0: check 1 -> 2 left, full in 4
+             4: check 1 -> 2 left, full in 4",
+        ),
+        // A refund of a reservation, then one before the clock went back.
+        Timeline::of(
+            per_second(2),
+            "0: check 1 -> 1 left, full in 1_000_000
+             100_000: check 1 -> 0 left, full in 1_900_000
+             100_000: reserve 1 -> after 900_000, 0 left, full in 2_900_000
+             100_000: refund 1 from 1_000_000 -> 0 left, full in 1_900_000
+             -100_000: refund 1 from 100_000 -> 1 left, full in 1_100_000",
+        ),
+        Timeline::of(
+            per_second(2),
+            "0: check 2 -> 0 left, full in 2_000_000
+             0: reserve 1 -> after 1_000_000, 0 left, full in 3_000_000
+             1_000_000: refund 2 from 0 -> 1 left, full in 1_000_000",
+        ),
+        // A refund while a request waits gives back nothing but the last turn.
+        Timeline::of(
+            per_second(1),
+            "0: check 1 -> 0 left, full in 1_000_000
+             0: reserve 1 -> after 1_000_000, 0 left, full in 2_000_000
+             100_000: charge 1 -> 0 left, full in 2_900_000
+             200_000: refund 1 from 100_000 -> 0 left, full in 2_800_000",
+        ),
+        Timeline::of(
+            per_second(3),
+            "0: check 3 -> 0 left, full in 3_000_000
+             0: reserve 1 -> after 1_000_000, 0 left, full in 4_000_000
+             100_000: charge 3 -> 0 left, full in 6_900_000
+             4_100_000: refund 3 from 0 -> 0 left, full in 2_900_000",
+        ),
+        // A refund of a token of which a part had come in the last microsecond.
+        Timeline::of(
+            bucket(32, 315_360_000_000_001, 100),
+            "0: charge 40 -> 60 left, full in 394_200_000_000_002
+             305_505_000_000_001: charge 1 -> 90 left, full in 98_550_000_000_001
+             305_505_000_000_001: refund 40 from 0 -> 98 left, full in 9_855_000_000_001",
+        ),
+        // A bucket that a refund has filled is full also for a clock that goes back.
+        Timeline::of(
+            per_second(2),
+            "0: check 2 -> 0 left, full in 2_000_000
+             1_000_000: refund 1 from 0 -> 2 left, full in 0
+             500_000: peek 1 -> 2 left, full in 0",
+        ),
+        // A clock that goes back further than the slack forgets tokens that were taken ahead of it, and turns with them.
+        Timeline::of(
+            per_second(1),
+            "0: check 1 -> 0 left, full in 1_000_000
+             -500_000: reserve 1 -> after 1_500_000, 0 left, full in 2_500_000
+             -1_100_000: peek 1 -> 1 left, full in 0",
+        ),
+        Timeline::of(
+            per_second(1),
+            "0: check 1 -> 0 left, full in 1_000_000
+             -1: reserve 1 -> after 1_000_001, 0 left, full in 2_000_001
+             -1_000_000: peek 1 -> 1 left, full in 0",
+        ),
+        // The greatest debt.
+        Timeline::of(
+            per_second(LARGE),
+            "0: charge 4_503_595_122 -> 0 left, full in 4_503_595_122_000_000
+             0: reserve 2 -> denied for 2_000_000, 0 left, full in 4_503_595_122_000_000
+             0: reserve 1 -> after 1_000_000, 0 left, full in 4_503_595_123_000_000",
+        ),
+        Timeline::of(
+            per_second(LARGE),
+            "0: charge 10 -> 4_503_595_112 left, full in 10_000_000
+             1_000_000: charge 4_503_595_113 -> 0 left, full in 4_503_595_122_000_000
+             1_000_000: refund 10 from 0 -> 9 left, full in 4_503_595_113_000_000",
+        ),
+        Timeline::of(
+            bucket(5_000, 1_000, 3),
+            "0: charge 999_999_999_999_999 -> 0 left, full in 180_143_985_094_820",
+        ),
+        // Units that wait are more than may wait.
+        Timeline::of(
+            bucket(1_000, 1_000, 2),
+            "0: check 2 -> 0 left, full in 2
+             0: reserve 2 most 1 -> denied for 2, 0 left, full in 2",
+        ),
+        // A window of another length, which begins as that of the clock does.
+        Timeline {
+            limits: [counter(60, 10), counter(50, 10)],
+            steps: "60_000_000: check 1 -> 9 left, full in 120_000_000
+                    60_000_000: check 1 of the other limit -> 8 left, full in 90_000_000",
+        },
+        // A clock set back over a boundary by the slack.
+        Timeline {
+            limits: [counter(60, 5), counter(60, 5)],
+            steps: "0: check 5 -> 0 left, full in 120_000_000
+                    -1_000_000: check 1 -> denied for 73_000_000, 0 left, full in 121_000_000",
+        },
+    ]
+}
+
+async fn assert_answers(bench: Bench) {
+    let mut wrong = Vec::new();
+    for timeline in timelines() {
+        wrong.extend(timeline.wrong_answers(&bench).await);
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn answers_in_memory_are_exact() {
+    assert_answers(Bench::memory_store().await).await;
+}
+
+#[tokio::test]
+async fn answers_of_redis_are_exact() {
+    assert_answers(Bench::redis_store().await).await;
+}
