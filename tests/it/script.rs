@@ -282,6 +282,9 @@ async fn a_key_is_given_a_later_expiry_when_the_one_it_has_is_too_early() {
     let clock = Clock::new();
     let store = clock.redis_store(&redis).await;
     let start = clock.now();
+    // With its first call a store tries the script's commands.
+    clock.write_to(&redis).await;
+    decide(&store, Operation::Peek, &SlidingLog::per_second(1).into(), "k", 1).await;
     for (limit, into_window, expiries) in [
         // An expiry at the very end of the next window will do for it.
         (
@@ -294,17 +297,42 @@ async fn a_key_is_given_a_later_expiry_when_the_one_it_has_is_too_early() {
         (FixedWindow::new(5, Duration::from_secs(1)), 500, [2, 3, 4]),
     ] {
         redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        redis.command::<()>("CONFIG", ["RESETSTAT"]).await;
         let limit = Limit::from(limit);
         let mut noted = Vec::new();
         for window in 0..3 {
             clock.set(start + window * SECOND + into_window);
             clock.write_to(&redis).await;
-            decide(&store, Operation::Check, &limit, "k", 1).await;
+            for _ in 0..2 {
+                decide(&store, Operation::Check, &limit, "k", 1).await;
+            }
             let keys: Vec<String> = redis.command("KEYS", ["*key=k*"]).await;
             let value: Vec<u8> = redis.command("GET", [&keys[0]]).await;
             noted.push(f64::from_le_bytes(value[24..].try_into().expect("eight bytes")) as u64 - start);
         }
         assert_eq!(noted, expiries.map(|seconds| seconds * SECOND), "{limit}");
+        noted.dedup();
+        let stats: String = redis.command("INFO", ["commandstats"]).await;
+        assert!(
+            stats.contains(&format!("cmdstat_set:calls={},", noted.len())),
+            "{limit}: {stats}"
+        );
+    }
+}
+
+/// Redis 6.2 can replicate the text of a script instead of its writes, and then refuses writes after a read of the clock.
+#[tokio::test]
+async fn a_server_that_replicates_scripts_as_text_counts() {
+    const SETTING: &str = "lua-replicate-commands";
+    let redis = Redis::start();
+    let has: Vec<String> = redis.command("CONFIG", ["GET", SETTING]).await;
+    if !has.is_empty() {
+        redis.command::<()>("CONFIG", ["SET", SETTING, "no"]).await;
+    }
+    for limit in LIMITS {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        let admitted = call(&redis, limit, &[("check 6 1", &["k"])]).await[0].admitted();
+        assert_eq!(admitted, 5, "{limit}");
     }
 }
 

@@ -169,9 +169,9 @@ fn timelines() -> Vec<Timeline> {
         ),
         Timeline::of(
             per_second(1),
-            "0: check 1 -> 0 left, full in 1_000_000
-             -1: reserve 1 -> after 1_000_001, 0 left, full in 2_000_001
-             -1_000_000: peek 1 -> 1 left, full in 0",
+            "1: check 1 -> 0 left, full in 1_000_000
+             0: reserve 1 -> after 1_000_001, 0 left, full in 2_000_001
+             -999_999: peek 1 -> 1 left, full in 0",
         ),
         // The greatest debt.
         Timeline::of(
