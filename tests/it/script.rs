@@ -570,6 +570,30 @@ async fn members_that_are_not_ours_fail_no_other_request() {
     }
 }
 
+/// The total of a log is the score of a member.
+#[tokio::test]
+async fn a_total_that_is_not_ours_is_none_or_denies_for_a_window_at_most() {
+    let redis = Redis::start();
+    for (score, admitted, left) in [
+        ("-inf", 0, 0),
+        ("-1e300", 0, 0),
+        ("-9007199254740992", 0, 0),
+        ("7", 1, 4),
+        ("1000000000000000", 1, 4),
+    ] {
+        redis.command::<()>("FLUSHALL", ["SYNC"]).await;
+        call(&redis, LIMITS[0], &[("check 1 1", &["k"])]).await;
+        redis.command::<()>("ZADD", ["k", score, "#"]).await;
+
+        let replies = call(&redis, LIMITS[0], &[("check 1 1", &["k"])]).await;
+
+        let [remaining, wait, reset] = replies[0].verdict();
+        assert_eq!((replies[0].admitted(), remaining), (admitted, left), "{score}");
+        assert!((0..=60_000_000).contains(&wait), "{score}: {wait}");
+        assert!((1..=60_000_000).contains(&reset), "{score}: {reset}");
+    }
+}
+
 #[tokio::test]
 async fn without_memory_each_request_that_would_add_fails_and_the_others_are_answered() {
     let redis = Redis::start();
