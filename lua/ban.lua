@@ -1,7 +1,7 @@
 -- Bans: since when denials of the next charge are counted, and how many there are; until when the last ban lasts; and its
 -- level, the number of times that the next one is doubled. Denials and level are one number.
 --
--- A ban depends on what is decided about another charge, which is in the reply: it has a wait if it has no room itself.
+-- A ban depends on what is decided about another charge, which is in the reply: it has a wait if it is one that denies.
 
 if algorithm == 'ban' then
   if not ban then
@@ -29,8 +29,7 @@ if algorithm == 'ban' then
       local watches = (operation == 'check' or reserve) and not banned and quota < NEVER
       if watches and guarded and guarded[1] ~= ban and guarded[2] <= guarded[3] then
         local _, _, wait = unpack_numbers('<dddd', reply[place + 1])
-        -- A charge that fits later is denied only because of another one.
-        denies = wait > 0 and not (reserve and (fits > 0 or guarded.turn))
+        denies = wait > 0
       end
 
       local blocks = operation == 'charge' and now + math.min(cost, longest) > til

@@ -16,7 +16,7 @@ if size > 1 or operation ~= 'check' or role ~= '' then
         local n = at + 1
         following, at = charge[9], n
         if reserve then
-          reserve.charge, charge.turn = charge, nil
+          reserve.charge = charge
         end
         local _, remaining, wait, reset =
           charge[1](KEYS[n], charge[8] or times, charge[7], charge[2], charge[3], charge[4], charge[5], charge[6], reserve)
@@ -83,8 +83,7 @@ if size > 1 or operation ~= 'check' or role ~= '' then
         end
         reserve.bounded = false
         local _, _, wait = charge[1](key, times, nil, cost, quota, x, y, z, reserve)
-        charge.turn = not reserve.bounded and wait <= charge[10] and now + wait or nil
-        return charge.turn
+        return not reserve.bounded and wait <= charge[10] and now + wait or nil
       end
     end
     reserve = reservations
