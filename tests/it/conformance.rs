@@ -21,6 +21,7 @@ macro_rules! store_tests {
                 charges_beyond_the_limit_are_merged_until_the_last_microsecond_of_a_step
                 a_refund_finds_an_entry_in_its_last_microsecond
                 expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_clock
+                expired_entries_and_entries_of_another_clock_that_are_left_do_not_count
                 of_a_long_log_the_oldest_entries_are_removed
                 a_reset_is_exact_while_entries_of_another_clock_are_left
                 a_check_that_removes_entries_of_another_clock_and_expired_ones_is_counted
@@ -1149,6 +1150,27 @@ async fn expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_
     assert!(bench.check(&limit, 1).await.allowed);
     bench.set_back(SECOND / 2).await;
     assert_eq!(remaining(&bench.peek(&algorithm.shorter(2_000), 1).await), 1_999);
+}
+
+/// A call removes less than 1,000 of both together.
+async fn expired_entries_and_entries_of_another_clock_that_are_left_do_not_count(bench: &Bench, algorithm: Algorithm) {
+    let (limit, higher) = (algorithm.limit(3), algorithm.limit(2_000));
+    bench.advance(HOUR).await;
+    for _ in 0..1_100 {
+        assert!(bench.check(&higher, 1).await.allowed);
+    }
+    bench.set_back(HOUR).await;
+    for _ in 0..900 {
+        assert!(bench.check(&higher, 1).await.allowed);
+    }
+    bench.advance(WINDOW).await;
+
+    for (left, members) in [(2, 1_006), (1, 12), (0, 3)] {
+        let outcome = bench.check(&limit, 1).await;
+        assert!(outcome.allowed);
+        assert_eq!(remaining(&outcome), left);
+        assert_eq!(bench.members().await.unwrap_or(members), members);
+    }
 }
 
 /// As after a step of the clock: a call removes less than 1,000 of them.

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use tower_quota::{Limit, SlidingCounter, TokenBucket, store::Outcome};
+use tower_quota::{Limit, SlidingCounter, SlidingLog, TokenBucket, store::Outcome};
 
 use crate::support::Bench;
 
@@ -14,7 +14,8 @@ struct Timeline {
     /// Of the first step, and of steps that end with `of the other limit`.
     limits: [Limit; 2],
     /// The time of each step in microseconds since the first moment, which is the beginning of an hour, and its answer. A refund
-    /// gives back what was counted `from` a time, and `most` limits the units that wait.
+    /// gives back what was counted `from` a time, and `most` limits the units that wait. The answer of `check 2 x 5` is that of
+    /// the last of 5 equal requests of one call.
     steps: &'static str,
 }
 
@@ -59,7 +60,11 @@ impl Timeline {
         let words: Vec<&str> = step.split(' ').collect();
         let cost = number(words[1]) as u64;
         let outcome = match words[0] {
-            "check" => bench.check(limit, cost).await,
+            "check" => {
+                bench
+                    .check_times(limit, cost, words.get(3).map_or(1, |times| number(times) as usize))
+                    .await
+            }
             "peek" => bench.peek(limit, cost).await,
             "charge" => bench.charge(limit, cost).await,
             "reserve" => {
@@ -102,6 +107,7 @@ fn timelines() -> Vec<Timeline> {
     // A debt of this bucket is one token more at most.
     const LARGE: u64 = 4_503_595_122;
     let per_second = |burst| TokenBucket::per_second(1).burst(burst);
+    let log = |millis, limit| Limit::from(SlidingLog::new(limit, Duration::from_millis(millis)));
     let counter = |seconds, limit| Limit::from(SlidingCounter::new(limit, seconds * SECOND));
     vec![
         // Tokens of which two come in an odd number of microseconds.
@@ -196,6 +202,30 @@ fn timelines() -> Vec<Timeline> {
             "0: check 2 -> 0 left, full in 2
              0: reserve 2 most 1 -> denied for 2, 0 left, full in 2",
         ),
+        // Of equal requests in one call, the first are counted as one entry.
+        Timeline::of(
+            SlidingLog::new(2, 4 * SECOND),
+            "0: check 2 x 5 -> denied for 4_000_000, 0 left, full in 4_000_000",
+        ),
+        // An entry that two admissions of one grain share leaves with the later one.
+        Timeline::of(
+            SlidingLog::new(10, 4 * SECOND).precision(4),
+            "501: check 3 -> 7 left, full in 4_000_000
+             500: check 3 x 5 -> denied for 4_000_001, 1 left, full in 4_000_000",
+        ),
+        // What a clock has left further ahead than the slack is removed, and turns stay.
+        Timeline {
+            limits: [log(4_000, 4), log(4_000, 2)],
+            steps: "0: reserve 3 -> 1 left, full in 4_000_000
+                    -800_000: reserve 1 of the other limit -> after 4_800_000, 0 left, full in 8_800_000
+                    -1_600_000: check 1 of the other limit -> 0 left, full in 9_600_000",
+        },
+        Timeline {
+            limits: [log(500, 2), log(500, 3)],
+            steps: "0: check 1 -> 1 left, full in 500_000
+                    0: reserve 3 of the other limit -> after 500_000, 0 left, full in 1_000_000
+                    -1_500_000: charge 1 of the other limit -> 2 left, full in 500_000",
+        },
         // A window of another length, which begins as that of the clock does.
         Timeline {
             limits: [counter(60, 10), counter(50, 10)],

@@ -57,6 +57,8 @@ each_store! {
     a_refund_after_the_last_turn_gives_back_no_token_that_has_come
     a_request_waits_for_the_latest_turn_and_delays_no_other
     a_denied_request_names_those_that_deny_and_not_those_that_would_wait
+    many_entries_of_another_clock_after_a_turn_are_removed_by_several_calls
+    a_reset_is_one_window_at_most_for_turns_of_another_clock
     a_turn_of_another_limit_is_counted_beside_entries_that_have_expired
     entries_of_another_clock_between_turns_stay
     a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left
@@ -416,6 +418,52 @@ async fn entries_of_another_clock_between_turns_stay(bench: Bench) {
         assert!(!bench.check(&limit, 1).await.allowed);
         assert_eq!(bench.peek(&higher, 1).await.states()[0].remaining, remaining);
     }
+}
+
+/// A call removes less than 1,000 of them.
+async fn many_entries_of_another_clock_after_a_turn_are_removed_by_several_calls(bench: Bench) {
+    let limit = SlidingLog::new(2, 10 * SECOND).into();
+    let higher = SlidingLog::new(2_000, 10 * SECOND).into();
+    assert!(bench.check(&limit, 2).await.allowed);
+    assert!(bench.reserve(&limit, 1, LONG, MOST).await.allowed);
+    bench.advance(5 * SECOND).await;
+    for _ in 0..1_900 {
+        assert!(bench.check(&higher, 1).await.allowed);
+    }
+    bench.set_back(5 * SECOND).await;
+
+    for members in [909, 3, 3] {
+        let denied = bench.check(&limit, 1).await.states()[0];
+        assert_eq!(
+            (denied.retry_after, denied.reset_after),
+            (Some(10 * SECOND), 20 * SECOND)
+        );
+        assert_eq!(bench.members().await.unwrap_or(members), members);
+    }
+}
+
+/// What is reserved beside it may count later than its own limit requires.
+async fn a_reset_is_one_window_at_most_for_turns_of_another_clock(bench: Bench) {
+    let (limit, higher): (Limit, Limit) = (
+        SlidingLog::new(1, 10 * SECOND).into(),
+        SlidingLog::new(8, 10 * SECOND).into(),
+    );
+    let key = Key::from("k");
+    let charges = [("test", &limit), ("higher", &higher)];
+    let charges = charges.map(|(policy, limit)| Charge::new(policy, limit, &key, 1).wait_up_to(LONG));
+    let reserve = async || {
+        let request = [StoreRequest::new(Operation::Reserve, &charges)];
+        let response = bench.store.decide(&request).await.expect("a response");
+        let outcome = &response.outcomes()[0];
+        assert!(outcome.allowed);
+        [0, 1].map(|charge| outcome.states()[charge].reset_after)
+    };
+    bench.advance(100 * SECOND).await;
+    assert_eq!(reserve().await, [10 * SECOND; 2]);
+    assert_eq!(reserve().await, [20 * SECOND; 2]);
+    bench.set_back(100 * SECOND).await;
+    assert_eq!(reserve().await, [10 * SECOND; 2]);
+    assert_eq!(reserve().await, [20 * SECOND, 10 * SECOND]);
 }
 
 async fn a_request_waits_although_a_clock_has_left_entries_between_turns(bench: Bench) {

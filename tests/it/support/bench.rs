@@ -120,6 +120,15 @@ impl Bench {
         decide(&self.store, Operation::Check, limit, &self.key, cost).await
     }
 
+    /// Sends so many equal requests in one call, and returns the last outcome.
+    pub(crate) async fn check_times(&self, limit: &Limit, cost: u64, times: usize) -> Outcome {
+        let key = Key::from(self.key.as_str());
+        let charges = [Charge::new("test", limit, &key, cost)];
+        let requests = vec![StoreRequest::new(Operation::Check, &charges); times];
+        let response = self.store.decide(&requests).await.expect("the store answers");
+        response.outcomes().last().expect("an outcome").clone()
+    }
+
     /// Reserves, with this longest wait and at most so many units that wait.
     pub(crate) async fn reserve(&self, limit: &Limit, cost: u64, longest: Duration, most: u64) -> Outcome {
         let key = Key::from(self.key.as_str());
