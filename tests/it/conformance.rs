@@ -1154,18 +1154,18 @@ async fn expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_
 
 /// A call removes less than 1,000 of both together.
 async fn expired_entries_and_entries_of_another_clock_that_are_left_do_not_count(bench: &Bench, algorithm: Algorithm) {
-    let (limit, higher) = (algorithm.limit(3), algorithm.limit(2_000));
+    let (limit, higher) = (algorithm.limit(3), algorithm.limit(3_000));
     bench.advance(HOUR).await;
     for _ in 0..1_100 {
         assert!(bench.check(&higher, 1).await.allowed);
     }
     bench.set_back(HOUR).await;
-    for _ in 0..900 {
+    for _ in 0..1_100 {
         assert!(bench.check(&higher, 1).await.allowed);
     }
     bench.advance(WINDOW).await;
 
-    for (left, members) in [(2, 1_006), (1, 12), (0, 3)] {
+    for (left, members) in [(2, 1_206), (1, 212), (0, 3)] {
         let outcome = bench.check(&limit, 1).await;
         assert!(outcome.allowed);
         assert_eq!(remaining(&outcome), left);

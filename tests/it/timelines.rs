@@ -14,8 +14,8 @@ struct Timeline {
     /// Of the first step, and of steps that end with `of the other limit`.
     limits: [Limit; 2],
     /// The time of each step in microseconds since the first moment, which is the beginning of an hour, and its answer. A refund
-    /// gives back what was counted `from` a time, and `most` limits the units that wait. The answer of `check 2 x 5` is that of
-    /// the last of 5 equal requests of one call.
+    /// gives back what was counted `from` a time, and `most` limits the units that wait. `check 2 x 5` is 5 equal requests of
+    /// one call.
     steps: &'static str,
 }
 
@@ -60,11 +60,13 @@ impl Timeline {
         let words: Vec<&str> = step.split(' ').collect();
         let cost = number(words[1]) as u64;
         let outcome = match words[0] {
-            "check" => {
-                bench
-                    .check_times(limit, cost, words.get(3).map_or(1, |times| number(times) as usize))
-                    .await
+            "check" if words.len() > 2 => {
+                let outcomes = bench.check_times(limit, cost, number(words[3]) as usize).await;
+                let admitted = outcomes.iter().filter(|outcome| outcome.allowed).count();
+                let last = outcomes.last().expect("an outcome");
+                return format!("{admitted} admitted, the last {}", answer(last, at));
             }
+            "check" => bench.check(limit, cost).await,
             "peek" => bench.peek(limit, cost).await,
             "charge" => bench.charge(limit, cost).await,
             "reserve" => {
@@ -205,13 +207,13 @@ fn timelines() -> Vec<Timeline> {
         // Of equal requests in one call, the first are counted as one entry.
         Timeline::of(
             SlidingLog::new(2, 4 * SECOND),
-            "0: check 2 x 5 -> denied for 4_000_000, 0 left, full in 4_000_000",
+            "0: check 2 x 5 -> 1 admitted, the last denied for 4_000_000, 0 left, full in 4_000_000",
         ),
         // An entry that two admissions of one grain share leaves with the later one.
         Timeline::of(
             SlidingLog::new(10, 4 * SECOND).precision(4),
             "501: check 3 -> 7 left, full in 4_000_000
-             500: check 3 x 5 -> denied for 4_000_001, 1 left, full in 4_000_000",
+             500: check 3 x 5 -> 2 admitted, the last denied for 4_000_001, 1 left, full in 4_000_000",
         ),
         // What a clock has left further ahead than the slack is removed, and turns stay.
         Timeline {

@@ -458,10 +458,9 @@ async fn a_reset_is_one_window_at_most_for_turns_of_another_clock(bench: Bench) 
         assert!(outcome.allowed);
         [0, 1].map(|charge| outcome.states()[charge].reset_after)
     };
-    bench.advance(100 * SECOND).await;
     assert_eq!(reserve().await, [10 * SECOND; 2]);
     assert_eq!(reserve().await, [20 * SECOND; 2]);
-    bench.set_back(100 * SECOND).await;
+    bench.set_back(5 * SECOND).await;
     assert_eq!(reserve().await, [10 * SECOND; 2]);
     assert_eq!(reserve().await, [20 * SECOND, 10 * SECOND]);
 }
@@ -530,13 +529,17 @@ async fn a_key_lives_until_its_last_turn_has_expired(bench: Bench) {
     }
     let last = bench.now() + 3_000_000;
     assert_eq!(bench.peek(&limit, 1).await.states()[0].reset_after, 3 * SECOND);
+    let lives_until_then = async || {
+        if let Some(expires_at) = bench.expires_at().await {
+            let later = 4_000_000_000_000_000;
+            assert!(expires_at as u64 * 1_000 >= last + later - 1_000, "{expires_at}");
+        }
+    };
+    lives_until_then().await;
     // Also after a charge, which expires earlier.
     let state = bench.charge(&limit, 1).await.states()[0];
     assert_eq!(state.reset_after, 3 * SECOND);
-    if let Some(expires_at) = bench.expires_at().await {
-        let never = 4_000_000_000_000_000;
-        assert!(expires_at as u64 * 1_000 >= last + never - 1_000, "{expires_at}");
-    }
+    lives_until_then().await;
 }
 
 async fn a_turn_is_one_beneath_any_debt(bench: Bench) {

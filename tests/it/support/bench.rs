@@ -120,13 +120,13 @@ impl Bench {
         decide(&self.store, Operation::Check, limit, &self.key, cost).await
     }
 
-    /// Sends so many equal requests in one call, and returns the last outcome.
-    pub(crate) async fn check_times(&self, limit: &Limit, cost: u64, times: usize) -> Outcome {
+    /// Sends so many equal requests in one call.
+    pub(crate) async fn check_times(&self, limit: &Limit, cost: u64, times: usize) -> Vec<Outcome> {
         let key = Key::from(self.key.as_str());
         let charges = [Charge::new("test", limit, &key, cost)];
         let requests = vec![StoreRequest::new(Operation::Check, &charges); times];
         let response = self.store.decide(&requests).await.expect("the store answers");
-        response.outcomes().last().expect("an outcome").clone()
+        response.outcomes().to_vec()
     }
 
     /// Reserves, with this longest wait and at most so many units that wait.
