@@ -94,7 +94,7 @@ if algorithm == 'bucket' then
       if counted > 0 then
         local weight = counted * cost
         spent = spent + weight
-        if cap < spent then
+        if spent > cap then
           -- Whole periods are settled before the numbers grow too large.
           local periods = math.floor(math.max(0, now - since) / period)
           since = since + periods * period

@@ -215,6 +215,31 @@ fn timelines() -> Vec<Timeline> {
             "501: check 3 -> 7 left, full in 4_000_000
              500: check 3 x 5 -> 2 admitted, the last denied for 4_000_001, 1 left, full in 4_000_000",
         ),
+        // Entries of one time, of which some were given back.
+        Timeline::of(
+            SlidingLog::new(20, 4 * SECOND),
+            "0: check 2 -> 18 left, full in 4_000_000
+             1: check 2 -> 16 left, full in 4_000_000
+             1: check 2 -> 14 left, full in 4_000_000
+             1: refund 2 from 0 -> 16 left, full in 4_000_000
+             1: check 2 -> 14 left, full in 4_000_000",
+        ),
+        // A wait for one of the last entries, which have different weights.
+        Timeline::of(
+            SlidingLog::new(40, 10 * SECOND),
+            "0: check 2 -> 38 left, full in 10_000_000
+             1: check 1 -> 37 left, full in 10_000_000
+             2: check 1 -> 36 left, full in 10_000_000
+             3: check 1 -> 35 left, full in 10_000_000
+             4: check 1 -> 34 left, full in 10_000_000
+             5: check 1 -> 33 left, full in 10_000_000
+             6: check 1 -> 32 left, full in 10_000_000
+             7: check 1 -> 31 left, full in 10_000_000
+             8: check 1 -> 30 left, full in 10_000_000
+             9: check 1 -> 29 left, full in 10_000_000
+             10: check 1 -> 28 left, full in 10_000_000
+             100: check 20 x 5 -> 1 admitted, the last denied for 9_999_910, 8 left, full in 10_000_000",
+        ),
         // What a clock has left further ahead than the slack is removed, and turns stay.
         Timeline {
             limits: [log(4_000, 4), log(4_000, 2)],

@@ -58,6 +58,7 @@ each_store! {
     a_request_waits_for_the_latest_turn_and_delays_no_other
     a_denied_request_names_those_that_deny_and_not_those_that_would_wait
     many_entries_of_another_clock_after_a_turn_are_removed_by_several_calls
+    a_request_that_waits_for_more_entries_than_a_call_reads_is_denied
     a_reset_is_one_window_at_most_for_turns_of_another_clock
     a_turn_of_another_limit_is_counted_beside_entries_that_have_expired
     entries_of_another_clock_between_turns_stay
@@ -440,6 +441,21 @@ async fn many_entries_of_another_clock_after_a_turn_are_removed_by_several_calls
         );
         assert_eq!(bench.members().await.unwrap_or(members), members);
     }
+}
+
+/// A wait for more entries than a call reads is a lower bound.
+async fn a_request_that_waits_for_more_entries_than_a_call_reads_is_denied(bench: Bench) {
+    let limit = SlidingLog::new(1_202, 10 * SECOND).into();
+    assert!(bench.check(&limit, 2).await.allowed);
+    for _ in 0..1_200 {
+        bench.advance(Duration::from_micros(1)).await;
+        assert!(bench.check(&limit, 1).await.allowed);
+    }
+    assert!(!bench.reserve(&limit, 998, LONG, 2_000).await.allowed);
+    let start = bench.now() - 1_200;
+    let reserved = bench.reserve(&limit, 997, LONG, 2_000).await;
+    // The first entry weighs 2.
+    assert_eq!(turn(&bench, &reserved), Some(start + 995 + 10_000_000));
 }
 
 /// What is reserved beside it may count later than its own limit requires.
