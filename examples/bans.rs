@@ -1,4 +1,4 @@
-//! Two failed logins a minute. A caller that goes on after that is banned for ten minutes, the next time for twenty.
+//! Two failed logins a minute. A caller that continues after that is banned for ten minutes, the next time for twenty.
 //!
 //! ```console
 //! $ cargo run --example bans --features axum

@@ -1,4 +1,4 @@
-//! Three processes share the quota of a foreign API: 20 requests and 1,000 tokens in each second.
+//! Three processes share the quota of a third-party API: 20 requests and 1,000 tokens in each second.
 //!
 //! The processes count in Redis at `REDIS_URL`, by default on port 6379. This starts the API, uses it up as another program
 //! would, and starts itself three times:
@@ -10,9 +10,9 @@
 //! A request waits for its turn among the requests. It does not wait for tokens: a turn that waits for an estimate comes too
 //! late where less is settled.
 //!
-//! It asserts that each request is served at last, and prints how often the API has complained, and how many requests arrived
-//! in the fullest second. With `ALONE=1` nothing is used up before, and the complaints are those about requests that arrived
-//! too close together. `MARGIN_MS` is by how much the window of the fleet is longer than that of the API, 200 by default.
+//! It asserts that each request is eventually served. It prints how many requests the API denied, and how many arrived in the
+//! busiest second. With `ALONE=1` no other program uses the quota, so the API denies only requests that arrive too close
+//! together. `MARGIN_MS` is by how much the window of the fleet is longer than that of the API, 200 by default.
 
 use std::{
     collections::VecDeque,
@@ -72,7 +72,7 @@ impl Seen {
     }
 }
 
-/// The foreign API. A request costs the tokens of its path, which a client learns from the response.
+/// The third-party API. A request costs the tokens of its path, which a client learns from the response.
 pub(crate) fn api(seen: Seen) -> Router {
     let tokens = |path: &str| path.trim_start_matches('/').parse().unwrap_or(ESTIMATE);
     let policies = [

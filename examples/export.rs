@@ -36,7 +36,7 @@ pub(crate) fn limit(store: impl Store) -> RateLimitLayer {
     RateLimitLayer::new(store, [running, exports])
 }
 
-/// Runs an export to its end, also if the caller leaves, and then admits the next one.
+/// Runs an export to its end, even if the caller leaves, and then admits the next one.
 pub(crate) async fn run<T: Send + 'static>(
     decision: Decision,
     export: impl Future<Output = T> + Send + 'static,

@@ -1,4 +1,4 @@
-//! A client of a foreign API with a layer around it: `reqwest` sends five requests in a second at most, and holds the others.
+//! A client of a third-party API with a layer around it: `reqwest` sends five requests in a second at most, and holds the others.
 //!
 //! ```console
 //! $ cargo run --example reqwest --features axum
@@ -26,7 +26,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Requests arrive closer together than they were admitted, so the window of the client is longer than that of the API.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// The foreign API.
+/// The third-party API.
 fn api() -> Router {
     let limit = Policy::new("api", SlidingLog::new(QUOTA, WINDOW)).key(key::constant("client"));
     Router::new().route(

@@ -19,7 +19,7 @@ if algorithm == 'ban' then
       local in_force = til > now
       banned = banned or in_force
 
-      -- The next charge that is no marker.
+      -- The next charge that is not a marker.
       local guarded, place = following, at + 1
       while guarded and guarded[7] == marker do
         guarded, place = guarded[9], place + 1

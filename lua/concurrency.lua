@@ -1,8 +1,8 @@
 -- Slots: a sorted set with one member for each lease, scored with its expiry. A charge fits while the weights of the leases
 -- that have not expired leave room for it. The id of a lease, which the client chooses, comes in place of two parameters.
 --
--- The name of a member is four doubles: the two parts of the id, the length of the lease and its weight. As long as there are
--- heavier ones than 1, a member `#`, kept at rank 0, has minus what they weigh beyond 1 each as its score.
+-- The name of a member is four doubles: the two parts of the id, the length of the lease and its weight. While some
+-- weigh more than 1, a member `#` at rank 0 has the score -(total weight - number of leases).
 
 if algorithm == 'concurrency' then
   if not concurrency then

@@ -13,7 +13,7 @@ if algorithm ~= 'log' and algorithm ~= 'concurrency' and not fetch then
     return 0, 0, 0, 0
   end
 
-  -- Writes to a key that matters `til` then. An expiry that will do is left alone: to set one costs as much as all else.
+  -- Writes to a key that matters `til` then. A late enough expiry is kept, since setting it costs as much as the rest.
   function write(key, a, b, c, expires, til)
     if til <= expires and expires <= til + SLACK then
       call('SETRANGE', key, '0', pack('<dddd', a, b, c, expires))

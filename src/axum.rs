@@ -18,9 +18,8 @@ use crate::Decision;
 /// number reads that of a [policy](Decision::policies).
 ///
 /// Without a layer around the handler, or with its [`extensions`](crate::RateLimitLayer::extensions) turned off, the response
-/// is `500 Internal Server Error`, as for any extension that is missing in axum: a layer that was forgotten is seen in the
-/// first test of the route, and not when the service is attacked. `Option<Decision>` is `None` then, for a handler that is
-/// used with and without a layer.
+/// is `500 Internal Server Error`, as for any missing extension in axum. So the first test of the route finds a missing layer.
+/// `Option<Decision>` is `None` then, for a handler that is used with and without a layer.
 ///
 /// ```
 /// use axum::{Router, body::Body, routing::get};

@@ -45,7 +45,7 @@ pub(crate) enum End {
     Cancelled,
 }
 
-/// Questions.
+/// Accessors.
 impl<'a> Completion<'a> {
     /// The status code of the response; `None` without a response.
     #[must_use]

@@ -85,7 +85,7 @@
 //!
 //! # Guide
 //!
-//! [Start](guide::start): ten minutes from `cargo add` to a limit in production.
+//! [Getting started](guide::start): ten minutes from `cargo add` to a limit in production.
 //!
 //! [Recipes](guide::recipes): plans, logins, tokens of language models, exports, webhooks, jobs, GraphQL, and limits in a file.
 //!

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use crate::store::{StoreError, StoreFuture};
 
 /// Responses of stores to refunds, charges and releases. As a future it waits for all of them, at the same time, and returns the
-/// first error. Those that are missing when it is dropped go on in tasks of their own.
+/// first error. Those that are missing when it is dropped continue in tasks of their own.
 #[derive(Default)]
 #[must_use]
 pub(crate) struct Responses {

@@ -5,7 +5,7 @@ use axum::http::{HeaderMap, Uri, header};
 /// Refuses a request that a page of another origin has made.
 ///
 /// Browsers send `Sec-Fetch-Site` to HTTPS and to localhost (W3C Fetch Metadata, section 2.3), and otherwise at least `Origin`
-/// with each `POST` (Fetch, section 3.1). A client that sends neither is no browser, so it carries no credentials of
+/// with each `POST` (Fetch, section 3.1). A client that sends neither is not a browser, so it carries no credentials of
 /// an operator without the operator's doing. Both names are forbidden to scripts (Fetch, section 2.2.2).
 pub(super) fn verify(headers: &HeaderMap, uri: &Uri) -> Result<(), CrossOrigin> {
     if let Some(site) = headers.get("sec-fetch-site") {

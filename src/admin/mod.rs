@@ -120,11 +120,11 @@ use crate::{Limiter, RateLimitLayer};
 /// A browser sends the credentials of an operator with requests that pages of other sites make. So a `POST` is refused
 ///
 /// * with `403` if `Sec-Fetch-Site` is not `same-origin` or, in a browser that does not send it, if `Origin` is not the host of
-///   the request. A client that is no browser sends neither. Behind a proxy that replaces `Host`, the page is
+///   the request. A client that is not a browser sends neither. Behind a proxy that replaces `Host`, the page is
 ///   served with HTTPS, since browsers send `Sec-Fetch-Site` then.
 /// * with `415` if the content is not `application/json`, which a form of another site cannot send.
 ///
-/// An address or a network of the operator is no authentication: a page of another site can reach the router through the browser
+/// An address or a network of the operator does not authenticate: a page of another site can reach the router through the browser
 /// of an operator there, by a name that it resolves to the address of the router (DNS rebinding). Put no layer for CORS around
 /// the router that permits credentials.
 ///

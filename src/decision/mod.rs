@@ -100,7 +100,7 @@ struct Inner {
 /// The decisions of the policies of a request. Most requests have one policy.
 pub(crate) type PolicyDecisions = SmallVec<[PolicyDecision; 1]>;
 
-/// Questions.
+/// Accessors.
 impl Decision {
     /// Whether the request is admitted.
     #[must_use]
@@ -116,8 +116,8 @@ impl Decision {
 
     /// The number of requests of cost 1 that would be admitted now; `u64::MAX` if no policy applies.
     ///
-    /// Of 10 per second with 6 admitted in the last second, this one included, 4 remain. A denied request counts nothing,
-    /// so 3 remain 3 when a request of cost 5 was denied. The [type](Self) has an example of all of these numbers.
+    /// Of 10 per second with 6 admitted in the last second, this one included, 4 remain. A denied request counts nothing:
+    /// if 3 remain and a request of cost 5 is denied, 3 still remain. The [type](Self) has an example of all of these numbers.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.foremost().map_or(u64::MAX, PolicyDecision::remaining)

@@ -58,7 +58,7 @@ pub struct PolicyDecision {
     pub(crate) lease: Option<Arc<Ticket>>,
 }
 
-/// Questions.
+/// Accessors.
 impl PolicyDecision {
     /// The name of the policy.
     #[must_use]

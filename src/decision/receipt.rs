@@ -46,7 +46,7 @@ impl Receipt {
     /// ```
     ///
     /// When a response body ends, or is dropped because the caller has left, the settlement needs a task of its own:
-    /// `tokio::spawn(receipt.settle(actual))`. One that was polled goes on if its future is dropped.
+    /// `tokio::spawn(receipt.settle(actual))`. One that was polled continues if its future is dropped.
     ///
     /// # Errors
     ///
@@ -58,10 +58,10 @@ impl Receipt {
 
     /// Refunds the charges of all policies, each where it was counted.
     ///
-    /// A refund removes at most what still counts, and nothing once the charge has expired. It does not remove later
-    /// charges, with two exceptions: tokens of a [`TokenBucket`](crate::TokenBucket#refunds) that were restored meanwhile are
-    /// not refunded a second time, and algorithms that store only numbers cannot distinguish charges, so that a refund after
-    /// a [`reset`](crate::Limiter::reset) may remove what was charged since.
+    /// A refund removes at most what still counts, and nothing once the charge has expired. Tokens of a
+    /// [`TokenBucket`](crate::TokenBucket#refunds) that have been restored meanwhile are not refunded a second time. It does not
+    /// remove later charges, with one exception: algorithms that store only numbers cannot distinguish charges, so a refund after
+    /// a [`reset`](crate::Limiter::reset) may remove later ones.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

@@ -10,7 +10,7 @@ use crate::{
 
 impl Decision {
     /// Takes the slots that the request holds of policies with a limit of [`Concurrency`](crate::Concurrency), to release them
-    /// when work has ended that goes on after the response.
+    /// when work has ended that continues after the response.
     ///
     /// There are slots once for a decision and all its clones; `None` if they were taken or released, or if no such policy
     /// applies. Slots that are not taken are released when the response body ends or, of a decision of a

@@ -26,7 +26,7 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) {
         return;
     }
 
-    // A line that is no text is not a list of this field; it stays as it is, without ours.
+    // A line that is not text is not a list of this field; it stays as it is, without ours.
     lines.pop();
     headers.remove(name);
     for line in lines {

@@ -86,7 +86,7 @@ impl KeyError {
     }
 }
 
-/// Queries.
+/// Accessors.
 impl KeyError {
     /// Whether the error was made by [`absent`](Self::absent): the request lacks the key.
     #[must_use]

@@ -88,7 +88,7 @@ impl<T> fmt::Debug for Extension<T> {
 }
 
 impl Key {
-    /// The key that [`extension`] makes of a request, where `value` is the result of its function.
+    /// The key that [`extension`] returns for a request, where `value` is the result of its function.
     ///
     /// ```
     /// use tower_quota::Key;

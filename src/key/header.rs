@@ -18,7 +18,7 @@ use crate::ConfigError;
 ///
 /// # What an attacker can do
 ///
-/// A header that the client can set is no identity. With such a key, alone or together with [`ip`](super::ip()), each new
+/// A header that the client can set is not an identity. With such a key, alone or together with [`ip`](super::ip()), each new
 /// value is a new quota. Use it for a header that a proxy in front sets and removes from what clients send, and add a policy
 /// that counts the address alone; or use an [`extension`](super::extension()) that authentication inserts.
 ///
@@ -116,7 +116,7 @@ impl KeyExtractor for Header {
 }
 
 impl Key {
-    /// The key that [`header`](fn@super::header) makes of a request.
+    /// The key that [`header`](fn@super::header) returns for a request.
     ///
     /// The case of the name and the white space around the value do not matter.
     ///

@@ -92,7 +92,7 @@ impl Ip {
 
     /// Trusts the header of a peer on a Unix socket, beside those of trusted networks.
     ///
-    /// The default is not to. It has no effect on [`ip`], which reads no header.
+    /// By default such a peer is not trusted. This setting has no effect on [`ip`], which reads no header.
     ///
     /// ```
     /// use http::Request;
@@ -285,7 +285,7 @@ impl Ip {
 
 /// Keys made by hand.
 impl Ip {
-    /// The key that this extractor makes of a request from the address, with its settings.
+    /// The key that this extractor returns for a request from the address, with its settings.
     ///
     /// Without settings it is [`Key::ip`].
     ///

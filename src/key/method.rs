@@ -37,7 +37,7 @@ impl KeyExtractor for Method {
 }
 
 impl Key {
-    /// The key that [`method`] makes of a request.
+    /// The key that [`method`] returns for a request.
     ///
     /// ```
     /// use http::Method;

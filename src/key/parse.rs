@@ -60,7 +60,7 @@ fn validate(component: &str) -> Result<(), ConfigError> {
         _ if !KINDS.contains(&kind) => {
             let kinds = KINDS.join("`, `");
             return Err(ConfigError::new(format!(
-                "`{kind}` is no kind of key; those are `{kinds}`"
+                "`{kind}` is not a kind of key; those are `{kinds}`"
             )));
         }
         _ => {}
@@ -81,7 +81,7 @@ fn validate_address(value: &str) -> Result<(), ConfigError> {
         Ok(written) if written == value => Ok(()),
         Ok(written) => Err(ConfigError::new(format!("the key of `{value}` is `ip={written}`"))),
         Err(_) => Err(ConfigError::new(format!(
-            "`{value}` is no address; the key of one is written like `ip=203.0.113.7`, and of IPv6 the network by which \
+            "`{value}` is not an address; the key of one is written like `ip=203.0.113.7`, and of IPv6 the network by which \
              addresses are counted, like `ip=2001:db8:1:2::/64`"
         ))),
     }
@@ -115,7 +115,7 @@ fn validate_escapes(text: &str, delimiter: Option<u8>) -> Result<(), ConfigError
             let what = if byte.is_ascii_graphic() {
                 format!("`{shown}`")
             } else {
-                "a byte that is no printable ASCII character".to_owned()
+                "a byte that is not a printable ASCII character".to_owned()
             };
             return Err(ConfigError::new(format!("{what} is written `^{byte:02X}` in a key")));
         }

@@ -113,7 +113,7 @@ impl Path {
 
 /// Keys made by hand.
 impl Path {
-    /// The key that this extractor makes of a request to the path, with its settings.
+    /// The key that this extractor returns for a request to the path, with its settings.
     ///
     /// The path has no query. Without settings it is [`Key::path`].
     ///
@@ -145,7 +145,7 @@ impl Path {
 }
 
 impl Key {
-    /// The key that [`path`] makes of a request to the path, which has no query.
+    /// The key that [`path`] returns for a request to the path, which has no query.
     ///
     /// [`Path::key_of`] makes the key of an extractor with settings.
     ///

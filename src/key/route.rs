@@ -61,7 +61,7 @@ impl KeyExtractor for Route {
 }
 
 impl Key {
-    /// The key that [`route`](fn@super::route) makes of a request to a route with this template.
+    /// The key that [`route`](fn@super::route) returns for a request to a route with this template.
     ///
     /// In a nested router the template includes the prefix.
     ///

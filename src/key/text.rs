@@ -309,7 +309,7 @@ impl<'de> Deserialize<'de> for KeySpec {
                 }
                 if all.is_empty() {
                     return Err(A::Error::custom(
-                        "an empty list is no key; one limit for all requests is `constant:all`",
+                        "an empty list is not a key; one limit for all requests is `constant:all`",
                     ));
                 }
                 Ok(KeySpec(all))

@@ -73,9 +73,8 @@ use crate::{access::Access, policy::Renewals};
 /// ```
 ///
 /// Nested layers decide one after the other: what the outer one has counted stays counted when the inner one denies. A policy
-/// that both have, with the same key, the same limit and the same store (or a clone of it), is charged once for a request: at
-/// the larger of its costs, of which the inner layer charges what the outer one has not. In another store it is counted there
-/// too.
+/// that both layers have, with the same key, limit and store (or a clone of it), is charged once per request. If its costs
+/// differ, the inner layer charges the difference up to the larger cost. With different stores it is counted in both.
 ///
 /// This holds on one Redis server and with [`MemoryStore`](crate::MemoryStore). In a cluster, policies with the same key are
 /// decided together, and those with different keys one after the other; an earlier charge is refunded when a later policy

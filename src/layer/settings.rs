@@ -17,9 +17,9 @@ impl RateLimitLayer {
 
     /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` beside the other fields, for clients that read only these.
     ///
-    /// A client that reads any `RateLimit` field first does not get to them: version 0.1.0 of the npm package
-    /// `ratelimit-header-parser` takes every `RateLimit` field for that of draft -07, and returns `NaN` for that of
-    /// [`Headers::Draft08`], with the legacy fields beside it or not. For such clients use [`Headers::Draft07`],
+    /// Some clients prefer `RateLimit` and ignore these fields. Version 0.1.0 of the npm package `ratelimit-header-parser` parses
+    /// every `RateLimit` field as draft -07, and returns `NaN` for [`Headers::Draft08`]. For such clients use
+    /// [`Headers::Draft07`],
     /// [`Headers::Draft06`] or [`Headers::Legacy`]. By default they are not added.
     ///
     /// ```

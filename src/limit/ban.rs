@@ -34,7 +34,7 @@ pub struct Ban {
 
 /// Constructors. [`Policy::ban`](crate::Policy::ban) refuses numbers out of range.
 impl Ban {
-    /// A ban after so many denials within this time, from 1 to 1,000,000 and from 1 ms to 366 days.
+    /// Bans a key after `denials` denials (1 to 1,000,000) within a window of length `within` (1 ms to 366 days).
     ///
     /// The time begins with the first denial. It is also the time without a ban after which the next ban is shorter by one
     /// step.
@@ -67,10 +67,10 @@ impl Ban {
 
 /// Settings.
 impl Ban {
-    /// The length of the first ban, from 1 ms on. The default is 1 minute.
+    /// The length of the first ban: at least 1 ms, and at most that of the [longest](Self::longest). The default is 1 minute.
     ///
-    /// The limit itself denies until its own wait is over, so a ban that is shorter than the window of the limit may end before
-    /// that, and deny nothing more: for 5 in 15 minutes, choose a first ban of more than 15 minutes.
+    /// Choose a first ban that is longer than the window of the limit. A shorter ban may end while the limit itself still denies,
+    /// and then has no effect. For 5 requests in 15 minutes, set a first ban of more than 15 minutes.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -97,7 +97,7 @@ impl Ban {
     }
 }
 
-/// Parameters.
+/// Accessors.
 impl Ban {
     pub(crate) const NAME: &'static str = "ban";
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{ConfigError, store::LeaseId};
 
-/// Slots: so many requests at once, across all processes.
+/// Limits how many requests run concurrently, across all processes.
 ///
 /// An admitted request takes a slot for each unit of its cost, and holds it until its response body ends or is dropped. It
 /// is for work that takes a while: exports, uploads, connections. A limit in a window counts how often such work begins;
@@ -245,7 +245,7 @@ const fn is_valid(lease: Duration) -> bool {
         && lease.subsec_nanos().is_multiple_of(1_000)
 }
 
-/// Parameters.
+/// Accessors.
 impl Concurrency {
     pub(crate) const NAME: &'static str = "concurrency";
 

@@ -172,7 +172,7 @@ impl FixedWindow {
     }
 }
 
-/// Parameters.
+/// Accessors.
 impl FixedWindow {
     pub(crate) const NAME: &'static str = "fixed";
 

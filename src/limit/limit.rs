@@ -37,12 +37,12 @@ pub enum Limit {
     Unlimited,
     /// Denies every request, without a call of the store.
     DenyAll,
-    /// The bans of a policy, as a store receives them beside its limit. It is no limit of a policy itself, and has no text form
-    /// that is parsed: [`Policy::ban`](crate::Policy::ban) sets it.
+    /// The bans of a policy, as a store receives them beside its limit. It is not a limit of a policy itself, and has no text
+    /// form that is parsed: [`Policy::ban`](crate::Policy::ban) sets it.
     Ban(Ban),
 }
 
-/// Parameters.
+/// Accessors.
 impl Limit {
     /// The number of requests of cost 1 that are admitted at once if nothing was counted yet.
     ///
@@ -217,7 +217,7 @@ impl Limit {
             }
             Self::TokenBucket(bucket) => bucket.validate(),
             Self::Ban(_) => Err(ConfigError::new(
-                "a ban is no limit of a policy; it is set beside one, as in `.ban(Ban::after(10, Duration::from_secs(3600)))`",
+                "a ban is not a limit of a policy; it is set beside one, as in `.ban(Ban::after(10, Duration::from_secs(3600)))`",
             )),
         }
     }

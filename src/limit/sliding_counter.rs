@@ -91,7 +91,7 @@ pub struct SlidingCounter {
 
 constructors!(SlidingCounter, |quota, window| Self { quota, window });
 
-/// Parameters.
+/// Accessors.
 impl SlidingCounter {
     pub(crate) const NAME: &'static str = "counter";
 

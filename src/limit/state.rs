@@ -211,7 +211,7 @@ mod tests {
             "deny-all",
         ];
         let mut limits = texts.map(|text| text.parse::<Limit>().unwrap()).to_vec();
-        // A ban has no text that is parsed, since it is no limit of a policy.
+        // A ban has no text that is parsed, since it is not a limit of a policy.
         limits.push(Limit::Ban(Ban::after(1, Duration::from_secs(1))));
         let variants = limits.iter().map(|limit| match limit {
             Limit::SlidingLog(_) => 0,

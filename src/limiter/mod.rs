@@ -198,7 +198,7 @@ impl Limiter {
             .await
     }
 
-    /// Counts a cost that has arisen already, also if it does not fit; later requests wait for it.
+    /// Counts a cost unconditionally, even if it exceeds the limit. Later requests are denied until enough of it has expired.
     ///
     /// The decision is always allowed. A cost above the limit counts in full, up to 999,999,999,999,999; a larger one counts as
     /// that. A cost of 0 counts nothing.
@@ -370,7 +370,7 @@ fn undecided_by(
     Decision::new(true, applying.collect())
 }
 
-/// The failure of the store, also if this process decided.
+/// The failure of the store, even if this process decided.
 fn failure(decision: &Result<Decision, StoreError>) -> Option<&StoreError> {
     match decision {
         Ok(decision) => decision.store_error(),

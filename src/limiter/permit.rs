@@ -1,6 +1,6 @@
 use crate::Decision;
 
-/// The permission to go on, of a request that [`Limiter::acquire`](crate::Limiter::acquire) has admitted.
+/// The permission to continue, of a request that [`Limiter::acquire`](crate::Limiter::acquire) has admitted.
 ///
 /// With a limit of [`Concurrency`](crate::Concurrency) it holds the slots of the request: dropping it, and each clone of its
 /// decision, releases them.

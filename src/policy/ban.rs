@@ -5,13 +5,13 @@ use crate::{Ban, ConfigError};
 impl<K> Policy<K> {
     /// Bans a caller that this policy denies too often: for the length of a ban, all its requests are denied.
     ///
-    /// A [`Ban`] begins with so many denials of a key within a time. The first one lasts a minute by default, each further one
-    /// twice as long as the one before, and the longest a day. For each [window](Ban::window) after a ban without another
-    /// one, the next is shorter by one step. Denials during a ban do not make it longer.
+    /// A ban begins when a key reaches the number of denials that the [`Ban`] permits in its [window](Ban::window). By default
+    /// the first ban lasts 1 minute. Each further ban lasts twice as long as the previous one, up to 1 day. Each window without a
+    /// ban undoes one doubling. Denials during a ban do not make it longer.
     ///
-    /// While a ban is in force, the requests of the key are denied for the rest of it, with the reason
-    /// [`Banned`](crate::Denial::Banned), and nothing is counted, by no policy that is decided together with this one. That is
-    /// so for retries with a known [id](Self::once_per) too, and for [`peek`](crate::Limiter::peek). A
+    /// While a ban is in force, all requests of the key are denied with the reason [`Banned`](crate::Denial::Banned). Neither
+    /// this policy nor a policy that is decided together with it counts them. This also applies to retries with a known
+    /// [id](Self::once_per) and to [`peek`](crate::Limiter::peek). A
     /// [`reset`](crate::Limiter::reset) ends a ban and forgets those before; [`Limiter::ban`](crate::Limiter::ban) begins one by
     /// hand. A policy that [only observes](Self::observe_only) reports its bans and denies nothing. If all policies that deny
     /// do so by a ban, the response has the problem type `abnormal-usage-detected` in place of `quota-exceeded`, as

@@ -42,7 +42,7 @@ impl<K> Policy<K> {
 
 /// Counting by completion.
 impl<K> Policy<K> {
-    /// Refunds a request after it has ended, if this holds.
+    /// Refunds a request after it has ended, if `condition` returns `true` for its [`Completion`].
     ///
     /// A request is charged when it is checked, so the limit holds at any time, also for requests at the same time. Its
     /// response has the fields of the check, before the refund. [`Completion`] describes how the request ended; use
@@ -57,8 +57,8 @@ impl<K> Policy<K> {
     ///
     /// A caller can leave at any time, also when the work is done and only the response is missing. So let the condition hold for
     /// something that the response has, such as [`is_success`](Completion::is_success) or [`is_error`](Completion::is_error).
-    /// `!is_success()` also holds for a request that is [cancelled](Completion::is_cancelled), and refunds to a caller that
-    /// always leaves all that it asks for.
+    /// `!is_success()` is also true for a [cancelled](Completion::is_cancelled) request. With that condition, a caller that
+    /// disconnects before each response is never limited.
     ///
     /// The condition is evaluated where the request ends, also while a dropped request is destroyed, so it must be quick and
     /// must not panic. Setting it again, or setting `charge_if`, replaces it. By default each admitted request counts. A
@@ -100,7 +100,9 @@ impl<K> Policy<K> {
         self
     }
 
-    /// Charges a request after it has ended, if this holds. Before, it only has to fit.
+    /// Charges a request after it has ended, if `condition` returns `true` for its [`Completion`].
+    ///
+    /// The check before the request only verifies that the cost fits, and counts nothing.
     ///
     /// Requests that are served at the same time are not counted yet, so a caller can exceed the limit: at most by the cost
     /// of the requests of its key that are in flight at once. A caller that leaves before the response is not charged by its

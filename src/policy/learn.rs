@@ -4,7 +4,7 @@ use super::Policy;
 impl<K> Policy<K> {
     /// Bans a key when the server behind the layer responds with `429`, or with a time to wait: for a layer around a client.
     ///
-    /// A fleet that shares the quota of a foreign API puts the layer around its client, with one key for each quota, such as
+    /// A fleet that shares the quota of a third-party API puts the layer around its client, with one key for each quota, such as
     /// one for the API token. When the API denies a request all the same, the key is banned until the time that its response
     /// contains, in all processes, as by [`Limiter::ban`](crate::Limiter::ban): their requests are denied with the
     /// [wait](crate::Decision::retry_after), without being sent and without being counted.

@@ -248,7 +248,7 @@ impl Policy<Unkeyed> {
     }
 }
 
-/// Questions.
+/// Accessors.
 impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]

@@ -10,8 +10,8 @@ impl<K> Policy<K> {
     /// window of the limit after it, a request of the same key with the same id is a
     /// [repetition](crate::PolicyDecision::is_repetition): it is admitted without being counted, also by another replica and
     /// if the limit is used up. After 10 repetitions, or the number that [`repetitions`](Self::repetitions) sets, requests
-    /// with the id are counted again. A request of another [cost](Self::cost_fn) is no repetition. A repetition was not charged
-    /// and has no receipt.
+    /// with the id are counted again. A request of another [cost](Self::cost_fn) is not a repetition. A repetition was not
+    /// charged and has no receipt.
     ///
     /// A [refund](crate::Receipt::refund) of the first request forgets the id, so that the next one is counted. If the request
     /// was repeated before, it changes nothing: what was charged has admitted the repetitions. A request that
@@ -49,7 +49,7 @@ impl<K> Policy<K> {
     ///
     /// A caller chooses the ids. New ids gain nothing: each is counted. A caller that sends different requests with one id is
     /// admitted 11 times for each request that is counted, or 1 more than [`repetitions`](Self::repetitions). So it is admitted
-    /// at most that many times the limit, also if requests are refunded. Each admitted repetition reaches the handler, which
+    /// at most that many times the limit, even if requests are refunded. Each admitted repetition reaches the handler, which
     /// must detect it. Do not use it for limits against guessing, such as of passwords.
     ///
     /// # What it costs

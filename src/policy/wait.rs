@@ -24,16 +24,16 @@ impl<K> Policy<K> {
     /// Of several policies, a request waits for the latest turn, and each of them must allow the wait for its own. Policies
     /// that do not wait must have room at once. So must policies with [`charge_if`](Self::charge_if), which reserve nothing.
     ///
-    /// Only a `SlidingLog` without a precision counts the request at that turn, also if the policy does not wait itself. A bucket
-    /// takes its tokens when it has them, and the other algorithms count the request at the check. So around a turn they may
-    /// admit more than their limit: those that waited for other policies are additional. If that matters, use sliding logs in
-    /// all policies of a request that waits.
+    /// Only a `SlidingLog` without a precision counts the request at that turn, even if the policy does not wait itself. A bucket
+    /// takes its tokens when it has them, and the other algorithms count the request at the check. So at a turn these
+    /// policies may exceed their limits by the requests that waited for another policy. If that matters, use a `SlidingLog` in
+    /// every policy of a request that waits.
     ///
     /// A request that waits takes units of the other policies meanwhile: of a sliding log from the check to its turn and a window
-    /// more, and of [`Concurrency`](crate::Concurrency) a slot. A caller that waits for a limit of its own could use up in this
-    /// way what it shares with others. So in a layer a request waits only as long as each policy with another key allows by a
-    /// `wait_up_to` of its own; if there is one without, it does not wait. To wait nevertheless, put the shared policy in a
-    /// layer inside of this one: it is checked when the request is admitted.
+    /// more, and of [`Concurrency`](crate::Concurrency) a slot. A caller that waits for its own limit
+    /// could thereby exhaust a limit that it shares with others. So in a layer, each policy with another key must permit the
+    /// wait with its own `wait_up_to`; if one does not, the request does not wait. To wait nevertheless, put the shared policy
+    /// in an inner layer, which checks it when the request is admitted.
     ///
     /// If the caller leaves, the request is refunded: a log has room for another one then. The next request may get that turn
     /// before others that wait already, whose turns stay as they are; if they were kept, the turns of callers that leave
@@ -52,8 +52,8 @@ impl<K> Policy<K> {
     /// The response has the rate limit fields of the check, and [`Decision::delay`](crate::Decision::delay) is the wait. By
     /// default requests do not wait.
     ///
-    /// The wait is in microseconds, rounded down. A wait of zero admits what fits at once; any longer one is possible, and one of more
-    /// than 31 years counts as that.
+    /// The wait is in microseconds, rounded down. A wait of zero admits what fits at once; any longer one is possible, and one
+    /// of more than 31 years counts as that.
     ///
     /// ```
     /// use std::time::Duration;

@@ -23,7 +23,7 @@ pub(crate) use self::{
 /// The slots that an admitted request holds of policies with a limit of [`Concurrency`](crate::Concurrency). Dropping them
 /// releases them.
 ///
-/// [`Decision::take_slots`](crate::Decision::take_slots) returns it, for work that goes on after the response, such as an
+/// [`Decision::take_slots`](crate::Decision::take_slots) returns it, for work that continues after the response, such as an
 /// upgraded connection:
 ///
 /// ```
@@ -96,7 +96,7 @@ impl Slots {
     /// Releases the slots, and waits until the store has confirmed it.
     ///
     /// A lease that is being renewed at this moment is released after its renewal, and this does not wait for that. If the
-    /// future is dropped before the store has confirmed the release, it goes on in a task, as when the slots are dropped.
+    /// future is dropped before the store has confirmed the release, it continues in a task, as when the slots are dropped.
     ///
     /// ```
     /// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy};

@@ -1,6 +1,6 @@
 use crate::Decision;
 
-/// Releases the slots of a decision when it is dropped, also if the decision has clones. Slots that a handler has taken stay.
+/// Releases the slots of a decision when it is dropped, even if the decision has clones. Slots that a handler has taken stay.
 pub(crate) struct Release(Decision);
 
 impl Release {

@@ -2,7 +2,7 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
 /// The failure of a store.
 ///
-/// It is no denial: what happens to the request is defined by the policy's [`FailureMode`](super::FailureMode). The message
+/// It is not a denial: what happens to the request is defined by the policy's [`FailureMode`](super::FailureMode). The message
 /// contains neither keys nor credentials.
 ///
 /// ```

@@ -240,7 +240,7 @@ impl Failover {
             tracing::warn!(
                 %error,
                 source = error.source(),
-                "the store of the limits fails; until it replies, each policy applies its failure mode, by default counting \
+                "the rate limit store fails; until it replies, each policy applies its failure mode, by default counting \
                  in this process"
             );
         }
@@ -254,7 +254,7 @@ impl Failover {
             #[cfg(feature = "admin")]
             self.set_outage(None);
             #[cfg(feature = "tracing")]
-            tracing::warn!("the store of the limits replies again; its own counts apply");
+            tracing::warn!("the rate limit store replies again; its own counts apply");
         }
     }
 

@@ -270,7 +270,7 @@ impl<'a> Charge<'a> {
     }
 }
 
-/// Questions.
+/// Accessors.
 impl<'a> Charge<'a> {
     /// The name of the policy.
     #[must_use]

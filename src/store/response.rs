@@ -230,7 +230,7 @@ pub struct ChargeState {
     /// The units that still fit.
     pub remaining: u64,
     /// The time until the charge fits; `None` if it fits now, if it never fits, and if the request is admitted. Of a
-    /// [marker](super::ChargeRole::Once) it is the time until the marker has room, also if the request is admitted.
+    /// [marker](super::ChargeRole::Once) it is the time until the marker has room, even if the request is admitted.
     pub retry_after: Option<Duration>,
     /// The time until nothing counts anymore, if nothing more is counted.
     pub reset_after: Duration,

@@ -39,14 +39,14 @@ pub enum ChargeRole {
     /// * If something counts on it and it has room, the request is a repetition: the next charge does not deny and is not
     ///   counted. The cost of the marker is counted when the request is admitted.
     /// * If it has no room, the next charge is decided as without it, and the marker is not counted. Its state has a
-    ///   [`retry_after`](super::ChargeState::retry_after), also if the request is admitted.
+    ///   [`retry_after`](super::ChargeState::retry_after), even if the request is admitted.
     ///
     /// So each counted request has as many repetitions as fit on the marker beside it. A marker is not counted if the next
     /// charge is not: if there is none, if it is only checked, and if its limit is
     /// [`Limit::Unlimited`](crate::Limit::Unlimited) or [`Limit::DenyAll`](crate::Limit::DenyAll). In a Redis cluster a marker
     /// and the next charge lie in one slot. The role has no effect on refunds and resets.
     Once,
-    /// A charge of [`Limit::Ban`](crate::Limit::Ban), for the next charge of the request that is no marker:
+    /// A charge of [`Limit::Ban`](crate::Limit::Ban), for the next charge of the request that is not a marker:
     ///
     /// * A check or peek is denied while a ban is in force, and nothing is counted then.
     /// * If a check is denied, no ban is in force, and the next charge itself has no room for its cost, which is within its

@@ -237,7 +237,7 @@ async fn reads_and_resets(store: impl Store + Clone) {
     assert!(0.0 < wait && wait <= 60.0, "{counts}");
     assert_eq!(operator.counts("api", "ip=192.0.2.2|path=/").await["remaining"], 1);
 
-    // A peek is no denial and counts nothing.
+    // A peek is not a denial and counts nothing.
     assert_eq!(operator.get("api", key).await.json()["denied"]["denials"], 1);
 
     let response = operator.reset("api", key).await;
@@ -554,7 +554,7 @@ async fn a_request_with_a_mistake_is_an_error_with_the_fix() {
         ("/subject?policy=api", 400, "`key`, such as `ip=203.0.113.7`"),
         ("/subject?policy=login&key=ip%3D192.0.2.1", 404, "those are `api`"),
         ("/subject?policy=api&key=192.0.2.1", 400, "`ip=203.0.113.7`"),
-        ("/subject?policy=api&key=ip%3D1%7C", 400, "is no address"),
+        ("/subject?policy=api&key=ip%3D1%7C", 400, "is not an address"),
         ("/subject?policy=api&key=key%3D%FF%FE", 400, "`^EF`"),
         ("/subject?policy=api&key=keyed%3D00", 400, "the key itself"),
         (

@@ -346,7 +346,7 @@ async fn a_key_is_banned_by_hand_for_a_time(bench: Bench) {
     ban_for(&limiter, Duration::MAX).await;
     assert_eq!(denial(&check(&limiter).await), banned(5 * MINUTE));
     bench.advance(5 * MINUTE).await;
-    // It is no step for the next one.
+    // It is not a step for the next one.
     assert_eq!(provoke(&limiter).await, MINUTE);
 
     let by_hand = Limiter::new(bench.store.clone(), policy("other").ban(Ban::by_hand()));

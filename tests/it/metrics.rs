@@ -488,7 +488,7 @@ async fn requests_that_wait_are_counted_until_their_turn() {
     metrics.assert_outcomes("mails", &[("admitted", 3.0), ("limited", 1.0)]);
     let wait = |part| metrics.value(&format!("tower_quota_wait_duration_seconds_{part}{{policy=\"mails\"}}"));
     assert_eq!((wait("count"), wait("sum").round()), (2.0, 3.0));
-    // A wait is no part of a check.
+    // A wait is not a part of a check.
     assert!(metrics.value("tower_quota_check_duration_seconds_sum") < 0.5);
 }
 

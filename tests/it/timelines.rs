@@ -79,7 +79,7 @@ impl Timeline {
                     .refund(limit, cost, admitted_at.expect("no earlier than 1970"))
                     .await
             }
-            other => panic!("{other} is no step"),
+            other => panic!("{other} is not a step"),
         };
         answer(&outcome, at)
     }

@@ -334,7 +334,7 @@ async fn a_store_that_fails_open_admits_requests_without_fields(store: impl Stor
     assert_eq!(inner.calls(), 3);
     let log = log.text();
     assert_eq!(
-        log.matches("the store of the limits fails").count(),
+        log.matches("the rate limit store fails").count(),
         1,
         "one warning in {log}"
     );

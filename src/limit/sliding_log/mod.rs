@@ -153,7 +153,7 @@ impl SlidingLog {
     }
 }
 
-/// Parameters.
+/// Accessors.
 impl SlidingLog {
     pub(crate) const NAME: &'static str = "log";
 

@@ -147,7 +147,7 @@ impl TokenBucket {
     }
 }
 
-/// Parameters.
+/// Accessors.
 impl TokenBucket {
     pub(crate) const NAME: &'static str = "bucket";
 

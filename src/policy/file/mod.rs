@@ -121,7 +121,7 @@ use crate::{ConfigError, access::Access};
 ///
 /// `a or b` is the key `a`, and `b` for requests that have no `a`; at most 16 alternatives.
 ///
-/// A header that the client can send is no identity. With `header:x-user-id or ip`, each new value is a new quota, so a
+/// A header that the client can send is not an identity. With `header:x-user-id or ip`, each new value is a new quota, so a
 /// caller that changes it with every request is never limited. Use `header:` only for a header that a proxy in front sets
 /// and removes from what the client sends, and add a policy by address. Headers in which proxies record the client address,
 /// such as `x-forwarded-for` or `cf-connecting-ip`, are refused as `header:` keys: use `client-ip`.
@@ -225,7 +225,7 @@ pub struct Policies {
     extensions: Extensions,
 }
 
-/// Questions.
+/// Accessors.
 impl Policies {
     /// The policy of this name, for a layer. Get all policies when the program starts, so that it does not start with a name
     /// that is missing. Settings in code may contradict the limit of the file, such as [`refund_if`](Policy::refund_if) and

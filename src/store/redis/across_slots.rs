@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two.
-/// When a slot denies, the charges in the earlier ones are refunded, also if the caller drops its future.
+/// When a slot denies, the charges in the earlier ones are refunded, even if the caller drops its future.
 pub(super) async fn decide(
     queues: Arc<CommitQueues>,
     requests: Vec<OwnedRequest>,

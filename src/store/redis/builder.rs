@@ -248,7 +248,7 @@ impl RedisStoreBuilder {
     /// Sets the time for a reply of Redis to a call; see [deadlines](crate::RedisStore#deadlines).
     ///
     /// It is longer than zero and at most an hour; connecting with another time is an error. Timers have a resolution of 1 ms,
-    /// so less than a few milliseconds fails calls to which Redis replies.
+    /// so with a deadline of less than a few milliseconds, calls fail although Redis replies.
     ///
     /// The default is 100 ms.
     ///

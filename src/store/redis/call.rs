@@ -42,7 +42,7 @@ pub(super) struct ReplyShape {
     /// The number of requests.
     pub(super) times: u64,
     pub(super) keys: usize,
-    /// Whether one of the charges is a marker, which has a wait if it has no room, also if the request is admitted.
+    /// Whether one of the charges is a marker, which has a wait if it has no room, even if the request is admitted.
     pub(super) has_marker: bool,
     /// Whether the wait of a charge of an admitted request is the time until it counts.
     pub(super) reserves: bool,

@@ -43,7 +43,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 ///
 /// `rediss` in place of `redis` means TLS (feature `enable-rustls-ring` for fred, `tokio-rustls-comp` for redis-rs). The
 /// certificate of Redis must be signed by an authority of the system, or by one in the file that the environment variable
-/// `SSL_CERT_FILE` contains.
+/// `SSL_CERT_FILE` names.
 ///
 /// With both libraries built in, fred connects if it supports the URL with the features that are on, else redis-rs;
 /// [`client_library`](crate::RedisStoreBuilder::client_library) sets one.
@@ -83,7 +83,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 /// sent once with their number, so a hot key costs Redis hardly more than a cold one.
 ///
 /// A check is not counted if its caller leaves before the call is sent; later it is. An error of one check, such as a key of
-/// another type, is no error of the others in the call.
+/// another type, is not an error of the others in the call.
 ///
 /// # Deny cache
 ///
@@ -100,7 +100,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 ///
 /// The policies of one caller lie in one slot and are decided together. Those of different keys, such as an address and a user,
 /// lie in several slots, and no call reaches two: they are decided one after the other, and when one denies, the charges in the
-/// earlier ones are refunded, also if the caller has left. Until then, or if the refund is lost, other requests may be denied
+/// earlier ones are refunded, even if the caller has left. Until then, or if the refund is lost, other requests may be denied
 /// for it: by that cost at most, and until it expires. If a later slot does not reply, the charges in the earlier ones stay.
 /// A request that [waits](crate::Policy::wait_up_to) needs all of its keys in one slot; else its check fails with an error.
 ///

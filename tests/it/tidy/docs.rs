@@ -53,7 +53,7 @@ fn no_example_has_a_key_that_a_client_chooses() {
             } else {
                 Some(line)
             };
-            // An id is chosen by the client, and is no key.
+            // An id is chosen by the client, and is not a key.
             let example = example.unwrap_or_default().replace("once_per(key::header(", "");
             for chosen in [
                 "key::header(",
@@ -81,7 +81,7 @@ fn the_readme_has_every_algorithm() {
         .lines()
         .filter_map(|line| line.trim().split_once('('))
         .map(|(name, _)| name);
-    // A ban is no limit of a policy.
+    // A ban is not a limit of a policy.
     let names = names.filter(|name| *name != "Ban");
     for name in names.filter(|name| name.chars().all(char::is_alphanumeric)) {
         assert!(

@@ -72,7 +72,7 @@ pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<Parsed
             },
             "renew" => Operation::RenewLease,
             "end" => Operation::EndLease,
-            _ => panic!("{operation} is no operation"),
+            _ => panic!("{operation} is not an operation"),
         };
         let charges: Vec<_> = (0..size).map(|_| charge(&mut run, operation, now)).collect();
         for _ in 0..count {
@@ -94,7 +94,7 @@ fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge 
         "checked" => ChargeRole::CheckedOnly,
         "once" => ChargeRole::Once,
         "ban" => ChargeRole::Ban,
-        _ => panic!("{role} is no role"),
+        _ => panic!("{role} is not a role"),
     };
     let [cost, quota] = run.numbers();
     let window = Duration::from_micros;
@@ -121,7 +121,7 @@ fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge 
             lease = LeaseId::of_parts([high, low]);
             Concurrency::new(quota).lease(window(length)).into()
         }
-        (_, parameters) => panic!("{algorithm} {parameters:?} is no limit"),
+        (_, parameters) => panic!("{algorithm} {parameters:?} is not a limit"),
     };
     let waiting = match operation {
         Operation::Reserve => {

@@ -345,7 +345,7 @@ impl Caller {
     }
 }
 
-/// Records for how long a slot is held, also if its caller is dropped.
+/// Records for how long a slot is held, even if its caller is dropped.
 struct Holding<'a> {
     stage: &'a Stage,
     number: usize,

@@ -161,7 +161,7 @@ impl Network {
         self.0.server.lock().expect("no code panics while it is locked")
     }
 
-    /// Sends a call. The server executes it also if the future is dropped.
+    /// Sends a call. The server executes it even if the future is dropped.
     pub(in crate::store::redis) async fn eval(
         &self,
         command: EvalCommand,

@@ -15,7 +15,7 @@ use crate::{
     store::redis::{deadline::Deadline, url::FRED_IN_A_CLUSTER},
 };
 
-/// How much longer than the deadline fred may keep a command. A stall of this process for less than that is no failure.
+/// How much longer than the deadline fred may keep a command. A stall of this process for less than that is not a failure.
 const MAX_STALL: Duration = Duration::from_secs(10);
 
 /// Builds a client for a limiter. By default, a client of fred waits long, sends a command three times, and ends for good after
