@@ -52,12 +52,12 @@ async fn answers(store: &RedisStore) -> bool {
 const PLAIN: &str = "ACL SETUSER limiter ";
 const STRICT: &str = "ACL SETUSER strict-limiter ";
 
-/// The line of the README that begins with this.
+/// The line of `docs/redis.md` that begins with this.
 fn line(begin: &str) -> String {
-    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-    let readme = fs::read_to_string(readme).expect("the README");
-    let line = readme.lines().find(|line| line.starts_with(begin));
-    line.expect("the README has the line of the user").to_owned()
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/redis.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let line = page.lines().find(|line| line.starts_with(begin));
+    line.expect("the page has the line of the user").to_owned()
 }
 
 /// Creates a user with this line.

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use tower_quota::{Limit, SlidingCounter, SlidingLog, TokenBucket, store::Outcome};
+use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, store::Outcome};
 
 use crate::support::Bench;
 
@@ -253,6 +253,13 @@ fn timelines() -> Vec<Timeline> {
                     0: reserve 3 of the other limit -> after 500_000, 0 left, full in 1_000_000
                     -1_500_000: charge 1 of the other limit -> 2 left, full in 500_000",
         },
+        // A refund of the next window, as after a step of the clock.
+        Timeline::of(
+            FixedWindow::new(5, 10 * SECOND),
+            "0: check 2 -> 3 left, full in 10_000_000
+             0: refund 1 from 10_000_000 -> 3 left, full in 10_000_000
+             0: refund 1 from 9_999_999 -> 4 left, full in 10_000_000",
+        ),
         // A window of another length, which begins as that of the clock does.
         Timeline {
             limits: [counter(60, 10), counter(50, 10)],

@@ -156,11 +156,11 @@ mod tests {
     use super::{super::script::SCRIPT, *};
 
     #[test]
-    fn the_readme_has_both_users() {
-        let readme = include_str!("../../../README.md");
+    fn the_page_about_redis_has_both_users() {
+        let page = include_str!("../../../docs/redis.md");
         for strict in [false, true] {
             let line = acl_line("quota", strict);
-            assert!(readme.lines().any(|of_readme| of_readme == line), "{line}");
+            assert!(page.lines().any(|of_page| of_page == line), "{line}");
         }
     }
 
