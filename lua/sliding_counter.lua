@@ -25,10 +25,8 @@ if algorithm == 'counter' then
         if start < now then
           left = ticks - (now - start - (now - start) % tick) / tick
         end
-        if left > 0 then
-          local share = (previous < cap and previous or cap) * left
-          room = room - (share + -share % ticks) / ticks
-        end
+        local share = (previous < cap and previous or cap) * left
+        room = room - (share + -share % ticks) / ticks
       end
       if room < times * cost then
         room = room < 0 and 0 or room

@@ -53,6 +53,7 @@ in_every_store! {
     a_wait_that_would_read_more_than_1000_entries_is_a_lower_bound
     a_reset_looks_past_entries_of_a_clock_that_is_gone
     a_refund_reads_fewer_than_1000_entries
+    a_refund_finds_its_entry_where_more_have_expired_than_one_call_removes
     a_merge_reads_fewer_than_1000_entries
     a_bucket_at_its_largest_debt_settles_what_has_come
     a_token_that_a_quotient_of_floats_would_omit_comes_in_time
@@ -300,6 +301,15 @@ async fn a_refund_reads_fewer_than_1000_entries(bench: Bench) {
     bench.charge_each(&limit, 2_000).await;
     let refunded = remaining(&bench.refund(&limit, 2_000, admitted_at).await);
     assert!((1_900..2_000).contains(&refunded), "{refunded} of 3000");
+}
+
+async fn a_refund_finds_its_entry_where_more_have_expired_than_one_call_removes(bench: Bench) {
+    let limit = SlidingLog::new(3_000, 10 * SECOND).into();
+    bench.charge_each(&limit, 2_500).await;
+    bench.advance(10 * SECOND).await;
+    let admitted_at = bench.now();
+    assert_eq!(remaining(&bench.check(&limit, 1).await), 2_999);
+    assert_eq!(remaining(&bench.refund(&limit, 1, admitted_at).await), 3_000);
 }
 
 async fn a_merge_reads_fewer_than_1000_entries(bench: Bench) {
