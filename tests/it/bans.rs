@@ -46,6 +46,7 @@ each_store! {
     a_ban_begins_with_the_last_denial_and_ends_to_the_microsecond
     each_ban_is_twice_as_long_as_the_one_before_and_decays
     denials_of_two_windows_are_not_added
+    denials_are_forgotten_at_the_end_of_their_window
     denials_of_a_clock_that_was_ahead_by_a_second_count
     a_denial_with_a_wait_of_a_microsecond_counts
     while_banned_nothing_is_counted_to_any_policy
@@ -167,6 +168,17 @@ async fn denials_of_two_windows_are_not_added(bench: Bench) {
     bench.advance(HOUR - US).await;
     let _ = check(&limiter).await;
     assert_eq!(denial(&check(&limiter).await), banned(MINUTE));
+}
+
+async fn denials_are_forgotten_at_the_end_of_their_window(bench: Bench) {
+    let limiter = limiter(&bench);
+    let second = Duration::from_secs(1);
+    for _ in 0..2 {
+        for expected in [None, full(second), full(second)] {
+            assert_eq!(denial(&check(&limiter).await), expected);
+        }
+        bench.advance(HOUR).await;
+    }
 }
 
 async fn denials_of_a_clock_that_was_ahead_by_a_second_count(bench: Bench) {

@@ -58,6 +58,7 @@ in_every_store! {
     a_bucket_at_its_largest_debt_settles_what_has_come
     a_token_that_a_quotient_of_floats_would_omit_comes_in_time
     a_window_at_its_largest_debt_counts_no_more
+    a_counter_at_its_largest_count_counts_no_more
     entries_of_one_time_expire_by_weight
 }
 
@@ -299,16 +300,17 @@ async fn a_refund_reads_fewer_than_1000_entries(bench: Bench) {
     let limit = SlidingLog::new(3_000, 10 * SECOND).into();
     let admitted_at = bench.now();
     bench.charge_each(&limit, 2_000).await;
-    let refunded = remaining(&bench.refund(&limit, 2_000, admitted_at).await);
-    assert!((1_900..2_000).contains(&refunded), "{refunded} of 3000");
+    // Memory and Redis read equally many, so that they decide alike.
+    assert_eq!(remaining(&bench.refund(&limit, 2_000, admitted_at).await), 1_996);
 }
 
 async fn a_refund_finds_its_entry_where_more_have_expired_than_one_call_removes(bench: Bench) {
     let limit = SlidingLog::new(3_000, 10 * SECOND).into();
-    bench.charge_each(&limit, 2_500).await;
-    bench.advance(10 * SECOND).await;
+    bench.charge_each(&limit, 996).await;
+    bench.advance(5 * SECOND).await;
     let admitted_at = bench.now();
-    assert_eq!(remaining(&bench.check(&limit, 1).await), 2_999);
+    assert!(bench.check(&limit, 1).await.allowed);
+    bench.advance(5 * SECOND).await;
     assert_eq!(remaining(&bench.refund(&limit, 1, admitted_at).await), 3_000);
 }
 
@@ -369,6 +371,17 @@ async fn a_window_at_its_largest_debt_counts_no_more(bench: Bench) {
     for left in [0, 0, 10] {
         assert_eq!(remaining(&bench.refund(&limit, LARGEST, admitted_at).await), left);
     }
+}
+
+async fn a_counter_at_its_largest_count_counts_no_more(bench: Bench) {
+    const LARGEST: u64 = (1 << 52) / 3_600_000_000;
+    let limit = SlidingCounter::per_hour(10).into();
+    bench.set("2027-01-15T08:00Z[UTC]").await;
+    let admitted_at = bench.now();
+    bench.charge(&limit, LARGEST - 1).await;
+    bench.charge(&limit, LARGEST).await;
+    let refunded = bench.refund(&limit, LARGEST - 4, admitted_at).await;
+    assert_eq!(remaining(&refunded), 6);
 }
 
 async fn entries_of_one_time_expire_by_weight(bench: Bench) {

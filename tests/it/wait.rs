@@ -67,6 +67,7 @@ each_store! {
     a_key_lives_until_its_last_turn_has_expired
     a_turn_is_one_beneath_any_debt
     algorithms_that_cannot_wait_must_have_room_at_once
+    a_charge_that_is_only_checked_does_not_wait
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -566,6 +567,22 @@ async fn a_turn_is_one_beneath_any_debt(bench: Bench) {
     for _ in 0..6 {
         let charged = bench.charge(&limit, u64::MAX).await;
         assert_eq!(charged.states()[0].reset_after, 2 * SECOND);
+    }
+}
+
+async fn a_charge_that_is_only_checked_does_not_wait(bench: Bench) {
+    for limit in [
+        Limit::from(SlidingLog::new(1, SECOND)),
+        TokenBucket::per_second(1).into(),
+    ] {
+        let key = Key::from(limit.to_string());
+        let counted = Charge::new("test", &limit, &key, 1).wait_up_to(LONG);
+        for (charge, is_allowed) in [(counted, true), (counted.checked_only(), false), (counted, true)] {
+            let charges = [charge];
+            let request = [StoreRequest::new(Operation::Reserve, &charges)];
+            let response = bench.store.decide(&request).await.expect("a response");
+            assert_eq!(response.outcomes()[0].allowed, is_allowed, "{limit}");
+        }
     }
 }
 
