@@ -125,7 +125,8 @@ impl PolicyDecision {
         self.retry_after
     }
 
-    /// The time until the quota is fully restored, if no further request is admitted.
+    /// The time until the quota is fully restored, if no further request is admitted. If the request waits for this policy, it is
+    /// counted from its turn.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.reset_after
@@ -186,7 +187,9 @@ impl PolicyDecision {
         self.denial = state.retry_after.map(|_| Denial::QuotaExceeded);
         self.remaining = state.remaining;
         self.retry_after = state.retry_after;
-        self.reset_after = state.reset_after;
+        // Of a request that waits, from its turn on.
+        let delay = self.decided_at.saturating_sub(server_time);
+        self.reset_after = state.reset_after.saturating_sub(delay);
         // Whether it is a repetition may change until it is charged.
         let has_receipt = charged && (!self.is_repetition || self.is_charged_later());
         if self.lease.is_some() {

@@ -16,8 +16,14 @@ pub(super) fn write(policy: &PolicyDecision, headers: &mut HeaderMap) {
     write_dictionary(policy, headers);
 }
 
-/// `limit=2, remaining=1, reset=30`, unless the one that is there has less left.
+/// `limit=2, remaining=1, reset=30`, unless the one that is there has less left, or is the list of a later draft.
 fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
+    if headers
+        .get(RATELIMIT)
+        .is_some_and(|line| line.as_bytes().starts_with(b"\""))
+    {
+        return;
+    }
     let theirs = keep_one_line(headers, [&RATELIMIT], &RATELIMIT, |line| {
         let members = line.split(',').map(str::trim);
         let mut numbers = members.filter_map(|member| {

@@ -17,7 +17,8 @@ pub(super) fn append(headers: &mut HeaderMap, name: impl Fn() -> HeaderName, our
 #[cold]
 fn join(headers: &mut HeaderMap, name: &HeaderName) {
     let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().cloned().collect();
-    if lines.iter().all(|line| line.to_str().is_ok()) {
+    let is_list = |line: &HeaderValue| line.to_str().is_ok_and(|line| !is_dictionary(line));
+    if lines.iter().all(is_list) {
         let mut all = Text::new();
         for line in lines.iter().filter(|line| !line.is_empty()) {
             all.delimit().bytes(line.as_bytes());
@@ -26,12 +27,22 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) {
         return;
     }
 
-    // A line that is not text is not a list of this field; it stays as it is, without ours.
+    // A line that is not text, or the dictionary of an earlier draft, is not a list of this field; it stays as it is, without
+    // ours.
     lines.pop();
     headers.remove(name);
     for line in lines {
         headers.append(name, line);
     }
+}
+
+/// Whether it begins with a key and `=` (RFC 9651 §3.2).
+fn is_dictionary(line: &str) -> bool {
+    let key = line.split_once('=').map_or("", |(key, _)| key);
+    !key.is_empty()
+        && key
+            .bytes()
+            .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'*' | b'_' | b'-' | b'.'))
 }
 
 /// A number that is at least 0. Some services write a negative one when a limit is exceeded.

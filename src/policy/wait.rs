@@ -49,8 +49,8 @@ impl<K> Policy<K> {
     /// [learns](Self::learn_from_responses), reads them then, which is a second call of the store. If that fails, the request is
     /// admitted as it was.
     ///
-    /// The response has the rate limit fields of the check, and [`Decision::delay`](crate::Decision::delay) is the wait. By
-    /// default requests do not wait.
+    /// The rate limit fields of the response have what was left at the check, and resets as of the turn.
+    /// [`Decision::delay`](crate::Decision::delay) is the wait. By default requests do not wait.
     ///
     /// The wait is in microseconds, rounded down. A wait of zero admits what fits at once; any longer one is possible, and one
     /// of more than 31 years counts as that.
@@ -75,8 +75,10 @@ impl<K> Policy<K> {
     ///
     /// let start = Instant::now();
     /// let (first, second, third) = tokio::join!(call(), call(), call());
-    /// assert_eq!([first?.status(), second?.status()], [StatusCode::OK; 2]);
+    /// let (first, second) = (first?, second?);
+    /// assert_eq!([first.status(), second.status()], [StatusCode::OK; 2]);
     /// assert_eq!(start.elapsed().as_secs(), 1);
+    /// assert_eq!(second.headers()["ratelimit"], r#""api";r=0;t=1"#);
     ///
     /// // Its turn would be in 2 s.
     /// let third = third?;

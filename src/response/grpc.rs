@@ -199,15 +199,14 @@ fn content_type(parts: &Parts) -> Option<HeaderValue> {
         return None;
     }
     let field = parts.headers.get(CONTENT_TYPE)?.as_bytes();
-    let essence = field.split(|byte| *byte == b';').next()?;
-    let essence = std::str::from_utf8(essence).ok()?.trim();
-    let begins_alike = essence.get(..16)?.eq_ignore_ascii_case("application/grpc");
-    let essence = begins_alike.then(|| essence.to_ascii_lowercase())?;
-    let (family, _) = essence.split_once('+').unwrap_or((&essence, ""));
-
-    match family {
-        "application/grpc" => Some(HeaderValue::from_static("application/grpc")),
-        "application/grpc-web" | "application/grpc-web-text" => HeaderValue::try_from(&essence).ok(),
+    let essence = field.split(|byte| *byte == b';').next()?.trim_ascii();
+    if !essence.get(..16)?.eq_ignore_ascii_case(b"application/grpc") {
+        return None;
+    }
+    let essence = essence.to_ascii_lowercase();
+    match essence.split(|byte| *byte == b'+').next()? {
+        b"application/grpc" => Some(HeaderValue::from_static("application/grpc")),
+        b"application/grpc-web" | b"application/grpc-web-text" => HeaderValue::from_bytes(&essence).ok(),
         _ => None,
     }
 }
@@ -263,6 +262,7 @@ mod tests {
             ("application/grpc", Some("application/grpc")),
             ("application/grpc+proto", Some("application/grpc")),
             ("application/grpc+json", Some("application/grpc")),
+            ("application/grpc+\u{e9}", Some("application/grpc")),
             ("application/grpc;charset=utf-8", Some("application/grpc")),
             (" APPLICATION/GRPC ", Some("application/grpc")),
             ("application/grpc-web", Some("application/grpc-web")),
@@ -274,14 +274,17 @@ mod tests {
             ("", None),
         ] {
             for method in [Method::POST, Method::GET, Method::HEAD, Method::PUT, Method::OPTIONS] {
-                let request = http::Request::builder().method(&method).header(CONTENT_TYPE, requested);
+                let requested = HeaderValue::from_bytes(requested.as_bytes()).unwrap();
+                let request = http::Request::builder()
+                    .method(&method)
+                    .header(CONTENT_TYPE, &requested);
                 let (parts, ()) = request.body(()).unwrap().into_parts();
                 let value = content_type(&parts);
                 let expected = expected.filter(|_| method == Method::POST);
                 assert_eq!(
                     value.as_ref().map(|value| value.to_str().unwrap()),
                     expected,
-                    "{method} {requested}"
+                    "{method} {requested:?}"
                 );
             }
         }

@@ -35,7 +35,9 @@ impl GrpcStatus {
             Rejection::Blocked => (PERMISSION_DENIED, "permission denied".into()),
             Rejection::Failed { .. } => (UNAVAILABLE, "temporarily unavailable".into()),
         };
-        let details = match &*details(rejection) {
+        // With a wait of zero a client would try again in a loop.
+        let wait = rejection.retry_after().map(|wait| wait.max(SHORTEST_WAIT));
+        let details = match &*details(rejection, wait) {
             [] => Vec::new(),
             details => encoded(code, &message, details),
         };
@@ -43,10 +45,12 @@ impl GrpcStatus {
             code,
             message,
             details,
-            pushback: pushback(rejection.retry_after()),
+            pushback: pushback(wait),
         }
     }
 }
+
+const SHORTEST_WAIT: Duration = Duration::from_micros(1);
 
 /// gRFC A6: milliseconds, or a negative number for a call that must not be retried.
 fn pushback(wait: Option<Duration>) -> HeaderValue {
@@ -69,10 +73,8 @@ fn encoded(code: u8, message: &str, details: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// The wait, and the policies that deny.
-fn details(rejection: Rejection<'_>) -> Vec<Vec<u8>> {
-    let retry_info = rejection
-        .retry_after()
-        .map(|wait| any("google.rpc.RetryInfo", &retry_info(wait)));
+fn details(rejection: Rejection<'_>, wait: Option<Duration>) -> Vec<Vec<u8>> {
+    let retry_info = wait.map(|wait| any("google.rpc.RetryInfo", &retry_info(wait)));
     let quota_failure = match rejection {
         Rejection::Limited(decision) => Some(any("google.rpc.QuotaFailure", &quota_failure(decision))),
         Rejection::Refused(_) | Rejection::Blocked | Rejection::Failed { .. } => None,
@@ -188,7 +190,7 @@ mod tests {
 
     /// The details of a denial, the first `count` of them.
     fn encoded(wait: Duration, count: usize) -> String {
-        let details = details(Rejection::Limited(&denied(wait)));
+        let details = details(Rejection::Limited(&denied(wait)), Some(wait));
         STANDARD_NO_PAD.encode(super::encoded(
             RESOURCE_EXHAUSTED,
             "rate limit exceeded",
@@ -220,6 +222,16 @@ mod tests {
         assert_eq!(described(SlidingLog::per_minute(100).into()), "100 requests per 60s");
         assert_eq!(described(Concurrency::new(3).into()), "3 requests at once");
         assert_eq!(described(Limit::DenyAll), "no requests");
+    }
+
+    #[test]
+    fn a_wait_of_zero_is_shown_as_the_shortest_one() {
+        let of = |wait| GrpcStatus::new(Rejection::Limited(&denied(wait)));
+        let (zero, shortest) = (of(Duration::ZERO), of(SHORTEST_WAIT));
+        assert_eq!(
+            (&zero.pushback, &zero.details),
+            (&HeaderValue::from(1), &shortest.details)
+        );
     }
 
     // GR-18.

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::task::JoinSet;
+use tokio::{
+    runtime::Builder,
+    task::{JoinSet, spawn_blocking},
+};
 use tower::{Layer, ServiceExt};
 use tower_quota::{
     Decision, FailureMode, Key, Limit, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket,
@@ -590,6 +593,37 @@ async fn a_dead_primary_fails_only_its_own_keys_until_its_replica_takes_over() {
         assert_eq!(seen.failed, [""; 0], "{} has a primary that lives", seen.key);
         assert!(seen.longest < DEADLINE, "{:?}", seen.longest);
     }
+}
+
+#[tokio::test]
+async fn a_node_that_a_check_in_another_runtime_met_first_outlives_that_runtime() {
+    let (cluster, store) = that_fails_over().await;
+    let [key, ..] = cluster.keys().await;
+    // The store knows nothing of the replica to which its primary redirects from now on.
+    cluster.replicas[0].command::<()>("CLUSTER", ["FAILOVER"]).await;
+    eventually("the roles are exchanged", async || {
+        let replication: String = cluster.primaries[0].command("INFO", ["replication"]).await;
+        replication.contains("role:slave")
+    })
+    .await;
+
+    let check = {
+        let (store, key) = (store.clone(), key.clone());
+        async move || {
+            let limit = limit(1_000);
+            let decided = try_decide(&store, Operation::Check, &limit, &key, 1);
+            decided.await.is_ok()
+        }
+    };
+    let there = check.clone();
+    let met = spawn_blocking(|| {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        runtime
+            .expect("a runtime")
+            .block_on(eventually("the new primary decides", there));
+    });
+    met.await.expect("no panic");
+    eventually("it decides without that runtime", check).await;
 }
 
 #[tokio::test]

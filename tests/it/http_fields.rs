@@ -422,6 +422,17 @@ async fn lists_of_the_service_and_of_inner_layers_are_continued_on_one_line() {
 }
 
 #[tokio::test]
+async fn a_dictionary_and_a_list_are_not_made_one_line() {
+    const DICTIONARY: &[(&str, &str)] = &[("ratelimit", "limit=70, remaining=5, reset=7")];
+    const LIST: &[(&str, &str)] = &[("ratelimit", "\"a\";r=1;t=1, \"b\";r=2;t=2")];
+    for (style, theirs) in [(Headers::Draft08, DICTIONARY), (Headers::Draft07, LIST)] {
+        let layer = RateLimitLayer::new(s1(), default()).headers(style);
+        let admitted = call_behind(layer, 200, theirs).await;
+        assert_eq!(admitted.field("ratelimit"), Some(theirs[0].1));
+    }
+}
+
+#[tokio::test]
 async fn of_nested_layers_with_single_values_the_closest_to_exhaustion_is_shown() {
     let style = Headers::Legacy {
         reset: ResetFormat::DeltaSeconds,

@@ -632,6 +632,26 @@ async fn thirty_tasks_wait_as_long_as_the_limit_requires_with_a_check_each() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_reset_is_counted_from_the_turn() {
+    for limit in [
+        Limit::from(SlidingLog::per_second(1)),
+        TokenBucket::per_second(1).into(),
+    ] {
+        let limiter = Limiter::new(MemoryStore::new(), mails(limit));
+        let acquire = || limiter.acquire("42").max_wait(LONG).into_future();
+        let (first, second, third) = tokio::join!(acquire(), acquire(), acquire());
+        for (delay, permit) in [first, second, third].into_iter().enumerate() {
+            let permit = permit.expect("it may wait");
+            let decision = permit.decision();
+            assert_eq!(
+                (decision.delay(), decision.reset_after()),
+                (delay as u32 * SECOND, SECOND)
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_dropped_future_gives_its_turn_back() {
     for limit in [
         Limit::from(SlidingLog::per_second(1)),
@@ -762,7 +782,7 @@ async fn a_layer_holds_requests_and_calls_the_service_at_their_turn() {
     assert_eq!(start.elapsed().as_secs(), 1);
     let response = fifth.await.unwrap().unwrap();
     assert_eq!(start.elapsed().as_secs(), 2);
-    assert_eq!(response.headers()["ratelimit"], r#""api";r=0;t=3"#, "as at the check");
+    assert_eq!(response.headers()["ratelimit"], r#""api";r=0;t=1"#, "as of its turn");
     assert_eq!(called.load(Ordering::Relaxed), 3);
 }
 

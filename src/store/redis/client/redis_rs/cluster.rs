@@ -6,6 +6,7 @@ use std::{
 
 use redis::{Cmd, ConnectionInfo, ServerError, Value};
 use tokio::{
+    runtime::Handle,
     sync::Notify,
     time::{sleep, timeout},
 };
@@ -31,6 +32,8 @@ struct Shared {
     /// The settings of connections to a node.
     template: ConnectionInfo,
     connections: usize,
+    /// The runtime of all connections. A check that is redirected to a new node may be made in another one, which may end.
+    runtime: Handle,
     slots: Mutex<SlotMap>,
     /// The slot map may be out of date.
     outdated: Notify,
@@ -68,6 +71,7 @@ impl Cluster {
             seeds,
             template,
             connections,
+            runtime: Handle::current(),
             slots: Mutex::default(),
             outdated: Notify::new(),
             slots_error: Mutex::default(),
@@ -196,6 +200,7 @@ impl Shared {
     }
 
     fn connect(&self, (host, port): &Address) -> Arc<ClusterNode> {
+        let _entered = self.runtime.enter();
         let server = at(&self.template, host.clone(), *port);
         Arc::new(ClusterNode {
             host: host.clone(),
