@@ -298,10 +298,11 @@ async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_and_jitter() {
         let denied = send(&app(anew), get("/export")).await;
         assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(denied.body, "Too many requests.\n");
-        // Those of both layers, which decided.
         let wait = denied.field("retry-after").expect("a wait");
-        let ratelimit = format!(r#"limit=1, remaining=0, reset={wait}, "api";r=9;t=60"#);
+        let ratelimit = format!("limit=1, remaining=0, reset={wait}");
         assert_eq!(denied.field("ratelimit"), Some(&*ratelimit), "{anew}");
+        // Of both layers, which decided.
+        assert_eq!(denied.field("ratelimit-policy"), Some(r#"1;w=60, "api";q=10;w=60"#), "{anew}");
     }
 }
 
