@@ -302,7 +302,11 @@ async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_and_jitter() {
         let ratelimit = format!("limit=1, remaining=0, reset={wait}");
         assert_eq!(denied.field("ratelimit"), Some(&*ratelimit), "{anew}");
         // Of both layers, which decided.
-        assert_eq!(denied.field("ratelimit-policy"), Some(r#"1;w=60, "api";q=10;w=60"#), "{anew}");
+        assert_eq!(
+            denied.field("ratelimit-policy"),
+            Some(r#"1;w=60, "api";q=10;w=60"#),
+            "{anew}"
+        );
     }
 }
 

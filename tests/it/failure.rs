@@ -350,7 +350,8 @@ async fn a_replica() {
 #[tokio::test]
 async fn a_replica_without_its_primary() {
     let redis = Redis::start_with(&["--replica-serve-stale-data", "no"]);
-    let store = store_in(&redis).await;
+    // Calls that find no connection while it is replaced wait for their deadline.
+    let store = connected(less_patient(), &redis.url()).await;
     redis.command::<()>("REPLICAOF", ["127.0.0.1", "1"]).await;
     assert_is_a_failure(store, "MASTERDOWN").await;
 }
