@@ -183,13 +183,16 @@ impl PolicyDecision {
             }
         }
         let Some(state) = states.next() else { return };
-        self.decided_at = state.decided_at.unwrap_or(server_time);
+        self.decided_at = server_time;
         self.denial = state.retry_after.map(|_| Denial::QuotaExceeded);
         self.remaining = state.remaining;
         self.retry_after = state.retry_after;
-        // Of a request that waits, from its turn on.
-        let delay = self.decided_at.saturating_sub(server_time);
-        self.reset_after = state.reset_after.saturating_sub(delay);
+        self.reset_after = state.reset_after;
+        if let Some(decided_at) = state.decided_at {
+            // Of a request that waits, from its turn on.
+            self.reset_after = self.reset_after.saturating_sub(decided_at.saturating_sub(server_time));
+            self.decided_at = decided_at;
+        }
         // Whether it is a repetition may change until it is charged.
         let has_receipt = charged && (!self.is_repetition || self.is_charged_later());
         if self.lease.is_some() {
