@@ -174,7 +174,7 @@ pub use self::{
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     service::RateLimit,
     slots::Slots,
-    store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder},
+    store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder, StoreError},
 };
 #[cfg(feature = "fred")]
 pub use fred;

@@ -117,8 +117,8 @@ impl Decision {
     /// The number of requests of cost 1 that would be admitted now; `u64::MAX` if no policy applies.
     ///
     /// Of 10 per second with 6 admitted in the last second, this one included, 4 remain. A denied request counts nothing:
-    /// if 3 remain and a request of cost 5 is denied, 3 still remain. It is 0 if the cost is above the limit: the store is not asked
-    /// then. The [type](Self) has an example of all of these numbers.
+    /// if 3 remain and a request of cost 5 is denied, 3 still remain. It is 0 if the cost is above the limit: the store is not
+    /// called then. The [type](Self) has an example of all of these numbers.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.foremost().map_or(u64::MAX, PolicyDecision::remaining)
@@ -156,8 +156,9 @@ impl Decision {
 
     /// The decisions of the policies, in the order in which the policies were given.
     ///
-    /// Policies that [only observe](PolicyDecision::is_observed) are included; no other method regards them. Policies that do not
-    /// apply to the request are not, nor are those that are [`Open`](crate::FailureMode::Open) while the store fails.
+    /// Policies that [only observe](PolicyDecision::is_observed) are included. They determine none of the numbers of the decision,
+    /// and its receipt includes what they have counted. Policies that do not apply to the request are not included, nor are those
+    /// that are [`Open`](crate::FailureMode::Open) while the store fails.
     pub fn policies(&self) -> impl Iterator<Item = &PolicyDecision> {
         self.0.policies.iter()
     }

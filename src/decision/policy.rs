@@ -125,14 +125,13 @@ impl PolicyDecision {
         self.retry_after
     }
 
-    /// The time until the quota is fully restored, if no further request is admitted. If the request waits for this policy, it is
-    /// counted from its turn.
+    /// The time until the quota is fully restored, if no further request is admitted; after a wait, from the turn on.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.reset_after
     }
 
-    /// The length of the window of the limit; `None` for windows of a calendar.
+    /// The length of the window of the limit; `None` for windows of a calendar, and for a limit that has no window.
     #[must_use]
     pub fn window(&self) -> Option<Duration> {
         self.quota().limit.window()
@@ -188,10 +187,9 @@ impl PolicyDecision {
         self.remaining = state.remaining;
         self.retry_after = state.retry_after;
         self.reset_after = state.reset_after;
-        if let Some(decided_at) = state.decided_at {
-            // Of a request that waits, from its turn on.
-            self.reset_after = self.reset_after.saturating_sub(decided_at.saturating_sub(server_time));
-            self.decided_at = decided_at;
+        if let Some(turn) = state.decided_at {
+            self.decided_at = turn;
+            self.reset_after = self.reset_after.saturating_sub(turn.saturating_sub(server_time));
         }
         // Whether it is a repetition may change until it is charged.
         let has_receipt = charged && (!self.is_repetition || self.is_charged_later());

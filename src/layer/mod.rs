@@ -317,12 +317,10 @@ impl RateLimitLayer {
 
 impl fmt::Debug for RateLimitLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let policies = self.enforcer.context.policies.iter();
-        let failure_modes: Vec<_> = policies.map(|policy| policy.failure_mode).collect();
         f.debug_struct("RateLimitLayer")
             .field("policies", &self.enforcer.policies)
             .field("headers", &self.enforcer.context.fields)
-            .field("failure_modes", &failure_modes)
+            .field("failure_mode", &self.enforcer.context.failure_mode)
             .finish_non_exhaustive()
     }
 }

@@ -19,12 +19,12 @@ impl<K> Policy<K> {
     /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy. It applies to each later check of each
     /// process. Requests that [wait](Self::wait_up_to) are denied at their turn; requests that were sent before are not stopped.
     /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or
-    /// handler of this process are not regarded.
+    /// handler of this process are ignored.
     ///
     /// The ban is sent to the store in a task of its own, as a refund is. If the store fails, this process bans the key for the
     /// time in which it counts by itself, and [`lost_settlements`](crate::RateLimitLayer::lost_settlements) counts the loss. A
     /// server that is not trusted can stop all requests to itself for the longest length. A [`Limiter`](crate::Limiter), which
-    /// has no responses, does not take such a policy. By default responses are not regarded.
+    /// has no responses, does not take such a policy. By default responses are ignored.
     ///
     /// ```
     /// use std::time::Duration;

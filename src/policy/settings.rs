@@ -10,7 +10,8 @@ impl<K> Policy<K> {
     /// The cost of each request, in units of the limit.
     ///
     /// A request that costs more than the limit is never admitted: it is denied without a call of the store, without
-    /// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). The default is 1.
+    /// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). Setting it again, or setting
+    /// `cost_fn`, replaces it. The default is 1.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -94,8 +95,8 @@ impl<K> Policy<K> {
     /// The condition under which the policy applies to a request.
     ///
     /// Where a layer is around all methods of a service, as around tonic's router, this selects some of them. A
-    /// [`Limiter`](crate::Limiter), which has no requests, does not take such a policy. By default the policy applies to all
-    /// requests.
+    /// [`Limiter`](crate::Limiter), which has no requests, does not take such a policy. Setting it again replaces it. By default
+    /// the policy applies to all requests.
     ///
     /// ```
     /// use http::{Request, Response};
