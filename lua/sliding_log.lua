@@ -27,8 +27,9 @@ if algorithm == 'log' then
     end
 
     -- Drops `count` members from this rank on, and returns how many are stored, what they weigh, and whether weights are
-    -- counted. If all that are stored weigh 1, members are counted instead, apart from those that count no more but could not
-    -- be dropped. The last `#` stays: a key that is deleted cannot be created again on a node from which its slot is moving.
+    -- counted, and a half if there may be reservations: one whose turn has come is an admission like others. If all that are
+    -- stored weigh 1, members are counted instead, apart from those that count no more but could not be dropped. The last `#`
+    -- stays: a key that is deleted cannot be created again on a node from which its slot is moving.
     local function drop(key, from, count, stored, total, weighted, grain, uncounted, half)
       if count > 0 then
         local upto = from + count - 1
@@ -45,18 +46,17 @@ if algorithm == 'log' then
         stored = stored - count
       end
 
+      local arrived = half > 0 and stored > 0 and parts_of(call('ZRANGE', key, '-1', '-1')[1]) <= now
       if weighted and stored == 0 then
         total = 0
-      elseif
-        weighted
-        and stored == total
-        and grain == 0
-        and not (half > 0 and parts_of(call('ZRANGE', key, '-1', '-1')[1]) > now)
-      then
+      elseif weighted and stored == total and grain == 0 and (half == 0 or arrived) then
         call('ZREM', key, '#')
-        weighted = false
+        weighted, half = false, 0
+      elseif arrived then
+        call('ZINCRBY', key, half, '#')
+        half = 0
       end
-      return stored, weighted and total or stored - uncounted, weighted
+      return stored, weighted and total or stored - uncounted, weighted, half
     end
 
     function log(key, times, rest, cost, quota, window, grain, grain_now, reserve)
@@ -95,8 +95,7 @@ if algorithm == 'log' then
           late = call('ZCOUNT', key, '(0', expired_text)
           local count = math.min(late, budget - 2)
           late, budget = late - count, budget - count
-          stored, total, weighted = drop(key, weighted and 1 or 0, count, stored, total, weighted, grain, late, half)
-          half = weighted and half or 0
+          stored, total, weighted, half = drop(key, weighted and 1 or 0, count, stored, total, weighted, grain, late, half)
         else
           -- A key that loses its last member cannot be created again on a node from which its slot is moving. So a check that
           -- decides alone adds its member first; else, if all have expired, they are dropped last.
@@ -146,8 +145,7 @@ if algorithm == 'log' then
                 call('ZINCRBY', key, weights, '#')
               end
               budget, stored, total = budget - #members, stored - #dropped, total - weights
-              stored, total, weighted = drop(key, 0, 0, stored, total, weighted, grain, late + gone, half)
-              half = weighted and half or 0
+              stored, total, weighted, half = drop(key, 0, 0, stored, total, weighted, grain, late + gone, half)
               room = quota - total
             end
           elseif ahead and newest > ahead then

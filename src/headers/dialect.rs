@@ -8,6 +8,10 @@ use super::names;
 /// the one that matters most: the one with the longest wait if the request was denied, else the one with the least left for
 /// its limit. The default is [`Draft08`](Self::Draft08).
 ///
+/// A response may have such fields already, of the service or of a layer inside of this one. A list is continued on the same
+/// line. Of fields that count one policy, those with less left stay, as do a list and the dictionary of
+/// [`Draft07`](Self::Draft07), which have no common syntax.
+///
 /// # Examples
 ///
 /// The fields of the first request of two in 30 seconds:

@@ -1,10 +1,10 @@
 //! Draft -07: a dictionary for one policy, the one that matters most.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 use super::{
     draft06::single_policy,
-    line::{append, count, keep_one_line},
+    line::{append, keep_one_line, least_remaining, remaining},
     names::{RATELIMIT, RATELIMIT_POLICY},
     text::Text,
     value::{ceil_secs, standing},
@@ -16,23 +16,14 @@ pub(super) fn write(policy: &PolicyDecision, headers: &mut HeaderMap) {
     write_dictionary(policy, headers);
 }
 
-/// `limit=2, remaining=1, reset=30`, unless the one that is there has less left, or is the list of a later draft.
+/// `limit=2, remaining=1, reset=30`, unless what is there, a dictionary or the list of a later draft, has less left.
 fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
-    if headers
-        .get(RATELIMIT)
-        .is_some_and(|line| line.as_bytes().starts_with(b"\""))
-    {
-        return;
-    }
-    let theirs = keep_one_line(headers, [&RATELIMIT], &RATELIMIT, |line| {
-        let members = line.split(',').map(str::trim);
-        let mut numbers = members.filter_map(|member| {
-            let remaining = member.strip_prefix("remaining=")?;
-            // Without its parameters (RFC 9651 §3.2).
-            count(remaining.split(';').next()?.trim_end())
-        });
-        numbers.next()
-    });
+    let is_list = |line: &HeaderValue| line.as_bytes().starts_with(b"\"");
+    let theirs = match headers.get(RATELIMIT).is_some_and(is_list) {
+        // Its lines are one value.
+        true => least_remaining(headers.get_all(RATELIMIT)),
+        false => keep_one_line(headers, [&RATELIMIT], &RATELIMIT, remaining),
+    };
     let (remaining, reset) = standing(policy);
     if theirs.is_some_and(|theirs| theirs <= remaining) {
         return;

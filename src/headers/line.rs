@@ -27,10 +27,13 @@ fn join(headers: &mut HeaderMap, name: &HeaderName) {
         return;
     }
 
-    // A line that is not text, or the dictionary of an earlier draft, is not a list of this field; it stays as it is, without
-    // ours.
-    lines.pop();
+    // What is not text, or is the dictionary of an earlier draft, is not a list: either theirs stays or ours, whole.
+    let Some(ours) = lines.pop() else { return };
     headers.remove(name);
+    match least_remaining(&lines).zip(least_remaining([&ours])) {
+        Some((theirs, remaining)) if remaining < theirs => lines = vec![ours],
+        _ => {}
+    }
     for line in lines {
         headers.append(name, line);
     }
@@ -43,6 +46,31 @@ fn is_dictionary(line: &str) -> bool {
         && key
             .bytes()
             .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'*' | b'_' | b'-' | b'.'))
+}
+
+/// What is left by lines of `RateLimit`; of several, the least.
+pub(super) fn least_remaining<'a>(lines: impl IntoIterator<Item = &'a HeaderValue>) -> Option<u64> {
+    lines
+        .into_iter()
+        .filter_map(|line| remaining(line.to_str().ok()?))
+        .min()
+}
+
+/// What is left by a line of `RateLimit`: `remaining` in the dictionary of draft -07, the least `r` in the list of later drafts.
+pub(super) fn remaining(line: &str) -> Option<u64> {
+    // A number is without its parameters (RFC 9651 §3.2).
+    let number = |text: &str| count(text.split(';').next()?.trim_end());
+    if is_dictionary(line) {
+        let mut members = line.split(',').rev();
+        return members.find_map(|member| number(member.trim().strip_prefix("remaining=")?));
+    }
+
+    let outside_quotes = line.split('"').step_by(2);
+    let members = outside_quotes.flat_map(|text| text.split(','));
+    let parameters = members.flat_map(|member| member.split(';').map(str::trim));
+    parameters
+        .filter_map(|parameter| count(parameter.strip_prefix("r=")?))
+        .min()
 }
 
 /// A number that is at least 0. Some services write a negative one when a limit is exceeded.

@@ -449,6 +449,39 @@ async fn a_client_of_the_application_keeps_all_other_settings() {
 }
 
 #[tokio::test]
+async fn a_setting_that_a_client_of_the_application_has_already_is_an_error() {
+    let fred = Redis::not_started().builder().build().expect("a client");
+    let redis_rs = redis::Client::open("redis://127.0.0.1:1").expect("a good URL");
+    let of_fred = || RedisStore::builder().fred_client(fred.clone());
+    let of_redis_rs = || RedisStore::builder().redis_rs_client(redis_rs.clone());
+    let cluster = RedisStore::builder().redis_rs_cluster([redis_rs.clone()]);
+
+    for (builder, fix) in [
+        (of_fred().connections(8), "`.fred_pool(pool)`"),
+        (of_fred().connections(1), "instead of `.connections(1)`"),
+        (
+            of_fred().client_library(ClientLibrary::RedisRs),
+            "remove one of the two",
+        ),
+        (
+            of_redis_rs().client_library(ClientLibrary::Fred),
+            "`.client_library(ClientLibrary::Fred)`",
+        ),
+        (cluster.client_library(ClientLibrary::Fred), "is one of RedisRs"),
+    ] {
+        let error = builder.connect_lazy().unwrap_err().to_string();
+        assert!(error.contains(fix), "`{fix}` is not in: {error}");
+    }
+    for builder in [
+        of_fred().client_library(ClientLibrary::Fred),
+        of_redis_rs().client_library(ClientLibrary::RedisRs).connections(8),
+        of_fred().connections(8).url("redis://127.0.0.1:1"),
+    ] {
+        assert!(builder.connect_lazy().is_ok());
+    }
+}
+
+#[tokio::test]
 async fn connect_runs_the_trial_on_a_client_of_the_application() {
     let redis = Redis::start();
     let client = redis.client().await.clone();

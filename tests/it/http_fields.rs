@@ -51,11 +51,12 @@ async fn call(layer: RateLimitLayer) -> Received {
 }
 
 /// The response to a request to a service that responds with this status and these fields.
-async fn call_behind(layer: RateLimitLayer, status: u16, fields: &'static [(&str, &str)]) -> Received {
+async fn call_behind(layer: RateLimitLayer, status: u16, fields: &[(&'static str, &'static str)]) -> Received {
+    let fields = fields.to_vec();
     let answer = async move || {
         let mut response = Response::builder().status(status);
         for (name, value) in fields {
-            response = response.header(*name, *value);
+            response = response.header(name, value);
         }
         response.body(axum::body::Body::from("hi")).expect("a good response")
     };
@@ -422,13 +423,65 @@ async fn lists_of_the_service_and_of_inner_layers_are_continued_on_one_line() {
 }
 
 #[tokio::test]
-async fn a_dictionary_and_a_list_are_not_made_one_line() {
-    const DICTIONARY: &[(&str, &str)] = &[("ratelimit", "limit=70, remaining=5, reset=7")];
-    const LIST: &[(&str, &str)] = &[("ratelimit", "\"a\";r=1;t=1, \"b\";r=2;t=2")];
-    for (style, theirs) in [(Headers::Draft08, DICTIONARY), (Headers::Draft07, LIST)] {
+async fn of_a_dictionary_and_a_list_the_one_with_less_left_is_shown() {
+    const OURS_AS_LIST: &str = "\"default\";r=60;t=59";
+    const OURS_AS_DICTIONARY: &str = "limit=100, remaining=60, reset=59";
+    for (style, ours, theirs, is_kept) in [
+        (Headers::Draft08, OURS_AS_LIST, "limit=70, remaining=5, reset=7", true),
+        (
+            Headers::Draft08,
+            OURS_AS_LIST,
+            "limit=70, remaining=60;x=1, reset=7",
+            true,
+        ),
+        (Headers::Draft08, OURS_AS_LIST, "limit=70, remaining=61, reset=7", false),
+        (
+            Headers::Draft08,
+            OURS_AS_LIST,
+            "remaining=5, limit=70, remaining=61, reset=7",
+            false,
+        ), // the last one counts
+        (Headers::Draft08, OURS_AS_LIST, "limit=70", true),
+        (
+            Headers::Draft07,
+            OURS_AS_DICTIONARY,
+            "\"a\";r=61;t=1, \"b\";r=2;t=2",
+            true,
+        ),
+        (
+            Headers::Draft07,
+            OURS_AS_DICTIONARY,
+            "\"a\"; r=60, \"b\";t=1;r=900",
+            true,
+        ),
+        (
+            Headers::Draft07,
+            OURS_AS_DICTIONARY,
+            "\"a;r=1\";r=61;t=1, \"b\";r=99",
+            false,
+        ),
+        (Headers::Draft07, OURS_AS_DICTIONARY, "\"a\"", false),
+    ] {
         let layer = RateLimitLayer::new(s1(), default()).headers(style);
-        let admitted = call_behind(layer, 200, theirs).await;
-        assert_eq!(admitted.field("ratelimit"), Some(theirs[0].1));
+        let admitted = call_behind(layer, 200, &[("ratelimit", theirs)]).await;
+        let shown = admitted.field("ratelimit");
+        assert_eq!(shown, Some(if is_kept { theirs } else { ours }), "{style:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_list_on_two_lines_beside_a_dictionary_stays_or_goes_whole() {
+    const LOW: &[(&str, &str)] = &[("ratelimit", "\"a\";r=99"), ("ratelimit", "\"b\";r=1")];
+    const HIGH: &[(&str, &str)] = &[("ratelimit", "\"a\";r=99"), ("ratelimit", "\"b\";r=98")];
+    const OURS: &str = "ratelimit: limit=100, remaining=60, reset=59";
+    for (theirs, shown) in [
+        (LOW, vec!["ratelimit: \"a\";r=99", "ratelimit: \"b\";r=1"]),
+        (HIGH, vec![OURS]),
+    ] {
+        let layer = RateLimitLayer::new(s1(), default()).headers(Headers::Draft07);
+        let mut lines = lines(&call_behind(layer, 200, theirs).await);
+        lines.retain(|line| line.starts_with("ratelimit:"));
+        assert_eq!(lines, shown);
     }
 }
 

@@ -112,6 +112,17 @@ fn timelines() -> Vec<Timeline> {
     let log = |millis, limit| Limit::from(SlidingLog::new(limit, Duration::from_millis(millis)));
     let counter = |seconds, limit| Limit::from(SlidingCounter::new(limit, seconds * SECOND));
     vec![
+        // A reservation whose turn has come is a plain admission, also when the clock goes back before its turn. Callers of one
+        // check, in Redis one member, make no difference.
+        Timeline::of(
+            SlidingLog::new(4, Duration::from_millis(10)),
+            "0: check 2 -> 2 left, full in 10_000
+             1_000: check 1 x 2 -> 2 admitted, the last 0 left, full in 10_000
+             2_000: reserve 1 -> after 8_000, 0 left, full in 18_000
+             9_500: peek 1 -> denied for 500, 0 left, full in 10_500
+             10_500: check 4 -> denied for 9_500, 1 left, full in 9_500
+             9_500: peek 2 -> denied for 1_500, 1 left, full in 10_000",
+        ),
         // Tokens of which two come in an odd number of microseconds.
         Timeline::of(
             bucket(2, 1_001, 4),

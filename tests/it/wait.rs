@@ -62,6 +62,8 @@ each_store! {
     a_reset_is_one_window_at_most_for_turns_of_another_clock
     a_turn_of_another_limit_is_counted_beside_entries_that_have_expired
     entries_of_another_clock_between_turns_stay
+    turns_of_another_clock_behind_those_of_this_one_are_removed
+    turns_of_another_clock_that_have_come_are_removed
     a_clock_that_is_set_back_keeps_the_turns_and_drops_what_it_has_left
     a_request_waits_although_a_clock_has_left_entries_between_turns
     a_key_lives_until_its_last_turn_has_expired
@@ -406,19 +408,45 @@ async fn entries_of_another_clock_between_turns_stay(bench: Bench) {
         SlidingLog::new(10, 10 * SECOND).into(),
     );
     // The turns are after 10 and 20 seconds, the entries of another clock after 15 and 16.
-    for (turns, remaining) in [(1, 8), (2, 4)] {
+    assert!(bench.check(&limit, 2).await.allowed);
+    for _ in 0..2 {
+        assert!(bench.reserve(&limit, 2, LONG, MOST).await.allowed);
+    }
+    bench.advance(15 * SECOND).await;
+    bench.charge(&limit, 1).await;
+    bench.advance(SECOND).await;
+    bench.charge(&limit, 1).await;
+    bench.set_back(16 * SECOND).await;
+    assert!(!bench.check(&limit, 1).await.allowed);
+    assert_eq!(bench.peek(&higher, 1).await.states()[0].remaining, 4);
+}
+
+async fn turns_of_another_clock_behind_those_of_this_one_are_removed(bench: Bench) {
+    let (limit, higher) = (
+        SlidingLog::new(2, 10 * SECOND).into(),
+        SlidingLog::new(10, 10 * SECOND).into(),
+    );
+    assert!(bench.check(&limit, 2).await.allowed);
+    assert!(bench.reserve(&limit, 2, LONG, MOST).await.allowed);
+    bench.advance(5 * SECOND).await;
+    assert!(bench.reserve(&limit, 2, LONG, MOST).await.allowed);
+    bench.set_back(5 * SECOND).await;
+    assert_eq!(bench.peek(&higher, 1).await.states()[0].remaining, 4);
+    assert!(!bench.check(&limit, 1).await.allowed);
+    assert_eq!(bench.peek(&higher, 1).await.states()[0].remaining, 6);
+}
+
+/// They are admissions like others, whatever they weigh.
+async fn turns_of_another_clock_that_have_come_are_removed(bench: Bench) {
+    let limit = SlidingLog::new(2, 10 * SECOND).into();
+    for cost in [1, 2] {
         let bench = bench.with_a_fresh_key();
         assert!(bench.check(&limit, 2).await.allowed);
-        for _ in 0..turns {
-            assert!(bench.reserve(&limit, 2, LONG, MOST).await.allowed);
-        }
+        assert!(bench.reserve(&limit, cost, LONG, MOST).await.allowed);
         bench.advance(15 * SECOND).await;
-        bench.charge(&limit, 1).await;
-        bench.advance(SECOND).await;
-        bench.charge(&limit, 1).await;
-        bench.set_back(16 * SECOND).await;
-        assert!(!bench.check(&limit, 1).await.allowed);
-        assert_eq!(bench.peek(&higher, 1).await.states()[0].remaining, remaining);
+        bench.charge(&limit, 2).await;
+        bench.set_back(15 * SECOND).await;
+        assert!(bench.check(&limit, 2).await.allowed, "{cost}");
     }
 }
 

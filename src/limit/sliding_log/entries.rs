@@ -10,7 +10,7 @@ pub(crate) struct Log {
     pub(super) total: u64,
     /// Whether an entry heavier than 1 was added since the log was last empty.
     pub(super) weighted: bool,
-    /// Whether a reservation was added since the log was last empty or unweighted. Then it is weighted.
+    /// Whether a reservation was added whose turn has not come since. Then the log is weighted.
     pub(super) reserved: bool,
     /// The number of entries at the front that have expired and are not removed yet.
     pub(super) late: usize,
@@ -82,12 +82,14 @@ impl Log {
         self.budget -= 1;
     }
 
-    /// Corrects the total after entries were removed. While all entries weigh 1, it is their number.
+    /// Corrects the total after entries were removed. While all entries weigh 1, it is their number. A reservation whose turn
+    /// has come is an admission like others.
     pub(super) fn recount(&mut self, exact: bool, now: u64) {
-        let ahead = || self.reserved && self.entries.back().is_some_and(|newest| newest.at > now);
-        if exact && !self.entries.is_empty() && self.total == self.entries.len() as u64 && !ahead() {
-            self.weighted = false;
+        if self.reserved && self.entries.back().is_some_and(|newest| newest.at <= now) {
             self.reserved = false;
+        }
+        if exact && !self.entries.is_empty() && self.total == self.entries.len() as u64 && !self.reserved {
+            self.weighted = false;
         }
         if !self.weighted {
             self.total = (self.entries.len() - self.late - self.gone) as u64;

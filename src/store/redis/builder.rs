@@ -30,7 +30,7 @@ use crate::key::{Secret, ShortSecret};
 pub struct RedisStoreBuilder {
     pub(super) source: Option<Source>,
     pub(super) client_library: Option<ClientLibrary>,
-    pub(super) connections: usize,
+    pub(super) connections: Option<usize>,
     pub(super) connect_timeout: Duration,
     pub(super) deadline: Duration,
     pub(super) prefix: Box<str>,
@@ -52,12 +52,25 @@ pub(super) enum Source {
     RedisRsCluster(Box<[redis::Client]>),
 }
 
+impl Source {
+    /// The client library of a client of the application.
+    pub(super) fn client_library(&self) -> Option<ClientLibrary> {
+        match self {
+            Self::Url(_) => None,
+            #[cfg(feature = "fred")]
+            Self::Fred(_) => Some(ClientLibrary::Fred),
+            #[cfg(feature = "redis")]
+            Self::RedisRs(_) | Self::RedisRsCluster(_) => Some(ClientLibrary::RedisRs),
+        }
+    }
+}
+
 impl RedisStoreBuilder {
     pub(super) fn new() -> Self {
         Self {
             source: None,
             client_library: None,
-            connections: 1,
+            connections: None,
             connect_timeout: Duration::from_secs(5),
             deadline: Duration::from_millis(100),
             prefix: "quota".into(),
@@ -178,6 +191,8 @@ impl RedisStoreBuilder {
     /// Then no other library connects: [`connect`](Self::connect) fails if this one does not support the URL. By default the
     /// first one that supports the URL with the features that are on connects: fred, else redis-rs.
     ///
+    /// Beside a client of the application, which has its library, connecting with the other one is an error.
+    ///
     /// ```
     /// use tower_quota::{ClientLibrary, RedisStore};
     ///
@@ -197,10 +212,10 @@ impl RedisStoreBuilder {
 
     /// Sets the number of connections to Redis, in a cluster to each node. They are used in turn.
     ///
-    /// It is 1 to 64; connecting with another number is an error.
+    /// It is 1 to 64; connecting with another number is an error, and so is a number beside clients of fred, which have a
+    /// connection each: a [pool](Self::fred_pool) has several.
     ///
-    /// One connection carries many checks at a time. More help if a single one is the bottleneck, such as with TLS. Clients of
-    /// fred that the application connects have a connection each.
+    /// One connection carries many checks at a time. More help if a single one is the bottleneck, such as with TLS.
     ///
     /// The default is 1.
     ///
@@ -215,7 +230,7 @@ impl RedisStoreBuilder {
     /// # }
     /// ```
     pub fn connections(mut self, connections: usize) -> Self {
-        self.connections = connections;
+        self.connections = Some(connections);
         self
     }
 

@@ -154,6 +154,7 @@ impl RedisStoreBuilder {
     }
 
     fn redis_client(&self) -> Result<RedisClient, ConfigError> {
+        let connections = self.connections.unwrap_or(1);
         let url = match &self.source {
             None => return Err(no_source()),
             Some(Source::Url(url)) => url,
@@ -161,21 +162,21 @@ impl RedisStoreBuilder {
             Some(Source::Fred(clients)) => return FredClient::from_clients(clients).map(RedisClient::Fred),
             #[cfg(feature = "redis")]
             Some(Source::RedisRs(client)) => {
-                let client = RedisRsClient::from_client(client, self.connections);
+                let client = RedisRsClient::from_client(client, connections);
                 return Ok(RedisClient::RedisRs(client));
             }
             #[cfg(feature = "redis")]
             Some(Source::RedisRsCluster(nodes)) => {
                 let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();
-                return RedisRsClient::cluster(&nodes, self.connections).map(RedisClient::RedisRs);
+                return RedisRsClient::cluster(&nodes, connections).map(RedisClient::RedisRs);
             }
         };
         let parsed = Url::parse(url, self.client_library)?;
         match parsed.library {
             #[cfg(feature = "fred")]
-            ClientLibrary::Fred => FredClient::connect(url, self.connections).map(RedisClient::Fred),
+            ClientLibrary::Fred => FredClient::connect(url, connections).map(RedisClient::Fred),
             #[cfg(feature = "redis")]
-            ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, self.connections).map(RedisClient::RedisRs),
+            ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, connections).map(RedisClient::RedisRs),
         }
     }
 
@@ -200,12 +201,34 @@ impl RedisStoreBuilder {
                 "the connect timeout is longer than zero and at most an hour, such as 5 s",
             ));
         }
-        if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
+        if self
+            .connections
+            .is_some_and(|number| !(1..=MAX_CONNECTIONS).contains(&number))
+        {
             return Err(ConfigError::new(format!(
                 "a store has 1 to {MAX_CONNECTIONS} connections"
             )));
         }
-        Ok(())
+        self.validate_source()
+    }
+
+    /// That no setting is one which the client of the application has already.
+    fn validate_source(&self) -> Result<(), ConfigError> {
+        #[cfg(feature = "fred")]
+        if let (Some(Source::Fred(_)), Some(number)) = (&self.source, self.connections) {
+            return Err(ConfigError::new(format!(
+                "clients of fred have a connection each; instead of `.connections({number})`, set a pool of clients with \
+                 `.fred_pool(pool)`",
+            )));
+        }
+        let source = self.source.as_ref().and_then(Source::client_library);
+        match (source, self.client_library) {
+            (Some(actual), Some(other)) if actual != other => Err(ConfigError::new(format!(
+                "the client of the application is one of {actual:?}, and `.client_library(ClientLibrary::{other:?})` sets \
+                 another library; remove one of the two",
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 
