@@ -21,13 +21,13 @@ if algorithm == 'ban' then
 
       -- The next charge that is not a marker.
       local guarded, place = following, at + 1
-      while guarded and guarded[7] == marker do
-        guarded, place = guarded[9], place + 1
+      while guarded and guarded[C_FINDS] == marker do
+        guarded, place = guarded[C_NEXT], place + 1
       end
       rest(0, in_force and operation ~= 'renew' and 0 or times, cost)
       local denies = false
       local watches = (operation == 'check' or reserve) and not banned and quota < NEVER
-      if watches and guarded and guarded[1] ~= ban and guarded[2] <= guarded[3] then
+      if watches and guarded and guarded[C_RULE] ~= ban and guarded[C_COST] <= guarded[C_QUOTA] then
         local _, _, wait = unpack_numbers('<dddd', reply[place + 1])
         denies = wait > 0
       end

@@ -14,12 +14,22 @@ if size > 1 or operation ~= 'check' or role ~= '' then
       local charge = following
       if charge then
         local n = at + 1
-        following, at = charge[9], n
+        following, at = charge[C_NEXT], n
         if reserve then
           reserve.charge = charge
         end
         local _, remaining, wait, reset =
-          charge[1](KEYS[n], charge[8] or times, charge[7], charge[2], charge[3], charge[4], charge[5], charge[6], reserve)
+          charge[C_RULE](
+            KEYS[n],
+            charge[C_NEEDS] or times,
+            charge[C_FINDS],
+            charge[C_COST],
+            charge[C_QUOTA],
+            charge[C_X],
+            charge[C_Y],
+            charge[C_Z],
+            reserve
+          )
         reply[n + 1] = pack('<dddd', fits, remaining, wait, reset)
       elseif operation ~= 'check' and operation ~= 'renew' and not reserve and (operation ~= 'peek' or fits > 0) then
         fits = times
@@ -55,10 +65,10 @@ if size > 1 or operation ~= 'check' or role ~= '' then
         end
         return rest(room, times, cost)
       end
-      local counts = not full and marked and marked[7] == rest
-      if not full and marked and marked[7] ~= marker and room < quota then
+      local counts = not full and marked and marked[C_FINDS] == rest
+      if not full and marked and marked[C_FINDS] ~= marker and room < quota then
         following = { unpack(marked) }
-        following[7] = exempt
+        following[C_FINDS] = exempt
       end
       local counted = rest(room, times, cost)
       -- The repetitions of a request that waits would be admitted before it.
@@ -78,12 +88,12 @@ if size > 1 or operation ~= 'check' or role ~= '' then
       -- When a charge fits that does not fit now, if it may wait for that, and for so many units.
       function reservations.turn_of(key, need, cost, quota, x, y, z)
         local charge = reserve.charge
-        if charge[7] ~= rest or charge[10] == 0 or need > charge[11] or cost > quota then
+        if charge[C_FINDS] ~= rest or charge[C_LONGEST] == 0 or need > charge[C_WAITING] or cost > quota then
           return nil
         end
         reserve.bounded = false
-        local _, _, wait = charge[1](key, times, nil, cost, quota, x, y, z, reserve)
-        return not reserve.bounded and wait <= charge[10] and now + wait or nil
+        local _, _, wait = charge[C_RULE](key, times, nil, cost, quota, x, y, z, reserve)
+        return not reserve.bounded and wait <= charge[C_LONGEST] and now + wait or nil
       end
     end
     reserve = reservations
@@ -103,10 +113,10 @@ if size > 1 or operation ~= 'check' or role ~= '' then
   local needs = (operation == 'refund' or operation == 'end') and 0 or role == 'checked' and 1
   local charge = { rule, cost, quota, x, y, z, finds, needs, false }
   if reserve then
-    charge[10], charge[11], position = unpack_numbers('<dd', ARGV[run], position)
+    charge[C_LONGEST], charge[C_WAITING], position = unpack_numbers('<dd', ARGV[run], position)
   end
   if last then
-    last[9] = charge
+    last[C_NEXT] = charge
   end
   all, last = all or charge, charge
 end

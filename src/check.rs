@@ -210,11 +210,11 @@ fn conclude(
     if let Some(first) = undecided.as_slice().first() {
         first.context.metrics.end(began);
     }
-    let settled = match response {
-        Ok(response) => settle(response, operation, &mut undecided).map(|()| response.is_reply()),
+    let recorded = match response {
+        Ok(response) => record_outcome(response, operation, &mut undecided).map(|()| response.is_reply()),
         Err(error) => Err(error.clone()),
     };
-    let decided = match settled {
+    let decided = match recorded {
         Ok(is_reply) => {
             if is_reply && let Some(first) = undecided.as_slice().first() {
                 first.context.failover.replied();
@@ -259,9 +259,9 @@ fn end_unknown(operation: Operation, undecided: &mut Decision) {
 
 /// Records the outcome in the decision.
 #[inline(always)]
-fn settle(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
+fn record_outcome(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
     if undecided.is_composite() {
-        return requests::settle(response, operation, undecided);
+        return requests::record(response, operation, undecided);
     }
     let charges: usize = undecided.as_slice().iter().map(PolicyDecision::charges_sent).sum();
     match response.outcomes() {
@@ -337,7 +337,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     // A memory store replies at once.
     if let Some(Ok(response)) = response.map(StoreFuture::try_ready) {
         drop(scaled);
-        settle(&response?, operation, &mut decision)?;
+        record_outcome(&response?, operation, &mut decision)?;
     }
     if decision.has_leases() {
         decision.hold_slots(Some(&charges));

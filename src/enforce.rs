@@ -33,7 +33,7 @@ use crate::{
     rejected::Rejected,
     response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
     slots::{Release, Ticket},
-    store::{Operation, Quota, StoreError},
+    store::{NamedLimit, Operation, StoreError},
     warned::Warned,
 };
 
@@ -205,8 +205,8 @@ impl Enforcer {
             return Ok(None);
         }
         let chosen = policy.choose_plan(parts)?;
-        let quota = policy.quota_of(chosen.as_deref());
-        if matches!(quota.limit, Limit::Unlimited) {
+        let named = policy.named_of(chosen.as_deref());
+        if matches!(named.limit, Limit::Unlimited) {
             return Ok(None);
         }
         let mut cost = policy.cost_of(parts);
@@ -219,17 +219,17 @@ impl Enforcer {
         key.bound();
 
         let earlier = parts.extensions.get::<Decision>();
-        let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), quota, &key));
+        let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), named, &key));
         let mut marker = None;
         if charged > 0 {
-            let Some(rest) = self.rest_of(cost, charged, quota) else {
+            let Some(rest) = self.rest_of(cost, charged, named) else {
                 return Ok(None);
             };
             cost = rest;
         } else {
-            marker = policy.once().marker_of((&quota.limit, cost), &key, parts)?;
+            marker = policy.once().marker_of((&named.limit, cost), &key, parts)?;
         }
-        let lease = Ticket::of(&quota.limit);
+        let lease = Ticket::of(&named.limit);
         let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
         Ok(Some(PolicyDecision {
             chosen,
@@ -255,10 +255,10 @@ impl Enforcer {
 
     /// The rest of a cost of which outer layers have charged a part.
     #[cold]
-    fn rest_of(&self, cost: u64, charged: u64, quota: &Quota) -> Option<u64> {
-        self.warned.of_repetition(quota);
+    fn rest_of(&self, cost: u64, charged: u64, named: &NamedLimit) -> Option<u64> {
+        self.warned.of_repetition(named);
         // A cost above the limit is never admitted, however it is divided between layers.
-        let rest = if cost > quota.limit.quota() {
+        let rest = if cost > named.limit.quota() {
             cost
         } else {
             cost.saturating_sub(charged)

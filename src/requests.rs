@@ -48,7 +48,7 @@ pub(crate) fn send<'a>(
 
 /// Records the outcomes of the requests in the decision, without the policies that observe whose outcome is unknown. Slots that
 /// the store may have taken of these are released.
-pub(crate) fn settle(
+pub(crate) fn record(
     response: &StoreResponse,
     operation: Operation,
     undecided: &mut Decision,
@@ -77,7 +77,7 @@ pub(crate) fn settle(
             return true;
         }
         if !policy.is_observed() {
-            policy.settle_guarded(operation, &mut states, response.server_time, counts);
+            policy.record_guarded(operation, &mut states, response.server_time, counts);
             return true;
         }
         let Some(outcome) = alone.next().filter(|outcome| !outcome.is_unknown()) else {
@@ -89,7 +89,7 @@ pub(crate) fn settle(
         // The store has taken its slots even if the other policies deny the request.
         let taken = operation.counts() && outcome.allowed;
         let lease = policy.lease.clone().filter(|_| taken);
-        policy.settle_guarded(
+        policy.record_guarded(
             operation,
             &mut outcome.states().iter(),
             response.server_time,

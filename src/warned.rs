@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{key::KeyError, store::Quota};
+use crate::{key::KeyError, store::NamedLimit};
 
 /// Which warnings were logged.
 #[derive(Debug, Default)]
@@ -20,14 +20,14 @@ impl Warned {
         let _ = error;
     }
 
-    pub(crate) fn of_repetition(&self, quota: &Quota) {
+    pub(crate) fn of_repetition(&self, named: &NamedLimit) {
         if !self.repetition.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
             tracing::warn!(
-                policy = &*quota.name,
+                policy = &*named.name,
                 "a policy is met twice on one request; only the larger cost is charged"
             );
         }
-        let _ = quota;
+        let _ = named;
     }
 }

@@ -183,9 +183,9 @@ async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> StoreReport
 /// nothing.
 async fn probe(policies: &[&WatchedPolicy]) -> Option<Result<f64, String>> {
     let plans = policies.iter().flat_map(|policy| &policy.plans);
-    let plan = plans.into_iter().find(|plan| plan.quota.limit.is_counted())?;
+    let plan = plans.into_iter().find(|plan| plan.named.limit.is_counted())?;
     let key = Key::constant("tower-quota-admin");
-    let charges = [Charge::on(&plan.quota, &key, 1)];
+    let charges = [Charge::on(&plan.named, &key, 1)];
     let began = Instant::now();
     let response = policies[0]
         .context
@@ -204,9 +204,9 @@ fn report_policy(
     names: &SubjectNames,
 ) -> PolicyReport {
     let limits = policy.plans.iter().take(MOST).map(|plan| LimitReport {
-        limit: plan.quota.limit.to_string(),
-        quota: Some(plan.quota.limit.quota()).filter(|quota| *quota < u64::MAX),
-        window_seconds: plan.quota.limit.window().map(|window| window.as_secs_f64()),
+        limit: plan.named.limit.to_string(),
+        quota: Some(plan.named.limit.quota()).filter(|quota| *quota < u64::MAX),
+        window_seconds: plan.named.limit.window().map(|window| window.as_secs_f64()),
     });
     let limits = limits.collect();
     PolicyReport {

@@ -50,9 +50,9 @@ pub(super) async fn peek(
 ) -> Result<Vec<Counts>, AdminError> {
     let mut counts = Vec::new();
     for (policy, plan) in limits(watched, policy, store).into_iter().take(MOST) {
-        counts.push(match plan.quota.limit.is_counted() {
+        counts.push(match plan.named.limit.is_counted() {
             true => peek_one(&policy, &plan, key).await?,
-            false => uncounted(&policy, &plan.quota.limit),
+            false => uncounted(&policy, &plan.named.limit),
         });
     }
     Ok(counts)
@@ -75,8 +75,8 @@ pub(super) async fn reset(
     // Limits of one algorithm share the counts of a key.
     let mut done = Vec::new();
     for (policy, plan) in limits {
-        let counts = (plan.quota.limit.algorithm(), policy.ban());
-        if plan.quota.limit.is_counted() && !done.contains(&counts) {
+        let counts = (plan.named.limit.algorithm(), policy.ban());
+        if plan.named.limit.is_counted() && !done.contains(&counts) {
             perform(Operation::Reset, undecided(&policy, &plan, key))
                 .await
                 .map(drop)?;
@@ -96,7 +96,7 @@ fn limits(watched: &[Watched], name: &str, store: Option<StoreId>) -> Vec<(Watch
     for policy in of_name {
         for plan in &policy.plans {
             let is_same = |(other, known): &(WatchedPolicy, Arc<Plan>)| {
-                known.quota.limit == plan.quota.limit
+                known.named.limit == plan.named.limit
                     && other.ban() == policy.ban()
                     && other.is_observed() == policy.is_observed()
             };
@@ -117,7 +117,7 @@ async fn peek_one(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Result
         return Err(StoreError::new(ErrorKind::Unreachable, error).into());
     };
     Ok(Counts {
-        limit: plan.quota.limit.to_string(),
+        limit: plan.named.limit.to_string(),
         allowed: decided.denial().is_none(),
         denial: decided.denial().map(denial_text),
         quota: Some(decided.limit()),
@@ -151,7 +151,7 @@ fn undecided(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Decision {
     let undecided = PolicyDecision {
         chosen: Some(plan.clone()),
         waiting: Waiting::NONE,
-        lease: Ticket::of(&plan.quota.limit),
+        lease: Ticket::of(&plan.named.limit),
         ..undecided
     };
     Decision::new(true, SmallVec::from_buf([undecided]))

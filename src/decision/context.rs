@@ -17,7 +17,7 @@ use crate::{
     lost::LostSettlements,
     metrics::{CheckMetrics, ENABLED, PolicyMetrics, PolicyOutcome},
     slots::Keeper,
-    store::{Failover, Quota, Store, Waiting},
+    store::{Failover, NamedLimit, Store, Waiting},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -57,7 +57,7 @@ impl CheckContext {
         }
         #[cfg(feature = "tracing")]
         tracing::debug!(
-            policy = &*self.policies[position].plan.quota.name,
+            policy = &*self.policies[position].plan.named.name,
             outcome = outcome.name(),
             "a policy has not decided about a request"
         );
@@ -69,7 +69,7 @@ impl CheckContext {
         #[cfg(feature = "tracing")]
         span::record(
             outcome,
-            position.map(|position| &*self.policies[position].plan.quota.name),
+            position.map(|position| &*self.policies[position].plan.named.name),
             None,
         );
         #[cfg(not(feature = "tracing"))]
@@ -128,7 +128,7 @@ pub(crate) trait PolicyFile: Send + Sync {
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pub(crate) quota: Quota,
+    pub(crate) named: NamedLimit,
     /// The member of `RateLimit-Policy`.
     pub(crate) policy_item: HeaderValue,
     /// The body of the response to a request that this policy alone denies.

@@ -107,7 +107,7 @@ impl PolicyDecision {
 
     /// The quota that [`remaining`](Self::remaining) is the rest of: that of a share, where this process has one.
     fn counted_quota(&self) -> u64 {
-        let limit: &Limit = &self.quota().limit;
+        let limit: &Limit = &self.named().limit;
         match self.failure_mode().share().filter(|_| self.is_local) {
             Some(share) => limit.scaled(share).quota(),
             None => limit.quota(),

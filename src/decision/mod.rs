@@ -40,7 +40,7 @@ use crate::{
     Key,
     lost::LostSettlements,
     slots::Slots,
-    store::{Quota, Store, StoreError},
+    store::{NamedLimit, Store, StoreError},
 };
 
 /// The outcome of a check.
@@ -248,12 +248,12 @@ impl Decision {
 
     /// The cost that outer layers have charged to the same key of the same policy, in the same store. That of a repetition is
     /// any.
-    pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), quota: &Quota, key: &Key) -> u64 {
+    pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
         let file = context.policies[position].file_number();
         // A policy that observes counts nothing if it would have denied the request.
         let same = self.policies().filter(|policy| {
             let counted = policy.denial.is_none();
-            let same_count = policy.has_quota(quota, file) && policy.key == *key;
+            let same_count = policy.counts_as(named, file) && policy.key == *key;
             counted && same_count && policy.context.store.id() == context.store.id()
         });
         same.fold(0, |charged, policy| match policy.is_repetition() {

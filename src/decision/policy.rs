@@ -9,7 +9,7 @@ use crate::{
     FailureMode, Key, Limit,
     completion::CompletionRule,
     slots::Ticket,
-    store::{Charge, ChargeState, Operation, Quota, Waiting},
+    store::{Charge, ChargeState, NamedLimit, Operation, Waiting},
 };
 
 /// The decision of one policy.
@@ -63,7 +63,7 @@ impl PolicyDecision {
     /// The name of the policy.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.quota().name
+        &self.named().name
     }
 
     /// Whether this policy denied the request. A policy that is [observed](Self::is_observed) never does.
@@ -110,7 +110,7 @@ impl PolicyDecision {
     /// The number of requests of cost 1 that the policy admits at once from empty counts.
     #[must_use]
     pub fn limit(&self) -> u64 {
-        self.quota().limit.quota()
+        self.named().limit.quota()
     }
 
     /// The number of requests of cost 1 that would be admitted now.
@@ -134,12 +134,12 @@ impl PolicyDecision {
     /// The length of the window of the limit; `None` for windows of a calendar, and for a limit that has no window.
     #[must_use]
     pub fn window(&self) -> Option<Duration> {
-        self.quota().limit.window()
+        self.named().limit.window()
     }
 }
 
 impl PolicyDecision {
-    /// A decision that the store is to settle.
+    /// A decision that the store is to make.
     #[inline(always)]
     pub(crate) fn undecided(context: Arc<CheckContext>, position: usize, key: Key, cost: u64) -> Self {
         let waiting = context.policies[position].waiting;
@@ -165,7 +165,7 @@ impl PolicyDecision {
 
     /// Records the next states: that of the marker, if there is one, and that of the charge.
     #[inline(always)]
-    pub(crate) fn settle<'a>(
+    pub(crate) fn record<'a>(
         &mut self,
         states: &mut impl Iterator<Item = &'a ChargeState>,
         server_time: Duration,
@@ -217,15 +217,15 @@ impl PolicyDecision {
     }
 
     #[inline]
-    pub(crate) fn quota(&self) -> &Quota {
-        &self.plan().quota
+    pub(crate) fn named(&self) -> &NamedLimit {
+        &self.plan().named
     }
 
     /// Whether the policy is one with this quota, which follows this file if it follows one.
     ///
     /// A reload between the decisions of two layers makes their quotas differ.
-    pub(super) fn has_quota(&self, quota: &Quota, file: Option<u64>) -> bool {
-        self.quota() == quota || (file.is_some() && self.file() == file && self.quota().name == quota.name)
+    pub(super) fn counts_as(&self, named: &NamedLimit, file: Option<u64>) -> bool {
+        self.named() == named || (file.is_some() && self.file() == file && self.named().name == named.name)
     }
 
     /// The file that the policy follows.
@@ -242,7 +242,7 @@ impl PolicyDecision {
     #[inline]
     pub(crate) fn charge(&self) -> Charge<'_> {
         let lease = self.lease.as_ref().map(|ticket| ticket.id);
-        let charge = Charge::on(self.quota(), &self.key, self.cost)
+        let charge = Charge::on(self.named(), &self.key, self.cost)
             .waiting(self.waiting)
             .leased(lease);
         match self.is_charged_later() {
@@ -288,8 +288,8 @@ impl PolicyDecision {
         Some(self.charge().ban(ban, length))
     }
 
-    /// Records the next states: that of the ban, if there is one, and those of [`settle`](Self::settle).
-    pub(crate) fn settle_guarded<'a>(
+    /// Records the next states: that of the ban, if there is one, and those of [`record`](Self::record).
+    pub(crate) fn record_guarded<'a>(
         &mut self,
         operation: Operation,
         states: &mut impl Iterator<Item = &'a ChargeState>,
@@ -297,7 +297,7 @@ impl PolicyDecision {
         charged: bool,
     ) {
         let ban = self.ban(operation).is_some().then(|| states.next()).flatten();
-        self.settle(states, server_time, charged);
+        self.record(states, server_time, charged);
         if let Some(rest) = ban.and_then(|ban| ban.retry_after) {
             self.deny_for(rest);
         }
@@ -341,7 +341,7 @@ impl PolicyDecision {
     /// The reason why the policy never admits the request, if there is one.
     #[inline]
     pub(crate) fn permanent_denial(&self) -> Option<Denial> {
-        match &self.quota().limit {
+        match &self.named().limit {
             Limit::DenyAll => Some(Denial::DenyAll),
             limit if self.cost > limit.quota() => Some(Denial::CostAboveLimit),
             _ => None,

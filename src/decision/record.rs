@@ -30,7 +30,7 @@ impl Decision {
         inner.server_time = response.server_time;
         let mut states = outcome.states().iter();
         for policy in &mut inner.policies {
-            policy.settle(&mut states, response.server_time, charged);
+            policy.record(&mut states, response.server_time, charged);
         }
     }
 
@@ -40,12 +40,12 @@ impl Decision {
         &mut self,
         allowed: bool,
         server_time: Duration,
-        settle: impl FnMut(&mut PolicyDecision) -> bool,
+        record: impl FnMut(&mut PolicyDecision) -> bool,
     ) {
         if let Some(inner) = Arc::get_mut(&mut self.0) {
             inner.allowed = allowed;
             inner.server_time = server_time;
-            inner.policies.retain(settle);
+            inner.policies.retain(record);
         }
     }
 }

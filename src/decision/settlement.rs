@@ -28,8 +28,8 @@ impl ChargedPolicy {
     /// Whether nested layers have charged both to one key of one policy.
     pub(super) fn same_count(&self, other: &Self) -> bool {
         let (one, other) = (&self.policy, &other.policy);
-        let same_quota = one.has_quota(other.quota(), other.file());
-        same_quota && one.key == other.key && one.context.store.id() == other.context.store.id()
+        let is_one_count = one.counts_as(other.named(), other.file());
+        is_one_count && one.key == other.key && one.context.store.id() == other.context.store.id()
     }
 
     /// The operation that refunds it.
@@ -104,7 +104,7 @@ impl Settlement {
         let removes_marker = is_refund && cost == charge.cost();
         let ChargedPolicy { policy, locally } = charge;
         let plan = newest_plan(&policy);
-        let whole = Charge::on(&plan.quota, &policy.key, cost);
+        let whole = Charge::on(&plan.named, &policy.key, cost);
         let local = locally.then(|| LocalCharge::new(policy.failure_mode(), operation, &whole));
         self.0.push(Adjustment {
             local: local.flatten(),
@@ -140,7 +140,7 @@ fn newest_plan(policy: &PolicyDecision) -> Arc<Plan> {
     let file = context.file.as_ref().filter(|_| policy.chosen.is_none());
     let newest = file.and_then(|file| file.newest_plan(policy.name()));
     newest
-        .filter(|newest| newest.quota.limit.algorithm() == charged.quota.limit.algorithm())
+        .filter(|newest| newest.named.limit.algorithm() == charged.named.limit.algorithm())
         .unwrap_or_else(|| charged.clone())
 }
 
@@ -168,7 +168,7 @@ impl Adjustment {
     }
 
     fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
-        let charge = Charge::on(&self.plan.quota, &self.policy.key, self.cost);
+        let charge = Charge::on(&self.plan.named, &self.policy.key, self.cost);
         let charge = match &self.local {
             Some(local) => local.charge(&charge),
             None => charge,

@@ -90,12 +90,12 @@ impl PolicyDecision {
         let Some(ticket) = self.lease.as_ref().filter(|_| self.denial.is_none()) else {
             return;
         };
-        let (quota, context) = (self.quota(), &self.context);
+        let (named, context) = (self.named(), &self.context);
         let (place, limit) = match local {
             Some(local) => (Place::Process(context.failover.clone()), local.limit().clone()),
-            None => (Place::Store(context.store.clone()), quota.limit.clone()),
+            None => (Place::Store(context.store.clone()), named.limit.clone()),
         };
-        let lease = Lease::new(place, (quota.name.clone(), limit), self.key.clone(), self.cost, ticket);
+        let lease = Lease::new(place, (named.name.clone(), limit), self.key.clone(), self.cost, ticket);
         if let Some(lease) = lease {
             slots.push(lease, &context.keeper, self.hold());
         }

@@ -315,7 +315,7 @@ impl Concurrency {
 impl Rule for Concurrency {
     type State = Leases;
 
-    fn settle(&self, state: &mut Leases, now: u64, weight: u64) {
+    fn advance(&self, state: &mut Leases, now: u64, weight: u64) {
         let Some(held) = &mut state.0 else { return };
         held.expire(now);
         if held.total + weight > self.quota {

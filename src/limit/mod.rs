@@ -207,5 +207,5 @@ pub(crate) use self::{
 pub(crate) use self::{
     by::{ChooseLimit, Source},
     rule::{Change, MAX_QUOTA, Turn},
-    state::{Effect, State, Unsettled},
+    state::{Effect, Saved, State},
 };

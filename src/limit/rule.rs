@@ -2,9 +2,9 @@ use crate::store::LeaseId;
 
 /// The contract of an algorithm: how it changes what is stored for one key.
 ///
-/// A store calls [`settle`](Self::settle), compares [`room`](Self::room) with the cost, calls [`add`](Self::add) if the
+/// A store calls [`advance`](Self::advance), compares [`room`](Self::room) with the cost, calls [`add`](Self::add) if the
 /// request is admitted, and reports [`wait`](Self::wait) and [`reset`](Self::reset). Times are microseconds since the Unix
-/// epoch, lengths of time are microseconds. From one `settle` to the next a rule reads or removes at most [`BOUND`] entries.
+/// epoch, lengths of time are microseconds. From one `advance` to the next a rule reads or removes at most [`BOUND`] entries.
 pub(crate) trait Rule {
     /// What is stored for one key. The default is the state of a key that nothing was counted on.
     type State: Default;
@@ -12,7 +12,7 @@ pub(crate) trait Rule {
     /// Removes what no longer counts at `now`.
     ///
     /// Entries that are ahead of the clock, because it was set back, are removed if `weight` does not fit beside them.
-    fn settle(&self, state: &mut Self::State, now: u64, weight: u64);
+    fn advance(&self, state: &mut Self::State, now: u64, weight: u64);
 
     /// The weight that fits.
     fn room(&self, state: &Self::State, now: u64) -> u64;

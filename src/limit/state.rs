@@ -80,34 +80,34 @@ impl State {
             mismatch => return false)
     }
 
-    /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::settle`] does is kept.
+    /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::advance`] does is kept.
     ///
     /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired
     /// leases.
     #[inline]
-    pub(crate) fn unsettled(&self) -> Option<Unsettled> {
+    pub(crate) fn saved(&self) -> Option<Saved> {
         match self {
             Self::Log(_) | Self::Leases(_) | Self::Uncounted => None,
-            Self::Counter(counter) => Some(Unsettled::Counter(*counter)),
-            Self::Window(window) => Some(Unsettled::Window(*window)),
-            Self::Bucket(bucket) => Some(Unsettled::Bucket(*bucket)),
-            Self::Banned(banned) => Some(Unsettled::Banned(*banned)),
+            Self::Counter(counter) => Some(Saved::Counter(*counter)),
+            Self::Window(window) => Some(Saved::Window(*window)),
+            Self::Bucket(bucket) => Some(Saved::Bucket(*bucket)),
+            Self::Banned(banned) => Some(Saved::Banned(*banned)),
         }
     }
 
-    pub(crate) fn restore(&mut self, unsettled: Unsettled) {
-        *self = match unsettled {
-            Unsettled::Counter(counter) => Self::Counter(counter),
-            Unsettled::Window(window) => Self::Window(window),
-            Unsettled::Bucket(bucket) => Self::Bucket(bucket),
-            Unsettled::Banned(banned) => Self::Banned(banned),
+    pub(crate) fn restore(&mut self, saved: Saved) {
+        *self = match saved {
+            Saved::Counter(counter) => Self::Counter(counter),
+            Saved::Window(window) => Self::Window(window),
+            Saved::Bucket(bucket) => Self::Bucket(bucket),
+            Saved::Banned(banned) => Self::Banned(banned),
         };
     }
 }
 
 /// A state of an algorithm that stores a few numbers.
 #[derive(Clone, Copy)]
-pub(crate) enum Unsettled {
+pub(crate) enum Saved {
     Counter(Counter),
     Window(Window),
     Bucket(Bucket),
@@ -129,13 +129,13 @@ pub(crate) struct Effect {
 
 /// The steps of a decision. The state is [of](State::is_of) this limit, and times are in microseconds.
 ///
-/// All charges of a request are settled before any state is changed, since a request is admitted if all of them fit.
+/// All states of a request are advanced before any is changed, since a request is admitted if all of them fit.
 impl Limit {
     /// Removes what no longer counts, and returns the weight that fits.
     #[inline]
-    pub(crate) fn settle(&self, state: &mut State, now: u64, weight: u64) -> u64 {
+    pub(crate) fn advance(&self, state: &mut State, now: u64, weight: u64) -> u64 {
         dispatch!(self, state, |rule, state| {
-            rule.settle(state, now, weight);
+            rule.advance(state, now, weight);
             rule.room(state, now)
         },
             uncounted => self.quota(),
@@ -242,9 +242,9 @@ mod tests {
     fn each_algorithm_that_counts_denies_the_request_after_the_last_one() {
         for limit in limits().into_iter().filter(Limit::is_counted) {
             let mut state = State::new(&limit);
-            assert_eq!(limit.settle(&mut state, 1, 1), 1, "{limit}");
+            assert_eq!(limit.advance(&mut state, 1, 1), 1, "{limit}");
             limit.change(&mut state, 1, Change::Add, 1, None);
-            assert_eq!(limit.settle(&mut state, 1, 1), 0, "{limit}");
+            assert_eq!(limit.advance(&mut state, 1, 1), 0, "{limit}");
         }
     }
 }

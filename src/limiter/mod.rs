@@ -342,12 +342,12 @@ fn undecided_by(
     let undecided = policies.iter().enumerate().map(|(position, policy)| {
         let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
         let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
-        let marker = id.and_then(|id| policy.once().marker((&undecided.quota().limit, cost), key, id));
+        let marker = id.and_then(|id| policy.once().marker((&undecided.named().limit, cost), key, id));
         let waiting = match undecided.is_observed() {
             true => Waiting::NONE,
             false => wait(undecided.waiting),
         };
-        let lease = Ticket::of(&undecided.quota().limit);
+        let lease = Ticket::of(&undecided.named().limit);
         PolicyDecision {
             marker,
             waiting,
@@ -355,7 +355,7 @@ fn undecided_by(
             ..undecided
         }
     });
-    let applies = |policy: &PolicyDecision| match policy.quota().limit {
+    let applies = |policy: &PolicyDecision| match policy.named().limit {
         Limit::Unlimited => false,
         Limit::DenyAll if !operation.requires_room() => false,
         _ => policy.cost > 0,

@@ -15,7 +15,7 @@ impl<K> Policy<K> {
             Some(plans) => plans.chosen(),
             None => vec![self.settings.terms.plan.clone()],
         };
-        known.sort_by_key(|plan| plan.quota.limit.quota());
+        known.sort_by_key(|plan| plan.named.limit.quota());
         known
     }
 

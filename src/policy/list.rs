@@ -134,7 +134,7 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
             thresholds: policy.settings.thresholds().clone(),
             learns: policy.settings.learns,
             ban: policy.settings.ban().map(Limit::Ban),
-            metrics: PolicyMetrics::new(policy.settings.terms.plan.quota.name.clone()),
+            metrics: PolicyMetrics::new(policy.settings.terms.plan.named.name.clone()),
         }
     });
     contexts.collect()

@@ -51,7 +51,7 @@ use crate::{
     decision::{Plan, PolicyFile, Thresholds},
     key::KeyError,
     limit::PolicyLimit,
-    store::{FailureMode, Quota, Waiting},
+    store::{FailureMode, NamedLimit, Waiting},
 };
 
 /// A named limit and the key it applies to.
@@ -253,7 +253,7 @@ impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.settings.terms.plan.quota.name
+        &self.settings.terms.plan.named.name
     }
 
     /// The limit; `None` if it is [chosen](crate::limit::by()) for each request.
@@ -261,7 +261,7 @@ impl<K> Policy<K> {
     pub fn limit(&self) -> Option<&Limit> {
         match self.settings.terms.plans {
             Some(_) => None,
-            None => Some(&self.settings.terms.plan.quota.limit),
+            None => Some(&self.settings.terms.plan.named.limit),
         }
     }
 
@@ -315,14 +315,14 @@ impl Policy {
 
     fn choose_of(&self, plans: &Plans, parts: &Parts) -> Result<Arc<Plan>, KeyError> {
         let plan = plans.of(parts)?;
-        self.validate_chosen(&plan.quota.limit)?;
+        self.validate_chosen(&plan.named.limit)?;
         Ok(plan)
     }
 
     /// What applies to a request for which this plan is chosen.
     #[inline]
-    pub(crate) fn quota_of<'a>(&'a self, chosen: Option<&'a Plan>) -> &'a Quota {
-        &chosen.unwrap_or(&self.settings.terms.plan).quota
+    pub(crate) fn named_of<'a>(&'a self, chosen: Option<&'a Plan>) -> &'a NamedLimit {
+        &chosen.unwrap_or(&self.settings.terms.plan).named
     }
 
     /// The cost of a request; 0 if the policy does not apply to it.

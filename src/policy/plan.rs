@@ -6,7 +6,8 @@ use std::{
 use http::request::Parts;
 
 use crate::{
-    Limit, decision::Plan, headers::policy_item, key::KeyError, limit::ChooseLimit, response::violates, store::Quota,
+    Limit, decision::Plan, headers::policy_item, key::KeyError, limit::ChooseLimit, response::violates,
+    store::NamedLimit,
 };
 
 /// Renders a plan.
@@ -14,7 +15,7 @@ pub(super) fn plan(name: Cow<'static, str>, limit: Limit) -> Arc<Plan> {
     Arc::new(Plan {
         policy_item: policy_item(&name, &limit),
         problem: violates(&[&name]),
-        quota: Quota::new(name, limit),
+        named: NamedLimit::new(name, limit),
     })
 }
 
@@ -45,7 +46,7 @@ impl Plans {
     pub(super) fn of(&self, parts: &Parts) -> Result<Arc<Plan>, KeyError> {
         let limit = (self.choose)(parts);
         let mut seen = self.near(&limit).map_while(OnceLock::get);
-        match seen.find(|plan| plan.quota.limit == limit) {
+        match seen.find(|plan| plan.named.limit == limit) {
             Some(plan) => Ok(plan.clone()),
             None => self.add(limit),
         }
@@ -61,9 +62,9 @@ impl Plans {
         }
 
         let new = plan(self.policy.clone(), limit);
-        for place in self.near(&new.quota.limit) {
+        for place in self.near(&new.named.limit) {
             let seen = place.get_or_init(|| new.clone());
-            if seen.quota.limit == new.quota.limit {
+            if seen.named.limit == new.named.limit {
                 return Ok(seen.clone());
             }
         }
@@ -120,7 +121,7 @@ mod tests {
         for _ in 0..2 {
             for quota in 1..=10_000 {
                 let plan = chosen(&plans, quota).unwrap();
-                assert_eq!(plan.quota.limit.quota(), quota);
+                assert_eq!(plan.named.limit.quota(), quota);
                 assert_eq!(plan.policy_item, format!("\"api\";q={quota};w=60"));
             }
         }

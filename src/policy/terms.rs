@@ -92,7 +92,7 @@ impl Terms {
     #[cfg(feature = "serde")]
     pub(super) fn switched_off(self) -> Self {
         Self {
-            plan: plan(self.plan.quota.name.clone(), Limit::Unlimited),
+            plan: plan(self.plan.named.name.clone(), Limit::Unlimited),
             plans: None,
             ..self
         }

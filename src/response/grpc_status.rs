@@ -109,7 +109,7 @@ const MAX_WAIT: Duration = Duration::from_secs(315_576_000_000);
 /// One violation of a `google.rpc.QuotaFailure`: the policy and its limit. Not the key, which may be an address or a user.
 fn violation(policy: &PolicyDecision) -> Vec<u8> {
     let subject = format!("policy:{}", policy.name());
-    let description = description(&policy.quota().limit, policy.window());
+    let description = description(&policy.named().limit, policy.window());
 
     let mut violation = Vec::new();
     field_bytes(&mut violation, 1, subject.as_bytes());

@@ -363,4 +363,16 @@ mod tests {
         assert!(Arc::ptr_eq(&failover, &Failover::of(&Arc::new(one))));
         assert!(!Arc::ptr_eq(&failover, &Failover::of(&other)));
     }
+
+    #[test]
+    fn the_failover_of_a_store_that_is_gone_is_forgotten() {
+        let store = MemoryStore::new();
+        let id = store.id().unwrap();
+        let is_there = || FAILOVERS.lock().unwrap().contains_key(&id);
+        let failover = Failover::of(&store);
+        assert!(is_there());
+        drop(failover);
+        let _ = Failover::of(&MemoryStore::new());
+        assert!(!is_there());
+    }
 }

@@ -10,8 +10,8 @@ mod fold;
 mod health;
 mod lease_id;
 mod memory;
+mod named_limit;
 mod operation;
-mod quota;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) mod redis;
 mod request;
@@ -37,7 +37,7 @@ pub use self::{
 };
 pub(crate) use self::{
     failover::{Failover, LocalCharge},
-    quota::Quota,
+    named_limit::NamedLimit,
     waiting::Waiting,
 };
 

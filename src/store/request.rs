@@ -5,8 +5,8 @@ use std::{
 
 use super::{
     lease_id::LeaseId,
+    named_limit::{NamedLimit, hash_name},
     operation::Operation,
-    quota::{Quota, hash_name},
     role::ChargeRole,
     waiting::Waiting,
 };
@@ -134,11 +134,11 @@ impl<'a> Charge<'a> {
 
     /// The same for a quota, whose name is hashed already.
     #[inline]
-    pub(crate) fn on(quota: &'a Quota, key: &'a Key, cost: u64) -> Self {
+    pub(crate) fn on(named: &'a NamedLimit, key: &'a Key, cost: u64) -> Self {
         Self {
-            policy: &quota.name,
-            policy_hash: quota.name_hash,
-            limit: &quota.limit,
+            policy: &named.name,
+            policy_hash: named.name_hash,
+            limit: &named.limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),
             role: ChargeRole::Counted,
@@ -332,5 +332,23 @@ impl<'a> Charge<'a> {
     /// Whether both charges have the same count.
     pub(super) fn same_key(&self, other: &Charge<'_>) -> bool {
         self.key == other.key && self.policy == other.policy && self.limit.algorithm() == other.limit.algorithm()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SlidingLog, store::LeaseId};
+
+    #[test]
+    fn a_marker_does_not_wait_and_has_no_lease() {
+        let (limit, key) = (Limit::from(SlidingLog::per_hour(5)), Key::from("k"));
+        let charge = Charge::new("p", &limit, &key, 1);
+        let charge = charge.wait_up_to(Duration::from_secs(3)).lease(LeaseId::random());
+        assert_eq!(charge.longest_wait(), Duration::from_secs(3));
+
+        let marker = charge.marker(&limit, &key, 2);
+        assert_eq!((marker.longest_wait(), marker.lease_id()), (Duration::ZERO, None));
+        assert_eq!((marker.role(), marker.cost()), (ChargeRole::Once, 2));
     }
 }

@@ -209,3 +209,26 @@ fn what_is_polled_is_moved_where_that_of_the_service_is() {
     moved::<ResponseFuture<String, String, std::future::Ready<()>>>();
     moved::<StoreFuture>();
 }
+
+#[test]
+fn what_is_printed_for_debugging_names_the_type_or_its_value() {
+    let store = MemoryStore::new();
+    let error = StoreError::new(ErrorKind::Timeout, "no reply");
+    let future: StoreFuture = store.decide(&[]);
+    let limit = Limit::from(SlidingLog::per_minute(5));
+    let printed: [(&dyn Debug, &str); 10] = [
+        (&store, "MemoryStore"),
+        (&MemoryStore::builder(), "MemoryStoreBuilder"),
+        (&error, "no reply"),
+        (&future, "Ready(Ok("),
+        (&LeaseId::random(), "LeaseId("),
+        (&key::extension("user", |user: &u32| user.to_string()), "u32"),
+        (&key::from_fn(|_: &Parts| 7_u64), "FromFn"),
+        (&key::ip(), "Ip"),
+        (&Negotiated::new(PlainText), "Negotiated"),
+        (&PolicyLimit::from(limit), "5"),
+    ];
+    for (value, text) in printed {
+        assert!(format!("{value:?}").contains(text), "{value:?}");
+    }
+}

@@ -271,7 +271,7 @@ fn a_key_can_be_evicted_when_its_denial_is_over() {
     assert!(admits(&store, "test", &limit, "c"));
     assert_eq!((used("a"), used("b"), used("c")), (2, 0, 1));
 
-    at(60, 10);
+    at(60, 0);
     assert!(admits(&store, "test", &limit, "d"));
     assert_eq!((used("a"), used("c"), used("d")), (0, 1, 1));
     assert_eq!(store.evictions(), 2);
@@ -360,6 +360,41 @@ fn the_order_of_eviction_holds_after_any_history() {
         }
     }
     assert!(evictions.iter().all(|seen| *seen > 0), "{evictions:?}");
+}
+
+#[test]
+fn a_key_that_was_counted_again_is_evicted_later() {
+    let (clock, limit) = (Clock::new(), limit("sliding-log 9/h"));
+    let store = store(3, &clock);
+    for key in ["a", "b", "c", "a", "d"] {
+        clock.advance(Duration::from_secs(1));
+        assert!(admits(&store, "test", &limit, key));
+    }
+    let used = |key: &str| used(&store, "test", &limit, key);
+    assert_eq!((used("a"), used("b"), used("c"), used("d")), (2, 0, 1, 1));
+}
+
+/// A call must not take long under the lock of a shard, however many keys were counted again.
+#[test]
+fn an_eviction_looks_at_few_keys_that_were_counted_again() {
+    const CORRECTIONS: u64 = 32;
+    let (clock, limit) = (Clock::new(), limit("sliding-log 9/h"));
+    let store = store(40, &clock);
+    for key in (0..40).chain((0..40).rev()).chain([40]) {
+        clock.advance(Duration::from_secs(1));
+        assert!(admits(&store, "test", &limit, key));
+    }
+    // The last one would be the first to expire.
+    let gone: Vec<_> = (0..=40).filter(|key| used(&store, "test", &limit, *key) == 0).collect();
+    assert_eq!(gone, [CORRECTIONS]);
+}
+
+#[test]
+fn a_store_is_empty_until_it_has_counted() {
+    let store = store(3, &Clock::new());
+    assert!(store.is_empty());
+    assert!(admits(&store, "test", &hourly(), "a"));
+    assert!(!store.is_empty());
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn timelines() -> Vec<Timeline> {
              1_000: check 1 x 2 -> 2 admitted, the last 0 left, full in 10_000
              2_000: reserve 1 -> after 8_000, 0 left, full in 18_000
              9_500: peek 1 -> denied for 500, 0 left, full in 10_500
-             10_500: check 4 -> denied for 9_500, 1 left, full in 9_500
+             10_000: check 4 -> denied for 10_000, 1 left, full in 10_000
              9_500: peek 2 -> denied for 1_500, 1 left, full in 10_000",
         ),
         // Tokens of which two come in an odd number of microseconds.

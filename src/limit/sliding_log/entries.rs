@@ -180,7 +180,7 @@ mod tests {
     fn admissions_of_the_first_grain_since_the_epoch_are_one_entry() {
         let (limit, mut log) = (SlidingLog::per_minute(10).precision(4), Log::default());
         for now in [0, 0, 1, 14_999_999] {
-            limit.settle(&mut log, now, 1);
+            limit.advance(&mut log, now, 1);
             limit.add(&mut log, now, 1);
         }
         assert_eq!((log.entries.len(), log.total), (1, 4));
@@ -190,7 +190,7 @@ mod tests {
     fn a_turn_is_found_also_after_many_entries_have_expired() {
         let (limit, mut log) = (SlidingLog::per_second(2_000), Log::default());
         let mut add = |now, weight| {
-            limit.settle(&mut log, now, weight);
+            limit.advance(&mut log, now, weight);
             limit.add(&mut log, now, weight);
         };
         (0..200).for_each(|now| add(now, 1));
@@ -199,7 +199,7 @@ mod tests {
 
         // The weight of the first 950 entries that count.
         let (now, cost) = (1_000_300, 2_000 - 992 + 950);
-        limit.settle(&mut log, now, cost);
+        limit.advance(&mut log, now, cost);
         assert_eq!(limit.turn(&log, now, cost, u64::MAX), Some(1_500_949));
     }
 
@@ -215,7 +215,7 @@ mod tests {
         let (own, joint) = (Some(2 * HOUR + 60_000_000), 2 * HOUR + 60_000_000);
         limit.reserve(&mut log, 2 * HOUR + quota, Turn { own, joint }, 1);
 
-        limit.settle(&mut log, HOUR, 1);
+        limit.advance(&mut log, HOUR, 1);
         assert!(!log.entries.is_empty(), "one call removes no more than the budget");
         assert_eq!(limit.reset(&log, HOUR), 0);
         assert_eq!(limit.turn(&log, HOUR, 1, quota), None);

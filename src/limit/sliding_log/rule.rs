@@ -7,7 +7,7 @@ use crate::limit::rule::{MAX_TOTAL, Rule, Turn};
 impl Rule for SlidingLog {
     type State = Log;
 
-    fn settle(&self, log: &mut Log, now: u64, weight: u64) {
+    fn advance(&self, log: &mut Log, now: u64, weight: u64) {
         log.budget = BUDGET;
         log.gone = 0;
 

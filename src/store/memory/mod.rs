@@ -1,6 +1,6 @@
+mod advanced;
 mod clock;
 mod manual_clock;
-mod settled;
 mod shard;
 mod shards;
 

@@ -8,7 +8,7 @@ use std::{
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::settled::Decided;
+use super::advanced::Decided;
 use crate::{Key, limit::State, store::Charge};
 
 /// The identity of a count: policy, algorithm and key.
@@ -366,5 +366,34 @@ impl Place {
     fn find<'a>(&self, counts: &'a HashTable<Entry>) -> Option<&'a Entry> {
         let Self(_, serial, hash) = *self;
         counts.find(hash, |entry| entry.count.serial == serial)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Limit, SlidingLog};
+
+    #[test]
+    fn the_markers_of_each_policy_are_evicted_as_those_of_a_policy() {
+        let (hasher, limit) = (RandomState::new(), Limit::from(SlidingLog::per_hour(5)));
+        let (key, other) = (Key::from("k"), Key::from("l"));
+        let markers = [&key, &other].map(|caller| caller.marker(&Key::from("id"), 1));
+        let queues = |policy, key| Id::new(&Charge::new(policy, &limit, key, 1), &hasher).queues();
+        let of_key = [
+            queues("a", &key),
+            queues("b", &key),
+            queues("a", &markers[0]),
+            queues("b", &markers[0]),
+        ];
+        let of_other = [
+            queues("a", &other),
+            queues("b", &other),
+            queues("a", &markers[1]),
+            queues("b", &markers[1]),
+        ];
+        assert_eq!(of_key, of_other);
+        let different: BTreeSet<_> = of_key.into_iter().collect();
+        assert_eq!(different.len(), of_key.len());
     }
 }

@@ -10,8 +10,8 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
+    advanced::{Advanced, Decided, allows},
     clock::Clock,
-    settled::{Decided, Settled, allows},
     shard::{Id, Shard},
 };
 use crate::{
@@ -93,10 +93,10 @@ impl Shards {
             None => new.insert(State::new(charge.limit())),
         };
 
-        let settled = Settled::new(operation, charge, state, now);
-        let allowed = allows(operation, settled.admits());
-        let turn = settled.turn();
-        let decided = settled.decide(operation, allowed, turn);
+        let advanced = Advanced::new(operation, charge, state, now);
+        let allowed = allows(operation, advanced.admits());
+        let turn = advanced.turn();
+        let decided = advanced.decide(operation, allowed, turn);
 
         if let Some(count) = counted {
             if count.update(&decided, now) {
@@ -185,18 +185,18 @@ impl Shards {
             .map(|(state, charge)| state.unwrap_or_else(|| State::new(charge.limit())))
             .collect();
 
-        let settled = charges.iter().zip(&mut states);
-        let mut settled: SmallVec<[Settled<'_>; 4]> = settled
-            .map(|(charge, state)| Settled::new(operation, charge, state, now))
+        let advanced = charges.iter().zip(&mut states);
+        let mut advanced: SmallVec<[Advanced<'_>; 4]> = advanced
+            .map(|(charge, state)| Advanced::new(operation, charge, state, now))
             .collect();
-        Settled::apply_markers(&mut settled);
+        Advanced::apply_markers(&mut advanced);
         if matches!(operation, Operation::Refund { .. }) {
-            Settled::keep_repeated(&mut settled);
+            Advanced::keep_repeated(&mut advanced);
         }
-        Settled::apply_bans(operation, &mut settled);
-        let allowed = allows(operation, settled.iter().all(Settled::admits));
-        let turn = settled.iter().map(Settled::turn).max().unwrap_or(now);
-        let decided = settled
+        Advanced::apply_bans(operation, &mut advanced);
+        let allowed = allows(operation, advanced.iter().all(Advanced::admits));
+        let turn = advanced.iter().map(Advanced::turn).max().unwrap_or(now);
+        let decided = advanced
             .into_iter()
             .map(|charge| charge.decide(operation, allowed, turn));
         let decided: SmallVec<[Decided; 4]> = decided.collect();

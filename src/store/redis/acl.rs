@@ -228,6 +228,23 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_without_a_permission_has_its_own_words() {
+        let unknown = "ERR unknown command 'ZADD', with args beginning with: ";
+        let syntax = "ERR syntax error";
+        let database = "ERR DB index is out of range";
+        let script = "NOSCRIPT No matching script.";
+        for (refusal, words) in [
+            (Refusal::of_trial("zadd", unknown), "no command `ZADD` as of Redis 6.2"),
+            (Refusal::of_trial("set", syntax), "no command `SET` as of Redis 6.2"),
+            (Refusal::of_connection(database), "refuses the connection"),
+            (Some(Refusal::new(script)), "does not keep the script"),
+        ] {
+            let text = refusal.expect("a refusal").explain("shop");
+            assert!(text.contains(words) && !text.contains("ACL SETUSER"), "{text}");
+        }
+    }
+
+    #[test]
     fn a_temporary_error_is_no_refusal() {
         for error in [
             "OOM command not allowed when used memory > 'maxmemory'.",
@@ -242,5 +259,6 @@ mod tests {
             assert!(Refusal::of_call(error).is_none(), "{error}");
             assert!(Refusal::of_connection(error).is_none(), "{error}");
         }
+        assert!(Refusal::of_trial("set", "OOM command not allowed when used memory > 'maxmemory'.").is_none());
     }
 }

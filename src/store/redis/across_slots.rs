@@ -289,6 +289,97 @@ mod tests {
         assert_eq!(left[0].remaining, 5);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn after_a_check_that_fails_no_later_one_of_its_call_is_made() {
+        let network = Network::new(0, true);
+        let backend = simulated_backend(network.clone());
+        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let limit = Limit::from(SlidingLog::per_hour(5));
+        let keys = ["a", "b", "c"].map(Key::from);
+        let [a, b, c] = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
+        network.cut_off();
+        for _ in 0..3 {
+            let check = [b];
+            assert!(
+                store
+                    .decide(&[StoreRequest::new(Operation::Check, &check)])
+                    .await
+                    .is_err()
+            );
+        }
+        network.heal();
+
+        let (failing, later) = ([a, b], [a, c]);
+        let checks = [&failing, &later].map(|charges| StoreRequest::new(Operation::Check, charges));
+        assert!(store.decide(&checks).await.is_err(), "no probe has had a reply yet");
+        let left = outcome(&store, Operation::Peek, &later).await.states;
+        assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [5, 5]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_is_denied_although_a_slot_after_the_one_that_denies_fails() {
+        let network = Network::new(0, true);
+        let backend = simulated_backend(network.clone());
+        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let limit = Limit::from(SlidingLog::per_hour(1));
+        let keys = ["a", "b"].map(Key::from);
+        let across = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
+        assert!(outcome(&store, Operation::Check, &across).await.allowed);
+
+        let calls = network.calls();
+        let cut_off = async {
+            while network.calls() == calls {
+                tokio::time::sleep(Duration::from_micros(1)).await;
+            }
+            network.cut_off();
+        };
+        let (denied, ()) = tokio::join!(outcome(&store, Operation::Check, &across), cut_off);
+        assert!(!denied.allowed);
+        assert!(denied.states[0].retry_after.is_some() && denied.states[1].retry_after.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_slot_that_fails_no_other_one_is_charged() {
+        let network = Network::new(0, true);
+        let backend = simulated_backend(network.clone());
+        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let limit = Limit::from(SlidingLog::per_hour(5));
+        let keys = ["a", "b"].map(Key::from);
+        let across = keys.each_ref().map(|key| Charge::new("p", &limit, key, 1));
+        let check = [StoreRequest::new(Operation::Check, &across)];
+
+        // Only the first call is lost.
+        let calls = network.calls();
+        network.cut_off();
+        let heal = async {
+            while network.calls() == calls {
+                tokio::time::sleep(Duration::from_micros(1)).await;
+            }
+            network.heal();
+        };
+        let (failed, ()) = tokio::join!(store.decide(&check), heal);
+        assert!(failed.is_err());
+        let left = outcome(&store, Operation::Peek, &across).await.states;
+        assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [5, 5]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_a_reservation_is_that_of_its_node() {
+        let backend = simulated_backend(Network::new(0, true));
+        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let limit = Limit::from(SlidingLog::per_hour(1));
+        let keys = ["a", "b"].map(Key::from);
+        let [enforced, observed] = keys.each_ref().map(|key| [Charge::new("p", &limit, key, 1)]);
+        let requests = [
+            StoreRequest::new(Operation::Reserve, &enforced),
+            StoreRequest::new(Operation::Reserve, &observed).optional(),
+        ];
+        let response = store.decide(&requests).await.expect("the network is good");
+        let [reserved, other] = [0, 1].map(|nth| response.outcomes[nth].states[0].decided_at);
+        assert_eq!(reserved, Some(response.server_time));
+        assert!(other > reserved, "a later call");
+    }
+
     #[cfg(feature = "metrics")]
     #[tokio::test(start_paused = true)]
     async fn a_refund_that_fails_when_another_slot_denies_is_counted_as_lost() {

@@ -33,10 +33,23 @@ const FEW: u64 = 32;
 const ALL_READS: u64 = 8 * BUDGET as u64;
 
 /// The constants of the script, which a call of the script would otherwise make anew.
-const CONSTANTS: [(&str, u64); 13] = [
+///
+/// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
+const CONSTANTS: [(&str, u64); 24] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
+    ("C_COST", 2),
+    ("C_FINDS", 7),
+    ("C_LONGEST", 10),
+    ("C_NEEDS", 8),
+    ("C_NEXT", 9),
+    ("C_QUOTA", 3),
+    ("C_RULE", 1),
+    ("C_WAITING", 11),
+    ("C_X", 4),
+    ("C_Y", 5),
+    ("C_Z", 6),
     ("EXACT", MAX_EXACT),
     ("FEW", FEW),
     ("HEAVIEST", HEAVIEST),

@@ -107,7 +107,6 @@ impl Network {
     }
 
     /// From now on, the connection breaks before each call arrives.
-    #[cfg(feature = "metrics")]
     pub(in crate::store::redis) fn cut_off(&self) {
         self.set_faults(Faults {
             cut_before: 1_000,

@@ -4,14 +4,14 @@ use crate::Limit;
 
 /// What a policy counts: a name and a limit.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Quota {
+pub(crate) struct NamedLimit {
     pub(crate) name: Cow<'static, str>,
     pub(crate) limit: Limit,
     /// The hash of the name by [`hash_name`].
     pub(crate) name_hash: u64,
 }
 
-impl Quota {
+impl NamedLimit {
     pub(crate) fn new(name: Cow<'static, str>, limit: Limit) -> Self {
         Self {
             name_hash: hash_name(&name),

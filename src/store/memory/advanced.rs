@@ -1,15 +1,15 @@
 use std::time::Duration;
 
 use crate::{
-    limit::{Change, Effect, State, Turn, Unsettled},
+    limit::{Change, Effect, Saved, State, Turn},
     store::{Charge, ChargeRole, ChargeState, Operation, Waiting},
 };
 
-/// A charge whose state is settled, so that it is known whether it fits; the counterpart of a charge in `lua/driver.lua`.
-pub(super) struct Settled<'a> {
+/// A charge whose state was advanced to now, so that it is known whether it fits; the counterpart of a charge in `lua/driver.lua`.
+pub(super) struct Advanced<'a> {
     charge: &'a Charge<'a>,
     state: &'a mut State,
-    unsettled: Option<Unsettled>,
+    saved: Option<Saved>,
     /// The weight that fits before the change.
     room: u64,
     fits: bool,
@@ -35,13 +35,13 @@ pub(super) struct Decided {
     pub(super) denies_until: u64,
 }
 
-impl<'a> Settled<'a> {
+impl<'a> Advanced<'a> {
     #[inline]
     pub(super) fn new(operation: Operation, charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
-        let unsettled = state.unsettled();
+        let saved = state.saved();
         let (role, cost) = (charge.role(), charge.cost());
         let needed = if operation.compares_room() { cost } else { 0 };
-        let room = charge.limit().settle(state, now, needed);
+        let room = charge.limit().advance(state, now, needed);
         let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), cost);
         let room = if held { room.max(cost) } else { room };
         let fits = room >= if role == ChargeRole::Ban { 1 } else { cost };
@@ -51,7 +51,7 @@ impl<'a> Settled<'a> {
         Self {
             charge,
             state,
-            unsettled,
+            saved,
             room,
             fits,
             own_turn,
@@ -156,7 +156,7 @@ impl<'a> Settled<'a> {
         let Self {
             charge,
             state,
-            unsettled,
+            saved,
             room,
             fits,
             own_turn,
@@ -217,8 +217,8 @@ impl<'a> Settled<'a> {
             1 => Duration::from_micros(wait_for_one),
             cost => Duration::from_micros(wait(cost)),
         });
-        if let (false, Some(unsettled)) = (changed, unsettled) {
-            state.restore(unsettled);
+        if let (false, Some(saved)) = (changed, saved) {
+            state.restore(saved);
         }
         let mut charge_state = ChargeState::new(room, retry_after, Duration::from_micros(reset));
         if effect.turn > now {
