@@ -325,6 +325,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_next_alternative_is_the_key_where_a_request_lacks_the_first() {
+        use crate::key;
+
+        let (mut parts, ()) = http::Request::new(()).into_parts();
+        let first = First(vec![Arc::new(key::ip()), Arc::new(key::constant("all"))]);
+        assert!(key::ip().extract(&parts).is_err(), "it has no peer address");
+        assert_eq!(first.extract(&parts).unwrap(), Some(Key::constant("all")));
+
+        // By a wrong header, a caller must not choose another key.
+        let of_header = First(vec![Arc::new(key::header("x-user")), Arc::new(key::constant("all"))]);
+        assert_eq!(of_header.extract(&parts).unwrap(), Some(Key::constant("all")));
+        for user in ["a", "b"] {
+            parts.headers.append("x-user", http::HeaderValue::from_static(user));
+        }
+        assert!(of_header.extract(&parts).is_err());
+    }
+
+    #[test]
     fn the_docs_and_the_errors_have_every_key() {
         let error = Component::parse("address").unwrap_err();
         for Named { name, example, .. } in KEYS {

@@ -391,3 +391,21 @@ impl Rule for FixedWindow {
         counts
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_have_a_quota_of_their_own_in_the_windows_of_the_policy() {
+        let minute = Duration::from_secs(60);
+        for window in [FixedWindow::new(5, minute), FixedWindow::new(5, minute).aligned()] {
+            assert_eq!(window.for_markers(7), FixedWindow::new(7, minute));
+        }
+        #[cfg(feature = "calendar")]
+        {
+            let of = |quota| FixedWindow::calendar(quota, Calendar::Month, "Europe/Berlin");
+            assert_eq!(of(5).for_markers(7), of(7));
+        }
+    }
+}

@@ -401,6 +401,8 @@ mod tests {
         for (text, fault) in [
             ("", "is not a limit"),
             ("minute", "is not a limit"),
+            ("unlimited 5", "is not a limit"),
+            ("deny-all 5/min", "is not a limit"),
             ("sliding_log 100/min", "begins with `sliding-log`"),
             ("100", "no `/` or `per`"),
             ("100 min", "no `/` or `per`"),

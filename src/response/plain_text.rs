@@ -45,3 +45,20 @@ impl ResponseFormat for PlainText {
         response
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::KeyError;
+
+    #[test]
+    fn a_refusal_says_whose_fault_it_is() {
+        let (parts, ()) = http::Request::new(()).into_parts();
+        for (error, text) in [
+            (KeyError::malformed("two users"), "Bad request.\n"),
+            (KeyError::misconfigured("no peer"), "Internal server error.\n"),
+        ] {
+            assert_eq!(PlainText.respond(Rejection::Refused(&error), &parts).body(), text);
+        }
+    }
+}

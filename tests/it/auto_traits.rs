@@ -216,10 +216,12 @@ fn what_is_printed_for_debugging_names_the_type_or_its_value() {
     let error = StoreError::new(ErrorKind::Timeout, "no reply");
     let future: StoreFuture = store.decide(&[]);
     let limit = Limit::from(SlidingLog::per_minute(5));
-    let printed: [(&dyn Debug, &str); 10] = [
+    let printed: [(&dyn Debug, &str); 12] = [
         (&store, "MemoryStore"),
         (&MemoryStore::builder(), "MemoryStoreBuilder"),
         (&error, "no reply"),
+        (&Key::header("x-user-id", "secret"), "Key"),
+        (&RedisStore::builder(), "RedisStoreBuilder"),
         (&future, "Ready(Ok("),
         (&LeaseId::random(), "LeaseId("),
         (&key::extension("user", |user: &u32| user.to_string()), "u32"),

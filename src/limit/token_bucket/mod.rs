@@ -302,3 +302,19 @@ impl fmt::Display for TokenBucket {
         write!(f, " burst {}", self.burst)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_a_long_time_at_a_high_rate_are_exact() {
+        // The product of the time and the rate is beyond 64 bits.
+        let bucket = TokenBucket::new(1_000_000_007, Duration::from_secs(3));
+        for (time, tokens) in [(30_000_000_000, 10_000_000_070_000), (u64::MAX, u64::MAX)] {
+            assert!(time > u64::MAX / 1_000_000_007);
+            assert_eq!(bucket.tokens(time), tokens);
+        }
+        assert_eq!(bucket.tokens(30_000_000_001), 10_000_000_070_333);
+    }
+}

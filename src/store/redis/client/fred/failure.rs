@@ -57,6 +57,18 @@ mod tests {
     }
 
     #[test]
+    fn the_kind_of_an_error_of_fred_is_kept() {
+        let timeout = Error::new(ErrorKind::Timeout, "Request timed out.");
+        assert!(matches!(call_failure(timeout), Failure::Timeout));
+        for kind in [ErrorKind::Auth, ErrorKind::Config, ErrorKind::Url] {
+            let failure = connect_failure(&Error::new(kind, "no"));
+            assert!(matches!(failure, Failure::Forbidden(_)), "{failure:?}");
+        }
+        let failure = connect_failure(&Error::new(ErrorKind::IO, "no"));
+        assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+    }
+
+    #[test]
     fn a_system_error_is_shown_in_plain_words() {
         for (details, text) in [
             (

@@ -130,3 +130,18 @@ fn raw_reply(frame: Resp3Frame) -> Result<RawReply, Failure> {
         frame => RawReply::from_texts([text(frame)]),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_several_lines_is_an_error_reply() {
+        let data = "OOM command not allowed".into();
+        let reply = raw_reply(Resp3Frame::BlobError { data, attributes: None });
+        assert!(
+            matches!(&reply, Err(Failure::Refused(text)) if text.contains("OOM")),
+            "{reply:?}"
+        );
+    }
+}

@@ -36,3 +36,19 @@ pub(super) fn at(template: &ConnectionInfo, host: String, port: u16) -> Connecti
     };
     template.clone().set_addr(address)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "tokio-rustls-comp")]
+    #[test]
+    fn a_node_is_connected_to_with_the_encryption_of_the_template() {
+        for (url, is_encrypted) in [("redis://a:1", false), ("rediss://a:1", true)] {
+            let template = parse(url.to_owned()).expect("a good URL");
+            let node = at(&template, "b".to_owned(), 2);
+            assert_eq!(node.addr().to_string(), "b:2");
+            assert_eq!(matches!(node.addr(), ConnectionAddr::TcpTls { .. }), is_encrypted);
+        }
+    }
+}

@@ -22,3 +22,24 @@ pub(super) fn connect_failure(error: &RedisError) -> Failure {
         _ => Failure::Unreachable(error.to_string().into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn an_error_that_connecting_again_does_not_mend_is_a_refusal() {
+        for kind in [
+            ErrorKind::AuthenticationFailed,
+            ErrorKind::InvalidClientConfig,
+            ErrorKind::RESP3NotSupported,
+        ] {
+            let failure = connect_failure(&RedisError::from((kind, "no")));
+            assert!(matches!(failure, Failure::Forbidden(_)), "{failure:?}");
+        }
+        let failure = connect_failure(&RedisError::from((ErrorKind::Io, "no")));
+        assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+    }
+}
