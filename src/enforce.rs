@@ -17,11 +17,8 @@ use std::{mem, sync::Arc, time::Duration};
 use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
-#[cfg(feature = "serde")]
-use crate::policy::{Newest, Renewals};
 use crate::{
     Decision, Limit, Policy, PolicyDecision, ResponseBody,
-    access::Access,
     awaited::AwaitedCompletion,
     check::{self, Check, PendingCheck},
     decision::{CheckContext, PolicyDecisions},
@@ -29,7 +26,7 @@ use crate::{
     key::KeyError,
     metrics::PolicyOutcome,
     observer::Observer,
-    policy::{Basis, Keyed},
+    policy::{Basis, Keyed, PolicySet},
     rejected::Rejected,
     response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
     slots::{Release, Ticket},
@@ -40,13 +37,7 @@ use crate::{
 /// What a layer and its services share.
 #[derive(Clone)]
 pub(crate) struct Enforcer {
-    /// What is decided without the policies, if anything is.
-    pub(crate) access: Option<Access>,
-    pub(crate) policies: Arc<[Policy]>,
-    pub(crate) context: Arc<CheckContext>,
-    /// The policies after a reload of their file, if they follow one.
-    #[cfg(feature = "serde")]
-    pub(crate) renewals: Option<Renewals<Keyed>>,
+    pub(crate) policies: PolicySet<Keyed>,
     /// Whether decisions are left in extensions.
     pub(crate) extensions: bool,
     pub(crate) jitter: Duration,
@@ -130,22 +121,7 @@ impl Enforcer {
     /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
-        self.with_newest(|newest| self.undecided_by_all(newest, parts))
-    }
-
-    /// Applies the policies after the last reload.
-    #[inline(always)]
-    pub(crate) fn with_newest<R>(&self, apply: impl FnOnce(Basis<'_, Keyed>) -> R) -> R {
-        let built = Basis {
-            policies: &self.policies,
-            context: &self.context,
-            access: self.access.as_ref(),
-        };
-        #[cfg(feature = "serde")]
-        let newest = self.renewals.as_ref().and_then(|renewals| renewals.newest(&built));
-        #[cfg(feature = "serde")]
-        let built = newest.as_ref().and_then(Newest::basis).unwrap_or(built);
-        apply(built)
+        self.policies.with_newest(|newest| self.undecided_by_all(newest, parts))
     }
 
     #[inline(always)]
@@ -320,7 +296,8 @@ impl Enforcer {
         } = admitted;
         let completion = completion.and_then(|completion| completion.respond(&response));
         if !denied::made(&response) {
-            self.context
+            self.policies
+                .context()
                 .fields
                 .write(&own, response.status(), response.headers_mut());
         }
@@ -373,7 +350,7 @@ impl Enforcer {
     }
 
     fn reject(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
-        Rejected::new(respond(self.context.format.get(), rejection, parts), parts)
+        Rejected::new(respond(self.policies.context().format.get(), rejection, parts), parts)
     }
 
     /// The jitter of one response.

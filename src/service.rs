@@ -134,7 +134,7 @@ impl<S: fmt::Debug> fmt::Debug for RateLimit<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field("policies", &self.enforcer.policies)
+            .field("policies", &self.enforcer.policies.policies())
             .finish_non_exhaustive()
     }
 }

@@ -411,6 +411,10 @@ mod tests {
         for addr in ["192.0.2.1", "::ffff:192.0.2.1", "64:ff9b::192.0.2.1"] {
             assert_eq!(key_of(addr), "ip=192.0.2.1");
         }
+        for octet in 0..=u8::MAX {
+            let addr = format!("{octet}.0.2.{octet}");
+            assert_eq!(key_of(&addr), format!("ip={addr}"));
+        }
     }
 
     #[test]

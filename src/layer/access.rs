@@ -87,11 +87,6 @@ impl RateLimitLayer {
     }
 
     fn add(&mut self, list: fn(&mut Access) -> &mut Vec<Condition>, condition: Condition) {
-        let enforcer = self.enforcer_mut();
-        #[cfg(feature = "serde")]
-        if let Some(renewals) = &mut enforcer.renewals {
-            list(&mut renewals.access).push(condition.clone());
-        }
-        list(enforcer.access.get_or_insert_default()).push(condition);
+        self.enforcer_mut().policies.add_condition(list, condition);
     }
 }

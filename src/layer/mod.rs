@@ -7,15 +7,9 @@ mod settings;
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    ConfigError, IntoPolicies,
-    decision::CheckContext,
-    enforce::Enforcer,
-    observer::Observer,
-    policy::{self, validate_policies},
+    ConfigError, IntoPolicies, decision::CheckContext, enforce::Enforcer, observer::Observer, policy::PolicySet,
     store::Store,
 };
-#[cfg(feature = "serde")]
-use crate::{access::Access, policy::Renewals};
 
 /// Layer that limits how often a caller may use a service.
 ///
@@ -245,21 +239,8 @@ impl RateLimitLayer {
     ///
     /// For the policies for which [`new`](Self::new) panics.
     pub fn try_new(store: impl Store, policies: impl IntoPolicies) -> Result<Self, ConfigError> {
-        #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
-        let mut policies = policies.into_policies();
-        #[cfg(feature = "serde")]
-        let renewals = Renewals::of(&mut policies);
-        validate_policies(&policies)?;
-
         let enforcer = Enforcer {
-            #[cfg(feature = "serde")]
-            renewals,
-            context: Arc::new(policy::context(store, &policies)),
-            #[cfg(feature = "serde")]
-            access: Access::default().joined(&policy::listed(&policies)),
-            #[cfg(not(feature = "serde"))]
-            access: None,
-            policies: policies.into(),
+            policies: PolicySet::new(store, policies.into_policies())?,
             extensions: true,
             jitter: Duration::ZERO,
             on_decision: Observer::default(),
@@ -291,23 +272,18 @@ impl RateLimitLayer {
     /// ```
     #[must_use]
     pub fn lost_settlements(&self) -> u64 {
-        let lost = self.enforcer.context.lost.as_ref();
+        let lost = self.enforcer.policies.context().lost.as_ref();
         lost.map_or(0, |lost| lost.count())
     }
 }
 
 impl RateLimitLayer {
     fn enforcer_mut(&mut self) -> &mut Enforcer {
-        let enforcer = Arc::make_mut(&mut self.enforcer);
-        #[cfg(feature = "serde")]
-        if let Some(renewals) = &mut enforcer.renewals {
-            renewals.forget();
-        }
-        enforcer
+        Arc::make_mut(&mut self.enforcer)
     }
 
     fn context_mut(&mut self) -> &mut CheckContext {
-        Arc::make_mut(&mut self.enforcer_mut().context)
+        self.enforcer_mut().policies.context_mut()
     }
 
     pub(crate) fn into_enforcer(self) -> Arc<Enforcer> {
@@ -318,9 +294,9 @@ impl RateLimitLayer {
 impl fmt::Debug for RateLimitLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
-            .field("policies", &self.enforcer.policies)
-            .field("headers", &self.enforcer.context.fields)
-            .field("failure_mode", &self.enforcer.context.failure_mode)
+            .field("policies", &self.enforcer.policies.policies())
+            .field("headers", &self.enforcer.policies.context().fields)
+            .field("failure_mode", &self.enforcer.policies.context().failure_mode)
             .finish_non_exhaustive()
     }
 }

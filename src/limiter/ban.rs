@@ -42,7 +42,7 @@ impl Limiter {
     pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), BanError> {
         let mut key = key.into();
         key.bound();
-        let (decision, has_bans) = self.with_newest(|newest| {
+        let (decision, has_bans) = self.policies.with_newest(|newest| {
             let has_bans = newest.context.policies.iter().any(|policy| policy.ban.is_some());
             let decision = undecided_by(newest, Operation::Charge, (&key, None), Some(1), identity);
             (decision, has_bans)

@@ -4,7 +4,7 @@ mod callbacks;
 mod permit;
 mod settings;
 
-use std::{convert::identity, fmt, sync::Arc};
+use std::{convert::identity, fmt};
 
 pub use self::{
     acquire::{Acquire, AcquireError},
@@ -12,15 +12,12 @@ pub use self::{
     permit::Permit,
 };
 
-#[cfg(feature = "serde")]
-use crate::policy::{Newest, Renewals};
 use crate::{
-    ConfigError, Decision, IntoPolicies, Key, Limit, PolicyDecision,
+    ConfigError, Decision, IntoPolicies, Key, Limit, Policy, PolicyDecision,
     check::{self, Check},
-    decision::CheckContext,
     metrics::PolicyOutcome,
     observer::Observer,
-    policy::{self, Basis, Policy, Unkeyed, validate_policies},
+    policy::{Basis, PolicySet, Unkeyed},
     slots::Ticket,
     store::{Operation, Store, StoreError, Waiting},
 };
@@ -48,11 +45,7 @@ use crate::{
 #[derive(Clone)]
 #[must_use]
 pub struct Limiter {
-    policies: Arc<[Policy<Unkeyed>]>,
-    context: Arc<CheckContext>,
-    /// The policies after a reload of their file, if they follow one.
-    #[cfg(feature = "serde")]
-    renewals: Option<Renewals<Unkeyed>>,
+    pub(crate) policies: PolicySet<Unkeyed>,
     on_decision: Observer<Decision>,
     on_failure: Observer<StoreError>,
 }
@@ -97,31 +90,12 @@ impl Limiter {
     ///
     /// For the policies for which [`new`](Self::new) panics. The error names what to use in place of such a setting.
     pub fn try_new<K>(store: impl Store, policies: impl IntoPolicies<K>) -> Result<Self, ConfigError> {
-        #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
-        let mut policies: Vec<_> = policies.into_policies().into_iter().map(Policy::without_key).collect();
-        #[cfg(feature = "serde")]
-        let renewals = Renewals::of(&mut policies);
-        validate_policies(&policies)?;
-        policies.iter().try_for_each(Policy::validate_without_requests)?;
-
+        let policies = policies.into_policies().into_iter().map(Policy::without_key);
         Ok(Self {
-            #[cfg(feature = "serde")]
-            renewals,
-            context: Arc::new(policy::context(store, &policies)),
-            policies: policies.into(),
+            policies: PolicySet::new(store, policies.collect())?,
             on_decision: Observer::default(),
             on_failure: Observer::default(),
         })
-    }
-}
-
-impl Limiter {
-    fn context_mut(&mut self) -> &mut CheckContext {
-        #[cfg(feature = "serde")]
-        if let Some(renewals) = &mut self.renewals {
-            renewals.forget();
-        }
-        Arc::make_mut(&mut self.context)
     }
 }
 
@@ -314,21 +288,8 @@ impl Limiter {
         cost: Option<u64>,
         wait: impl Fn(Waiting) -> Waiting,
     ) -> Decision {
-        self.with_newest(|newest| undecided_by(newest, operation, key, cost, wait))
-    }
-
-    /// Applies the policies after the last reload.
-    pub(crate) fn with_newest<R>(&self, apply: impl FnOnce(Basis<'_, Unkeyed>) -> R) -> R {
-        let built = Basis {
-            policies: &self.policies,
-            context: &self.context,
-            access: None,
-        };
-        #[cfg(feature = "serde")]
-        let newest = self.renewals.as_ref().and_then(|renewals| renewals.newest(&built));
-        #[cfg(feature = "serde")]
-        let built = newest.as_ref().and_then(Newest::basis).unwrap_or(built);
-        apply(built)
+        self.policies
+            .with_newest(|newest| undecided_by(newest, operation, key, cost, wait))
     }
 }
 
@@ -381,7 +342,7 @@ fn failure(decision: &Result<Decision, StoreError>) -> Option<&StoreError> {
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
-            .field("policies", &self.policies)
+            .field("policies", &self.policies.policies())
             .finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ impl Limiter {
     /// The default is [`Negotiated`](crate::response::Negotiated), as of a [layer](crate::RateLimitLayer::format). See
     /// [`Denied::response_to`](crate::Denied::response_to) for an example.
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
-        self.context_mut().format = SharedFormat::new(format);
+        self.policies.context_mut().format = SharedFormat::new(format);
         self
     }
 
@@ -32,7 +32,7 @@ impl Limiter {
     /// # }
     /// ```
     pub fn headers(mut self, headers: Headers) -> Self {
-        self.context_mut().fields.dialect = headers;
+        self.policies.context_mut().fields.dialect = headers;
         self
     }
 }

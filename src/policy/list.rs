@@ -78,7 +78,7 @@ mod sealed {
 }
 
 /// Refuses lists in which two policies would share their counts, and settings that have no meaning for slots.
-pub(crate) fn validate_policies<K>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
+pub(super) fn validate_policies<K>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
     for (position, policy) in policies.iter().enumerate() {
         if policies[..position]
             .iter()
@@ -146,7 +146,7 @@ pub(super) fn is_composite(policies: &[PolicyContext]) -> bool {
 
 /// The requests that the files of these policies list as skipped or blocked.
 #[cfg(feature = "serde")]
-pub(crate) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
+pub(super) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
     let mut files = Vec::<Arc<Access>>::new();
     for listed in policies.iter().filter_map(|policy| policy.settings.listed.as_ref()) {
         if !files.iter().any(|file| Arc::ptr_eq(file, listed)) {

@@ -8,6 +8,7 @@ mod degrees;
 mod file;
 #[cfg(feature = "admin")]
 mod inspect;
+mod key;
 mod learn;
 mod list;
 #[cfg(feature = "serde")]
@@ -18,6 +19,7 @@ mod once_per;
 mod plan;
 #[cfg(feature = "serde")]
 mod scope;
+mod set;
 mod settings;
 mod terms;
 mod wait;
@@ -31,13 +33,11 @@ pub(crate) use self::basis::Basis;
 #[cfg(feature = "serde")]
 pub use self::file::Policies;
 pub use self::list::IntoPolicies;
-#[cfg(feature = "serde")]
-pub(crate) use self::list::listed;
-pub(crate) use self::list::{context, validate_policies};
+#[cfg(test)]
+pub(crate) use self::list::context;
 #[cfg(feature = "serde")]
 pub use self::live::LivePolicies;
-#[cfg(feature = "serde")]
-pub(crate) use self::live::{Newest, Renewals};
+pub(crate) use self::set::PolicySet;
 
 #[cfg(feature = "serde")]
 use self::live::Origin;

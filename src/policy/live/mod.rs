@@ -10,7 +10,7 @@ use std::{fmt, path::PathBuf, sync::Arc};
 #[cfg(feature = "file")]
 use std::{path::Path, time::Duration};
 
-pub(crate) use self::renewals::{Newest, Renewals};
+pub(super) use self::renewals::{Newest, Renewals};
 pub(super) use self::source::Origin;
 #[cfg(feature = "admin")]
 pub(crate) use self::source::RefusedReload;

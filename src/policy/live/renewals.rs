@@ -5,13 +5,13 @@ use smallvec::SmallVec;
 
 use super::{
     super::{
-        Keyed, Policy, Unkeyed,
-        basis::Basis,
+        Basis, Policy,
+        key::PolicyKey,
         list::{contexts, is_composite, listed, waits},
     },
     source::{Requirement, Snapshot, Source},
 };
-use crate::{ConfigError, KeyExtractor, access::Access, decision::CheckContext};
+use crate::{access::Access, decision::CheckContext};
 
 /// The newest policies of a layer or a limiter whose policies follow a file.
 ///
@@ -56,7 +56,7 @@ impl<K> Newest<K> {
     }
 }
 
-impl<K: Renewable> Renewals<K> {
+impl<K: PolicyKey> Renewals<K> {
     /// Brings policies up to date; `None` if none of them follows a file.
     pub(crate) fn of(policies: &mut [Policy<K>]) -> Option<Self> {
         let mut sources = SmallVec::<[Arc<Source>; 1]>::new();
@@ -132,7 +132,7 @@ impl<K: Renewable> Renewals<K> {
 }
 
 /// Replaces the terms of policies by the newest, and returns their revision: the sum of those of their sources.
-fn renew<K: Renewable>(policies: &mut [Policy<K>], sources: &[Arc<Source>]) -> u64 {
+fn renew<K: PolicyKey>(policies: &mut [Policy<K>], sources: &[Arc<Source>]) -> u64 {
     let snapshots: SmallVec<[_; 1]> = sources.iter().map(|source| (source, source.newest())).collect();
     for policy in policies {
         for (source, snapshot) in &snapshots {
@@ -143,7 +143,7 @@ fn renew<K: Renewable>(policies: &mut [Policy<K>], sources: &[Arc<Source>]) -> u
 }
 
 /// Replaces the terms of a policy by those of a snapshot, if it is of this source.
-fn renew_from<K: Renewable>(policy: &mut Policy<K>, source: &Source, snapshot: &Snapshot) {
+fn renew_from<K: PolicyKey>(policy: &mut Policy<K>, source: &Source, snapshot: &Snapshot) {
     let Some(origin) = &policy.settings.origin else {
         return;
     };
@@ -162,7 +162,7 @@ fn renew_from<K: Renewable>(policy: &mut Policy<K>, source: &Source, snapshot: &
 }
 
 /// Refuses snapshots that contradict the settings in code of these policies.
-fn requirement<K: Renewable>(policies: &[Policy<K>]) -> Arc<Requirement> {
+fn requirement<K: PolicyKey>(policies: &[Policy<K>]) -> Arc<Requirement> {
     let policies = policies.to_vec();
     Arc::new(move |source, snapshot| {
         policies.iter().try_for_each(|policy| {
@@ -183,31 +183,5 @@ impl<K> Clone for Renewals<K> {
             newest: self.newest.clone(),
             requirement: self.requirement.clone(),
         }
-    }
-}
-
-/// The type parameter of a [`Policy`], by which a layer and a limiter differ.
-pub(crate) trait Renewable: Clone + Send + Sync + 'static {
-    fn replace(&mut self, key: &Arc<dyn KeyExtractor>);
-
-    /// Refuses terms that do not fit the layer or limiter.
-    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError>;
-}
-
-impl Renewable for Keyed {
-    fn replace(&mut self, key: &Arc<dyn KeyExtractor>) {
-        self.0 = key.clone();
-    }
-
-    fn validate(_: &Policy<Self>) -> Result<(), ConfigError> {
-        Ok(())
-    }
-}
-
-impl Renewable for Unkeyed {
-    fn replace(&mut self, _: &Arc<dyn KeyExtractor>) {}
-
-    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError> {
-        policy.validate_without_requests()
     }
 }
