@@ -63,6 +63,7 @@ mod reload;
 mod script;
 mod settlement;
 mod shutdown;
+mod slot_map;
 mod stack;
 mod stalls;
 mod support;

@@ -15,7 +15,7 @@ struct Timeline {
     limits: [Limit; 2],
     /// The time of each step in microseconds since the first moment, which is the beginning of an hour, and its answer. A refund
     /// gives back what was counted `from` a time, and `most` limits the units that wait. `check 2 x 5` is 5 equal requests of
-    /// one call.
+    /// one call, and `charge 1 x 5` are 5 charges of 1.
     steps: &'static str,
 }
 
@@ -68,6 +68,7 @@ impl Timeline {
             }
             "check" => bench.check(limit, cost).await,
             "peek" => bench.peek(limit, cost).await,
+            "charge" if words.len() > 2 => bench.charge_each(limit, number(words[3]) as usize).await,
             "charge" => bench.charge(limit, cost).await,
             "reserve" => {
                 let most = words.get(3).map_or(500, |most| number(most) as u64);
@@ -110,6 +111,9 @@ fn timelines() -> Vec<Timeline> {
     const LARGE: u64 = 4_503_595_122;
     let per_second = |burst| TokenBucket::per_second(1).burst(burst);
     let log = |millis, limit| Limit::from(SlidingLog::new(limit, Duration::from_millis(millis)));
+    let coarse = |millis, limit, precision| {
+        Limit::from(SlidingLog::new(limit, Duration::from_millis(millis)).precision(precision))
+    };
     let counter = |seconds, limit| Limit::from(SlidingCounter::new(limit, seconds * SECOND));
     vec![
         // A reservation whose turn has come is a plain admission, also when the clock goes back before its turn. Callers of one
@@ -264,6 +268,48 @@ fn timelines() -> Vec<Timeline> {
                     0: reserve 3 of the other limit -> after 500_000, 0 left, full in 1_000_000
                     -1_500_000: charge 1 of the other limit -> 2 left, full in 500_000",
         },
+        // Another limit for a log with more entries than one call removes: what has expired and is still there counts for a coarse
+        // one, since its entries have weights.
+        Timeline {
+            limits: [log(10, 2_123), coarse(10, 1_557, 10)],
+            steps: "0: charge 1 x 1_237 -> 886 left, full in 10_000
+                    10_000: check 1 of the other limit -> 1_556 left, full in 10_000",
+        },
+        Timeline {
+            limits: [log(10, 2_974), coarse(10, 2_874, 2)],
+            steps: "0: check 400 -> 2_574 left, full in 10_000
+                    100: charge 1 x 1_365 -> 1_209 left, full in 10_000
+                    20_100: peek 1 of the other limit -> 2_503 left, full in 0",
+        },
+        // A clock that goes back far leaves more entries than one call removes.
+        Timeline::of(
+            log(10, 1_380),
+            "0: check 1 -> 1_379 left, full in 10_000
+             2: charge 1 x 1_423 -> 0 left, full in 10_000
+             -20_000: charge 1 -> 1_379 left, full in 10_000",
+        ),
+        // Charges beyond a coarse limit are entries like others to an exact one.
+        Timeline {
+            limits: [log(1_000, 4), coarse(1_000, 3, 2)],
+            steps: "0: charge 2 -> 2 left, full in 1_000_000
+                    3: charge 1 of the other limit -> 0 left, full in 1_000_000
+                    3: charge 1 of the other limit -> 0 left, full in 1_000_000
+                    10: refund 1 from 0 -> 0 left, full in 999_993",
+        },
+        // A reservation stays one for a limit under which nothing is owed.
+        Timeline {
+            limits: [bucket(2, 1_000_000, 3).into(), bucket(2, 1_000_000, 8).into()],
+            steps: "0: check 3 -> 0 left, full in 1_500_000
+                    0: reserve 1 -> after 500_000, 0 left, full in 2_000_000
+                    0: check 1 of the other limit -> 3 left, full in 2_500_000
+                    1_995_635: refund 1 from 0 of the other limit -> 6 left, full in 504_365",
+        },
+        // Large numbers, and a turn.
+        Timeline::of(
+            bucket(1, 1_003, 8_589_934_592),
+            "0: check 8_589_934_592 -> 0 left, full in 8_615_704_395_776
+             0: reserve 1_000 most 1_000 -> after 1_003_000, 0 left, full in 8_615_705_398_776",
+        ),
         // A refund of the next window, as after a step of the clock.
         Timeline::of(
             FixedWindow::new(5, 10 * SECOND),

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::task::JoinSet;
+use tokio::{net::TcpListener, task::JoinSet};
 use tower_quota::{
     ClientLibrary, Key, Limit, RedisStore, RedisStoreBuilder, SlidingLog,
     store::{Charge, Operation, Store, StoreRequest},
@@ -22,6 +22,8 @@ each_client! {
     a_database_number_selects_the_database
     a_pool_has_the_number_of_connections_that_is_set
     a_pool_goes_on_when_one_of_its_connections_is_lost
+    a_connection_that_is_lost_while_nobody_asks_is_replaced
+    a_server_that_closes_each_connection_is_not_flooded_with_attempts
     a_tls_connection_serves
     a_self_signed_certificate_is_not_trusted
     sentinel_leads_to_the_new_primary
@@ -157,6 +159,37 @@ async fn a_pool_goes_on_when_one_of_its_connections_is_lost(library: ClientLibra
     }
     assert!(lost <= 1, "{lost} of 20 lost");
     eventually("it is back", async || connections(&redis).await == before + 2).await;
+}
+
+async fn a_connection_that_is_lost_while_nobody_asks_is_replaced(library: ClientLibrary) {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let _store = connected(patient().client_library(library), &proxy.url()).await;
+
+    let before = proxy.opened();
+    redis
+        .command::<()>("CLIENT", ["KILL", "TYPE", "normal", "SKIPME", "yes"])
+        .await;
+    eventually("another one is opened", async || proxy.opened() > before).await;
+}
+
+async fn a_server_that_closes_each_connection_is_not_flooded_with_attempts(library: ClientLibrary) {
+    const SHORTEST_PAUSE: Duration = Duration::from_millis(150);
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = listener.local_addr().expect("a bound port").port();
+    let store = patient()
+        .client_library(library)
+        .url(&format!("redis://127.0.0.1:{port}"))
+        .connect_lazy()
+        .expect("the URL is good");
+    listener.accept().await.expect("the first attempt");
+    let started = Instant::now();
+    for _ in 0..3 {
+        listener.accept().await.expect("another attempt");
+    }
+    assert!(started.elapsed() >= 3 * SHORTEST_PAUSE, "{:?}", started.elapsed());
+    drop(store);
 }
 
 /// A server that speaks TLS alone, and its certificate.

@@ -69,6 +69,7 @@ each_store! {
     a_key_lives_until_its_last_turn_has_expired
     a_turn_is_one_beneath_any_debt
     algorithms_that_cannot_wait_must_have_room_at_once
+    algorithms_that_cannot_wait_count_at_once_beside_one_that_waits
     a_charge_that_is_only_checked_does_not_wait
 }
 
@@ -627,6 +628,27 @@ async fn algorithms_that_cannot_wait_must_have_room_at_once(bench: Bench) {
             assert_eq!(outcome.allowed, allowed, "{limit}");
             assert_eq!(outcome.states()[0].decided_at, None);
             assert_eq!(outcome.states()[0].retry_after.is_some(), !allowed);
+        }
+    }
+}
+
+async fn algorithms_that_cannot_wait_count_at_once_beside_one_that_waits(bench: Bench) {
+    let waits = Limit::from(SlidingLog::new(1, SECOND));
+    for limit in [
+        Limit::from(SlidingCounter::new(2, SECOND)),
+        SlidingLog::new(2, SECOND).precision(10).into(),
+    ] {
+        let key = Key::from(limit.to_string());
+        for turn in [None, Some(SECOND)] {
+            let charges = [("waits", &waits), ("counts", &limit)];
+            let charges = charges.map(|(policy, limit)| Charge::new(policy, limit, &key, 1).wait_up_to(LONG));
+            let request = [StoreRequest::new(Operation::Reserve, &charges)];
+            let response = bench.store.decide(&request).await.expect("a response");
+            let now = Duration::from_micros(bench.now());
+            let states = response.outcomes()[0].states();
+            assert_eq!(states[0].decided_at, turn.map(|turn| now + turn), "{limit}");
+            assert_eq!(states[1].decided_at, None, "{limit}");
+            assert!(states[1].reset_after <= 2 * SECOND, "{limit}");
         }
     }
 }

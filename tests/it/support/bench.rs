@@ -162,12 +162,13 @@ impl Bench {
         self.peek(limit, 1).await
     }
 
-    /// Charges 1 so many times in one call.
-    pub(crate) async fn charge_each(&self, limit: &Limit, times: usize) {
+    /// Charges 1 so many times in one call, and returns the last outcome.
+    pub(crate) async fn charge_each(&self, limit: &Limit, times: usize) -> Outcome {
         let key = Key::from(self.key.as_str());
         let charges = [Charge::new("test", limit, &key, 1)];
         let charges = vec![StoreRequest::new(Operation::Charge, &charges); times];
-        self.store.decide(&charges).await.expect("the store answers");
+        let response = self.store.decide(&charges).await.expect("the store answers");
+        response.outcomes().last().expect("an outcome").clone()
     }
 
     /// Gives back what was counted at that time of the clock.

@@ -12,6 +12,7 @@ mod http;
 mod log;
 mod lua54;
 mod packed;
+mod pointer;
 mod proxy;
 mod redis;
 mod sentinel;
@@ -65,6 +66,7 @@ pub(crate) use self::{
     log::Log,
     lua54::Lua54,
     packed::packed,
+    pointer::Pointer,
     proxy::Proxy,
     redis::{Redis, free_port},
     sentinel::Sentinel,

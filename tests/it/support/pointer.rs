@@ -1,0 +1,116 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicU16, AtomicU64, Ordering},
+};
+
+use tokio::{
+    io::{self, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+/// A cluster node that decides nothing: it says which node has all slots, and redirects to it.
+pub(crate) struct Pointer {
+    port: u16,
+    said: Arc<Said>,
+    accepting: JoinHandle<()>,
+}
+
+struct Said {
+    /// The port of the node that `CLUSTER SLOTS` names.
+    primary: AtomicU16,
+    /// The port that calls are redirected to.
+    redirected: AtomicU16,
+    /// How often it was asked for the slots.
+    lookups: AtomicU64,
+}
+
+impl Pointer {
+    /// It names the node at this port.
+    pub(crate) async fn start(primary: u16) -> Self {
+        Self::start_for(Some(primary), primary).await
+    }
+
+    /// It names itself, and redirects to the node at this port.
+    pub(crate) async fn redirecting(to: u16) -> Self {
+        Self::start_for(None, to).await
+    }
+
+    async fn start_for(primary: Option<u16>, redirected: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let port = listener.local_addr().expect("a bound port").port();
+        let said = Arc::new(Said {
+            primary: primary.unwrap_or(port).into(),
+            redirected: redirected.into(),
+            lookups: AtomicU64::new(0),
+        });
+        let shared = said.clone();
+        let accepting = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(converse(client, shared.clone()));
+            }
+        });
+        Self { port, said, accepting }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis-cluster://127.0.0.1:{}", self.port)
+    }
+
+    /// Names the node at this port from now on.
+    pub(crate) fn point_to(&self, primary: u16) {
+        self.said.primary.store(primary, Ordering::Relaxed);
+    }
+
+    /// Redirects to the node at this port from now on.
+    pub(crate) fn redirect_to(&self, node: u16) {
+        self.said.redirected.store(node, Ordering::Relaxed);
+    }
+
+    /// How often it was asked for the slots.
+    pub(crate) fn lookups(&self) -> u64 {
+        self.said.lookups.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Pointer {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn converse(client: TcpStream, said: Arc<Said>) -> io::Result<()> {
+    let mut client = BufReader::new(client);
+    loop {
+        let reply = match command(&mut client).await?.as_str() {
+            "HELLO" | "CLIENT" | "PING" | "READONLY" => "+OK\r\n".to_owned(),
+            "CLUSTER" => {
+                said.lookups.fetch_add(1, Ordering::Relaxed);
+                let port = said.primary.load(Ordering::Relaxed);
+                format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n")
+            }
+            _ => format!("-MOVED 1 127.0.0.1:{}\r\n", said.redirected.load(Ordering::Relaxed)),
+        };
+        client.write_all(reply.as_bytes()).await?;
+    }
+}
+
+/// Reads a command and returns its name, in upper case.
+async fn command(client: &mut BufReader<TcpStream>) -> io::Result<String> {
+    let words = number(client).await?;
+    let mut name = None;
+    for _ in 0..words {
+        let mut word = vec![0; number(client).await? + "\r\n".len()];
+        client.read_exact(&mut word).await?;
+        name.get_or_insert_with(|| String::from_utf8_lossy(&word).trim_end().to_uppercase());
+    }
+    name.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// Reads the line before an array or a string: `*3` or `$7`.
+async fn number(client: &mut BufReader<TcpStream>) -> io::Result<usize> {
+    let mut line = String::new();
+    client.read_line(&mut line).await?;
+    let number = line.trim_end().get(1..).and_then(|number| number.parse().ok());
+    number.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
