@@ -68,6 +68,7 @@ each_store! {
     the_end_of_a_lease_drops_no_other_one_that_a_clock_set_back_has_left
     after_heavy_leases_a_key_has_a_member_for_each_lease
     the_largest_leases_leave_all_slots
+    the_largest_limit_has_each_of_its_slots
     a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone
     a_request_that_another_policy_denies_takes_no_slot
     a_limiter_holds_slots_as_long_as_the_decision
@@ -307,6 +308,14 @@ async fn the_largest_leases_leave_all_slots(bench: Bench) {
         end(&bench, &limit, cost, id).await;
     }
     assert_eq!(remaining(&bench, &limit).await, 5);
+}
+
+async fn the_largest_limit_has_each_of_its_slots(bench: Bench) {
+    const SLOTS: u64 = 999_999_999;
+    let limit = slots(SLOTS);
+    let all = take(&bench, &limit, SLOTS).await.expect("all are free");
+    assert_eq!(take(&bench, &limit, 1).await, None);
+    assert_eq!(end(&bench, &limit, SLOTS, all).await, SLOTS);
 }
 
 async fn a_lease_that_lasts_longer_than_twice_its_length_is_of_a_clock_that_is_gone(bench: Bench) {

@@ -139,14 +139,17 @@ async fn a_database_that_does_not_exist_is_an_error(library: ClientLibrary) {
 }
 
 #[tokio::test]
-async fn a_deadline_without_end_is_an_error() {
-    let error = RedisStore::builder()
-        .deadline(Duration::MAX)
-        .url("redis://127.0.0.1:1")
-        .connect()
-        .await
-        .unwrap_err();
-    assert!(error.to_string().contains("at most an hour"), "{error}");
+async fn times_of_more_than_an_hour_are_errors() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let builder = || RedisStore::builder().url("redis://127.0.0.1:1");
+
+    assert!(builder().deadline(HOUR).connect_timeout(HOUR).connect_lazy().is_ok());
+    for longer in [HOUR + Duration::from_nanos(1), Duration::MAX] {
+        for builder in [builder().deadline(longer), builder().connect_timeout(longer)] {
+            let error = builder.connect_lazy().unwrap_err();
+            assert!(error.to_string().contains("at most an hour"), "{error}");
+        }
+    }
 }
 
 #[tokio::test]

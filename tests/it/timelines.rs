@@ -288,6 +288,30 @@ fn timelines() -> Vec<Timeline> {
              2: charge 1 x 1_423 -> 0 left, full in 10_000
              -20_000: charge 1 -> 1_379 left, full in 10_000",
         ),
+        // A coarse limit for a log of which one call merges a part: the rest leaves when its time has come.
+        Timeline {
+            limits: [log(10_000, 3_000), coarse(10_000, 3_000, 2)],
+            steps: "0: charge 1 x 600 -> 2_400 left, full in 10_000_000
+                    100: charge 1 x 600 -> 1_800 left, full in 10_000_000
+                    200: check 1 of the other limit -> 1_799 left, full in 10_000_000
+                    10_000_000: peek 1 of the other limit -> 2_003 left, full in 200",
+        },
+        // What a call has removed counts against what it may read for a wait.
+        Timeline::of(
+            log(4_000, 600),
+            "-1_600_000: check 3 -> 597 left, full in 4_000_000
+             -1_500_000: check 100 -> 497 left, full in 4_000_000
+             0: charge 1 x 497 -> 0 left, full in 4_000_000
+             0: reserve 1 -> after 2_400_000, 0 left, full in 6_400_000
+             -1_400_000: check 501 -> denied for 3_900_000, 497 left, full in 3_900_000",
+        ),
+        // While expired entries are left, nothing can wait for others.
+        Timeline {
+            limits: [log(10, 3_000), log(10, 1_400)],
+            steps: "0: charge 1 x 1_400 -> 1_600 left, full in 10_000
+                    9_000: charge 1 x 1_400 -> 200 left, full in 10_000
+                    10_000: reserve 1 of the other limit -> denied for 9_000, 0 left, full in 9_000",
+        },
         // Charges beyond a coarse limit are entries like others to an exact one.
         Timeline {
             limits: [log(1_000, 4), coarse(1_000, 3, 2)],

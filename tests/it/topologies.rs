@@ -13,7 +13,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Log, Proxy, Redis, Sentinel, Worker, connected, decide, each_client, eventually, patient, timed, try_decide,
+    Log, Proxy, Redis, Sentinel, Worker, connected, decide, each_client, eventually, less_patient, patient, timed,
+    try_decide,
 };
 
 each_client! {
@@ -22,6 +23,8 @@ each_client! {
     a_database_number_selects_the_database
     a_pool_has_the_number_of_connections_that_is_set
     a_pool_goes_on_when_one_of_its_connections_is_lost
+    a_pool_goes_on_when_one_of_its_connections_falls_silent
+    after_a_reply_the_connection_is_not_checked
     a_connection_that_is_lost_while_nobody_asks_is_replaced
     a_server_that_closes_each_connection_is_not_flooded_with_attempts
     a_tls_connection_serves
@@ -159,6 +162,41 @@ async fn a_pool_goes_on_when_one_of_its_connections_is_lost(library: ClientLibra
     }
     assert!(lost <= 1, "{lost} of 20 lost");
     eventually("it is back", async || connections(&redis).await == before + 2).await;
+}
+
+async fn a_pool_goes_on_when_one_of_its_connections_falls_silent(library: ClientLibrary) {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let builder = less_patient().client_library(library).connections(2);
+    let store = connected(builder, &proxy.url()).await;
+    eventually("both are connected", async || proxy.opened() == 2).await;
+    serves(&store).await;
+
+    proxy.blackhole_the_first();
+    // After the first request without a reply, the other connection is used until this one is replaced.
+    let mut lost = 0;
+    for _ in 0..20 {
+        lost += usize::from(!answers(&store).await);
+    }
+    assert!(lost <= 1, "{lost} of 20 lost");
+    eventually("it is replaced", async || proxy.opened() == 3).await;
+}
+
+async fn after_a_reply_the_connection_is_not_checked(library: ClientLibrary) {
+    let redis = Redis::start();
+    let store = connect(library, &redis.url()).await;
+    let stats = async || redis.command::<String>("INFO", ["commandstats"]).await;
+    let pings = |stats: String| {
+        stats
+            .lines()
+            .find(|line| line.starts_with("cmdstat_ping:"))
+            .map(str::to_owned)
+    };
+    let before = pings(stats().await);
+    for _ in 0..20 {
+        serves(&store).await;
+    }
+    assert_eq!(pings(stats().await), before);
 }
 
 async fn a_connection_that_is_lost_while_nobody_asks_is_replaced(library: ClientLibrary) {

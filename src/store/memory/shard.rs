@@ -371,8 +371,10 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::{Limit, SlidingLog};
+    use crate::{Limit, SlidingLog, store::ChargeState};
 
     #[test]
     fn the_markers_of_each_policy_are_evicted_as_those_of_a_policy() {
@@ -395,5 +397,39 @@ mod tests {
         assert_eq!(of_key, of_other);
         let different: BTreeSet<_> = of_key.into_iter().collect();
         assert_eq!(different.len(), of_key.len());
+    }
+    #[test]
+    fn keys_that_come_and_go_leave_few_places() {
+        let (hasher, limit) = (RandomState::new(), Limit::from(SlidingLog::per_hour(5)));
+        let keys: Vec<Key> = (0..200).map(|number| Key::from(number.to_string().as_str())).collect();
+        let charges: Vec<_> = keys.iter().map(|key| Charge::new("a", &limit, key, 1)).collect();
+        let ids: Vec<_> = charges.iter().map(|charge| Id::new(charge, &hasher)).collect();
+        let decided = Decided {
+            charge_state: ChargeState::new(4, None, Duration::from_secs(1)),
+            expires_at: Some(2),
+            denies_until: 0,
+        };
+        let mut shard = Shard::new(1_000);
+        let (stay, go) = ids.split_at(100);
+        for id in stay {
+            shard.insert(id, State::new(&limit), &decided, 2, 1);
+        }
+        for round in 0..50 {
+            for id in go {
+                shard.insert(id, State::new(&limit), &decided, 2, 1);
+            }
+            for id in go {
+                shard.remove(id);
+            }
+            // Of the places of keys that are gone, some more than there are keys stay, and are removed at once.
+            let places = shard.policies[0].free.len();
+            assert!(
+                (100..=2 * 200 + 64).contains(&places),
+                "{places} places in round {round}"
+            );
+        }
+        let places = shard.policies[0].free.len();
+        assert!(places <= 2 * 100 + 64, "{places}");
+        assert_eq!(shard.len(), 100);
     }
 }

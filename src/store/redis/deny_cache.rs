@@ -253,7 +253,7 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use crate::{Key, Limit, SlidingLog, store::StoreRequest};
+    use crate::{Concurrency, Key, Limit, SlidingLog, store::StoreRequest};
 
     static KEY_FORMAT: LazyLock<KeyFormat> = LazyLock::new(|| KeyFormat::new("quota", None));
 
@@ -288,6 +288,7 @@ mod tests {
     }
 
     const WAIT: Duration = Duration::from_millis(400);
+    const MICRO: Duration = Duration::from_micros(1);
 
     fn deny(cache: &DenyCache, charge: &TestCharge, made_at: Instant) {
         let state = ChargeState::new(1, Some(WAIT), Duration::from_secs(5));
@@ -316,6 +317,34 @@ mod tests {
 
         assert!(cached(&cache, &charge, start + WAIT - Duration::from_micros(1)).is_some());
         assert_eq!(cached(&cache, &charge, start + WAIT), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_denials_of_checks_of_counts_are_cached() {
+        let (plain, start) = (TestCharge::new("a", 5, 1), Instant::now());
+        let slots = TestCharge {
+            limit: Concurrency::new(5).into(),
+            ..TestCharge::new("a", 5, 1)
+        };
+        let id = TestCharge::new("id", 1, 1);
+        let charges = [id.charge().once(), plain.charge()];
+        let marked = OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
+        tokio::time::advance(WAIT).await;
+        for (request, made_at, is_cached) in [
+            (plain.request(Operation::Check), start + MICRO, true),
+            (plain.request(Operation::Check), start, false),
+            (plain.request(Operation::Reserve), start + MICRO, false),
+            (slots.request(Operation::Check), start + MICRO, false),
+            (marked, start + MICRO, false),
+        ] {
+            let cache = DenyCache::new();
+            let states = vec![ChargeState::new(1, Some(WAIT), Duration::from_secs(5)); request.charges.len()];
+            let generation = cache.generation(&request);
+            cache.insert(&request, made_at, generation, Duration::from_secs(9), &states);
+            let shards = cache.shards.iter();
+            let denials: usize = shards.map(|shard| shard.lock().expect("no panic").denials.len()).sum();
+            assert_eq!(denials, usize::from(is_cached), "{request:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -104,6 +104,11 @@ impl Proxy {
         self.trouble.silent.send_replace(self.opened());
     }
 
+    /// Carries nothing anymore over the connection that was opened first, and leaves it open.
+    pub(crate) fn blackhole_the_first(&self) {
+        self.trouble.silent.send_replace(1);
+    }
+
     /// Carries nothing anymore, over no connection.
     pub(crate) fn partition(&self) {
         self.trouble.silent.send_replace(u64::MAX);

@@ -61,17 +61,25 @@ impl Node {
         self.connection()?.send(command, asking).await
     }
 
-    /// The next established connection.
+    /// The next connection that is established and not suspect. Without one, the next that is established.
     fn connection(&self) -> Result<Connection, Failure> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut last_error = None;
+        let (mut suspect, mut last_error) = (None, None);
         for offset in 0..self.connections.len() {
             let managed = &self.connections[first.wrapping_add(offset) % self.connections.len()];
             match &*managed.state.borrow() {
-                ConnectionState::Connected(connection) => return Ok(connection.clone()),
+                ConnectionState::Connected(connection) if !connection.health.is_suspect() => {
+                    return Ok(connection.clone());
+                }
+                ConnectionState::Connected(connection) => {
+                    suspect.get_or_insert_with(|| connection.clone());
+                }
                 ConnectionState::Failed(error) => last_error = Some(error.clone()),
                 ConnectionState::Connecting => {}
             }
+        }
+        if let Some(connection) = suspect {
+            return Ok(connection);
         }
         Err(match last_error {
             Some(error) => connect_failure(&error),
@@ -152,15 +160,26 @@ struct Connection {
 
 #[derive(Default)]
 struct ConnectionHealth {
-    /// A command had no reply, or the connection is closed.
-    suspect: Notify,
+    /// Whether a command had no reply, until `PING` has one.
+    suspect: AtomicBool,
     closed: AtomicBool,
+    /// It is suspect or closed.
+    troubled: Notify,
 }
 
 impl ConnectionHealth {
+    fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Acquire)
+    }
+
+    fn suspect(&self) {
+        self.suspect.store(true, Ordering::Release);
+        self.troubled.notify_one();
+    }
+
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.suspect.notify_one();
+        self.troubled.notify_one();
     }
 }
 
@@ -170,7 +189,7 @@ struct UnansweredCommand(Option<Arc<ConnectionHealth>>);
 impl Drop for UnansweredCommand {
     fn drop(&mut self) {
         if let Some(health) = &self.0 {
-            health.suspect.notify_one();
+            health.suspect();
         }
     }
 }
@@ -201,7 +220,7 @@ impl Connection {
     async fn lost(mut self) {
         let ping = redis::cmd("PING");
         loop {
-            self.health.suspect.notified().await;
+            self.health.troubled.notified().await;
             if self.health.closed.load(Ordering::Acquire) {
                 return;
             }
@@ -211,6 +230,7 @@ impl Connection {
             if !matches!(pong, Some(Ok(_))) {
                 return;
             }
+            self.health.suspect.store(false, Ordering::Release);
         }
     }
 }
