@@ -49,6 +49,23 @@ async fn a_cached_denial_needs_no_redis_and_its_wait_runs_down() {
 }
 
 #[tokio::test]
+async fn denials_of_checks_that_are_made_at_once_are_cached() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(store(&redis, true).await, Policy::new("test", SlidingLog::per_hour(1)));
+    // The first is a call of its own, the second another one, and the rest one together.
+    let all_at_once = async || {
+        let check = async |key| limiter.check(key).await.expect("Redis answers").is_allowed();
+        <[bool; 4]>::from(tokio::join!(check("j"), check("k"), check("l"), check("m")))
+    };
+    assert_eq!(all_at_once().await, [true; 4]);
+    assert_eq!(all_at_once().await, [false; 4]);
+
+    let before = commands(&redis).await;
+    assert_eq!(all_at_once().await, [false; 4]);
+    assert_eq!(commands(&redis).await, before);
+}
+
+#[tokio::test]
 async fn without_the_cache_each_check_is_a_call() {
     let redis = Redis::start();
     let limiter = Limiter::new(store(&redis, false).await, Policy::new("test", SlidingLog::per_hour(1)));

@@ -9,6 +9,7 @@ use std::{
 use tokio::task::JoinSet;
 use tower_quota::{
     FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket,
+    limit::Calendar,
     store::{Charge, ErrorKind, Operation, Store, StoreFuture, StoreRequest},
 };
 
@@ -54,6 +55,19 @@ async fn a_thousand_checks_at_once_are_a_few_calls() {
     assert!(outcomes.iter().all(|outcome| *outcome == (true, 4)));
     let calls = calls(&redis).await - before;
     assert!(calls <= 50, "{calls} calls");
+}
+
+#[tokio::test]
+async fn a_check_of_a_calendar_window_is_one_call() {
+    let redis = Redis::start();
+    let store = store(&redis).await;
+    let limit = FixedWindow::calendar(100, Calendar::Year, "Europe/Berlin").into();
+    let before = calls(&redis).await;
+    for _ in 0..20 {
+        decide(&store, Operation::Check, &limit, "k", 1).await;
+    }
+    // One more at the turn of the year.
+    assert!(calls(&redis).await - before <= 21);
 }
 
 #[tokio::test]

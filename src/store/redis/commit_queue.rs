@@ -420,6 +420,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn of_more_than_two_calls_each_needs_a_low_load() {
+        const LIMITS: BatchLimits = BatchLimits::GROUP_COMMIT;
+        let (most, low) = (LIMITS.max_calls, LIMITS.low_load);
+        for (calls, requests_in_flight, has_room) in [
+            (0, 0, true),
+            (1, 100 * low, true),
+            (2, low - 1, true),
+            (2, low, false),
+            (most - 1, low - 1, true),
+            (most, 0, false),
+        ] {
+            let state = State {
+                calls,
+                requests_in_flight,
+                ..State::default()
+            };
+            assert_eq!(
+                state.has_room(LIMITS),
+                has_room,
+                "{calls} calls, {requests_in_flight} requests"
+            );
+        }
+    }
+
     /// A queue with these calls in flight, and one request that waits.
     fn waiting_behind(calls: usize) -> Arc<CommitQueue> {
         let backend = simulated_backend(Network::new(0, false));
