@@ -23,10 +23,12 @@ use tokio::{
 use tower_quota::{
     FailureMode, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key,
     response::Rejection,
-    store::{ErrorKind, Store},
+    store::{ErrorKind, Operation, Store},
 };
 
-use crate::support::{Broken, Later, Received, Redis, connected, eventually, get, less_patient, patient, send};
+use crate::support::{
+    Broken, Later, Received, Redis, connected, eventually, get, less_patient, patient, send, try_decide,
+};
 
 /// One request in an hour for all callers.
 fn policy() -> Policy {
@@ -295,7 +297,12 @@ async fn out_of_memory() {
     let redis = Redis::start_with(&["--maxmemory-policy", "noeviction"]);
     let store = store_in(&redis).await;
     redis.command::<()>("CONFIG", ["SET", "maxmemory", "1"]).await;
-    assert_is_a_failure(store, "OOM").await;
+    assert_is_a_failure(store.clone(), "OOM").await;
+
+    // And while it does not have the script.
+    redis.command::<()>("SCRIPT", ["FLUSH"]).await;
+    let error = try_decide(&store, Operation::Check, &SlidingLog::per_hour(5).into(), "other", 1).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Refused);
 }
 
 #[tokio::test]

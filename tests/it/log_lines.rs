@@ -198,3 +198,20 @@ async fn the_warning_about_redis_names_the_cause_in_plain_words(library: ClientL
         assert!(!log.text().contains(debug), "{}", log.text());
     }
 }
+
+#[tokio::test]
+async fn a_fred_client_that_delays_small_writes_is_a_warning() {
+    let redis = Redis::not_started();
+    for (nodelay, warnings) in [(None, 1), (Some(false), 1), (Some(true), 0)] {
+        let mut builder = redis.builder();
+        builder.with_connection_config(|connection| connection.tcp.nodelay = nodelay);
+        let client = builder.build().expect("a client");
+        let log = Log::capture();
+        let store = RedisStore::builder().fred_client(client).connect_lazy();
+        assert_eq!(
+            log.text().matches("set `config.tcp.nodelay = Some(true)`").count(),
+            warnings
+        );
+        drop(store.expect("the client will do"));
+    }
+}

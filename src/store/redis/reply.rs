@@ -203,6 +203,19 @@ mod tests {
     }
 
     #[test]
+    fn a_reply_with_more_than_the_states_is_malformed() {
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
+        let call = call(&[check(&[Charge::new("p", &limit, &key, 1)])]);
+        let whole = raw(&[9, 1, 2, 0, 60]);
+        assert!(ScriptReply::decode(&call, &whole).is_ok());
+        for more in 1..=8 {
+            let mut longer = raw(&[9, 1, 2, 0, 60]);
+            longer.numbers = [&whole.numbers[..], &vec![0; more]].concat().into();
+            assert!(ScriptReply::decode(&call, &longer).is_err(), "{more} bytes");
+        }
+    }
+
+    #[test]
     fn the_first_of_merged_requests_are_admitted_each_with_the_outcome_it_would_have_alone() {
         // One token per second.
         let limit = Limit::from(TokenBucket::per_minute(60));

@@ -363,14 +363,9 @@ mod tests {
     #[test]
     #[cfg(feature = "redis")]
     fn sentinels_have_credentials_of_their_own_and_no_database() {
-        let url = "redis-sentinel://u:p@a:1/3?sentinelServiceName=s&node=[::1]&sentinelPassword=x+y";
-        assert_eq!(
-            urls_in(url),
-            (
-                "redis://u:p@a:1/3".into(),
-                vec!["redis://:x%20y@a:1".into(), "redis://:x%20y@[::1]:26379".into()]
-            )
-        );
+        let url = "redis-sentinel://u:p@a:1/3?sentinelServiceName=s&node=[::1]&node=b&sentinelPassword=x+y";
+        let sentinels = ["a:1", "[::1]:26379", "b:26379"].map(|node| format!("redis://:x%20y@{node}"));
+        assert_eq!(urls_in(url), ("redis://u:p@a:1/3".into(), sentinels.into()));
     }
 
     #[test]
