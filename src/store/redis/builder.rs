@@ -210,7 +210,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets the number of connections to Redis, in a cluster to each node. They are used in turn.
+    /// Sets the number of connections to Redis, in a cluster to each node. They are used in turn. Where a call had no reply, a
+    /// connection is left out until it replies to `PING`, if there are others.
     ///
     /// It is 1 to 64; connecting with another number is an error, and so is a number beside clients of fred, which have a
     /// connection each: a [pool](Self::fred_pool) has several.
