@@ -312,6 +312,21 @@ fn timelines() -> Vec<Timeline> {
                     9_000: charge 1 x 1_400 -> 200 left, full in 10_000
                     10_000: reserve 1 of the other limit -> denied for 9_000, 0 left, full in 9_000",
         },
+        // A refund reads a part of the entries after it for charges beyond the limit.
+        Timeline {
+            limits: [log(10_000, 2), log(10_000, 5_000)],
+            steps: "0: charge 2 -> 0 left, full in 10_000_000
+                    1: charge 1 -> 0 left, full in 10_000_000
+                    2: charge 1 x 994 of the other limit -> 4_003 left, full in 10_000_000
+                    2: refund 3 from 0 of the other limit -> 4_006 left, full in 10_000_000",
+        },
+        Timeline {
+            limits: [log(10_000, 2), log(10_000, 5_000)],
+            steps: "0: charge 2 -> 0 left, full in 10_000_000
+                    1: charge 1 -> 0 left, full in 10_000_000
+                    2: charge 1 x 995 of the other limit -> 4_002 left, full in 10_000_000
+                    2: refund 3 from 0 of the other limit -> 4_004 left, full in 10_000_000",
+        },
         // Charges beyond a coarse limit are entries like others to an exact one.
         Timeline {
             limits: [log(1_000, 4), coarse(1_000, 3, 2)],
