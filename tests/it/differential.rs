@@ -287,7 +287,14 @@ async fn expire_early<'a>(
         return early";
     let mut needed = HashMap::new();
     for (request, outcome) in outcomes {
+        // Of a repetition nothing is counted. The state of a marker that is there has a wait, but for that of slots.
+        let mut charges = request.charges().iter().zip(outcome.states());
+        let is_repetition = charges.any(|(charge, state)| {
+            let is_there = state.retry_after.is_some() || matches!(charge.limit(), Limit::Concurrency(_));
+            charge.role() == ChargeRole::Once && is_there
+        });
         let counts = outcome.allowed
+            && !is_repetition
             && matches!(
                 request.operation(),
                 Operation::Check | Operation::Reserve | Operation::Charge
