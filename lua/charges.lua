@@ -82,18 +82,18 @@ if size > 1 or operation ~= 'check' or role ~= '' then
   reserve = nil
   if operation == 'reserve' then
     if not reservations then
-      -- The charge of the key that was read last, when the charges so far fit, and whether a wait was only a lower bound.
-      reservations = { charge = nil, turn = now, bounded = false }
+      -- The charge of the key that was read last, and when the charges so far fit.
+      reservations = { charge = nil, turn = now }
 
-      -- When a charge fits that does not fit now, if it may wait for that, and for so many units.
-      function reservations.turn_of(key, need, cost, quota, x, y, z)
+      -- When a charge fits that lacks so many units now, if it may wait for that. `wait`, with these arguments, returns for how
+      -- long, and whether that is only a lower bound.
+      function reservations.turn_of(need, cost, quota, wait, ...)
         local charge = reserve.charge
         if charge[C_FINDS] ~= rest or charge[C_LONGEST] == 0 or need > charge[C_WAITING] or cost > quota then
           return nil
         end
-        reserve.bounded = false
-        local _, _, wait = charge[C_RULE](key, times, nil, cost, quota, x, y, z, reserve)
-        return not reserve.bounded and wait <= charge[C_LONGEST] and now + wait or nil
+        local time, is_bound = wait(...)
+        return not is_bound and time <= charge[C_LONGEST] and now + time or nil
       end
     end
     reserve = reservations

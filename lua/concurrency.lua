@@ -120,13 +120,15 @@ if algorithm == 'concurrency' then
         call('ZREM', key, name)
         total, extra = total - cost, extra - cost + 1
         newest = total > 0 and tonumber(call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2]) or now
-      elseif waits and call('PTTL', key) == -1 then
-        call('PEXPIREAT', key, expiry(newest))
+      elseif waits then
+        keep(key, newest)
       end
       -- A key that loses its last member cannot be created again on a node from which its slot is moving, so this is last.
-      drop(key, dropped)
-      if extra ~= marked then
-        mark(key, extra)
+      if operation ~= 'peek' then
+        drop(key, dropped)
+        if extra ~= marked then
+          mark(key, extra)
+        end
       end
 
       room = quota - total

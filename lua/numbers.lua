@@ -1,3 +1,12 @@
+-- Gives a key that has no expiry one, unless the request only reads.
+if not keep then
+  function keep(key, til)
+    if operation ~= 'peek' and call('PTTL', key) == -1 then
+      call('PEXPIREAT', key, expiry(til))
+    end
+  end
+end
+
 -- Keys of three numbers, and until when the key holds them. They are little-endian doubles: to read and write them as text
 -- costs more than the decision.
 if algorithm ~= 'log' and algorithm ~= 'concurrency' and not fetch then
@@ -20,13 +29,6 @@ if algorithm ~= 'log' and algorithm ~= 'concurrency' and not fetch then
     else
       expires = til + SLACK - (til + SLACK) % 1000
       call('SET', key, pack('<dddd', a, b, c, expires), 'PXAT', expiry(til))
-    end
-  end
-
-  -- Gives a key that has no expiry one.
-  function keep(key, til)
-    if call('PTTL', key) == -1 then
-      call('PEXPIREAT', key, expiry(til))
     end
   end
 end

@@ -4,7 +4,9 @@
 -- counted, what remains, the wait, the time to a full reset. A rule reads its key, finds how many of the callers fit, and adds
 -- their weight.
 local log, counter, fixed, bucket, concurrency, ban
--- What the rules of keys of numbers share.
+-- The rule of a log that is not plain, when a charge has needed it, what makes it, and what both logs share.
+local weighted, make_weighted, admit
+-- What the rules of keys of numbers share, and all rules.
 local fetch, write, keep
 -- Called by the rule of a charge that does not decide alone, when it has read its key: (room, how many callers fit, cost,
 -- quota) -> how many callers are counted, whether the next one has to wait, for a refund when it was admitted. It decides the

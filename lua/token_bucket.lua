@@ -30,6 +30,12 @@ if algorithm == 'bucket' then
       return periods * rate + count
     end
 
+    -- How long it takes until this cost fits.
+    local function wait_for(cost, quota, since, spent, rate, period)
+      local missing = math.min(spent, math.max(0, spent + cost - quota))
+      return math.max(1, since + time(missing, rate, period) - now)
+    end
+
     function bucket(key, times, rest, cost, quota, rate, period, cap, reserve)
       local since, spent, at, expires = fetch(key)
       if spent > cap then
@@ -60,7 +66,7 @@ if algorithm == 'bucket' then
         end
         if reserve and waits and spent + cost <= cap then
           local need = spent + cost - quota - come(math.max(0, now - since), rate, period)
-          own_turn = reserve.turn_of(key, need, cost, quota, rate, period, cap)
+          own_turn = reserve.turn_of(need, cost, quota, wait_for, cost, quota, since, spent, rate, period)
         end
 
         local refunded_at
@@ -121,8 +127,7 @@ if algorithm == 'bucket' then
         if counted == 0 then
           keep(key, full)
         end
-        local missing = math.min(spent, math.max(0, spent + cost - quota))
-        wait = math.max(1, since + time(missing, rate, period) - now)
+        wait = wait_for(cost, quota, since, spent, rate, period)
       end
       return counted, room, wait, full > now and full - now or 0
     end

@@ -244,7 +244,7 @@ impl Banned {
 impl Rule for Ban {
     type State = Banned;
 
-    fn advance(&self, banned: &mut Banned, now: u64, _: u64) {
+    fn advance(&self, banned: &mut Banned, now: u64, _: u64, _: bool) {
         let window = self.window_us();
         if banned.until > now + self.longest_us() {
             // Of a clock that is gone, or of a longer ban that was configured before.

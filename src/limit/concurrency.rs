@@ -315,16 +315,20 @@ impl Concurrency {
 impl Rule for Concurrency {
     type State = Leases;
 
-    fn advance(&self, state: &mut Leases, now: u64, weight: u64) {
+    fn advance(&self, state: &mut Leases, now: u64, weight: u64, reads_only: bool) {
         let Some(held) = &mut state.0 else { return };
-        held.expire(now);
-        if held.total + weight > self.quota {
-            held.forget(now);
+        held.find_expired(now);
+        if held.counted() + weight > self.quota {
+            held.find_gone(now);
+        }
+        if !reads_only {
+            held.remove_ended();
         }
     }
 
     fn room(&self, state: &Leases, _: u64) -> u64 {
-        self.quota.saturating_sub(state.0.as_ref().map_or(0, |held| held.total))
+        self.quota
+            .saturating_sub(state.0.as_ref().map_or(0, |held| held.counted()))
     }
 
     fn add(&self, state: &mut Leases, now: u64, weight: u64) {
@@ -336,8 +340,8 @@ impl Rule for Concurrency {
     }
 
     fn reset(&self, state: &Leases, now: u64) -> u64 {
-        let newest = state.0.as_ref().and_then(|held| held.order.last());
-        newest.map_or(0, |(expires_at, _)| expires_at.saturating_sub(now))
+        let newest = state.0.as_ref().and_then(|held| held.newest());
+        newest.map_or(0, |expires_at| expires_at.saturating_sub(now))
     }
 
     fn refund(&self, _: &mut Leases, _: u64, _: u64, _: u64) -> bool {

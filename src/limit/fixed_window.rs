@@ -344,7 +344,7 @@ pub(crate) struct Window {
 impl Rule for FixedWindow {
     type State = Window;
 
-    fn advance(&self, window: &mut Window, now: u64, _: u64) {
+    fn advance(&self, window: &mut Window, now: u64, _: u64, _: bool) {
         let (opens, closes) = self.around(now);
         let finish = self.finish(window.start, (opens, closes), now);
         let slack = SLACK.min(closes - opens);

@@ -17,6 +17,9 @@ pub(super) struct Held {
     /// In the order of their expiries.
     pub(super) order: BTreeSet<(u64, Lease)>,
     pub(super) expiries: HashMap<Lease, u64>,
+    /// What the charge that is decided has found, and not removed.
+    expired: Ended,
+    gone: Ended,
 }
 
 /// A lease as it is stored. Those of one id differ if its length or its weight does.
@@ -64,24 +67,56 @@ impl Held {
         self.expiries.insert(lease, expires_at);
     }
 
-    /// Removes those that have expired.
-    pub(super) fn expire(&mut self, now: u64) {
-        for _ in 0..BOUND {
-            match self.order.first().copied() {
-                Some((expires_at, lease)) if expires_at <= now => self.remove(&lease),
-                _ => return,
-            };
+    /// Finds those that have expired.
+    pub(super) fn find_expired(&mut self, now: u64) {
+        let expired = self.order.iter().take_while(|(expires_at, _)| *expires_at <= now);
+        self.expired = Ended::of(expired);
+        self.gone = Ended::default();
+    }
+
+    /// Finds those of a clock that is gone, the newest first. One that lies ahead by less than its length may be alive: its
+    /// next renewal is by the clock that was set back.
+    pub(super) fn find_gone(&mut self, now: u64) {
+        let order = self.order.iter().rev();
+        self.gone = Ended::of(order.take_while(|(expires_at, lease)| *expires_at > now + 2 * lease.length));
+    }
+
+    pub(super) fn remove_ended(&mut self) {
+        for _ in 0..std::mem::take(&mut self.expired).leases {
+            self.order.first().copied().map(|(_, lease)| self.remove(&lease));
+        }
+        for _ in 0..std::mem::take(&mut self.gone).leases {
+            self.order.last().copied().map(|(_, lease)| self.remove(&lease));
         }
     }
 
-    /// Removes those of a clock that is gone, the newest first. One that lies ahead by less than its length may be alive: its
-    /// next renewal is by the clock that was set back.
-    pub(super) fn forget(&mut self, now: u64) {
-        for _ in 0..BOUND {
-            match self.order.last().copied() {
-                Some((expires_at, lease)) if expires_at > now + 2 * lease.length => self.remove(&lease),
-                _ => return,
-            };
-        }
+    /// The weight of the leases that have not ended.
+    pub(super) fn counted(&self) -> u64 {
+        self.total - self.expired.weight - self.gone.weight
+    }
+
+    /// When the last lease that has not ended expires.
+    pub(super) fn newest(&self) -> Option<u64> {
+        self.order
+            .iter()
+            .rev()
+            .nth(self.gone.leases)
+            .map(|(expires_at, _)| *expires_at)
+    }
+}
+
+/// Leases that have ended, at one end of the order.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    leases: usize,
+    weight: u64,
+}
+
+impl Ended {
+    fn of<'a>(leases: impl Iterator<Item = &'a (u64, Lease)>) -> Self {
+        leases.take(BOUND).fold(Self::default(), |ended, (_, lease)| Self {
+            leases: ended.leases + 1,
+            weight: ended.weight + lease.weight,
+        })
     }
 }

@@ -202,7 +202,7 @@ pub(crate) use self::{
     ban::{LEVELS, NEVER},
     concurrency::{HEAVIEST, RETRY_US},
     rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
-    sliding_log::{BUDGET, STEPS},
+    sliding_log::{BUDGET, LONGER_WINDOWS, STEPS},
 };
 pub(crate) use self::{
     by::{ChooseLimit, Source},

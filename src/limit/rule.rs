@@ -9,10 +9,11 @@ pub(crate) trait Rule {
     /// What is stored for one key. The default is the state of a key that nothing was counted on.
     type State: Default;
 
-    /// Removes what no longer counts at `now`.
+    /// Finds what counts at `now`, and removes what no longer does.
     ///
-    /// Entries that are ahead of the clock, because it was set back, are removed if `weight` does not fit beside them.
-    fn advance(&self, state: &mut Self::State, now: u64, weight: u64);
+    /// Entries that are ahead of the clock, because it was set back, are removed if `weight` does not fit beside them. With
+    /// `reads_only` nothing is removed, or the store restores the state afterwards.
+    fn advance(&self, state: &mut Self::State, now: u64, weight: u64, reads_only: bool);
 
     /// The weight that fits.
     fn room(&self, state: &Self::State, now: u64) -> u64;
@@ -40,6 +41,11 @@ pub(crate) trait Rule {
 
     /// Time until nothing counts, if nothing else is added.
     fn reset(&self, state: &Self::State, now: u64) -> u64;
+
+    /// Time for which the state is stored, if nothing else is added: at least until the [`reset`](Self::reset).
+    fn lasts(&self, state: &Self::State, now: u64) -> u64 {
+        self.reset(state, now)
+    }
 
     /// Subtracts weight that was added at the time `at`, as far as it still counts. Returns whether the state changed.
     fn refund(&self, state: &mut Self::State, now: u64, at: u64, weight: u64) -> bool;

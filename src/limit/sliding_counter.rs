@@ -179,7 +179,7 @@ pub(crate) struct Counter {
 impl Rule for SlidingCounter {
     type State = Counter;
 
-    fn advance(&self, counter: &mut Counter, now: u64, _: u64) {
+    fn advance(&self, counter: &mut Counter, now: u64, _: u64, _: bool) {
         let window = self.window_us();
         let start = now - now % window;
 

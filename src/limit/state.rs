@@ -125,17 +125,19 @@ pub(crate) struct Effect {
     pub(crate) room: u64,
     /// The time until nothing counts.
     pub(crate) reset: u64,
+    /// The time for which the state is stored.
+    pub(crate) lasts: u64,
 }
 
 /// The steps of a decision. The state is [of](State::is_of) this limit, and times are in microseconds.
 ///
 /// All states of a request are advanced before any is changed, since a request is admitted if all of them fit.
 impl Limit {
-    /// Removes what no longer counts, and returns the weight that fits.
+    /// Removes what no longer counts unless it `reads_only`, and returns the weight that fits.
     #[inline]
-    pub(crate) fn advance(&self, state: &mut State, now: u64, weight: u64) -> u64 {
+    pub(crate) fn advance(&self, state: &mut State, now: u64, weight: u64, reads_only: bool) -> u64 {
         dispatch!(self, state, |rule, state| {
-            rule.advance(state, now, weight);
+            rule.advance(state, now, weight, reads_only);
             rule.room(state, now)
         },
             uncounted => self.quota(),
@@ -159,9 +161,10 @@ impl Limit {
                 turn: counts_at.unwrap_or(now),
                 room: rule.room(state, now),
                 reset: rule.reset(state, now),
+                lasts: rule.lasts(state, now),
             }
         },
-            uncounted => Effect { changed: false, turn: now, room: self.quota(), reset: 0 },
+            uncounted => Effect { changed: false, turn: now, room: self.quota(), reset: 0, lasts: 0 },
             mismatch => mismatch())
     }
 
@@ -242,9 +245,9 @@ mod tests {
     fn each_algorithm_that_counts_denies_the_request_after_the_last_one() {
         for limit in limits().into_iter().filter(Limit::is_counted) {
             let mut state = State::new(&limit);
-            assert_eq!(limit.advance(&mut state, 1, 1), 1, "{limit}");
+            assert_eq!(limit.advance(&mut state, 1, 1, false), 1, "{limit}");
             limit.change(&mut state, 1, Change::Add, 1, None);
-            assert_eq!(limit.advance(&mut state, 1, 1), 0, "{limit}");
+            assert_eq!(limit.advance(&mut state, 1, 1, false), 0, "{limit}");
         }
     }
 }

@@ -246,9 +246,6 @@ async fn leases_of_different_lengths_do_not_shorten_each_other(bench: Bench) {
     assert_eq!(admitted.states()[0].reset_after, Duration::from_secs(58));
     bench.advance(Duration::from_secs(57)).await;
     assert_eq!(remaining(&bench, &short).await, 1);
-    if let Some(members) = bench.members().await {
-        assert_eq!(members, 1);
-    }
     bench.advance(Duration::from_secs(1)).await;
     assert_eq!(remaining(&bench, &short).await, 2);
 }
@@ -387,9 +384,10 @@ async fn two_thousand_leases_that_expire_at_once_are_gone_after_three_checks(ben
     let limit = slots(2_500);
     fill(&bench, &limit).await;
     bench.advance(LEASE).await;
-    for left in [1_000, 2_000, 2_500] {
+    for left in [1_000, 1_999, 2_498] {
         let least = remaining(&bench, &limit).await;
         assert!((left..=left + 1).contains(&least), "{least} remain");
+        take(&bench, &limit, 1).await.expect("there is room");
     }
 }
 

@@ -1122,13 +1122,13 @@ async fn a_refund_finds_a_charge_beyond_the_limit_that_was_merged(bench: &Bench,
 
 async fn charges_beyond_the_limit_are_merged_until_the_last_microsecond_of_a_step(bench: &Bench, algorithm: Algorithm) {
     let (limit, step) = (algorithm.limit(1), WINDOW / 1_000);
-    for (at, waits) in [(step - MICROSECOND, WINDOW + MICROSECOND), (step, WINDOW)] {
+    for (at, waits) in [(step - MICROSECOND, WINDOW), (step, WINDOW - MICROSECOND)] {
         let bench = bench.with_a_fresh_key();
         align(&bench).await;
         bench.check(&limit, 1).await;
-        bench.advance(at).await;
+        bench.advance(at - MICROSECOND).await;
         bench.charge(&limit, 1).await;
-        bench.set_back(MICROSECOND).await;
+        bench.advance(MICROSECOND).await;
         bench.charge(&limit, 1).await;
         assert_eq!(wait(&bench.check(&algorithm.limit(3), 2).await), waits);
     }
@@ -1274,12 +1274,12 @@ async fn admissions_of_one_grain_leave_with_the_last_of_them(bench: &Bench, algo
 
 async fn admissions_are_merged_until_the_last_microsecond_of_a_grain(bench: &Bench, algorithm: Algorithm) {
     let (limit, grain) = (algorithm.limit(2), WINDOW / 4);
-    for (at, waits) in [(grain - MICROSECOND, WINDOW + MICROSECOND), (grain, WINDOW)] {
+    for (at, waits) in [(grain - MICROSECOND, WINDOW), (grain, WINDOW - MICROSECOND)] {
         let bench = bench.with_a_fresh_key();
         align(&bench).await;
-        bench.advance(at).await;
+        bench.advance(at - MICROSECOND).await;
         bench.check(&limit, 1).await;
-        bench.set_back(MICROSECOND).await;
+        bench.advance(MICROSECOND).await;
         bench.check(&limit, 1).await;
         assert_eq!(wait(&bench.check(&limit, 1).await), waits);
     }

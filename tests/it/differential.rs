@@ -339,6 +339,17 @@ async fn agree_in(
     window: Duration,
     policies: &[&[Limit]],
 ) -> usize {
+    agree_for::<64>((redis, clock, shared), steps, step, window, policies).await
+}
+
+/// As [`agree_in`], with versions that last so many steps.
+async fn agree_for<const LASTS: usize>(
+    (redis, clock, shared): (&Redis, &Clock, &RedisStore),
+    steps: usize,
+    step: fn(Duration, usize) -> BoxedStrategy<Step>,
+    window: Duration,
+    policies: &[&[Limit]],
+) -> usize {
     redis.command::<()>("FLUSHALL", [""; 0]).await;
     let memory = clock.memory_store();
     let seed = seed();
@@ -394,7 +405,7 @@ async fn agree_in(
             }
         }
 
-        let limit_of = |policy: usize| &policies[policy][number / 64 % policies[policy].len()];
+        let limit_of = |policy: usize| &policies[policy][number / LASTS % policies[policy].len()];
         let mut charges_of = |planned: &Planned| -> Vec<_> {
             let charges = planned.charges.iter().map(|(policy, cost, role)| {
                 let takes = matches!(
@@ -500,6 +511,27 @@ async fn a_sliding_log_with_merged_checks_decides_alike_in_rust_and_in_lua() {
     let sizes = sizes.and_then(|line| line.split(',').next()?.parse::<usize>().ok());
     let sizes = sizes.expect("logs have sizes");
     assert!(sizes < requests * 9 / 10, "{sizes} of {requests} requests");
+}
+
+/// As in a rolling deploy, and with plans: what is stored under one window is counted under others.
+#[tokio::test]
+async fn a_sliding_log_with_several_windows_and_precisions_decides_alike_in_rust_and_in_lua() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let shared = clock.redis_store(&redis).await;
+    let log = |quota, window| Limit::from(SlidingLog::new(quota, window));
+    let coarse = |quota, window| Limit::from(SlidingLog::new(quota, window).precision(5));
+    let versions = [
+        log(6, WINDOW),
+        log(3, WINDOW / 4),
+        coarse(6, WINDOW),
+        log(60, WINDOW / 2),
+        log(9, WINDOW * 3 / 10),
+        coarse(7, WINDOW * 2 / 5),
+        log(8, WINDOW * 3),
+    ];
+    let many: &[&[Limit]] = &[&versions, &[log(20, WINDOW * 2), log(6, WINDOW)]];
+    agree_for::<3>((&redis, &clock, &shared), steps(), alike, WINDOW, &many[..1]).await;
+    agree_for::<7>((&redis, &clock, &shared), steps() / 2, mixed, WINDOW, many).await;
 }
 
 #[tokio::test]

@@ -463,7 +463,7 @@ async fn many_entries_of_another_clock_after_a_turn_are_removed_by_several_calls
     }
     bench.set_back(5 * SECOND).await;
 
-    for members in [909, 3, 3] {
+    for members in [908, 2, 2] {
         let denied = bench.check(&limit, 1).await.states()[0];
         assert_eq!(
             (denied.retry_after, denied.reset_after),

@@ -1,23 +1,59 @@
 use std::collections::VecDeque;
 
+use super::windows::Windows;
 use crate::limit::rule::BOUND;
 
 /// The admissions of one key, oldest first.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(super) entries: VecDeque<Entry>,
+    pub(super) kind: Kind,
+    /// What all entries weigh.
+    pub(super) weight: u64,
+    pub(super) windows: Windows,
+    pub(super) view: View,
+}
+
+/// How a log is stored in Redis, which decides what a call has to read of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// All entries weigh 1, so that it is enough to count them.
+    #[default]
+    Plain,
+    /// The weight of all entries is stored beside them.
+    Weighted,
+    /// A weighted log with a reservation whose turn has not come.
+    Reserved,
+}
+
+/// What of a log counts for the charge that is decided.
+#[derive(Debug)]
+pub(super) struct View {
     /// The weight that counts.
     pub(super) total: u64,
-    /// Whether an entry heavier than 1 was added since the log was last empty.
-    pub(super) weighted: bool,
-    /// Whether a reservation was added whose turn has not come since. Then the log is weighted.
-    pub(super) reserved: bool,
-    /// The number of entries at the front that have expired and are not removed yet.
+    /// The number of entries at the front that are stored and not in the total.
+    pub(super) skipped: usize,
+    /// The number of entries that no longer count and may be in the total, since there are too many to read.
     pub(super) late: usize,
-    /// The number of entries at the back that a clock which was set back has left, and that are not removed yet.
+    /// The number of entries at the back that a clock which was set back has left, and that are not removed.
     pub(super) gone: usize,
-    /// The number of entries that this call may still read or remove.
+    /// The longest window under which entries that count were stored, that of the charge included.
+    pub(super) longest: u64,
+    /// The number of entries that this charge may still read or remove.
     pub(super) budget: usize,
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self {
+            total: 0,
+            skipped: 0,
+            late: 0,
+            gone: 0,
+            longest: 0,
+            budget: BUDGET,
+        }
+    }
 }
 
 /// Ordered like the members in Redis, whose names decide where the times are equal.
@@ -46,23 +82,8 @@ impl Entry {
     }
 }
 
-/// The budget of a charge. It keeps some for the ends of a log, which are read one by one: the oldest entry, and the newest one
-/// before and after a removal.
+/// The budget of a charge. It keeps some for the ends of a log, which are read one by one.
 pub(crate) const BUDGET: usize = BOUND - 3;
-
-impl Default for Log {
-    fn default() -> Self {
-        Self {
-            entries: VecDeque::new(),
-            total: 0,
-            weighted: false,
-            reserved: false,
-            late: 0,
-            gone: 0,
-            budget: BUDGET,
-        }
-    }
-}
 
 impl Log {
     /// The number of entries that are earlier than `at`.
@@ -75,64 +96,125 @@ impl Log {
         self.entries.partition_point(|entry| entry.at <= at)
     }
 
-    /// Subtracts an entry that was removed.
-    pub(super) fn forget(&mut self, entry: Option<Entry>) {
-        let weight = entry.map_or(0, |entry| entry.weight);
-        self.total = self.total.saturating_sub(weight);
-        self.budget -= 1;
+    /// The number of entries that are not younger than this window: windows are half-open.
+    pub(super) fn older_than(&self, window: u64, now: u64) -> usize {
+        now.checked_sub(window).map_or(0, |expired| self.until(expired))
     }
 
-    /// Corrects the total after entries were removed. While all entries weigh 1, it is their number. A reservation whose turn
-    /// has come is an admission like others.
-    pub(super) fn recount(&mut self, exact: bool, now: u64) {
-        if self.reserved && self.entries.back().is_some_and(|newest| newest.at <= now) {
-            self.reserved = false;
+    pub(super) fn newest(&self) -> Option<u64> {
+        self.entries.back().map(|entry| entry.at)
+    }
+
+    /// Removes entries that have expired under all windows, oldest first, as many as the charge may.
+    pub(super) fn remove_expired(&mut self, now: u64, exact: bool) {
+        let expired = self.older_than(self.view.longest, now);
+        let removed = expired.min(self.view.budget - 2);
+        for entry in self.entries.drain(..removed) {
+            self.weight = self.weight.saturating_sub(entry.weight);
         }
-        if exact && !self.entries.is_empty() && self.total == self.entries.len() as u64 && !self.reserved {
-            self.weighted = false;
-        }
-        if !self.weighted {
-            self.total = (self.entries.len() - self.late - self.gone) as u64;
+        self.view.budget -= removed;
+        self.view.late = expired - removed;
+        if removed > 0 {
+            self.simplify(now, exact);
         }
     }
 
-    /// Removes the entries after `ahead` that a clock which was set back has left, newest first, and keeps those that were
-    /// reserved by this clock.
+    /// Subtracts from the total the entries that a clock which was set back has left.
     #[cold]
-    pub(super) fn remove_gone(&mut self, ahead: u64) {
-        let first = self.until(ahead);
+    pub(super) fn skip_gone(&mut self) {
+        let reads = self.view.gone.min(self.view.budget - 2);
+        let gone = self.entries.range(self.entries.len() - reads..);
+        let weight = gone.map(|entry| entry.weight).sum();
+        self.view.total = self.view.total.saturating_sub(weight);
+        self.view.budget -= reads;
+    }
+
+    /// Removes the entries that a clock which was set back has left, newest first.
+    #[cold]
+    pub(super) fn remove_gone(&mut self, now: u64, exact: bool) {
+        let removed = self.view.gone.min(self.view.budget - 2);
+        let start = self.entries.len() - removed;
+        let mut weight = 0;
+        for entry in self.entries.drain(start..) {
+            weight += entry.weight;
+        }
+        self.weight = self.weight.saturating_sub(weight);
+        self.view.total = self.view.total.saturating_sub(weight);
+        self.view.budget -= removed;
+        self.view.gone -= removed;
+        self.simplify(now, exact);
+    }
+
+    /// As [`remove_gone`](Self::remove_gone), without the entries that were reserved by this clock.
+    #[cold]
+    pub(super) fn remove_gone_beside_reservations(&mut self, ahead: u64, now: u64, exact: bool) {
+        let first = self.entries.len() - self.view.gone;
         let is_reserved = |entry: Option<&Entry>| entry.is_some_and(|entry| entry.is_reserved_until(ahead));
         // Where both ends belong to this clock, none is looked for between them: a long queue would be read each time.
         if is_reserved(self.entries.back()) && is_reserved(self.entries.get(first)) {
-            self.gone = 0;
+            self.view.gone = 0;
             return;
         }
-        let reads = self.gone.min(self.budget - 2);
+        let reads = self.view.gone.min(self.view.budget - 2);
         let read = self.entries.split_off(self.entries.len() - reads);
-        self.budget -= reads;
-        self.gone -= reads;
+        self.view.budget -= reads;
+        self.view.gone -= reads;
         let (kept, gone): (VecDeque<_>, VecDeque<_>) = read.into_iter().partition(|entry| is_reserved(Some(entry)));
-        self.total = gone
-            .iter()
-            .fold(self.total, |total, entry| total.saturating_sub(entry.weight));
+        let weight = gone.iter().map(|entry| entry.weight).sum();
+        self.weight = self.weight.saturating_sub(weight);
+        self.view.total = self.view.total.saturating_sub(weight);
         if !kept.is_empty() {
-            self.gone = 0;
+            self.view.gone = 0;
         }
         self.entries.extend(kept);
+        self.simplify(now, exact);
+    }
+
+    /// Finds, after a removal, whether the log is of a simpler kind now. A reservation whose turn has come is an admission like
+    /// others.
+    fn simplify(&mut self, now: u64, exact: bool) {
+        if self.kind == Kind::Reserved && self.newest().is_none_or(|newest| newest <= now) {
+            self.kind = Kind::Weighted;
+        }
+        let is_plain = exact && !self.entries.is_empty() && self.weight == self.entries.len() as u64;
+        if self.kind == Kind::Weighted && is_plain {
+            self.kind = Kind::Plain;
+        }
+    }
+
+    /// Subtracts from the total the entries that are stored, but are older than the window of the charge.
+    pub(super) fn skip_older_than(&mut self, window: u64, now: u64) {
+        let old = self.older_than(window, now);
+        let young = self.entries.len() - old;
+        // Of a plain log the entries are counted; else the fewer of both are read.
+        let reads = if self.kind == Kind::Plain { 0 } else { old.min(young) };
+        if old == 0 || reads > self.view.budget - 2 {
+            self.view.late = old;
+            return;
+        }
+        let weight = match old <= young {
+            true => self.entries.range(..old).map(|entry| entry.weight).sum(),
+            false => {
+                let young: u64 = self.entries.range(old..).map(|entry| entry.weight).sum();
+                self.weight.saturating_sub(young)
+            }
+        };
+        self.view.budget -= reads;
+        self.view.total = self.weight.saturating_sub(weight);
+        self.view.skipped = old;
+        self.view.late = 0;
     }
 
     /// The time of the entry whose expiry frees this much weight, and whether it is known: past the budget it is that of the
     /// last entry that was read.
-    pub(super) fn freed_at(&self, need: u64, now: u64, budget: usize) -> (u64, bool) {
-        let at = |position| self.entries.get(position).map_or(now, |entry: &Entry| entry.at);
-        if !self.weighted {
-            return (at(self.late + need as usize - 1), true);
-        }
-        if self.total == self.entries.len() as u64 {
-            return (at(need as usize - 1), true);
+    pub(super) fn freed_at(&self, need: u64, now: u64) -> (u64, bool) {
+        let skipped = self.view.skipped;
+        if self.kind == Kind::Plain || self.weight == self.entries.len() as u64 {
+            let entry = self.entries.get(skipped + need as usize - 1);
+            return (entry.map_or(now, |entry| entry.at), true);
         }
         let (mut freed, mut last) = (0, now);
-        for entry in self.entries.iter().take(budget - 1) {
+        for entry in self.entries.iter().skip(skipped).take(self.view.budget - 1) {
             last = entry.at;
             freed += entry.weight;
             if freed >= need {
@@ -142,14 +224,15 @@ impl Log {
         (last, false)
     }
 
-    /// Subtracts weight from an entry. Returns whether nothing is left of it, and the entry is removed.
+    /// Subtracts weight from an entry that counts. Returns whether nothing is left of it, and the entry is removed.
     pub(super) fn take_back(&mut self, position: usize, left: &mut u64) -> bool {
         let Some(mut entry) = self.entries.get(position).copied().filter(|_| *left > 0) else {
             return false;
         };
         let taken = entry.weight.min(*left);
         *left -= taken;
-        self.total = self.total.saturating_sub(taken);
+        self.weight = self.weight.saturating_sub(taken);
+        self.view.total = self.view.total.saturating_sub(taken);
         self.entries.remove(position);
         entry.weight -= taken;
         if entry.weight > 0 {
@@ -180,27 +263,10 @@ mod tests {
     fn admissions_of_the_first_grain_since_the_epoch_are_one_entry() {
         let (limit, mut log) = (SlidingLog::per_minute(10).precision(4), Log::default());
         for now in [0, 0, 1, 14_999_999] {
-            limit.advance(&mut log, now, 1);
+            limit.advance(&mut log, now, 1, false);
             limit.add(&mut log, now, 1);
         }
-        assert_eq!((log.entries.len(), log.total), (1, 4));
-    }
-
-    #[test]
-    fn a_turn_is_found_also_after_many_entries_have_expired() {
-        let (limit, mut log) = (SlidingLog::per_second(2_000), Log::default());
-        let mut add = |now, weight| {
-            limit.advance(&mut log, now, weight);
-            limit.add(&mut log, now, weight);
-        };
-        (0..200).for_each(|now| add(now, 1));
-        (0..990).for_each(|nth| add(500_000 + nth, 1));
-        add(600_000, 2);
-
-        // The weight of the first 950 entries that count.
-        let (now, cost) = (1_000_300, 2_000 - 992 + 950);
-        limit.advance(&mut log, now, cost);
-        assert_eq!(limit.turn(&log, now, cost, u64::MAX), Some(1_500_949));
+        assert_eq!((log.entries.len(), log.weight), (1, 4));
     }
 
     #[test]
@@ -215,7 +281,7 @@ mod tests {
         let (own, joint) = (Some(2 * HOUR + 60_000_000), 2 * HOUR + 60_000_000);
         limit.reserve(&mut log, 2 * HOUR + quota, Turn { own, joint }, 1);
 
-        limit.advance(&mut log, HOUR, 1);
+        limit.advance(&mut log, HOUR, 1, false);
         assert!(!log.entries.is_empty(), "one call removes no more than the budget");
         assert_eq!(limit.reset(&log, HOUR), 0);
         assert_eq!(limit.turn(&log, HOUR, 1, quota), None);

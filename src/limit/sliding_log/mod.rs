@@ -1,13 +1,14 @@
 mod entries;
 mod rule;
+mod windows;
 
 use std::{fmt, time::Duration};
 
-#[cfg(any(feature = "fred", feature = "redis"))]
-pub(crate) use self::entries::BUDGET;
 pub(crate) use self::entries::Log;
+#[cfg(any(feature = "fred", feature = "redis"))]
+pub(crate) use self::{entries::BUDGET, windows::LONGER_WINDOWS};
 
-use super::{constructors::constructors, rule::SLACK, share::Share, units::WindowText};
+use super::{constructors::constructors, share::Share, units::WindowText};
 use crate::ConfigError;
 
 /// Sliding window log: at most the quota in any window, exactly.
@@ -228,11 +229,6 @@ impl SlidingLog {
             0 => 0,
             n => self.window_us().div_ceil(n.into()),
         }
-    }
-
-    /// The latest time of an entry that belongs to the clock which is `now`, unless it is a reservation.
-    fn ahead(&self, now: u64) -> u64 {
-        now + SLACK.min(self.window_us())
     }
 
     /// The first and the last time at which entries are merged with one at this time: all entries if the log has a

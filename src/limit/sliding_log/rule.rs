@@ -1,108 +1,111 @@
 use super::{
     SlidingLog,
-    entries::{BEYOND, BUDGET, Entry, Log, PLAIN},
+    entries::{BEYOND, Entry, Kind, Log, PLAIN, View},
 };
-use crate::limit::rule::{MAX_TOTAL, Rule, Turn};
+use crate::limit::rule::{MAX_TOTAL, Rule, SLACK, Turn};
 
+/// The counterpart of `lua/sliding_log.lua` and `lua/weighted_log.lua`.
 impl Rule for SlidingLog {
     type State = Log;
 
-    fn advance(&self, log: &mut Log, now: u64, weight: u64) {
-        log.budget = BUDGET;
-        log.gone = 0;
-
-        // Windows are half-open: an admission one whole window ago no longer counts.
-        log.late = now
-            .checked_sub(self.window_us())
-            .map_or(0, |expired| log.until(expired));
-        for _ in 0..log.late.min(log.budget - 2) {
-            let oldest = log.entries.pop_front();
-            log.forget(oldest);
-            log.late -= 1;
+    fn advance(&self, log: &mut Log, now: u64, weight: u64, reads_only: bool) {
+        let (window, exact) = (self.window_us(), self.precision == 0);
+        log.view = View {
+            longest: log.windows.longest(now).max(window),
+            ..View::default()
+        };
+        if !reads_only {
+            log.windows.expire(now);
+            log.remove_expired(now, exact);
         }
-        log.recount(self.precision == 0, now);
+        log.view.total = log.weight;
+        if reads_only || log.view.longest > window || log.kind == Kind::Plain {
+            log.skip_older_than(window, now);
+        }
 
         // A request that fits does not remove entries that are ahead of the clock.
         if self.room(log, now) >= weight {
             return;
         }
-        let ahead = self.ahead(now);
-        log.gone = log.entries.len() - log.until(ahead);
-        if log.reserved {
-            if log.gone > 0 {
-                log.remove_gone(ahead);
-                log.recount(true, now);
+        let ahead = log.ahead(now);
+        log.view.gone = log.entries.len() - log.until(ahead);
+        match log.kind {
+            _ if log.view.gone == 0 => {}
+            Kind::Weighted if reads_only => log.skip_gone(),
+            // Beside reservations they count until a check removes them.
+            Kind::Reserved if reads_only => log.view.gone = 0,
+            Kind::Weighted => log.remove_gone(now, exact),
+            Kind::Reserved => log.remove_gone_beside_reservations(ahead, now, exact),
+            Kind::Plain => {
+                if !reads_only {
+                    log.remove_gone(now, exact);
+                }
+                log.view.total = log.view.total.saturating_sub(log.view.gone as u64);
             }
-            return;
         }
-        for _ in 0..log.gone.min(log.budget - 2) {
-            let newest = log.entries.pop_back();
-            log.forget(newest);
-            log.gone -= 1;
-        }
-        log.recount(self.precision == 0, now);
     }
 
     fn room(&self, log: &Log, _: u64) -> u64 {
-        self.quota.saturating_sub(log.total)
+        self.quota.saturating_sub(log.view.total)
     }
 
     fn add(&self, log: &mut Log, now: u64, weight: u64) {
+        let newest = log.newest();
         // Only charges go beyond the limit. Those of one step are one entry, so that a flood of them adds few entries.
-        let beyond = self.precision == 0 && !log.entries.is_empty() && log.total >= self.quota;
-        if (weight > 1 || self.precision > 0 || beyond) && !log.weighted {
-            log.weighted = true;
-            log.total = log.entries.len() as u64;
+        let beyond = self.precision == 0 && newest.is_some() && log.view.total >= self.quota;
+        if (weight > 1 || self.precision > 0 || beyond) && log.kind == Kind::Plain {
+            log.kind = Kind::Weighted;
         }
-        let weight = weight.min(MAX_TOTAL.saturating_sub(log.total)).max(1);
-        log.total += weight;
+        let weight = weight.min(MAX_TOTAL.saturating_sub(log.weight)).max(1);
+        log.weight += weight;
+        log.view.total += weight;
 
         let mut entry = Entry {
             at: now,
             made: if beyond { BEYOND } else { PLAIN },
             weight,
         };
+        // An entry ahead of the clock is a reservation, or of a clock that is gone.
+        let (step, end) = (self.step_around(now).0, log.until(now));
         let merging = match (self.precision, beyond) {
             (0, false) => 0..0,
             (0, true) => {
-                let newest = log.until(self.step_around(now).1);
-                let merges =
-                    |newest: &Entry| newest.is_beyond() && self.step_around(newest.at) == self.step_around(now);
-                let merges = newest > 0 && log.entries.get(newest - 1).is_some_and(merges);
-                newest - usize::from(merges)..newest
+                let merges = |newest: &Entry| newest.is_beyond() && newest.at >= step;
+                let merges = end > 0 && log.entries.get(end - 1).is_some_and(merges);
+                end - usize::from(merges)..end
             }
-            _ => {
-                let (first, last) = self.step_around(now);
-                let end = log.until(last);
-                let start = log.before(first);
-                start.max(end.saturating_sub(log.budget - 1))..end
-            }
+            _ => log.before(step).max(end.saturating_sub(log.view.budget - 1))..end,
         };
         for merged in log.entries.drain(merging) {
-            entry.at = entry.at.max(merged.at);
             entry.weight += merged.weight;
         }
         log.insert(entry);
+        log.windows.store(self.window_us(), now, newest, now);
     }
 
     fn wait(&self, log: &Log, now: u64, cost: u64) -> u64 {
-        let need = (log.total + cost).saturating_sub(self.quota).min(log.total);
+        let (window, total) = (self.window_us(), log.view.total);
+        let need = (total + cost).saturating_sub(self.quota).min(total);
         if need == 0 {
-            return self.window_us();
+            return window;
         }
 
-        let (at, _) = log.freed_at(need, now, log.budget);
-        (at + self.window_us()).saturating_sub(now).max(1)
+        let (at, _) = log.freed_at(need, now);
+        let wait = (at + window).saturating_sub(now).max(1);
+        match log.kind {
+            Kind::Reserved => wait,
+            // An entry that is further ahead is of a clock that is gone.
+            Kind::Plain | Kind::Weighted => wait.min(window + SLACK),
+        }
     }
 
     fn turn(&self, log: &Log, now: u64, cost: u64, most: u64) -> Option<u64> {
-        let need = (log.total + cost).saturating_sub(self.quota);
-        let is_whole = log.late == 0 && log.gone == 0;
+        let need = (log.view.total + cost).saturating_sub(self.quota);
+        let is_whole = log.view.late == 0 && log.view.gone == 0;
         if !is_whole || self.precision > 0 || cost > self.quota || need == 0 || need > most {
             return None;
         }
-        // In Redis the turn is found by a charge of its own.
-        let (at, is_known) = log.freed_at(need, now, BUDGET);
+        let (at, is_known) = log.freed_at(need, now);
         is_known.then(|| (at + self.window_us()).max(now + 1))
     }
 
@@ -111,45 +114,46 @@ impl Rule for SlidingLog {
             self.add(log, now, weight);
             return now;
         }
-        if !log.weighted {
-            log.weighted = true;
-            log.total = log.entries.len() as u64;
-        }
-        log.reserved = true;
-        log.total += weight;
+        let newest = log.newest();
+        log.kind = Kind::Reserved;
+        log.weight += weight;
+        log.view.total += weight;
         log.insert(Entry {
             at: turn.joint,
             made: now,
             weight,
         });
+        log.windows.store(self.window_us(), turn.joint, newest, now);
         turn.joint
     }
 
     fn reset(&self, log: &Log, now: u64) -> u64 {
-        let counted = log.entries.len() - log.gone;
-        if counted <= log.late {
-            return 0;
-        }
-        let Some(newest) = log.entries.get(counted - 1) else {
+        let counted = log.entries.len() - log.view.gone;
+        let Some(newest) = counted.checked_sub(1).and_then(|last| log.entries.get(last)) else {
             return 0;
         };
         let reset = (newest.at + self.window_us()).saturating_sub(now);
-        match log.reserved && newest.is_reserved_until(self.ahead(now)) {
+        match log.kind == Kind::Reserved && newest.is_reserved_until(log.ahead(now)) {
             true => reset,
             false => reset.min(self.window_us()),
         }
     }
 
+    fn lasts(&self, log: &Log, now: u64) -> u64 {
+        self.reset(log, now).max(log.windows.longer_until().saturating_sub(now))
+    }
+
     fn refund(&self, log: &mut Log, now: u64, at: u64, weight: u64) -> bool {
         // The clock may be younger than the window: then all entries count.
         let valid_from = now.checked_sub(self.window_us()).map_or(0, |expired| expired + 1);
-        let exact = self.precision == 0;
-        let step = self.step_around(at);
-        let (from, upto) = if exact { (at, at) } else { step };
-
-        let first = log.before(from.max(valid_from));
-        let found = log.until(upto).saturating_sub(first).min(log.budget - 1);
+        let (exact, step_end) = (self.precision == 0, self.step_around(at).1);
         let mut left = weight;
+
+        // With a precision, the first entry that is not earlier is the one that it may have been merged into.
+        let first = log.before(at.max(valid_from));
+        let upto = if exact { at } else { step_end };
+        let found_at = log.entries.get(first).map_or(at, |entry| entry.at.min(upto));
+        let found = log.until(found_at).saturating_sub(first).min(log.view.budget - 1);
         let mut position = first;
         for _ in 0..found {
             position += usize::from(!log.take_back(position, &mut left));
@@ -157,15 +161,21 @@ impl Rule for SlidingLog {
 
         // A charge beyond the limit may be merged with later ones.
         if exact && left > 0 {
-            let reads = log.budget - 1 - found;
-            let end = log.until(step.1);
-            let first = log.before(valid_from.max(at + 1)).max(end.saturating_sub(reads));
-            for position in (first..end).rev() {
-                if log.entries.get(position).is_some_and(Entry::is_beyond) {
-                    log.take_back(position, &mut left);
-                }
+            let reads = log.view.budget - 1 - found;
+            let first = log.before(valid_from.max(at + 1));
+            let last = log.until(step_end).min(first + reads);
+            let beyond = (first..last).find(|&position| log.entries[position].is_beyond());
+            if let Some(position) = beyond {
+                log.take_back(position, &mut left);
             }
         }
         left < weight
+    }
+}
+
+impl Log {
+    /// The latest time of an entry that belongs to the clock which is `now`, unless it is a reservation.
+    fn ahead(&self, now: u64) -> u64 {
+        now + SLACK.min(self.view.longest)
     }
 }

@@ -17,7 +17,7 @@ impl Rule for TokenBucket {
     type State = Bucket;
 
     #[inline]
-    fn advance(&self, bucket: &mut Bucket, now: u64, _: u64) {
+    fn advance(&self, bucket: &mut Bucket, now: u64, _: u64, _: bool) {
         bucket.spent = bucket.spent.min(self.cap());
         let at = bucket.charged_at();
         let gone = at > now && at > now + SLACK.min(self.time(self.burst));
@@ -106,7 +106,7 @@ impl Rule for TokenBucket {
         if counts {
             bucket.spent = bucket.spent.saturating_sub(weight - come);
             bucket.since += left;
-            self.advance(bucket, now, 0);
+            self.advance(bucket, now, 0, false);
         }
         counts
     }

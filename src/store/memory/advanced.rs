@@ -41,7 +41,7 @@ impl<'a> Advanced<'a> {
         let saved = state.saved();
         let (role, cost) = (charge.role(), charge.cost());
         let needed = if operation.compares_room() { cost } else { 0 };
-        let room = charge.limit().advance(state, now, needed);
+        let room = charge.limit().advance(state, now, needed, operation == Operation::Peek);
         let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), cost);
         let room = if held { room.max(cost) } else { room };
         let fits = room >= if role == ChargeRole::Ban { 1 } else { cost };
@@ -191,7 +191,9 @@ impl<'a> Advanced<'a> {
             | Operation::RenewLease => Change::Nothing,
         };
         let effect = limit.change(state, now, change, cost, charge.lease_id());
-        let Effect { changed, reset, .. } = effect;
+        let Effect {
+            changed, reset, lasts, ..
+        } = effect;
         let room = match change {
             Change::Add | Change::Reserve(_) if changed && role != ChargeRole::Ban => room.saturating_sub(cost),
             Change::Add
@@ -226,7 +228,7 @@ impl<'a> Advanced<'a> {
         }
         Decided {
             charge_state,
-            expires_at: changed.then_some(now + reset),
+            expires_at: changed.then_some(now + lasts),
             denies_until: if room == 0 { now.saturating_add(wait_for_one) } else { 0 },
         }
     }

@@ -1,6 +1,8 @@
 use std::sync::LazyLock;
 
-use crate::limit::{BOUND, BUDGET, HEAVIEST, LEVELS, MAX_EXACT, MAX_TOTAL, NEVER, RETRY_US, SLACK, STEPS};
+use crate::limit::{
+    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, MAX_EXACT, MAX_TOTAL, NEVER, RETRY_US, SLACK, STEPS,
+};
 
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.
 pub(super) struct Script {
@@ -16,6 +18,7 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/trial.lua"),
     include_str!("../../../lua/runs.lua"),
     include_str!("../../../lua/numbers.lua"),
+    include_str!("../../../lua/weighted_log.lua"),
     include_str!("../../../lua/sliding_log.lua"),
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
@@ -35,7 +38,7 @@ const ALL_READS: u64 = 8 * BUDGET as u64;
 /// The constants of the script, which a call of the script would otherwise make anew.
 ///
 /// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
-const CONSTANTS: [(&str, u64); 24] = [
+const CONSTANTS: [(&str, u64); 25] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
@@ -52,10 +55,11 @@ const CONSTANTS: [(&str, u64); 24] = [
     ("C_Z", 6),
     ("EXACT", MAX_EXACT),
     ("FEW", FEW),
+    ("HEADERS", LONGER_WINDOWS as u64 + 2),
     ("HEAVIEST", HEAVIEST),
     ("LEVELS", LEVELS),
+    ("LONGER_WINDOWS", LONGER_WINDOWS as u64),
     ("MAX_TOTAL", MAX_TOTAL),
-    ("MERGED", BUDGET as u64 - 1),
     ("NEVER", NEVER),
     ("RETRY_US", RETRY_US),
     ("SLACK", SLACK),

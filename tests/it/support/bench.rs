@@ -109,11 +109,11 @@ impl Bench {
         Some(redis.expires_at(keys.first()?).await)
     }
 
-    /// How many members the sorted set of the key has, if the store has one.
+    /// How many members the sorted set of the key has, apart from those that describe the others, if the store has one.
     pub(crate) async fn members(&self) -> Option<u64> {
         let redis = self.redis.as_ref()?;
         let keys: Vec<String> = redis.command("KEYS", [format!("*{{key={}}}", self.key)]).await;
-        Some(redis.command("ZCARD", [keys.first()?]).await)
+        Some(redis.command("ZCOUNT", [keys.first()?, "(0", "+inf"]).await)
     }
 
     pub(crate) async fn check(&self, limit: &Limit, cost: u64) -> Outcome {

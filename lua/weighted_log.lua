@@ -1,0 +1,488 @@
+-- What a sliding log does where it is more than a count of equal members.
+--
+-- The name of a member is `time[@made][~][:weight][-attempt]`. A weight is written with a letter for its number of digits (`:a5`,
+-- `:b10`), so that members of one time are in the order of their weights. A reservation is a member in the future, and `@` is
+-- before the time when it was made. With a precision, admissions of one grain of time are one member, scored with the last of
+-- them. Charges beyond the limit are merged in the same way, in steps of a fraction of the window, and `~` marks their members.
+--
+-- Members with scores up to 0 describe the others. `=<window>`: all weigh 1, and are counted. `#<window>`: the score is minus
+-- their weight. `@<window>`: the same, where there may be reservations. A member was stored under this window, or under a longer
+-- one for which there is `><window>`, whose score is minus the time until which it is needed: no charge removes what counts under
+-- another window. `+<window>` is `=<window>` beside longer ones.
+
+if algorithm == 'log' and not make_weighted then
+  function make_weighted()
+    local function parts_of(member)
+      local plain_at = tonumber(member)
+      if plain_at then
+        return plain_at, 1
+      end
+      local at, weight = string.match(member, '^(%d+)@?%d*~?:?%a?(%d*)')
+      return tonumber(at) or 0, tonumber(weight) or 1
+    end
+
+    local function at_rank(log, rank)
+      return call('ZRANGE', log.key, rank, rank)[1]
+    end
+
+    -- The weight of the members from one rank to another.
+    local function weight_of(log, from, upto)
+      local total = 0
+      for _, member in ipairs(call('ZRANGE', log.key, from, upto)) do
+        local _, weight = parts_of(member)
+        total = total + weight
+      end
+      return total
+    end
+
+    -- `headers`: how many members describe the others, of which there are `stored`. `longer`: the longer windows, longest first.
+    -- For the charge: `total` counts, without the oldest that are `skipped`; `late` have expired and may be in the total, `gone`
+    -- are of a clock that is gone, and `budget` may still be read.
+    local function read(key, members, removed)
+      local log = { key = key, kind = '=', window = 0, longer = {}, headers = 0, weight = 0 }
+      log.skipped, log.late, log.gone, log.budget = 0, 0, 0, BUDGET - math.min(removed or 0, BUDGET - 2)
+      local described = call('ZRANGEBYSCORE', key, '-inf', '0', 'WITHSCORES', 'LIMIT', '0', 'HEADERS')
+      for i = 1, #described, 2 do
+        local kind, window = string.sub(described[i], 1, 1), tonumber(string.sub(described[i], 2))
+        if window and kind == '>' then
+          table.insert(log.longer, 1, { window, -described[i + 1], described[i] })
+          log.headers = log.headers + 1
+        elseif window and not log.header and string.find(kind, '[=+#@]') then
+          kind = kind == '+' and '=' or kind
+          log.header, log.kind, log.window, log.weight = described[i], kind, window, -described[i + 1]
+          log.headers = log.headers + 1
+        end
+      end
+      log.stored = (members or call('ZCARD', key)) - log.headers
+      if log.kind == '=' then
+        log.weight = log.stored
+      elseif not (log.weight >= 0 and log.weight < EXACT) then
+        log.weight = log.weight > 0 and EXACT - 1 or 0
+      end
+      log.total = log.weight
+      return log
+    end
+
+    -- The name of the header for the kind and the window that the log has now.
+    local function header_of(log, window, text)
+      local kind = log.kind == '=' and #log.longer > 0 and '+' or log.kind
+      return kind .. (log.window == window and text.digits or string.format('%.0f', log.window))
+    end
+
+    -- Writes the header if its name has changed, apart from a member.
+    local function describe(log, header)
+      if header ~= log.header then
+        call('ZADD', log.key, log.kind == '=' and 0 or -log.weight, header)
+        if log.header then
+          call('ZREM', log.key, log.header)
+        else
+          log.headers = log.headers + 1
+        end
+        log.header = header
+      end
+    end
+
+    -- Finds, after a removal, whether the log is of a simpler kind now. A reservation whose turn has come is an admission like
+    -- others.
+    local function simplify(log, window, grain, text)
+      if log.kind == '@' and (log.stored == 0 or parts_of(at_rank(log, -1)) <= now) then
+        log.kind = '#'
+      end
+      if log.kind == '#' and grain == 0 and log.stored > 0 and log.weight == log.stored then
+        log.kind = '='
+      end
+      if log.header then
+        describe(log, header_of(log, window, text))
+      end
+    end
+
+    -- Removes `count` members, of which the first has this rank.
+    local function remove(log, from, count)
+      local upto, weight = from + count - 1, count
+      if log.kind ~= '=' then
+        weight = weight_of(log, from, upto)
+        call('ZINCRBY', log.key, weight, log.header)
+      end
+      call('ZREMRANGEBYRANK', log.key, from, upto)
+      log.stored, log.weight, log.budget = log.stored - count, log.weight - weight, log.budget - count
+      return weight
+    end
+
+    -- Finds the longest window that is needed.
+    local function find_longest(log, window, text)
+      log.longest = math.max(window, log.window)
+      for i = #log.longer, 1, -1 do
+        local longer, til, name = unpack(log.longer[i])
+        if til > now then
+          log.longest = math.max(log.longest, longer)
+        elseif operation ~= 'peek' then
+          call('ZREM', log.key, name)
+          table.remove(log.longer, i)
+          log.headers = log.headers - 1
+          describe(log, header_of(log, window, text))
+        end
+      end
+    end
+
+    -- Removes what has expired under that window, oldest first, within the budget.
+    local function expire(log, window, grain, text)
+      log.late = call('ZCOUNT', log.key, '(0', now - log.longest)
+      local count = operation ~= 'peek' and math.min(log.late, log.budget - 2) or 0
+      if count > 0 then
+        remove(log, log.headers, count)
+        log.late = log.late - count
+        simplify(log, window, grain, text)
+      end
+      log.total = log.weight
+    end
+
+    -- Subtracts from the total the members that are stored, but are older than the window of the charge.
+    local function skip(log, window)
+      local old = log.longest == window and log.late or call('ZCOUNT', log.key, '(0', now - window)
+      local young = log.stored - old
+      -- Of equal members the number is known; else the fewer of both are read.
+      local reads = log.kind == '=' and 0 or math.min(old, young)
+      if old == 0 or reads > log.budget - 2 then
+        log.late = old
+        return
+      end
+      local weight = old
+      if log.kind ~= '=' and old <= young then
+        weight = weight_of(log, log.headers, log.headers + old - 1)
+      elseif log.kind ~= '=' then
+        weight = log.weight - (young > 0 and weight_of(log, log.headers + old, -1) or 0)
+      end
+      log.total, log.skipped, log.late, log.budget = log.weight - weight, old, 0, log.budget - reads
+    end
+
+    -- Removes what a clock that is gone has left after `ahead`, newest first, except for the reservations of this clock.
+    local function remove_beside_reservations(log, ahead)
+      local function is_reserved(member)
+        local made = string.match(member, '@(%d+)')
+        return made and tonumber(made) <= ahead
+      end
+      -- Where both ends belong to this clock, none is looked for between them: a long queue would be read each time.
+      local after = '(' .. string.format('%.0f', ahead)
+      local lowest = call('ZRANGEBYSCORE', log.key, after, '+inf', 'LIMIT', '0', '1')[1]
+      if is_reserved(lowest) and is_reserved(at_rank(log, -1)) then
+        log.gone = 0
+        return
+      end
+      local members = call('ZREVRANGEBYSCORE', log.key, '+inf', after, 'LIMIT', '0', log.budget - 2)
+      local removed, weight = {}, 0
+      for _, member in ipairs(members) do
+        if not is_reserved(member) then
+          local _, one = parts_of(member)
+          removed[#removed + 1], weight = member, weight + one
+        end
+      end
+      log.gone = #removed == #members and log.gone - #removed or 0
+      if #removed > 0 then
+        call('ZINCRBY', log.key, weight, log.header)
+        call('ZREM', log.key, unpack(removed))
+      end
+      log.budget, log.stored = log.budget - #members, log.stored - #removed
+      log.weight, log.total = log.weight - weight, log.total - weight
+    end
+
+    -- Does so where a charge of this weight is denied.
+    local function forget(log, window, grain, text)
+      local ahead = now + math.min(SLACK, log.longest)
+      log.gone = call('ZCOUNT', log.key, '(' .. string.format('%.0f', ahead), '+inf')
+      if log.gone == 0 then
+        return
+      end
+      if operation == 'peek' then
+        local count, last = math.min(log.gone, log.budget - 2), log.headers + log.stored - 1
+        if log.kind == '=' then
+          log.total = log.total - log.gone
+        elseif log.kind == '#' then
+          log.total, log.budget = log.total - weight_of(log, last - count + 1, last), log.budget - count
+        else
+          -- Beside reservations they count until a check removes them.
+          log.gone = 0
+        end
+        return
+      end
+      local plain = log.kind == '='
+      if log.kind == '@' then
+        remove_beside_reservations(log, ahead)
+      else
+        local count = math.max(0, math.min(log.gone, log.budget - 2))
+        if count > 0 then
+          log.total = log.total - remove(log, log.headers + log.stored - count, count)
+          log.gone = log.gone - count
+        end
+      end
+      simplify(log, window, grain, text)
+      if plain then
+        log.total = log.total - log.gone
+      end
+    end
+
+    -- Stores the window of a member that is added at this time.
+    local function store_window(log, window, at)
+      if window == log.window then
+        return
+      end
+      local others, own = {}, { window, at + window }
+      for i, longer in ipairs(log.longer) do
+        others[i] = longer
+      end
+      if log.stored > 0 then
+        others[#others + 1] = { log.window, parts_of(at_rank(log, -1)) + log.window }
+      end
+      local all = { own }
+      for _, one in ipairs(others) do
+        if one[1] == window then
+          own[2] = math.max(own[2], one[2])
+        else
+          all[#all + 1] = one
+        end
+      end
+      table.sort(all, function(a, b)
+        return a[1] > b[1]
+      end)
+      -- Each is needed that is the longest at some time, and that of this member.
+      local needed, latest = {}, now
+      for _, one in ipairs(all) do
+        if one[2] > latest or one == own then
+          needed[#needed + 1] = one
+        end
+        latest = math.max(latest, one[2])
+      end
+      log.window = table.remove(needed)[1]
+      while #needed > LONGER_WINDOWS do
+        needed[1][2] = math.max(needed[1][2], table.remove(needed, 2)[2])
+      end
+
+      local left = {}
+      for _, longer in ipairs(needed) do
+        longer[3] = string.format('>%.0f', longer[1])
+        call('ZADD', log.key, -longer[2], longer[3])
+        left[longer[3]] = true
+      end
+      for _, longer in ipairs(log.longer) do
+        if not left[longer[3]] then
+          call('ZREM', log.key, longer[3])
+        end
+      end
+      log.headers = log.headers - #log.longer + #needed
+      log.longer = needed
+    end
+
+    -- Adds a member to a log whose weight has it already.
+    local function put(log, at, mark, weight, window, text)
+      local score = at == now and now_text or string.format('%.0f', at)
+      local name = score .. mark
+      if weight > 1 then
+        local digits = string.format('%.0f', weight)
+        name = name .. ':' .. string.char(96 + #digits) .. digits
+      end
+      local header = header_of(log, window, text)
+      local added = header == log.header and 1 or 2
+      local member, attempt = name, log.stored
+      while call('ZADD', log.key, score, member, -log.weight, header) < added do
+        added, attempt = 1, attempt + 1
+        member = name .. '-' .. attempt
+      end
+      log.stored = log.stored + 1
+      if log.header ~= header then
+        if log.header then
+          call('ZREM', log.key, log.header)
+        else
+          log.headers = log.headers + 1
+        end
+        log.header = header
+      end
+    end
+
+    -- Adds the weight of an admission, or of a charge.
+    local function add(log, counted, cost, quota, window, grain, text)
+      local beyond = grain == 0 and log.stored > 0 and log.total >= quota
+      store_window(log, window, now)
+      if log.kind == '=' and cost == 1 and counted <= FEW and grain == 0 and not beyond then
+        log.weight, log.total = log.weight + counted, log.total + counted
+        describe(log, header_of(log, window, text))
+        admit(log.key, counted, log.stored)
+        log.stored = log.stored + counted
+        return
+      end
+
+      local weight = counted * cost
+      if log.weight + weight > MAX_TOTAL then
+        weight = math.max(counted, MAX_TOTAL - log.weight)
+      end
+      log.kind = log.kind == '=' and '#' or log.kind
+      log.weight, log.total = log.weight + weight, log.total + weight
+      if grain > 0 or beyond then
+        -- One ahead of the clock is a reservation, or of a clock that is gone.
+        local step = grain > 0 and grain or math.ceil(window / STEPS)
+        local limit = beyond and 1 or log.budget - 1
+        for _, member in ipairs(call('ZREVRANGEBYSCORE', log.key, now_text, now - now % step, 'LIMIT', '0', limit)) do
+          if not beyond or string.find(member, '~', 1, true) then
+            local _, merged = parts_of(member)
+            weight = weight + merged
+            call('ZREM', log.key, member)
+            log.stored = log.stored - 1
+          end
+        end
+      end
+      put(log, now, beyond and '~' or '', weight, window, text)
+    end
+
+    -- Takes weight back from a member, and returns how much is left to take.
+    local function take_back(log, member, left, window, text)
+      local at, weight = parts_of(member)
+      local taken = math.min(left, weight)
+      log.weight, log.total, log.stored = log.weight - taken, log.total - taken, log.stored - 1
+      call('ZREM', log.key, member)
+      if weight > taken then
+        local mark = string.find(member, '~', 1, true) and '~' or string.match(member, '@%d+') or ''
+        put(log, at, mark, weight - taken, window, text)
+      elseif log.kind ~= '=' then
+        call('ZINCRBY', log.key, taken, log.header)
+      end
+      return left - taken
+    end
+
+    -- Takes weight back from what was added at that time, as far as it still counts.
+    local function refund(log, at, cost, window, grain, text)
+      local left, valid_from = cost, now - window + 1
+      local step = grain > 0 and grain or math.ceil(window / STEPS)
+      local step_end = at - at % step + step - 1
+
+      -- With a precision, the first member that is not earlier is the one that it may have been merged into.
+      local from, upto = math.max(at, valid_from), grain > 0 and step_end or at
+      local members = call('ZRANGEBYSCORE', log.key, from, upto, 'LIMIT', '0', log.budget - 1)
+      local found_at = members[1] and parts_of(members[1])
+      for _, member in ipairs(members) do
+        if left > 0 and parts_of(member) == found_at then
+          left = take_back(log, member, left, window, text)
+        end
+      end
+
+      -- A charge beyond the limit may be merged with later ones.
+      local reads = log.budget - 1 - #members
+      if grain == 0 and left > 0 and log.stored > 0 and reads > 0 then
+        from = math.max(at + 1, valid_from)
+        for _, member in ipairs(call('ZRANGEBYSCORE', log.key, from, step_end, 'LIMIT', '0', reads)) do
+          if string.find(member, '~', 1, true) then
+            take_back(log, member, left, window, text)
+            break
+          end
+        end
+      end
+    end
+
+    -- The time until a charge fits, and whether that is a lower bound: past the budget it is that of the last member read.
+    local function wait(log, cost, quota, window, reserve)
+      local need = math.min(log.total + cost - quota, log.total)
+      if need <= 0 then
+        return window, false
+      end
+      local first, freed_at = log.headers + log.skipped, now
+      if log.kind == '=' or log.weight == log.stored then
+        local member = at_rank(log, first + need - 1)
+        freed_at, need = member and parts_of(member) or now, 0
+      else
+        -- Most waits are for one of the first, which each charge may read.
+        local read, size, bound = 0, 8, log.budget - 1
+        if reads < log.budget and not reserve then
+          bound = math.min(bound, math.max(8, reads))
+        end
+        while need > 0 and read < bound and log.skipped + read < log.stored do
+          local upto = math.min(read + size, bound)
+          for _, member in ipairs(call('ZRANGE', log.key, first + read, first + upto - 1)) do
+            if need > 0 then
+              local at, weight = parts_of(member)
+              freed_at, need = at, need - weight
+            end
+          end
+          read, size = upto, size * 8
+        end
+        if not reserve then
+          reads = reads - read
+        end
+      end
+      local time = math.max(1, freed_at + window - now)
+      -- One that is further ahead is of a clock that is gone.
+      return log.kind == '@' and time or math.min(time, window + SLACK), need > 0
+    end
+
+    -- The time until nothing counts.
+    local function reset(log, window)
+      if log.stored <= log.gone then
+        return 0
+      end
+      local member = at_rank(log, -1 - log.gone)
+      local time = math.max(0, parts_of(member) + window - now)
+      local made = log.kind == '@' and string.match(member, '@(%d+)')
+      if made and tonumber(made) <= now + math.min(SLACK, log.longest) then
+        return time
+      end
+      return math.min(window, time)
+    end
+
+    -- Sets the expiry to the time when the last member does not count under any window.
+    local function set_expiry(log, window)
+      local til = now + window
+      if log.kind == '@' then
+        til = math.max(til, parts_of(at_rank(log, -1)) + log.window)
+      end
+      for _, longer in ipairs(log.longer) do
+        til = math.max(til, longer[2])
+      end
+      call('PEXPIREAT', log.key, expiry(til))
+    end
+
+    weighted = function(key, times, rest, cost, quota, window, grain, text, reserve, members, removed)
+      local log = read(key, members, removed)
+      find_longest(log, window, text)
+      if log.stored > 0 then
+        expire(log, window, grain, text)
+        if operation == 'peek' or log.longest > window or log.kind == '=' then
+          skip(log, window)
+        end
+        if times > 0 and quota - log.total < times * cost then
+          forget(log, window, grain, text)
+        end
+      end
+
+      local room, counted = math.max(0, quota - log.total), times
+      if room < times * cost then
+        counted = (room - room % cost) / cost
+      end
+      local waits, refunded_at = counted < times, nil
+      if rest then
+        local own_turn
+        if reserve and waits and grain == 0 and log.late + log.gone == 0 then
+          own_turn = reserve.turn_of(log.total + cost - quota, cost, quota, wait, log, cost, quota, window, reserve)
+        end
+        counted, waits, refunded_at = rest(room, counted, cost, quota, own_turn)
+      end
+
+      if reserve and counted > 0 and reserve.turn > now and grain == 0 then
+        log.kind, log.weight = '@', log.weight + cost
+        store_window(log, window, reserve.turn)
+        put(log, reserve.turn, '@' .. now_text, cost, window, text)
+        set_expiry(log, window)
+        return counted, math.max(0, room - cost), now - reserve.turn, reset(log, window)
+      end
+      if refunded_at and log.stored > 0 then
+        refund(log, refunded_at, cost, window, grain, text)
+        room = math.max(0, quota - log.total)
+      elseif counted > 0 then
+        add(log, counted, cost, quota, window, grain, text)
+        set_expiry(log, window)
+        room = math.max(0, room - counted * cost)
+      elseif waits then
+        keep(key, now + log.longest)
+      end
+
+      local is_reset = counted > 0 and log.kind ~= '@'
+      return counted, room, waits and wait(log, cost, quota, window, reserve) or 0, is_reset and window or reset(log, window)
+    end
+    return weighted
+  end
+end
