@@ -288,11 +288,6 @@ impl PolicyDecision {
         Some(self.charge().ban(ban, length))
     }
 
-    /// The length of its longest ban, if the policy has bans.
-    pub(crate) fn longest_ban(&self) -> Option<Duration> {
-        self.policy().ban.as_ref()?.longest_ban()
-    }
-
     /// Records the next states: that of the ban, if there is one, and those of [`record`](Self::record).
     pub(crate) fn record_guarded<'a>(
         &mut self,
@@ -399,8 +394,7 @@ pub enum Denial {
     CostAboveLimit,
     /// The limit is [`Limit::DenyAll`].
     DenyAll,
-    /// The key is banned, since it was denied too often, by hand, or since a server has asked for a
-    /// [pause](crate::Policy::learn_from_responses): [`Policy::ban`](crate::Policy::ban) describes bans.
+    /// The key is banned for its denials, by hand or for a pause: [`Policy::ban`](crate::Policy::ban) describes bans.
     /// [`retry_after`](PolicyDecision::retry_after) includes the rest of the ban.
     Banned,
 }

@@ -1,7 +1,7 @@
 use std::{error::Error, fmt, time::Duration};
 
 use super::Limiter;
-use crate::{Decision, Key, PolicyDecision, bans, limit::LengthText, store::StoreError};
+use crate::{Decision, Key, Limit, PolicyDecision, bans, limit::LengthText, store::StoreError};
 
 /// Bans by hand.
 impl Limiter {
@@ -42,13 +42,16 @@ impl Limiter {
     pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), BanError> {
         let mut key = key.into();
         key.bound();
-        let decision = self.policies.with_newest(|newest| {
-            let undecided = |position| PolicyDecision::undecided(newest.context.clone(), position, key.clone(), 1);
+        let (decision, longest) = self.policies.with_newest(|newest| {
+            let context = newest.context;
             // Also those that are not limited now: the ban applies when they are.
-            let policies = 0..newest.context.policies.len();
-            Decision::new(true, policies.map(undecided).collect())
+            let policies = 0..context.policies.len();
+            let undecided =
+                policies.map(|position| PolicyDecision::undecided(context.clone(), position, key.clone(), 1));
+            let bans = context.policies.iter().filter_map(|policy| policy.ban.as_ref());
+            let longest = bans.filter_map(Limit::longest_ban).min();
+            (Decision::new(true, undecided.collect()), longest)
         });
-        let longest = decision.as_slice().iter().filter_map(PolicyDecision::longest_ban).min();
         if let Some(longest) = longest.filter(|longest| length.as_micros() > longest.as_micros()) {
             return Err(BanError::TooLong { longest });
         }
@@ -95,7 +98,7 @@ pub enum BanError {
     /// const DAY: Duration = Duration::from_secs(86_400);
     /// let calls = |ban| Limiter::new(MemoryStore::new(), Policy::new("calls", SlidingLog::per_minute(60)).ban(ban));
     /// let error = calls(Ban::by_hand()).ban("42", 7 * DAY).await.unwrap_err();
-    /// assert!(matches!(error, BanError::TooLong { longest: DAY }));
+    /// assert!(matches!(error, BanError::TooLong { longest: DAY, .. }));
     /// assert_eq!(error.to_string(), "a policy of the limiter bans for at most 1d; set `.longest(..)` of its bans");
     ///
     /// calls(Ban::by_hand().longest(7 * DAY)).ban("42", 7 * DAY).await?;
