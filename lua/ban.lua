@@ -1,5 +1,6 @@
 -- Bans: since when denials of the next charge are counted, and how many there are; until when the last ban lasts; and its
--- level, the number of times that the next one is doubled. Denials and level are one number.
+-- level, the number of times that the next one is doubled. Denials and level are one number. Without denials, the first number
+-- is the time when the last ban began.
 --
 -- A ban depends on what is decided about another charge, which is in the reply: it has a wait if it is one that denies.
 
@@ -9,11 +10,13 @@ if algorithm == 'ban' then
       local since, packed, til, expires = fetch(key)
       local level = packed % LEVELS
       local denials = (packed - level) / LEVELS
-      if til > now + longest then
-        -- Of a clock that is gone, or of a longer ban that was configured before.
-        denials, til, level = 0, 0, 0
-      end
-      if denials > 0 and (since + window <= now or since > now and since > now + math.min(SLACK, window)) then
+      if since > now and since > now + math.min(SLACK, window) then
+        -- The clock was set back. A ban that ends within the longest one stays, whichever policy has begun it.
+        denials = 0
+        if til > now + longest then
+          since, til, level = 0, 0, 0
+        end
+      elseif denials > 0 and since + window <= now then
         denials = 0
       end
       local in_force = til > now
@@ -44,14 +47,15 @@ if algorithm == 'ban' then
           end
           if denials >= quota then
             local length = math.min(longest, first * 2 ^ decayed)
-            til, denials, level = now + length, 0, length < longest and decayed + 1 or decayed
+            since, til, denials = now, now + length, 0
+            level = length < longest and decayed + 1 or decayed
           end
         else
           level = decayed
         end
       end
       if blocks then
-        til = now + math.min(cost, longest)
+        since, til, denials = now, now + math.min(cost, longest), 0
       end
 
       local forgotten = til + level * window

@@ -394,7 +394,7 @@ pub enum Denial {
     CostAboveLimit,
     /// The limit is [`Limit::DenyAll`].
     DenyAll,
-    /// The key is banned, since it was denied too often or by hand: [`Policy::ban`](crate::Policy::ban) describes bans.
+    /// The key is banned for its denials, by hand or for a pause: [`Policy::ban`](crate::Policy::ban) describes bans.
     /// [`retry_after`](PolicyDecision::retry_after) includes the rest of the ban.
     Banned,
 }

@@ -26,7 +26,8 @@ use crate::ConfigError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Ban {
-    after: u64,
+    /// None if no denial begins a ban.
+    after: Option<u64>,
     within: Duration,
     first: Duration,
     longest: Duration,
@@ -46,12 +47,7 @@ impl Ban {
     /// assert_eq!((ban.denials(), ban.window()), (Some(10), Duration::from_secs(3_600)));
     /// ```
     pub const fn after(denials: u64, within: Duration) -> Self {
-        Self {
-            after: denials,
-            within,
-            first: Duration::from_secs(60),
-            longest: Duration::from_secs(86_400),
-        }
+        Self::new(Some(denials), within)
     }
 
     /// A ban that no denial begins: only [`Limiter::ban`](crate::Limiter::ban) does.
@@ -61,7 +57,16 @@ impl Ban {
     /// assert_eq!(Ban::by_hand().denials(), None);
     /// ```
     pub const fn by_hand() -> Self {
-        Self::after(MAX_QUOTA, Duration::from_secs(3_600))
+        Self::new(None, Duration::from_secs(3_600))
+    }
+
+    const fn new(after: Option<u64>, within: Duration) -> Self {
+        Self {
+            after,
+            within,
+            first: Duration::from_secs(60),
+            longest: Duration::from_secs(86_400),
+        }
     }
 }
 
@@ -83,7 +88,9 @@ impl Ban {
         self
     }
 
-    /// The length of the longest ban, at most 366 days. The default is 1 day.
+    /// The length of the longest ban that this policy begins, at most 366 days. The default is 1 day.
+    ///
+    /// A ban that another policy has begun under the same name, with another longest length, applies until its end.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -106,10 +113,7 @@ impl Ban {
     /// See [`after`](Self::after) for an example.
     #[must_use]
     pub const fn denials(&self) -> Option<u64> {
-        match self.after < NEVER {
-            true => Some(self.after),
-            false => None,
-        }
+        self.after
     }
 
     /// The time within which denials are counted.
@@ -147,8 +151,8 @@ impl Ban {
     }
 
     /// The number of denials as a quota.
-    pub(crate) const fn quota(&self) -> u64 {
-        self.after
+    pub(crate) fn quota(&self) -> u64 {
+        self.after.unwrap_or(MAX_QUOTA)
     }
 
     /// For `lua/ban.lua`: the window, the first and the longest length.
@@ -159,7 +163,7 @@ impl Ban {
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let example = "`Ban::after(10, Duration::from_secs(3600))`";
-        if self.denials().is_some_and(|denials| denials == 0) || (NEVER..MAX_QUOTA).contains(&self.after) {
+        if self.after.is_some_and(|denials| !(1..NEVER).contains(&denials)) {
             return Err(ConfigError::new(format!(
                 "a ban begins after 1 to 1000000 denials, as in {example}"
             )));
@@ -200,7 +204,7 @@ impl Ban {
     }
 }
 
-/// Larger numbers of denials begin no ban.
+/// More denials than those that a ban can begin after.
 pub(crate) const NEVER: u64 = 1_000_001;
 
 const LONGEST: Duration = Duration::from_secs(366 * 86_400);
@@ -222,10 +226,10 @@ impl fmt::Display for Ban {
     }
 }
 
-/// What is stored for one key: the denials that were counted, and the last ban.
+/// What is stored for one key: the denials that were counted after the last ban, and that ban.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Banned {
-    /// When the first of the denials was.
+    /// When the first of the denials was; without denials, when the last ban began.
     since: u64,
     denials: u64,
     /// The end of the last ban.
@@ -246,11 +250,13 @@ impl Rule for Ban {
 
     fn advance(&self, banned: &mut Banned, now: u64, _: u64, _: bool) {
         let window = self.window_us();
-        if banned.until > now + self.longest_us() {
-            // Of a clock that is gone, or of a longer ban that was configured before.
-            *banned = Banned::default();
-        }
-        if banned.denials > 0 && (banned.since + window <= now || banned.since > now + SLACK.min(window)) {
+        if banned.since > now + SLACK.min(window) {
+            // The clock was set back. A ban that ends within the longest one stays, whichever policy has begun it.
+            banned.denials = 0;
+            if banned.until > now + self.longest_us() {
+                *banned = Banned::default();
+            }
+        } else if banned.denials > 0 && banned.since + window <= now {
             banned.denials = 0;
         }
     }
@@ -258,7 +264,7 @@ impl Rule for Ban {
     fn room(&self, banned: &Banned, now: u64) -> u64 {
         match banned.until > now {
             true => 0,
-            false => self.after.saturating_sub(banned.denials).max(1),
+            false => self.quota().saturating_sub(banned.denials).max(1),
         }
     }
 
@@ -266,8 +272,12 @@ impl Rule for Ban {
     fn add(&self, banned: &mut Banned, now: u64, weight: u64) {
         let until = now + weight.min(self.longest_us());
         if until > banned.until {
-            banned.level = banned.decayed(now, self.window_us());
-            banned.until = until;
+            *banned = Banned {
+                since: now,
+                denials: 0,
+                until,
+                level: banned.decayed(now, self.window_us()),
+            };
         }
     }
 
@@ -287,18 +297,18 @@ impl Rule for Ban {
     }
 
     fn deny(&self, banned: &mut Banned, now: u64) -> bool {
-        if self.denials().is_none() {
+        if self.after.is_none() {
             return false;
         }
         banned.denials += 1;
         if banned.denials == 1 {
             banned.since = now;
         }
-        if banned.denials >= self.after {
+        if banned.denials >= self.quota() {
             let level = banned.decayed(now, self.window_us());
             let length = self.length(level as u32);
             *banned = Banned {
-                since: banned.since,
+                since: now,
                 denials: 0,
                 until: now + length.as_micros() as u64,
                 level: level + u64::from(length < self.longest),
@@ -330,6 +340,9 @@ mod tests {
         for wrong in [
             Ban::after(0, SECOND),
             Ban::after(1_000_001, SECOND),
+            Ban::after(MAX_QUOTA, SECOND),
+            Ban::after(1 << 53, SECOND),
+            Ban::after(u64::MAX, SECOND),
             Ban::after(1, Duration::ZERO),
             Ban::after(1, 367 * day),
             ban.first(Duration::ZERO),

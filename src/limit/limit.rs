@@ -176,15 +176,20 @@ impl Limit {
 
     /// Whether it is the bans of a policy.
     pub(crate) fn is_ban(&self) -> bool {
+        self.longest_ban().is_some()
+    }
+
+    /// The length of the longest ban.
+    pub(crate) fn longest_ban(&self) -> Option<Duration> {
         match self {
-            Self::Ban(_) => true,
+            Self::Ban(ban) => Some(ban.max_length()),
             Self::SlidingLog(_)
             | Self::SlidingCounter(_)
             | Self::FixedWindow(_)
             | Self::TokenBucket(_)
             | Self::Concurrency(_)
             | Self::Unlimited
-            | Self::DenyAll => false,
+            | Self::DenyAll => None,
         }
     }
 

@@ -208,4 +208,5 @@ pub(crate) use self::{
     by::{ChooseLimit, Source},
     rule::{Change, MAX_QUOTA, Turn},
     state::{Effect, Saved, State},
+    units::LengthText,
 };

@@ -63,7 +63,7 @@ impl fmt::Display for WindowText {
 }
 
 /// Displays a length of time with its number of units.
-pub(super) struct LengthText(pub(super) Duration);
+pub(crate) struct LengthText(pub(crate) Duration);
 
 impl fmt::Display for LengthText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -68,9 +68,15 @@ impl<K> Policy<K> {
     /// A check reads it in the same call of the store: one `GET` more. It is not sent together with equal checks, and denials
     /// that count are not cached in the process; those by a ban in force are. Other policies pay nothing.
     ///
-    /// If the clock of the store is set ahead, bans end early; set back, a ban lasts at most its
-    /// [longest length](Ban::max_length) from then on. While the store fails and this process counts, it has bans of its own.
-    /// If the longest length is lowered, a ban that would last longer ends.
+    /// # What ends a ban
+    ///
+    /// A ban lasts as long as it was begun for, also if other numbers apply meanwhile: those of another process, such as one with a
+    /// newer version of the service, or those after a reload of a file. If the longest length is lowered, bans in force do not
+    /// become shorter; a [`reset`](crate::Limiter::reset) ends one.
+    ///
+    /// If the clock of the store is set ahead, bans end early. If it is set back by more than a second, a ban ends that would then
+    /// last for more than the [longest length](Ban::max_length). While the store fails and this process counts, it has bans of
+    /// its own.
     ///
     /// # Panics
     ///

@@ -16,8 +16,8 @@ impl<K> Policy<K> {
     /// | gRPC `RESOURCE_EXHAUSTED`, `UNAVAILABLE`, in the head or in the trailers | `RetryInfo` in the details, else `grpc-retry-pushback-ms`; without them none |
     ///
     /// A date is compared with the `Date` of the response. The pause is at most an hour, or the
-    /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy. It applies to each later check of each
-    /// process. Requests that [wait](Self::wait_up_to) are denied at their turn; requests that were sent before are not stopped.
+    /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy; a longer ban by a policy of the same name
+    /// elsewhere applies as it is. It applies to each later check of each process. Requests that [wait](Self::wait_up_to) are denied at their turn; requests that were sent before are not stopped.
     /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or
     /// handler of this process are ignored.
     ///

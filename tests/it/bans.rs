@@ -60,6 +60,9 @@ each_store! {
     repetitions_are_no_denials_and_are_denied_while_banned
     a_key_is_banned_by_hand_for_a_time
     a_ban_of_a_clock_that_is_gone_is_dropped
+    a_ban_holds_under_a_policy_that_bans_for_less
+    a_long_ban_of_a_clock_that_is_gone_is_dropped_where_bans_are_shorter
+    a_ban_holds_in_any_order_of_policies_that_differ
     of_many_requests_at_once_as_many_are_denied_as_without_a_ban
     a_refund_and_a_settlement_leave_a_ban_as_it_is
     a_cost_that_does_not_fit_counts_as_one_denial
@@ -352,10 +355,16 @@ async fn a_key_is_banned_by_hand_for_a_time(bench: Bench) {
     let limiter = limiter(&bench);
     ban_for(&limiter, 2 * MINUTE).await;
     assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
-    // The longer one stays, and none is longer than the longest.
+    // The longer one stays, and one that would not last is an error.
     ban_for(&limiter, MINUTE).await;
     assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
-    ban_for(&limiter, Duration::MAX).await;
+    for too_long in [Duration::MAX, 5 * MINUTE + US] {
+        let error = limiter.ban("k", too_long).await.unwrap_err();
+        assert!(matches!(error, BanError::TooLong { longest, .. } if longest == 5 * MINUTE));
+        assert!(error.to_string().contains("at most 5min"), "{error}");
+    }
+    assert_eq!(denial(&check(&limiter).await), banned(2 * MINUTE));
+    ban_for(&limiter, 5 * MINUTE + US / 2).await;
     assert_eq!(denial(&check(&limiter).await), banned(5 * MINUTE));
     bench.advance(5 * MINUTE).await;
     // It is not a step for the next one.
@@ -374,6 +383,9 @@ async fn a_key_is_banned_by_hand_for_a_time(bench: Bench) {
     let unlimited = Limiter::new(bench.store.clone(), unlimited);
     ban_for(&unlimited, HOUR).await;
     assert!(check(&unlimited).await.is_allowed());
+    // Such as by a file in which limits are off: where they are on, the ban applies.
+    let limited = Limiter::new(bench.store.clone(), policy("unlimited").ban(Ban::by_hand()));
+    assert_eq!(denial(&check(&limited).await), banned(HOUR));
 }
 
 #[tokio::test]
@@ -406,6 +418,102 @@ async fn a_ban_of_a_clock_that_is_gone_is_dropped(bench: Bench) {
     // Without its level, which does not decay while the clock is younger than a window.
     bench.set("1970-01-01T00:10:00+00:00[UTC]").await;
     assert_eq!(provoke(&limiter).await, MINUTE);
+}
+
+async fn a_ban_holds_under_a_policy_that_bans_for_less(bench: Bench) {
+    let day = 24 * HOUR;
+    let of = |ban: Ban| Limiter::new(bench.store.clone(), policy("test").ban(ban));
+    let (operator, service) = (of(Ban::by_hand().longest(7 * day)), of(ban()));
+    operator.ban("k", 7 * day).await.expect("the store replies");
+    for (days, rest) in [(0, 7), (1, 6), (5, 1)] {
+        bench.advance(days * day).await;
+        let rest = rest * day;
+        for _ in 0..5 {
+            assert_eq!(denial(&check(&service).await), banned(rest));
+        }
+        // A shorter one does not replace it.
+        service.ban("k", MINUTE).await.expect("the store replies");
+        assert_eq!(denial(&check(&service).await), banned(rest));
+        let peeked = service.peek("k").await.expect("the store replies");
+        assert_eq!(denial(&peeked), banned(rest));
+    }
+    bench.advance(day - US).await;
+    assert_eq!(denial(&check(&service).await), banned(US));
+    bench.advance(US).await;
+    assert!(check(&service).await.is_allowed());
+    assert_eq!(provoke(&service).await, MINUTE);
+
+    // The shorter of two policies decides which times are possible, and then none bans.
+    let both = Limiter::new(
+        bench.store.clone(),
+        [policy("a").ban(ban()), policy("b").ban(ban().longest(7 * day))],
+    );
+    let error = both.ban("k", day).await.unwrap_err();
+    assert!(matches!(error, BanError::TooLong { longest, .. } if longest == 5 * MINUTE));
+    assert!(check(&both).await.is_allowed());
+}
+
+async fn a_long_ban_of_a_clock_that_is_gone_is_dropped_where_bans_are_shorter(bench: Bench) {
+    let second = Duration::from_secs(1);
+    let long = Limiter::new(bench.store.clone(), policy("test").ban(ban().longest(2 * HOUR)));
+    let short = limiter(&bench);
+    long.ban("k", HOUR).await.expect("the store replies");
+    // The clock of a replica that has become the primary may be behind by a second.
+    bench.set_back(second).await;
+    for limiter in [&short, &long] {
+        assert_eq!(denial(&check(limiter).await), banned(HOUR + second));
+    }
+    bench.set_back(US).await;
+    assert!(check(&short).await.is_allowed());
+    assert_eq!(denial(&check(&long).await), banned(HOUR + second + US));
+    bench.set_back(HOUR).await;
+    assert!(check(&long).await.is_allowed());
+}
+
+/// As while a new version is deployed: the end of each ban is that of the policy that has begun it, also if others with other
+/// lengths count denials and bans on the key meanwhile.
+async fn a_ban_holds_in_any_order_of_policies_that_differ(bench: Bench) {
+    let second = Duration::from_secs(1);
+    let bans = [
+        Ban::after(2, 10 * second).first(3 * second).longest(5 * second),
+        Ban::after(3, HOUR).first(MINUTE).longest(HOUR),
+        Ban::after(1, second).first(second).longest(30 * 24 * HOUR),
+        Ban::by_hand().longest(20 * MINUTE),
+    ];
+    let limiters = bans.map(|ban| Limiter::new(bench.store.clone(), policy("test").ban(ban)));
+    let mut random = fastrand::Rng::with_seed(7);
+    let (mut until, mut now, mut by_denials, mut by_hand) = (Duration::ZERO, Duration::ZERO, 0, 0);
+    for step in 0..600 {
+        let limiter = &limiters[random.usize(..limiters.len())];
+        if random.u8(..12) == 0 {
+            let length = second * random.u32(1..=600);
+            match limiter.ban("k", length).await {
+                Ok(()) => {
+                    until = until.max(now + length);
+                    by_hand += 1;
+                }
+                Err(error) => assert!(matches!(error, BanError::TooLong { longest, .. } if length > longest)),
+            }
+        }
+        let found = denial(&check(limiter).await);
+        match found {
+            Some((Denial::Banned, wait)) if until <= now => {
+                until = now + wait;
+                by_denials += 1;
+            }
+            found if until > now => assert_eq!(found, banned(until - now), "step {step}"),
+            found => assert!(found.is_none_or(|(reason, _)| reason == Denial::QuotaExceeded)),
+        }
+        let pause = match random.u8(..8) {
+            0 => until.saturating_sub(now),
+            1 => until.saturating_sub(now).saturating_sub(US),
+            2 => second * random.u32(..20),
+            _ => Duration::ZERO,
+        };
+        now += pause;
+        bench.advance(pause).await;
+    }
+    assert!(by_denials > 20 && by_hand > 10, "{by_denials} and {by_hand} bans");
 }
 
 async fn of_many_requests_at_once_as_many_are_denied_as_without_a_ban(bench: Bench) {
@@ -548,6 +656,31 @@ async fn a_ban_in_redis_is_one_small_key_beside_the_count_that_expires() {
 
     limiter.reset("k").await.expect("Redis replies");
     assert!(keys().await.is_empty());
+}
+
+/// Numbers as an earlier version has written them: it stored no time at which a ban by hand began.
+#[tokio::test]
+async fn a_ban_that_an_earlier_version_has_stored_holds() {
+    const STORE: &str = "
+        local now = redis.call('TIME')[1] * 1000000
+        local value = struct.pack('<dddd', ARGV[1] == '0' and 0 or now - ARGV[1], ARGV[2] * 64, now + 6 * 3600e6, 0)
+        return redis.call('SET', KEYS[1], value, 'EX', '3600')";
+    let redis = Redis::start();
+    let limiter = Limiter::new(connected(patient(), &redis.url()).await, policy("test").ban(ban()));
+    // By hand, by hand after a denial, and after denials.
+    for (n, (since, denials)) in [("0", "0"), ("7000000", "1"), ("7000000", "0")].into_iter().enumerate() {
+        let key = format!("k{n}");
+        let words = [STORE, "1", &format!("quota:1:ban:test:{{key={key}}}"), since, denials];
+        redis.command::<()>("EVAL", words).await;
+        for _ in 0..5 {
+            let decision = limiter.check(key.as_str()).await.expect("Redis replies");
+            let found = denial(&decision);
+            assert!(
+                found.is_some_and(|(reason, wait)| reason == Denial::Banned && wait > 5 * HOUR),
+                "{found:?} for {key}"
+            );
+        }
+    }
 }
 
 #[tokio::test]
@@ -734,7 +867,7 @@ async fn while_the_store_fails_this_process_has_bans_of_its_own() {
     let store = Flaky(MemoryStore::new(), Arc::default());
     let fails = store.1.clone();
     let hourly = Policy::new("test", SlidingLog::per_hour(4)).failure_mode(tower_quota::FailureMode::local_share(1, 4));
-    let limiter = Limiter::new(store, hourly.ban(ban()));
+    let limiter = Limiter::new(store, hourly.ban(ban().longest(HOUR)));
     let reason = async || {
         check(&limiter)
             .await

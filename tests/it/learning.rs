@@ -153,6 +153,19 @@ async fn the_longest_pause_is_that_of_the_ban() {
 }
 
 #[tokio::test]
+async fn a_pause_of_a_policy_with_longer_pauses_is_observed() {
+    for bench in [Bench::memory_store().await, Bench::redis_store().await] {
+        let other = Policy::new("api", SlidingLog::per_hour(1_000)).ban(Ban::by_hand().longest(6 * HOUR));
+        let other = Limiter::new(bench.store.clone(), other);
+        let banned = other.ban(Key::constant("token"), 6 * HOUR).await;
+        banned.expect("the store replies");
+        let client = around(bench.store.clone(), policy()).layer(server(200, &[]));
+        let unsent = client.oneshot(request()).await.expect("infallible");
+        assert_eq!(wait(&unsent), Some(6 * HOUR));
+    }
+}
+
+#[tokio::test]
 async fn a_pause_ends_and_a_limiter_sees_and_lifts_it() {
     for bench in [Bench::memory_store().await, Bench::redis_store().await] {
         let layer = around(bench.store.clone(), policy());

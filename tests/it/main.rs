@@ -30,6 +30,7 @@ mod denied;
 mod deny_cache;
 mod differential;
 mod examples;
+mod extremes;
 mod failover;
 mod failure;
 mod figures;

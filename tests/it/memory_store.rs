@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_quota::{
     Ban, Key, Limit, Limiter, MemoryStore, Policy, SlidingLog,
-    store::{Charge, Operation, Outcome, Store, StoreRequest},
+    store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
 use crate::support::{Clock, Log, decide};
@@ -164,6 +164,70 @@ async fn a_ban_by_hand_stays_under_a_flood_of_keys() {
     }
     assert!(store.evictions() > 0);
     assert!(!limiter.check("banned").await.unwrap().is_allowed());
+}
+
+/// Also if some of the slots are free, and longer than a denial says that it waits.
+#[test]
+fn slots_that_are_held_stay_under_a_flood_of_keys_until_their_leases_end() {
+    for held in [1, 2] {
+        let clock = Clock::new();
+        let (store, slots, paths) = (store(1_000, &clock), limit("concurrency 2"), limit("sliding-log 5/h"));
+        let (key, leases) = (Key::from("exports"), [(); 2].map(|()| LeaseId::random()));
+        let decide = |operation, lease| {
+            outcome(
+                &store,
+                operation,
+                &[Charge::new("exports", &slots, &key, 1).lease(lease)],
+            )
+        };
+        for lease in &leases[..held] {
+            assert!(decide(Operation::Check, *lease).allowed);
+        }
+        if held == 2 {
+            assert!(!decide(Operation::Check, LeaseId::random()).allowed);
+        }
+        let mut next = 0_u64..;
+        let mut flood = || {
+            for key in next.by_ref().take(5_000) {
+                assert!(admits(&store, ["exports", "paths"][key as usize % 2], &paths, key));
+            }
+            assert!(store.evictions() > 0);
+        };
+        for _ in 0..3 {
+            clock.advance(Duration::from_millis(1_100));
+            flood();
+            assert_eq!(used(&store, "exports", &slots, "exports"), held as u64);
+        }
+        // One lease is renewed, and held for longer than the others.
+        assert!(decide(Operation::RenewLease, leases[0]).allowed);
+        clock.advance(Duration::from_millis(9_900));
+        flood();
+        assert_eq!(used(&store, "exports", &slots, "exports"), 1);
+    }
+}
+
+#[test]
+fn a_limit_without_room_for_the_cost_of_its_requests_stays_so_under_a_flood_of_keys() {
+    let clock = Clock::new();
+    let (store, uploads) = (store(1_000, &clock), limit("sliding-log 15/h"));
+    let key = Key::from("target");
+    let upload = |operation, cost| outcome(&store, operation, &[Charge::new("uploads", &uploads, &key, cost)]);
+    let flood = |from: u64| {
+        for key in from..from + 5_000 {
+            assert!(admits(&store, "uploads", &uploads, key));
+        }
+    };
+    assert!(upload(Operation::Check, 10).allowed);
+    // What reads the count leaves it where it is.
+    assert!(upload(Operation::Peek, 1).allowed);
+    flood(0);
+    assert!(!upload(Operation::Check, 10).allowed);
+    assert!(upload(Operation::Peek, 1).allowed);
+    flood(5_000);
+    assert_eq!(used(&store, "uploads", &uploads, "target"), 10);
+
+    clock.advance(Duration::from_secs(3_600));
+    assert!(upload(Operation::Check, 10).allowed);
 }
 
 #[test]

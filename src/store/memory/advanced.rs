@@ -31,7 +31,7 @@ pub(super) struct Decided {
     pub(super) charge_state: ChargeState,
     /// The time at which the count expires, if anything was added or subtracted.
     pub(super) expires_at: Option<u64>,
-    /// The time until which a check of cost 1 is denied; 0 if it is not denied.
+    /// The time until which a check of the same cost is denied, or slots are held; in the past if neither is.
     pub(super) denies_until: u64,
 }
 
@@ -213,12 +213,15 @@ impl<'a> Advanced<'a> {
             // One that would wait does not deny.
             ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost && own_turn.is_none(),
         };
-        let wait = |cost| limit.wait(state, now, cost);
-        let wait_for_one = if room == 0 { wait(1) } else { 0 };
-        let retry_after = (lacks_room && limit.is_counted()).then(|| match cost {
-            1 => Duration::from_micros(wait_for_one),
-            cost => Duration::from_micros(wait(cost)),
-        });
+        // The cost of a ban is its length.
+        let needed = if role == ChargeRole::Ban { 1 } else { cost };
+        let wait = if room < needed {
+            limit.wait(state, now, needed)
+        } else {
+            0
+        };
+        let retry_after = (lacks_room && limit.is_counted()).then(|| Duration::from_micros(wait));
+        let kept_for = if limit.is_held() { reset } else { wait };
         if let (false, Some(saved)) = (changed, saved) {
             state.restore(saved);
         }
@@ -229,7 +232,7 @@ impl<'a> Advanced<'a> {
         Decided {
             charge_state,
             expires_at: changed.then_some(now + lasts),
-            denies_until: if room == 0 { now.saturating_add(wait_for_one) } else { 0 },
+            denies_until: now.saturating_add(kept_for),
         }
     }
 }

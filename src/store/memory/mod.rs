@@ -50,15 +50,17 @@ use crate::ConfigError;
 /// 3. a key of another policy that does not deny now, of the policy with the most keys;
 /// 4. if all keys deny now, one of the same policy, the one whose denial lasts longest; then one of another policy.
 ///
-/// A key denies now if a check of cost 1 is denied. A policy with less than a 64th of the capacity keeps its keys while another
-/// policy has more: 2 to 4 apply to the other ones first.
+/// A key denies now if a check is denied that costs as much as the last charge. A key of [`Concurrency`](crate::Concurrency)
+/// counts as one that denies while a slot of it is held, so that no flood of other keys frees slots. A policy with less than a 64th
+/// of the capacity keeps its keys while another policy has more: 2 to 4 apply to the other ones first.
 ///
 /// So under a flood of made-up keys, such as paths, a limit that is used up stays so unless all keys deny. The flood evicts the
 /// keys of its own policy; if its keys deny at once, as with a limit of 1, it also evicts those of other policies that do not
 /// deny. A store of its own keeps a policy free of evictions by others.
 ///
 /// The markers of [`Policy::once_per`](crate::Policy::once_per), one key for each id, count as a policy of their own here: many
-/// ids evict each other, and not the counts of callers.
+/// ids evict each other, and not the counts of callers. A retry whose marker was evicted is counted again. A
+/// [ban](crate::Policy::ban) in force denies; the denials before it and the length of the next one are evicted as counts are.
 ///
 /// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
 /// one is logged as a warning (feature `tracing`).

@@ -91,7 +91,7 @@ pub(super) struct Count {
     serial: u64,
     pub(super) state: State,
     expires_at: u64,
-    /// The time until which a check of cost 1 is denied.
+    /// The time until which a check of the last cost is denied, or slots are held.
     denies_until: u64,
 }
 
@@ -100,7 +100,12 @@ impl Count {
     #[inline]
     #[must_use]
     pub(super) fn update(&mut self, decided: &Decided, now: u64) -> bool {
-        let denied_until = mem::replace(&mut self.denies_until, decided.denies_until);
+        let denies_until = match decided.expires_at {
+            Some(_) => decided.denies_until,
+            // Nothing was changed: a check of another cost is denied for as long as before.
+            None => decided.denies_until.max(self.denies_until),
+        };
+        let denied_until = mem::replace(&mut self.denies_until, denies_until);
         let expired_at = self.expires_at;
         self.expires_at = decided.expires_at.unwrap_or(expired_at);
         self.expires_at < expired_at || (self.denies_until < denied_until && denied_until > now)
