@@ -217,10 +217,8 @@ impl DenyCache {
 
 /// How long a charge in a request of this operation may wait, and how many units may.
 fn waiting(operation: Operation, role: ChargeRole, waiting: Waiting) -> Waiting {
-    match (operation, role) {
-        (Operation::Reserve, ChargeRole::Counted) => waiting,
-        _ => Waiting::NONE,
-    }
+    let may_wait = operation == Operation::Reserve && role == ChargeRole::Counted;
+    if may_wait { waiting } else { Waiting::NONE }
 }
 
 fn hashes(charges: &[OwnedCharge]) -> impl Iterator<Item = u64> {
