@@ -58,7 +58,9 @@ use crate::ConfigError;
 /// # What it costs
 ///
 /// Two numbers for each key, whatever the quota. Around the boundary of two windows up to twice the quota N is admitted within a
-/// moment: 2 N with aligned windows, and 2 N - 1 with others, since one request must have opened the first.
+/// moment: 2 N with aligned windows, and 2 N - 1 with others, since one request must have opened the first; 2 N too if that
+/// request is refunded or settled at a lower cost. A step of the clock of Redis admits at most N in addition, or 2 N with aligned
+/// windows and those of a calendar, which have a boundary before the step and one after it.
 /// [`SlidingLog`](crate::SlidingLog) and [`SlidingCounter`](crate::SlidingCounter) count over the boundary. The
 /// [module](crate::limit) compares the algorithms.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -31,7 +31,8 @@
 //!
 //! The most in any window is what a caller reaches with the worst timing: for fixed windows, the quota at the end of one window
 //! and at the start of the next one; for a bucket, the burst and then each token as it comes. A [`FixedWindow`] that is not
-//! aligned opens with a request, so that one is not left for its end. Tests send this traffic and count the admissions.
+//! aligned opens with a request, so that one is not left for its end; if that request is refunded, another one is, and the most
+//! is 2 N. Requests that are refunded do not count in the other numbers either. Tests send this traffic and count the admissions.
 //!
 //! What each one admits of the same traffic:
 //!

@@ -48,9 +48,11 @@ impl<K> Policy<K> {
     /// # What a caller can do
     ///
     /// A caller chooses the ids. New ids gain nothing: each is counted. A caller that sends different requests with one id is
-    /// admitted 11 times for each request that is counted, or 1 more than [`repetitions`](Self::repetitions). So it is admitted
-    /// at most that many times the limit, even if requests are refunded. Each admitted repetition reaches the handler, which
-    /// must detect it. Do not use it for limits against guessing, such as of passwords.
+    /// admitted 11 times for each request that is counted, or 1 more than [`repetitions`](Self::repetitions). So over many windows
+    /// it is admitted at most that many times the limit, even if requests are refunded. One window of a
+    /// [`SlidingLog`](crate::SlidingLog) may also have the repetitions of the window before, and so 21 times the limit. Each
+    /// admitted repetition reaches the handler, which must detect it. Do not use it for limits against guessing, such as of
+    /// passwords.
     ///
     /// # What it costs
     ///

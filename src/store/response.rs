@@ -229,8 +229,11 @@ impl Outcome {
 pub struct ChargeState {
     /// The units that still fit.
     pub remaining: u64,
-    /// The time until the charge fits; `None` if it fits now, if it never fits, and if the request is admitted. Of a
-    /// [marker](super::ChargeRole::Once) it is the time until the marker has room, even if the request is admitted.
+    /// The time until the charge fits; `None` if it fits now, if the request is admitted, and for
+    /// [`Limit::DenyAll`](crate::Limit::DenyAll). For a cost above the quota, which never fits, it is the time until a cost of
+    /// the quota fits, at least 1 µs: one window for a key without counts of a [`SlidingLog`](crate::SlidingLog) or
+    /// [`FixedWindow`](crate::FixedWindow). Of a [marker](super::ChargeRole::Once) it is the time until the marker has room, even if
+    /// the request is admitted.
     pub retry_after: Option<Duration>,
     /// The time until nothing counts anymore, if nothing more is counted.
     pub reset_after: Duration,

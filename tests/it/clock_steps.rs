@@ -118,7 +118,7 @@ impl Caller {
     }
 }
 
-/// Sets the clock of a Redis that denies every caller, and asserts that at most one window's worth more is admitted, that
+/// Sets the clock of a Redis that denies every caller, by whole windows or less, and asserts that at most one quota more is admitted, that
 /// no caller is denied for more than its windows and a second, and that every key has its expiry.
 async fn a_step_is_over_within_a_window(step: i64) {
     let bench = Bench::start().await;

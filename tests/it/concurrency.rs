@@ -10,7 +10,7 @@ use std::{
     process::{Command, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicI64, Ordering},
+        atomic::{AtomicBool, AtomicI64, Ordering},
     },
     task::{Context, Poll, Waker},
     time::Duration,
@@ -508,6 +508,72 @@ async fn slots_that_are_dropped_during_a_renewal_are_free_after_it() {
     store.open(2);
     tokio::time::sleep(MICRO).await;
     assert_eq!(direct.peek("42").await.unwrap().remaining(), 1);
+}
+
+/// A store that fails while it is cut off.
+#[derive(Clone)]
+struct CutOff {
+    memory: MemoryStore,
+    is_cut_off: Arc<AtomicBool>,
+}
+
+impl Store for CutOff {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        match self.is_cut_off.load(Ordering::Relaxed) {
+            true => StoreFuture::ready(Err(StoreError::new(ErrorKind::Unreachable, "it is cut off"))),
+            false => self.memory.decide(requests),
+        }
+    }
+}
+
+/// Whether a slot stays held while its process is cut off from the store for these times, with so much time between them. The
+/// first time begins right before a renewal is due.
+async fn stays_held_while_cut_off(times: &[Duration], between: Duration) -> bool {
+    let (memory, is_cut_off) = (MemoryStore::new(), Arc::new(AtomicBool::new(false)));
+    let store = CutOff {
+        memory: memory.clone(),
+        is_cut_off: is_cut_off.clone(),
+    };
+    let exports = || Policy::new("exports", Concurrency::new(1));
+    let (limiter, direct) = (Limiter::new(store, exports()), Limiter::new(memory, exports()));
+    let slots = limiter.check("42").await.unwrap().take_slots().unwrap();
+    tokio::time::sleep(LEASE / 6 - Duration::from_millis(5)).await;
+    for time in times {
+        for (cut_off, time) in [(true, *time), (false, between)] {
+            is_cut_off.store(cut_off, Ordering::Relaxed);
+            let end = tokio::time::Instant::now() + time;
+            while tokio::time::Instant::now() < end {
+                if direct.peek("42").await.unwrap().is_allowed() {
+                    return false;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+    !slots.is_lost()
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_stay_held_while_their_process_is_cut_off_for_less_than_half_a_lease() {
+    let (half, sixth, moment) = (LEASE * 49 / 100, LEASE / 6, Duration::from_millis(3));
+    assert!(stays_held_while_cut_off(&[half], 2 * sixth).await);
+    // A renewal is tried again after a sixth of a lease.
+    assert!(stays_held_while_cut_off(&[half; 3], sixth + moment).await);
+    assert!(!stays_held_while_cut_off(&[half; 2], moment).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_stay_held_while_their_process_is_stopped_again_after_a_renewal() {
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+    let slots = limiter.check("42").await.unwrap().take_slots().unwrap();
+    tokio::time::sleep(LEASE / 6 - Duration::from_millis(5)).await;
+    for _ in 0..5 {
+        tokio::time::advance(LEASE * 65 / 100).await;
+        assert!(!limiter.peek("42").await.unwrap().is_allowed());
+        // A renewal is due and sent as soon as the process continues.
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    assert!(!slots.is_lost());
 }
 
 /// A runtime that runs only while `block_on` does, with a clock of its own.

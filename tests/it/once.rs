@@ -45,6 +45,7 @@ each_store! {
     an_id_is_counted_once_in_a_window_of_each_algorithm
     a_repetition_is_admitted_when_the_limit_is_used_up
     after_the_repetitions_an_id_is_counted_again
+    a_window_of_a_log_holds_at_most_twenty_repetitions_of_each_unit
     a_denied_request_is_not_remembered
     each_key_and_each_policy_has_its_own_ids
     a_refund_forgets_the_id_and_a_settlement_does_not
@@ -138,6 +139,22 @@ async fn after_the_repetitions_an_id_is_counted_again(bench: Bench) {
     }
     bench.advance(WINDOW).await;
     assert_eq!(checked(&limiter, "a").await, counted(2));
+}
+
+/// Those of one window of the ids, and then the requests of the next one with theirs.
+async fn a_window_of_a_log_holds_at_most_twenty_repetitions_of_each_unit(bench: Bench) {
+    let (limiter, moment) = (limiter(&bench, SlidingLog::new(2, WINDOW)), Duration::from_micros(1));
+    for (requests, then) in [(1, WINDOW - moment), (10, moment), (1 + 10, moment)] {
+        for id in ["a", "b"] {
+            for _ in 0..requests {
+                assert!(check(&limiter, id).await.is_allowed(), "{id}: {requests}");
+            }
+        }
+        for id in ["a", "b"].into_iter().filter(|_| requests > 1) {
+            assert!(!check(&limiter, id).await.is_allowed(), "{id}: {requests}");
+        }
+        bench.advance(then).await;
+    }
 }
 
 async fn a_denied_request_is_not_remembered(bench: Bench) {

@@ -1,13 +1,16 @@
 //! The promises of each algorithm on random histories, against models with a list of all admissions.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use proptest::{
     collection::vec,
+    option,
     prelude::{Just, Strategy, TestCaseError, any, prop_assert, prop_assert_eq, prop_oneof},
     test_runner::{Config, TestRunner},
 };
-use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
+use tower_quota::{
+    FixedWindow, Limit, Limiter, Policy, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Outcome,
+};
 
 use crate::support::{BERLIN, Bench};
 
@@ -23,8 +26,23 @@ struct History {
     last: Arrival,
     /// The quota for the last request, at most the one before.
     lowered: u64,
-    /// How far the clock is set back before the last request.
-    step_back: u64,
+    /// The units by which the clock is set forward or back before the last request.
+    step: i64,
+    settings: Settings,
+}
+
+/// Which of the settings of its arrivals a history uses.
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    settles: bool,
+    waits: bool,
+}
+
+impl Settings {
+    const NONE: Self = Self {
+        settles: false,
+        waits: false,
+    };
 }
 
 #[derive(Clone, Debug)]
@@ -32,6 +50,12 @@ struct Arrival {
     /// The units of time since the previous request.
     after: u64,
     cost: u64,
+    /// The units for which the request may wait.
+    longest: u64,
+    /// Then one of the last admissions is settled at an actual cost, 0 for a refund.
+    settles: Option<(usize, u64)>,
+    /// An id, for requests that are counted once for each.
+    id: u64,
 }
 
 fn histories() -> impl Strategy<Value = History> {
@@ -43,33 +67,46 @@ fn histories() -> impl Strategy<Value = History> {
         1 => WINDOW - 1..=WINDOW + 1,
         1 => 0..=2 * WINDOW,
     ];
-    let cost = prop_oneof![3 => Just(1), 2 => 1..=MOST];
-    let arrival = (after, cost).prop_map(|(after, cost)| Arrival { after, cost });
-    let step_back = prop_oneof![0..=WINDOW, 0..=20 * WINDOW];
+    let cost = || prop_oneof![3 => Just(1), 2 => 1..=MOST];
+    let longest = prop_oneof![1 => Just(0), 2 => 0..=3 * WINDOW];
+    let actual = prop_oneof![3 => Just(0), 2 => 0..=2 * MOST];
+    let settles = option::weighted(0.4, (0..4usize, actual));
+    let arrival = (after, cost(), longest, settles, 0..4u64).prop_map(|(after, cost, longest, settles, id)| Arrival {
+        after,
+        cost,
+        longest,
+        settles,
+        id,
+    });
+    let most = 20 * WINDOW as i64;
+    let step = prop_oneof![-(WINDOW as i64)..=WINDOW as i64, -most..=most];
     // In half of the histories all costs are 1, which a log stores in another way.
     let histories = (
         1..=MOST,
         vec(arrival.clone(), 0..40),
         arrival,
         1..=MOST,
-        step_back,
-        any::<bool>(),
+        step,
+        any::<(bool, bool, bool)>(),
     );
-    histories.prop_map(|(quota, mut arrivals, mut last, lowered, step_back, light)| {
-        let lowered = lowered.min(quota);
-        let most = if light { 1 } else { quota };
-        for arrival in &mut arrivals {
-            arrival.cost = arrival.cost.min(most);
-        }
-        last.cost = last.cost.min(lowered);
-        History {
-            quota,
-            arrivals,
-            last,
-            lowered,
-            step_back,
-        }
-    })
+    histories.prop_map(
+        |(quota, mut arrivals, mut last, lowered, step, (light, settles, waits))| {
+            let lowered = lowered.min(quota);
+            let most = if light { 1 } else { quota };
+            for arrival in &mut arrivals {
+                arrival.cost = arrival.cost.min(most);
+            }
+            last.cost = last.cost.min(lowered);
+            History {
+                quota,
+                arrivals,
+                last,
+                lowered,
+                step,
+                settings: Settings { settles, waits },
+            }
+        },
+    )
 }
 
 /// An algorithm, and its promise by a model.
@@ -82,16 +119,33 @@ struct Algorithm {
     fits: fn(&Model, u64, u64, u64) -> Option<bool>,
     /// The most that is admitted in a half-open window, wherever it starts.
     most: fn(u64) -> u64,
+    /// The same if requests are refunded or settled.
+    most_settled: fn(u64) -> u64,
+    /// The most quotas that a step of the clock admits in addition.
+    quotas_of_a_step: u64,
+    /// The settings under which its promises hold.
+    settings: Settings,
     /// The most units that a request of cost 1 is delayed after the clock was set back: the slack, which is one window here, since
     /// windows are shorter than a second, and the longest wait.
     longest_block: u64,
 }
+
+const SETTLES: Settings = Settings {
+    settles: true,
+    waits: false,
+};
 
 const LOG: Algorithm = Algorithm {
     limit: |quota| SlidingLog::new(quota, Duration::from_micros(WINDOW)).into(),
     units: 1,
     fits: |model, quota, now, cost| Some(model.admitted(now + 1 - WINDOW, now) + cost <= quota),
     most: |quota| quota,
+    most_settled: |quota| quota,
+    quotas_of_a_step: 1,
+    settings: Settings {
+        settles: true,
+        waits: true,
+    },
     longest_block: 2 * WINDOW,
 };
 
@@ -112,6 +166,9 @@ const COARSE_LOG: Algorithm = Algorithm {
         }
     },
     most: |quota| quota,
+    most_settled: |quota| quota,
+    quotas_of_a_step: 1,
+    settings: SETTLES,
     longest_block: 2 * WINDOW,
 };
 
@@ -126,6 +183,9 @@ const COUNTER: Algorithm = Algorithm {
     },
     // The quota at the end of one window, and all but one before the end of the next one.
     most: |quota| 2 * quota - 1,
+    most_settled: |quota| 2 * quota - 1,
+    quotas_of_a_step: 1,
+    settings: SETTLES,
     longest_block: WINDOW + 2 * WINDOW,
 };
 
@@ -146,7 +206,11 @@ const FIXED_WINDOW: Algorithm = Algorithm {
         };
         Some(used + cost <= quota)
     },
-    most: |quota| 2 * quota,
+    // A request has opened the first window, and is not left for its end unless it is refunded.
+    most: |quota| 2 * quota - 1,
+    most_settled: |quota| 2 * quota,
+    quotas_of_a_step: 1,
+    settings: SETTLES,
     longest_block: 2 * WINDOW,
 };
 
@@ -155,6 +219,10 @@ const ALIGNED_WINDOW: Algorithm = Algorithm {
     units: 1,
     fits: |model, quota, now, cost| Some(model.admitted(now - now % WINDOW, now) + cost <= quota),
     most: |quota| 2 * quota,
+    most_settled: |quota| 2 * quota,
+    // A boundary before the step, and one after it.
+    quotas_of_a_step: 2,
+    settings: SETTLES,
     longest_block: 2 * WINDOW,
 };
 
@@ -179,7 +247,13 @@ const fn bucket<const RATE: u64>(limit: fn(u64) -> Limit) -> Algorithm {
                     .all(|since| (model.admitted(since, now) + cost) * WINDOW <= room(since)),
             )
         },
-        most: |burst| burst + if RATE > 0 { RATE } else { burst },
+        most: |burst| burst - 1 + if RATE > 0 { RATE } else { burst },
+        most_settled: |burst| burst - 1 + if RATE > 0 { RATE } else { burst },
+        quotas_of_a_step: 1,
+        settings: Settings {
+            settles: true,
+            waits: true,
+        },
         longest_block: 4 * WINDOW,
     }
 }
@@ -204,7 +278,8 @@ impl Algorithm {
     }
 }
 
-/// All admissions: their times in units, and their costs.
+/// All admissions: their times in units, by a clock without a step, and their costs. A cost that was settled above the estimate is
+/// the estimate: the bounds are exceeded by that debt.
 #[derive(Debug, Default)]
 struct Model(Vec<(u64, u64)>);
 
@@ -237,24 +312,73 @@ impl Case {
         self.bench.advance(self.algorithm.duration(units)).await;
     }
 
-    /// Checks these requests under this quota, and returns the admissions.
-    async fn run(&self, quota: u64, arrivals: &[Arrival]) -> Model {
+    /// Checks these requests under this quota, and returns the admissions by a clock that is so much later.
+    async fn run(&self, quota: u64, arrivals: &[Arrival], settings: Settings, later: i64) -> Model {
         let limit = self.algorithm.limit(quota);
         let mut model = Model::default();
+        // The times of the store, until they are settled.
+        let mut receipts = Vec::new();
         for arrival in arrivals {
             self.wait(arrival.after).await;
-            if self.bench.check(&limit, arrival.cost).await.allowed {
-                model.0.push((self.algorithm.now(&self.bench), arrival.cost));
+            let (cost, longest) = (arrival.cost, self.algorithm.duration(arrival.longest));
+            let outcome = match settings.waits {
+                true => self.bench.reserve(&limit, cost, longest, 500).await,
+                false => self.bench.check(&limit, cost).await,
+            };
+            if outcome.allowed {
+                let turn = outcome.states()[0].decided_at;
+                let turn = turn.map_or(self.bench.now(), |turn| turn.as_micros() as u64);
+                receipts.push(Some(turn));
+                let at = (turn / self.algorithm.units).checked_add_signed(later);
+                model.0.push((at.expect("a time after 1970"), cost));
+            }
+            let settled = arrival.settles.filter(|_| settings.settles);
+            if let Some((back, actual)) = settled
+                && let Some(position) = receipts.len().checked_sub(back + 1)
+                && let Some(admitted_at) = receipts[position].take()
+            {
+                let (_, cost) = &mut model.0[position];
+                if actual < *cost {
+                    self.bench.refund(&limit, *cost - actual, admitted_at).await;
+                    *cost = actual;
+                } else if actual > *cost {
+                    self.bench.charge(&limit, actual - *cost).await;
+                }
             }
         }
         model
     }
 
+    /// The settings of a history that the algorithm has.
+    fn settings(&self, history: &History) -> Settings {
+        let (own, of_history) = (self.algorithm.settings, history.settings);
+        Settings {
+            settles: own.settles && of_history.settles,
+            waits: own.waits && of_history.waits,
+        }
+    }
+
+    /// The most that is admitted in any window under these settings.
+    fn most(&self, quota: u64, settings: Settings) -> u64 {
+        match settings.settles {
+            true => (self.algorithm.most_settled)(quota),
+            false => (self.algorithm.most)(quota),
+        }
+    }
+
     /// Checks the requests of the history before the last one, and returns the admissions.
     async fn run_until_the_last(&self, history: &History) -> Model {
-        let model = self.run(history.quota, &history.arrivals).await;
+        let settings = self.settings(history);
+        let model = self.run(history.quota, &history.arrivals, settings, 0).await;
         self.wait(history.last.after).await;
         model
+    }
+
+    /// Sets the clock forward or back.
+    async fn step(&self, history: &History) {
+        let step = history.step * self.algorithm.units as i64;
+        let now = self.bench.now().checked_add_signed(step);
+        self.bench.set_to(now.expect("a time after 1970")).await;
     }
 }
 
@@ -264,7 +388,7 @@ fn remaining(outcome: &Outcome) -> u64 {
 
 async fn no_window_holds_more_than_the_promise(case: Case, history: History) -> Result<(), TestCaseError> {
     let model = case.run_until_the_last(&history).await;
-    let most = (case.algorithm.most)(history.quota);
+    let most = case.most(history.quota, case.settings(&history));
     prop_assert!(
         model.most() <= most,
         "{} are more than {}: {:?}",
@@ -378,33 +502,68 @@ async fn reset_after_is_exact_at_its_edge(case: Case, history: History) -> Resul
     Ok(())
 }
 
-async fn a_clock_set_back_keeps_the_promise_from_then_on(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.run_until_the_last(&history).await;
-    case.bench.set_back(case.algorithm.duration(history.step_back)).await;
+/// At most one quota more than without the step, or two in windows that open by the clock; and from then on no more.
+async fn a_step_of_the_clock_admits_its_quotas_once(case: Case, history: History) -> Result<(), TestCaseError> {
+    let settings = Settings {
+        waits: false,
+        ..case.settings(&history)
+    };
+    let most = case.most(history.quota, settings);
+    let mut model = case.run(history.quota, &history.arrivals, settings, 0).await;
+    case.step(&history).await;
+    let after = case
+        .run(history.quota, &history.arrivals, settings, -history.step)
+        .await;
+    prop_assert!(after.most() <= most, "{} are more than {most}: {after:?}", after.most());
 
-    // At most one quota more than without the step.
-    let model = case.run(history.quota, &history.arrivals).await;
-    let most = (case.algorithm.most)(history.quota);
-    prop_assert!(
-        model.most() <= most,
-        "{} are more than {}: {:?}",
-        model.most(),
-        most,
-        model
-    );
+    model.0.extend(after.0);
+    let most = most + case.algorithm.quotas_of_a_step * history.quota;
+    prop_assert!(model.most() <= most, "{} are more than {most}: {model:?}", model.most());
     Ok(())
 }
 
-async fn a_clock_set_back_delays_no_request_for_long(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.run_until_the_last(&history).await;
-    let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
-    bench.set_back(case.algorithm.duration(history.step_back)).await;
+async fn a_step_of_the_clock_delays_no_request_for_long(case: Case, history: History) -> Result<(), TestCaseError> {
+    let quota = history.quota;
+    let limit = case.algorithm.limit(quota);
+    case.run(quota, &history.arrivals, Settings::NONE, 0).await;
+    case.step(&history).await;
 
     let longest = case.algorithm.duration(case.algorithm.longest_block);
-    let wait = bench.peek(&limit, 1).await.states()[0].retry_after.unwrap_or_default();
+    let wait = case.bench.peek(&limit, 1).await.states()[0]
+        .retry_after
+        .unwrap_or_default();
     prop_assert!(wait <= longest, "{wait:?}");
-    bench.advance(wait).await;
-    prop_assert!(bench.check(&limit, 1).await.allowed, "after {wait:?}");
+    case.bench.advance(wait).await;
+    prop_assert!(case.bench.check(&limit, 1).await.allowed, "after {wait:?}");
+    Ok(())
+}
+
+/// Of each cost that is counted with an id, at most the repetitions are free, and what is counted keeps the promise.
+async fn an_id_is_free_for_its_repetitions(case: Case, history: History) -> Result<(), TestCaseError> {
+    const REPETITIONS: u64 = 2;
+    let limit = case.algorithm.limit(history.quota);
+    let (mut model, mut limiters, mut free) = (Model::default(), HashMap::new(), HashMap::new());
+    for arrival in &history.arrivals {
+        case.wait(arrival.after).await;
+        let limiter = limiters.entry(arrival.cost).or_insert_with(|| {
+            let policy = Policy::new("test", limit.clone()).repetitions(REPETITIONS);
+            Limiter::new(case.bench.store.clone(), policy.cost(arrival.cost))
+        });
+        let decision = case.bench.check_once(limiter, arrival.id).await;
+        if !decision.is_allowed() {
+            continue;
+        }
+        let free = free.entry((arrival.id, arrival.cost)).or_insert(0);
+        if decision.policies().any(|policy| policy.is_repetition()) {
+            prop_assert!(*free > 0, "{arrival:?}");
+            *free -= 1;
+        } else {
+            *free = REPETITIONS;
+            model.0.push((case.algorithm.now(&case.bench), arrival.cost));
+        }
+    }
+    let most = (case.algorithm.most)(history.quota);
+    prop_assert!(model.most() <= most, "{} are more than {most}: {model:?}", model.most());
     Ok(())
 }
 
@@ -449,8 +608,9 @@ macro_rules! properties {
                 remaining_is_admitted_and_not_one_more
                 a_denied_request_adds_no_weight_and_no_time_to_live
                 reset_after_is_exact_at_its_edge
-                a_clock_set_back_keeps_the_promise_from_then_on
-                a_clock_set_back_delays_no_request_for_long
+                a_step_of_the_clock_admits_its_quotas_once
+                a_step_of_the_clock_delays_no_request_for_long
+                an_id_is_free_for_its_repetitions
             }
         }
     };
@@ -498,10 +658,83 @@ macro_rules! runs {
 }
 
 runs! {
+    a_window_whose_first_request_is_refunded_admits_twice_the_quota_around_its_end
+    windows_by_the_clock_admit_two_quotas_more_around_a_step
+    a_cost_above_the_quota_has_the_wait_until_the_quota_fits
     the_largest_limit_admits_itself_and_no_more
     seven_in_three_seconds_do_not_drift
     a_million_in_thirty_days_do_not_drift
     a_prime_number_in_thirty_days_does_not_drift
+}
+
+/// Admits this many requests of cost 1 and no more, then a microsecond passes.
+async fn admits(bench: &Bench, limit: &Limit, count: u64) {
+    for _ in 0..count {
+        assert!(bench.check(limit, 1).await.allowed, "{limit}");
+    }
+    assert!(!bench.check(limit, 1).await.allowed, "{limit}");
+    bench.advance(MICROSECOND).await;
+}
+
+async fn a_window_whose_first_request_is_refunded_admits_twice_the_quota_around_its_end(bench: Bench) {
+    let (limit, opened) = (FIXED_WINDOW.limit(5), bench.now());
+    assert!(bench.check(&limit, 1).await.allowed);
+    bench.advance(Duration::from_micros(WINDOW - 1)).await;
+    for _ in 0..4 {
+        assert!(bench.check(&limit, 1).await.allowed);
+    }
+    bench.refund(&limit, 1, opened).await;
+    admits(&bench, &limit, 1).await;
+    admits(&bench, &limit, 5).await;
+}
+
+async fn windows_by_the_clock_admit_two_quotas_more_around_a_step(bench: Bench) {
+    let limit = ALIGNED_WINDOW.limit(5);
+    for windows in [-1_000, -2, 2, 1_000] {
+        let bench = bench.with_a_fresh_key();
+        let before_a_boundary = bench.now() / WINDOW * WINDOW + 2_000 * WINDOW - 1;
+        let after_the_step = before_a_boundary.checked_add_signed(windows * WINDOW as i64);
+        let after_the_step = after_the_step.expect("a time after 1970");
+        for start in [before_a_boundary, after_the_step] {
+            bench.set_to(start).await;
+            admits(&bench, &limit, 5).await;
+            admits(&bench, &limit, 5).await;
+        }
+    }
+}
+
+async fn a_cost_above_the_quota_has_the_wait_until_the_quota_fits(bench: Bench) {
+    let algorithms = [
+        LOG,
+        COARSE_LOG,
+        COUNTER,
+        FIXED_WINDOW,
+        ALIGNED_WINDOW,
+        CALENDAR_HOUR,
+        TOKEN_BUCKET,
+    ];
+    for (algorithm, used) in algorithms
+        .into_iter()
+        .flat_map(|algorithm| [(algorithm, 0), (algorithm, 3)])
+    {
+        let (bench, limit) = (bench.with_a_fresh_key(), algorithm.limit(5));
+        if used > 0 {
+            assert!(bench.check(&limit, used).await.allowed);
+        }
+        let wait = bench.check(&limit, 6).await.states()[0].retry_after;
+        let wait = wait.unwrap_or_else(|| panic!("{limit} denies"));
+        assert!(wait <= algorithm.duration(2 * WINDOW), "{limit}: {wait:?}");
+        bench.advance(wait - MICROSECOND).await;
+        assert_eq!(
+            bench.peek(&limit, 5).await.allowed,
+            used == 0,
+            "{limit}: 1 µs before {wait:?}"
+        );
+        bench.advance(MICROSECOND).await;
+        assert!(bench.peek(&limit, 5).await.allowed, "{limit}: after {wait:?}");
+    }
+    let never = bench.check(&Limit::DenyAll, 1).await;
+    assert_eq!((never.allowed, never.states()[0].retry_after), (false, None));
 }
 
 async fn the_largest_limit_admits_itself_and_no_more(bench: Bench) {

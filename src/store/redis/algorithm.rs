@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::{Limit, store::LeaseId};
+use crate::{
+    Limit,
+    store::{LeaseId, Waiting},
+};
 
 /// The parameters of a limit besides its quota, in the order in which the Lua file of the algorithm reads them.
 pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
@@ -66,4 +69,21 @@ pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
         | Limit::Unlimited
         | Limit::DenyAll => Duration::ZERO,
     }
+}
+
+/// The longest time before the turn of a denied charge at which it can be reserved; zero if it has to fit at once.
+pub(super) fn longest_wait(limit: &Limit, waiting: Waiting) -> Duration {
+    let longest_us = match limit {
+        Limit::SlidingLog(log) if log.grain().is_none() => waiting.longest_us,
+        // It is known when so many tokens come, and not when so many units of a log expire.
+        Limit::TokenBucket(bucket) => waiting.longest_us.min(bucket.time(waiting.most)),
+        Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_)
+        | Limit::FixedWindow(_)
+        | Limit::Ban(_)
+        | Limit::Concurrency(_)
+        | Limit::Unlimited
+        | Limit::DenyAll => 0,
+    };
+    Duration::from_micros(longest_us)
 }

@@ -12,15 +12,17 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
+    algorithm,
     key_format::KeyFormat,
     request::{HashedRequest, OwnedCharge, OwnedRequest},
 };
-use crate::store::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreResponse};
+use crate::store::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreResponse, Waiting};
 
 /// Caches denials, so that repeated denied checks are not sent to Redis.
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
-/// the same cost or a higher one, counted or checked only. A request with a marker is not cached: whether it is a repetition is
+/// the same cost or a higher one, counted or checked only. If the request may wait, it applies until the wait has shrunk to the
+/// longest one, to requests that may wait as long. A request with a marker is not cached: whether it is a repetition is
 /// stored in Redis. Nor is one of slots, which can be free at any time. Of a request with a ban, only a denial by a ban in
 /// force is cached, until the ban ends: others are counted in Redis. Only a reset or a refund can make room earlier. Those of
 /// this process invalidate the denial at once; those of other processes, and a clock that is set forward, are seen after 1 s at
@@ -77,7 +79,7 @@ impl DenyCache {
         let HashedRequest { folded, hashes, .. } = request;
         let charges = &*folded.charges;
         let is_never_cached = |charge: &Charge<'_>| charge.role() == ChargeRole::Once || charge.limit().is_held();
-        if folded.operation != Operation::Check || charges.iter().any(is_never_cached) {
+        if !folded.operation.decides() || charges.iter().any(is_never_cached) {
             return None;
         }
         let hash = combined_hash(hashes.iter().copied());
@@ -85,7 +87,9 @@ impl DenyCache {
         let shard = self.shard(hash);
         let denial = shard.denials.find(hash, |denial| {
             let same = |(denied, charge): (&OwnedCharge, &Charge<'_>)| {
-                denied.limit == *charge.limit() && key_format.is_key_of(&denied.key, charge)
+                denied.limit == *charge.limit()
+                    && denied.waiting == waiting(folded.operation, charge.role(), charge.waits())
+                    && key_format.is_key_of(&denied.key, charge)
             };
             denial.charges.len() == charges.len() && denial.charges.iter().zip(charges).all(same)
         })?;
@@ -98,11 +102,10 @@ impl DenyCache {
         }
 
         let elapsed = now.saturating_duration_since(denial.received_at);
-        let states = folded
-            .folds
-            .unfold(&denial.states)
-            .map(|state| state_after(&state, elapsed));
-        let outcome = Outcome::new(false, states);
+        let states = denial.charges.iter().zip(&denial.states);
+        let states = states.map(|(charge, state)| state_after(charge, state, elapsed));
+        let states: SmallVec<[ChargeState; 1]> = states.collect();
+        let outcome = Outcome::new(false, folded.folds.unfold(&states));
         Some(StoreResponse::without_reply(denial.server_time + elapsed, [outcome]))
     }
 
@@ -162,23 +165,36 @@ impl DenyCache {
         server_time: Duration,
         states: &[ChargeState],
     ) {
-        let charges = request.charges.iter().zip(states);
-        let decisive = charges.filter(|(charge, _)| !request.has_ban() || charge.role == ChargeRole::Ban);
-        let Some(wait) = decisive.filter_map(|(_, state)| state.retry_after).max() else {
+        if !request.operation.decides() || request.has_marker() || request.has_slots() {
+            return;
+        }
+        let mut charges = request.charges.clone();
+        for charge in &mut charges {
+            charge.waiting = waiting(request.operation, charge.role, charge.waiting);
+        }
+        let decisive = charges
+            .iter()
+            .zip(states)
+            .filter(|(charge, _)| !request.has_ban() || charge.role == ChargeRole::Ban);
+        let denies_for = decisive.filter_map(|(charge, state)| {
+            let longest = algorithm::longest_wait(&charge.limit, charge.waiting);
+            state.retry_after?.checked_sub(longest)
+        });
+        let Some(denies_for) = denies_for.max() else {
             return;
         };
         let received_at = Instant::now();
         // Redis decides after the request was made, so its wait does not end earlier than this.
-        let expires_at = made_at + wait.min(MAX_AGE);
-        if !request.is_check() || request.has_marker() || request.has_slots() || expires_at <= received_at {
+        let expires_at = made_at + denies_for.min(MAX_AGE);
+        if expires_at <= received_at {
             return;
         }
 
-        let hash = combined_hash(hashes(&request.charges));
+        let hash = combined_hash(hashes(&charges));
         self.shard(hash).insert(Denial {
             hash,
             serial: 0,
-            charges: request.charges.clone(),
+            charges,
             generation,
             states: states.into(),
             server_time,
@@ -197,6 +213,12 @@ impl DenyCache {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How long a charge in a request of this operation may wait, and how many units may.
+fn waiting(operation: Operation, role: ChargeRole, waiting: Waiting) -> Waiting {
+    let may_wait = operation == Operation::Reserve && role == ChargeRole::Counted;
+    if may_wait { waiting } else { Waiting::NONE }
 }
 
 fn hashes(charges: &[OwnedCharge]) -> impl Iterator<Item = u64> {
@@ -234,16 +256,17 @@ impl Shard {
 }
 
 fn same_keys(a: &[OwnedCharge], b: &[OwnedCharge]) -> bool {
-    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.key == b.key && a.limit == b.limit;
+    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.key == b.key && a.limit == b.limit && a.waiting == b.waiting;
     a.len() == b.len() && a.iter().zip(b).all(same)
 }
 
-/// The state of a denied charge after this time.
-fn state_after(state: &ChargeState, elapsed: Duration) -> ChargeState {
+/// The state of a denied charge after this time. One that would wait by then does not deny.
+fn state_after(charge: &OwnedCharge, state: &ChargeState, elapsed: Duration) -> ChargeState {
     let left = |span: Duration| span.saturating_sub(elapsed);
+    let longest = algorithm::longest_wait(&charge.limit, charge.waiting);
     ChargeState::new(
         state.remaining,
-        state.retry_after.map(left).filter(|wait| !wait.is_zero()),
+        state.retry_after.map(left).filter(|wait| *wait > longest),
         left(state.reset_after),
     )
 }
@@ -333,7 +356,8 @@ mod tests {
         for (request, made_at, is_cached) in [
             (plain.request(Operation::Check), start + MICRO, true),
             (plain.request(Operation::Check), start, false),
-            (plain.request(Operation::Reserve), start + MICRO, false),
+            (plain.request(Operation::Reserve), start + MICRO, true),
+            (plain.request(Operation::Peek), start + MICRO, false),
             (slots.request(Operation::Check), start + MICRO, false),
             (marked, start + MICRO, false),
         ] {
@@ -344,6 +368,63 @@ mod tests {
             let shards = cache.shards.iter();
             let denials: usize = shards.map(|shard| shard.lock().expect("no panic").denials.len()).sum();
             assert_eq!(denials, usize::from(is_cached), "{request:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_denial_of_a_request_that_may_wait_is_valid_until_its_wait_is_short_enough() {
+        let (key, start, millis) = (Key::from("a"), Instant::now(), Duration::from_millis);
+        // One token each 100 ms.
+        for (limit, longest, most, valid_for) in [
+            ("5/s", 0, 500, 400),
+            ("5/s", 100, 500, 300),
+            ("5/s", 399, 1, 1),
+            ("5/s", 400, 1, 0),
+            ("5/s precision 4", 300, 500, 400),
+            ("fixed-window 5/s", 300, 500, 400),
+            ("token-bucket 10/s", 100, 500, 300),
+            ("token-bucket 10/s", 1_000, 500, 0),
+            ("token-bucket 10/s", 1_000, 3, 100),
+        ] {
+            let limit = limit.parse::<Limit>().unwrap();
+            let charge = |longest, most| {
+                let charge = Charge::new("p", &limit, &key, 1);
+                [charge.wait_up_to(millis(longest)).max_waiting(most)]
+            };
+            let (cache, charges) = (DenyCache::new(), charge(longest, most));
+            let request = OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Reserve, &charges));
+            let states = [ChargeState::new(0, Some(WAIT), Duration::from_secs(5))];
+            cache.insert(
+                &request,
+                start,
+                cache.generation(&request),
+                Duration::from_secs(9),
+                &states,
+            );
+
+            let denies = |operation, charges: &[Charge<'_>], after| {
+                let request = StoreRequest::new(operation, charges);
+                let request = HashedRequest::new(&KEY_FORMAT, &request);
+                cache.get(&KEY_FORMAT, &request, start + after).is_some()
+            };
+            let until = millis(valid_for);
+            assert_eq!(
+                denies(Operation::Reserve, &charges, until.saturating_sub(MICRO)),
+                valid_for > 0,
+                "{limit}"
+            );
+            assert!(!denies(Operation::Reserve, &charges, until), "{limit}");
+            // It is no denial of requests that may wait for longer, or not at all.
+            assert!(
+                !denies(Operation::Reserve, &charge(longest + 1, most), MICRO),
+                "{limit}"
+            );
+            assert!(
+                !denies(Operation::Reserve, &charge(longest, most + 1), MICRO),
+                "{limit}"
+            );
+            let may_wait = longest > 0 || most != Waiting::MOST;
+            assert!(!may_wait || !denies(Operation::Check, &charges, MICRO), "{limit}");
         }
     }
 

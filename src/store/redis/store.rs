@@ -92,6 +92,9 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 /// denial of a request with an id ([`Policy::once_per`](crate::Policy::once_per)) is not cached. A denial by a policy with
 /// [bans](crate::Policy::ban) is cached only while a ban is in force.
 ///
+/// A denial of a request that may [wait](crate::Policy::wait_up_to) is cached until the wait has shrunk to the longest one. If it is
+/// denied since too many units [wait](crate::Policy::max_waiting), that is cached for a token bucket, and not for a sliding log.
+///
 /// A [reset](crate::Limiter::reset) or [refund](crate::Receipt::refund) by this process removes the cached denial at once.
 /// After a reset by another process, a key deleted in Redis, or a clock that was set, it remains for at most 1 s. The cache has
 /// 10,000 entries; the oldest ones are evicted.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tower_quota::{
-    Decision, Key, Limit, Limiter, Policy,
+    Decision, Key, Limit, Limiter, Policy, RedisStore,
     store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
@@ -51,6 +51,23 @@ impl Bench {
             redis: self.redis.clone(),
             key: format!("k{}", KEYS.fetch_add(1, Ordering::Relaxed)),
         }
+    }
+
+    /// A store with a deny cache in the Redis of this bench.
+    pub(crate) async fn store_with_a_deny_cache(&self) -> RedisStore {
+        let redis = self.redis.as_ref().expect("a bench of Redis");
+        self.clock.redis_store_with_a_deny_cache(redis).await
+    }
+
+    /// The number of calls of the script.
+    pub(crate) async fn script_calls(&self) -> u64 {
+        let redis = self.redis.as_ref().expect("a bench of Redis");
+        let stats: String = redis.command("INFO", ["commandstats"]).await;
+        let mut lines = stats
+            .lines()
+            .filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        let calls = lines.next().and_then(|line| line.split(',').next());
+        calls.map_or(0, |calls| calls.parse().expect("a number"))
     }
 
     async fn new(store: Arc<dyn Store>, clock: Clock, redis: Option<Arc<Redis>>) -> Self {
@@ -145,6 +162,12 @@ impl Bench {
 
     pub(crate) async fn charge(&self, limit: &Limit, cost: u64) -> Outcome {
         decide(&self.store, Operation::Charge, limit, &self.key, cost).await
+    }
+
+    /// The decision of a limiter about a request with this id.
+    pub(crate) async fn check_once(&self, limiter: &Limiter, id: u64) -> Decision {
+        let decision = limiter.check_once(self.key.as_str(), id).await;
+        decision.expect("the store answers")
     }
 
     /// The decision of a limiter about this cost.

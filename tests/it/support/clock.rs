@@ -59,6 +59,13 @@ impl Clock {
             .expect("the client will do")
     }
 
+    /// The same with a deny cache, which uses the clock of tokio.
+    pub(crate) async fn redis_store_with_a_deny_cache(&self, redis: &Redis) -> RedisStore {
+        let client = redis.client().await.clone();
+        let builder = Self::builder().deny_cache(true).fred_client(client);
+        builder.connect_lazy().expect("the client will do")
+    }
+
     /// The same through redis-rs.
     pub(crate) async fn redis_store_on_redis_rs(&self, redis: &Redis) -> RedisStore {
         self.redis_store_at(redis, &redis.url()).await
