@@ -180,12 +180,11 @@ impl StoreCheck {
 
 /// What a request may have to send at its end, even if it is cancelled before it is decided.
 fn owed(operation: Operation, undecided: &Decision) -> Option<Owed> {
-    match operation {
-        _ if undecided.has_leases() => undecided.owe(OwedKind::Release),
-        Operation::Reserve => undecided.owe(OwedKind::Settlement),
-        _ if undecided.lost_settlements().is_some() => undecided.owe(OwedKind::Settlement),
-        _ => None,
+    if undecided.has_leases() {
+        return undecided.owe(OwedKind::Release);
     }
+    let settles = operation == Operation::Reserve || undecided.lost_settlements().is_some();
+    settles.then(|| undecided.owe(OwedKind::Settlement))?
 }
 
 impl Drop for StoreCheck {
