@@ -22,7 +22,7 @@
 use std::{convert::Infallible, env, error::Error, time::Duration};
 
 use axum::{Extension, Router, body::Body, routing::get};
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{net::TcpListener, signal, time::sleep};
 use tokio_stream::{Stream, StreamExt};
 use tower_quota::{Concurrency, MemoryStore, Policy, RateLimitLayer, key, store::Store};
 
@@ -52,9 +52,9 @@ fn rows() -> impl Stream<Item = Result<&'static str, Infallible>> {
     })
 }
 
-pub(crate) fn app() -> Router {
+pub(crate) fn app(store: impl Store) -> Router {
     // The extension stands for authentication.
-    let layers = (Extension(UserId(42)), limit(MemoryStore::new()));
+    let layers = (Extension(UserId(42)), limit(store));
     Router::new().route("/export", get(async || Body::from_stream(rows())).layer(layers))
 }
 
@@ -63,6 +63,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app()).await?;
+    let store = MemoryStore::new();
+    axum::serve(listener, app(store.clone()))
+        .with_graceful_shutdown(async { drop(signal::ctrl_c().await) })
+        .await?;
+    // The last releases.
+    store.drained(Duration::from_secs(5)).await?;
     Ok(())
 }

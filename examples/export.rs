@@ -21,7 +21,7 @@
 use std::{env, error::Error, time::Duration};
 
 use axum::{Extension, Router, http::StatusCode, routing::post};
-use tokio::{net::TcpListener, task::JoinError, time::sleep};
+use tokio::{net::TcpListener, signal, task::JoinError, time::sleep};
 use tower_quota::{Concurrency, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog, key, store::Store};
 
 /// The user that authentication found.
@@ -58,9 +58,9 @@ async fn export(decision: Decision) -> Result<&'static str, StatusCode> {
     run(decision, rows).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-pub(crate) fn app() -> Router {
+pub(crate) fn app(store: impl Store) -> Router {
     // The extension stands for authentication.
-    let layers = (Extension(UserId(42)), limit(MemoryStore::new()));
+    let layers = (Extension(UserId(42)), limit(store));
     Router::new().route("/export", post(export).layer(layers))
 }
 
@@ -69,6 +69,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app()).await?;
+    let store = MemoryStore::new();
+    axum::serve(listener, app(store.clone()))
+        .with_graceful_shutdown(async { drop(signal::ctrl_c().await) })
+        .await?;
+    // An export that runs ends before.
+    store.drained(Duration::from_secs(5)).await?;
     Ok(())
 }

@@ -19,12 +19,12 @@
 //!
 //! The first response had 10 tokens, so 20 of the 30 were refunded. The second had 80: 50 more were charged at its end.
 
-use std::{convert::Infallible, env, error::Error, iter::repeat_n, net::SocketAddr};
+use std::{convert::Infallible, env, error::Error, iter::repeat_n, net::SocketAddr, time::Duration};
 
 use axum::{Router, body::Body, extract::Path, routing::post};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, signal};
 use tokio_stream::StreamExt;
-use tower_quota::{Decision, MemoryStore, Policy, RateLimitLayer, Receipt, SlidingLog, key};
+use tower_quota::{Decision, MemoryStore, Policy, RateLimitLayer, Receipt, SlidingLog, key, store::Store};
 
 /// The tokens of a response. They are settled when it is dropped: at the end of the stream, or when the client has left.
 struct Usage {
@@ -61,14 +61,14 @@ async fn complete(decision: Decision, Path(length): Path<usize>) -> Body {
     }))
 }
 
-pub(crate) fn app() -> Router {
+pub(crate) fn app(store: impl Store) -> Router {
     let policies = [
         Policy::new("requests", SlidingLog::per_minute(5)).key(key::ip()),
         Policy::new("tokens", SlidingLog::per_minute(100))
             .key(key::ip())
             .cost(30),
     ];
-    let limit = RateLimitLayer::new(MemoryStore::new(), policies);
+    let limit = RateLimitLayer::new(store, policies);
     Router::new().route("/complete/{length}", post(complete).layer(limit))
 }
 
@@ -77,6 +77,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app().into_make_service_with_connect_info::<SocketAddr>()).await?;
+    let store = MemoryStore::new();
+    axum::serve(
+        listener,
+        app(store.clone()).into_make_service_with_connect_info::<SocketAddr>(),
+    )
+    .with_graceful_shutdown(async { drop(signal::ctrl_c().await) })
+    .await?;
+    // The last settlements.
+    store.drained(Duration::from_secs(5)).await?;
     Ok(())
 }

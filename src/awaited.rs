@@ -12,17 +12,17 @@ use std::{
 
 use http::Response;
 use http_body::Frame;
-use tokio::runtime::Handle;
 
 use crate::{
     Decision, PolicyDecision, bans,
     completion::{Completion, CompletionRule, End, awaits_trailers, grpc_status_in},
     decision::Settlement,
     denied,
-    lost::{LostSettlements, Unconfirmed},
+    lost::LostSettlements,
     pause,
     response::OwnRejection,
-    store::StoreFuture,
+    responses::Responses,
+    store::{Owed, OwedKind},
 };
 
 /// The completion of an admitted request that a policy depends on. Dropped before, the request is cancelled.
@@ -38,6 +38,7 @@ pub(crate) struct AwaitedCompletion {
     polled: bool,
     /// Whether the body is known to have ended. A server polls such a body no further.
     ended: AtomicBool,
+    _owed: Option<Owed>,
 }
 
 impl AwaitedCompletion {
@@ -50,6 +51,7 @@ impl AwaitedCompletion {
             pause: None,
             polled: false,
             ended: AtomicBool::new(false),
+            _owed: decision.owe(OwedKind::Settlement),
         }))
     }
 
@@ -93,9 +95,7 @@ impl AwaitedCompletion {
             self.learn(&decision, response, lost);
         }
         let completion = Completion::new(response, end);
-        for response in settlement(&decision, &completion, denied).send() {
-            receive(response, lost);
-        }
+        settlement(&decision, &completion, denied).send().receive(Some(lost));
     }
 }
 
@@ -106,8 +106,11 @@ impl AwaitedCompletion {
         let in_head = response.and_then(|response| pause::requested_by(response.status(), response.headers()));
         if let Some(pause) = in_head.or(self.pause).filter(|pause| !pause.is_zero())
             && let Some(response) = bans::send(decision, pause, PolicyDecision::learns)
+            && let Some(owed) = decision.owe(OwedKind::Settlement)
         {
-            receive(response, lost);
+            let mut responses = Responses::default();
+            responses.push(response, owed);
+            responses.receive(Some(lost));
         }
     }
 }
@@ -159,16 +162,6 @@ pub(crate) fn observe_frame<D, E>(
     };
     if let Some(mut awaited) = awaited.take() {
         awaited.end(end);
-    }
-}
-
-/// Waits for the confirmation of a store, in a task if it is not there yet.
-fn receive(response: StoreFuture, lost: &Arc<LostSettlements>) {
-    let unconfirmed = Unconfirmed::new(lost.clone());
-    match (response.try_ready(), Handle::try_current()) {
-        (Ok(response), _) => unconfirmed.end(response),
-        (Err(pending), Ok(runtime)) => drop(runtime.spawn(async { unconfirmed.end(pending.await) })),
-        (Err(_), Err(_)) => {}
     }
 }
 

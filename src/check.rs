@@ -17,7 +17,7 @@ use crate::{
     held::{Held, give_back},
     metrics::{Began, PolicyOutcome},
     requests,
-    store::{Charge, LocalCharge, Operation, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// A check that is decided already, or waits for the store.
@@ -39,6 +39,8 @@ pub(crate) struct StoreCheck {
     began: Began,
     /// What it waits for, until the store has replied.
     undecided: Option<(StoreFuture, Decision)>,
+    /// If it is to be completed without its caller.
+    owed: Option<Owed>,
 }
 
 /// Sends the charges of all policies to the store, those of the enforced ones as one request.
@@ -92,6 +94,7 @@ fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Che
         None => Check::Pending(PendingCheck::Store(StoreCheck {
             operation,
             began: Began::now(),
+            owed: owed(operation, &undecided),
             undecided: Some((response, undecided)),
         })),
     }
@@ -175,26 +178,33 @@ impl StoreCheck {
     }
 }
 
+/// What a request may have to send at its end, even if it is cancelled before it is decided.
+fn owed(operation: Operation, undecided: &Decision) -> Option<Owed> {
+    if undecided.has_leases() {
+        return undecided.owe(OwedKind::Release);
+    }
+    let settles = operation == Operation::Reserve || undecided.lost_settlements().is_some();
+    settles.then(|| undecided.owe(OwedKind::Settlement))?
+}
+
 impl Drop for StoreCheck {
     /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request. So
     /// does one that reserves, to be refunded, and one that takes slots, to release them.
     fn drop(&mut self) {
-        let Some((response, undecided)) = self.undecided.take() else {
+        let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {
             return;
         };
-        let (operation, began) = (self.operation, self.began);
-        let reserves = operation == Operation::Reserve;
-        if !reserves && undecided.lost_settlements().is_none() && !undecided.has_leases() {
-            return;
-        }
+        let (operation, began, owed) = (self.operation, self.began, owed.due());
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
-                let decision = conclude(&response.await, operation, undecided, Some(began));
+                let response = response.await;
+                let decision = conclude(&response, operation, undecided, Some(began));
                 match decision.ok().filter(Decision::is_allowed) {
-                    Some(decision) if reserves => give_back(&decision),
+                    Some(decision) if operation == Operation::Reserve => give_back(&decision),
                     Some(decision) => drop(AwaitedCompletion::of(&decision)),
                     None => {}
                 }
+                owed.confirm();
             });
         }
     }

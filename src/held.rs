@@ -13,8 +13,8 @@ use tokio::{
 use crate::{
     Decision, bans,
     decision::Settlement,
-    metrics::{WaitingRequest, lost_settlement},
-    store::{ErrorKind, StoreError, StoreFuture},
+    metrics::WaitingRequest,
+    store::{ErrorKind, Owed, OwedKind, StoreError, StoreFuture},
 };
 
 /// An admitted request until its turn. Dropped before, it is refunded.
@@ -24,6 +24,7 @@ pub(crate) struct Held {
     /// At its turn: the bans that may have begun meanwhile.
     bans: Option<StoreFuture>,
     waiting: Option<WaitingRequest>,
+    _owed: Option<Owed>,
 }
 
 impl Held {
@@ -40,6 +41,7 @@ impl Held {
             sleep: Box::pin(sleep(decision.delay())),
             bans: None,
             waiting: decision.wait(),
+            _owed: decision.owe(OwedKind::Settlement),
             decision: Some(decision),
         })
     }
@@ -91,17 +93,5 @@ pub(crate) fn give_back(decision: &Decision) {
     for policy in decision.as_slice() {
         settlement.refund(policy, locally);
     }
-    for response in settlement.send() {
-        match (response.try_ready(), Handle::try_current()) {
-            (Ok(Ok(_)), _) => {}
-            (Err(pending), Ok(runtime)) => {
-                runtime.spawn(async {
-                    if pending.await.is_err() {
-                        lost_settlement();
-                    }
-                });
-            }
-            (Ok(Err(_)), _) | (Err(_), Err(_)) => lost_settlement(),
-        }
-    }
+    settlement.send().receive(None);
 }

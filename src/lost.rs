@@ -19,7 +19,6 @@ impl LostSettlements {
 
     /// Counts one more, and logs the first.
     fn add(&self, error: Option<&StoreError>) {
-        lost_settlement();
         if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
             #[cfg(feature = "tracing")]
             tracing::warn!(
@@ -32,25 +31,40 @@ impl LostSettlements {
 }
 
 /// A settlement that is lost unless its store confirms it.
-pub(crate) struct Unconfirmed(Option<Arc<LostSettlements>>);
+pub(crate) struct Unconfirmed {
+    /// The layer that counts its settlements.
+    layer: Option<Arc<LostSettlements>>,
+    has_response: bool,
+}
 
 impl Unconfirmed {
-    pub(crate) fn new(lost: Arc<LostSettlements>) -> Self {
-        Self(Some(lost))
+    pub(crate) fn new(layer: Option<Arc<LostSettlements>>) -> Self {
+        Self {
+            layer,
+            has_response: false,
+        }
     }
 
     /// Ends with the response of the store.
-    pub(crate) fn end(mut self, response: Result<StoreResponse, StoreError>) {
-        if let (Some(lost), Err(error)) = (self.0.take(), response) {
-            lost.add(Some(&error));
+    pub(crate) fn end(mut self, response: &Result<StoreResponse, StoreError>) {
+        self.has_response = true;
+        if let Err(error) = response {
+            self.lose(Some(error));
+        }
+    }
+
+    fn lose(&self, error: Option<&StoreError>) {
+        lost_settlement();
+        if let Some(layer) = &self.layer {
+            layer.add(error);
         }
     }
 }
 
 impl Drop for Unconfirmed {
     fn drop(&mut self) {
-        if let Some(lost) = self.0.take() {
-            lost.add(None);
+        if !self.has_response {
+            self.lose(None);
         }
     }
 }

@@ -1,31 +1,50 @@
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
-use crate::store::{StoreError, StoreFuture};
+use crate::{
+    lost::{LostSettlements, Unconfirmed},
+    store::{Owed, StoreError, StoreFuture, StoreResponse},
+};
 
 /// Responses of stores to refunds, charges and releases. As a future it waits for all of them, at the same time, and returns the
 /// first error. Those that are missing when it is dropped continue in tasks of their own.
 #[derive(Default)]
 #[must_use]
 pub(crate) struct Responses {
-    responses: SmallVec<[StoreFuture; 1]>,
+    responses: SmallVec<[(StoreFuture, Owed); 1]>,
     error: Option<StoreError>,
 }
 
 impl Responses {
-    pub(crate) fn push(&mut self, response: StoreFuture) {
-        self.responses.push(response);
+    /// Adds the response to what is sent now.
+    pub(crate) fn push(&mut self, response: StoreFuture, owed: Owed) {
+        self.responses.push((response, owed.due()));
+    }
+
+    /// Waits for them in tasks, and counts those that no store confirms as lost, also for a layer.
+    pub(crate) fn receive(mut self, layer: Option<&Arc<LostSettlements>>) {
+        for (response, owed) in self.responses.drain(..) {
+            let unconfirmed = Unconfirmed::new(layer.cloned());
+            receive(response, move |response| {
+                unconfirmed.end(response);
+                owed.end(response);
+            });
+        }
     }
 }
 
-impl From<SmallVec<[StoreFuture; 1]>> for Responses {
-    fn from(responses: SmallVec<[StoreFuture; 1]>) -> Self {
-        Self { responses, error: None }
+/// Passes on a response, in a task if it is not there yet. Outside of a runtime there is none.
+fn receive(response: StoreFuture, end: impl FnOnce(&Result<StoreResponse, StoreError>) + Send + 'static) {
+    match (response.try_ready(), Handle::try_current()) {
+        (Ok(response), _) => end(&response),
+        (Err(pending), Ok(runtime)) => drop(runtime.spawn(async { end(&pending.await) })),
+        (Err(_), Err(_)) => {}
     }
 }
 
@@ -34,14 +53,18 @@ impl Future for Responses {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { responses, error } = &mut *self;
-        responses.retain(|response| match Pin::new(response).poll(cx) {
-            Poll::Pending => true,
-            Poll::Ready(Ok(_)) => false,
-            Poll::Ready(Err(failed)) => {
+        let mut position = 0;
+        while let Some((response, _)) = responses.get_mut(position) {
+            let Poll::Ready(response) = Pin::new(response).poll(cx) else {
+                position += 1;
+                continue;
+            };
+            let (_, owed) = responses.remove(position);
+            owed.end(&response);
+            if let Err(failed) = response {
                 error.get_or_insert(failed);
-                false
             }
-        });
+        }
         if !responses.is_empty() {
             return Poll::Pending;
         }
@@ -51,10 +74,8 @@ impl Future for Responses {
 
 impl Drop for Responses {
     fn drop(&mut self) {
-        for response in self.responses.drain(..) {
-            if let (Err(pending), Ok(runtime)) = (response.try_ready(), Handle::try_current()) {
-                runtime.spawn(pending);
-            }
+        for (response, owed) in self.responses.drain(..) {
+            receive(response, |response| owed.end(response));
         }
     }
 }
@@ -66,14 +87,15 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::store::{ErrorKind, StoreResponse};
+    use crate::store::{ErrorKind, Outstanding, OwedKind};
 
     #[test]
     fn all_are_polled_at_the_same_time_and_an_error_is_returned_after_the_last_one() {
         let mut responses = Responses::default();
         let [first, second, third] = [(); 3].map(|()| {
             let (sender, receiver) = oneshot::channel::<Result<StoreResponse, StoreError>>();
-            responses.push(StoreFuture::pending(async { receiver.await.expect("a response") }));
+            let response = StoreFuture::pending(async { receiver.await.expect("a response") });
+            responses.push(response, Outstanding::of(None).owe(OwedKind::Settlement));
             sender
         });
         let mut context = Context::from_waker(Waker::noop());

@@ -17,7 +17,7 @@ use crate::{
     lost::LostSettlements,
     metrics::{CheckMetrics, ENABLED, PolicyMetrics, PolicyOutcome},
     slots::Keeper,
-    store::{Failover, NamedLimit, Store, Waiting},
+    store::{Failover, NamedLimit, Outstanding, Store, Waiting},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -27,6 +27,8 @@ pub(crate) struct CheckContext {
     pub(crate) failover: Arc<Failover>,
     /// Renews leases.
     pub(crate) keeper: Arc<Keeper>,
+    /// What [`Store::drained`] waits for.
+    pub(crate) outstanding: Arc<Outstanding>,
     /// The failure mode of all policies, in place of their own.
     pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.

@@ -40,7 +40,7 @@ use crate::{
     Key,
     lost::LostSettlements,
     slots::Slots,
-    store::{NamedLimit, Store, StoreError},
+    store::{NamedLimit, Owed, OwedKind, Store, StoreError},
 };
 
 /// The outcome of a check.
@@ -221,7 +221,7 @@ impl Decision {
     fn receipt_of(&self, select: impl Fn(&PolicyDecision) -> bool + Copy) -> Option<Receipt> {
         let mut charges = Vec::new();
         self.take_charges(select, &mut charges);
-        (!charges.is_empty()).then_some(Receipt { charges })
+        (!charges.is_empty()).then(|| Receipt::new(charges))
     }
 
     fn take_charges(&self, select: impl Fn(&PolicyDecision) -> bool + Copy, charges: &mut Vec<ChargedPolicy>) {
@@ -235,6 +235,12 @@ impl Decision {
             policy: policy.clone(),
             locally: self.store_error().is_some(),
         }));
+    }
+
+    /// Counts what the request may have to send to its store at its end.
+    pub(crate) fn owe(&self, kind: OwedKind) -> Option<Owed> {
+        let first = self.0.policies.first()?;
+        Some(first.context.outstanding.owe(kind))
     }
 
     /// The counter of lost settlements, if a policy has a completion rule.

@@ -1,7 +1,9 @@
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use super::settlement::{ChargedPolicy, Settlement};
-use crate::{responses::Responses, store::StoreError};
+use crate::store::{Owed, OwedKind, StoreError};
 
 /// The charges of an admitted request, to settle or refund them.
 ///
@@ -11,7 +13,21 @@ use crate::{responses::Responses, store::StoreError};
 /// model, the bytes of a response, the rows of a query.
 #[must_use = "a receipt does nothing unless `settle` or `refund` is called"]
 pub struct Receipt {
-    pub(super) charges: Vec<ChargedPolicy>,
+    charges: Vec<ChargedPolicy>,
+    owed: SmallVec<[Owed; 1]>,
+}
+
+impl Receipt {
+    pub(super) fn new(charges: Vec<ChargedPolicy>) -> Self {
+        let mut owed: SmallVec<[Owed; 1]> = SmallVec::new();
+        for charge in &charges {
+            let outstanding = &charge.policy.context.outstanding;
+            if !owed.iter().any(|owed| owed.is_to(outstanding)) {
+                owed.push(outstanding.owe(OwedKind::Settlement));
+            }
+        }
+        Self { charges, owed }
+    }
 }
 
 impl Receipt {
@@ -53,7 +69,9 @@ impl Receipt {
     /// If a store fails; its charges may be settled or not. Those in other stores are settled, and the first error is
     /// returned. The settlement is not repeated.
     pub async fn settle(self, actual: u64) -> Result<(), StoreError> {
-        Responses::from(Settlement::new(self.charges, actual).send()).await
+        let responses = Settlement::new(self.charges, actual).send();
+        drop(self.owed);
+        responses.await
     }
 
     /// Refunds the charges of all policies, each where it was counted.

@@ -3,7 +3,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{context::Plan, policy::PolicyDecision};
-use crate::store::{Charge, LocalCharge, Operation, StoreFuture, StoreId, StoreRequest};
+use crate::{
+    responses::Responses,
+    store::{Charge, LocalCharge, Operation, OwedKind, StoreFuture, StoreId, StoreRequest},
+};
 
 /// What is refunded or charged after a decision, where the policies were counted.
 #[derive(Default)]
@@ -117,14 +120,15 @@ impl Settlement {
     }
 
     /// Sends all that goes to one store in one call, and returns the responses of the stores.
-    pub(crate) fn send(&self) -> SmallVec<[StoreFuture; 1]> {
+    pub(crate) fn send(&self) -> Responses {
         let mut unsent: Adjustments<'_> = self.0.iter().collect();
-        let mut responses = SmallVec::new();
+        let mut responses = Responses::default();
         while let Some(first) = unsent.first() {
             let target = first.target();
+            let owed = first.policy.context.outstanding.owe(OwedKind::Settlement);
             let (together, others): (Adjustments<'_>, _) =
                 unsent.into_iter().partition(|other| other.target() == target);
-            responses.push(send_together(&together));
+            responses.push(send_together(&together), owed);
             unsent = others;
         }
         responses

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Decision, PolicyDecision};
 use crate::{
     slots::{Lease, Place, Slots},
-    store::LocalCharge,
+    store::{LocalCharge, OwedKind},
 };
 
 impl Decision {
@@ -97,6 +97,7 @@ impl PolicyDecision {
         };
         let lease = Lease::new(place, (named.name.clone(), limit), self.key.clone(), self.cost, ticket);
         if let Some(lease) = lease {
+            let lease = lease.owing(context.outstanding.owe(OwedKind::Release));
             slots.push(lease, &context.keeper, self.hold());
         }
     }

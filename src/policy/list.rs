@@ -14,7 +14,7 @@ use crate::{
     metrics::{CheckMetrics, PolicyMetrics},
     response::Negotiated,
     slots::Keeper,
-    store::{Failover, Store, Waiting},
+    store::{Failover, Outstanding, Store, Waiting},
 };
 
 /// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them.
@@ -100,6 +100,7 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
     CheckContext {
         failover: Failover::of(&store),
         keeper: Keeper::of(&store),
+        outstanding: Outstanding::of(store.id()),
         store: Arc::new(store),
         failure_mode: None,
         lost: awaits_completions(&policies).then(Arc::default),

@@ -1,6 +1,6 @@
 use std::{
     collections::HashMap,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::lease::{Lease, Renewal};
-use crate::store::{LeaseId, Store, StoreId};
+use crate::store::{LeaseId, PerStore, Store};
 
 /// Renews the leases that this process has in one store, and those that it counts itself while the store fails.
 ///
@@ -40,21 +40,12 @@ struct Group {
     hurry: Arc<Notify>,
 }
 
-/// The keepers of the stores that are in use, since a store may have several layers.
-static KEEPERS: LazyLock<Mutex<HashMap<StoreId, Weak<Keeper>>>> = LazyLock::new(Mutex::default);
+static KEEPERS: PerStore<Keeper> = PerStore::new();
 
 impl Keeper {
     /// The keeper of a store.
     pub(crate) fn of(store: &impl Store) -> Arc<Self> {
-        let Some(id) = store.id() else { return Arc::default() };
-        let mut keepers = KEEPERS.lock().unwrap_or_else(PoisonError::into_inner);
-        keepers.retain(|_, keeper| keeper.strong_count() > 0);
-        if let Some(keeper) = keepers.get(&id).and_then(Weak::upgrade) {
-            return keeper;
-        }
-        let keeper = Arc::default();
-        keepers.insert(id, Arc::downgrade(&keeper));
-        keeper
+        KEEPERS.of(store.id())
     }
 
     /// Renews a lease from now on.

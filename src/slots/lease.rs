@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     Key, Limit,
-    store::{Charge, Failover, LeaseId, Operation, Store, StoreFuture, StoreRequest},
+    store::{Charge, Failover, LeaseId, Operation, Owed, Store, StoreFuture, StoreRequest},
 };
 
 /// The id of a lease that a request is about to take.
@@ -62,6 +62,8 @@ struct Progress {
     lost: bool,
     renewing: bool,
     ended: bool,
+    /// Its release, until that is sent.
+    owed: Option<Owed>,
 }
 
 impl Lease {
@@ -86,8 +88,14 @@ impl Lease {
                 lost: false,
                 renewing: false,
                 ended: false,
+                owed: None,
             }),
         })
+    }
+
+    pub(crate) fn owing(self, release: Owed) -> Self {
+        self.progress().owed = Some(release);
+        self
     }
 
     pub(super) fn id(&self) -> LeaseId {
@@ -107,11 +115,16 @@ impl Lease {
         progress.lost || progress.renewed_at.elapsed() > self.length
     }
 
-    /// Ends it. Returns whether the caller is to send that: after a renewal that is in flight, its task does.
-    pub(super) fn end(&self) -> bool {
+    /// Ends it. Returns the release for the caller to send: after a renewal that is in flight, its task does.
+    pub(super) fn end(&self) -> Option<Owed> {
         let mut progress = self.progress();
         progress.ended = true;
-        !progress.renewing
+        let release = progress.owed.take()?.due();
+        if progress.renewing {
+            progress.owed = Some(release);
+            return None;
+        }
+        Some(release)
     }
 
     /// Whether both are counted in one place.
@@ -163,13 +176,13 @@ impl Renewal {
         let sent_at = Instant::now();
         let response = Lease::send(Operation::RenewLease, self.0.as_slice()).await;
         let held = response.map(|response| response.outcomes().first().is_some_and(|outcome| outcome.allowed));
-        if let Some(ended) = self.finish(held.ok().map(|held| (held, sent_at))) {
-            drop(Lease::send(Operation::EndLease, &[ended]).await);
+        if let Some((ended, release)) = self.finish(held.ok().map(|held| (held, sent_at))) {
+            release.end(&Lease::send(Operation::EndLease, &[ended]).await);
         }
     }
 
-    /// Records whether the lease is held, and as of when. Returns the lease if it was ended meanwhile.
-    fn finish(&mut self, reply: Option<(bool, Instant)>) -> Option<Arc<Lease>> {
+    /// Records whether the lease is held, and as of when. Returns the lease and its release if it was ended meanwhile.
+    fn finish(&mut self, reply: Option<(bool, Instant)>) -> Option<(Arc<Lease>, Owed)> {
         let lease = self.0.take()?;
         let mut progress = lease.progress();
         if let Some((held, sent_at)) = reply {
@@ -179,9 +192,9 @@ impl Renewal {
             }
         }
         progress.renewing = false;
-        let ended = progress.ended;
+        let release = if progress.ended { progress.owed.take() } else { None };
         drop(progress);
-        ended.then_some(lease)
+        Some((lease, release?))
     }
 }
 

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::{
     metrics::HeldSlots,
     responses::Responses,
-    store::{Operation, StoreError},
+    store::{Operation, Owed, StoreError},
 };
 
 pub(crate) use self::{
@@ -59,7 +59,8 @@ pub(crate) use self::{
 /// ```
 ///
 /// The release is sent in a task of its own, or is done at once in a [`MemoryStore`](crate::MemoryStore). If the store fails
-/// then, or no tokio runtime is there, the slots are free when their leases expire.
+/// then, or no tokio runtime is there, the slots are free when their leases expire. A process that ends waits for the release with
+/// [`Store::drained`](crate::store::Store::drained).
 #[must_use = "dropping the slots releases them"]
 #[derive(Default)]
 pub struct Slots(SmallVec<[Held; 1]>);
@@ -147,13 +148,20 @@ impl Slots {
             keeper.forget(lease);
         }
         // The release of a lease that is being renewed comes after its renewal, which could take the slots again.
-        let mut unsent: SmallVec<[Arc<Lease>; 1]> = self.0.drain(..).map(|held| held.lease).collect();
-        unsent.retain(|lease| lease.end());
+        let ended = self
+            .0
+            .drain(..)
+            .filter_map(|held| Some((held.lease.end()?, held.lease)));
+        let mut unsent: SmallVec<[(Owed, Arc<Lease>); 1]> = ended.collect();
         let mut unconfirmed = Responses::default();
-        while let Some(first) = unsent.first().cloned() {
-            let (together, others): (SmallVec<[_; 1]>, _) =
-                unsent.into_iter().partition(|lease| lease.shares_place(&first));
-            unconfirmed.push(Lease::send(Operation::EndLease, &together));
+        while let Some((_, first)) = unsent.first() {
+            let first = first.clone();
+            let (together, others) = unsent.into_iter().partition(|(_, lease)| lease.shares_place(&first));
+            let (releases, leases): (SmallVec<[Owed; 1]>, SmallVec<[Arc<Lease>; 1]>) =
+                SmallVec::<[_; 1]>::into_iter(together).unzip();
+            if let Some(release) = releases.into_iter().reduce(Owed::join) {
+                unconfirmed.push(Lease::send(Operation::EndLease, &leases), release);
+            }
             unsent = others;
         }
         unconfirmed

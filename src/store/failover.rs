@@ -1,19 +1,22 @@
 #[cfg(feature = "tracing")]
 use std::error::Error as _;
-#[cfg(feature = "admin")]
-use std::time::SystemTime;
 use std::{
-    collections::HashMap,
     fmt,
     str::FromStr,
-    sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak},
+    sync::{Arc, OnceLock},
+};
+#[cfg(feature = "admin")]
+use std::{
+    sync::{Mutex, PoisonError},
+    time::SystemTime,
 };
 
 use super::{
-    MemoryStore, Store, StoreId,
+    MemoryStore, Store,
     error::StoreError,
     health::Health,
     operation::Operation,
+    per_store::PerStore,
     request::{Charge, StoreRequest},
     response::StoreFuture,
 };
@@ -211,21 +214,12 @@ pub(crate) struct Outage {
     pub(crate) error: StoreError,
 }
 
-/// The failovers of the stores that are in use, since a store may have several layers.
-static FAILOVERS: LazyLock<Mutex<HashMap<StoreId, Weak<Failover>>>> = LazyLock::new(Mutex::default);
+static FAILOVERS: PerStore<Failover> = PerStore::new();
 
 impl Failover {
     /// The failover of a store.
     pub(crate) fn of(store: &impl Store) -> Arc<Self> {
-        let Some(id) = store.id() else { return Arc::default() };
-        let mut failovers = FAILOVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        failovers.retain(|_, failover| failover.strong_count() > 0);
-        if let Some(failover) = failovers.get(&id).and_then(Weak::upgrade) {
-            return failover;
-        }
-        let failover = Arc::default();
-        failovers.insert(id, Arc::downgrade(&failover));
-        failover
+        FAILOVERS.of(store.id())
     }
 
     /// Records a failure, with one warning per change of state.
@@ -352,27 +346,5 @@ mod tests {
             let error = wrong.parse::<FailureMode>().unwrap_err();
             assert!(error.to_string().contains("`local 1/4`"), "{error}");
         }
-    }
-
-    #[test]
-    fn layers_on_one_store_share_a_failover_and_stores_do_not() {
-        let (one, other) = (MemoryStore::new(), MemoryStore::new());
-        let failover = Failover::of(&one);
-        assert!(Arc::ptr_eq(&failover, &Failover::of(&one.clone())));
-        assert!(Arc::ptr_eq(&failover, &Failover::of(&Box::new(one.clone()))));
-        assert!(Arc::ptr_eq(&failover, &Failover::of(&Arc::new(one))));
-        assert!(!Arc::ptr_eq(&failover, &Failover::of(&other)));
-    }
-
-    #[test]
-    fn the_failover_of_a_store_that_is_gone_is_forgotten() {
-        let store = MemoryStore::new();
-        let id = store.id().unwrap();
-        let is_there = || FAILOVERS.lock().unwrap().contains_key(&id);
-        let failover = Failover::of(&store);
-        assert!(is_there());
-        drop(failover);
-        let _ = Failover::of(&MemoryStore::new());
-        assert!(!is_there());
     }
 }

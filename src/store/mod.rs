@@ -8,10 +8,13 @@ mod error;
 mod failover;
 mod fold;
 mod health;
+mod id;
 mod lease_id;
 mod memory;
 mod named_limit;
 mod operation;
+mod outstanding;
+mod per_store;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) mod redis;
 mod request;
@@ -22,14 +25,16 @@ mod status;
 mod uncounted;
 mod waiting;
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 pub use self::{
     error::{ErrorKind, StoreError},
     failover::FailureMode,
+    id::StoreId,
     lease_id::LeaseId,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
     operation::Operation,
+    outstanding::Undrained,
     request::{Charge, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},
     role::ChargeRole,
@@ -38,6 +43,8 @@ pub use self::{
 pub(crate) use self::{
     failover::{Failover, LocalCharge},
     named_limit::NamedLimit,
+    outstanding::{Outstanding, Owed, OwedKind},
+    per_store::PerStore,
     waiting::Waiting,
 };
 
@@ -227,6 +234,82 @@ pub trait Store: Send + Sync + 'static {
     fn status(&self) -> Option<StoreStatus> {
         None
     }
+
+    /// Waits until the store has confirmed what requests of this process owe to it, for at most this long.
+    ///
+    /// Refunds, settlements, releases of slots and turns that are given back are sent by tasks, which end with their runtime,
+    /// so a process that ends sends the last ones only if it waits for them. Call it after the server has shut down:
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tokio::{net::TcpListener, signal::unix::{SignalKind, signal}};
+    /// use tower_quota::{RedisStore, store::Store};
+    ///
+    /// # fn app(store: RedisStore) -> axum::Router { drop(store); axum::Router::new() }
+    /// #[tokio::main]
+    /// async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    ///     let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+    ///     let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    ///     let mut terminated = signal(SignalKind::terminate())?;
+    ///     axum::serve(listener, app(store.clone()))
+    ///         .with_graceful_shutdown(async move { drop(terminated.recv().await) })
+    ///         .await?;
+    ///
+    ///     store.drained(Duration::from_secs(5)).await?;
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// It is for all layers and limiters on this store, its clones, and stores that return its [`id`](Self::id); stores without
+    /// one are waited for together. A request counts from its admission until the store has confirmed what is sent at its end:
+    ///
+    /// | the request has | it counts until |
+    /// | --- | --- |
+    /// | [slots](crate::Slots) | their release is confirmed |
+    /// | a [receipt](crate::Decision::take_receipt) that was taken | it is settled, refunded or dropped, and a settlement is confirmed |
+    /// | a policy with [`refund_if`](crate::Policy::refund_if), [`charge_if`](crate::Policy::charge_if) or [`learn_from_responses`](crate::Policy::learn_from_responses) | its completion is known, and what follows is confirmed |
+    /// | a [turn](crate::Policy::wait_up_to) to wait for | it is at its turn, or the refund of its turn is confirmed |
+    ///
+    /// So what ends meanwhile is waited for too. Servers do not wait for upgraded connections: end the tasks that hold slots of
+    /// these before.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tokio::time::{Instant, sleep};
+    /// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy, store::Store};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = MemoryStore::new();
+    /// let exports = Limiter::new(store.clone(), Policy::new("exports", Concurrency::new(1)));
+    ///
+    /// let slots = exports.check("42").await?.take_slots();
+    /// tokio::spawn(async move {
+    ///     sleep(Duration::from_secs(2)).await; // the export
+    ///     drop(slots);
+    /// });
+    ///
+    /// let start = Instant::now();
+    /// store.drained(Duration::from_secs(5)).await?;
+    /// assert_eq!(start.elapsed().as_secs(), 2);
+    /// assert_eq!(exports.peek("42").await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Nothing is sent again, and nothing is kept from being sent later. Stores do not implement this.
+    ///
+    /// # Errors
+    ///
+    /// The number of settlements and releases that are not confirmed after this time, and of those that have failed since the
+    /// call. Earlier failures are in [`lost_settlements`](crate::RateLimitLayer::lost_settlements) and the metrics.
+    ///
+    /// # Panics
+    ///
+    /// Its future panics outside of a tokio runtime with a timer, if it has to wait.
+    fn drained(&self, within: Duration) -> Pin<Box<dyn Future<Output = Result<(), Undrained>> + Send>> {
+        Outstanding::of(self.id()).drained(within)
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -254,33 +337,5 @@ impl<S: Store + ?Sized> Store for Box<S> {
 
     fn status(&self) -> Option<StoreStatus> {
         (**self).status()
-    }
-}
-
-/// Identity of the counts of a [`Store`].
-///
-/// ```
-/// use tower_quota::{MemoryStore, store::Store};
-///
-/// let store = MemoryStore::new();
-/// assert_eq!(store.id(), store.clone().id());
-/// assert_ne!(store.id(), MemoryStore::new().id());
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StoreId(usize);
-
-impl StoreId {
-    /// The identity of a store whose clones share this, for as long as one of them exists.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use tower_quota::store::StoreId;
-    ///
-    /// let counts = Arc::new([0; 100]);
-    /// assert_eq!(StoreId::of(&counts), StoreId::of(&counts.clone()));
-    /// ```
-    #[must_use]
-    pub fn of<T: ?Sized>(shared: &Arc<T>) -> Self {
-        Self(Arc::as_ptr(shared).addr())
     }
 }

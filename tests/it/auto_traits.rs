@@ -19,7 +19,7 @@ use tower_quota::{
     response::{Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
     store::{
         Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture,
-        StoreId, StoreRequest, StoreResponse, StoreStatus,
+        StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
     },
 };
 
@@ -96,6 +96,7 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
     shared::<StoreId>();
     shared::<StoreResponse>();
     shared::<StoreStatus>();
+    shared::<Undrained>();
     borrowed::<Charge<'_>>();
     borrowed::<StoreRequest<'_>>();
     sent::<StoreFuture>();

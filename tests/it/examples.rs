@@ -256,7 +256,11 @@ async fn users_sends_what_it_shows() {
 
 #[tokio::test(start_paused = true)]
 async fn export_sends_what_it_shows() {
-    shows(include_str!("../../examples/export.rs"), export::app()).await;
+    shows(
+        include_str!("../../examples/export.rs"),
+        export::app(MemoryStore::new()),
+    )
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -312,12 +316,16 @@ async fn logins_sends_what_it_shows() {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_sends_what_it_shows() {
-    shows(include_str!("../../examples/tokens.rs"), tokens::app()).await;
+    shows(
+        include_str!("../../examples/tokens.rs"),
+        tokens::app(MemoryStore::new()),
+    )
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn tokens_settles_what_was_streamed_before_the_client_left() {
-    let app = tokens::app();
+    let app = tokens::app(MemoryStore::new());
     let complete = async |length: u64| {
         let request = get(&format!("/complete/{length}")).method(Method::POST);
         let request = request.body(Body::empty()).expect("a request");
@@ -340,10 +348,10 @@ async fn tokens_settles_what_was_streamed_before_the_client_left() {
 #[tokio::test(start_paused = true)]
 async fn concurrency_sends_what_it_shows() {
     let page = include_str!("../../examples/concurrency.rs");
-    shows(page, concurrency::app()).await;
+    shows(page, concurrency::app(MemoryStore::new())).await;
 
     // Four at once, of which the first then leaves.
-    let app = concurrency::app();
+    let app = concurrency::app(MemoryStore::new());
     let send = async || {
         app.clone()
             .oneshot(get("/export").body(Body::empty()).expect("a request"))

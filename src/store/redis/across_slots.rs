@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     metrics::lost_settlement,
-    store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreResponse},
+    store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreId, StoreResponse},
 };
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two.
@@ -21,7 +21,7 @@ pub(super) async fn decide(
     requests: Vec<OwnedRequest>,
     made_at: Instant,
 ) -> Result<StoreResponse, StoreError> {
-    DetachOnDrop::new(decide_all(queues, requests, made_at)).await
+    DetachOnDrop::refunding(StoreId::of(&queues), decide_all(queues, requests, made_at)).await
 }
 
 async fn decide_all(
@@ -232,6 +232,8 @@ fn by_slot(request: &OwnedRequest) -> Vec<(u16, Positions)> {
 
 #[cfg(test)]
 mod tests {
+    use std::{future::poll_fn, pin::pin, task::Poll};
+
     use super::*;
     use crate::{
         Key, Limit, SlidingLog,
@@ -314,6 +316,26 @@ mod tests {
         assert!(store.decide(&checks).await.is_err(), "no probe has had a reply yet");
         let left = outcome(&store, Operation::Peek, &later).await.states;
         assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [5, 5]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refund_is_waited_for_after_the_caller_has_left() {
+        let backend = simulated_backend(Network::new(0, true));
+        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
+        let (five, one) = [5, 1].map(|quota| Limit::from(SlidingLog::per_hour(quota))).into();
+        let (key, other) = (Key::from("a"), Key::from("b"));
+        let across = [Charge::new("one", &five, &key, 1), Charge::new("full", &one, &other, 1)];
+        assert!(outcome(&store, Operation::Check, &across[1..]).await.allowed);
+
+        {
+            let mut check = pin!(store.decide(&[StoreRequest::new(Operation::Check, &across)]));
+            assert!(poll_fn(|cx| Poll::Ready(check.as_mut().poll(cx).is_pending())).await);
+        }
+        let undrained = store.drained(Duration::ZERO).await.unwrap_err();
+        assert_eq!((undrained.settlements, undrained.releases), (1, 0));
+        assert_eq!(store.drained(Duration::from_secs(60)).await, Ok(()));
+        let left = outcome(&store, Operation::Peek, &across[..1]).await.states;
+        assert_eq!(left[0].remaining, 5);
     }
 
     #[tokio::test(start_paused = true)]

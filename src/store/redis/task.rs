@@ -7,6 +7,8 @@ use std::{
 
 use tokio::{runtime::Handle, task::JoinHandle};
 
+use crate::store::{Outstanding, OwedKind, StoreId};
+
 /// Aborts a task when it is dropped.
 pub(super) struct AbortOnDrop<T>(pub(super) JoinHandle<T>);
 
@@ -17,11 +19,26 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 /// A future that continues in a task of its own when it is dropped before it is ready.
-pub(super) struct DetachOnDrop<T: Send + 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
+pub(super) struct DetachOnDrop<T: Send + 'static> {
+    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    /// The store that waits for the task before the process ends.
+    awaited_by: Option<StoreId>,
+}
 
 impl<T: Send + 'static> DetachOnDrop<T> {
     pub(super) fn new(future: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(Some(Box::pin(future)))
+        Self {
+            future: Some(Box::pin(future)),
+            awaited_by: None,
+        }
+    }
+
+    /// The same for a future with a refund to send, which [`Store::drained`](crate::store::Store::drained) waits for.
+    pub(super) fn refunding(store: StoreId, future: impl Future<Output = T> + Send + 'static) -> Self {
+        Self {
+            future: Some(Box::pin(future)),
+            awaited_by: Some(store),
+        }
     }
 }
 
@@ -32,10 +49,10 @@ impl<T: Send + 'static> Future for DetachOnDrop<T> {
     ///
     /// If it is polled again after it was ready, like most futures.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let future = self.0.as_mut().expect("polled after it was ready");
+        let future = self.future.as_mut().expect("polled after it was ready");
         let polled = future.as_mut().poll(cx);
         if polled.is_ready() {
-            self.0 = None;
+            self.future = None;
         }
         polled
     }
@@ -43,9 +60,16 @@ impl<T: Send + 'static> Future for DetachOnDrop<T> {
 
 impl<T: Send + 'static> Drop for DetachOnDrop<T> {
     fn drop(&mut self) {
-        if let Some(future) = self.0.take() {
-            try_spawn(future);
-        }
+        let Some(future) = self.future.take() else { return };
+        let owed = self
+            .awaited_by
+            .map(|store| Outstanding::of(Some(store)).owe(OwedKind::Settlement).due());
+        try_spawn(async {
+            future.await;
+            if let Some(owed) = owed {
+                owed.confirm();
+            }
+        });
     }
 }
 

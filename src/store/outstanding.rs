@@ -1,0 +1,198 @@
+use std::{
+    error::Error,
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::timeout};
+
+use super::{error::StoreError, id::StoreId, per_store::PerStore, response::StoreResponse};
+
+/// What requests of this process owe to one store: settlements and releases that it has not confirmed.
+#[derive(Default)]
+pub(crate) struct Outstanding {
+    owed: Counts,
+    lost: Counts,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Counts {
+    settlements: AtomicU64,
+    releases: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OwedKind {
+    /// A refund or a charge after the check, or a turn that is given back.
+    Settlement,
+    /// The release of slots.
+    Release,
+}
+
+static OUTSTANDING: PerStore<Outstanding> = PerStore::new();
+/// That of all stores without identity, since none of them can be found again.
+static UNIDENTIFIED: LazyLock<Arc<Outstanding>> = LazyLock::new(Arc::default);
+
+/// What a [`Store`](super::Store) has not confirmed, as an error of [`drained`](super::Store::drained).
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy, store::Store};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let store = MemoryStore::new();
+/// let exports = Limiter::new(store.clone(), Policy::new("exports", Concurrency::new(1)));
+/// let running = exports.check("42").await?;
+///
+/// let undrained = store.drained(Duration::from_secs(5)).await.unwrap_err();
+/// assert_eq!((undrained.settlements, undrained.releases), (0, 1));
+/// assert_eq!(undrained.to_string(), "the store has not confirmed 0 settlements and 1 release of slots");
+/// # drop(running);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Undrained {
+    /// Refunds, charges after a check, and turns that are given back: what was charged stays charged, until it expires.
+    pub settlements: u64,
+    /// Releases of slots, which are free when their leases expire.
+    pub releases: u64,
+}
+
+impl fmt::Display for Undrained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = |number| if number == 1 { "" } else { "s" };
+        let Self { settlements, releases } = *self;
+        write!(
+            f,
+            "the store has not confirmed {settlements} settlement{} and {releases} release{} of slots",
+            s(settlements),
+            s(releases),
+        )
+    }
+}
+
+impl Error for Undrained {}
+
+impl Outstanding {
+    /// That of the store with this identity.
+    pub(crate) fn of(store: Option<StoreId>) -> Arc<Self> {
+        match store {
+            Some(_) => OUTSTANDING.of(store),
+            None => UNIDENTIFIED.clone(),
+        }
+    }
+
+    /// Counts what a request may have to send at its end.
+    pub(crate) fn owe(self: &Arc<Self>, kind: OwedKind) -> Owed {
+        self.owed.of(kind).fetch_add(1, SeqCst);
+        Owed {
+            outstanding: self.clone(),
+            kind,
+            number: 1,
+            is_due: false,
+        }
+    }
+
+    pub(super) fn drained(
+        self: Arc<Self>,
+        within: Duration,
+    ) -> Pin<Box<dyn Future<Output = Result<(), Undrained>> + Send>> {
+        let lost_before = self.lost.read();
+        Box::pin(async move {
+            // Without a runtime there is no timer.
+            if self.owed.read() != [0; 2] {
+                let _ = timeout(within, self.none_owed()).await;
+            }
+            let (owed, lost) = (self.owed.read(), self.lost.read());
+            let [settlements, releases] = [0, 1].map(|kind| owed[kind] + lost[kind] - lost_before[kind]);
+            match (settlements, releases) {
+                (0, 0) => Ok(()),
+                _ => Err(Undrained { settlements, releases }),
+            }
+        })
+    }
+
+    async fn none_owed(&self) {
+        loop {
+            // Before the counts are read, so that no change after that is missed.
+            let changed = self.changed.notified();
+            if self.owed.read() == [0; 2] {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Counts {
+    fn of(&self, kind: OwedKind) -> &AtomicU64 {
+        match kind {
+            OwedKind::Settlement => &self.settlements,
+            OwedKind::Release => &self.releases,
+        }
+    }
+
+    fn read(&self) -> [u64; 2] {
+        [self.settlements.load(SeqCst), self.releases.load(SeqCst)]
+    }
+}
+
+/// What a request may have to send to its store. Dropped before it is due, it is nothing; after that, it is lost unless it was
+/// confirmed, such as in a task that ends with its runtime.
+#[must_use]
+pub(crate) struct Owed {
+    outstanding: Arc<Outstanding>,
+    kind: OwedKind,
+    number: u64,
+    is_due: bool,
+}
+
+impl Owed {
+    /// Whether it is counted there.
+    pub(crate) fn is_to(&self, outstanding: &Arc<Outstanding>) -> bool {
+        Arc::ptr_eq(&self.outstanding, outstanding)
+    }
+
+    /// It is sent now.
+    pub(crate) fn due(mut self) -> Self {
+        self.is_due = true;
+        self
+    }
+
+    /// Adds another one to the same store, which is sent in the same call.
+    pub(crate) fn join(mut self, mut other: Self) -> Self {
+        self.number += std::mem::take(&mut other.number);
+        self
+    }
+
+    /// Ends with the response of the store.
+    pub(crate) fn end(self, response: &Result<StoreResponse, StoreError>) {
+        if response.is_ok() {
+            self.confirm();
+        }
+    }
+
+    /// Ends with nothing left to send.
+    pub(crate) fn confirm(mut self) {
+        self.is_due = false;
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        if self.is_due {
+            self.outstanding.lost.of(self.kind).fetch_add(self.number, SeqCst);
+        }
+        self.outstanding.owed.of(self.kind).fetch_sub(self.number, SeqCst);
+        self.outstanding.changed.notify_waiters();
+    }
+}
