@@ -26,10 +26,8 @@ pub(super) struct Bounds {
 impl Bounds {
     /// The bounds for each charge of a request.
     pub(super) fn of(request: &OwnedRequest) -> impl Iterator<Item = Self> {
-        let turn_us = match request.operation {
-            Operation::Reserve => request.charges.iter().map(|charge| charge.waiting.longest_us).max(),
-            _ => None,
-        };
+        let longest = request.charges.iter().map(|charge| charge.waiting.longest_us).max();
+        let turn_us = longest.filter(|_| request.operation == Operation::Reserve);
         // A marker may exempt the other charges.
         let counts = request.is_check() && !request.has_marker();
         request.charges.iter().map(move |charge| Self {

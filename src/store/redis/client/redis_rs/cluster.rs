@@ -66,9 +66,7 @@ const LOOKUP_PAUSE: Duration = Duration::from_millis(100);
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
 /// The most redirections of a command: the slot may have moved twice.
 const MAX_REDIRECTIONS: usize = 5;
-/// The most nodes of a slot map: the size up to which a cluster of Redis is meant to grow.
-///
-/// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>
+/// The most nodes of a slot map: the size up to which a cluster of Redis is specified.
 const MAX_NODES: usize = 1_000;
 /// The most nodes that redirections add to a slot map: those to which slots are being moved and which have none yet.
 const MAX_REDIRECTED: usize = 100;
@@ -375,11 +373,7 @@ fn slot_range(range: &Value, sender: &str) -> Option<SlotRange> {
         first: slot(*first)?,
         last: slot(*last)?,
         primary: address(primary, sender)?,
-        replicas: replicas
-            .iter()
-            .take(MAX_NODES)
-            .filter_map(|replica| address(replica, sender))
-            .collect(),
+        replicas: replicas.iter().filter_map(|replica| address(replica, sender)).collect(),
     })
 }
 
