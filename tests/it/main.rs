@@ -40,6 +40,7 @@ mod file_settings;
 mod fuzz;
 mod group_commit;
 mod hello_page;
+mod hostile;
 mod http_fields;
 mod hyper;
 mod incident;

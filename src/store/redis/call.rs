@@ -3,6 +3,7 @@ use smallvec::SmallVec;
 
 use super::{
     algorithm,
+    bounds::Bounds,
     request::{OwnedCharge, OwnedRequest},
     words::{write_numbers, write_word},
 };
@@ -25,6 +26,8 @@ pub(super) struct ScriptCall {
     pub(super) arguments: SmallVec<[Bytes; 1]>,
     /// For each merged request, what its reply consists of.
     pub(super) shape: SmallVec<[ReplyShape; 1]>,
+    /// For each key, the bounds of its state in the reply.
+    pub(super) bounds: SmallVec<[Bounds; 1]>,
     calendars: Vec<CalendarWindows>,
 }
 
@@ -44,8 +47,8 @@ pub(super) struct ReplyShape {
     pub(super) keys: usize,
     /// Whether one of the charges is a marker, which has a wait if it has no room, even if the request is admitted.
     pub(super) has_marker: bool,
-    /// Whether the wait of a charge of an admitted request is the time until it counts.
-    pub(super) reserves: bool,
+    /// Whether the request is denied if there is no room.
+    pub(super) requires_room: bool,
 }
 
 impl ScriptCall {
@@ -60,9 +63,10 @@ impl ScriptCall {
                     times: merged.times,
                     keys: merged.request.charges.len(),
                     has_marker: merged.request.has_marker(),
-                    reserves: merged.request.operation == Operation::Reserve,
+                    requires_room: merged.request.operation.requires_room(),
                 })
                 .collect(),
+            bounds: merged.iter().flat_map(|merged| Bounds::of(merged.request)).collect(),
             calendars: Vec::new(),
         };
 

@@ -1,4 +1,7 @@
-use std::error::Error;
+use std::{
+    error::Error,
+    fmt::{self, Display, Write},
+};
 
 use super::acl::Refusal;
 use crate::store::{ErrorKind, StoreError};
@@ -20,12 +23,14 @@ pub(super) enum Failure {
 
 impl Failure {
     /// The failure for an error reply to a script call.
-    pub(super) fn of_call(error: String) -> Self {
+    pub(super) fn of_call(error: impl Display) -> Self {
+        let error = shortened(error);
         Refusal::of_call(&error).map_or(Self::Refused(error), Self::Forbidden)
     }
 
     /// The failure for an error while a connection is set up.
-    pub(super) fn of_connection(error: String) -> Self {
+    pub(super) fn of_connection(error: impl Display) -> Self {
+        let error = shortened(error);
         match Refusal::of_connection(&error) {
             Some(refusal) => Self::Forbidden(refusal),
             None => Self::Unreachable(error.into()),
@@ -87,4 +92,52 @@ pub(super) fn is_of_replica(error: &[u8]) -> bool {
 /// The error of a request to which Redis replied with this error.
 pub(super) fn error_reply(error: &str) -> StoreError {
     StoreError::new(ErrorKind::Refused, format!("Redis replied: {error}"))
+}
+
+/// The most bytes of an error of a server that are kept.
+const MAX_TEXT: usize = 1_000;
+
+/// The beginning of an error, in one line: a server can send any bytes, and logs contain them.
+pub(super) fn shortened(error: impl Display) -> String {
+    let mut shortened = Shortened(String::new());
+    // An error means that it is full.
+    let _ = write!(shortened, "{error}");
+    shortened.0
+}
+
+/// The same of bytes, which may be no text.
+pub(super) fn shortened_bytes(error: &[u8]) -> String {
+    shortened(String::from_utf8_lossy(&error[..error.len().min(MAX_TEXT)]))
+}
+
+struct Shortened(String);
+
+impl Write for Shortened {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for char in text.chars() {
+            if self.0.len() + char.len_utf8() > MAX_TEXT {
+                return Err(fmt::Error);
+            }
+            self.0.push(if char.is_control() { ' ' } else { char });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_error_its_beginning_is_kept_in_one_line() {
+        let long = "x".repeat(100 * MAX_TEXT);
+        assert_eq!(
+            shortened(format_args!("ERR {long}")),
+            format!("ERR {}", &long[4..MAX_TEXT])
+        );
+        assert_eq!(shortened_bytes(long.as_bytes()), long[..MAX_TEXT]);
+        // Not in the middle of a character.
+        assert_eq!(shortened(format_args!("x{}", "é".repeat(MAX_TEXT))).len(), MAX_TEXT - 1);
+        assert_eq!(shortened("ERR a\r\nb\u{1b}[31m"), "ERR a  b [31m");
+    }
 }

@@ -3,6 +3,7 @@ mod across_slots;
 mod algorithm;
 mod backend;
 mod batch_limits;
+mod bounds;
 mod breaker;
 mod builder;
 mod call;

@@ -5,11 +5,15 @@ use smallvec::SmallVec;
 
 use super::{
     algorithm,
-    call::ScriptCall,
-    failure::{Failure, error_reply},
+    bounds::Bounds,
+    call::{ReplyShape, ScriptCall},
+    failure::{Failure, error_reply, shortened_bytes},
     request::OwnedRequest,
 };
-use crate::store::{ChargeRole, ChargeState, Outcome, StoreError};
+use crate::{
+    limit::MAX_EXACT,
+    store::{ChargeRole, ChargeState, Outcome, StoreError},
+};
 
 /// The reply of the script as it was received: little-endian doubles, and the errors of requests.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +44,7 @@ impl RawReply {
     pub(super) fn from_texts(texts: impl IntoIterator<Item = Result<Bytes, Failure>>) -> Result<Self, Failure> {
         let mut texts = texts.into_iter();
         let numbers = texts.next().ok_or_else(Failure::malformed_reply)??;
-        let errors = texts.map(|text| Ok(String::from_utf8_lossy(&text?).into_owned()));
+        let errors = texts.map(|text| Ok(shortened_bytes(&text?)));
         Ok(Self {
             numbers,
             errors: errors.collect::<Result<_, Failure>>()?,
@@ -50,58 +54,98 @@ impl RawReply {
     /// The time of Redis in microseconds if the reply contains nothing else: no request was decided, because no window of a
     /// calendar in the call enclosed it.
     pub(super) fn lone_time(&self) -> Option<u64> {
-        let mut numbers = numbers(&self.numbers);
-        match (numbers.next(), numbers.next()) {
-            (Some(now), None) => Some(now as u64),
+        match self.numbers.as_chunks() {
+            ([now], []) => integer(*now).ok(),
             _ => None,
         }
     }
 }
 
+/// A little-endian double.
+type Double = [u8; 8];
+
 impl ScriptReply {
     /// Reads the time, then for each key of each merged request the number of admitted requests and the three numbers of its
     /// state; or in place of the former, the negated position of an error, from 1.
+    ///
+    /// Numbers out of their [bounds](Bounds) are an error of their request: a value that another program has written to a key
+    /// is none of the other requests.
     pub(super) fn decode(call: &ScriptCall, raw: &RawReply) -> Result<Self, Failure> {
-        let mut numbers = numbers(&raw.numbers);
-        let mut next = || numbers.next().ok_or_else(Failure::malformed_reply);
-        let server_time = duration(next()?)?;
-        let mut replies = SmallVec::with_capacity(call.shape.len());
-        for shape in &call.shape {
-            let mut admitted = None;
-            let mut states = SmallVec::<[ChargeState; 1]>::with_capacity(shape.keys);
-            for _ in 0..shape.keys {
-                admitted = Some(next()?);
-                let (remaining, wait, reset_after) = (integer(next()?)?, next()?, duration(next()?)?);
-                let span = duration(wait.abs())?;
-                let mut state = ChargeState::new(remaining, (wait > 0.0).then_some(span), reset_after);
-                if wait < 0.0 {
-                    state.decided_at = Some(server_time + span);
-                }
-                states.push(state);
-            }
-            let admitted = admitted.unwrap_or_default();
-            if admitted < 0.0 {
-                let error = raw.errors.get(integer(-admitted - 1.0)? as usize);
-                replies.push(Err(error_reply(error.ok_or_else(Failure::malformed_reply)?)));
-                continue;
-            }
-            let admitted = integer(admitted)?;
-            // A state has a wait if and only if a request is denied, except for that of a marker.
-            let waits = states.iter().any(|state| state.retry_after.is_some());
-            let denies = admitted < shape.times;
-            let may_wait = denies || shape.has_marker;
-            let counts_later = states.iter().any(|state| state.decided_at.is_some());
-            let may_count_later = shape.reserves && !denies;
-            if admitted > shape.times || denies && !waits || waits && !may_wait || counts_later && !may_count_later {
-                return Err(Failure::malformed_reply());
-            }
-            replies.push(Ok(RequestReply { admitted, states }));
+        let (numbers, tail) = raw.numbers.as_chunks();
+        let Some((now, states)) = numbers.split_first() else {
+            return Err(Failure::malformed_reply());
+        };
+        let (states, rest) = states.as_chunks();
+        let is_complete = tail.is_empty() && rest.is_empty() && states.len() == call.bounds.len();
+        if !is_complete || raw.errors.len() > call.shape.len() {
+            return Err(Failure::malformed_reply());
         }
 
-        match next() {
-            Err(_) if raw.numbers.len().is_multiple_of(8) => Ok(Self { server_time, replies }),
-            _ => Err(Failure::malformed_reply()),
+        let server_time = duration(*now, u64::MAX)?;
+        let mut left = (states, &*call.bounds);
+        let replies = call.shape.iter().map(|shape| {
+            let ((states, later_states), (bounds, later_bounds)) =
+                (left.0.split_at(shape.keys), left.1.split_at(shape.keys));
+            left = (later_states, later_bounds);
+            RequestReply::decode(shape, server_time, states.iter().zip(bounds), &raw.errors)
+        });
+        Ok(Self {
+            server_time,
+            replies: replies.collect(),
+        })
+    }
+}
+
+impl RequestReply {
+    fn decode<'a>(
+        shape: &ReplyShape,
+        server_time: Duration,
+        charges: impl Iterator<Item = (&'a [Double; 4], &'a Bounds)>,
+        errors: &[String],
+    ) -> Result<Self, StoreError> {
+        let mut admitted = None;
+        let mut states = SmallVec::with_capacity(shape.keys);
+        for ([count, remaining, wait, reset_after], bounds) in charges {
+            let count = f64::from_le_bytes(*count);
+            if count < 0.0 {
+                let position = exact(-count - 1.0)?;
+                let error = errors.get(position as usize).ok_or_else(Failure::malformed_reply)?;
+                return Err(error_reply(error));
+            }
+            let count = exact(count)?;
+            // All charges of a request are counted as often.
+            if count > shape.times || admitted.is_some_and(|admitted| admitted != count) {
+                return Err(Failure::malformed_reply().into());
+            }
+            admitted = Some(count);
+
+            let remaining = integer(*remaining)?;
+            if remaining.saturating_add(count.saturating_mul(bounds.counted)) > bounds.remaining {
+                return Err(Failure::malformed_reply().into());
+            }
+            let (wait, turn) = match f64::from_le_bytes(*wait) {
+                wait if wait < 0.0 => (
+                    None,
+                    Some(server_time + duration((-wait).to_le_bytes(), bounds.turn_us)?),
+                ),
+                wait => (Some(duration(wait.to_le_bytes(), bounds.wait_us)?), None),
+            };
+            let wait = wait.filter(|wait| !wait.is_zero());
+            let mut state = ChargeState::new(remaining, wait, duration(*reset_after, bounds.reset_us)?);
+            state.decided_at = turn;
+            states.push(state);
         }
+
+        let admitted = admitted.unwrap_or_default();
+        // A state has a wait if and only if a request is denied, except for that of a marker.
+        let waits = states.iter().any(|state: &ChargeState| state.retry_after.is_some());
+        let denies = admitted < shape.times;
+        let may_wait = denies || shape.has_marker;
+        let counts_later = states.iter().any(|state| state.decided_at.is_some());
+        if denies && !(waits && shape.requires_room) || waits && !may_wait || counts_later && denies {
+            return Err(Failure::malformed_reply().into());
+        }
+        Ok(Self { admitted, states })
     }
 }
 
@@ -130,22 +174,25 @@ impl RequestReply {
     }
 }
 
-fn numbers(packed: &[u8]) -> impl Iterator<Item = f64> {
-    let (numbers, _) = packed.as_chunks::<8>();
-    numbers.iter().map(|number| f64::from_le_bytes(*number))
+fn integer(number: Double) -> Result<u64, Failure> {
+    exact(f64::from_le_bytes(number))
 }
 
 /// An integer of the script; integers are exact below 2^53.
-fn integer(number: f64) -> Result<u64, Failure> {
-    const EXACT: f64 = (1_u64 << 53) as f64;
-    match (0.0..EXACT).contains(&number) && number.fract() == 0.0 {
+fn exact(number: f64) -> Result<u64, Failure> {
+    match (0.0..MAX_EXACT as f64).contains(&number) && number.fract() == 0.0 {
         true => Ok(number as u64),
         false => Err(Failure::malformed_reply()),
     }
 }
 
-fn duration(number: f64) -> Result<Duration, Failure> {
-    integer(number).map(Duration::from_micros)
+/// A number of microseconds, at most so many.
+fn duration(number: Double, most: u64) -> Result<Duration, Failure> {
+    let micros = integer(number)?;
+    match micros <= most {
+        true => Ok(Duration::from_micros(micros)),
+        false => Err(Failure::malformed_reply()),
+    }
 }
 
 #[cfg(test)]
@@ -180,6 +227,15 @@ mod tests {
             .map(|request| MergedRequest { request, times: 1 })
             .collect();
         ScriptCall::new(&merged, 0)
+    }
+
+    /// Whether the first request fails because of the reply.
+    fn is_malformed(call: &ScriptCall, raw: &RawReply) -> bool {
+        let error = match ScriptReply::decode(call, raw) {
+            Ok(reply) => reply.replies.into_iter().next().and_then(Result::err),
+            Err(failure) => Some(failure.into()),
+        };
+        error.is_some_and(|error| error.kind() == ErrorKind::Protocol)
     }
 
     #[test]
@@ -252,10 +308,13 @@ mod tests {
         ]);
 
         let mut raw = raw(&[9, -1, 0, 0, 0, 1, 4, 0, 60]);
-        assert!(
-            matches!(ScriptReply::decode(&call, &raw), Err(Failure::Protocol(_))),
+        let reply = ScriptReply::decode(&call, &raw).unwrap();
+        assert_eq!(
+            reply.replies[0].as_ref().unwrap_err().kind(),
+            ErrorKind::Protocol,
             "without the text"
         );
+        assert!(reply.replies[1].is_ok());
 
         raw.errors = vec!["WRONGTYPE Operation against a key".into()];
         let reply = ScriptReply::decode(&call, &raw).unwrap();
@@ -268,10 +327,9 @@ mod tests {
         let limit = Limit::from(SlidingLog::per_minute(5));
         let key = Key::from("a");
         let call = call(&[check(&[Charge::new("p", &limit, &key, 1)])]);
-        let decode = |raw: &RawReply| ScriptReply::decode(&call, raw);
 
         let good = [1_000_000, 1, 4, 0, 60_000_000];
-        assert!(decode(&raw(&good)).is_ok());
+        assert!(!is_malformed(&call, &raw(&good)));
         let [negative, long, many, no_wait, large] = [
             &[1, 1, -4, 0, 0][..],
             &[1, 1, 4, 0, 0, 0],
@@ -280,7 +338,7 @@ mod tests {
             &[1, 1, 1 << 53, 0, 0],
         ];
         for bad in [&good[..4], &good[..1], &[], negative, long, many, no_wait, large] {
-            assert!(matches!(decode(&raw(bad)), Err(Failure::Protocol(_))), "{bad:?}");
+            assert!(is_malformed(&call, &raw(bad)), "{bad:?}");
         }
         for number in [0.5, f64::NAN, f64::INFINITY] {
             let mut numbers = [1.0, 1.0, 4.0, 0.0, 60.0];
@@ -290,9 +348,9 @@ mod tests {
                 numbers: numbers.collect(),
                 errors: Vec::new(),
             };
-            assert!(matches!(decode(&raw), Err(Failure::Protocol(_))), "{number}");
+            assert!(is_malformed(&call, &raw), "{number}");
             raw.numbers.truncate(39);
-            assert!(matches!(decode(&raw), Err(Failure::Protocol(_))), "cut off");
+            assert!(is_malformed(&call, &raw), "cut off");
         }
     }
 
@@ -312,7 +370,7 @@ mod tests {
         assert_eq!(outcome.states[1].retry_after, None);
 
         let call = self::call(&[check(&[marker, charge])]);
-        assert!(matches!(ScriptReply::decode(&call, &raw), Err(Failure::Protocol(_))));
+        assert!(is_malformed(&call, &raw));
     }
 
     #[test]
@@ -321,7 +379,7 @@ mod tests {
         let (key, id) = (Key::from("a"), Key::from("id"));
         let charges = [
             Charge::new("p", &limit, &id, 1).once(),
-            Charge::new("p", &limit, &key, 1),
+            Charge::new("p", &limit, &key, 1).wait_up_to(Duration::from_micros(40)),
         ];
         let admitted = raw(&[9, 1, 0, 40, 40, 1, 0, -40, 60]);
 
@@ -342,15 +400,11 @@ mod tests {
         );
 
         let denied = raw(&[9, 0, 0, 40, 40, 0, 0, -40, 60]);
-        assert!(matches!(
-            ScriptReply::decode(&reserving, &denied),
-            Err(Failure::Protocol(_))
-        ));
+        assert!(is_malformed(&reserving, &denied));
+        let later = raw(&[9, 1, 0, 40, 40, 1, 0, -41, 60]);
+        assert!(is_malformed(&reserving, &later), "beyond the longest wait");
         let checking = call(&[check(&charges)]);
-        assert!(matches!(
-            ScriptReply::decode(&checking, &admitted),
-            Err(Failure::Protocol(_))
-        ));
+        assert!(is_malformed(&checking, &admitted));
     }
 
     #[test]

@@ -2,7 +2,10 @@ use std::borrow::Cow;
 
 use fred::error::{Error, ErrorKind};
 
-use crate::store::redis::{acl::Refusal, failure::Failure};
+use crate::store::redis::{
+    acl::Refusal,
+    failure::{Failure, shortened},
+};
 
 /// The failure for an error of a call.
 #[expect(clippy::needless_pass_by_value, reason = "it maps an error")]
@@ -11,9 +14,9 @@ pub(super) fn call_failure(error: Error) -> Failure {
         ErrorKind::Timeout => Failure::Timeout,
         ErrorKind::Canceled => lost(),
         ErrorKind::IO | ErrorKind::Routing | ErrorKind::Unknown => {
-            Failure::Unreachable(plain_text(error.details()).into())
+            Failure::Unreachable(shortened(plain_text(error.details())).into())
         }
-        _ => Failure::of_call(error.details().to_owned()),
+        _ => Failure::of_call(error.details()),
     }
 }
 
@@ -24,9 +27,11 @@ fn lost() -> Failure {
 /// The failure for an error while a client connects.
 pub(super) fn connect_failure(error: &Error) -> Failure {
     match error.kind() {
-        ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url => Failure::Forbidden(Refusal::new(error.details())),
+        ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url => {
+            Failure::Forbidden(Refusal::new(shortened(error.details())))
+        }
         ErrorKind::Canceled => lost(),
-        _ => Failure::of_connection(plain_text(error.details()).into_owned()),
+        _ => Failure::of_connection(plain_text(error.details())),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     store::redis::{
         call::ScriptCall,
         deadline::Deadline,
-        failure::{Failure, is_of_replica},
+        failure::{Failure, is_of_replica, shortened_bytes},
         reply::RawReply,
         script::{EvalCommand, Script},
         task::DetachOnDrop,
@@ -121,8 +121,8 @@ impl FredClient {
 fn raw_reply(frame: Resp3Frame) -> Result<RawReply, Failure> {
     let text = |frame| match frame {
         Resp3Frame::BlobString { data, .. } => Ok(data),
-        Resp3Frame::SimpleError { data, .. } => Err(Failure::of_call(data.to_string())),
-        Resp3Frame::BlobError { data, .. } => Err(Failure::of_call(String::from_utf8_lossy(&data).into_owned())),
+        Resp3Frame::SimpleError { data, .. } => Err(Failure::of_call(data)),
+        Resp3Frame::BlobError { data, .. } => Err(Failure::of_call(shortened_bytes(&data))),
         _ => Err(Failure::malformed_reply()),
     };
     match frame {

@@ -1,10 +1,10 @@
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use redis::{Cmd, ConnectionInfo, ServerError, Value};
+use redis::{Cmd, ConnectionInfo, Value};
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     connection_info::at,
-    error::error_text,
+    error::ServerFailure,
     node::{CONNECT_TIMEOUT, Endpoint, Node},
 };
 use crate::store::redis::{failure::Failure, slot::slot_of, task::AbortOnDrop};
@@ -37,8 +37,8 @@ struct Shared {
     slots: Mutex<SlotMap>,
     /// The slot map may be out of date.
     outdated: Notify,
-    /// The last error reply to `CLUSTER SLOTS`.
-    slots_error: Mutex<Option<ServerError>>,
+    /// Why the last reply to `CLUSTER SLOTS` was not used.
+    slots_failure: Mutex<Option<ServerFailure>>,
 }
 
 type Address = (String, u16);
@@ -47,6 +47,8 @@ type Address = (String, u16);
 #[derive(Default)]
 struct SlotMap {
     nodes: HashMap<Address, Arc<ClusterNode>>,
+    /// How many of the nodes were found by redirections.
+    redirected: usize,
     /// By the first slot of each range: the last slot and the primary.
     ranges: BTreeMap<u16, (u16, Arc<ClusterNode>)>,
     /// Nodes for `CLUSTER SLOTS` when no other one replies.
@@ -64,6 +66,14 @@ const LOOKUP_PAUSE: Duration = Duration::from_millis(100);
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
 /// The most redirections of a command: the slot may have moved twice.
 const MAX_REDIRECTIONS: usize = 5;
+/// The most nodes of a slot map: the size up to which a cluster of Redis is specified.
+const MAX_NODES: usize = 1_000;
+/// The most nodes that redirections add to a slot map: those to which slots are being moved and which have none yet.
+const MAX_REDIRECTED: usize = 100;
+/// The most bytes of the name of a host.
+const MAX_HOST: usize = 253; // RFC 1035 §2.3.4, as text
+/// The slots of a cluster.
+const SLOTS: u16 = 16_384;
 
 impl Cluster {
     pub(super) fn new(seeds: Vec<Address>, template: ConnectionInfo, connections: usize) -> Self {
@@ -74,7 +84,7 @@ impl Cluster {
             runtime: Handle::current(),
             slots: Mutex::default(),
             outdated: Notify::new(),
-            slots_error: Mutex::default(),
+            slots_failure: Mutex::default(),
         });
         for seed in &shared.seeds {
             shared.node_at(seed.clone());
@@ -137,7 +147,7 @@ impl Cluster {
                 self.shared.outdated.notify_one();
             }
             asking = !redirection.moved;
-            node = self.shared.node_at(redirection.address(&node.host));
+            node = self.shared.redirected_to(redirection.address(&node.host))?;
             // A new node is being connected.
             node.connections.connected_or_refused().await;
         }
@@ -175,7 +185,7 @@ impl<'a> Redirection<'a> {
         let (host, port) = address.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = port.parse().ok()?;
-        Some(Self { moved, host, port })
+        (host.len() <= MAX_HOST).then_some(Self { moved, host, port })
     }
 
     /// The address of the new node. A redirection without a host means the host of the node that sent it.
@@ -197,6 +207,22 @@ impl Shared {
             .entry(address)
             .or_insert_with_key(|address| self.connect(address))
             .clone()
+    }
+
+    /// The node of a redirection. The slots are looked up, and the others are disconnected, if there are too many.
+    fn redirected_to(&self, address: Address) -> Result<Arc<ClusterNode>, Failure> {
+        let mut slots = self.slots();
+        if !slots.nodes.contains_key(&address) {
+            if slots.redirected >= MAX_REDIRECTED {
+                self.outdated.notify_one();
+                return Err(Failure::Protocol(
+                    "the cluster redirects to more than 100 nodes that have no slots",
+                ));
+            }
+            slots.redirected += 1;
+        }
+        drop(slots);
+        Ok(self.node_at(address))
     }
 
     fn connect(&self, (host, port): &Address) -> Arc<ClusterNode> {
@@ -237,10 +263,8 @@ impl Shared {
             .await
             .ok()?
             .ok()?;
-        if let Value::ServerError(error) = &reply {
-            *self.slots_error() = Some(error.clone());
-        }
-        slot_ranges(&reply, &address.0).filter(|ranges| !ranges.is_empty())
+        let ranges = slot_ranges(&reply, &address.0);
+        ranges.map_err(|failure| *self.slots_failure() = Some(failure)).ok()
     }
 
     /// The failure for a slot without a known primary.
@@ -258,8 +282,8 @@ impl Shared {
         if let Some(refused) = refused.pop() {
             return refused;
         }
-        match &*self.slots_error() {
-            Some(error) => Failure::of_connection(error_text(error.code(), error.details())),
+        match &*self.slots_failure() {
+            Some(failure) => failure.clone().into(),
             None => others
                 .into_iter()
                 .next()
@@ -267,8 +291,8 @@ impl Shared {
         }
     }
 
-    fn slots_error(&self) -> MutexGuard<'_, Option<ServerError>> {
-        self.slots_error.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slots_failure(&self) -> MutexGuard<'_, Option<ServerFailure>> {
+        self.slots_failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the slot map, and disconnects the nodes without slots in the new one.
@@ -283,7 +307,7 @@ impl Shared {
             new.replicas.extend(range.replicas);
         }
         *slots = new;
-        *self.slots_error() = None;
+        *self.slots_failure() = None;
     }
 }
 
@@ -314,21 +338,43 @@ struct SlotRange {
 }
 
 /// Reads the reply to `CLUSTER SLOTS` of the node at this host: for each range its ends, the primary, then the replicas.
-fn slot_ranges(reply: &Value, sender: &str) -> Option<Vec<SlotRange>> {
-    let Value::Array(ranges) = reply else { return None };
-    let range = |range: &Value| {
-        let Value::Array(range) = range else { return None };
-        let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = &range[..] else {
-            return None;
-        };
-        Some(SlotRange {
-            first: u16::try_from(*first).ok()?,
-            last: u16::try_from(*last).ok()?,
-            primary: address(primary, sender)?,
-            replicas: replicas.iter().filter_map(|replica| address(replica, sender)).collect(),
-        })
+fn slot_ranges(reply: &Value, sender: &str) -> Result<Vec<SlotRange>, ServerFailure> {
+    let ranges = match reply {
+        Value::Array(ranges) => ranges,
+        Value::ServerError(error) => return Err(ServerFailure::of_reply(error.code(), error.details())),
+        _ => return Err(ServerFailure::Protocol("the reply to `CLUSTER SLOTS` is not a list")),
     };
-    Some(ranges.iter().filter_map(range).collect())
+    let mut nodes = HashSet::new();
+    let mut usable = Vec::new();
+    for range in ranges.iter().filter_map(|range| slot_range(range, sender)) {
+        let SlotRange { primary, replicas, .. } = &range;
+        nodes.extend([primary].into_iter().chain(replicas).cloned());
+        if nodes.len() > MAX_NODES {
+            return Err(ServerFailure::Protocol("`CLUSTER SLOTS` lists more than 1000 nodes"));
+        }
+        usable.push(range);
+    }
+    match usable.is_empty() {
+        // The slots may not be assigned yet.
+        true => Err(ServerFailure::Unreachable(
+            "no node of the cluster has slots".to_owned(),
+        )),
+        false => Ok(usable),
+    }
+}
+
+fn slot_range(range: &Value, sender: &str) -> Option<SlotRange> {
+    let Value::Array(range) = range else { return None };
+    let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = &range[..] else {
+        return None;
+    };
+    let slot = |number: i64| u16::try_from(number).ok().filter(|slot| *slot < SLOTS);
+    Some(SlotRange {
+        first: slot(*first)?,
+        last: slot(*last)?,
+        primary: address(primary, sender)?,
+        replicas: replicas.iter().filter_map(|replica| address(replica, sender)).collect(),
+    })
 }
 
 /// Reads the address of a node. Without a configured host, it is the host of the node that sent the reply.
@@ -343,10 +389,12 @@ fn address(node: &Value, sender: &str) -> Option<Address> {
         Value::Nil => sender.to_owned(),
         Value::BulkString(host) if host.is_empty() => sender.to_owned(),
         Value::BulkString(host) if host == b"?" => return None,
-        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
+        Value::BulkString(host) if host.len() <= MAX_HOST => String::from_utf8(host.clone()).ok()?,
         _ => return None,
     };
-    Some((host, u16::try_from(*port).ok()?))
+    // A node that has no port for these connections has the port 0.
+    let port = u16::try_from(*port).ok().filter(|port| *port > 0)?;
+    Some((host, port))
 }
 
 #[cfg(test)]
@@ -380,17 +428,69 @@ mod tests {
         let negative = Value::Array(vec![Value::Int(-1), Value::Int(9), node(named("a"), 1)]);
         let unknown = Value::Array(vec![Value::Int(10), Value::Int(19), node(named("?"), 1)]);
         let high = Value::Array(vec![Value::Int(20), Value::Int(29), node(named("a"), 70_000)]);
-        let reply = Value::Array(vec![negative, Value::Nil, good, unknown, high, Value::Array(vec![])]);
+        let closed = Value::Array(vec![Value::Int(30), Value::Int(39), node(named("a"), 0)]);
+        let beyond = Value::Array(vec![Value::Int(40), Value::Int(16_384), node(named("a"), 1)]);
+        let long = Value::Array(vec![Value::Int(50), Value::Int(59), node(named(&"a".repeat(254)), 1)]);
+        let bad = [
+            negative,
+            Value::Nil,
+            unknown,
+            high,
+            closed,
+            beyond,
+            long,
+            Value::Array(vec![]),
+        ];
+        assert!(has_no_slots(&Value::Array(bad.to_vec())));
+        let reply = Value::Array(bad.into_iter().chain([good]).collect());
         assert_eq!(
-            slot_ranges(&reply, "sender"),
-            Some(vec![SlotRange {
+            slot_ranges(&reply, "sender").expect("one good range"),
+            vec![SlotRange {
                 first: 0,
                 last: 9,
                 primary: ("a".into(), 1),
                 replicas: vec![("b".into(), 3)],
-            }])
+            }]
         );
-        assert_eq!(slot_ranges(&Value::Okay, "sender"), None);
+    }
+
+    fn has_no_slots(reply: &Value) -> bool {
+        matches!(slot_ranges(reply, "sender"), Err(ServerFailure::Unreachable(_)))
+    }
+
+    fn fault_of(reply: &Value) -> String {
+        match slot_ranges(reply, "sender") {
+            Err(ServerFailure::Protocol(fault)) => fault.to_owned(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_reply_that_is_no_slot_map_is_a_failure() {
+        for reply in [Value::Okay, Value::Nil, Value::Int(1)] {
+            assert!(fault_of(&reply).contains("not a list"));
+        }
+        assert!(has_no_slots(&Value::Array(Vec::new())));
+    }
+
+    #[test]
+    fn a_slot_map_has_at_most_1000_nodes() {
+        let of = |nodes: i64| {
+            let range = |n| {
+                Value::Array(vec![
+                    Value::Int(n),
+                    Value::Int(n),
+                    node(named("a"), 1 + n),
+                    node(named("r"), 1 + n),
+                ])
+            };
+            Value::Array((0..nodes / 2).map(range).collect())
+        };
+        assert_eq!(
+            slot_ranges(&of(1_000), "sender").map(|ranges| ranges.len()).ok(),
+            Some(500)
+        );
+        assert!(fault_of(&of(1_002)).contains("more than 1000 nodes"));
     }
 
     fn redirected(words: &str) -> Option<(bool, Address)> {
@@ -412,5 +512,6 @@ mod tests {
         for words in ["MOVED", "MOVED 1", "MOVED 1 a", "MOVED 1 a:70000", "TRYAGAIN", "ERR no"] {
             assert_eq!(redirected(words), None, "{words}");
         }
+        assert_eq!(redirected(&format!("ASK 1 {}:1", "a".repeat(254))), None);
     }
 }

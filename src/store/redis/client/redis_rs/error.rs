@@ -1,25 +1,54 @@
 use redis::RedisError;
 
-use crate::store::redis::{acl::Refusal, failure::Failure};
+use crate::store::redis::{
+    acl::Refusal,
+    failure::{Failure, shortened},
+};
 
-/// The text of an error reply as Redis sent it.
+/// The beginning of the text of an error reply as Redis sent it.
 pub(super) fn error_text(code: &str, details: Option<&str>) -> String {
     match details {
-        Some(details) => format!("{code} {details}"),
-        None => code.to_owned(),
+        Some(details) => shortened(format_args!("{code} {details}")),
+        None => shortened(code),
     }
 }
 
-/// The failure for an error of a new connection.
-pub(super) fn connect_failure(error: &RedisError) -> Failure {
-    use redis::ErrorKind::{AuthenticationFailed, InvalidClientConfig, RESP3NotSupported};
+/// Why a server cannot be used. Of what it has sent only the beginning is kept.
+#[derive(Clone, Debug)]
+pub(super) enum ServerFailure {
+    Unreachable(String),
+    Forbidden(Refusal),
+    Protocol(&'static str),
+}
 
-    match (error.kind(), error.code()) {
-        (_, Some(code)) => Failure::of_connection(error_text(code, error.detail())),
-        (AuthenticationFailed | InvalidClientConfig | RESP3NotSupported, None) => {
-            Failure::Forbidden(Refusal::new(error.to_string()))
+impl ServerFailure {
+    /// The failure for an error of a new connection.
+    pub(super) fn of_connection(error: &RedisError) -> Self {
+        use redis::ErrorKind::{AuthenticationFailed, InvalidClientConfig, RESP3NotSupported};
+
+        match (error.kind(), error.code()) {
+            (_, Some(code)) => Self::of_reply(code, error.detail()),
+            (AuthenticationFailed | InvalidClientConfig | RESP3NotSupported, None) => {
+                Self::Forbidden(Refusal::new(shortened(error)))
+            }
+            _ => Self::Unreachable(shortened(error)),
         }
-        _ => Failure::Unreachable(error.to_string().into()),
+    }
+
+    /// The failure for an error reply to a command that sets up a connection.
+    pub(super) fn of_reply(code: &str, details: Option<&str>) -> Self {
+        let text = error_text(code, details);
+        Refusal::of_connection(&text).map_or(Self::Unreachable(text), Self::Forbidden)
+    }
+}
+
+impl From<ServerFailure> for Failure {
+    fn from(failure: ServerFailure) -> Self {
+        match failure {
+            ServerFailure::Unreachable(text) => Self::Unreachable(text.into()),
+            ServerFailure::Forbidden(refusal) => Self::Forbidden(refusal),
+            ServerFailure::Protocol(fault) => Self::Protocol(fault),
+        }
     }
 }
 
@@ -36,10 +65,10 @@ mod tests {
             ErrorKind::InvalidClientConfig,
             ErrorKind::RESP3NotSupported,
         ] {
-            let failure = connect_failure(&RedisError::from((kind, "no")));
-            assert!(matches!(failure, Failure::Forbidden(_)), "{failure:?}");
+            let failure = ServerFailure::of_connection(&RedisError::from((kind, "no")));
+            assert!(matches!(failure, ServerFailure::Forbidden(_)), "{failure:?}");
         }
-        let failure = connect_failure(&RedisError::from((ErrorKind::Io, "no")));
-        assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+        let failure = ServerFailure::of_connection(&RedisError::from((ErrorKind::Io, "no")));
+        assert!(matches!(failure, ServerFailure::Unreachable(_)), "{failure:?}");
     }
 }

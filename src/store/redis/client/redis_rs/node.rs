@@ -17,10 +17,10 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{error::connect_failure, sentinel::Sentinels};
+use super::{error::ServerFailure, sentinel::Sentinels};
 use crate::store::redis::{
     deadline::Deadline,
-    failure::{Failure, is_of_replica},
+    failure::{Failure, is_of_replica, shortened},
     task::AbortOnDrop,
 };
 
@@ -64,7 +64,7 @@ impl Node {
     /// The next connection that is established and not suspect. Without one, the next that is established.
     fn connection(&self) -> Result<Connection, Failure> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let (mut suspect, mut last_error) = (None, None);
+        let (mut suspect, mut last_failure) = (None, None);
         for offset in 0..self.connections.len() {
             let managed = &self.connections[first.wrapping_add(offset) % self.connections.len()];
             match &*managed.state.borrow() {
@@ -74,15 +74,15 @@ impl Node {
                 ConnectionState::Connected(connection) => {
                     suspect.get_or_insert_with(|| connection.clone());
                 }
-                ConnectionState::Failed(error) => last_error = Some(error.clone()),
+                ConnectionState::Failed(failure) => last_failure = Some(failure.clone()),
                 ConnectionState::Connecting => {}
             }
         }
         if let Some(connection) = suspect {
             return Ok(connection);
         }
-        Err(match last_error {
-            Some(error) => connect_failure(&error),
+        Err(match last_failure {
+            Some(failure) => failure.into(),
             None => Failure::Unreachable("still connecting".into()),
         })
     }
@@ -100,7 +100,7 @@ impl Node {
         let mut state = managed.state.clone();
         let settled = state.wait_for(|state| match state {
             ConnectionState::Connected(_) => true,
-            ConnectionState::Failed(error) => matches!(connect_failure(error), Failure::Forbidden(_)),
+            ConnectionState::Failed(failure) => matches!(failure, ServerFailure::Forbidden(_)),
             ConnectionState::Connecting => false,
         });
         let _ = settled.await; // an error means that the store is dropped
@@ -116,7 +116,7 @@ struct ManagedConnection {
 enum ConnectionState {
     Connecting,
     Connected(Connection),
-    Failed(RedisError),
+    Failed(ServerFailure),
 }
 
 impl ManagedConnection {
@@ -140,11 +140,11 @@ async fn keep_connected(endpoint: Arc<Endpoint>, state: watch::Sender<Connection
                 state.send_replace(ConnectionState::Connecting);
             }
             Ok(Err(error)) => {
-                state.send_replace(ConnectionState::Failed(error));
+                state.send_replace(ConnectionState::Failed(ServerFailure::of_connection(&error)));
             }
             Err(_) => {
-                let error = io::Error::from(io::ErrorKind::TimedOut);
-                state.send_replace(ConnectionState::Failed(error.into()));
+                let error = io::Error::from(io::ErrorKind::TimedOut).into();
+                state.send_replace(ConnectionState::Failed(ServerFailure::of_connection(&error)));
             }
         }
         let pause = Duration::from_millis(ATTEMPT_INTERVAL_MS + fastrand::u64(..ATTEMPT_JITTER_MS));
@@ -207,7 +207,7 @@ impl Connection {
                 replies.map(|replies| replies.into_iter().next().unwrap_or_default())
             }
         };
-        let value = reply.map_err(|error| Failure::Unreachable(error.to_string().into()))?;
+        let value = reply.map_err(|error| Failure::Unreachable(shortened(error).into()))?;
         unanswered.0 = None;
         // The server has become a replica and has kept the connection.
         if reports_replica(&value) {
