@@ -117,12 +117,16 @@ use crate::{Limiter, RateLimitLayer};
 ///
 /// # What the router refuses
 ///
-/// A browser sends the credentials of an operator with requests that pages of other sites make. So a `POST` is refused
+/// A browser sends the credentials of an operator with requests that pages of other sites make. So a request is refused
 ///
 /// * with `403` if `Sec-Fetch-Site` is not `same-origin` or, in a browser that does not send it, if `Origin` is not the host of
 ///   the request. A client that is not a browser sends neither. Behind a proxy that replaces `Host`, the page is
 ///   served with HTTPS, since browsers send `Sec-Fetch-Site` then.
-/// * with `415` if the content is not `application/json`, which a form of another site cannot send.
+/// * a `POST` with `415` if the content is not `application/json`, which a form of another site cannot send.
+///
+/// `GET /report` and `GET /subject` may also have `Sec-Fetch-Site: none`, as of an address that an operator enters, and in a
+/// browser without that field, `Referer` takes the place of `Origin`. A page can suppress it, so serve the router with HTTPS.
+/// `GET /`, the page, has no data and is for all: a link leads to it.
 ///
 /// An address or a network of the operator does not authenticate: a page of another site can reach the router through the browser
 /// of an operator there, by a name that it resolves to the address of the router (DNS rebinding). Put no layer for CORS around

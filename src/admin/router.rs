@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::{
     Router,
     body::Bytes,
-    extract::{DefaultBodyLimit, FromRequest, Query, Request, State, rejection::QueryRejection},
-    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header},
+    extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Query, Request, State, rejection::QueryRejection},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header, request::Parts},
     middleware,
     response::Response,
     routing::{get, post},
@@ -77,7 +77,7 @@ async fn protect(mut response: Response) -> Response {
     response
 }
 
-async fn report(State(shared): State<Arc<Shared>>) -> Response {
+async fn report(_: OwnOrigin, State(shared): State<Arc<Shared>>) -> Response {
     json(&report::report(&shared.watched, &shared.names).await)
 }
 
@@ -90,6 +90,29 @@ struct Selection {
     store: Option<usize>,
 }
 
+/// A request that another site has not made.
+struct OwnOrigin;
+
+impl OwnOrigin {
+    fn of(method: &Method, headers: &HeaderMap, uri: &Uri) -> Result<Self, AdminError> {
+        let verified = cross_origin::verify(method, headers, uri);
+        verified.map(|()| Self).map_err(|_| {
+            AdminError::new(
+                StatusCode::FORBIDDEN,
+                "a page of another origin has made the request; use the page of this router",
+            )
+        })
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for OwnOrigin {
+    type Rejection = AdminError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminError> {
+        Self::of(&parts.method, &parts.headers, &parts.uri)
+    }
+}
+
 /// The selection in the body of a request that another site has not made.
 struct Posted(Selection);
 
@@ -97,12 +120,7 @@ impl<S: Send + Sync> FromRequest<S> for Posted {
     type Rejection = AdminError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, AdminError> {
-        cross_origin::verify(request.headers(), request.uri()).map_err(|_| {
-            AdminError::new(
-                StatusCode::FORBIDDEN,
-                "a page of another origin has made the request; use the page of this router",
-            )
-        })?;
+        OwnOrigin::of(request.method(), request.headers(), request.uri())?;
         // A form of another site cannot send this type without a preflight request (Fetch, section 4.9), which is not
         // answered.
         let content_type = request.headers().get(header::CONTENT_TYPE);
@@ -138,6 +156,7 @@ struct Subject {
 }
 
 async fn subject(
+    _: OwnOrigin,
     State(shared): State<Arc<Shared>>,
     query: Result<Query<Selection>, QueryRejection>,
 ) -> Result<Response, AdminError> {

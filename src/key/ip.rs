@@ -14,7 +14,7 @@ use super::{
     extractor::{KeyExtractor, inherent_or},
     grouping::Grouping,
     key::Key,
-    peer::{NO_PEER, Peer},
+    peer::{Client, NO_PEER, Peer},
     proxies::Proxies,
 };
 use crate::ConfigError;
@@ -333,7 +333,7 @@ impl Key {
 
 impl KeyExtractor for Ip {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
-        match self.client(parts) {
+        match self.client(parts).map(|client| client.address) {
             Some(Peer::Address(address)) => Ok(Some(self.grouping.key(address))),
             Some(Peer::Unix) => Ok(Some(Key::unix_peer())),
             None => Err(KeyError::misconfigured(NO_PEER)),
@@ -344,7 +344,7 @@ impl KeyExtractor for Ip {
 impl Ip {
     /// The client of a request, in canonical form; `None` without a peer.
     #[inline]
-    pub(super) fn client(&self, parts: &Parts) -> Option<Peer> {
+    pub(super) fn client(&self, parts: &Parts) -> Option<Client> {
         let peer = match &self.find_peer {
             Some(find) => find(parts).map(Peer::Address),
             None => Peer::of(parts),
@@ -357,7 +357,7 @@ impl Ip {
                 if !self.warned.load(Ordering::Relaxed) && self.is_forwarded(&parts.headers) {
                     self.warn_of_forwarding(peer);
                 }
-                peer
+                Client::known(peer)
             }
         })
     }

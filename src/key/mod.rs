@@ -71,6 +71,7 @@ mod peer;
 mod proxies;
 mod route;
 mod secret;
+mod spelling;
 #[cfg(feature = "serde")]
 mod text;
 mod within;
@@ -97,6 +98,6 @@ pub use self::{
 };
 #[cfg(feature = "serde")]
 pub(crate) use self::{
-    path::{decoded_path, normalized_path},
+    spelling::{Form, PathBytes, Segments, Spellings, decoded, normalized, trimmed},
     text::{KeySpec, Registered},
 };

@@ -1,10 +1,10 @@
 use http::request::Parts;
-use smallvec::SmallVec;
 
 use super::{
     error::KeyError,
     extractor::{KeyExtractor, inherent_or},
     key::Key,
+    spelling::{self, PathBytes, whole_path},
 };
 
 /// The path of the request, without the query.
@@ -126,16 +126,16 @@ impl Path {
         Key::component("path", b"", &self.canonical(path))
     }
 
-    fn canonical(self, path: &str) -> SmallVec<[u8; 64]> {
-        let mut canonical = canonical_path(path);
+    fn canonical(self, path: &str) -> PathBytes {
+        let mut canonical = spelling::decoded(path);
         if self.collapse_slashes {
-            canonical.dedup_by(|a, b| (*a, *b) == (b'/', b'/'));
+            canonical = spelling::merged(canonical);
         }
         if self.remove_dot_segments {
-            canonical = without_dot_segments(&canonical);
+            canonical = spelling::without_dot_segments(&canonical);
         }
-        while self.strip_trailing_slash && canonical.len() > 1 && canonical.ends_with(b"/") {
-            canonical.pop();
+        if self.strip_trailing_slash {
+            spelling::strip_trailing_slashes(&mut canonical);
         }
         if self.ignore_case {
             canonical.make_ascii_lowercase();
@@ -162,116 +162,6 @@ impl Key {
 impl KeyExtractor for Path {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         Ok(Some(self.key_of(whole_path(parts))))
-    }
-}
-
-/// The path of a request, with the prefix of a nested router.
-fn whole_path(parts: &Parts) -> &str {
-    #[cfg(feature = "axum")]
-    if let Some(uri) = parts.extensions.get::<::axum::extract::OriginalUri>() {
-        return uri.path();
-    }
-    parts.uri.path()
-}
-
-/// The path of a request with its escapes decoded, as [`path`] has it in keys.
-#[cfg(feature = "serde")]
-pub(crate) fn decoded_path(parts: &Parts) -> SmallVec<[u8; 64]> {
-    canonical_path(whole_path(parts))
-}
-
-/// The path that a service may make of this one: with `%2F` as a slash, and without empty and dot segments.
-#[cfg(feature = "serde")]
-pub(crate) fn normalized_path(decoded: &[u8]) -> SmallVec<[u8; 64]> {
-    let mut normalized = SmallVec::<[u8; 64]>::new();
-    let mut rest = decoded;
-    while let [first, tail @ ..] = rest {
-        let escape = rest.strip_prefix(b"%2F");
-        normalized.push(if escape.is_some() { b'/' } else { *first });
-        rest = escape.unwrap_or(tail);
-    }
-    normalized.dedup_by(|a, b| (*a, *b) == (b'/', b'/'));
-    without_dot_segments(&normalized)
-}
-
-/// RFC 3986 §5.2.4, for a path that begins with a slash.
-fn without_dot_segments(path: &[u8]) -> SmallVec<[u8; 64]> {
-    let mut output = SmallVec::new();
-    let mut segments = path.split(|byte| *byte == b'/').peekable();
-    if path.starts_with(b"/") {
-        segments.next();
-    } else if let Some(first) = segments.next() {
-        output.extend_from_slice(first);
-    }
-
-    while let Some(segment) = segments.next() {
-        let last = segments.peek().is_none();
-        match segment {
-            b"." | b".." => {
-                if segment == b".." {
-                    let parent = output.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
-                    output.truncate(parent);
-                }
-                if last {
-                    output.push(b'/');
-                }
-            }
-            segment => {
-                output.push(b'/');
-                output.extend_from_slice(segment);
-            }
-        }
-    }
-    output
-}
-
-/// Decodes escapes once, except for `%2F`.
-///
-/// The result is the same after decoding it again, since `%` becomes `%25` where it would begin an escape. So two paths that
-/// differ after decoding stay different.
-fn canonical_path(path: &str) -> SmallVec<[u8; 64]> {
-    let mut rest = path.as_bytes();
-    if !rest.contains(&b'%') {
-        return SmallVec::from_slice(rest);
-    }
-
-    let mut canonical = SmallVec::new();
-    while let Some((character, tail)) = decode_first(rest) {
-        match character {
-            b'/' if rest[0] == b'%' => canonical.extend_from_slice(b"%2F"),
-            b'%' if begins_with_hex_digits(tail) => canonical.extend_from_slice(b"%25"),
-            byte => canonical.push(byte),
-        }
-        rest = tail;
-    }
-    canonical
-}
-
-/// The first byte after percent-decoding, and the rest. A `%` without two hexadecimal digits is a `%`, as in axum.
-fn decode_first(path: &[u8]) -> Option<(u8, &[u8])> {
-    match path {
-        [b'%', high, low, tail @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
-            Some((hex_value(*high) << 4 | hex_value(*low), tail))
-        }
-        [first, tail @ ..] => Some((*first, tail)),
-        [] => None,
-    }
-}
-
-fn begins_with_hex_digits(path: &[u8]) -> bool {
-    let mut rest = path;
-    (0..2).all(|_| {
-        decode_first(rest).is_some_and(|(character, tail)| {
-            rest = tail;
-            character.is_ascii_hexdigit()
-        })
-    })
-}
-
-fn hex_value(digit: u8) -> u8 {
-    match digit {
-        b'0'..=b'9' => digit - b'0',
-        _ => digit.to_ascii_lowercase() - b'a' + 10,
     }
 }
 

@@ -45,6 +45,31 @@ pub(super) enum Peer {
     Unix,
 }
 
+/// The client of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Client {
+    /// Its address; of an unknown client, the nearest hop that is known, which is a proxy.
+    pub(super) address: Peer,
+    /// Whether a trusted proxy has recorded no address that can be read.
+    pub(super) is_unknown: bool,
+}
+
+impl Client {
+    pub(super) fn known(address: Peer) -> Self {
+        Self {
+            address,
+            is_unknown: false,
+        }
+    }
+
+    pub(super) fn behind(proxy: Peer) -> Self {
+        Self {
+            address: proxy,
+            is_unknown: true,
+        }
+    }
+}
+
 impl Peer {
     /// The peer in the extensions of a request.
     #[inline]

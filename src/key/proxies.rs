@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::{
     forwarded::{self, Hop},
     grouping::Grouping,
-    peer::Peer,
+    peer::{Client, Peer},
 };
 use crate::ConfigError;
 
@@ -91,7 +91,7 @@ impl Proxies {
     }
 
     /// The client of a request from a peer whose header is read, in canonical form.
-    pub(super) fn client(&self, peer: Peer, headers: &HeaderMap, grouping: &Grouping) -> Peer {
+    pub(super) fn client(&self, peer: Peer, headers: &HeaderMap, grouping: &Grouping) -> Client {
         match &self.source {
             ClientIpSource::XForwardedFor => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter();
@@ -105,33 +105,37 @@ impl Proxies {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter();
                 let mut hops = lines.rev().flat_map(forwarded::x_forwarded_for);
                 match hops.nth(n - 1) {
-                    Some(Hop::Address(address)) => Peer::Address(grouping.canonical(address)),
-                    _ => peer,
+                    Some(Hop::Address(address)) => Client::known(Peer::Address(grouping.canonical(address))),
+                    _ => Client::behind(peer),
                 }
             }
             ClientIpSource::Header(name) => {
                 let mut lines = headers.get_all(name).iter();
                 match (lines.next().and_then(forwarded::single), lines.next()) {
-                    (Some(address), None) => Peer::Address(grouping.canonical(address)),
-                    _ => peer,
+                    (Some(address), None) => Client::known(Peer::Address(grouping.canonical(address))),
+                    _ => Client::behind(peer),
                 }
             }
         }
     }
 
     /// Goes from the nearest hop outward, past trusted hops.
-    fn walk(&self, peer: Peer, hops: impl Iterator<Item = Hop>, grouping: &Grouping) -> Peer {
-        let mut last = peer;
-        for hop in hops.take(MAX_HOPS) {
+    fn walk(&self, peer: Peer, mut hops: impl Iterator<Item = Hop>, grouping: &Grouping) -> Client {
+        let mut last = Client::behind(peer);
+        for hop in hops.by_ref().take(MAX_HOPS) {
             let Hop::Address(address) = hop else {
-                return last;
+                return Client::behind(last.address);
             };
-            last = Peer::Address(grouping.canonical(address));
-            if !self.trusts(last) {
+            last = Client::known(Peer::Address(grouping.canonical(address)));
+            if !self.trusts(last.address) {
                 return last;
             }
         }
-        last
+        // The first element is the peer of the first proxy, which is the client, unless elements are left.
+        match hops.next() {
+            Some(_) => Client::behind(last.address),
+            None => last,
+        }
     }
 
     fn trusts(&self, hop: Peer) -> bool {

@@ -3,10 +3,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::request::Parts;
 use ipnet::IpNet;
 
+#[cfg(feature = "tracing")]
+use super::peer::NO_PEER;
 use super::{
     grouping::Grouping,
     ip::Ip,
-    peer::{NO_PEER, Peer},
+    peer::{Client, Peer},
     proxies::network,
 };
 use crate::ConfigError;
@@ -19,8 +21,9 @@ impl Ip {
     /// and [`Policy::apply_if`](crate::Policy::apply_if). With [`client_ip`](super::client_ip()) it is on the address that a
     /// trusted proxy recorded. The whole address is compared, however addresses are grouped as keys.
     ///
-    /// A peer on a Unix socket is in no network. Neither is a request without a peer address; the first one is logged as an
-    /// error. The networks are compared one after the other.
+    /// A peer on a Unix socket is in no network. Neither is an [unknown client](Self::unknown), which has the key of its proxy,
+    /// nor a request without a peer address; the first one is logged as an error. The networks are compared one after the
+    /// other.
     ///
     /// # Panics
     ///
@@ -37,6 +40,8 @@ impl Ip {
     ///     ("10.0.0.2:80", "198.51.100.9", false),
     ///     // Not a trusted proxy.
     ///     ("203.0.113.7:80", "192.0.2.7", false),
+    ///     // The proxy has not recorded the client.
+    ///     ("10.0.0.2:80", "unknown", false),
     /// ] {
     ///     let request = Request::get("/").extension(PeerAddr(peer.parse()?)).header("x-forwarded-for", forwarded_for);
     ///     let (parts, ()) = request.body(())?.into_parts();
@@ -78,13 +83,61 @@ impl Ip {
         let networks = networks?;
         let logged = AtomicBool::new(false);
         Ok(Box::new(move |parts| match self.client(parts) {
-            Some(Peer::Address(address)) => networks.iter().any(|network| network.contains(&address)),
-            Some(Peer::Unix) => false,
+            Some(Client {
+                address: Peer::Address(address),
+                is_unknown: false,
+            }) => networks.iter().any(|network| network.contains(&address)),
+            Some(_) => false,
             None => {
-                log(&logged);
+                if is_first(&logged) {
+                    #[cfg(feature = "tracing")]
+                    tracing::error!(error = NO_PEER, "a request is in no network");
+                }
                 false
             }
         }))
+    }
+
+    /// The condition that the client is unknown: a trusted proxy sent the request, but its header is absent, is there twice
+    /// although it holds one address, or cannot be read up to the client.
+    ///
+    /// Such a client has the key of the nearest hop that is known, which is a proxy. It is [within](Self::within) no network, so
+    /// it is not skipped by one. Pass this condition to [`RateLimitLayer::block`](crate::RateLimitLayer::block) to reject it.
+    ///
+    /// A request without a peer address is of an unknown client, too; the first one is logged as an error. With
+    /// [`ip`](super::ip()), which reads no header, each client with a peer address is known.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::key::{self, ClientIpSource, PeerAddr};
+    ///
+    /// let unknown = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]).unknown();
+    ///
+    /// for (peer, forwarded_for, is_unknown) in [
+    ///     ("10.0.0.2:80", "198.51.100.9", false),
+    ///     ("10.0.0.2:80", "unknown", true),
+    ///     ("10.0.0.2:80", "", true),
+    ///     // The peer is the client.
+    ///     ("203.0.113.7:80", "unknown", false),
+    /// ] {
+    ///     let request = Request::get("/").extension(PeerAddr(peer.parse()?)).header("x-forwarded-for", forwarded_for);
+    ///     let (parts, ()) = request.body(())?.into_parts();
+    ///     assert_eq!(unknown(&parts), is_unknown, "{peer} {forwarded_for}");
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn unknown(self) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
+        let logged = AtomicBool::new(false);
+        Box::new(move |parts| match self.client(parts) {
+            Some(client) => client.is_unknown,
+            None => {
+                if is_first(&logged) {
+                    #[cfg(feature = "tracing")]
+                    tracing::error!(error = NO_PEER, "the client of a request is unknown");
+                }
+                true
+            }
+        })
     }
 }
 
@@ -100,11 +153,6 @@ fn listed(text: &str, grouping: &Grouping) -> Result<IpNet, ConfigError> {
 }
 
 #[cold]
-fn log(logged: &AtomicBool) {
-    if !logged.swap(true, Ordering::Relaxed) {
-        #[cfg(feature = "tracing")]
-        tracing::error!(error = NO_PEER, "a request is in no network");
-    }
-    #[cfg(not(feature = "tracing"))]
-    let _ = NO_PEER;
+fn is_first(logged: &AtomicBool) -> bool {
+    !logged.swap(true, Ordering::Relaxed)
 }

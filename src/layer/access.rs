@@ -16,6 +16,9 @@ impl RateLimitLayer {
     /// conditions are alternatives, also to those of a [file](crate::Policies#skipped-and-blocked-requests). By default no
     /// request is skipped.
     ///
+    /// A condition on the path sees it as the layer does, which may be before a layer that rewrites it, such as
+    /// `NormalizePathLayer`. The routes of a file are compared in all [spellings](crate::Policies#routes).
+    ///
     /// ```
     /// use bytes::Bytes;
     /// use http::Request;
@@ -57,7 +60,11 @@ impl RateLimitLayer {
     /// No policy of the layer applies to such a request, and the store is not called. A [`format`](Self::format) has the reason
     /// [`Rejection::Blocked`](crate::response::Rejection::Blocked) and may build another response. Several conditions are
     /// alternatives, also to those of a [file](crate::Policies#skipped-and-blocked-requests). A request that is also to be
-    /// [skipped](Self::skip) is blocked. By default no request is blocked.
+    /// [skipped](Self::skip) is blocked. [`Ip::unknown`](crate::key::Ip::unknown) is the condition of clients that a proxy has not
+    /// recorded. By default no request is blocked.
+    ///
+    /// A condition on the path is evaded by other spellings, such as a trailing slash in front of `NormalizePathLayer`. The routes
+    /// of a file are compared in all [spellings](crate::Policies#routes).
     ///
     /// ```
     /// use bytes::Bytes;

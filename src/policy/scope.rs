@@ -1,6 +1,9 @@
+#[cfg(feature = "tracing")]
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use http::{Method, request::Parts};
 
-use crate::key::{decoded_path, normalized_path};
+use crate::key::{self, Form, PathBytes, Segments, Spellings};
 
 /// The routes and methods that a policy in a file is for.
 #[derive(Debug)]
@@ -15,19 +18,43 @@ pub(super) struct Scope {
 pub(super) enum Routes {
     All,
     /// Those of these templates.
-    These(Vec<String>),
+    These(Vec<Template>),
     /// Those of the requests that none of these scopes contains.
     NoneOf(Vec<Scope>),
 }
 
-/// Which spelling of a path must be that of a route. A service may take `/static/../login` and `/static//login` for other paths
-/// than they look like.
+/// Which spelling of a path must be that of a route. A service may take `/static/../login` and `/login/` for other paths than
+/// they look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
-    /// The path as it is, or as it is normalized: for limits and blocks, which no spelling evades.
+    /// One: for limits and blocks, which no spelling evades.
     Either,
-    /// Both: for what is skipped, which no spelling widens.
+    /// All: for what is skipped, which no spelling widens.
     Both,
+}
+
+/// A request in one spelling of its path.
+#[derive(Clone, Copy)]
+struct Spelled<'a> {
+    method: &'a Method,
+    /// The template of the route that axum has matched.
+    matched: Option<&'a Spellings<'a>>,
+    form: Form,
+    path: &'a [u8],
+    rule: Spelling,
+}
+
+impl Spelled<'_> {
+    /// Whether this path has led to the matched route, as its only one. A router within a service does not know the whole path,
+    /// and the service behind a route with a rest may have routes of its own, such as one of tonic.
+    fn is_matched_by(self, matched: &Spellings<'_>) -> bool {
+        let template = match self.form {
+            Form::Written | Form::Decoded => matched.written(),
+            Form::Trimmed => key::trimmed(matched.written()),
+            Form::Normalized => matched.normalized(),
+        };
+        !has_rest(matched.written()) && matches(template, self.path)
+    }
 }
 
 impl Scope {
@@ -35,66 +62,180 @@ impl Scope {
         matches!(self.routes, Routes::All) && self.methods.is_empty()
     }
 
-    pub(super) fn contains(&self, parts: &Parts, spelling: Spelling) -> bool {
-        let holds = |is_normalized| self.holds(parts, is_normalized);
-        match spelling {
-            Spelling::Either => holds(false) || holds(true),
-            Spelling::Both => holds(false) && holds(true),
+    pub(super) fn contains(&self, parts: &Parts, rule: Spelling) -> bool {
+        if matches!(self.routes, Routes::All) || !self.has_method(&parts.method) {
+            return self.has_method(&parts.method);
+        }
+        let spellings = Spellings::of(parts);
+        let matched = matched(parts);
+        let spelled = || {
+            spellings.iter().map(|(form, path)| Spelled {
+                method: &parts.method,
+                matched: matched.as_ref(),
+                form,
+                path,
+                rule,
+            })
+        };
+        match rule {
+            Spelling::Either if spelled().any(|request| self.holds(request)) => true,
+            Spelling::Either => {
+                self.warn_of_missed(spelled());
+                false
+            }
+            Spelling::Both => spelled().all(|request| self.holds(request)),
         }
     }
 
-    /// Whether it contains the request with its path as it is, or as it is normalized.
-    fn holds(&self, parts: &Parts, is_normalized: bool) -> bool {
-        (self.methods.is_empty() || self.has_method(&parts.method)) && self.routes.contain(parts, is_normalized)
+    /// Warns of templates that do not apply to their path, since axum has matched another route.
+    fn warn_of_missed<'a>(&self, requests: impl Iterator<Item = Spelled<'a>>) {
+        #[cfg(feature = "tracing")]
+        if let Routes::These(templates) = &self.routes {
+            for request in requests.filter(|request| request.matched.is_some()) {
+                templates.iter().for_each(|template| template.warn_if_missed(request));
+            }
+        }
+        #[cfg(not(feature = "tracing"))]
+        drop(requests);
+    }
+
+    fn holds(&self, request: Spelled<'_>) -> bool {
+        self.has_method(request.method) && self.routes.contain(request)
     }
 
     fn has_method(&self, method: &Method) -> bool {
         // RFC 9110 §9.3.2: HEAD is GET without the content, so handlers of GET respond to it.
         let same = if *method == Method::HEAD { &Method::GET } else { method };
-        self.methods.iter().any(|one| one == method || one == same)
+        self.methods.is_empty() || self.methods.iter().any(|one| one == method || one == same)
     }
 }
 
 impl Routes {
-    fn contain(&self, parts: &Parts, is_normalized: bool) -> bool {
+    fn contain(&self, request: Spelled<'_>) -> bool {
         match self {
             Self::All => true,
-            Self::These(routes) => has_route(routes, parts, is_normalized),
-            Self::NoneOf(scopes) => !scopes.iter().any(|scope| scope.holds(parts, is_normalized)),
+            Self::These(templates) => templates.iter().any(|template| template.contains(request)),
+            Self::NoneOf(scopes) => !scopes.iter().any(|scope| scope.holds(request)),
         }
     }
 }
 
-fn has_route(routes: &[String], parts: &Parts, is_normalized: bool) -> bool {
-    #[cfg(feature = "axum")]
-    if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
-        let matched = matched.as_str();
-        if routes.iter().any(|route| route == matched) {
+/// A template such as `/users/{id}` or `/files/{*rest}`, in the spellings of paths.
+#[derive(Debug)]
+pub(super) struct Template {
+    written: String,
+    decoded: PathBytes,
+    normalized: PathBytes,
+    #[cfg(feature = "tracing")]
+    warned: AtomicBool,
+}
+
+impl Template {
+    pub(super) fn new(written: &str) -> Self {
+        let decoded = key::decoded(written);
+        Self {
+            written: written.to_owned(),
+            normalized: key::normalized(&decoded, Segments::Merged),
+            decoded,
+            #[cfg(feature = "tracing")]
+            warned: AtomicBool::new(false),
+        }
+    }
+
+    fn contains(&self, request: Spelled<'_>) -> bool {
+        let Some(matched) = request.matched else {
+            return self.is_path(request);
+        };
+        let is_route = self.is_same(matched);
+        match request.rule {
+            Spelling::Both => self.is_path(request) && (is_route || !request.is_matched_by(matched)),
+            Spelling::Either => {
+                is_route
+                    || self.is_path(request) && (has_rest(self.written.as_bytes()) || !request.is_matched_by(matched))
+            }
+        }
+    }
+
+    /// Whether a path is that of this template, in its form.
+    fn is_path(&self, request: Spelled<'_>) -> bool {
+        let template = match request.form {
+            Form::Written => self.written.as_bytes(),
+            Form::Trimmed => key::trimmed(self.written.as_bytes()),
+            Form::Decoded => &self.decoded,
+            Form::Normalized => &self.normalized,
+        };
+        matches(template, request.path)
+    }
+
+    /// Whether it is the matched route, with parameters of any names.
+    fn is_same(&self, matched: &Spellings<'_>) -> bool {
+        if self.written.as_bytes() == matched.written() {
             return true;
         }
-        // A service with routes of its own, such as one of tonic, is matched by `/shop.Accounts/{*rest}`.
-        if !matched.contains("{*") {
-            return false;
-        }
-    }
-    let path = decoded_path(parts);
-    let is_listed = |path: &[u8]| routes.iter().any(|route| matches(route, path));
-    match is_normalized {
-        true => is_listed(&normalized_path(&path)),
-        false => is_listed(&path),
+        let [ours, others] =
+            [&self.normalized[..], matched.normalized()].map(|template| template.split(|byte| *byte == b'/'));
+        ours.map(Segment::of).eq(others.map(Segment::of))
     }
 }
 
-/// Whether a template such as `/users/{id}` or `/files/{*rest}` is that of a path.
-fn matches(template: &str, path: &[u8]) -> bool {
+/// Whether a template is one such as `/shop.Accounts/{*rest}`.
+fn has_rest(template: &[u8]) -> bool {
+    template.windows(2).any(|pair| pair == b"{*")
+}
+
+#[cfg(feature = "tracing")]
+impl Template {
+    /// Warns once if the path is that of this template, but axum has matched a route that is not one of it.
+    fn warn_if_missed(&self, request: Spelled<'_>) {
+        let Some(matched) = request.matched else { return };
+        let is_missed = self.is_path(request) && !matches(&self.normalized, matched.normalized());
+        if is_missed && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                route = self.written,
+                matched = %String::from_utf8_lossy(matched.written()),
+                "a route of a file does not apply to its path, since axum has matched another"
+            );
+        }
+    }
+}
+
+/// The route that axum has matched.
+fn matched(parts: &Parts) -> Option<Spellings<'_>> {
+    #[cfg(feature = "axum")]
+    if let Some(matched) = parts.extensions.get::<::axum::extract::MatchedPath>() {
+        return Some(Spellings::of_path(matched.as_str()));
+    }
+    let _ = parts;
+    None
+}
+
+/// A segment of a template.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Segment<'a> {
+    Literal(&'a [u8]),
+    Parameter,
+    Rest,
+}
+
+impl<'a> Segment<'a> {
+    fn of(text: &'a [u8]) -> Self {
+        match text {
+            [b'{', b'*', .., b'}'] => Self::Rest,
+            [b'{', .., b'}'] => Self::Parameter,
+            _ => Self::Literal(text),
+        }
+    }
+}
+
+/// Whether a template is that of a path.
+fn matches(template: &[u8], path: &[u8]) -> bool {
     let mut segments = path.split(|byte| *byte == b'/');
-    for expected in template.split('/') {
+    for expected in template.split(|byte| *byte == b'/') {
         let Some(segment) = segments.next() else { return false };
-        let parameter = expected.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
-        let is_same = match parameter {
-            Some(name) if name.starts_with('*') => return !segment.is_empty() || segments.next().is_some(),
-            Some(_) => !segment.is_empty(),
-            None => expected.as_bytes() == segment,
+        let is_same = match Segment::of(expected) {
+            Segment::Rest => return !segment.is_empty() || segments.next().is_some(),
+            Segment::Parameter => !segment.is_empty(),
+            Segment::Literal(text) => text == segment,
         };
         if !is_same {
             return false;
@@ -113,8 +254,6 @@ mod tests {
     fn a_template_is_that_of_a_path() {
         for (template, path, expected) in [
             ("/login", "/login", true),
-            ("/login", "/%6Cogin", true),
-            ("/login", "/login/", false),
             ("/login", "/login/x", false),
             ("/login", "/", false),
             ("/", "/", true),
@@ -130,7 +269,7 @@ mod tests {
         ] {
             let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
             let scope = Scope {
-                routes: Routes::These(vec![template.into()]),
+                routes: Routes::These(vec![Template::new(template)]),
                 methods: vec![],
             };
             for spelling in [Spelling::Either, Spelling::Both] {
@@ -142,7 +281,18 @@ mod tests {
     #[test]
     fn a_path_that_a_service_may_take_for_another_evades_no_limit_and_is_not_skipped() {
         for (template, path) in [
+            ("/login", "/login/"),
+            ("/login/", "/login"),
+            ("/login", "/%6Cogin"),
+            ("/login", "/LOGIN"),
+            ("/login", "/login;v=1"),
             ("/login", "/static/../login"),
+            ("/login", "/static/..;/login"),
+            ("/a/b", "/a//../b"),
+            ("/b", "/a//../b"),
+            ("/%6Cogin", "/login"),
+            ("/{id}", "/users%2Froot/"),
+            ("/{id}", "/../"),
             ("/login", "/static/%2e%2e/login"),
             ("/login", "/static/..%2flogin"),
             ("/static/{*rest}", "/static/../login"),
@@ -154,7 +304,7 @@ mod tests {
         ] {
             let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
             let scope = Scope {
-                routes: Routes::These(vec![template.into()]),
+                routes: Routes::These(vec![Template::new(template)]),
                 methods: vec![],
             };
             assert!(scope.contains(&parts, Spelling::Either), "{template} of {path}");

@@ -16,6 +16,9 @@ use super::rejection::Rejection;
 ///
 /// `Retry-After`, `Cache-Control` and `Content-Length` that the format has set stay as they are.
 ///
+/// The default, [`Negotiated`](super::Negotiated), denies a gRPC call with `200 OK` and a gRPC status, and the client selects that by
+/// its content type. [A service without gRPC](crate::response#a-service-without-grpc) uses [`Problem`](super::Problem).
+///
 /// # Closures
 ///
 /// A closure or function `Fn(Rejection<'_>, &Parts) -> Response<Bytes>` is a format. The types of the parameters must be

@@ -19,6 +19,37 @@
 //! A format is only for the responses of the layer; those of the inner service pass unchanged, apart from the
 //! [rate limit fields](crate::Headers).
 //!
+//! # A service without gRPC
+//!
+//! A gRPC status is in a response with the status `200 OK`, and the client selects it: a `POST` with the content type
+//! `application/grpc` to any route, also one of JSON, is denied so. Proxies, access logs and dashboards that count statuses see no
+//! `429` then; the [metrics](crate::guide::metrics) of the crate count the request as `limited` whatever the format. A service
+//! without gRPC turns it off with `.format(Problem)`:
+//!
+//! ```
+//! use bytes::Bytes;
+//! use http::{Request, Response};
+//! use http_body_util::Empty;
+//! use tower::{Layer, ServiceExt, service_fn};
+//! use tower_quota::{key, response::Problem, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+//!
+//! # type Body = Empty<Bytes>;
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let api = || Policy::new("api", SlidingLog::per_minute(1)).key(key::constant("all"));
+//! for (layer, status) in [
+//!     (RateLimitLayer::new(MemoryStore::new(), api()), 200),
+//!     (RateLimitLayer::new(MemoryStore::new(), api()).format(Problem), 429),
+//! ] {
+//!     let service = layer.layer(service_fn(async |_: Request<Body>| Ok::<_, std::convert::Infallible>(Response::new(Body::new()))));
+//!     let post = || Request::post("/").header("content-type", "application/grpc").body(Body::new());
+//!     assert!(!service.clone().oneshot(post()?).await?.headers().contains_key("grpc-status"));
+//!     assert_eq!(service.oneshot(post()?).await?.status(), status);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # gRPC-Web in browsers
 //!
 //! A denied gRPC-Web call gets its status in the header section, and no body, as tonic sends its own errors. A browser shows

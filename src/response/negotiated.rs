@@ -7,7 +7,8 @@ use super::{format::ResponseFormat, grpc::Grpc, problem::Problem, rejection::Rej
 
 /// Responds to gRPC calls with [`Grpc`], and to all other requests in another format.
 ///
-/// A gRPC call is a `POST` with a content type of gRPC or gRPC-Web. The default for other requests is [`Problem`].
+/// A gRPC call is a `POST` with a content type of gRPC or gRPC-Web, to any route. The default for other requests is [`Problem`].
+/// [A service without gRPC](crate::response#a-service-without-grpc) uses [`Problem`] for all.
 ///
 /// ```
 /// use http::Request;

@@ -248,6 +248,115 @@ async fn a_condition_of_networks_is_on_the_client_behind_trusted_proxies_only() 
     }
 }
 
+/// Each kind of source, with what a proxy sends that leaves the client unknown, and what does not.
+#[tokio::test]
+async fn an_unknown_client_counts_as_its_proxy_but_is_in_no_network() {
+    let single = || ClientIpSource::Header(http::HeaderName::from_static("x-real-ip"));
+    let x_forwarded_for = "x-forwarded-for";
+    let too_long = ["10.0.0.9"; 33].join(", ");
+    let longest = ["10.0.0.9"; 32].join(", ");
+    for (source, header, values, is_unknown) in [
+        (ClientIpSource::XForwardedFor, x_forwarded_for, &[][..], true),
+        (ClientIpSource::XForwardedFor, x_forwarded_for, &[""], true),
+        (ClientIpSource::XForwardedFor, x_forwarded_for, &[" , ", ","], true),
+        (ClientIpSource::XForwardedFor, x_forwarded_for, &["unknown"], true),
+        (
+            ClientIpSource::XForwardedFor,
+            x_forwarded_for,
+            &["198.51.100.9, _x"],
+            true,
+        ),
+        (
+            ClientIpSource::XForwardedFor,
+            x_forwarded_for,
+            &["198.51.100.9, é, 10.0.0.9"],
+            true,
+        ),
+        (ClientIpSource::XForwardedFor, x_forwarded_for, &[&too_long], true),
+        (ClientIpSource::XForwardedFor, x_forwarded_for, &[&longest], false),
+        (ClientIpSource::XForwardedFor, x_forwarded_for, &["10.0.0.9"], false),
+        (ClientIpSource::XForwardedFor, x_forwarded_for, &["10.0.0.9", ""], false),
+        (ClientIpSource::Forwarded, x_forwarded_for, &["10.0.0.9"], true),
+        (ClientIpSource::Forwarded, "forwarded", &["for=unknown"], true),
+        (ClientIpSource::Forwarded, "forwarded", &["proto=https"], true),
+        (ClientIpSource::Forwarded, "forwarded", &["for=10.0.0.9"], false),
+        (
+            ClientIpSource::XForwardedForHop(2),
+            x_forwarded_for,
+            &["10.0.0.9"],
+            true,
+        ),
+        (
+            ClientIpSource::XForwardedForHop(1),
+            x_forwarded_for,
+            &["10.0.0.9, x"],
+            true,
+        ),
+        (
+            ClientIpSource::XForwardedForHop(2),
+            x_forwarded_for,
+            &["10.0.0.9, x"],
+            false,
+        ),
+        (single(), "x-real-ip", &[], true),
+        (single(), "x-real-ip", &["10.0.0.9", "10.0.0.9"], true),
+        (single(), "x-real-ip", &["10.0.0.9, 10.0.0.9"], true),
+        (single(), "x-real-ip", &["10.0.0.9"], false),
+    ] {
+        let client = || key::client_ip(source.clone()).trusted(["10.0.0.0/8"]);
+        let networks = || client().within(["10.0.0.0/8"]);
+        let limited = |layer: fn(RateLimitLayer) -> RateLimitLayer| {
+            let by_client = Policy::new("api", SlidingLog::per_hour(1)).key(client());
+            app(layer(RateLimitLayer::new(MemoryStore::new(), by_client)).skip(networks()))
+        };
+        let request = || {
+            values.iter().fold(get_from("10.0.0.2", "/"), |request, value| {
+                request.header(header, *value)
+            })
+        };
+
+        let app = limited(|layer| layer);
+        let statuses = [send(&app, request()).await.status, send(&app, request()).await.status];
+        let expected = if is_unknown { [200, 429] } else { [200, 200] };
+        assert_eq!(statuses.map(|status| status.as_u16()), expected, "{header}: {values:?}");
+
+        let (parts, ()) = request().body(()).unwrap().into_parts();
+        assert_eq!(client().unknown()(&parts), is_unknown, "{header}: {values:?}");
+        assert_eq!(key::ip().unknown()(&parts), false);
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_client_is_blocked_by_choice() {
+    let client = || {
+        key::client_ip(ClientIpSource::XForwardedFor)
+            .trusted(["10.0.0.0/8"])
+            .trust_unix_peer()
+    };
+    let app = app(layer().block(client().unknown()));
+    for (request, status) in [
+        (get_from("10.0.0.2", "/"), 403),
+        (get_from("10.0.0.2", "/").header("x-forwarded-for", "unknown"), 403),
+        (get_from("10.0.0.2", "/").header("x-forwarded-for", "198.51.100.9"), 200),
+        (get_from("203.0.113.7", "/").header("x-forwarded-for", "unknown"), 200),
+        (http::Request::get("/").extension(UnixPeer), 403),
+    ] {
+        assert_eq!(send(&app, request).await.status.as_u16(), status);
+    }
+
+    let log = Log::capture();
+    let unknown = client().unknown();
+    for _ in 0..3 {
+        assert!(unknown(&http::Request::new(()).into_parts().0), "no peer");
+    }
+    assert_eq!(
+        log.text().matches("no peer address on the request").count(),
+        1,
+        "{}",
+        log.text()
+    );
+}
+
 #[test]
 fn a_request_without_a_peer_is_in_no_network_and_is_logged_once() {
     let log = Log::capture();

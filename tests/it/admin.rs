@@ -12,7 +12,9 @@ use tower_quota::{
     store::{Store, StoreStatus},
 };
 
-use crate::support::{Broken, Log, Received, Redis, connected, eventually, get, get_from, less_patient, patient, send};
+use crate::support::{
+    Broken, Counted, Log, Received, Redis, connected, eventually, get, get_from, less_patient, patient, send,
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -643,6 +645,38 @@ async fn a_page_of_another_site_cannot_reset() {
     ];
     assert_eq!(operator.post("/reset", body, &own).await.status, StatusCode::OK);
     assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_of_another_site_reads_nothing() {
+    let store = Counted::new(MemoryStore::new());
+    let layer = RateLimitLayer::new(
+        store.clone(),
+        Policy::new("api", SlidingLog::per_minute(2)).key(key::ip()),
+    );
+    let operator = Operator::of(&layer);
+    for path in ["/report", "/subject?policy=api&key=ip%3D192.0.2.1"] {
+        for (field, value, status) in [
+            ("sec-fetch-site", "cross-site", 403),
+            ("sec-fetch-site", "same-site", 403),
+            ("referer", "https://evil.example/page", 403),
+            ("origin", "null", 403),
+            // An address that the operator enters, the page, and curl.
+            ("sec-fetch-site", "none", 200),
+            ("sec-fetch-site", "same-origin", 200),
+            ("accept", "*/*", 200),
+        ] {
+            for method in [Method::GET, Method::HEAD] {
+                let before = store.calls();
+                let request = Request::builder().method(method).uri(path).header("host", "a.example");
+                let response = send(&operator.0, request.header(field, value)).await;
+                assert_eq!(response.status.as_u16(), status, "{path} {field}: {value}");
+                assert_eq!(store.calls() > before, status == 200, "{path} {field}: {value}");
+            }
+        }
+    }
+    let link = Request::get("/").header("sec-fetch-site", "cross-site");
+    assert_eq!(send(&operator.0, link).await.status, StatusCode::OK);
 }
 
 #[tokio::test(start_paused = true)]

@@ -97,6 +97,25 @@ async fn the_address_is_that_of_the_client_if_the_file_describes_it() {
 }
 
 #[tokio::test]
+async fn an_unknown_client_is_skipped_by_no_network_and_blocked_by_choice() {
+    let proxies =
+        "[client-ip]\nheader = \"x-real-ip\"\ntrusted = [\"10.0.0.0/8\"]\n[skip]\nnetworks = \"10.0.0.0/8\"\n";
+    let block = "[block]\nclients = \"unknown\"\nmethods = \"POST\"\n";
+    for (lines, post) in [(proxies.to_owned(), LIMITED), (format!("{proxies}{block}"), BLOCKED)] {
+        let app = app(described(&lines).layer(MemoryStore::new(), ["api"]).unwrap());
+        let known = || get_from("10.0.0.2", "/").header("x-real-ip", "10.0.0.3");
+        assert_eq!(statuses(&app, known).await, SKIPPED);
+        let unknown = || get_from("10.0.0.2", "/");
+        assert_eq!(statuses(&app, || unknown().method("POST")).await, post);
+        let twice = || known().header("x-real-ip", "10.0.0.3");
+        assert_eq!(send(&app, twice().method("POST")).await.status.as_u16(), post[1]);
+        if post == BLOCKED {
+            assert_eq!(statuses(&app, unknown).await, LIMITED);
+        }
+    }
+}
+
+#[tokio::test]
 async fn each_layer_with_a_policy_of_the_file_has_its_lists_beside_its_own() {
     let policies = described("skip.routes = \"/health\"\nblock.networks = \"198.51.100.0/24\"");
     let day = Policy::new("day", SlidingLog::per_day(1)).key(key::ip());
@@ -229,6 +248,14 @@ fn lists_that_cannot_be_meant_are_errors_with_their_place_and_the_fix() {
         ("block.routes = \"others\"", "line 1", "list the routes"),
         ("[skip]\nnetwork = \"10.0.0.0/8\"", "line 2", "`networks`"),
         ("[skip]\nroutes = \"health\"", "line 2", "one looks like `/login`"),
+        ("block.clients = \"known\"", "line 1", "`unknown`"),
+        ("block.clients = \"unknown\"", "", "`[client-ip]` describes the proxies"),
+        ("skip.clients = \"unknown\"", "", "never skipped"),
+        (
+            "[block]\nclients = \"unknown\"\nnetworks = \"10.0.0.1\"",
+            "line 1",
+            "two tables",
+        ),
         (
             "[[skip]]\nroutes = \"/a\"\n[[skip]]\nmethods = \"get\"",
             "line 4",

@@ -57,6 +57,7 @@ mod observers;
 mod observing;
 mod once;
 mod oracles;
+mod paths;
 mod plans;
 mod policies;
 mod properties;

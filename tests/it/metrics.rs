@@ -22,6 +22,7 @@ use tower::ServiceExt;
 use tower_quota::{
     Ban, ClientLibrary, Concurrency, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
     SlidingLog, key,
+    response::Problem,
     store::{ErrorKind, Operation, Store, StoreError, StoreFuture, StoreRequest},
 };
 
@@ -108,6 +109,35 @@ async fn redis_store(redis: &Redis, library: ClientLibrary) -> RedisStore {
 }
 
 // Decisions.
+
+/// A client selects the format of the response by its content type, and so the HTTP status. The metrics do not depend on it.
+#[tokio::test]
+async fn a_denial_counts_as_limited_in_every_format() {
+    let metrics = Metrics::install();
+    let [negotiated, without_grpc] = ["negotiated", "without-grpc"].map(|name| {
+        let policy = Policy::new(name, SlidingLog::per_minute(1)).key(key::constant("all"));
+        RateLimitLayer::new(MemoryStore::new(), policy)
+    });
+    let app = |layer| Router::new().fallback(async || "hi").layer(layer);
+    let formats = [
+        (app(negotiated), "negotiated", 200),
+        (app(without_grpc.format(Problem)), "without-grpc", 429),
+    ];
+    for (app, policy, of_grpc) in formats {
+        let mut statuses = Vec::new();
+        for content_type in [
+            "application/json",
+            "application/json",
+            "application/grpc",
+            "application/grpc-web",
+        ] {
+            let request = get("/").method("POST").header("content-type", content_type);
+            statuses.push(send(&app, request).await.status.as_u16());
+        }
+        assert_eq!(statuses, [200, 429, of_grpc, of_grpc], "{policy}");
+        metrics.assert_outcomes(policy, &[("admitted", 1.0), ("limited", 3.0)]);
+    }
+}
 
 async fn counts_the_decisions_of_a_layer_and_a_limiter(store: impl Store + Clone) {
     let metrics = Metrics::install();

@@ -2,12 +2,14 @@
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use axum::{Router, routing::get as route};
@@ -707,6 +709,100 @@ async fn a_file_is_not_applied_while_it_is_written() {
         "{text}"
     );
     assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+/// Each part of the file is valid, and the first ones block nothing.
+#[tokio::test(start_paused = true)]
+async fn a_slow_writer_drops_no_block_while_it_writes() {
+    const INTERVAL: Duration = Duration::from_millis(100);
+    let blocking = |limit| format!("{}[block]\nroutes = \"/\"\n", api(limit));
+    let file = File::new(&blocking("sliding-log 3/min"));
+    let policies = file.watch();
+    policies.reload_on_change(INTERVAL).unwrap();
+    let app = app(RateLimitLayer::new(MemoryStore::new(), policies.get("api").unwrap()));
+
+    let text = format!("{}\n[policies.new]\nlimit = \"1/s\"\n", blocking("sliding-log 7/min"));
+    file.write("");
+    let mut writer = fs::OpenOptions::new().append(true).open(file.path()).unwrap();
+    for byte in text.bytes() {
+        writer.write_all(&[byte]).unwrap();
+        // Several readings find the same.
+        tokio::time::sleep(INTERVAL * 5).await;
+        assert_eq!(send(&app, get("/")).await.status, StatusCode::FORBIDDEN);
+        assert_eq!(policies.names(), ["api"]);
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(policies.names(), ["api", "new"]);
+    assert_eq!(send(&app, get("/")).await.status, StatusCode::FORBIDDEN);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_is_not_applied_while_the_same_part_of_it_is_written_again() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let app = following(&file.path());
+    for second in 1..5 {
+        file.write(&api("sliding-log 4/min"));
+        let written = fs::File::options().write(true).open(file.path()).unwrap();
+        written
+            .set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(second))
+            .unwrap();
+        tokio::time::sleep(INTERVAL).await;
+        assert_eq!(quota(&app).await, "3");
+    }
+    tokio::time::sleep(INTERVAL).await;
+    assert_eq!(quota(&app).await, "4");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fifo_is_reported_and_the_file_is_followed_again_in_its_place() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    policies.reload_on_change(INTERVAL).unwrap();
+    let app = app(RateLimitLayer::new(MemoryStore::new(), policies.get("api").unwrap()));
+    let beside = file.folder.path().join("limits.toml.new");
+    let log = Log::capture();
+    for (limit, quota_after) in [("sliding-log 3/min", "3"), ("sliding-log 6/min", "6")] {
+        let before = quota(&app).await;
+        let made = Command::new("mkfifo").arg(&beside).status().expect("`mkfifo` runs");
+        assert!(made.success());
+        fs::rename(&beside, file.path()).unwrap();
+        readings(3).await;
+        assert_eq!(quota(&app).await, before);
+        let fault = policies.fault().expect("a fault");
+        assert!(fault.contains("limits.toml` is not a regular file"), "{fault}");
+
+        fs::write(&beside, api(limit)).unwrap();
+        fs::rename(&beside, file.path()).unwrap();
+        readings(2).await;
+        assert_eq!(policies.fault(), None);
+        assert_eq!(quota(&app).await, quota_after);
+    }
+    assert_eq!(log.text().matches("not a regular file").count(), 2, "{}", log.text());
+}
+
+#[test]
+fn a_task_that_ends_with_its_runtime_is_reported() {
+    let file = File::new(&api("sliding-log 3/min"));
+    let policies = file.watch();
+    let follow = || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        let _entered = runtime.enter();
+        policies.reload_on_change(INTERVAL).unwrap();
+        assert_eq!(policies.fault(), None);
+    };
+    for _ in 0..2 {
+        let log = Log::capture();
+        follow();
+        let fault = policies.fault().expect("a fault");
+        assert!(fault.contains("are not followed anymore"), "{fault}");
+        assert_eq!(log.text().matches("WARN").count(), 1, "{}", log.text());
+    }
+    // What is loaded by hand is in order, but the task is still missing.
+    policies.reload().unwrap();
+    assert!(policies.fault().is_some());
 }
 
 #[tokio::test(start_paused = true)]

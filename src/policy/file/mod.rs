@@ -163,20 +163,19 @@ use crate::{ConfigError, access::Access};
 /// # Routes
 ///
 /// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
-/// matched none, or one with a rest such as `/files/{*rest}`, the path is compared too: `{id}` is a segment, and `{*rest}` the
-/// rest. In gRPC it is `/shop.Accounts/SignIn`, or `/shop.Accounts/{method}`, also for a layer around one service.
-/// `routes = "others"` is for the requests that no other policy of the file with `routes` or `methods` is for.
+/// matched none, or either has a rest such as `/files/{*rest}`, the path is compared too: `{id}` is a segment. In gRPC it is
+/// `/shop.Accounts/SignIn`, also for a layer around one service. A warning is logged once for `/users/root` where axum has
+/// matched `/users/{id}`. `others` are the requests that no other policy of the file with `routes` or `methods` is for.
 ///
-/// A path is compared as it is and in normal form, without `//`, dot segments and `%2F`: a policy or `[block]` applies if the
-/// route matches either form, and `[skip]` applies if it matches both. So `/static/../login` neither evades a limit nor is
-/// skipped.
+/// A path is compared as written, decoded, and in normal form: without trailing slashes, `//`, dot segments, `%2F`, `\`,
+/// parameters (`;v=1`) and upper case. A policy or `[block]` applies if one of these matches, and `[skip]` if all do. So `/login/`
+/// and `/static/../login` neither evade a limit nor are skipped. In `[skip]`, escapes are written as sent: `/caf%C3%A9`.
 ///
 /// # Skipped and blocked requests
 ///
-/// `[skip]` and `[block]` list requests that each layer with a policy of the file [skips](crate::RateLimitLayer::skip), such as
-/// those of monitoring, or [blocks](crate::RateLimitLayer::block), beside those of the layer itself. All fields of a table hold
-/// for such a request; several tables, `[[skip]]`, are alternatives. A [`Limiter`](crate::Limiter) has no requests and
-/// no lists.
+/// `[skip]` and `[block]` list requests that each layer with a policy of the file [skips](crate::RateLimitLayer::skip) or
+/// [blocks](crate::RateLimitLayer::block), beside those of the layer itself. All fields of a table hold for such a request; several
+/// tables, `[[skip]]`, are alternatives. A [`Limiter`](crate::Limiter) has no requests and no lists.
 ///
 /// ```
 /// # #[cfg(feature = "file")] {
@@ -204,7 +203,8 @@ use crate::{ConfigError, access::Access};
 ///
 /// | field of `[skip]` and `[block]` | value | default |
 /// | --- | --- | --- |
-/// | `networks` | the networks of clients: one, or a list. The address is that of the table `[client-ip]`, if the file has it, else that of the peer | all |
+/// | `networks` | the networks of clients: one, or a list. The address is that of the table `[client-ip]`, if the file has it, else that of the peer. An unknown client is in no network | all |
+/// | `clients` | only in `[block]`: `unknown`, for clients that a trusted proxy has [not recorded](crate::key::Ip::unknown). It requires the table `[client-ip]` | all |
 /// | `routes`, `methods` | as those of policies, without `others` | all |
 ///
 /// # The client address

@@ -23,6 +23,7 @@ struct Described(Fields);
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
+    clients: Option<Clients>,
     #[serde(default)]
     networks: Networks,
     #[serde(default)]
@@ -31,14 +32,24 @@ struct Fields {
     methods: Methods,
 }
 
+/// Clients that have no network.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Clients {
+    Unknown,
+}
+
 impl TryFrom<Fields> for Described {
     type Error = &'static str;
 
     fn try_from(fields: Fields) -> Result<Self, &'static str> {
         match &fields.routes {
             Routes::Others => Err("the routes `others` are for a policy; list the routes of these requests"),
-            Routes::All if fields.networks.0.is_empty() && fields.methods.0.is_empty() => {
-                Err("without `networks`, `routes` or `methods` these would be all requests")
+            _ if fields.clients.is_some() && !fields.networks.0.is_empty() => {
+                Err("an unknown client is in no network; use two tables, which are alternatives")
+            }
+            Routes::All if fields.networks.0.is_empty() && fields.methods.0.is_empty() && fields.clients.is_none() => {
+                Err("without `networks`, `clients`, `routes` or `methods` these would be all requests")
             }
             Routes::All | Routes::These(_) => Ok(Self(fields)),
         }
@@ -57,12 +68,27 @@ impl Requests {
                 routes: fields.routes.scope(Vec::new),
                 methods: fields.methods.0.clone(),
             };
-            if fields.networks.0.is_empty() {
-                return Ok(Arc::new(move |parts| scope.contains(parts, spelling)));
-            }
-            let address = client_ip.cloned().unwrap_or_else(key::ip);
-            let within = address.try_within(&fields.networks.0)?;
-            Ok(Arc::new(move |parts| scope.contains(parts, spelling) && within(parts)))
+            let of_client = match (fields.clients, client_ip) {
+                (Some(Clients::Unknown), _) if spelling == Spelling::Both => {
+                    return Err(ConfigError::new("an unknown client is never skipped, only blocked"));
+                }
+                (Some(Clients::Unknown), None) => {
+                    return Err(ConfigError::new(
+                        "unknown are clients that no proxy has recorded; `[client-ip]` describes the proxies",
+                    ));
+                }
+                (Some(Clients::Unknown), Some(client_ip)) => client_ip.clone().unknown(),
+                (None, _) if fields.networks.0.is_empty() => {
+                    return Ok(Arc::new(move |parts| scope.contains(parts, spelling)));
+                }
+                (None, _) => {
+                    let address = client_ip.cloned().unwrap_or_else(key::ip);
+                    address.try_within(&fields.networks.0)?
+                }
+            };
+            Ok(Arc::new(move |parts| {
+                scope.contains(parts, spelling) && of_client(parts)
+            }))
         };
         self.0.iter().map(condition).collect()
     }

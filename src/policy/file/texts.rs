@@ -7,7 +7,7 @@ use serde::{
     de::{Error as _, SeqAccess, Visitor},
 };
 
-use super::super::scope::{self, Scope};
+use super::super::scope::{self, Scope, Template};
 use crate::{ConfigError, key};
 
 /// A text, or a list of texts that is not empty.
@@ -79,7 +79,7 @@ impl Routes {
     pub(super) fn scope(&self, others: impl FnOnce() -> Vec<Scope>) -> scope::Routes {
         match self {
             Self::All => scope::Routes::All,
-            Self::These(routes) => scope::Routes::These(routes.clone()),
+            Self::These(routes) => scope::Routes::These(routes.iter().map(|route| Template::new(route)).collect()),
             Self::Others => scope::Routes::NoneOf(others()),
         }
     }

@@ -1,13 +1,24 @@
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    fs, io,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use tokio::{
     runtime::Handle,
     task::spawn_blocking,
-    time::{self, MissedTickBehavior},
+    time::{self, Instant, MissedTickBehavior},
 };
 
 use super::{super::file::read, shared::Shared};
 use crate::ConfigError;
+
+/// The shortest time for which a content is the same before it is applied, at shorter intervals than this.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// The time after which a reading is reported that does not end, such as one on a network that fails.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The content of a file, or the reason why it cannot be read.
 type Content = Result<String, String>;
@@ -27,50 +38,128 @@ pub(super) fn follow(shared: Arc<Shared>, interval: Duration) -> Result<(), Conf
         )
     })?;
 
+    shared.note_watch(None);
+    let watch = Watch(shared);
     runtime.spawn(async move {
         let mut ticks = time::interval(interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut changes = Changes::default();
-        while shared.is_used() {
-            ticks.tick().await;
+        while watch.0.is_used() {
+            let at = ticks.tick().await;
             let path = path.clone();
-            let content = spawn_blocking(move || read(&path).map_err(|error| error.to_string()));
-            let Ok(content) = content.await else { return };
-            changes.see(&shared, content);
+            let mut reading = spawn_blocking(move || Reading::of(&path));
+            let reading = match time::timeout(PATIENCE, &mut reading).await {
+                Ok(reading) => reading,
+                Err(_) => {
+                    let error = "a reading of the file does not end";
+                    changes.refuse(&watch.0, Err(error.to_owned()), error.to_owned());
+                    reading.await
+                }
+            };
+            changes.see(
+                &watch.0,
+                at,
+                reading.unwrap_or_else(|error| Reading::failed(error.to_string())),
+            );
         }
     });
     Ok(())
 }
 
+/// Reports when the task ends although the policies are used: if its runtime shuts down, or if it panics.
+struct Watch(Arc<Shared>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if self.0.is_used() {
+            let error = "changes of the file are not followed anymore: the task of `reload_on_change` has ended";
+            self.0.note_watch(Some(error.to_owned()));
+            #[cfg(feature = "tracing")]
+            tracing::warn!("changes of a file of limits are not followed anymore");
+        }
+    }
+}
+
+/// What one reading of a file has found.
+#[derive(PartialEq)]
+struct Reading {
+    content: Content,
+    /// Its length and the time of its last change, unless they have changed while it was read.
+    stamp: Option<(u64, Option<SystemTime>)>,
+}
+
+impl Reading {
+    fn of(path: &Path) -> Self {
+        let stamp = || -> io::Result<_> {
+            let file = fs::metadata(path)?;
+            Ok((file.is_file(), (file.len(), file.modified().ok())))
+        };
+        let before = stamp();
+        // Reading a FIFO would wait for its next writer.
+        if let Ok((false, _)) = before {
+            return Self::failed(format!("`{}` is not a regular file", path.display()));
+        }
+        let content = read(path).map_err(|error| error.to_string());
+        let is_same = |((_, before), (_, after))| (before == after).then_some(after);
+        Self {
+            content,
+            stamp: before.ok().zip(stamp().ok()).and_then(is_same),
+        }
+    }
+
+    fn failed(error: String) -> Self {
+        Self {
+            content: Err(error),
+            stamp: None,
+        }
+    }
+
+    /// Whether the file may be complete, rather than be written while it was read.
+    fn is_stable(&self) -> bool {
+        self.stamp.is_some() || self.content.is_err()
+    }
+}
+
 /// What was seen in a file that is not applied.
 #[derive(Default)]
 struct Changes {
-    last: Option<Content>,
+    /// The last reading, and when the first one of the same was made.
+    last: Option<(Reading, Instant)>,
     /// The content that could not be applied.
     refused: Option<Content>,
 }
 
 impl Changes {
-    fn see(&mut self, shared: &Shared, content: Content) {
-        if content.as_ref().is_ok_and(|text| shared.has_loaded(text)) {
+    fn see(&mut self, shared: &Shared, at: Instant, reading: Reading) {
+        if reading.content.as_ref().is_ok_and(|text| shared.has_loaded(text)) {
             if self.refused.is_some() {
                 let _ = shared.note_outcome::<String>(Ok(()));
             }
             *self = Self::default();
             return;
         }
-        let is_complete = self.last.as_ref() == Some(&content);
-        if is_complete && self.refused.as_ref() != Some(&content) {
-            let loaded = content
+        let since = self
+            .last
+            .take()
+            .filter(|(last, _)| *last == reading)
+            .map(|(_, since)| since);
+        let is_complete = reading.is_stable() && since.is_some_and(|since| at - since >= QUIET);
+        if is_complete && self.refused.as_ref() != Some(&reading.content) {
+            let loaded = reading
+                .content
                 .clone()
                 .and_then(|text| shared.load(text).map_err(|error| error.to_string()));
-            if let Err(error) = shared.note_outcome(loaded) {
-                #[cfg(feature = "tracing")]
-                tracing::warn!(error, "a changed file of limits is not applied");
-                let _ = error;
-                self.refused = Some(content.clone());
+            if let Err(error) = loaded {
+                self.refuse(shared, reading.content.clone(), error);
             }
         }
-        self.last = Some(content);
+        self.last = Some((reading, since.unwrap_or(at)));
+    }
+
+    fn refuse(&mut self, shared: &Shared, content: Content, error: String) {
+        #[cfg(feature = "tracing")]
+        tracing::warn!(error, "a changed file of limits is not applied");
+        let _ = shared.note_outcome(Err(error));
+        self.refused = Some(content);
     }
 }

@@ -283,18 +283,78 @@ impl LivePolicies {
     ///
     /// The content is compared rather than the time of the last change, which has a granularity of up to 2 seconds, and the
     /// path is opened anew each time. So a change is seen however it is made: an editor that writes a new file in place of the
-    /// old one, or Kubernetes, which redirects a symbolic link to the folder of a `ConfigMap`. A content is applied when it was
-    /// read twice in a row, so that a file is not applied while it is written: one to two intervals after the change. A file
-    /// that cannot be applied is logged as a warning once, and changes nothing.
+    /// old one, or Kubernetes, which redirects a symbolic link to the folder of a `ConfigMap`. A file that cannot be applied is
+    /// logged as a warning once, changes nothing, and is the [`fault`](Self::fault).
     ///
-    /// The task ends when no policy, layer or limiter of these is left.
+    /// A file is not applied while it is written. It is applied when content, length and time of the last change are the same
+    /// in two readings in a row, and for at least 1 second: one to two intervals after the change, for intervals of 1 second and
+    /// longer. A writer that pauses for longer writes another file, and renames it to this one.
+    ///
+    /// A path that is not a regular file, such as a FIFO, is not read, and is a fault too; it is followed again when it is a
+    /// regular file.
+    ///
+    /// The task ends when no policy, layer or limiter of these is left. If it ends before, since its runtime shuts down, a
+    /// warning is logged, and it is the fault.
     ///
     /// # Errors
     ///
     /// If there is no file, no tokio runtime, or the interval is zero.
+    ///
+    /// ```
+    /// # #[cfg(feature = "file")] {
+    /// use std::{fs, time::Duration};
+    /// use tower_quota::Policies;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let file = folder.path().join("limits.toml");
+    /// fs::write(&file, "policies.mails.limit = 'sliding-log 3/h'")?;
+    /// let policies = Policies::watch(&file)?;
+    /// let mails = policies.unkeyed("mails")?;
+    ///
+    /// let runtime = tokio::runtime::Runtime::new()?;
+    /// let _in_runtime = runtime.enter();
+    /// policies.reload_on_change(Duration::from_secs(1))?;
+    /// assert_eq!(policies.fault(), None);
+    /// # drop(_in_runtime);
+    ///
+    /// runtime.shutdown_timeout(Duration::from_secs(60));
+    /// assert!(policies.fault().unwrap().contains("are not followed anymore"));
+    /// # Ok(())
+    /// # }
+    /// # main().unwrap();
+    /// # }
+    /// ```
     #[cfg(feature = "file")]
     pub fn reload_on_change(&self, interval: Duration) -> Result<(), ConfigError> {
         changes::follow(self.shared.clone(), interval)
+    }
+}
+
+/// The state.
+impl LivePolicies {
+    /// Why the newest content of the file is not applied, or changes of it are not followed anymore; none in order.
+    ///
+    /// It is the error of the last load, whether by [`reload`](Self::reload), [`replace`](Self::replace) or
+    /// [`reload_on_change`](Self::reload_on_change), until another load succeeds. An [`Admin`](crate::Admin) has it as
+    /// `refused_reload` (feature `admin`).
+    ///
+    /// ```
+    /// use tower_quota::{LivePolicies, Policies};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let policies = LivePolicies::from(Policies::from_toml("policies.mails = { limit = 'sliding-log 3/h', key = 'ip' }")?);
+    /// let _mails = policies.get("mails")?;
+    /// assert_eq!(policies.fault(), None);
+    ///
+    /// assert!(policies.replace(Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?).is_err());
+    /// assert!(policies.fault().unwrap().contains("`mails`"));
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        self.shared.fault()
     }
 }
 

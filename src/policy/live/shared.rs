@@ -95,9 +95,19 @@ impl Shared {
         self.note_outcome(policies.and_then(|policies| self.replace(policies, Some(text))))
     }
 
-    /// Notes whether policies were applied, for an `Admin`.
+    /// Why the newest policies are not applied.
+    pub(super) fn fault(&self) -> Option<String> {
+        self.source.refused_reload().map(|refused| refused.error)
+    }
+
+    /// Notes whether the task that follows the file has ended.
+    #[cfg(feature = "file")]
+    pub(super) fn note_watch(&self, error: Option<String>) {
+        self.source.set_watch(error);
+    }
+
+    /// Notes whether policies were applied.
     pub(super) fn note_outcome<E: ToString>(&self, applied: Result<(), E>) -> Result<(), E> {
-        #[cfg(feature = "admin")]
         self.source.set_refused(applied.as_ref().err().map(ToString::to_string));
         applied
     }

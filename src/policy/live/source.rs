@@ -1,11 +1,10 @@
-#[cfg(feature = "admin")]
-use std::time::SystemTime;
 use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
+    time::SystemTime,
 };
 
 use super::super::terms::Terms;
@@ -45,8 +44,7 @@ pub(in crate::policy) struct Source {
     number: u64,
     state: Mutex<State>,
     revision: AtomicU64,
-    #[cfg(feature = "admin")]
-    refused: Mutex<Option<RefusedReload>>,
+    faults: Mutex<Faults>,
 }
 
 struct State {
@@ -55,12 +53,30 @@ struct State {
     requirements: Vec<Weak<Requirement>>,
 }
 
-/// A load that has changed nothing, since the file has a mistake or cannot be read.
-#[cfg(feature = "admin")]
+/// Why the file may have a newer content than the one that is applied.
+#[derive(Default)]
+struct Faults {
+    /// The last load has changed nothing.
+    load: Option<RefusedReload>,
+    /// The task that follows the file has ended.
+    watch: Option<RefusedReload>,
+}
+
+/// A load that has changed nothing, since the file has a mistake or cannot be read, or since the file is not followed anymore.
 #[derive(Clone)]
 pub(crate) struct RefusedReload {
+    #[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "an `Admin` shows it"))]
     pub(crate) at: SystemTime,
     pub(crate) error: String,
+}
+
+impl RefusedReload {
+    fn now(error: String) -> Self {
+        Self {
+            at: SystemTime::now(),
+            error,
+        }
+    }
 }
 
 impl Source {
@@ -77,8 +93,7 @@ impl Source {
                 requirements: Vec::new(),
             }),
             revision: AtomicU64::new(0),
-            #[cfg(feature = "admin")]
-            refused: Mutex::default(),
+            faults: Mutex::default(),
         }
     }
 
@@ -103,11 +118,24 @@ impl Source {
         requirements.push(Arc::downgrade(requirement));
     }
 
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Records whether the last load was refused, for what reason.
-    #[cfg(feature = "admin")]
     pub(super) fn set_refused(&self, error: Option<String>) {
-        let at = SystemTime::now();
-        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = error.map(|error| RefusedReload { at, error });
+        self.faults().load = error.map(RefusedReload::now);
+    }
+
+    /// Records whether the task that follows the file has ended.
+    #[cfg(feature = "file")]
+    pub(super) fn set_watch(&self, error: Option<String>) {
+        self.faults().watch = error.map(RefusedReload::now);
+    }
+
+    pub(super) fn refused_reload(&self) -> Option<RefusedReload> {
+        let faults = self.faults();
+        faults.load.as_ref().or(faults.watch.as_ref()).cloned()
     }
 
     pub(super) fn add(&self, name: String, description: Description) {
@@ -173,10 +201,6 @@ impl Origin {
     /// The last load of the file, if it was refused.
     #[cfg(feature = "admin")]
     pub(in crate::policy) fn refused_reload(&self) -> Option<RefusedReload> {
-        self.source
-            .refused
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.source.refused_reload()
     }
 }

@@ -1,0 +1,415 @@
+//! Spellings of paths over real connections, through every order of what stands around a handler: a handler that is reached has
+//! met the limits and blocks of its route, and is skipped only by its own.
+
+use std::{collections::BTreeSet, convert::Infallible};
+
+use axum::{
+    Router,
+    body::Body,
+    routing::{MethodRouter, any},
+};
+use http::{HeaderValue, Request, Response, Uri};
+use hyper::{body::Incoming, server::conn::http1};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tower::{Layer, ServiceExt, util::BoxCloneSyncService};
+use tower_http::normalize_path::NormalizePath;
+use tower_quota::{MemoryStore, Policies, RateLimitLayer, response::StatusOnly};
+
+use crate::support::{Log, get, send};
+
+/// What stands around the handlers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Part {
+    /// The layer, by `Router::layer` if it is around a router.
+    Limit,
+    /// The layer around a service.
+    LimitAround,
+    Trim,
+    Append,
+    /// A service that takes all spellings for one path.
+    Lenient,
+    Nest,
+    Fallback,
+    Rest,
+}
+
+type Served = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+
+/// A part of a stack.
+enum Stage {
+    Router(Router),
+    Service(Served),
+}
+
+impl Stage {
+    fn service(self) -> Served {
+        match self {
+            Self::Router(router) => BoxCloneSyncService::new(router),
+            Self::Service(service) => service,
+        }
+    }
+
+    fn within(self, part: Part, limit: &RateLimitLayer) -> Self {
+        match (part, self) {
+            (Part::Limit, Self::Router(router)) => Self::Router(router.layer(limit.clone())),
+            (Part::Nest, Self::Router(router)) => Self::Router(Router::new().nest("/api", router)),
+            (Part::Limit | Part::LimitAround, stage) => {
+                let service = limit.layer(stage.service());
+                Self::Service(BoxCloneSyncService::new(
+                    service.map_response(|response| response.map(Body::new)),
+                ))
+            }
+            (Part::Trim, stage) => Self::Service(BoxCloneSyncService::new(NormalizePath::trim_trailing_slash(
+                stage.service(),
+            ))),
+            (Part::Append, stage) => Self::Service(BoxCloneSyncService::new(NormalizePath::append_trailing_slash(
+                stage.service(),
+            ))),
+            (Part::Lenient, stage) => Self::Service(BoxCloneSyncService::new(stage.service().map_request(leniently))),
+            (Part::Nest, stage) => Self::Router(Router::new().nest_service("/api", stage.service())),
+            (Part::Fallback, stage) => Self::Router(Router::new().fallback_service(stage.service())),
+            (Part::Rest, stage) => Self::Router(Router::new().route_service("/{*rest}", stage.service())),
+        }
+    }
+}
+
+fn leniently(mut request: Request<Body>) -> Request<Body> {
+    let text = request.uri().path();
+    let mut decoded = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let escaped = text_of(rest.get(1..3)).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        let (byte, after) = match escaped.filter(|_| *first == b'%') {
+            Some(byte) => (byte, &rest[3..]),
+            None => (*first, tail),
+        };
+        decoded.push(byte);
+        rest = after;
+    }
+    let path = String::from_utf8(decoded)
+        .expect("text")
+        .to_lowercase()
+        .replace('\\', "/");
+    let mut segments = Vec::new();
+    for segment in path
+        .split('/')
+        .map(|segment| segment.split(';').next().expect("a part"))
+    {
+        match segment {
+            "" | "." => {}
+            ".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+    }
+    let path: Uri = format!("/{}", segments.join("/")).parse().expect("a path");
+    *request.uri_mut() = path;
+    request
+}
+
+fn text_of(bytes: Option<&[u8]>) -> Option<&str> {
+    std::str::from_utf8(bytes?).ok()
+}
+
+/// A handler that names its route in the response.
+fn handler(route: &'static str) -> MethodRouter {
+    any(async move || [("x-handler", HeaderValue::from_static(route))])
+}
+
+const ROUTES: [&str; 6] = [
+    "/login",
+    "/private",
+    "/health",
+    "/users/{id}",
+    "/files/{*rest}",
+    "/{top}",
+];
+
+/// The handlers within these parts, the first of which is the innermost.
+fn stack(parts: &[Part]) -> Served {
+    let prefix = if parts.contains(&Part::Nest) { "/api" } else { "" };
+    let file = format!(
+        "
+        skip.routes = '{prefix}/health'
+        block.routes = '{prefix}/private'
+        [policies.login]
+        routes = '{prefix}/login'
+        [policies.users]
+        routes = '{prefix}/users/{{id}}'
+        [policies.files]
+        routes = '{prefix}/files/{{*rest}}'
+        [policies.top]
+        routes = '{prefix}/{{top}}'
+        [policies.all]
+        "
+    );
+    let file = file.replace("]\n", "]\nlimit = 'fixed-window 1000000/min'\nkey = 'constant:all'\n");
+    let policies = Policies::from_toml(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
+    let names = ["login", "users", "files", "top", "all"];
+    let limit = policies
+        .layer(MemoryStore::new(), names)
+        .expect("policies")
+        .format(StatusOnly);
+
+    let slash = if parts.contains(&Part::Append) { "/" } else { "" };
+    let mut router = Router::new().fallback(handler("none"));
+    for route in ROUTES {
+        let slash = if route.contains('*') { "" } else { slash };
+        router = router.route(&format!("{route}{slash}"), handler(route));
+    }
+    let stage = parts
+        .iter()
+        .fold(Stage::Router(router), |stage, part| stage.within(*part, &limit));
+    stage.service()
+}
+
+/// Orders of up to three parts, the layer among them.
+fn orders() -> Vec<Vec<Part>> {
+    let others = [
+        Part::Trim,
+        Part::Append,
+        Part::Lenient,
+        Part::Nest,
+        Part::Fallback,
+        Part::Rest,
+    ];
+    let singles = others.iter().map(|one| vec![*one]);
+    let pairs = others.iter().flat_map(|one| others.map(|other| vec![*one, other]));
+    let around = std::iter::once(vec![])
+        .chain(singles)
+        .chain(pairs)
+        .filter(|around| !is_odd(around));
+    let with_limits = around.flat_map(|around| {
+        (0..=around.len()).flat_map(move |position| {
+            let is_service = around[..position]
+                .last()
+                .is_some_and(|part| matches!(part, Part::Trim | Part::Append | Part::Lenient));
+            let limits = if is_service {
+                &[Part::LimitAround][..]
+            } else {
+                &[Part::Limit, Part::LimitAround]
+            };
+            let around = around.clone();
+            limits.iter().map(move |limit| {
+                let mut order = around.clone();
+                order.insert(position, *limit);
+                order
+            })
+        })
+    });
+    with_limits.collect()
+}
+
+fn is_odd(around: &[Part]) -> bool {
+    match around {
+        [one, other] if one == other => true,
+        // They contradict each other.
+        [Part::Append, Part::Trim | Part::Lenient] | [Part::Trim | Part::Lenient, Part::Append] => true,
+        // A dot segment leaves the prefix of the nest.
+        [Part::Lenient, Part::Nest] => true,
+        // axum asserts that there is none.
+        [Part::Nest, Part::Rest] => true,
+        _ => false,
+    }
+}
+
+/// Request targets for each route, in all spellings.
+fn targets(prefix: &str) -> Vec<String> {
+    let fixed = ["/", "http://host", "http://host?x", "HTTP://host:80/login//", "/other"];
+    let mut targets: Vec<_> = fixed.map(str::to_owned).into();
+    for name in ["login", "private", "health", "users/root", "files/a/b"] {
+        let path = format!("{prefix}/{name}");
+        let (first, others) = name.split_at(1);
+        targets.extend([
+            path.clone(),
+            format!("{path}/"),
+            format!("/{path}"),
+            format!("{path}?to=/health"),
+            format!("{path}/."),
+            format!("{path}/x/.."),
+            format!("{prefix}/./{name}"),
+            format!("{prefix}//{name}"),
+            format!("{prefix}/x/../{name}"),
+            format!("{prefix}/health/..;/{name}"),
+            format!("{prefix}/health%2f..%2F{name}"),
+            format!("{prefix}/health/%2e%2E/{name}"),
+            format!("{prefix}/files/..\\{name}"),
+            format!("{prefix}/x//../{name}"),
+            format!("/x/..{path}"),
+            format!("{prefix}/%{:02x}{others}", first.as_bytes()[0]),
+            format!("{prefix}/{}", name.to_uppercase()),
+            format!("{path};v=1"),
+            format!("{path};v=1/"),
+            format!("{path}%2F"),
+            format!("{prefix}/%2F{name}"),
+            format!("/{}", path[1..].replace('/', "%2F")),
+            format!("{path}%3F"),
+            format!("http://host{path}"),
+            format!("http://host/{path}/"),
+        ]);
+    }
+    targets
+}
+
+/// Sends requests with these lines over one connection, and returns the heads of the responses.
+async fn heads(service: Served, lines: &[String]) -> Vec<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("a bound port");
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        let service = service.map_request(|request: Request<Incoming>| request.map(Body::new));
+        http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
+            .await
+    });
+
+    let mut text = String::new();
+    for (position, line) in lines.iter().enumerate() {
+        let last = if position + 1 == lines.len() {
+            "connection: close\r\n"
+        } else {
+            ""
+        };
+        text.push_str(&format!("{line} HTTP/1.1\r\nhost: host\r\n{last}\r\n"));
+    }
+    let (mut reader, mut writer) = TcpStream::connect(addr).await.expect("a server").into_split();
+    let mut received = String::new();
+    let (written, read) = tokio::join!(writer.write_all(text.as_bytes()), reader.read_to_string(&mut received));
+    written.expect("the server reads");
+    read.expect("the server replies");
+    let heads: Vec<_> = received.split_terminator("\r\n\r\n").map(str::to_owned).collect();
+    assert_eq!(heads.len(), lines.len(), "responses have no content: {heads:#?}");
+    heads
+}
+
+fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
+/// The policy that is missing, if one is.
+fn missing(head: &str) -> Option<&'static str> {
+    let reached = field(head, "x-handler")?;
+    let policies = field(head, "ratelimit-policy").unwrap_or_default();
+    let needed = match reached {
+        "/private" => return Some("[block]"),
+        "/health" => return None,
+        "/login" => "login",
+        "/users/{id}" => "users",
+        "/files/{*rest}" => "files",
+        "/{top}" => "top",
+        _ => "all",
+    };
+    let is_met = |policy: &str| policies.contains(&format!("\"{policy}\";"));
+    [needed, "all"].into_iter().find(|policy| !is_met(policy))
+}
+
+#[tokio::test]
+async fn a_handler_that_is_reached_has_met_its_policies_in_every_order_and_spelling() {
+    let mut wrong = Vec::new();
+    let mut reached = BTreeSet::new();
+    for parts in orders() {
+        let prefix = if parts.contains(&Part::Nest) { "/api" } else { "" };
+        let targets = targets(prefix);
+        let mut lines: Vec<_> = targets.iter().map(|target| format!("GET {target}")).collect();
+        lines.push("OPTIONS *".to_owned());
+        let mut heads = heads(stack(&parts), &lines).await;
+        lines.push("CONNECT host:443".to_owned());
+        heads.extend(self::heads(stack(&parts), &lines[lines.len() - 1..]).await);
+
+        for (line, head) in lines.iter().zip(&heads) {
+            if let Some(policy) = missing(head) {
+                wrong.push(format!("{parts:?}: {line}: {policy}: {head:?}"));
+            }
+            reached.extend(field(head, "x-handler").map(str::to_owned));
+        }
+
+        // As they are written, they are what they look like.
+        let head_of = |name: &str| {
+            let line = format!("GET {prefix}/{name}");
+            let position = lines.iter().position(|other| *other == line);
+            &heads[position.unwrap_or_else(|| panic!("{line}"))]
+        };
+        assert_eq!(field(head_of("login"), "x-handler"), Some("/login"), "{parts:?}");
+        assert!(head_of("private").starts_with("HTTP/1.1 403"), "{parts:?}");
+        assert_eq!(field(head_of("health"), "x-handler"), Some("/health"), "{parts:?}");
+        let is_skipped = field(head_of("health"), "ratelimit").is_none();
+        assert!(is_skipped || parts.contains(&Part::Append), "{parts:?}");
+    }
+    let first = &wrong[..wrong.len().min(20)];
+    assert!(
+        wrong.is_empty(),
+        "{} handlers without their policies, such as {first:#?}",
+        wrong.len()
+    );
+    let expected = ["/files/{*rest}", "/health", "/login", "/users/{id}", "/{top}", "none"];
+    assert_eq!(reached.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+}
+
+/// `/users/root` is a path of the route `/users/{id}`, and a condition by routes does not see it.
+#[tokio::test]
+async fn a_route_that_does_not_apply_to_its_path_is_logged_once() {
+    let app = |file: &str| {
+        let policies = Policies::from_toml(&format!(
+            "{file}\n[policies.api]\nlimit = '100/min'\nkey = 'constant:all'\n"
+        ));
+        let layer = policies
+            .expect(file)
+            .layer(MemoryStore::new(), ["api"])
+            .expect("a policy");
+        let routes = Router::new()
+            .route("/users/{id}", handler("/users/{id}"))
+            .route("/users/me", handler("/users/me"))
+            .route("/admin/logs", handler("/admin/logs"));
+        [
+            routes.clone().layer(layer.clone()),
+            Router::new().fallback_service(layer.layer(routes)),
+        ]
+    };
+    for (file, path, statuses, warnings) in [
+        ("block.routes = '/users/root'", "/users/root", [200, 403], 1),
+        ("block.routes = '/users/root'", "/users/ROOT", [200, 403], 1),
+        ("block.routes = '/users/root'", "/users/42", [200, 200], 0),
+        (
+            "block = { routes = '/users/root', methods = 'POST' }",
+            "/users/root",
+            [200, 200],
+            0,
+        ),
+        // The route itself, and what is within a template.
+        ("block.routes = '/users/{id}'", "/users/root", [403, 403], 0),
+        ("block.routes = '/users/{name}'", "/users/root", [403, 403], 0),
+        ("block.routes = '/users/{id}'", "/users/me", [200, 403], 0),
+        ("block.routes = '/users/me'", "/users/me", [403, 403], 0),
+        ("block.routes = '/admin/{*rest}'", "/admin/logs", [403, 403], 0),
+        ("skip.routes = '/users/root'", "/users/root", [200, 200], 0),
+    ] {
+        let log = Log::capture();
+        let [inside, around] = app(file);
+        for _ in 0..2 {
+            assert_eq!(
+                send(&inside, get(path)).await.status.as_u16(),
+                statuses[0],
+                "{file} {path}"
+            );
+            assert_eq!(
+                send(&around, get(path)).await.status.as_u16(),
+                statuses[1],
+                "{file} {path}"
+            );
+        }
+        let text = log.text();
+        assert_eq!(
+            text.matches("a route of a file does not apply to its path").count(),
+            warnings,
+            "{file}: {text}"
+        );
+        assert!(
+            warnings == 0 || text.contains("route=\"/users/root\" matched=/users/{id}"),
+            "{text}"
+        );
+    }
+}
