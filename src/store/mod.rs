@@ -7,6 +7,10 @@
 mod error;
 mod failover;
 mod fold;
+#[cfg_attr(
+    not(any(feature = "fred", feature = "redis")),
+    expect(dead_code, reason = "other stores have no nodes")
+)]
 mod health;
 mod lease_id;
 mod memory;
@@ -24,6 +28,8 @@ mod waiting;
 
 use std::sync::Arc;
 
+#[cfg(feature = "admin")]
+pub(crate) use self::status::summary;
 pub use self::{
     error::{ErrorKind, StoreError},
     failover::FailureMode,
@@ -33,7 +39,7 @@ pub use self::{
     request::{Charge, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},
     role::ChargeRole,
-    status::StoreStatus,
+    status::{NodeState, NodeStatus, StoreStatus},
 };
 pub(crate) use self::{
     failover::{Failover, LocalCharge},

@@ -6,10 +6,10 @@ use smallvec::SmallVec;
 use super::{
     algorithm,
     call::ScriptCall,
-    failure::{Failure, error_reply},
+    failure::{CallFailure, Failure, error_of_request},
     request::OwnedRequest,
 };
-use crate::store::{ChargeRole, ChargeState, Outcome, StoreError};
+use crate::store::{ChargeRole, ChargeState, Outcome};
 
 /// The reply of the script as it was received: little-endian doubles, and the errors of requests.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ pub(super) struct RawReply {
 pub(super) struct ScriptReply {
     pub(super) server_time: Duration,
     /// For each merged request of the call, its reply or its error.
-    pub(super) replies: SmallVec<[Result<RequestReply, StoreError>; 1]>,
+    pub(super) replies: SmallVec<[Result<RequestReply, CallFailure>; 1]>,
 }
 
 /// The reply to one merged request.
@@ -82,7 +82,7 @@ impl ScriptReply {
             let admitted = admitted.unwrap_or_default();
             if admitted < 0.0 {
                 let error = raw.errors.get(integer(-admitted - 1.0)? as usize);
-                replies.push(Err(error_reply(error.ok_or_else(Failure::malformed_reply)?)));
+                replies.push(Err(error_of_request(error.ok_or_else(Failure::malformed_reply)?)));
                 continue;
             }
             let admitted = integer(admitted)?;
@@ -259,7 +259,7 @@ mod tests {
 
         raw.errors = vec!["WRONGTYPE Operation against a key".into()];
         let reply = ScriptReply::decode(&call, &raw).unwrap();
-        assert_eq!(reply.replies[0].as_ref().unwrap_err().kind(), ErrorKind::Refused);
+        assert_eq!(reply.replies[0].as_ref().unwrap_err().error.kind(), ErrorKind::Refused);
         assert!(reply.replies[1].is_ok());
     }
 

@@ -6,6 +6,8 @@ pub(super) mod library;
 #[cfg(feature = "redis")]
 pub(super) mod redis_rs;
 
+use std::{ops::Deref, sync::Arc};
+
 #[cfg(test)]
 use super::simulation::network::Network;
 use super::{
@@ -16,6 +18,26 @@ use super::{
     reply::RawReply,
     script::{EvalCommand, Script},
 };
+use crate::store::health::{Health, Node};
+
+/// The health of the server of a slot.
+pub(super) enum NodeOfSlot<'a> {
+    Fixed(&'a Node),
+    #[cfg(feature = "redis")]
+    Current(Arc<Node>),
+}
+
+impl Deref for NodeOfSlot<'_> {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        match self {
+            Self::Fixed(node) => node,
+            #[cfg(feature = "redis")]
+            Self::Current(node) => node,
+        }
+    }
+}
 
 /// A client that runs a script on the node that owns its keys.
 pub(super) enum RedisClient {
@@ -69,6 +91,31 @@ impl RedisClient {
             #[cfg(test)]
             Self::Simulated(_) => Ok(vec!["0".to_owned()]),
         }
+    }
+
+    /// The health of the servers.
+    pub(super) fn health(&self) -> &Arc<Health> {
+        match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(client) => client.health(),
+            #[cfg(feature = "redis")]
+            Self::RedisRs(client) => client.health(),
+            #[cfg(test)]
+            Self::Simulated(network) => network.health(),
+        }
+    }
+
+    /// The health of the server of a slot.
+    pub(super) fn node(&self, slot: impl FnOnce() -> u16) -> NodeOfSlot<'_> {
+        let node = match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(client) => Some(NodeOfSlot::Fixed(client.node())),
+            #[cfg(feature = "redis")]
+            Self::RedisRs(client) => client.node(slot),
+            #[cfg(test)]
+            Self::Simulated(_) => None,
+        };
+        node.unwrap_or_else(|| NodeOfSlot::Fixed(&self.health().rest))
     }
 
     /// Whether all keys of a call must lie in one slot.
