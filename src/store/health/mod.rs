@@ -1,7 +1,7 @@
 //! Health of the servers of a store, by their shares of failed checks over time, and the log lines about it.
 //!
 //! A check that succeeds increments a counter. The first failure starts a task, which reads the counters once a second, moves each
-//! node from state to state, and logs that; it ends when all nodes are `ok` again.
+//! node from state to state, and logs that; it ends when no check has failed for a minute.
 
 mod states;
 

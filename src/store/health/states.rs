@@ -187,10 +187,12 @@ impl States {
         None
     }
 
-    /// Whether nothing remains to be observed or logged.
+    /// Whether no check has failed in the last minute, and nothing remains to be logged.
     pub(super) fn is_settled(&self, totals: Counts) -> bool {
         let is_ok = self.state == NodeState::Ok && self.last_failure.is_none();
-        is_ok && !self.is_unlogged && self.logged[1].failed_by_key == totals.failed_by_key
+        let recent = self.window(totals);
+        let fails = recent.failed + recent.failed_by_key > 0;
+        is_ok && !fails && !self.is_unlogged && self.logged[1].failed_by_key == totals.failed_by_key
     }
 
     pub(super) fn state(&self) -> NodeState {
@@ -300,8 +302,11 @@ mod tests {
         assert_eq!(node.run(6, GOOD), []);
         assert_eq!(node.states.state(), NodeState::Down);
         assert_eq!(node.run(1, GOOD), [(1, OK, checks(700, 80, 0))]);
-        assert!(node.states.is_settled(node.totals));
         assert!(node.states.since().is_some());
+        assert_eq!(node.run(52, GOOD), []);
+        assert!(!node.states.is_settled(node.totals), "it has failed in the last minute");
+        assert_eq!(node.run(1, GOOD), []);
+        assert!(node.states.is_settled(node.totals));
     }
 
     #[test]

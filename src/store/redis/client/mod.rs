@@ -3,11 +3,13 @@
 #[cfg(feature = "fred")]
 pub(super) mod fred;
 pub(super) mod library;
+pub(super) mod node_of_slot;
 #[cfg(feature = "redis")]
 pub(super) mod redis_rs;
 
-use std::{ops::Deref, sync::Arc};
+use std::sync::Arc;
 
+use self::node_of_slot::NodeOfSlot;
 #[cfg(test)]
 use super::simulation::network::Network;
 use super::{
@@ -19,25 +21,6 @@ use super::{
     script::{EvalCommand, Script},
 };
 use crate::store::health::{Health, Node};
-
-/// The health of the server of a slot.
-pub(super) enum NodeOfSlot<'a> {
-    Fixed(&'a Node),
-    #[cfg(feature = "redis")]
-    Current(Arc<Node>),
-}
-
-impl Deref for NodeOfSlot<'_> {
-    type Target = Node;
-
-    fn deref(&self) -> &Node {
-        match self {
-            Self::Fixed(node) => node,
-            #[cfg(feature = "redis")]
-            Self::Current(node) => node,
-        }
-    }
-}
 
 /// A client that runs a script on the node that owns its keys.
 pub(super) enum RedisClient {

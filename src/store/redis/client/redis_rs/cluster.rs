@@ -299,9 +299,10 @@ impl Shared {
             new.ranges.insert(range.first, (range.last, primary));
             new.replicas.extend(range.replicas);
         }
-        self.health
-            .set_nodes(new.nodes.values().map(|node| node.health.clone()).collect());
+        let nodes = new.nodes.values().map(|node| node.health.clone()).collect();
         *slots = new;
+        drop(slots);
+        self.health.set_nodes(nodes);
         *self.slots_error() = None;
     }
 }

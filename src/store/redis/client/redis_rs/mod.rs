@@ -21,7 +21,7 @@ use crate::{
         health::{self, Health},
         redis::{
             call::ScriptCall,
-            client::NodeOfSlot,
+            client::node_of_slot::NodeOfSlot,
             failure::Failure,
             reply::RawReply,
             script::{EvalCommand, Script},
