@@ -117,7 +117,7 @@ impl Backend {
         let (health, mut decided) = (self.client.health(), call.requests());
         match reply {
             // Its requests are sent once more, each alone.
-            Err(failure) if failure.is_try_again && decided > 1 => return,
+            Err(failure) if failure.is_try_again && decided > 1 => {}
             Err(failure) if failure.is_of_key => health.failed_by_key(node, decided, &failure.error),
             Err(failure) => health.failed(node, decided, &failure.error),
             Ok(reply) => {

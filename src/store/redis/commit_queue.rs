@@ -31,7 +31,6 @@ use crate::store::{ErrorKind, StoreError, StoreResponse};
 /// once if no call is in flight.
 pub(super) struct CommitQueue {
     backend: Arc<Backend>,
-    /// 0 if there are none.
     slot: u16,
     breaker: Arc<Breaker>,
     deny_cache: Option<Arc<DenyCache>>,
@@ -113,10 +112,10 @@ impl CommitQueue {
         };
         match deadline.wait_in_steps(response, after_step).await {
             Some(response) => response.unwrap_or_else(|_| Err(runtime_shut_down())),
-            None => Err(match queue.upgrade() {
-                Some(queue) => queue.backend.timed_out(queue.slot),
-                None => Failure::Timeout.into(),
-            }),
+            None => match queue.upgrade() {
+                Some(queue) => Err(queue.backend.timed_out(queue.slot)),
+                None => Err(Failure::Timeout.into()),
+            },
         }
     }
 

@@ -20,7 +20,7 @@ use super::{
     reply::RawReply,
     script::{EvalCommand, Script},
 };
-use crate::store::health::{Health, Node};
+use crate::store::health::Health;
 
 /// A client that runs a script on the node that owns its keys.
 pub(super) enum RedisClient {
@@ -89,6 +89,10 @@ impl RedisClient {
     }
 
     /// The health of the server of a slot.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(unused_variables, reason = "only clusters have slots")
+    )]
     pub(super) fn node(&self, slot: impl FnOnce() -> u16) -> NodeOfSlot<'_> {
         let node = match self {
             #[cfg(feature = "fred")]
