@@ -75,22 +75,33 @@ function top(title, state, kind = "") {
   );
 }
 
-function storeCard({ store, kind, numbers, replied_after_seconds: replied, error, outage }) {
+function storeCard({ store, kind, numbers, replied_after_seconds: replied, error, health, nodes }) {
   const title = report.stores.length > 1 ? `Store ${store}: ${kind}` : kind;
   let state = ["no limit is counted", "none"];
   if (error) {
     state = ["does not reply", "bad"];
-  } else if (outage) {
-    state = ["recovers", "bad"];
+  } else if (nodes.some((node) => node.state !== "ok")) {
+    state = [nodes.some((node) => node.state === "down") ? "down" : "degraded", "bad"];
   } else if (replied !== null) {
     state = ["replies"];
   }
   return element("article", {}, top(title, ...state), terms([
     ["Reply after", replied === null ? null : duration(replied)],
     ["Error", error],
-    ["Failed since", outage && `${date(outage.since)}: ${outage.error}`],
+    ["Health", health],
+    ...nodes.filter((node) => node.failed > 0 || node.state !== "ok").map(nodeTerm),
     ...numbers.map(([name, number]) => [name[0].toUpperCase() + name.slice(1), number.toLocaleString()]),
   ]));
+}
+
+function nodeTerm({ node, state, since, decided, failed, failed_by_key: byKey, error }) {
+  const parts = [
+    since ? `${state} since ${date(since)}` : state,
+    `${failed.toLocaleString()} of ${(decided + failed).toLocaleString()} checks failed in the last minute`,
+    byKey > 0 ? `${byKey.toLocaleString()} by their keys` : null,
+    error,
+  ];
+  return [node ?? "No node", parts.filter((part) => part !== null).join("; ")];
 }
 
 function policyCard(policy) {

@@ -1,6 +1,9 @@
 //! What runs: stores, policies, and the subjects that they deny most often.
 
-use std::time::{Instant, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use serde::Serialize;
 
@@ -12,7 +15,7 @@ use super::{
 use crate::{
     Key,
     denials::Summary,
-    store::{Charge, Operation, Store, StoreId, StoreRequest},
+    store::{Charge, NodeStatus, Operation, Store, StoreId, StoreRequest, summary},
 };
 
 /// The response to `GET /report`.
@@ -34,8 +37,22 @@ struct StoreReport {
     replied_after_seconds: Option<f64>,
     /// Why the store does not reply.
     error: Option<String>,
-    /// Why checks fail, since when.
-    outage: Option<Failure>,
+    /// The health of all nodes in one line, such as `1 of 3 nodes down: 33 % of checks fail`; none if no check fails.
+    health: Option<String>,
+    nodes: Vec<NodeReport>,
+}
+
+/// The health of a server, by the checks of this process in the last minute.
+#[derive(Serialize)]
+struct NodeReport {
+    /// None for checks that no server was called for.
+    node: Option<String>,
+    state: &'static str,
+    since: Option<u64>,
+    decided: u64,
+    failed: u64,
+    failed_by_key: u64,
+    error: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -160,7 +177,10 @@ pub(super) fn denied_subject(names: &SubjectNames, summary: &Summary<Key>, key: 
 async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> StoreReport {
     let store = &policies[0].context.store;
     let status = store.status();
-    let outage = policies.iter().find_map(|policy| policy.context.failover.outage());
+    let mut nodes = status.as_ref().map_or_else(Vec::new, |status| status.nodes.clone());
+    let mut failovers: Vec<_> = policies.iter().map(|policy| &policy.context.failover).collect();
+    failovers.dedup_by(|one, other| Arc::ptr_eq(one, other));
+    nodes.extend(failovers.iter().flat_map(|failover| failover.status()));
     let (replied_after_seconds, error) = match probe(policies).await {
         Some(Ok(seconds)) => (Some(seconds), None),
         Some(Err(error)) => (None, Some(error)),
@@ -175,7 +195,22 @@ async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> StoreReport
         }),
         replied_after_seconds,
         error,
-        outage: outage.map(|outage| Failure::new(outage.since, &outage.error)),
+        health: summary(&nodes),
+        nodes: nodes.into_iter().map(NodeReport::from).collect(),
+    }
+}
+
+impl From<NodeStatus> for NodeReport {
+    fn from(node: NodeStatus) -> Self {
+        Self {
+            node: node.address,
+            state: node.state.name(),
+            since: node.since.map(unix_seconds),
+            decided: node.decided,
+            failed: node.failed,
+            failed_by_key: node.failed_by_key,
+            error: node.error,
+        }
     }
 }
 

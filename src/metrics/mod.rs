@@ -1,7 +1,7 @@
 //! Metrics through the facade `metrics`. Without the feature of that name the types are empty and the functions do nothing.
 //!
-//! `docs/metrics.md` has the names. The only values of labels are names of policies and words of this crate: no key, address or
-//! path is one, so the number of series depends on the number of policies alone.
+//! `docs/metrics.md` has the names. The only values of labels are names of policies, addresses of servers of Redis and words
+//! of this crate: no key, address of a caller or path is one, so callers cannot add series.
 
 #[cfg_attr(
     not(any(feature = "fred", feature = "redis")),

@@ -25,12 +25,10 @@ const CHECK_DURATION: &str = "tower_quota_check_duration_seconds";
 const STORE_ERRORS: &str = "tower_quota_store_errors_total";
 const LOST_SETTLEMENTS: &str = "tower_quota_lost_settlements_total";
 const CALL_REQUESTS: &str = "tower_quota_redis_call_requests";
+const REDIS_CHECKS: &str = "tower_quota_redis_checks_total";
 const DENY_CACHE_HITS: &str = "tower_quota_deny_cache_hits_total";
 const BREAKERS_OPEN: &str = "tower_quota_breakers_open";
 const EVICTIONS: &str = "tower_quota_memory_evictions_total";
-
-/// The values of the label `kind`, in the order of [`ErrorKind`].
-const ERROR_KINDS: [&str; 4] = ["timeout", "unreachable", "refused", "protocol"];
 
 /// The metrics of one policy.
 #[derive(Clone)]
@@ -135,7 +133,7 @@ pub(crate) struct CheckMetrics(OnceLock<Arc<CheckHandles>>);
 
 struct CheckHandles {
     duration: Histogram,
-    store_errors: [Counter; ERROR_KINDS.len()],
+    store_errors: [Counter; ErrorKind::ALL.len()],
 }
 
 impl CheckMetrics {
@@ -165,7 +163,7 @@ impl CheckHandles {
         let _ = (counter!(LOST_SETTLEMENTS), counter!(EVICTIONS));
         Self {
             duration: histogram!(CHECK_DURATION),
-            store_errors: ERROR_KINDS.map(|kind| counter!(STORE_ERRORS, "kind" => kind)),
+            store_errors: ErrorKind::ALL.map(|kind| counter!(STORE_ERRORS, "kind" => kind.name())),
         }
     }
 }
@@ -215,6 +213,46 @@ impl RedisHandles {
         Self {
             call_requests: histogram!(CALL_REQUESTS),
             deny_cache_hits: counter!(DENY_CACHE_HITS),
+        }
+    }
+}
+
+/// The metrics of a server of Redis; none without an address.
+#[derive(Default)]
+pub(crate) struct NodeMetrics {
+    node: Option<String>,
+    handles: OnceLock<[Counter; 3]>,
+}
+
+impl NodeMetrics {
+    pub(crate) fn new(address: &str) -> Self {
+        Self {
+            node: Some(address.to_owned()),
+            handles: OnceLock::new(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn decided(&self, checks: u64) {
+        self.count(0, checks);
+    }
+
+    pub(crate) fn failed(&self, checks: u64) {
+        self.count(1, checks);
+    }
+
+    pub(crate) fn failed_by_key(&self, checks: u64) {
+        self.count(2, checks);
+    }
+
+    #[inline]
+    fn count(&self, outcome: usize, checks: u64) {
+        if let Some(node) = &self.node {
+            let handles = self.handles.get_or_init(|| {
+                let outcomes = ["decided", "failed", "failed_by_key"];
+                outcomes.map(|outcome| counter!(REDIS_CHECKS, "node" => node.clone(), "outcome" => outcome))
+            });
+            handles[outcome].increment(checks);
         }
     }
 }
@@ -280,6 +318,11 @@ fn describe() {
         "Refunds and later charges that no store has confirmed"
     );
     describe_histogram!(CALL_REQUESTS, Unit::Count, "Requests that one script call has decided");
+    describe_counter!(
+        REDIS_CHECKS,
+        Unit::Count,
+        "Checks that were sent to a server of Redis, by their outcome"
+    );
     describe_counter!(DENY_CACHE_HITS, Unit::Count, "Checks that the deny cache has denied");
     describe_gauge!(
         BREAKERS_OPEN,

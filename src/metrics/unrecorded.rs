@@ -60,6 +60,21 @@ impl RedisMetrics {
 }
 
 #[derive(Default)]
+pub(crate) struct NodeMetrics(());
+
+impl NodeMetrics {
+    pub(crate) fn new(_: &str) -> Self {
+        Self(())
+    }
+
+    pub(crate) fn decided(&self, _: u64) {}
+
+    pub(crate) fn failed(&self, _: u64) {}
+
+    pub(crate) fn failed_by_key(&self, _: u64) {}
+}
+
+#[derive(Default)]
 pub(crate) struct MemoryMetrics(());
 
 impl MemoryMetrics {

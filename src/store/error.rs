@@ -17,6 +17,7 @@ pub struct StoreError {
     kind: ErrorKind,
     message: Cow<'static, str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
+    is_recorded: bool,
 }
 
 /// The kind of a [`StoreError`].
@@ -33,6 +34,23 @@ pub enum ErrorKind {
     Protocol,
 }
 
+impl ErrorKind {
+    /// All kinds, in their order.
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: [Self; 4] = [Self::Timeout, Self::Unreachable, Self::Refused, Self::Protocol];
+
+    /// The name in logs and metrics.
+    #[cfg(any(feature = "metrics", feature = "tracing"))]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Unreachable => "unreachable",
+            Self::Refused => "refused",
+            Self::Protocol => "protocol",
+        }
+    }
+}
+
 impl StoreError {
     /// An error with a message.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
@@ -40,6 +58,7 @@ impl StoreError {
             kind,
             message: message.into(),
             source: None,
+            is_recorded: false,
         }
     }
 
@@ -57,6 +76,18 @@ impl StoreError {
     pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.source = Some(Arc::from(source.into()));
         self
+    }
+
+    /// The same error, of a check that the store has recorded in the health of its nodes.
+    #[cfg(any(feature = "fred", feature = "redis"))]
+    pub(crate) fn recorded(mut self) -> Self {
+        self.is_recorded = true;
+        self
+    }
+
+    /// Whether the store has recorded the failure in the health of its nodes.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.is_recorded
     }
 
     /// The kind of the failure.

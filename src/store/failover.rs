@@ -1,16 +1,11 @@
-#[cfg(feature = "tracing")]
-use std::error::Error as _;
 use std::{
     fmt,
     str::FromStr,
     sync::{Arc, OnceLock},
 };
-#[cfg(feature = "admin")]
-use std::{
-    sync::{Mutex, PoisonError},
-    time::SystemTime,
-};
 
+#[cfg(feature = "admin")]
+use super::NodeStatus;
 use super::{
     MemoryStore, Store,
     error::StoreError,
@@ -197,21 +192,12 @@ impl FromStr for FailureMode {
     }
 }
 
-/// The counts of this process while a store fails, and whether it fails. All layers and limiters on one store share them.
+/// The counts of this process while a store fails, and the health of a store that records none itself. All layers and limiters
+/// on one store share them.
 #[derive(Default)]
 pub(crate) struct Failover {
     counts: OnceLock<MemoryStore>,
-    health: Health,
-    #[cfg(feature = "admin")]
-    outage: Mutex<Option<Outage>>,
-}
-
-/// The failure since which a store fails.
-#[cfg(feature = "admin")]
-#[derive(Clone)]
-pub(crate) struct Outage {
-    pub(crate) since: SystemTime,
-    pub(crate) error: StoreError,
+    health: Arc<Health>,
 }
 
 static FAILOVERS: PerStore<Failover> = PerStore::new();
@@ -222,45 +208,26 @@ impl Failover {
         FAILOVERS.of(store.id())
     }
 
-    /// Records a failure, with one warning per change of state.
+    /// Records a failure.
     pub(crate) fn failed(&self, error: &StoreError) {
-        if self.health.fails() {
-            #[cfg(feature = "admin")]
-            self.set_outage(Some(Outage {
-                since: SystemTime::now(),
-                error: error.clone(),
-            }));
-            #[cfg(feature = "tracing")]
-            tracing::warn!(
-                %error,
-                source = error.source(),
-                "the rate limit store fails; until it replies, each policy applies its failure mode, by default counting \
-                 in this process"
-            );
+        if !error.is_recorded() {
+            self.health.failed(&self.health.rest, 1, error);
         }
-        let _ = error;
     }
 
     /// Records a reply of the store.
     #[inline]
     pub(crate) fn replied(&self) {
-        if self.health.replies() {
-            #[cfg(feature = "admin")]
-            self.set_outage(None);
-            #[cfg(feature = "tracing")]
-            tracing::warn!("the rate limit store replies again; its own counts apply");
+        // Reading only keeps the cache line shared between cores while no check fails.
+        if self.health.is_watching() {
+            self.health.rest.decided(1);
         }
     }
 
+    /// The failures that the store has not recorded itself.
     #[cfg(feature = "admin")]
-    fn set_outage(&self, outage: Option<Outage>) {
-        *self.outage.lock().unwrap_or_else(PoisonError::into_inner) = outage;
-    }
-
-    /// The failure since which the store fails, if it does.
-    #[cfg(feature = "admin")]
-    pub(crate) fn outage(&self) -> Option<Outage> {
-        self.outage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn status(&self) -> Vec<NodeStatus> {
+        self.health.status()
     }
 
     /// Decides in this process. The charges are those of [`LocalCharge::charge`].

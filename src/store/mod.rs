@@ -7,6 +7,10 @@
 mod error;
 mod failover;
 mod fold;
+#[cfg_attr(
+    not(any(feature = "fred", feature = "redis")),
+    expect(dead_code, reason = "other stores have no nodes")
+)]
 mod health;
 mod id;
 mod lease_id;
@@ -27,6 +31,8 @@ mod waiting;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+#[cfg(feature = "admin")]
+pub(crate) use self::status::summary;
 pub use self::{
     error::{ErrorKind, StoreError},
     failover::FailureMode,
@@ -38,7 +44,7 @@ pub use self::{
     request::{Charge, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},
     role::ChargeRole,
-    status::StoreStatus,
+    status::{NodeState, NodeStatus, StoreStatus},
 };
 pub(crate) use self::{
     failover::{Failover, LocalCharge},

@@ -740,7 +740,8 @@ async fn the_report_has_the_numbers_of_a_memory_store() {
 async fn the_report_has_the_failure_of_a_store_of_another_kind() {
     let layer = RateLimitLayer::new(Broken::default(), api(SlidingLog::per_minute(2)));
     let operator = Operator::of(&layer);
-    assert_eq!(operator.report().await["stores"][0]["outage"], Value::Null);
+    let store = operator.report().await["stores"][0].take();
+    assert_eq!((&store["health"], &store["nodes"]), (&Value::Null, &json!([])));
     assert_eq!(call(&app(&layer), "192.0.2.1", 3).await, StatusCode::TOO_MANY_REQUESTS);
 
     let report = operator.report().await;
@@ -750,8 +751,12 @@ async fn the_report_has_the_failure_of_a_store_of_another_kind() {
         (&json!("custom"), &json!("the store is away"))
     );
     assert_eq!(
-        (&store["replied_after_seconds"], &store["outage"]["error"]),
+        (&store["replied_after_seconds"], &store["nodes"][0]["error"]),
         (&Value::Null, &json!("the store is away"))
+    );
+    assert_eq!(
+        (&store["health"], &store["nodes"][0]["failed"]),
+        (&json!("100 % of checks fail"), &json!(3))
     );
     assert_eq!(
         report["policies"][0]["denials"]["total"], 1,
@@ -787,10 +792,11 @@ async fn the_report_has_the_failure_of_a_store_of_another_kind() {
 async fn the_report_has_the_breaker_of_redis() {
     let mut redis = Redis::start();
     let store: RedisStore = connected(less_patient(), &redis.url()).await;
+    let status = store.status().expect("a status");
     let closed = StoreStatus::new("redis")
         .number("breakers", 1)
         .number("open breakers", 0);
-    assert_eq!(store.status(), Some(closed));
+    assert_eq!((status.kind, status.numbers), (closed.kind, closed.numbers));
     let layer = RateLimitLayer::new(store, api(SlidingLog::per_minute(2)));
     let operator = Operator::of(&layer);
     let numbers = async || operator.report().await["stores"][0]["numbers"].take();
@@ -807,9 +813,22 @@ async fn the_report_has_the_breaker_of_redis() {
         numbers().await == open
     })
     .await;
+    let address = format!("127.0.0.1:{}", redis.port());
+    eventually("the node is down", async || {
+        call(&app, "192.0.2.1", 1).await;
+        operator.report().await["stores"][0]["nodes"][0]["state"] == "down"
+    })
+    .await;
     let store = operator.report().await["stores"][0].take();
     assert!(
-        store["error"].is_string() && store["outage"]["error"].is_string(),
+        store["error"].is_string() && store["nodes"][0]["error"].is_string(),
+        "{store}"
+    );
+    assert_eq!(store["nodes"][0]["node"], address);
+    assert!(
+        store["health"]
+            .as_str()
+            .is_some_and(|health| health.starts_with("down: ")),
         "{store}"
     );
 
@@ -817,7 +836,8 @@ async fn the_report_has_the_breaker_of_redis() {
     eventually("the breaker is closed", async || numbers().await == closed).await;
     eventually("the outage has ended", async || {
         call(&app, "192.0.2.1", 1).await;
-        operator.report().await["stores"][0]["outage"].is_null()
+        let store = operator.report().await["stores"][0].take();
+        store["nodes"][0]["state"] == "ok" && store["health"].is_null()
     })
     .await;
 }

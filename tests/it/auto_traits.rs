@@ -18,8 +18,8 @@ use tower_quota::{
     limit::{Calendar, ParseLimitError, PolicyLimit, Share},
     response::{Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
     store::{
-        Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture,
-        StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
+        Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Store,
+        StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
     },
 };
 
@@ -97,6 +97,8 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
     shared::<StoreResponse>();
     shared::<StoreStatus>();
     shared::<Undrained>();
+    shared::<NodeStatus>();
+    shared::<NodeState>();
     borrowed::<Charge<'_>>();
     borrowed::<StoreRequest<'_>>();
     sent::<StoreFuture>();

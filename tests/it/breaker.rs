@@ -133,9 +133,14 @@ async fn ten_thousand_checks_a_second_do_not_accumulate(library: ClientLibrary) 
     let seconds = started.elapsed().as_secs();
     drop(frozen);
     eventually("Redis has done what it was sent", async || {
-        let before: u64 = redis.command("ZCOUNT", ["quota:1:log:test:{key=k}", "(0", "+inf"]).await;
+        let before: u64 = redis
+            .command("ZCOUNT", ["quota:1:log:test:{key=k}", "(0", "+inf"])
+            .await;
         tokio::time::sleep(Duration::from_millis(50)).await;
-        before == redis.command::<u64>("ZCOUNT", ["quota:1:log:test:{key=k}", "(0", "+inf"]).await
+        before
+            == redis
+                .command::<u64>("ZCOUNT", ["quota:1:log:test:{key=k}", "(0", "+inf"])
+                .await
     })
     .await;
     let calls: String = redis.command("INFO", ["commandstats"]).await;

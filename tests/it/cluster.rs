@@ -15,12 +15,12 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt};
 use tower_quota::{
-    Decision, FailureMode, Key, Limit, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog, TokenBucket,
-    key,
-    store::{Charge, ErrorKind, Operation, Store, StoreRequest, StoreResponse},
+    Decision, FailureMode, Key, Limit, Limiter, Policy, RateLimitLayer, RedisStore, RedisStoreBuilder, SlidingLog,
+    TokenBucket, key,
+    store::{Charge, ErrorKind, NodeState, Operation, Store, StoreRequest, StoreResponse},
 };
 
-use crate::support::{Cluster, connected, decide, eventually, patient, timed, try_decide};
+use crate::support::{Cluster, Log, connected, decide, eventually, patient, timed, try_decide};
 
 /// For the tests in which a primary does not answer.
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -597,6 +597,59 @@ async fn a_dead_primary_fails_only_its_own_keys_until_its_replica_takes_over() {
         assert_eq!(seen.failed, [""; 0], "{} has a primary that lives", seen.key);
         assert!(seen.longest < DEADLINE, "{:?}", seen.longest);
     }
+}
+
+#[tokio::test]
+async fn a_dead_primary_is_one_line_in_the_log_until_it_is_back() {
+    let mut cluster = Cluster::start().await;
+    let store = connect(&cluster, RedisStore::builder().deadline(DEADLINE)).await;
+    let [one, dead, two] = cluster.keys().await;
+    let address = format!("127.0.0.1:{}", cluster.primaries[1].port());
+    let limiter = Limiter::new(store.clone(), Policy::new("test", SlidingLog::per_hour(100_000)));
+    let log = Log::capture();
+    let check = async || {
+        for _ in 0..15 {
+            for key in [&one, &two] {
+                let decision = limiter.check(key.clone()).await.expect("a decision");
+                assert!(decision.store_error().is_none());
+            }
+        }
+        let decision = limiter.check(dead.clone()).await.expect("this process counts");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        decision.store_error().is_some()
+    };
+    let states = || {
+        let mut nodes = store.status().expect("a status").nodes;
+        nodes.sort_by_key(|node| node.address.as_ref() != Some(&address));
+        nodes.into_iter().map(|node| node.state).collect::<Vec<_>>()
+    };
+
+    cluster.primaries[1].kill();
+    let ok = NodeState::Ok;
+    eventually("it is down", async || {
+        check().await && states() == [NodeState::Down, ok, ok]
+    })
+    .await;
+    // A third of the checks is far from a change of state.
+    for _ in 0..100 {
+        assert!(check().await);
+    }
+    // A client of the test logs too.
+    let lines = || log.text().matches("tower_quota::").count();
+    let text = log.text();
+    assert_eq!(lines(), 1, "{text}");
+    assert!(text.contains("the rate limit store fails; until it replies"), "{text}");
+    assert!(
+        text.contains(&format!("node=\"{address}\" decided=0 failed=")),
+        "{text}"
+    );
+
+    cluster.primaries[1].restart();
+    eventually("it is back", async || !check().await && states() == [ok; 3]).await;
+    eventually("it is logged", async || lines() > 1).await;
+    let text = log.text();
+    assert_eq!(text.matches("the rate limit store replies again").count(), 1, "{text}");
+    assert_eq!(text.matches("the rate limit store fails").count(), 1, "{text}");
 }
 
 #[tokio::test]

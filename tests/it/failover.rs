@@ -10,10 +10,10 @@ use std::{
 
 use axum::{Router, routing::get as route};
 use http::StatusCode;
-use tokio::time::{advance, pause, resume};
+use tokio::time::{advance, sleep};
 use tower_quota::{
     Decision, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
-    store::{ErrorKind, Store, StoreError, StoreFuture, StoreId, StoreRequest},
+    store::{ErrorKind, NodeState, Store, StoreError, StoreFuture, StoreId, StoreRequest},
 };
 
 use crate::support::{
@@ -445,53 +445,86 @@ async fn each_failure_is_observed_although_the_process_counts() {
     assert_eq!(*reported.lock().expect("no panic"), [ErrorKind::Unreachable; 3]);
 }
 
-#[tokio::test]
-async fn there_is_one_warning_for_each_change_of_state() {
+#[tokio::test(start_paused = true)]
+async fn there_is_one_line_for_each_change_of_state() {
     let log = Log::capture();
     let store = Flaky::new();
     let limiters = [(); 3].map(|()| Limiter::new(store.clone(), policy(hourly(1))));
     for fails in [false, true, false] {
         store.fail(fails);
-        for _ in 0..30 {
+        for _ in 0..200 {
             for limiter in &limiters {
                 check(limiter, 1).await;
             }
+            sleep(Duration::from_millis(100)).await;
         }
     }
     let text = log.text();
-    assert_eq!(text.matches("counting in this process").count(), 1, "{text}");
-    assert_eq!(text.matches("replies again").count(), 1, "{text}");
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    for part in [
+        "the rate limit store fails; until it replies",
+        "decided=0 failed=",
+        r#"kind="unreachable" error=the store is away"#,
+    ] {
+        assert!(lines[0].contains(part), "{text}");
+    }
+    assert!(
+        lines[1].contains("replies again") && lines[1].contains(" failed="),
+        "{text}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_share_of_failures_is_one_state_and_a_line_a_minute() {
+    let log = Log::capture();
+    let store = Flaky::new();
+    let limiter = Limiter::new(store.clone(), policy(hourly(1)));
+    for _ in 0..100 {
+        for number in 0..100 {
+            store.fail(number % 25 == 0);
+            check(&limiter, 1).await;
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+    let text = log.text();
     assert_eq!(text.lines().count(), 2, "{text}");
+    assert_eq!(text.matches("the rate limit store fails a share").count(), 2, "{text}");
 }
 
 #[tokio::test]
-async fn a_cached_denial_is_no_reply_of_a_store_that_fails() {
-    const ENOUGH_REPLIES: u64 = 30;
-
+async fn a_key_of_another_type_is_one_line_with_a_count_and_no_state() {
     let redis = Redis::start();
     let store = connected(patient(), &redis.url()).await;
-    let limiter = Limiter::new(store, policy(hourly(1)));
+    let limiter = Limiter::new(store.clone(), policy(hourly(1)));
     let _: String = redis.command("SET", ["quota:1:log:test:{key=wrong}", "text"]).await;
     let log = Log::capture();
-    let failed = limiter.check("wrong").await.expect("this process counts");
-    assert!(failed.store_error().is_some());
-    assert!(check(&limiter, 1).await);
-    assert!(!check(&limiter, 1).await);
-
-    // The denial does not expire, and Redis replies to nothing.
-    pause();
-    let stopped = redis.freeze();
-    for _ in 0..ENOUGH_REPLIES {
-        assert!(!check(&limiter, 1).await);
+    for round in 0..20 {
+        let failed = limiter.check("wrong").await.expect("this process counts");
+        assert!(failed.store_error().is_some());
+        for caller in 0..25 {
+            let key = format!("{round}-{caller}");
+            assert!(limiter.check(key).await.expect("Redis replies").is_allowed());
+        }
     }
-    drop(stopped);
-    resume();
-    assert!(!log.text().contains("replies again"), "{}", log.text());
-
-    for caller in 0..ENOUGH_REPLIES {
-        assert!(limiter.check(caller).await.expect("Redis replies").is_allowed());
+    eventually("it is logged", async || !log.text().is_empty()).await;
+    for _ in 0..200 {
+        let _ = limiter.check("wrong").await.expect("this process counts");
     }
+    let node = store.status().expect("a status").nodes.remove(0);
+    assert_eq!((node.state, node.failed, node.failed_by_key), (NodeState::Ok, 220, 220));
+    assert!(node.error.is_some_and(|error| error.contains("WRONGTYPE")));
+
     let text = log.text();
-    assert_eq!(text.matches("counting in this process").count(), 1, "{text}");
-    assert_eq!(text.matches("replies again").count(), 1, "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    let address = format!("node=\"127.0.0.1:{}\"", redis.port());
+    for part in [
+        "checks of some keys fail",
+        " failed=",
+        "kind=\"refused\"",
+        "WRONGTYPE",
+        &address,
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
 }

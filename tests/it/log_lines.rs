@@ -1,6 +1,6 @@
 //! What is logged about requests and changes of state.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::{Router, routing::get as route};
 use http::{StatusCode, request::Parts};
@@ -10,7 +10,7 @@ use tower_quota::{
 };
 use tracing::{Instrument, field::Empty};
 
-use crate::support::{Broken, Log, Redis, each_client, get, send};
+use crate::support::{Broken, Log, Redis, connected, each_client, eventually, get, send};
 
 /// So many a minute for all callers.
 fn policy(quota: u64) -> Policy {
@@ -171,7 +171,7 @@ each_client! {
 
 async fn the_warning_about_redis_names_the_cause_in_plain_words(library: ClientLibrary) {
     let (log, redis) = (Log::capture(), Redis::not_started());
-    let mut pause = Duration::from_millis(10);
+    let (mut pause, mut lines) = (Duration::from_millis(10), 0);
     let line = loop {
         let store = RedisStore::builder().client_library(library).url(&redis.url());
         let store = store.connect_lazy().expect("a good URL");
@@ -182,7 +182,9 @@ async fn the_warning_about_redis_names_the_cause_in_plain_words(library: ClientL
         for _ in 0..5 {
             let _ = limiter.check("42").await.expect("this process counts");
         }
+        eventually("it is logged", async || log.text().lines().count() > lines).await;
         let text = log.text();
+        lines = text.lines().count();
         if let Some(line) = text.lines().find(|line| line.contains("onnection refused")) {
             break line.to_owned();
         }
@@ -213,5 +215,30 @@ async fn a_fred_client_that_delays_small_writes_is_a_warning() {
             warnings
         );
         drop(store.expect("the client will do"));
+    }
+}
+
+#[tokio::test]
+async fn while_redis_is_down_fred_logs_at_most_once_that_its_connection_is_given_up() {
+    let mut redis = Redis::start();
+    for is_killed in [false, true] {
+        let builder = RedisStore::builder().client_library(ClientLibrary::Fred);
+        let store = connected(builder, &redis.url()).await;
+        let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_minute(9)));
+        let log = Log::capture();
+        let frozen = match is_killed {
+            true => {
+                redis.kill();
+                None
+            }
+            false => Some(redis.freeze()),
+        };
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(5) {
+            let _ = limiter.check("42").await.expect("this process counts");
+            sleep(Duration::from_millis(10)).await;
+        }
+        drop(frozen);
+        assert!(log.text().matches("QUIT").count() <= 1, "{}", log.text());
     }
 }

@@ -35,7 +35,9 @@ async fn bytes_of_a_million(precision: u32) -> u64 {
 
     assert_eq!(last.map(|admitted| admitted.states()[0].remaining), Some(0));
     assert!(!decide(&store, Operation::Check, &limit, "k", 1).await.allowed);
-    let members: u32 = redis.command("ZCOUNT", ["quota:1:log:test:{key=k}", "(0", "+inf"]).await;
+    let members: u32 = redis
+        .command("ZCOUNT", ["quota:1:log:test:{key=k}", "(0", "+inf"])
+        .await;
     assert!((precision..=precision + 2).contains(&members), "{members} members");
     bytes(&redis, "quota:1:log:test:{key=k}").await
 }

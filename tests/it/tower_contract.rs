@@ -20,7 +20,9 @@ use http_body_util::Full;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn};
 use tower_quota::{FailureMode, MemoryStore, Policy, RateLimit, RateLimitLayer, SlidingLog, key, store::Store};
 
-use crate::support::{Broken, Clock, Gated, Later, Log, PATIENCE, Received, Redis, connected, less_patient};
+use crate::support::{
+    Broken, Clock, Gated, Later, Log, PATIENCE, Received, Redis, connected, eventually, less_patient,
+};
 
 type Body = Full<Bytes>;
 
@@ -332,6 +334,8 @@ async fn a_store_that_fails_open_admits_requests_without_fields(store: impl Stor
         );
     }
     assert_eq!(inner.calls(), 3);
+    let line = "the rate limit store fails";
+    eventually("it is logged", async || log.text().contains(line)).await;
     let log = log.text();
     assert_eq!(
         log.matches("the rate limit store fails").count(),

@@ -1,5 +1,5 @@
 use std::{
-    sync::{Arc, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -12,17 +12,17 @@ use super::{
     call::ScriptCall,
     client::RedisClient,
     deadline::Deadline,
-    failure::Failure,
+    failure::{CallFailure, Failure},
     key_format::KeyFormat,
     reply::{RawReply, ScriptReply},
     script::Script,
+    slot::slot_of,
     task::try_spawn,
     trial::run_trial,
 };
 use crate::{
     metrics::RedisMetrics,
-    store::health::Health,
-    store::{ErrorKind, StoreError},
+    store::{ErrorKind, StoreError, health::Node},
 };
 
 /// Runs script calls in Redis, with a deadline and a breaker.
@@ -31,13 +31,15 @@ pub(super) struct Backend {
     pub(super) script: &'static Script,
     pub(super) key_format: KeyFormat,
     pub(super) deadline: Deadline,
-    /// Whether the last calls met a refusal.
-    pub(super) refused: Health,
+    /// When a refusal was logged.
+    refusal_logged_at: Mutex<Option<Instant>>,
     pub(super) metrics: RedisMetrics,
 }
 
 /// The pause between probes while the breaker is open.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
+/// The least time between two log lines about refusals.
+const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 impl Backend {
     pub(super) fn new(client: RedisClient, script: &'static Script, key_format: KeyFormat, deadline: Duration) -> Self {
@@ -46,26 +48,38 @@ impl Backend {
             script,
             key_format,
             deadline: Deadline::new(deadline),
-            refused: Health::default(),
+            refusal_logged_at: Mutex::default(),
             metrics: RedisMetrics::default(),
         }
     }
 
-    /// Fails while the breaker is open. The probes of a cluster node are sent to the node of the `key`.
+    /// Fails while the breaker is open, for so many checks. The probes of a cluster node are sent to the node of the `key`.
     pub(super) fn check_breaker(
         self: &Arc<Self>,
         breaker: &Arc<Breaker>,
+        checks: usize,
         key: impl FnOnce() -> Option<Bytes>,
     ) -> Result<(), StoreError> {
         if !breaker.is_open() {
             return Ok(());
         }
-        // The task of the probes may have ended with its runtime.
-        self.ensure_probe(breaker, key);
-        Err(StoreError::new(
+        let key = key();
+        let error = StoreError::new(
             ErrorKind::Unreachable,
             "Redis did not reply to the last calls; checks fail until it replies to a probe",
-        ))
+        );
+        let node = self.client.node(|| slot_of(key.as_deref().unwrap_or_default()));
+        self.client.health().failed_without_call(&node, checks as u64, &error);
+        // The task of the probes may have ended with its runtime.
+        self.ensure_probe(breaker, || key);
+        Err(error.recorded())
+    }
+
+    /// The failure of a check in this slot that was not decided in time.
+    pub(super) fn timed_out(&self, slot: u16) -> StoreError {
+        let error = StoreError::from(Failure::Timeout);
+        self.client.health().failed(&self.client.node(|| slot), 1, &error);
+        error
     }
 
     /// Runs the script. The deadline starts now, and once more if the script replies that no window of a calendar in the call
@@ -74,8 +88,9 @@ impl Backend {
         self: &Arc<Self>,
         breaker: &Arc<Breaker>,
         call: &mut ScriptCall,
-    ) -> Result<ScriptReply, Failure> {
+    ) -> Result<ScriptReply, CallFailure> {
         self.metrics.call(call.requests());
+        let node = self.client.node(|| slot_of(call.keys.first().map_or(&[], |key| key)));
         let mut reply = self.client.run(self.script, call, self.deadline).await;
         if call.has_calendar_windows()
             && let Some(now_us) = reply.as_ref().ok().and_then(RawReply::lone_time)
@@ -92,7 +107,31 @@ impl Backend {
             _ => breaker.record_reply(),
         }
         self.record_refusal(&reply);
-        ScriptReply::decode(call, &reply?)
+        let reply = reply.and_then(|reply| ScriptReply::decode(call, &reply));
+        let reply = reply.map_err(CallFailure::from);
+        self.record_health(&node, call, &reply);
+        reply
+    }
+
+    fn record_health(&self, node: &Node, call: &ScriptCall, reply: &Result<ScriptReply, CallFailure>) {
+        let (health, mut decided) = (self.client.health(), call.requests());
+        match reply {
+            // Its requests are sent once more, each alone.
+            Err(failure) if failure.is_try_again && decided > 1 => {}
+            Err(failure) if failure.is_of_key => health.failed_by_key(node, decided, &failure.error),
+            Err(failure) => health.failed(node, decided, &failure.error),
+            Ok(reply) => {
+                for (shape, reply) in call.shape.iter().zip(&reply.replies) {
+                    let Err(failure) = reply else { continue };
+                    decided -= shape.times;
+                    match failure.is_of_key {
+                        true => health.failed_by_key(node, shape.times, &failure.error),
+                        false => health.failed(node, shape.times, &failure.error),
+                    }
+                }
+                node.decided(decided);
+            }
+        }
     }
 
     /// Starts a task that probes Redis, if the breaker is open and no such task runs.
@@ -107,18 +146,15 @@ impl Backend {
         2 * (PROBE_PAUSE + self.deadline.duration())
     }
 
-    /// Logs a refusal once per change of state.
+    /// Logs a refusal, at most once a minute.
     fn record_refusal(self: &Arc<Self>, reply: &Result<RawReply, Failure>) {
         let refusal = match reply {
             Ok(reply) => reply.errors.iter().find_map(|error| Refusal::of_call(error)),
             Err(Failure::Forbidden(refusal)) => Some(refusal.clone()),
             Err(_) => return,
         };
-        let Some(refusal) = refusal else {
-            self.refused.replies();
-            return;
-        };
-        if self.refused.fails() {
+        let Some(refusal) = refusal else { return };
+        if self.may_log_refusal() {
             // The error of a command in a script may not name the command; that of a trial does.
             let backend = self.clone();
             try_spawn(async move {
@@ -129,6 +165,17 @@ impl Backend {
                 });
             });
         }
+    }
+
+    /// Whether no refusal was logged in the last minute.
+    pub(super) fn may_log_refusal(&self) -> bool {
+        let now = Instant::now();
+        let mut logged_at = self.refusal_logged_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = logged_at.is_none_or(|at| at + REFUSAL_PAUSE <= now);
+        if may {
+            *logged_at = Some(now);
+        }
+        may
     }
 
     pub(super) fn log_refusal(&self, refusal: &Refusal) {

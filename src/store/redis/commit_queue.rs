@@ -31,6 +31,7 @@ use crate::store::{ErrorKind, StoreError, StoreResponse};
 /// once if no call is in flight.
 pub(super) struct CommitQueue {
     backend: Arc<Backend>,
+    slot: u16,
     breaker: Arc<Breaker>,
     deny_cache: Option<Arc<DenyCache>>,
     limits: BatchLimits,
@@ -49,9 +50,15 @@ struct State {
 }
 
 impl CommitQueue {
-    pub(super) fn new(backend: Arc<Backend>, deny_cache: Option<Arc<DenyCache>>, limits: BatchLimits) -> Self {
+    pub(super) fn new(
+        backend: Arc<Backend>,
+        slot: u16,
+        deny_cache: Option<Arc<DenyCache>>,
+        limits: BatchLimits,
+    ) -> Self {
         Self {
             backend,
+            slot,
             breaker: Arc::default(),
             deny_cache,
             limits,
@@ -66,7 +73,12 @@ impl CommitQueue {
 
     /// Fails while the breaker is open.
     pub(super) fn check_breaker(&self, requests: &[OwnedRequest]) -> Result<(), StoreError> {
-        self.backend.check_breaker(&self.breaker, || {
+        self.check_breaker_for(requests.len(), requests)
+    }
+
+    /// The same for so many checks, of which these are some.
+    fn check_breaker_for(&self, checks: usize, requests: &[OwnedRequest]) -> Result<(), StoreError> {
+        self.backend.check_breaker(&self.breaker, checks, || {
             let charge = requests.iter().flat_map(|request| &request.charges).next()?;
             Some(Bytes::copy_from_slice(&charge.key))
         })
@@ -100,7 +112,10 @@ impl CommitQueue {
         };
         match deadline.wait_in_steps(response, after_step).await {
             Some(response) => response.unwrap_or_else(|_| Err(runtime_shut_down())),
-            None => Err(Failure::Timeout.into()),
+            None => match queue.upgrade() {
+                Some(queue) => Err(queue.backend.timed_out(queue.slot)),
+                None => Err(Failure::Timeout.into()),
+            },
         }
     }
 
@@ -176,7 +191,8 @@ impl CommitQueue {
     async fn send_batch(&self, mut batch: Vec<QueuedRequest>) {
         batch.retain(|request| !request.is_canceled());
         let Some(first) = batch.first() else { return };
-        if let Err(error) = self.check_breaker(&first.requests) {
+        let checks = batch.iter().map(|request| request.requests.len()).sum();
+        if let Err(error) = self.check_breaker_for(checks, &first.requests) {
             for request in batch {
                 request.respond(Err(error.clone()));
             }
@@ -189,7 +205,7 @@ impl CommitQueue {
 
         match self.backend.run(&self.breaker, &mut call).await {
             // Requests that have all keys on one node can be decided alone.
-            Err(failure) if failure.is_try_again() && batch.len() > 1 => {
+            Err(failure) if failure.is_try_again && batch.len() > 1 => {
                 for request in batch {
                     Box::pin(self.send_batch(vec![request])).await;
                 }
@@ -448,7 +464,7 @@ mod tests {
     /// A queue with these calls in flight, and one request that waits.
     fn waiting_behind(calls: usize) -> Arc<CommitQueue> {
         let backend = simulated_backend(Network::new(0, false));
-        let queue = CommitQueue::new(Arc::new(backend), None, BatchLimits::GROUP_COMMIT);
+        let queue = CommitQueue::new(Arc::new(backend), 0, None, BatchLimits::GROUP_COMMIT);
         let (waiting, _) = QueuedRequest::new(Vec::new(), Instant::now(), None);
         queue.state().calls = calls;
         queue.state().waiting.push_back(waiting);
@@ -495,7 +511,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_does_not_overtake_those_that_wait() {
         let backend = simulated_backend(Network::new(0, false));
-        let queue = CommitQueue::new(Arc::new(backend), None, BatchLimits::GROUP_COMMIT);
+        let queue = CommitQueue::new(Arc::new(backend), 0, None, BatchLimits::GROUP_COMMIT);
         let queue = Arc::new(queue);
         let lone = queue.try_lone_permit().expect("nothing waits");
         assert!(queue.try_lone_permit().is_none(), "one call is in flight");

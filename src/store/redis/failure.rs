@@ -67,9 +67,10 @@ impl Failure {
     }
 }
 
+/// The error of a check that is recorded in the health of its node.
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
-        match failure {
+        let error = match failure {
             Failure::Timeout => Self::new(
                 ErrorKind::Timeout,
                 "Redis did not reply within the deadline of the check",
@@ -80,8 +81,34 @@ impl From<Failure> for StoreError {
             Failure::Refused(error) => error_reply(&error),
             Failure::Forbidden(refusal) => error_reply(&refusal.error),
             Failure::Protocol(fault) => Self::new(ErrorKind::Protocol, fault),
+        };
+        error.recorded()
+    }
+}
+
+/// The failure of a call, or of one request of it.
+#[derive(Clone, Debug)]
+pub(super) struct CallFailure {
+    pub(super) error: StoreError,
+    /// Whether the call was not executed, because a cluster node has only some of the keys.
+    pub(super) is_try_again: bool,
+    /// Whether it fails because of what its key contains.
+    pub(super) is_of_key: bool,
+}
+
+impl From<Failure> for CallFailure {
+    fn from(failure: Failure) -> Self {
+        Self {
+            is_try_again: failure.is_try_again(),
+            is_of_key: matches!(&failure, Failure::Refused(error) if is_of_key(error)),
+            error: failure.into(),
         }
     }
+}
+
+/// Whether a check fails because of what its key contains, so that others do not.
+pub(super) fn is_of_key(error: &str) -> bool {
+    error.starts_with("WRONGTYPE")
 }
 
 /// Whether it is the error of a replica, which cannot count.
@@ -89,9 +116,23 @@ pub(super) fn is_of_replica(error: &[u8]) -> bool {
     error.starts_with(b"READONLY") || error.starts_with(b"MASTERDOWN")
 }
 
-/// The error of a request to which Redis replied with this error.
-pub(super) fn error_reply(error: &str) -> StoreError {
-    StoreError::new(ErrorKind::Refused, format!("Redis replied: {error}"))
+/// The failure of one request of a call, to which Redis replied with this error.
+pub(super) fn error_of_request(error: &str) -> CallFailure {
+    CallFailure {
+        error: error_reply(error),
+        is_try_again: false,
+        is_of_key: is_of_key(error),
+    }
+}
+
+impl From<CallFailure> for StoreError {
+    fn from(failure: CallFailure) -> Self {
+        failure.error
+    }
+}
+
+fn error_reply(error: &str) -> StoreError {
+    StoreError::new(ErrorKind::Refused, format!("Redis replied: {error}")).recorded()
 }
 
 /// The most bytes of an error of a server that are kept.

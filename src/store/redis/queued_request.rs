@@ -58,7 +58,9 @@ impl QueuedRequest {
     fn response_in(&self, positions: &[BatchPosition], reply: &ScriptReply) -> Response {
         let mut response = StoreResponse::new(reply.server_time, []);
         for (request, position) in self.requests.iter().zip(positions) {
-            let merged = reply.replies[position.merged].as_ref().map_err(Clone::clone);
+            let merged = reply.replies[position.merged]
+                .as_ref()
+                .map_err(|failure| failure.error.clone());
             let outcome = merged.map(|merged| merged.outcome(request, position.nth));
             response.outcomes.push(request.outcome(outcome)?);
         }

@@ -28,7 +28,7 @@ impl CommitQueues {
         let queues = match backend.client.is_clustered() {
             true => Queues::Slots(Mutex::default()),
             false => {
-                let queue = CommitQueue::new(backend.clone(), deny_cache.clone(), limits);
+                let queue = CommitQueue::new(backend.clone(), 0, deny_cache.clone(), limits);
                 Queues::SingleServer(Arc::new(queue))
             }
         };
@@ -59,7 +59,7 @@ impl CommitQueues {
                 // No code panics while they are locked.
                 let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
                 let queue = queues.entry(slot).or_insert_with(|| {
-                    let queue = CommitQueue::new(self.backend.clone(), self.deny_cache.clone(), self.limits);
+                    let queue = CommitQueue::new(self.backend.clone(), slot, self.deny_cache.clone(), self.limits);
                     Arc::new(queue)
                 });
                 queue.clone()

@@ -68,7 +68,7 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeou
                 return;
             }
             Err(Failure::Forbidden(refusal)) => {
-                if backend.refused.fails() {
+                if backend.may_log_refusal() {
                     backend.log_refusal(&refusal);
                 }
                 return;

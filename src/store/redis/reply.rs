@@ -7,12 +7,12 @@ use super::{
     algorithm,
     bounds::Bounds,
     call::{ReplyShape, ScriptCall},
-    failure::{Failure, error_reply, shortened_bytes},
+    failure::{CallFailure, Failure, error_of_request, shortened_bytes},
     request::OwnedRequest,
 };
 use crate::{
     limit::MAX_EXACT,
-    store::{ChargeRole, ChargeState, Outcome, StoreError},
+    store::{ChargeRole, ChargeState, Outcome},
 };
 
 /// The reply of the script as it was received: little-endian doubles, and the errors of requests.
@@ -27,7 +27,7 @@ pub(super) struct RawReply {
 pub(super) struct ScriptReply {
     pub(super) server_time: Duration,
     /// For each merged request of the call, its reply or its error.
-    pub(super) replies: SmallVec<[Result<RequestReply, StoreError>; 1]>,
+    pub(super) replies: SmallVec<[Result<RequestReply, CallFailure>; 1]>,
 }
 
 /// The reply to one merged request.
@@ -102,7 +102,7 @@ impl RequestReply {
         server_time: Duration,
         charges: impl Iterator<Item = (&'a [Double; 4], &'a Bounds)>,
         errors: &[String],
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, CallFailure> {
         let mut admitted = None;
         let mut states = SmallVec::with_capacity(shape.keys);
         for ([count, remaining, wait, reset_after], bounds) in charges {
@@ -110,7 +110,7 @@ impl RequestReply {
             if count < 0.0 {
                 let position = exact(-count - 1.0)?;
                 let error = errors.get(position as usize).ok_or_else(Failure::malformed_reply)?;
-                return Err(error_reply(error));
+                return Err(error_of_request(error));
             }
             let count = exact(count)?;
             // All charges of a request are counted as often.
@@ -318,7 +318,7 @@ mod tests {
 
         raw.errors = vec!["WRONGTYPE Operation against a key".into()];
         let reply = ScriptReply::decode(&call, &raw).unwrap();
-        assert_eq!(reply.replies[0].as_ref().unwrap_err().kind(), ErrorKind::Refused);
+        assert_eq!(reply.replies[0].as_ref().unwrap_err().error.kind(), ErrorKind::Refused);
         assert!(reply.replies[1].is_ok());
     }
 

@@ -74,6 +74,9 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 /// [`FailureMode`](crate::FailureMode) defines what happens to the requests. While it is open, a task probes Redis every
 /// 100 ms; the first reply closes it. In a cluster each slot has a breaker of its own.
 ///
+/// [`status`](Store::status) has the health of each server by the shares of its checks that have failed in the last minute, and
+/// changes of it are logged: [operating](crate::guide::operating#log-lines) has the lines.
+///
 /// # Group commit
 ///
 /// While script calls are in flight, checks wait in a queue, and the next call contains up to 256 of them. At most eight calls
@@ -190,7 +193,9 @@ impl Store for RedisStore {
     fn status(&self) -> Option<StoreStatus> {
         let (breakers, open) = self.queues.breakers();
         let status = StoreStatus::new("redis").number("breakers", breakers);
-        Some(status.number("open breakers", open))
+        let mut status = status.number("open breakers", open);
+        status.nodes = self.queues.backend.client.health().status();
+        Some(status)
     }
 
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {

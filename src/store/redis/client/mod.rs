@@ -3,9 +3,13 @@
 #[cfg(feature = "fred")]
 pub(super) mod fred;
 pub(super) mod library;
+pub(super) mod node_of_slot;
 #[cfg(feature = "redis")]
 pub(super) mod redis_rs;
 
+use std::sync::Arc;
+
+use self::node_of_slot::NodeOfSlot;
 #[cfg(test)]
 use super::simulation::network::Network;
 use super::{
@@ -16,6 +20,7 @@ use super::{
     reply::RawReply,
     script::{EvalCommand, Script},
 };
+use crate::store::health::Health;
 
 /// A client that runs a script on the node that owns its keys.
 pub(super) enum RedisClient {
@@ -69,6 +74,35 @@ impl RedisClient {
             #[cfg(test)]
             Self::Simulated(_) => Ok(vec!["0".to_owned()]),
         }
+    }
+
+    /// The health of the servers.
+    pub(super) fn health(&self) -> &Arc<Health> {
+        match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(client) => client.health(),
+            #[cfg(feature = "redis")]
+            Self::RedisRs(client) => client.health(),
+            #[cfg(test)]
+            Self::Simulated(network) => network.health(),
+        }
+    }
+
+    /// The health of the server of a slot.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(unused_variables, reason = "only clusters have slots")
+    )]
+    pub(super) fn node(&self, slot: impl FnOnce() -> u16) -> NodeOfSlot<'_> {
+        let node = match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(client) => Some(NodeOfSlot::Fixed(client.node())),
+            #[cfg(feature = "redis")]
+            Self::RedisRs(client) => client.node(slot),
+            #[cfg(test)]
+            Self::Simulated(_) => None,
+        };
+        node.unwrap_or_else(|| NodeOfSlot::Fixed(&self.health().rest))
     }
 
     /// Whether all keys of a call must lie in one slot.

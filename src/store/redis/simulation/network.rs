@@ -25,6 +25,7 @@ use crate::{
     Key, Limit, MemoryStore,
     store::{
         Charge, ChargeRole, ChargeState, Operation, Outcome, Store, StoreRequest,
+        health::Health,
         redis::{call::ScriptCall, failure::Failure, reply::RawReply, script::EvalCommand},
     },
 };
@@ -38,6 +39,7 @@ struct Shared {
     server: Mutex<ServerState>,
     clock: Arc<Clock>,
     counts: MemoryStore,
+    health: Arc<Health>,
 }
 
 struct ServerState {
@@ -95,7 +97,12 @@ impl Network {
                 .clock(move || Duration::from_micros(read.now()))
                 .build(),
             clock,
+            health: Arc::default(),
         }))
+    }
+
+    pub(in crate::store::redis) fn health(&self) -> &Arc<Health> {
+        &self.0.health
     }
 
     pub(in crate::store::redis) fn is_clustered(&self) -> bool {

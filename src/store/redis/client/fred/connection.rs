@@ -160,7 +160,10 @@ impl Drop for Suspected {
     }
 }
 
-/// Sets up a connection again: the routing task is aborted, or that of the application receives a command to reconnect.
+/// Sets up a connection again: the routing task receives a command to reconnect. If it does not execute it, or has lost the
+/// connection and keeps commands that wait for the next one, it is aborted, unless it is one of the application.
+///
+/// fred logs a warning for each routing task that is aborted.
 struct Reconnect(Option<Arc<Mutex<Option<AbortHandle>>>>);
 
 impl Reconnect {
@@ -169,15 +172,18 @@ impl Reconnect {
     }
 
     async fn run(self, client: &Client) {
-        match self.0 {
-            Some(current) => {
-                if let Some(current) = &*lock(&current) {
-                    current.abort();
-                }
+        let was_connected = client.is_connected();
+        if was_connected || self.is_up_to_the_application() {
+            let reconnected = timeout(PING_TIMEOUT, client.force_reconnection()).await;
+            let is_executed = matches!(reconnected, Ok(Ok(()))) || was_connected && !client.is_connected();
+            if is_executed {
+                return;
             }
-            None => {
-                let _ = timeout(PING_TIMEOUT, client.force_reconnection()).await;
-            }
+        }
+        if let Some(current) = self.0
+            && let Some(current) = &*lock(&current)
+        {
+            current.abort();
         }
     }
 }

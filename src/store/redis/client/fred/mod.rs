@@ -2,13 +2,19 @@ mod connection;
 mod failure;
 mod settings;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use fred::{
     bytes_utils::Str,
     clients::Client,
     interfaces::ClientLike,
-    types::{ClusterHash, CustomCommand, Resp3Frame, Value, config::Config},
+    types::{
+        ClusterHash, CustomCommand, Resp3Frame, Value,
+        config::{Config, ServerConfig},
+    },
 };
 
 use self::{
@@ -18,13 +24,16 @@ use self::{
 };
 use crate::{
     ConfigError,
-    store::redis::{
-        call::ScriptCall,
-        deadline::Deadline,
-        failure::{Failure, is_of_replica, shortened_bytes},
-        reply::RawReply,
-        script::{EvalCommand, Script},
-        task::DetachOnDrop,
+    store::{
+        health::{Health, Node},
+        redis::{
+            call::ScriptCall,
+            deadline::Deadline,
+            failure::{Failure, is_of_replica, shortened_bytes},
+            reply::RawReply,
+            script::{EvalCommand, Script},
+            task::DetachOnDrop,
+        },
     },
 };
 
@@ -32,6 +41,8 @@ use crate::{
 pub(in crate::store::redis) struct FredClient {
     connections: Vec<Connection>,
     next: AtomicUsize,
+    health: Arc<Health>,
+    node: Arc<Node>,
 }
 
 impl FredClient {
@@ -54,10 +65,27 @@ impl FredClient {
     }
 
     fn new(connections: Vec<Connection>) -> Self {
+        let node = Node::new(
+            connections
+                .first()
+                .map_or_else(String::new, |first| address(&first.client)),
+        );
+        let health = Arc::<Health>::default();
+        health.set_nodes(vec![node.clone()]);
         Self {
             connections,
             next: AtomicUsize::new(0),
+            health,
+            node,
         }
+    }
+
+    pub(in crate::store::redis) fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    pub(in crate::store::redis) fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
     /// The next connection that is established and not suspect: fred notices late that a connection is lost. Without one, the
@@ -115,6 +143,17 @@ impl FredClient {
             connection.reconnect();
         }
         reply
+    }
+}
+
+/// The address of the server, or the name of the service of Sentinel.
+fn address(client: &Client) -> String {
+    match client.client_config().server {
+        ServerConfig::Centralized { server } => server.to_string(),
+        ServerConfig::Sentinel { service_name, .. } => service_name,
+        #[cfg(feature = "unix-sockets")]
+        ServerConfig::Unix { path } => path.display().to_string(),
+        ServerConfig::Clustered { .. } => "cluster".to_owned(),
     }
 }
 

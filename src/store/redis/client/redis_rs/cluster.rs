@@ -16,7 +16,10 @@ use super::{
     error::ServerFailure,
     node::{CONNECT_TIMEOUT, Endpoint, Node},
 };
-use crate::store::redis::{failure::Failure, slot::slot_of, task::AbortOnDrop};
+use crate::store::{
+    health::{self, Health},
+    redis::{failure::Failure, slot::slot_of, task::AbortOnDrop},
+};
 
 /// The nodes of a cluster, each with connections of its own, so that a node that hangs delays no other.
 ///
@@ -35,6 +38,7 @@ struct Shared {
     /// The runtime of all connections. A check that is redirected to a new node may be made in another one, which may end.
     runtime: Handle,
     slots: Mutex<SlotMap>,
+    health: Arc<Health>,
     /// The slot map may be out of date.
     outdated: Notify,
     /// Why the last reply to `CLUSTER SLOTS` was not used.
@@ -58,6 +62,7 @@ struct SlotMap {
 struct ClusterNode {
     host: String,
     connections: Node,
+    health: Arc<health::Node>,
 }
 
 /// The least pause between two lookups of the slots.
@@ -83,6 +88,7 @@ impl Cluster {
             connections,
             runtime: Handle::current(),
             slots: Mutex::default(),
+            health: Arc::default(),
             outdated: Notify::new(),
             slots_failure: Mutex::default(),
         });
@@ -93,6 +99,16 @@ impl Cluster {
             shared: shared.clone(),
             _slots_task: AbortOnDrop(tokio::spawn(keep_slots(shared))),
         }
+    }
+
+    pub(super) fn health(&self) -> &Arc<Health> {
+        &self.shared.health
+    }
+
+    /// The health of the primary of a slot, if it has one.
+    pub(super) fn node(&self, slot: u16) -> Option<Arc<health::Node>> {
+        let primary = self.shared.slots().primary_of(slot)?;
+        Some(primary.health.clone())
     }
 
     /// A hash tag in a slot of each primary; an error if no slot has a known one.
@@ -230,6 +246,7 @@ impl Shared {
         let server = at(&self.template, host.clone(), *port);
         Arc::new(ClusterNode {
             host: host.clone(),
+            health: health::Node::new(server.addr().to_string()),
             connections: Node::new(Endpoint::Server(server), self.connections),
         })
     }
@@ -306,7 +323,10 @@ impl Shared {
             new.ranges.insert(range.first, (range.last, primary));
             new.replicas.extend(range.replicas);
         }
+        let nodes = new.nodes.values().map(|node| node.health.clone()).collect();
         *slots = new;
+        drop(slots);
+        self.health.set_nodes(nodes);
         *self.slots_failure() = None;
     }
 }

@@ -4,6 +4,8 @@ mod error;
 mod node;
 mod sentinel;
 
+use std::sync::Arc;
+
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
 
 use self::{
@@ -15,45 +17,77 @@ use self::{
 };
 use crate::{
     ConfigError,
-    store::redis::{
-        call::ScriptCall,
-        failure::Failure,
-        reply::RawReply,
-        script::{EvalCommand, Script},
-        url::{Topology, Url},
+    store::{
+        health::{self, Health},
+        redis::{
+            call::ScriptCall,
+            client::node_of_slot::NodeOfSlot,
+            failure::Failure,
+            reply::RawReply,
+            script::{EvalCommand, Script},
+            url::{Topology, Url},
+        },
     },
 };
 
 /// Runs scripts through redis-rs.
 pub(in crate::store::redis) enum RedisRsClient {
-    SingleServer(Node),
+    SingleServer(Server),
     Cluster(Cluster),
+}
+
+/// A server, or the primary of a service of Sentinel.
+pub(in crate::store::redis) struct Server {
+    connections: Node,
+    health: Arc<Health>,
+    node: Arc<health::Node>,
+}
+
+impl Server {
+    fn new(address: String, endpoint: Endpoint, connections: usize) -> Self {
+        let node = health::Node::new(address);
+        let health = Arc::<Health>::default();
+        health.set_nodes(vec![node.clone()]);
+        Self {
+            connections: Node::new(endpoint, connections),
+            health,
+            node,
+        }
+    }
 }
 
 impl RedisRsClient {
     pub(in crate::store::redis) fn connect(url: &Url<'_>, connections: usize) -> Result<Self, ConfigError> {
-        let endpoint = match url.topology() {
-            Topology::SingleServer => Endpoint::Server(for_limiter(&parse(url.server_url())?)),
+        let (address, endpoint) = match url.topology() {
+            Topology::SingleServer => {
+                let server = for_limiter(&parse(url.server_url())?);
+                (server.addr().to_string(), Endpoint::Server(server))
+            }
             Topology::Sentinel { service, .. } => {
                 let sentinels: Vec<_> = url.node_urls().map(parse).collect::<Result<_, _>>()?;
                 let template = for_limiter(&parse(url.server_url())?);
-                Endpoint::SentinelPrimary(Sentinels::new(
-                    sentinels.iter().map(without_library_name).collect(),
-                    service,
-                    template,
-                ))
+                let name = service.clone();
+                let sentinels = sentinels.iter().map(without_library_name).collect();
+                (
+                    name,
+                    Endpoint::SentinelPrimary(Sentinels::new(sentinels, service, template)),
+                )
             }
             Topology::Cluster => {
                 let nodes = url.node_urls().map(parse).collect::<Result<Vec<_>, _>>()?;
                 return Self::cluster(&nodes, connections);
             }
         };
-        Ok(Self::SingleServer(Node::new(endpoint, connections)))
+        Ok(Self::SingleServer(Server::new(address, endpoint, connections)))
     }
 
     pub(in crate::store::redis) fn from_client(client: &redis::Client, connections: usize) -> Self {
         let server = for_limiter(client.get_connection_info());
-        Self::SingleServer(Node::new(Endpoint::Server(server), connections))
+        Self::SingleServer(Server::new(
+            server.addr().to_string(),
+            Endpoint::Server(server),
+            connections,
+        ))
     }
 
     /// A cluster that these nodes belong to.
@@ -84,13 +118,28 @@ impl RedisRsClient {
     ) -> Result<RawReply, Failure> {
         let command = packed(script, command, call);
         let reply = match self {
-            Self::SingleServer(node) => node.send(&command, false).await?,
+            Self::SingleServer(server) => server.connections.send(&command, false).await?,
             Self::Cluster(cluster) => {
                 let key = call.keys.first().map_or(&b""[..], |key| key);
                 cluster.send(key, &command).await?
             }
         };
         raw_reply(reply)
+    }
+
+    pub(in crate::store::redis) fn health(&self) -> &Arc<Health> {
+        match self {
+            Self::SingleServer(server) => &server.health,
+            Self::Cluster(cluster) => cluster.health(),
+        }
+    }
+
+    /// The health of the server of a slot.
+    pub(in crate::store::redis) fn node(&self, slot: impl FnOnce() -> u16) -> Option<NodeOfSlot<'_>> {
+        match self {
+            Self::SingleServer(server) => Some(NodeOfSlot::Fixed(&server.node)),
+            Self::Cluster(cluster) => cluster.node(slot()).map(NodeOfSlot::Current),
+        }
     }
 
     pub(in crate::store::redis) fn is_clustered(&self) -> bool {

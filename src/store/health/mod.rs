@@ -1,0 +1,306 @@
+//! Health of the servers of a store, by their shares of failed checks over time, and the log lines about it.
+//!
+//! A check that succeeds increments a counter. The first failure starts a task, which reads the counters once a second, moves each
+//! node from state to state, and logs that; it ends when no check has failed for a minute.
+
+mod states;
+
+#[cfg(feature = "tracing")]
+use std::error::Error as _;
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep},
+};
+
+#[cfg(feature = "tracing")]
+use self::states::Subject;
+use self::states::{Counts, Line, States};
+use super::{NodeState, NodeStatus, StoreError};
+use crate::metrics::NodeMetrics;
+
+/// The health of the nodes of a store.
+#[derive(Default)]
+pub(crate) struct Health {
+    watching: AtomicBool,
+    watch: Mutex<Watch>,
+    /// Of checks that have no node: all checks of a store without nodes.
+    pub(crate) rest: Arc<Node>,
+}
+
+/// The task that watches the nodes. Since it may end with its runtime, it has a lease that it must renew.
+#[derive(Default)]
+struct Watch {
+    nodes: Vec<Arc<Node>>,
+    task: u64,
+    until: Option<Instant>,
+}
+
+/// A server of a store.
+#[derive(Default)]
+pub(crate) struct Node {
+    address: Option<String>,
+    decided: AtomicU64,
+    failed: AtomicU64,
+    failed_by_key: AtomicU64,
+    states: Mutex<States>,
+    last_error: Mutex<Option<StoreError>>,
+    last_error_of_key: Mutex<Option<StoreError>>,
+    metrics: NodeMetrics,
+}
+
+const TICK: Duration = Duration::from_secs(1);
+/// A task that has not renewed its lease for this time has ended.
+const LEASE: Duration = Duration::from_secs(5);
+
+impl Health {
+    /// Whether a check has failed lately.
+    #[inline]
+    pub(crate) fn is_watching(&self) -> bool {
+        self.watching.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the nodes of the store.
+    pub(crate) fn set_nodes(&self, nodes: Vec<Arc<Node>>) {
+        let mut watch = lock(&self.watch);
+        if self.is_watching() {
+            let now = Instant::now();
+            nodes.iter().for_each(|node| node.begin(now));
+        }
+        let before = std::mem::replace(&mut watch.nodes, nodes);
+        let has_left = |node: &Arc<Node>| !watch.nodes.iter().any(|other| Arc::ptr_eq(node, other));
+        let left: Vec<_> = before.into_iter().filter(has_left).collect();
+        drop(watch);
+        for node in left {
+            node.leave();
+        }
+    }
+
+    /// Records checks that a node has failed.
+    pub(crate) fn failed(self: &Arc<Self>, node: &Node, checks: u64, error: &StoreError) {
+        *lock(&node.last_error) = Some(error.clone());
+        self.fail(&node.failed, checks);
+        node.metrics.failed(checks);
+    }
+
+    /// Records checks that failed without a call, because a node has failed the last ones.
+    pub(crate) fn failed_without_call(self: &Arc<Self>, node: &Node, checks: u64, error: &StoreError) {
+        lock(&node.last_error).get_or_insert_with(|| error.clone());
+        self.fail(&node.failed, checks);
+        node.metrics.failed(checks);
+    }
+
+    /// Records checks that failed because of their keys.
+    pub(crate) fn failed_by_key(self: &Arc<Self>, node: &Node, checks: u64, error: &StoreError) {
+        *lock(&node.last_error_of_key) = Some(error.clone());
+        self.fail(&node.failed_by_key, checks);
+        node.metrics.failed_by_key(checks);
+    }
+
+    /// Adds failed checks to a counter, and watches the nodes.
+    fn fail(self: &Arc<Self>, counter: &AtomicU64, checks: u64) {
+        let mut watch = lock(&self.watch);
+        let now = Instant::now();
+        if watch.until.is_none_or(|until| until <= now) {
+            self.all(&watch).for_each(|node| node.begin(now));
+            self.watching.store(true, Ordering::Relaxed);
+            // Without a runtime nothing is logged.
+            if let Ok(runtime) = Handle::try_current() {
+                watch.task += 1;
+                watch.until = Some(now + LEASE);
+                runtime.spawn(keep_watch(Arc::downgrade(self), watch.task));
+            }
+        }
+        counter.fetch_add(checks, Ordering::Relaxed);
+    }
+
+    fn all<'a>(&'a self, watch: &'a Watch) -> impl Iterator<Item = &'a Arc<Node>> {
+        watch.nodes.iter().chain([&self.rest])
+    }
+
+    /// Advances the states, and logs what is to be logged. Returns false if the task has to end: all nodes are `ok`, or another
+    /// task has replaced it.
+    fn tick(&self, task: u64, now: Instant) -> bool {
+        let mut watch = lock(&self.watch);
+        if watch.task != task {
+            return false;
+        }
+        let lines: Vec<_> = self
+            .all(&watch)
+            .filter_map(|node| Some((node.clone(), node.tick(now)?)))
+            .collect();
+        let continues = !self.all(&watch).all(|node| node.is_settled());
+        watch.until = continues.then(|| now + LEASE);
+        if !continues {
+            self.watching.store(false, Ordering::Relaxed);
+            self.all(&watch).for_each(|node| lock(&node.states).end());
+        }
+        drop(watch);
+        for (node, line) in lines {
+            node.log(&line);
+        }
+        continues
+    }
+
+    /// The nodes, and checks without a node if they fail.
+    pub(crate) fn status(&self) -> Vec<NodeStatus> {
+        let watch = lock(&self.watch);
+        let nodes = self.all(&watch).map(|node| node.status());
+        let is_shown = |node: &NodeStatus| node.address.is_some() || node.failed > 0 || node.state != NodeState::Ok;
+        nodes.filter(is_shown).collect()
+    }
+}
+
+async fn keep_watch(health: Weak<Health>, task: u64) {
+    loop {
+        sleep(TICK).await;
+        let Some(health) = health.upgrade() else { return };
+        if !health.tick(task, Instant::now()) {
+            return;
+        }
+    }
+}
+
+impl Node {
+    /// A node at this address, which has no credentials.
+    pub(crate) fn new(address: impl Into<String>) -> Arc<Self> {
+        let address = address.into();
+        Arc::new(Self {
+            metrics: NodeMetrics::new(&address),
+            address: Some(address),
+            ..Self::default()
+        })
+    }
+
+    /// Records checks that it has decided.
+    #[inline]
+    pub(crate) fn decided(&self, checks: u64) {
+        self.decided.fetch_add(checks, Ordering::Relaxed);
+        self.metrics.decided(checks);
+    }
+
+    fn totals(&self) -> Counts {
+        Counts {
+            decided: self.decided.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+            failed_by_key: self.failed_by_key.load(Ordering::Relaxed),
+        }
+    }
+
+    fn begin(&self, now: Instant) {
+        lock(&self.states).begin(now, self.totals());
+    }
+
+    fn tick(&self, now: Instant) -> Option<Line> {
+        lock(&self.states).tick(now, self.totals())
+    }
+
+    fn is_settled(&self) -> bool {
+        lock(&self.states).is_settled(self.totals())
+    }
+
+    fn status(&self) -> NodeStatus {
+        let states = lock(&self.states);
+        let counts = states.window(self.totals());
+        let is_failing = states.state() != NodeState::Ok || counts.failed > 0;
+        let last_error = match is_failing {
+            true => &self.last_error,
+            false => &self.last_error_of_key,
+        };
+        let error = (is_failing || counts.failed_by_key > 0).then(|| lock(last_error).clone());
+        NodeStatus {
+            address: self.address.clone(),
+            state: states.state(),
+            since: states.since(),
+            decided: counts.decided,
+            failed: counts.failed + counts.failed_by_key,
+            failed_by_key: counts.failed_by_key,
+            error: error.flatten().map(|error| error.to_string()),
+        }
+    }
+
+    /// Logs that a node which is not `ok` has left the store.
+    fn leave(&self) {
+        let states = lock(&self.states);
+        let counts = states.unlogged(self.totals());
+        #[cfg(feature = "tracing")]
+        if states.state() != NodeState::Ok {
+            tracing::warn!(
+                node = self.address.as_deref(),
+                decided = counts.decided,
+                failed = counts.failed,
+                "a node of the rate limit store that failed has no slots anymore"
+            );
+        }
+        let _ = counts;
+    }
+
+    fn log(&self, line: &Line) {
+        #[cfg(feature = "tracing")]
+        {
+            let node = self.address.as_deref();
+            let Counts {
+                decided,
+                failed,
+                failed_by_key,
+            } = line.counts;
+            let last_error = match line.subject {
+                Subject::State(_) => &self.last_error,
+                Subject::Keys => &self.last_error_of_key,
+            };
+            let error = lock(last_error).clone();
+            let error = error.as_ref();
+            let kind = error.map(|error| error.kind().name());
+            let source = error.and_then(|error| error.source());
+            let error = error.map(tracing::field::display);
+            match line.subject {
+                Subject::State(NodeState::Down) => tracing::warn!(
+                    node,
+                    decided,
+                    failed,
+                    kind,
+                    error,
+                    source,
+                    "the rate limit store fails; until it replies, each policy applies its failure mode, by default \
+                     counting in this process"
+                ),
+                Subject::State(NodeState::Degraded) => tracing::warn!(
+                    node,
+                    decided,
+                    failed,
+                    kind,
+                    error,
+                    source,
+                    "the rate limit store fails a share of the checks; to each of them its policies apply their failure \
+                     modes, by default counting in this process"
+                ),
+                Subject::State(NodeState::Ok) => tracing::warn!(
+                    node,
+                    decided,
+                    failed,
+                    "the rate limit store replies again; its own counts apply"
+                ),
+                Subject::Keys => tracing::warn!(
+                    node,
+                    decided,
+                    failed = failed_by_key,
+                    kind,
+                    error,
+                    "checks of some keys fail because of what the rate limit store has under these keys"
+                ),
+            }
+        }
+        let _ = (line.subject, line.counts);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
