@@ -1,6 +1,6 @@
 use std::{
     collections::HashMap,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{self, Arc, LazyLock, PoisonError, Weak},
     time::Duration,
 };
 
@@ -11,7 +11,10 @@ use tokio::{
 };
 
 use super::lease::{Lease, Renewal};
-use crate::store::{LeaseId, Store, StoreId};
+use crate::{
+    store::{LeaseId, Store, StoreId},
+    sync::{Mutex, MutexGuard},
+};
 
 /// Renews the leases that this process has in one store, and those that it counts itself while the store fails.
 ///
@@ -41,7 +44,7 @@ struct Group {
 }
 
 /// The keepers of the stores that are in use, since a store may have several layers.
-static KEEPERS: LazyLock<Mutex<HashMap<StoreId, Weak<Keeper>>>> = LazyLock::new(Mutex::default);
+static KEEPERS: LazyLock<sync::Mutex<HashMap<StoreId, Weak<Keeper>>>> = LazyLock::new(Default::default);
 
 impl Keeper {
     /// The keeper of a store.

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Whether a store is failing, to log each change once.
 #[derive(Debug, Default)]
@@ -24,5 +24,33 @@ impl Health {
         self.failing.load(Ordering::Relaxed)
             && self.replies.fetch_add(1, Ordering::Relaxed) >= STEADY
             && self.failing.swap(false, Ordering::Relaxed)
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod threads {
+    use loom::{model, sync::Arc, thread::spawn};
+
+    use super::*;
+
+    #[test]
+    fn one_of_several_threads_sees_a_change() {
+        model(|| {
+            let health = Arc::new(Health::default());
+            let both = |record: fn(&Health) -> bool| {
+                let thread = spawn({
+                    let health = health.clone();
+                    move || record(&health)
+                });
+                let own = record(&health);
+                u32::from(own) + u32::from(thread.join().expect("no panic"))
+            };
+            assert_eq!(both(Health::fails), 1);
+
+            for _ in 0..STEADY {
+                assert!(!health.replies());
+            }
+            assert_eq!(both(Health::replies), 1);
+        });
     }
 }
