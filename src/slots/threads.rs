@@ -71,7 +71,7 @@ fn explore(schedule: impl Fn() + Send + Sync + 'static) {
     config.stack_size = 0x4_0000;
     config.silence_warnings = true; // of weak orderings, which loom explores
     config.max_steps = MaxSteps::FailAfter(100_000);
-    Runner::new(RandomScheduler::new_from_seed(7, 1_000), config).run(move || {
+    Runner::new(RandomScheduler::new_from_seed(7, 300), config).run(move || {
         clear_triggers();
         trigger_timeouts(|_| true);
         schedule();

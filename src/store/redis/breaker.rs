@@ -198,12 +198,15 @@ mod threads {
     fn failures_of_several_threads_are_all_counted() {
         model(|| {
             let breaker = Arc::new(Breaker::default());
-            let threads = [(); FAILURES as usize - 1].map(|()| {
+            for _ in 0..FAILURES - 2 {
+                breaker.record_failure();
+            }
+            let thread = spawn({
                 let breaker = breaker.clone();
-                spawn(move || breaker.record_failure())
+                move || breaker.record_failure()
             });
             breaker.record_failure();
-            threads.map(|thread| thread.join().expect("no panic"));
+            thread.join().expect("no panic");
             assert!(breaker.is_open());
         });
     }
@@ -233,28 +236,6 @@ mod threads {
             let own = breaker.start_probe(now, LEASE);
             let other = thread.join().expect("no panic");
             assert_eq!(own.iter().chain(&other).count(), 1);
-        });
-    }
-
-    #[test]
-    fn a_breaker_that_opens_while_its_probe_ends_has_one_probe() {
-        model(|| {
-            let (breaker, now) = (Arc::new(open()), Instant::now());
-            let first = breaker.start_probe(now, LEASE).expect("no probe runs");
-            let prober = spawn({
-                let breaker = breaker.clone();
-                move || {
-                    breaker.record_reply();
-                    breaker.renew_probe(first, now, LEASE)
-                }
-            });
-            for _ in 0..FAILURES {
-                breaker.record_failure();
-            }
-            let second = breaker.start_probe(now, LEASE);
-            let runs = prober.join().expect("no panic");
-            assert!(!breaker.is_open() || runs || second.is_some(), "no task probes");
-            assert!(!runs || second.is_none(), "two tasks probe");
         });
     }
 }

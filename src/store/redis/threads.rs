@@ -26,18 +26,25 @@ use crate::{
     store::{Charge, Operation, Store, StoreFuture, StoreRequest},
 };
 
+/// At most two calls in flight, so that requests wait in the queue.
+const LIMITS: BatchLimits = BatchLimits {
+    max_calls: 2,
+    low_load: 1,
+    ..BatchLimits::GROUP_COMMIT
+};
+
 /// Runs a test in random schedules, each with a store that has just loaded its script.
 fn explore<F: Future<Output = ()> + 'static>(test: fn(RedisStore, Network) -> F) {
     let mut config = Config::new();
     config.stack_size = 0x4_0000;
     config.silence_warnings = true; // of weak orderings, which loom explores
     config.max_steps = MaxSteps::FailAfter(100_000);
-    Runner::new(RandomScheduler::new_from_seed(7, 1_000), config).run(move || {
+    Runner::new(RandomScheduler::new_from_seed(7, 300), config).run(move || {
         clear_triggers();
         block_on(async move {
             let network = Network::new(7, false);
             let backend = simulated_backend(network.clone());
-            let queues = CommitQueues::new(backend, Some(DenyCache::new()), BatchLimits::GROUP_COMMIT);
+            let queues = CommitQueues::new(backend, Some(DenyCache::new()), LIMITS);
             let store = RedisStore::new(queues);
             check(&store, "first").await.expect("the network is good");
             test(store.clone(), network).await;
@@ -50,6 +57,11 @@ fn explore<F: Future<Output = ()> + 'static>(test: fn(RedisStore, Network) -> F)
 
 fn log() -> SlidingLog {
     SlidingLog::per_hour(1_000)
+}
+
+/// With a lease that does not expire meanwhile.
+fn slots() -> Concurrency {
+    Concurrency::new(2).lease(Duration::from_secs(3_600))
 }
 
 /// The key in Redis of the only policy of these tests.
@@ -164,7 +176,7 @@ fn a_request_that_reserves_is_refunded_if_its_caller_leaves() {
 fn slots_are_free_after_all_callers_left() {
     explore(|store, network| async move {
         let callers = [1, 2, 3, 9].map(|polls| {
-            let limiter = limiter(&store, Concurrency::new(2));
+            let limiter = limiter(&store, slots());
             spawn(async move {
                 let hold = async {
                     let decision = limiter.check("42").await.expect("the network is good");
@@ -177,8 +189,7 @@ fn slots_are_free_after_all_callers_left() {
         for caller in callers {
             caller.await.expect("no panic");
         }
-        let slots = Concurrency::new(2);
-        while network.room(&redis_key(slots, "42"), &slots.into()) < 2 {
+        while network.room(&redis_key(slots(), "42"), &slots().into()) < 2 {
             yield_now().await;
         }
         // The task of the keeper ends once it looks.
