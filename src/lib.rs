@@ -148,6 +148,7 @@ mod slots;
 #[cfg(feature = "tonic")]
 mod status;
 pub mod store;
+mod sync;
 mod warned;
 
 #[cfg(feature = "admin")]

@@ -104,7 +104,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tonic"))]
 mod tests {
     use proptest::{collection::vec, prelude::any, proptest};
     use tonic_types::{ErrorDetails, StatusExt};

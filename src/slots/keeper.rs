@@ -1,6 +1,6 @@
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -11,7 +11,10 @@ use tokio::{
 };
 
 use super::lease::{Lease, Renewal};
-use crate::store::{LeaseId, PerStore, Store};
+use crate::{
+    store::{LeaseId, PerStore, Store},
+    sync::{Mutex, MutexGuard},
+};
 
 /// Renews the leases that this process has in one store, and those that it counts itself while the store fails.
 ///

@@ -1,6 +1,6 @@
 use std::{
     borrow::Cow,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -10,13 +10,14 @@ use tokio::time::Instant;
 use crate::{
     Key, Limit,
     store::{Charge, Failover, LeaseId, Operation, Owed, Store, StoreFuture, StoreRequest},
+    sync::{Mutex, MutexGuard},
 };
 
 /// The id of a lease that a request is about to take.
 pub(crate) struct Ticket {
     pub(crate) id: LeaseId,
     /// It does not expire earlier than its length after this.
-    made_at: Instant,
+    pub(super) made_at: Instant,
 }
 
 impl Ticket {

@@ -3,6 +3,8 @@
 mod keeper;
 mod lease;
 mod release;
+#[cfg(all(test, feature = "shuttle"))]
+mod threads;
 
 use std::{fmt, sync::Arc};
 

@@ -116,7 +116,7 @@ mod tests {
         };
         match &ScriptReply::decode(&call, &raw).expect("a complete reply").replies[..] {
             [Ok(_)] => true,
-            [Err(error)] if error.kind() == ErrorKind::Protocol => false,
+            [Err(error)] if error.error.kind() == ErrorKind::Protocol => false,
             other => panic!("{other:?}"),
         }
     }

@@ -2,7 +2,7 @@ use std::{
     collections::VecDeque,
     future::poll_fn,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
     task::Poll,
     time::SystemTime,
 };
@@ -23,7 +23,10 @@ use super::{
     request::OwnedRequest,
     task::{DetachOnDrop, spawn},
 };
-use crate::store::{ErrorKind, StoreError, StoreResponse};
+use crate::{
+    store::{ErrorKind, StoreError, StoreResponse},
+    sync::{Mutex, MutexGuard},
+};
 
 /// Requests to a server or a slot of a cluster, which are sent in batches (group commit).
 ///

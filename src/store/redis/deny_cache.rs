@@ -1,11 +1,4 @@
-use std::{
-    collections::VecDeque,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::PoisonError, time::Duration};
 
 use hashbrown::{HashTable, hash_table::Entry};
 use smallvec::SmallVec;
@@ -16,7 +9,13 @@ use super::{
     key_format::KeyFormat,
     request::{HashedRequest, OwnedCharge, OwnedRequest},
 };
-use crate::store::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreResponse, Waiting};
+use crate::{
+    store::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreResponse, Waiting},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 /// Caches denials, so that repeated denied checks are not sent to Redis.
 ///
@@ -522,5 +521,39 @@ mod tests {
             deny(&cache, &TestCharge::new("0", 5, 1), now);
         }
         assert!(held(&cache).1 <= CAPACITY, "{:?}", held(&cache));
+    }
+
+    #[cfg(feature = "loom")]
+    mod threads {
+        use loom::{model, sync::Arc, thread::spawn};
+
+        use super::*;
+
+        /// What the server replies is behind a lock, since it executes one call at a time.
+        #[test]
+        fn a_denial_that_a_reset_overtakes_is_not_cached() {
+            model(|| {
+                let (cache, full) = (Arc::new(DenyCache::new()), Arc::new(Mutex::new(true)));
+                let checked = spawn({
+                    let (cache, full) = (cache.clone(), full.clone());
+                    move || {
+                        let (charge, made_at) = (TestCharge::new("a", 5, 1), Instant::now());
+                        let check = charge.request(Operation::Check);
+                        let generation = cache.generation(&check);
+                        if *full.lock().expect("no panic") {
+                            let state = ChargeState::new(1, Some(WAIT), WAIT);
+                            cache.insert(&check, made_at, generation, WAIT, &[state]);
+                        }
+                    }
+                });
+                let charge = TestCharge::new("a", 5, 1);
+                let reset = [charge.request(Operation::Reset)];
+                *full.lock().expect("no panic") = false;
+                cache.invalidate(&reset);
+                assert!(cached(&cache, &charge, Instant::now()).is_none());
+                checked.join().expect("no panic");
+                assert!(cached(&cache, &charge, Instant::now()).is_none());
+            });
+        }
     }
 }

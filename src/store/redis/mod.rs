@@ -27,6 +27,8 @@ mod simulation;
 mod slot;
 mod store;
 mod task;
+#[cfg(all(test, feature = "shuttle"))]
+mod threads;
 mod trial;
 mod url;
 mod words;

@@ -1,12 +1,13 @@
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, PoisonError},
 };
 
 use super::{
     backend::Backend, batch_limits::BatchLimits, commit_queue::CommitQueue, deny_cache::DenyCache,
     request::OwnedRequest, slot::slot_of,
 };
+use crate::sync::Mutex;
 
 /// The commit queues of a store, and what they share. The clones of a store have it in common.
 pub(super) struct CommitQueues {

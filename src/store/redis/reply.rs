@@ -235,7 +235,7 @@ mod tests {
             Ok(reply) => reply.replies.into_iter().next().and_then(Result::err),
             Err(failure) => Some(failure.into()),
         };
-        error.is_some_and(|error| error.kind() == ErrorKind::Protocol)
+        error.is_some_and(|error| error.error.kind() == ErrorKind::Protocol)
     }
 
     #[test]
@@ -310,7 +310,7 @@ mod tests {
         let mut raw = raw(&[9, -1, 0, 0, 0, 1, 4, 0, 60]);
         let reply = ScriptReply::decode(&call, &raw).unwrap();
         assert_eq!(
-            reply.replies[0].as_ref().unwrap_err().kind(),
+            reply.replies[0].as_ref().unwrap_err().error.kind(),
             ErrorKind::Protocol,
             "without the text"
         );

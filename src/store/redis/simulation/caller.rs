@@ -152,6 +152,8 @@ pub(super) type Records = Arc<Mutex<Vec<Record>>>;
 #[derive(Clone)]
 pub(super) struct Stage {
     pub(super) store: RedisStore,
+    /// The stores of the processes that take slots, of which it is the first.
+    pub(super) processes: Vec<RedisStore>,
     pub(super) network: Network,
     pub(super) records: Records,
     pub(super) polled: Arc<AtomicUsize>,
@@ -199,6 +201,7 @@ impl Stage {
                 cached: None,
                 settlement: SettlementRecord::default(),
                 held: None,
+                lost: false,
                 response: None,
             });
             records.len() - 1
@@ -294,7 +297,8 @@ impl Caller {
     async fn hold(self, lasts: Duration, stage: Stage, number: usize) {
         let (policy, limit, key, _) = self.request.charges[0].clone();
         let policy = Policy::new(policy, limit).failure_mode(FailureMode::Closed);
-        let limiter = Limiter::new(stage.store.clone(), policy);
+        let store = &stage.processes[number % stage.processes.len()];
+        let limiter = Limiter::new(store.clone(), policy);
         sleep(self.delay).await;
         let hold = async {
             let slots = limiter.check(key).await.ok().and_then(|decision| decision.take_slots());
@@ -357,6 +361,9 @@ struct Holding<'a> {
 impl Drop for Holding<'_> {
     fn drop(&mut self) {
         let held = (self.since, self.until.unwrap_or_else(Instant::now));
-        self.stage.edit(self.number, |record| record.held = Some(held));
+        self.stage.edit(self.number, |record| {
+            record.held = Some(held);
+            record.lost = self.until.is_some();
+        });
     }
 }

@@ -27,6 +27,8 @@ pub(super) struct Faults {
     pub(super) clock_step: u32,
     /// The call or its reply takes longer than the deadline.
     pub(super) slow: u32,
+    /// The call is executed a second time, later.
+    pub(super) duplicate: u32,
 }
 
 /// What happens to a call.
@@ -37,6 +39,8 @@ pub(super) struct Fate {
     pub(super) event: Event,
     pub(super) flush: bool,
     pub(super) clock_step: i64,
+    /// How much later the call is executed a second time.
+    pub(super) duplicate: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,6 +69,7 @@ impl Fate {
             flush,
             clock_step,
             slow,
+            duplicate,
         } = *faults;
         let mut event = Event::Nothing;
         for (chance, possible) in [
@@ -87,6 +92,7 @@ impl Fate {
             true => (there + Duration::from_micros(rng.u64(..150_000)), back),
             false => (there, back),
         };
+        let duplicated = duplicate > 0 && rng.u32(..1_000) < duplicate;
         Self {
             there,
             back,
@@ -96,6 +102,7 @@ impl Fate {
                 true => rng.i64(-20_000_000..20_000_000),
                 false => 0,
             },
+            duplicate: duplicated.then(|| Duration::from_micros(rng.u64(..300_000))),
         }
     }
 }

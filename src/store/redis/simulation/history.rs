@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Concurrency, SlidingLog,
-    store::{ErrorKind, StoreError, StoreResponse},
+    store::{ErrorKind, Operation, StoreError, StoreResponse},
 };
 
 /// A request of a caller.
@@ -38,6 +38,8 @@ pub(super) struct Record {
     pub(super) settlement: SettlementRecord,
     /// From when until when it held a slot.
     pub(super) held: Option<(Instant, Instant)>,
+    /// Whether it ended because the slot was lost.
+    pub(super) lost: bool,
     pub(super) response: Option<Result<StoreResponse, StoreError>>,
 }
 
@@ -81,6 +83,7 @@ pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
     verify_markers(plan, records, network);
     verify_bans(records, network);
     verify_slots(plan, records, network);
+    verify_leases(plan, records, network);
     verify_order(plan, records, network);
 }
 
@@ -298,13 +301,38 @@ fn verify_slots(plan: &Plan, records: &[Record], network: &Network) {
         }
         let Some((since, _)) = record.held else { continue };
         let at_once = of_slots().filter(|other| {
-            let held = other.held.filter(|_| other.keys == record.keys);
+            // A runtime that is stalled holds on to slots that it has lost.
+            let held = other.held.filter(|_| other.keys == record.keys && !other.disturbed);
             held.is_some_and(|(from, until)| from <= since && since < until)
         });
         let at_once = at_once.count() as u64;
-        // A runtime that is stalled holds on to slots that it has lost.
-        let holds_on = plan.faults.clock_step > 0 || plan.stalls > 0;
-        assert!(at_once <= Plan::SLOTS || holds_on, "{at_once} hold {key}: {record:?}");
+        let is_set = plan.faults.clock_step > 0;
+        assert!(at_once <= Plan::SLOTS || is_set, "{at_once} hold {key}: {record:?}");
+    }
+}
+
+/// A lease is renewed in time while its slot is held, and not after its end.
+fn verify_leases(plan: &Plan, records: &[Record], network: &Network) {
+    for sent in network.leases() {
+        let mut operations = sent.iter().map(|(_, operation)| *operation);
+        let ends = operations.any(|operation| operation == Operation::EndLease);
+        let renewed = operations.any(|operation| operation == Operation::RenewLease);
+        assert!(!ends || !renewed, "a lease is renewed after its end: {sent:?}");
+
+        if plan.faults == Faults::default() {
+            for pair in sent.windows(2) {
+                let pause = pair[1].0 - pair[0].0;
+                assert!(
+                    pause <= Plan::LEASE / 3 + ROUND_TRIP,
+                    "a lease is renewed after {pause:?}: {sent:?}"
+                );
+            }
+        }
+    }
+    if plan.faults == Faults::default() {
+        for record in records {
+            assert!(!record.lost, "a slot is lost on a good network: {record:?}");
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Deterministic simulation of commit queues, deadlines, breaker, deny cache, settlements and refunds across slots.
+//! Deterministic simulation of commit queues, deadlines, breaker, deny cache, settlements, refunds across slots, and leases.
 //!
 //! A schedule is made from a seed: callers that send, wait late and leave, a network with faults, a server with a clock that is
 //! set, and runtimes that end or stall. It runs in virtual time with the code of the store down to the client, and the promises
@@ -62,6 +62,7 @@ fn a_network_with_faults_charges_nothing_twice_and_each_caller_has_a_response() 
                 flush: some(7, 100),
                 clock_step: 0,
                 slow: some(8, 80),
+                duplicate: 0,
             },
             ..Plan::default()
         }
@@ -123,5 +124,38 @@ fn a_cluster_refunds_the_charges_before_a_denial() {
             ..Faults::default()
         },
         ..Plan::default()
+    });
+}
+
+#[test]
+fn processes_on_a_good_network_keep_their_slots() {
+    simulate(|_| Plan {
+        processes: 3,
+        ..Plan::default()
+    });
+}
+
+#[test]
+fn processes_on_a_network_with_faults_hold_no_more_slots_than_there_are() {
+    simulate(|seed| {
+        let some = |bit: u32, chance: u32| if seed >> bit & 1 == 1 { chance } else { 0 };
+        Plan {
+            processes: 3,
+            runtimes: 3,
+            endings: if seed % 3 == 0 { 2 } else { 0 },
+            stalls: if seed % 3 == 1 { 2 } else { 0 },
+            faults: Faults {
+                request_lost: some(0, 100),
+                reply_lost: some(1, 100),
+                cut_before: some(2, 200),
+                cut_after: some(3, 100),
+                error: some(4, 100),
+                flush: some(5, 100),
+                slow: some(6, 200),
+                duplicate: some(7, 300),
+                ..Faults::default()
+            },
+            ..Plan::default()
+        }
     });
 }

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     Key, Limit, MemoryStore,
     store::{
-        Charge, ChargeRole, ChargeState, Operation, Outcome, Store, StoreRequest,
+        Charge, ChargeRole, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest,
         health::Health,
         redis::{call::ScriptCall, failure::Failure, reply::RawReply, script::EvalCommand},
     },
@@ -52,6 +52,8 @@ struct ServerState {
     /// By key: the times by the clock of the server, and the costs that were charged.
     charged: HashMap<String, Vec<(u64, u64)>>,
     refunded: HashMap<String, u64>,
+    /// By lease: when its operations were sent.
+    leases: HashMap<LeaseId, Vec<(Instant, Operation)>>,
     /// Other events, for the report of a failure.
     events: BTreeMap<usize, String>,
 }
@@ -87,6 +89,7 @@ impl Network {
             sent: HashMap::new(),
             charged: HashMap::new(),
             refunded: HashMap::new(),
+            leases: HashMap::new(),
             events: BTreeMap::new(),
         };
         Self(Arc::new(Shared {
@@ -133,12 +136,17 @@ impl Network {
         self.server().sent.get(key).cloned().unwrap_or_default()
     }
 
-    pub(super) fn charged(&self, key: &str) -> Vec<(u64, u64)> {
+    pub(in crate::store::redis) fn charged(&self, key: &str) -> Vec<(u64, u64)> {
         self.server().charged.get(key).cloned().unwrap_or_default()
     }
 
-    pub(super) fn refunded(&self, key: &str) -> u64 {
+    pub(in crate::store::redis) fn refunded(&self, key: &str) -> u64 {
         self.server().refunded.get(key).copied().unwrap_or_default()
+    }
+
+    /// The operations of each lease in the order in which they were sent.
+    pub(super) fn leases(&self) -> Vec<Vec<(Instant, Operation)>> {
+        self.server().leases.values().cloned().collect()
     }
 
     pub(super) fn events(&self) -> Vec<String> {
@@ -151,7 +159,7 @@ impl Network {
     }
 
     /// The weight that the server would admit now.
-    pub(super) fn room(&self, key: &str, limit: &Limit) -> u64 {
+    pub(in crate::store::redis) fn room(&self, key: &str, limit: &Limit) -> u64 {
         let key = Key::from(key);
         let charges = [Charge::new("simulated", limit, &key, 1)];
         self.outcome(Operation::Peek, &charges).states[0].remaining
@@ -176,6 +184,13 @@ impl Network {
         let (number, fate) = self.send(call);
         let (sender, reply) = oneshot::channel();
         let (network, keys, arguments) = (self.clone(), call.keys.to_vec(), call.arguments.to_vec());
+        if let Some(later) = fate.duplicate {
+            let (network, fate, keys, arguments) = (self.clone(), fate.clone(), keys.clone(), arguments.clone());
+            tokio::spawn(async move {
+                sleep(later).await;
+                network.execute(number, &fate, command, &keys, &arguments)
+            });
+        }
         tokio::spawn(async move {
             let reply = network.deliver(number, fate, command, &keys, &arguments).await;
             let _ = sender.send(reply);
@@ -192,9 +207,15 @@ impl Network {
             let key = String::from_utf8_lossy(key).into_owned();
             server.sent.entry(key).or_default().push((number, position));
         }
+        for request in parse_requests(&call.arguments, self.0.clock.now()).unwrap_or_default() {
+            for lease in request.charges.iter().filter_map(|charge| charge.lease) {
+                let sent = server.leases.entry(lease).or_default();
+                sent.push((Instant::now(), request.operation));
+            }
+        }
         let ServerState { faults, rng, .. } = &mut *server;
         let fate = Fate::new(faults, call.keys.len(), rng);
-        if fate.event != Event::Nothing || fate.flush || fate.clock_step != 0 {
+        if fate.event != Event::Nothing || fate.flush || fate.clock_step != 0 || fate.duplicate.is_some() {
             server.events.insert(number, format!("{fate:?}"));
         }
         (number, fate)

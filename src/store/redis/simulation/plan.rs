@@ -22,6 +22,8 @@ pub(super) struct Plan {
     pub(super) faults: Faults,
     /// Whether counts of shared keys are reset.
     pub(super) resets: bool,
+    /// The number of processes that take slots. If it is above 1, all requests do.
+    pub(super) processes: usize,
 }
 
 impl Default for Plan {
@@ -33,6 +35,7 @@ impl Default for Plan {
             stalls: 0,
             faults: Faults::default(),
             resets: false,
+            processes: 1,
         }
     }
 }
@@ -99,6 +102,13 @@ pub(super) enum Kind {
 
 impl Kind {
     pub(super) fn any(rng: &mut Rng, plan: &Plan) -> Self {
+        let held = |rng: &mut Rng| Self::Held {
+            // Past the lease, so that it is renewed.
+            lasts: Duration::from_micros(rng.u64(..1_800_000)),
+        };
+        if plan.processes > 1 {
+            return held(rng);
+        }
         match rng.u32(..100) {
             ..30 => Self::Shared,
             30..35 => Self::CheckedOnly,
@@ -106,10 +116,7 @@ impl Kind {
             45..54 => Self::Own,
             54..60 => Self::Banned,
             60..65 => Self::OwnCharge,
-            65..68 => Self::Held {
-                // Past the lease, so that it is renewed.
-                lasts: Duration::from_micros(rng.u64(..1_800_000)),
-            },
+            65..68 => held(rng),
             68..70 => Self::Settled {
                 actual: [0, 4, Plan::ESTIMATE, 25][rng.usize(..4)],
             },

@@ -1,6 +1,6 @@
 //! Runs one schedule from a seed: the callers, the network and the runtimes.
 
-use std::{sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use fastrand::Rng;
 use tokio::{
@@ -46,8 +46,10 @@ async fn play(seed: u64, plan: &Plan) {
     let network = Network::new(rng.u64(..), plan.clustered);
     let store = store(&network);
     let started = Instant::now();
+    let others = (1..plan.processes).map(|_| self::store(&network));
     let stage = Stage {
         store: store.clone(),
+        processes: iter::once(store.clone()).chain(others).collect(),
         network: network.clone(),
         records: Records::default(),
         polled: Arc::default(),
@@ -128,7 +130,7 @@ async fn play(seed: u64, plan: &Plan) {
     stage.wait_for_callers().await;
     // Past every deadline, and every call that a caller left behind.
     sleep(Duration::from_secs(3)).await;
-    verify_settled(plan, &store, &network, &stage.records).await;
+    verify_settled(plan, &stage).await;
 
     let records = stage.records.lock().expect("no panic").clone();
     if std::env::var_os("TOWER_QUOTA_SEED").is_some() {
@@ -185,9 +187,16 @@ async fn verify_recovery(store: &RedisStore, runtime: &Runtime) {
 }
 
 /// In the end no call counts as in flight, no request waits, and the charges of denied requests are refunded.
-async fn verify_settled(plan: &Plan, store: &RedisStore, network: &Network, records: &Records) {
+async fn verify_settled(plan: &Plan, stage: &Stage) {
+    let Stage {
+        store,
+        processes,
+        network,
+        records,
+        ..
+    } = stage;
     assert!(
-        store.queues().are_idle(),
+        processes.iter().all(|store| store.queues().are_idle()),
         "a queue has calls in flight or waiting requests"
     );
     let calls = network.calls();

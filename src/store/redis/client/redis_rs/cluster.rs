@@ -242,6 +242,7 @@ impl Shared {
     }
 
     fn connect(&self, (host, port): &Address) -> Arc<ClusterNode> {
+        #[cfg(not(feature = "shuttle"))] // which has one runtime
         let _entered = self.runtime.enter();
         let server = at(&self.template, host.clone(), *port);
         Arc::new(ClusterNode {

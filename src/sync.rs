@@ -1,0 +1,8 @@
+//! The types by which threads share state. In `tests/threads` they are those of loom or shuttle, which explore schedules.
+
+#[cfg(feature = "loom")]
+pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
+#[cfg(not(any(feature = "loom", feature = "shuttle")))]
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
