@@ -1,4 +1,4 @@
-//! The promises of each algorithm on random histories, against models with a list of all admissions.
+//! The promises of each algorithm on random histories. `model` has what each decision is.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use proptest::{
 };
 use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
 
-use crate::support::{BERLIN, Bench};
+use crate::support::{BERLIN, Bench, each_store};
 
 /// The window of all limits here: 10 ms, or an hour for those of a calendar, in `units` of a microsecond.
 const WINDOW: u64 = 10_000;
@@ -21,8 +21,6 @@ struct History {
     quota: u64,
     arrivals: Vec<Arrival>,
     last: Arrival,
-    /// The quota for the last request, at most the one before.
-    lowered: u64,
     /// How far the clock is set back before the last request.
     step_back: u64,
 }
@@ -47,26 +45,17 @@ fn histories() -> impl Strategy<Value = History> {
     let arrival = (after, cost).prop_map(|(after, cost)| Arrival { after, cost });
     let step_back = prop_oneof![0..=WINDOW, 0..=20 * WINDOW];
     // In half of the histories all costs are 1, which a log stores in another way.
-    let histories = (
-        1..=MOST,
-        vec(arrival.clone(), 0..40),
-        arrival,
-        1..=MOST,
-        step_back,
-        any::<bool>(),
-    );
-    histories.prop_map(|(quota, mut arrivals, mut last, lowered, step_back, light)| {
-        let lowered = lowered.min(quota);
+    let histories = (1..=MOST, vec(arrival.clone(), 0..40), arrival, step_back, any::<bool>());
+    histories.prop_map(|(quota, mut arrivals, mut last, step_back, light)| {
         let most = if light { 1 } else { quota };
         for arrival in &mut arrivals {
             arrival.cost = arrival.cost.min(most);
         }
-        last.cost = last.cost.min(lowered);
+        last.cost = last.cost.min(quota);
         History {
             quota,
             arrivals,
             last,
-            lowered,
             step_back,
         }
     })
@@ -78,8 +67,6 @@ struct Algorithm {
     limit: fn(u64) -> Limit,
     /// The microseconds in a unit of time.
     units: u64,
-    /// Whether a request of this cost fits now; `None` where both results are correct.
-    fits: fn(&Model, u64, u64, u64) -> Option<bool>,
     /// The most that is admitted in a half-open window, wherever it starts.
     most: fn(u64) -> u64,
     /// The most units that a request of cost 1 is delayed after the clock was set back: the slack, which is one window here, since
@@ -90,7 +77,6 @@ struct Algorithm {
 const LOG: Algorithm = Algorithm {
     limit: |quota| SlidingLog::new(quota, Duration::from_micros(WINDOW)).into(),
     units: 1,
-    fits: |model, quota, now, cost| Some(model.admitted(now + 1 - WINDOW, now) + cost <= quota),
     most: |quota| quota,
     longest_block: 2 * WINDOW,
 };
@@ -102,15 +88,6 @@ const COARSE_LOG: Algorithm = Algorithm {
             .into()
     },
     units: 1,
-    fits: |model, quota, now, cost| {
-        let (on_time, late) = (now + 1 - WINDOW, now + 1 - WINDOW - WINDOW.div_ceil(7));
-        match () {
-            () if model.admitted(on_time, now) + cost > quota => Some(false),
-            // An admission counts too long by less than one seventh of the window.
-            () if model.admitted(late + 1, now) + cost <= quota => Some(true),
-            () => None,
-        }
-    },
     most: |quota| quota,
     longest_block: 2 * WINDOW,
 };
@@ -118,12 +95,6 @@ const COARSE_LOG: Algorithm = Algorithm {
 const COUNTER: Algorithm = Algorithm {
     limit: |quota| SlidingCounter::new(quota, Duration::from_micros(WINDOW)).into(),
     units: 1,
-    fits: |model, quota, now, cost| {
-        let start = now - now % WINDOW;
-        let (current, previous) = (model.admitted(start, now), model.admitted(start - WINDOW, start - 1));
-        let share = (previous * (WINDOW - now % WINDOW)).div_ceil(WINDOW);
-        Some(current + share + cost <= quota)
-    },
     // The quota at the end of one window, and all but one before the end of the next one.
     most: |quota| 2 * quota - 1,
     longest_block: WINDOW + 2 * WINDOW,
@@ -132,20 +103,6 @@ const COUNTER: Algorithm = Algorithm {
 const FIXED_WINDOW: Algorithm = Algorithm {
     limit: |quota| FixedWindow::new(quota, Duration::from_micros(WINDOW)).into(),
     units: 1,
-    fits: |model, quota, now, cost| {
-        let mut opened = 0;
-        for (at, _) in &model.0 {
-            if *at >= opened + WINDOW {
-                opened = *at;
-            }
-        }
-        let used = if now < opened + WINDOW {
-            model.admitted(opened, now)
-        } else {
-            0
-        };
-        Some(used + cost <= quota)
-    },
     most: |quota| 2 * quota,
     longest_block: 2 * WINDOW,
 };
@@ -153,7 +110,6 @@ const FIXED_WINDOW: Algorithm = Algorithm {
 const ALIGNED_WINDOW: Algorithm = Algorithm {
     limit: |quota| FixedWindow::new(quota, Duration::from_micros(WINDOW)).aligned().into(),
     units: 1,
-    fits: |model, quota, now, cost| Some(model.admitted(now - now % WINDOW, now) + cost <= quota),
     most: |quota| 2 * quota,
     longest_block: 2 * WINDOW,
 };
@@ -169,16 +125,6 @@ const fn bucket<const RATE: u64>(limit: fn(u64) -> Limit) -> Algorithm {
     Algorithm {
         limit,
         units: 1,
-        fits: |model, burst, now, cost| {
-            let rate = if RATE > 0 { RATE } else { burst };
-            let room = |since: u64| burst * WINDOW + (now - since) * rate;
-            let starts = model.0.iter().map(|(at, _)| *at).chain([now]);
-            Some(
-                starts
-                    .into_iter()
-                    .all(|since| (model.admitted(since, now) + cost) * WINDOW <= room(since)),
-            )
-        },
         most: |burst| burst + if RATE > 0 { RATE } else { burst },
         longest_block: 4 * WINDOW,
     }
@@ -275,70 +221,6 @@ async fn no_window_holds_more_than_the_promise(case: Case, history: History) -> 
     Ok(())
 }
 
-async fn a_request_is_admitted_if_and_only_if_it_fits_in_the_model(
-    case: Case,
-    history: History,
-) -> Result<(), TestCaseError> {
-    let limit = case.algorithm.limit(history.quota);
-    let mut model = Model::default();
-    for arrival in history.arrivals.iter().chain([&history.last]) {
-        case.wait(arrival.after).await;
-        let now = case.algorithm.now(&case.bench);
-        let fits = (case.algorithm.fits)(&model, history.quota, now, arrival.cost);
-
-        let outcome = case.bench.check(&limit, arrival.cost).await;
-        prop_assert_eq!(
-            outcome.allowed,
-            fits.unwrap_or(outcome.allowed),
-            "{:?} at {}: {:?}",
-            arrival,
-            now,
-            model
-        );
-        if outcome.allowed {
-            model.0.push((now, arrival.cost));
-        }
-    }
-    Ok(())
-}
-
-async fn retry_after_is_exact_at_its_edge(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.run_until_the_last(&history).await;
-    let (bench, limit, cost) = (&case.bench, case.algorithm.limit(history.lowered), history.last.cost);
-    let outcome = bench.check(&limit, cost).await;
-    let Some(retry_after) = outcome.states()[0].retry_after else {
-        prop_assert!(outcome.allowed);
-        return Ok(());
-    };
-
-    prop_assert!(!outcome.allowed);
-    bench.advance(retry_after - MICROSECOND).await;
-    let early = bench.check(&limit, cost).await;
-    prop_assert!(!early.allowed, "1 µs before {retry_after:?}");
-    prop_assert_eq!(early.states()[0].retry_after, Some(MICROSECOND));
-    bench.advance(MICROSECOND).await;
-    let in_time = bench.check(&limit, cost).await;
-    prop_assert!(in_time.allowed, "after {retry_after:?}: {in_time:?}");
-    Ok(())
-}
-
-async fn remaining_is_admitted_and_not_one_more(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.run_until_the_last(&history).await;
-    let (bench, limit) = (&case.bench, case.algorithm.limit(history.lowered));
-    let remaining = remaining(&bench.check(&limit, history.last.cost).await);
-
-    if remaining > 0 {
-        let whole = bench.peek(&limit, remaining).await;
-        prop_assert!(whole.allowed, "{remaining} at once: {whole:?}");
-    }
-    for admitted in 0..remaining {
-        let outcome = bench.check(&limit, 1).await;
-        prop_assert!(outcome.allowed, "{admitted} of {remaining}: {outcome:?}");
-    }
-    prop_assert!(!bench.check(&limit, 1).await.allowed, "one more than {remaining}");
-    Ok(())
-}
-
 async fn a_denied_request_adds_no_weight_and_no_time_to_live(
     case: Case,
     history: History,
@@ -361,20 +243,6 @@ async fn a_denied_request_adds_no_weight_and_no_time_to_live(
         after.is_none() || after == expires_at,
         "{after:?} instead of {expires_at:?}"
     );
-    Ok(())
-}
-
-async fn reset_after_is_exact_at_its_edge(case: Case, history: History) -> Result<(), TestCaseError> {
-    case.run_until_the_last(&history).await;
-    let (bench, limit) = (&case.bench, case.algorithm.limit(history.quota));
-    let reset_after = bench.check(&limit, history.last.cost).await.states()[0].reset_after;
-
-    bench.advance(reset_after - MICROSECOND).await;
-    prop_assert!(remaining(&bench.peek(&limit, 1).await) < history.quota);
-    bench.advance(MICROSECOND).await;
-    let restored = bench.peek(&limit, history.quota).await;
-    prop_assert!(restored.allowed);
-    prop_assert_eq!(restored.states()[0].reset_after, Duration::ZERO);
     Ok(())
 }
 
@@ -427,13 +295,13 @@ where
     }
 }
 
-macro_rules! in_every_store {
+macro_rules! each_algorithm {
     ($($algorithm:ident $named:ident)*) => {
-        mod memory_store {$(
+        mod in_memory {$(
             properties! { memory_store, 200, $algorithm $named }
         )*}
 
-        mod redis_store {$(
+        mod in_redis {$(
             properties! { redis_store, 20, $algorithm $named }
         )*}
     };
@@ -444,11 +312,7 @@ macro_rules! properties {
         mod $algorithm {
             tests! { $store, $cases, $named;
                 no_window_holds_more_than_the_promise
-                a_request_is_admitted_if_and_only_if_it_fits_in_the_model
-                retry_after_is_exact_at_its_edge
-                remaining_is_admitted_and_not_one_more
                 a_denied_request_adds_no_weight_and_no_time_to_live
-                reset_after_is_exact_at_its_edge
                 a_clock_set_back_keeps_the_promise_from_then_on
                 a_clock_set_back_delays_no_request_for_long
             }
@@ -466,7 +330,7 @@ macro_rules! tests {
     )*};
 }
 
-in_every_store! {
+each_algorithm! {
     sliding_log LOG
     coarse_log COARSE_LOG
     sliding_counter COUNTER
@@ -479,25 +343,7 @@ in_every_store! {
 
 // The largest numbers, and long runs.
 
-macro_rules! runs {
-    ($($run:ident)*) => {
-        mod memory_store_runs {$(
-            #[tokio::test]
-            async fn $run() {
-                super::$run(crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        mod redis_store_runs {$(
-            #[tokio::test]
-            async fn $run() {
-                super::$run(crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
-
-runs! {
+each_store! {
     the_largest_limit_admits_itself_and_no_more
     seven_in_three_seconds_do_not_drift
     a_million_in_thirty_days_do_not_drift
