@@ -35,7 +35,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-async fn both_stores_decide_as_the_model() {
+async fn decide_as_the_model() {
     let stores = Stores::start().await;
     let decisions = number("TOWER_QUOTA_DECISIONS").map_or(DECISIONS, |decisions| decisions as usize);
     let first = number("TOWER_QUOTA_SEED");
@@ -52,14 +52,24 @@ async fn both_stores_decide_as_the_model() {
     }
 }
 
-macro_rules! parts {
-    ($($part:ident)*) => {$(
-        #[tokio::test]
-        async fn $part() {
-            both_stores_decide_as_the_model().await;
-        }
-    )*};
+// Each has random worlds of its own, so that they run on several processors.
+
+#[tokio::test]
+async fn both_stores_decide_as_the_model() {
+    decide_as_the_model().await;
 }
 
-// Apart, since each takes one processor.
-parts! { one two three four }
+#[tokio::test]
+async fn both_stores_decide_as_the_model_in_other_worlds() {
+    decide_as_the_model().await;
+}
+
+#[tokio::test]
+async fn both_stores_decide_as_the_model_in_further_worlds() {
+    decide_as_the_model().await;
+}
+
+#[tokio::test]
+async fn both_stores_decide_as_the_model_in_still_other_worlds() {
+    decide_as_the_model().await;
+}
