@@ -20,27 +20,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Algorithm, Bench, Broken, Cluster, Counted, Received, Redis, Sentinel, connected, eventually, patient,
+    Algorithm, Bench, Broken, Cluster, Counted, Received, Redis, Sentinel, connected, each_store, eventually, patient,
 };
-
-/// Tests on a store whose clock the test sets.
-macro_rules! each_store {
-    ($($test:ident)*) => {
-        mod memory_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        mod redis_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
 
 each_store! {
     a_ban_begins_with_the_last_denial_and_ends_to_the_microsecond

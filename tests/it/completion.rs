@@ -24,30 +24,11 @@ use tower_quota::{
     store::{ErrorKind, Operation, Store, StoreError, StoreFuture, StoreId, StoreRequest},
 };
 
-use crate::support::{Browser, Gated, Later, Log, Proxy, Redis, connected, eventually, less_patient, patient, serve};
+use crate::support::{
+    Browser, Gated, Later, Log, Proxy, Redis, connected, each_store, eventually, less_patient, patient, serve,
+};
 
-/// Runs each of these tests in every store.
-macro_rules! in_every_store {
-    ($($test:ident)*) => {
-        mod memory_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(std::sync::Arc::new(tower_quota::MemoryStore::new())).await;
-            }
-        )*}
-
-        mod redis_store {$(
-            #[tokio::test]
-            async fn $test() {
-                let redis = crate::support::Redis::start();
-                let store = crate::support::connected(crate::support::patient(), &redis.url()).await;
-                super::$test(std::sync::Arc::new(store)).await;
-            }
-        )*}
-    };
-}
-
-in_every_store! {
+each_store! { with crate::support::Unclocked:
     a_request_is_refunded_if_the_condition_holds
     a_request_is_charged_if_the_condition_holds
     what_is_charged_first_exceeds_the_limit_at_no_time

@@ -32,27 +32,8 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Bench, Broken, Clock, Cluster, Counted, Gated, Later, Redis, connected, decide, eventually, patient,
+    Bench, Broken, Clock, Cluster, Counted, Gated, Later, Redis, connected, decide, each_store, eventually, patient,
 };
-
-/// Tests on a store whose clock the test sets.
-macro_rules! each_store {
-    ($($test:ident)*) => {
-        mod memory_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        mod redis_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
 
 each_store! {
     no_more_leases_are_held_at_once_than_there_are_slots

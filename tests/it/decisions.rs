@@ -15,27 +15,9 @@ use tower_quota::{
     store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::support::{BERLIN, Bench, Clock, Redis, decide};
+use crate::support::{BERLIN, Bench, Clock, Redis, decide, each_store};
 
-macro_rules! in_every_store {
-    ($($test:ident)*) => {
-        mod memory_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        mod redis_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
-
-in_every_store! {
+each_store! {
     charges_beyond_the_limit_count_for_one_window
     a_repeated_refund_takes_nothing_from_an_admission_soon_after
     a_refund_finds_what_was_admitted_before_charges_beyond_the_limit

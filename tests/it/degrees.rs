@@ -11,26 +11,7 @@ use tower_quota::{
     key,
 };
 
-use crate::support::{Algorithm, Bench, Broken, get, send};
-
-/// Tests on a store whose clock the test sets.
-macro_rules! each_store {
-    ($($test:ident)*) => {
-        mod memory_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        mod redis_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
+use crate::support::{Algorithm, Bench, Broken, each_store, get, send};
 
 each_store! {
     a_degree_is_the_number_of_thresholds_that_are_reached

@@ -6,35 +6,15 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    Decision, Denial, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket,
-    key, store::Store,
+    Decision, Denial, Key, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    store::Store,
 };
 
-use crate::support::{Counted, Received, Redis};
+use crate::support::{Counted, Received, each_store};
 
 type Body = Empty<bytes::Bytes>;
 
-/// Runs each of these tests in every store, by the store's own clock.
-macro_rules! in_every_store {
-    ($($test:ident)*) => {
-        mod memory_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(std::sync::Arc::new(tower_quota::MemoryStore::new())).await;
-            }
-        )*}
-
-        mod redis_store {$(
-            #[tokio::test]
-            async fn $test() {
-                let redis = crate::support::Redis::start();
-                super::$test(std::sync::Arc::new(super::store_in(&redis).await)).await;
-            }
-        )*}
-    };
-}
-
-in_every_store! {
+each_store! { with crate::support::Unclocked:
     check_n_counts_its_cost_instead_of_that_of_the_policy
     a_check_has_the_cost_of_the_policy
     a_charge_may_exceed_the_limit_and_later_checks_pay
@@ -54,12 +34,6 @@ in_every_store! {
     a_layer_denies_a_cost_above_the_limit_without_retry_after
     a_layer_denies_deny_all_without_retry_after
     a_layer_adds_no_fields_for_unlimited
-}
-
-async fn store_in(redis: &Redis) -> RedisStore {
-    let builder = RedisStore::builder().deadline(Duration::from_secs(60));
-    let client = redis.client().await.clone();
-    builder.fred_client(client).connect_lazy().expect("the client will do")
 }
 
 const LOG_OF_5: SlidingLog = SlidingLog::per_hour(5);

@@ -15,30 +15,11 @@ use tower_quota::{
 };
 
 use crate::support::{
-    Algorithm, Bench, Broken, Clock, Cluster, Counted, Later, Log, Redis, connected, eventually, get, less_patient,
-    patient, send,
+    Algorithm, Bench, Broken, Clock, Cluster, Counted, Later, Log, Redis, connected, each_store, eventually, get,
+    less_patient, patient, send,
 };
 
-/// Runs each of these tests in every store, by a clock that stands still.
-macro_rules! in_every_store {
-    ($($test:ident)*) => {
-        mod in_memory {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(&crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        mod in_redis {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(&crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
-
-in_every_store! {
+each_store! {
     it_counts_what_it_would_have_admitted_and_denies_nothing
     its_denial_leaves_the_other_policies_as_they_are
     a_denial_of_the_other_policies_leaves_it_as_it_is
@@ -76,7 +57,7 @@ async fn remaining(store: &Arc<dyn Store>, policy: Policy<Unkeyed>) -> u64 {
     limiter.peek("k").await.expect("the store replies").remaining()
 }
 
-async fn it_counts_what_it_would_have_admitted_and_denies_nothing(bench: &Bench) {
+async fn it_counts_what_it_would_have_admitted_and_denies_nothing(bench: Bench) {
     for algorithm in Algorithm::ALL {
         let candidate = Policy::new(algorithm_name(algorithm), algorithm.limit(2)).observe_only();
         let limiter = Limiter::new(bench.store.clone(), candidate);
@@ -102,7 +83,7 @@ fn algorithm_name(algorithm: Algorithm) -> String {
     text.replace(|char: char| !char.is_ascii_alphanumeric(), "-")
 }
 
-async fn its_denial_leaves_the_other_policies_as_they_are(bench: &Bench) {
+async fn its_denial_leaves_the_other_policies_as_they_are(bench: Bench) {
     for (first, observed, enforced) in [(true, "a", "b"), (false, "c", "d")] {
         let mut policies = vec![hourly(observed, 1).observe_only(), hourly(enforced, 3)];
         if !first {
@@ -122,7 +103,7 @@ async fn its_denial_leaves_the_other_policies_as_they_are(bench: &Bench) {
     }
 }
 
-async fn a_denial_of_the_other_policies_leaves_it_as_it_is(bench: &Bench) {
+async fn a_denial_of_the_other_policies_leaves_it_as_it_is(bench: Bench) {
     let limiter = Limiter::new(
         bench.store.clone(),
         [hourly("enforced", 1), hourly("candidate", 5).observe_only()],
@@ -140,7 +121,7 @@ async fn a_denial_of_the_other_policies_leaves_it_as_it_is(bench: &Bench) {
     assert_eq!(remaining(&bench.store, hourly("candidate", 5)).await, 1);
 }
 
-async fn a_cost_above_its_limit_is_reported_and_admitted(bench: &Bench) {
+async fn a_cost_above_its_limit_is_reported_and_admitted(bench: Bench) {
     let closed = Policy::new("closed", Limit::DenyAll).observe_only();
     let small = hourly("small", 2).cost(3).observe_only();
     let limiter = Limiter::new(bench.store.clone(), [closed, hourly("enforced", 5), small]);
@@ -152,7 +133,7 @@ async fn a_cost_above_its_limit_is_reported_and_admitted(bench: &Bench) {
     assert_eq!(remaining(&bench.store, hourly("small", 2)).await, 2);
 }
 
-async fn a_permanent_denial_beside_it_is_still_one_and_it_counts(bench: &Bench) {
+async fn a_permanent_denial_beside_it_is_still_one_and_it_counts(bench: Bench) {
     let closed = Policy::new("closed", Limit::DenyAll);
     let policies = [closed, hourly("enforced", 5), hourly("candidate", 5).observe_only()];
     let limiter = Limiter::new(bench.store.clone(), policies);
@@ -171,7 +152,7 @@ async fn a_permanent_denial_beside_it_is_still_one_and_it_counts(bench: &Bench) 
     assert_eq!(remaining(&bench.store, hourly("enforced", 5)).await, 5);
 }
 
-async fn a_receipt_refunds_what_it_has_counted_and_no_more(bench: &Bench) {
+async fn a_receipt_refunds_what_it_has_counted_and_no_more(bench: Bench) {
     let limiter = Limiter::new(
         bench.store.clone(),
         [hourly("enforced", 5), hourly("candidate", 1).observe_only()],
@@ -198,7 +179,7 @@ async fn a_receipt_refunds_what_it_has_counted_and_no_more(bench: &Bench) {
     assert_eq!(remaining(&bench.store, hourly("enforced", 5)).await, 5);
 }
 
-async fn a_limiter_peeks_charges_and_resets_it_too(bench: &Bench) {
+async fn a_limiter_peeks_charges_and_resets_it_too(bench: Bench) {
     let limiter = Limiter::new(
         bench.store.clone(),
         [hourly("enforced", 9), hourly("candidate", 2).observe_only()],
@@ -224,7 +205,7 @@ async fn a_limiter_peeks_charges_and_resets_it_too(bench: &Bench) {
     assert_eq!(remaining(&bench.store, hourly("candidate", 2)).await, 2);
 }
 
-async fn several_observe_apart_from_each_other(bench: &Bench) {
+async fn several_observe_apart_from_each_other(bench: Bench) {
     let policies = [1, 2, 3].map(|quota| hourly(["", "one", "two", "three"][quota], quota as u64).observe_only());
     let limiter = Limiter::new(bench.store.clone(), policies);
     for counted in [
@@ -244,7 +225,7 @@ fn app(layers: impl IntoIterator<Item = RateLimitLayer>) -> Router {
     layers.into_iter().fold(app, Router::layer)
 }
 
-async fn it_is_charged_once_in_nested_layers(bench: &Bench) {
+async fn it_is_charged_once_in_nested_layers(bench: Bench) {
     let layer = || {
         RateLimitLayer::new(
             bench.store.clone(),
@@ -260,7 +241,7 @@ async fn it_is_charged_once_in_nested_layers(bench: &Bench) {
     }
 }
 
-async fn a_layer_that_observed_a_denial_leaves_it_to_an_inner_one(bench: &Bench) {
+async fn a_layer_that_observed_a_denial_leaves_it_to_an_inner_one(bench: Bench) {
     let policy = || hourly("api", 2).key(key::constant("k"));
     let layer = |policy: Policy| RateLimitLayer::new(bench.store.clone(), policy);
     let app = app([layer(policy()), layer(policy().observe_only())]);
@@ -271,7 +252,7 @@ async fn a_layer_that_observed_a_denial_leaves_it_to_an_inner_one(bench: &Bench)
     assert_eq!(statuses, [200, 200, 429, 429]);
 }
 
-async fn it_may_observe_a_limit_that_is_chosen_for_each_request(bench: &Bench) {
+async fn it_may_observe_a_limit_that_is_chosen_for_each_request(bench: Bench) {
     let by_plan = limit::by(|parts| match parts.headers.contains_key("pro") {
         true => SlidingLog::per_hour(3),
         false => SlidingLog::per_hour(1),
@@ -288,7 +269,7 @@ async fn it_may_observe_a_limit_that_is_chosen_for_each_request(bench: &Bench) {
     }
 }
 
-async fn slots_of_a_request_that_another_policy_denies_are_released(bench: &Bench) {
+async fn slots_of_a_request_that_another_policy_denies_are_released(bench: Bench) {
     let exhausted = hourly("exhausted", 1);
     drop(check(&Limiter::new(bench.store.clone(), exhausted.clone())).await);
     for enforced in [
@@ -314,7 +295,7 @@ async fn slots_of_a_request_that_another_policy_denies_are_released(bench: &Benc
     }
 }
 
-async fn a_check_is_one_call_of_the_store(bench: &Bench) {
+async fn a_check_is_one_call_of_the_store(bench: Bench) {
     let store = Counted::new(bench.store.clone());
     let policies = [
         hourly("enforced", 5),

@@ -20,26 +20,7 @@ use tower_quota::{
     store::{Store, StoreFuture, StoreId, StoreRequest},
 };
 
-use crate::support::{Algorithm, Bench, Broken, Cluster, Received, Redis, connected, patient};
-
-/// Tests on a store whose clock the test sets.
-macro_rules! each_store {
-    ($($test:ident)*) => {
-        mod memory_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        mod redis_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
+use crate::support::{Algorithm, Bench, Broken, Cluster, Received, Redis, connected, each_store, patient};
 
 each_store! {
     an_id_is_counted_once_in_a_window_of_each_algorithm

@@ -1,4 +1,4 @@
-//! Decisions compared with other implementations: the token bucket of governor, and lists of all admissions.
+//! Decisions compared with others: those of the token bucket of governor, and those without the requests that are refunded.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -101,92 +101,6 @@ fn a_bucket_in_memory_decides_as_governor_does() {
 #[test]
 fn a_bucket_in_redis_decides_as_governor_does() {
     holds(20, Bench::redis_store(), checks(200), a_bucket_decides_as_governor_does);
-}
-
-/// An event on a timeline, after a pause.
-#[derive(Clone, Copy, Debug)]
-enum Event {
-    Check(u64),
-    Charge(u64),
-    /// The refund of one of the previous admissions.
-    Refund(usize),
-}
-
-fn events(length: usize) -> impl Strategy<Value = Vec<(u64, Event)>> {
-    let pause = prop_oneof![3 => Just(0), 2 => 0..=20u64, 3 => 0..=WINDOW / 8, 1 => 0..=2 * WINDOW];
-    let cost = || prop_oneof![3 => Just(1), 2 => 1..=8u64];
-    let event = prop_oneof![
-        10 => cost().prop_map(Event::Check),
-        2 => cost().prop_map(Event::Charge),
-        3 => (0..40usize).prop_map(Event::Refund),
-    ];
-    vec((pause, event), 0..length)
-}
-
-/// All admissions: their times and costs.
-#[derive(Default)]
-struct Admissions(Vec<(u64, u64)>);
-
-impl Admissions {
-    fn since(&self, from: u64) -> u64 {
-        let recent = self.0.iter().filter(|(at, _)| *at >= from);
-        recent.map(|(_, weight)| weight).sum()
-    }
-}
-
-/// Charges beyond the limit may count too long by a thousandth of the window; all other decisions are exact.
-async fn a_log_decides_as_a_list_does(bench: Bench, events: Vec<(u64, Event)>) -> Result<(), TestCaseError> {
-    const QUOTA: u64 = 20;
-    let limit = SlidingLog::new(QUOTA, micros(WINDOW)).into();
-    let mut list = Admissions::default();
-    for (pause, event) in events {
-        bench.advance(micros(pause)).await;
-        let now = bench.now();
-        match event {
-            Event::Check(cost) => {
-                let (least, most) = (
-                    list.since(now + 1 - WINDOW),
-                    list.since(now + 1 - WINDOW - WINDOW / 1_000),
-                );
-                let outcome = bench.check(&limit, cost).await;
-                let expected = match () {
-                    () if least + cost > QUOTA => false,
-                    () if most + cost <= QUOTA => true,
-                    () => outcome.allowed,
-                };
-                prop_assert_eq!(outcome.allowed, expected, "{} to {} count", least, most);
-                if outcome.allowed {
-                    list.0.push((now, cost));
-                }
-                let left = QUOTA.saturating_sub(list.since(now + 1 - WINDOW));
-                prop_assert!(remaining(&outcome) <= left, "{} of {}", remaining(&outcome), left);
-            }
-            Event::Charge(cost) => {
-                bench.charge(&limit, cost).await;
-                list.0.push((now, cost));
-            }
-            Event::Refund(which) => {
-                let Some(which) = list.0.len().checked_sub(which + 1) else {
-                    continue;
-                };
-                let (at, weight) = list.0.remove(which);
-                let left = QUOTA.saturating_sub(list.since(now + 1 - WINDOW));
-                let refunded = remaining(&bench.refund(&limit, weight, at).await);
-                prop_assert!(refunded <= left, "{refunded} of {left}");
-            }
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn a_log_in_memory_decides_as_a_list_does() {
-    holds(300, Bench::memory_store(), events(200), a_log_decides_as_a_list_does);
-}
-
-#[test]
-fn a_log_in_redis_decides_as_a_list_does() {
-    holds(20, Bench::redis_store(), events(200), a_log_decides_as_a_list_does);
 }
 
 /// All limits except windows that open with the first request, which may be refunded.

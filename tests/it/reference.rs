@@ -4,28 +4,10 @@ use std::time::Duration;
 
 use tower_quota::{FixedWindow, Limit, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
 
-use crate::support::{BERLIN, Bench, Clock, Redis, decide};
+use crate::support::{BERLIN, Bench, Clock, Redis, decide, each_store};
 
-macro_rules! in_every_store {
-    ($($test:ident)*) => {
-        mod memory_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        // The clock of the test is years ahead of that of this process, from which the store guesses the calendar.
-        mod redis_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
-
-in_every_store! {
+// The clock of the test is years ahead of that of this process, from which a store in Redis guesses the calendar.
+each_store! {
     a_token_bucket_decides_as_redis_cell_does
     three_in_a_clock_hour_are_three_more_after_the_full_hour
     three_in_any_hour_are_no_more_after_the_full_hour

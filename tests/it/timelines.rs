@@ -127,18 +127,6 @@ fn timelines() -> Vec<Timeline> {
              10_000: check 4 -> denied for 10_000, 1 left, full in 10_000
              9_500: peek 2 -> denied for 1_500, 1 left, full in 10_000",
         ),
-        // Tokens of which two come in an odd number of microseconds.
-        Timeline::of(
-            bucket(2, 1_001, 4),
-            "0: check 4 -> 0 left, full in 2_002
-             500: peek 1 -> denied for 1, 0 left, full in 1_502
-             501: peek 1 -> 1 left, full in 1_501",
-        ),
-        Timeline::of(
-            bucket(300, 1_000, 3),
-            "0: check 1 -> 2 left, full in 4
-             4: check 1 -> 2 left, full in 4",
-        ),
         // A refund of a reservation, then one before the clock went back.
         Timeline::of(
             per_second(2),
@@ -218,42 +206,6 @@ fn timelines() -> Vec<Timeline> {
             bucket(1_000, 1_000, 2),
             "0: check 2 -> 0 left, full in 2
              0: reserve 2 most 1 -> denied for 2, 0 left, full in 2",
-        ),
-        // Of equal requests in one call, the first are counted as one entry.
-        Timeline::of(
-            SlidingLog::new(2, 4 * SECOND),
-            "0: check 2 x 5 -> 1 admitted, the last denied for 4_000_000, 0 left, full in 4_000_000",
-        ),
-        // An entry that two admissions of one grain share leaves with the later one.
-        Timeline::of(
-            SlidingLog::new(10, 4 * SECOND).precision(4),
-            "501: check 3 -> 7 left, full in 4_000_000
-             500: check 3 x 5 -> 2 admitted, the last denied for 4_000_001, 1 left, full in 4_000_000",
-        ),
-        // Entries of one time, of which some were given back.
-        Timeline::of(
-            SlidingLog::new(20, 4 * SECOND),
-            "0: check 2 -> 18 left, full in 4_000_000
-             1: check 2 -> 16 left, full in 4_000_000
-             1: check 2 -> 14 left, full in 4_000_000
-             1: refund 2 from 0 -> 16 left, full in 4_000_000
-             1: check 2 -> 14 left, full in 4_000_000",
-        ),
-        // A wait for one of the last entries, which have different weights.
-        Timeline::of(
-            SlidingLog::new(40, 10 * SECOND),
-            "0: check 2 -> 38 left, full in 10_000_000
-             1: check 1 -> 37 left, full in 10_000_000
-             2: check 1 -> 36 left, full in 10_000_000
-             3: check 1 -> 35 left, full in 10_000_000
-             4: check 1 -> 34 left, full in 10_000_000
-             5: check 1 -> 33 left, full in 10_000_000
-             6: check 1 -> 32 left, full in 10_000_000
-             7: check 1 -> 31 left, full in 10_000_000
-             8: check 1 -> 30 left, full in 10_000_000
-             9: check 1 -> 29 left, full in 10_000_000
-             10: check 1 -> 28 left, full in 10_000_000
-             100: check 20 x 5 -> 1 admitted, the last denied for 9_999_910, 8 left, full in 10_000_000",
         ),
         // What a clock has left further ahead than the slack is removed, and turns stay.
         Timeline {

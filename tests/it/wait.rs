@@ -23,26 +23,7 @@ use tower_quota::{
     store::{Charge, ErrorKind, Operation, Outcome, Store, StoreRequest},
 };
 
-use crate::support::{Bench, Broken, Clock, Cluster, Counted, Redis, connected, patient};
-
-/// Tests on a store with a clock that the test sets.
-macro_rules! each_store {
-    ($($test:ident)*) => {
-        mod memory_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        mod redis_store {$(
-            #[tokio::test]
-            async fn $test() {
-                super::$test(crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
+use crate::support::{Bench, Broken, Clock, Cluster, Counted, Redis, connected, each_store, patient};
 
 each_store! {
     a_reservation_counts_at_the_time_at_which_it_fits

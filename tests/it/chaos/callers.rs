@@ -14,7 +14,7 @@ use tower_quota::{
 };
 
 use super::{
-    history::{Check, KEYS, POLICY, Quota, Reply, quotas},
+    history::{BESIDE, Check, KEYS, POLICY, Quota, Reply, quotas, random_cost},
     process::{PROCESSES, Processes, connect, now, report},
     run::Setup,
 };
@@ -35,9 +35,9 @@ impl Callers {
         (PROCESSES * CHECKS) as u64 * (time.as_millis() / PAUSE.as_millis()) as u64
     }
 
-    /// Starts them, and waits until all are connected.
-    pub(super) fn start(url: &str, setup: Setup, checks: u64) -> Self {
-        Self(Processes::start(TEST, url, setup, checks))
+    /// Starts them, and waits until all are connected. For each key so much is sent in all.
+    pub(super) fn start(url: &str, setup: Setup, sent: u64) -> Self {
+        Self(Processes::start(TEST, url, setup, sent))
     }
 
     /// Whether each of them has a decision of Redis on each key since then.
@@ -68,10 +68,10 @@ impl Callers {
 
 /// The caller's side: checks until its input is closed.
 pub(super) async fn call() {
-    let Some((store, checks)) = connect().await else {
+    let Some((store, sent)) = connect().await else {
         return;
     };
-    let quotas: Arc<[Quota]> = quotas(checks).into();
+    let quotas: Arc<[Quota]> = quotas(sent).into();
     let (mut ticks, mut checks) = (interval(PAUSE), JoinSet::new());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let begun = Instant::now();
@@ -95,7 +95,12 @@ pub(super) async fn call() {
 async fn check(store: &RedisStore, quotas: &[Quota], key: usize, begun: Instant) -> Check {
     let (sent, started) = (now(), Instant::now());
     let name = Key::from(Quota::name(key));
-    let charges = [Charge::new(POLICY, &quotas[key].limit, &name, 1)];
+    let (quota, cost) = (&quotas[key], random_cost());
+    let mut charges = vec![Charge::new(POLICY, &quota.limit, &name, cost)];
+    if let Some((limit, is_first)) = &quota.beside {
+        let place = usize::from(!is_first);
+        charges.insert(place, Charge::new(BESIDE, limit, &name, cost));
+    }
     let reply = match store
         .decide(&[StoreRequest::new(Operation::Check, &charges)])
         .try_ready()
@@ -116,6 +121,7 @@ async fn check(store: &RedisStore, quotas: &[Quota], key: usize, begun: Instant)
     };
     Check {
         key,
+        cost,
         sent,
         after: started - begun,
         took: started.elapsed(),

@@ -7,6 +7,7 @@ use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket};
 pub(super) struct Check {
     /// The position of its quota.
     pub(super) key: usize,
+    pub(super) cost: u64,
     /// In microseconds since the Unix epoch, by the clock of the callers.
     pub(super) sent: u64,
     /// Since the caller was started, whatever its clock is set to.
@@ -30,38 +31,68 @@ pub(super) enum Reply {
     Missing,
 }
 
-/// The limit of a key.
+/// The limits of a key: each request is counted by all of them.
 pub(super) struct Quota {
     pub(super) limit: Limit,
+    /// Another log, with another window, and whether it is the first of the request.
+    pub(super) beside: Option<(Limit, bool)>,
     /// How much is admitted in any window at most.
     pub(super) most: u64,
     /// Whether Redis keeps each admission for longer than the run.
     pub(super) keeps_all: bool,
 }
 
-/// The name of the policy in Redis.
+/// The names of the policies in Redis.
 pub(super) const POLICY: &str = "chaos";
+pub(super) const BESIDE: &str = "beside";
 
 const N: u64 = 20;
 const WINDOW: Duration = Duration::from_secs(1);
+
+/// How much of an hour's quota may be used in a second: less than what is sent in some of them.
+const BURST: u64 = 80;
 
 /// How many [`quotas`] there are.
 pub(super) const KEYS: usize = 13;
 
 /// One of each algorithm with a short window, which is full most of the time, and logs of an hour: of each three, one is
-/// full before the fault, one during or after it, and one never, if each key is checked so often in all.
-pub(super) fn quotas(checks: u64) -> Vec<Quota> {
+/// full before the fault, one during or after it, and one never, if so much is sent for each key in all. A log of a second has one
+/// of an hour beside it, and the other way around.
+pub(super) fn quotas(sent: u64) -> Vec<Quota> {
+    let plenty: Limit = SlidingLog::per_hour(SlidingLog::MAX_QUOTA).into();
+    let quota = |limit, most, beside| Quota {
+        limit,
+        most,
+        beside,
+        keeps_all: false,
+    };
     let short = [
-        (SlidingLog::new(N, WINDOW).into(), N),
-        (SlidingCounter::new(N, WINDOW).into(), 2 * N - 1),
-        (FixedWindow::new(N, WINDOW).into(), 2 * N - 1),
-        (TokenBucket::new(N, WINDOW).into(), 2 * N - 1),
+        quota(SlidingLog::new(N, WINDOW).into(), N, Some((plenty, false))),
+        quota(SlidingCounter::new(N, WINDOW).into(), 2 * N - 1, None),
+        quota(FixedWindow::new(N, WINDOW).into(), 2 * N - 1, None),
+        quota(TokenBucket::new(N, WINDOW).into(), 2 * N - 1, None),
     ];
-    let long = [checks / 5, checks * 2 / 5, checks * 2].into_iter().cycle();
-    let long = long.map(|quota| (SlidingLog::per_hour(quota).into(), quota));
-    let quota = |keeps_all| move |(limit, most)| Quota { limit, most, keeps_all };
-    let all = short.into_iter().map(quota(false)).chain(long.map(quota(true)));
-    all.take(KEYS).collect()
+    let long = [sent / 5, sent * 2 / 5, sent * 2].into_iter().cycle().enumerate();
+    let long = long.map(|(number, quota)| Quota {
+        limit: SlidingLog::per_hour(quota).into(),
+        most: quota,
+        beside: Some((SlidingLog::new(BURST, WINDOW).into(), number % 2 == 0)),
+        keeps_all: true,
+    });
+    short.into_iter().chain(long).take(KEYS).collect()
+}
+
+/// Most requests cost 1.
+pub(super) fn random_cost() -> u64 {
+    match fastrand::u32(..8) {
+        0 => fastrand::u64(2..=5),
+        _ => 1,
+    }
+}
+
+/// What so many requests cost on average.
+pub(super) fn cost_of(requests: u64) -> u64 {
+    requests * (7 * 2 + 7) / 16
 }
 
 impl Quota {
@@ -75,9 +106,14 @@ impl Quota {
         format!("quota:1:log:{POLICY}:{{key={}}}", Self::name(position))
     }
 
-    fn window_us(&self) -> u64 {
-        let window = self.limit.window().expect("no window of a calendar");
-        window.as_micros() as u64
+    /// The window of each limit in microseconds, and the most that is admitted in any of them.
+    fn windows(&self) -> impl Iterator<Item = (u64, u64)> {
+        let beside = self.beside.iter().map(|(limit, _)| (limit, limit.quota()));
+        let limits = [(&self.limit, self.most)].into_iter().chain(beside);
+        limits.map(|(limit, most)| {
+            let window = limit.window().expect("no window of a calendar");
+            (window.as_micros() as u64, most)
+        })
     }
 }
 
@@ -110,7 +146,11 @@ impl fmt::Display for Check {
             Reply::Missing => (5, 0),
         };
         let (after, took) = (self.after.as_micros(), self.took.as_micros());
-        write!(f, "{} {} {after} {took} {reply} {at}", self.key, self.sent)
+        write!(
+            f,
+            "{} {} {} {after} {took} {reply} {at}",
+            self.key, self.cost, self.sent
+        )
     }
 }
 
@@ -119,11 +159,12 @@ impl FromStr for Check {
 
     fn from_str(line: &str) -> Result<Self, ParseIntError> {
         let numbers = line.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
-        let [key, sent, after, took, reply, at] = numbers[..] else {
+        let [key, cost, sent, after, took, reply, at] = numbers[..] else {
             panic!("{line:?} is no check");
         };
         Ok(Self {
             key: key as usize,
+            cost,
             sent,
             after: Duration::from_micros(after),
             took: Duration::from_micros(took),
@@ -142,15 +183,15 @@ impl FromStr for Check {
 /// The weight that a log holds, by its time.
 pub(super) type Held = BTreeMap<u64, u64>;
 
-/// The members of a log, which are named `<time>`, `<time>-<number>`, or either with `:<weight>`.
+/// The members of a log, which are named `<time>`, or `<time>:a<weight>` with a letter for the digits, and either with `-<number>`.
 pub(super) fn held(members: &str) -> Held {
     let mut held = Held::new();
     for member in members.lines().filter(|member| member.starts_with(char::is_numeric)) {
-        let (name, weight) = member.split_once(':').unwrap_or((member, "1"));
-        let time = name.split('-').next().unwrap_or(name);
+        let name = member.split('-').next().unwrap_or(member);
+        let (time, weight) = name.split_once(':').unwrap_or((name, "a1"));
         let (time, weight): (u64, u64) = (
             time.parse().expect("a member begins with a time"),
-            weight.parse().expect("a weight"),
+            weight[1..].parse().expect("a weight"),
         );
         *held.entry(time).or_default() += weight;
     }
@@ -175,16 +216,19 @@ impl Verdict {
         for check in checks {
             match check.reply {
                 Reply::Admitted(at) => {
-                    by_redis.push((at, at));
-                    by_callers.push((check.sent, check.ended()));
+                    by_redis.push((at, at, check.cost));
+                    by_callers.push((check.sent, check.ended(), check.cost));
                 }
-                Reply::Missing => unanswered += 1,
+                Reply::Missing => unanswered += check.cost,
                 _ => {}
             }
         }
 
-        let most = most_within(&mut by_redis, quota.window_us()).max(most_within(&mut by_callers, quota.window_us()));
-        let over = most.saturating_sub(quota.most);
+        let over = quota.windows().map(|(window, most)| {
+            let admitted = most_within(&mut by_redis, window).max(most_within(&mut by_callers, window));
+            admitted.saturating_sub(most)
+        });
+        let over = over.max().unwrap_or_default();
         let Some(held) = held else {
             return Self {
                 over,
@@ -193,8 +237,8 @@ impl Verdict {
         };
 
         let mut replied = Held::new();
-        for (at, _) in by_redis {
-            *replied.entry(at).or_default() += 1;
+        for (at, _, cost) in by_redis {
+            *replied.entry(at).or_default() += cost;
         }
         let missing = |from: &Held, in_: &Held| -> u64 {
             let missing = from
@@ -211,14 +255,15 @@ impl Verdict {
     }
 }
 
-/// The most of these that began and ended within some half-open window.
-fn most_within(spans: &mut [(u64, u64)], window: u64) -> u64 {
+/// The largest sum of these costs that began and ended within some half-open window.
+fn most_within(spans: &mut [(u64, u64, u64)], window: u64) -> u64 {
     spans.sort_unstable();
-    let counts = spans.iter().enumerate().map(|(first, (start, _))| {
-        let begun = spans[first..].iter().take_while(|(from, _)| from - start < window);
-        begun.filter(|(_, upto)| upto - start < window).count() as u64
+    let sums = spans.iter().enumerate().map(|(first, (start, ..))| {
+        let begun = spans[first..].iter().take_while(|(from, ..)| from - start < window);
+        let within = begun.filter(|(_, upto, _)| upto - start < window);
+        within.map(|(_, _, cost)| cost).sum()
     });
-    counts.max().unwrap_or_default()
+    sums.max().unwrap_or_default()
 }
 
 mod tests {
@@ -229,6 +274,7 @@ mod tests {
     fn check(sent: u64, reply: Reply) -> Check {
         Check {
             key: 0,
+            cost: 1,
             sent,
             after: Duration::ZERO,
             took: Duration::from_millis(1),
@@ -236,11 +282,12 @@ mod tests {
         }
     }
 
-    /// Two in any hour.
+    /// Two in any hour, and beside it three in any two hours.
     fn quota() -> Quota {
         Quota {
             limit: SlidingLog::per_hour(2).into(),
             most: 2,
+            beside: Some((SlidingLog::new(3, Duration::from_secs(7_200)).into(), true)),
             keeps_all: true,
         }
     }
@@ -261,7 +308,7 @@ mod tests {
             admitted(7 + 3_600 * SECOND),
             check(8, Reply::Denied),
         ];
-        for members in ["7\n7-2\n3600000007", "#\n7:2\n3600000007"] {
+        for members in ["7\n7-2\n3600000007", "#\n7:a2\n3600000007", "#\n7\n7-3\n3600000007"] {
             assert_eq!(verdict(&checks, members), Verdict::default());
         }
     }
@@ -280,9 +327,28 @@ mod tests {
     }
 
     #[test]
+    fn costs_are_added_up_in_each_of_the_windows() {
+        let costs = |costs: [u64; 2], later: u64| {
+            let checks = [7, 7 + later * SECOND].map(admitted).into_iter().zip(costs);
+            let checks: Vec<_> = checks.map(|(check, cost)| Check { cost, ..check }).collect();
+            let verdict = verdict(
+                &checks,
+                &format!("7:a{}\n{}:a{}", costs[0], 7 + later * SECOND, costs[1]),
+            );
+            assert_eq!((verdict.lost, verdict.twice), (0, 0));
+            verdict.over
+        };
+        assert_eq!(costs([1, 1], 1), 0);
+        assert_eq!(costs([2, 1], 3_599), 1);
+        assert_eq!(costs([2, 1], 3_600), 0);
+        assert_eq!(costs([2, 2], 7_199), 1);
+        assert_eq!(costs([2, 2], 7_200), 0);
+    }
+
+    #[test]
     fn a_charge_applied_twice_is_found() {
         assert_eq!(verdict(&[admitted(7)], "7\n9").twice, 1);
-        assert_eq!(verdict(&[admitted(7)], "7:2").twice, 1);
+        assert_eq!(verdict(&[admitted(7)], "7:a2").twice, 1);
         assert_eq!(verdict(&[admitted(7), check(8, Reply::Refused)], "7\n9").twice, 1);
         assert_eq!(verdict(&[admitted(7), check(8, Reply::NotSent)], "7\n9").twice, 1);
     }
@@ -292,7 +358,7 @@ mod tests {
         let checks = [admitted(7), check(8, Reply::Missing)];
         assert_eq!(verdict(&checks, "7"), Verdict::default());
         assert_eq!(verdict(&checks, "7\n9"), Verdict::default());
-        assert_eq!(verdict(&checks, "7\n9:2").twice, 1);
+        assert_eq!(verdict(&checks, "7\n9:a2").twice, 1);
     }
 
     #[test]

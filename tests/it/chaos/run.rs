@@ -6,7 +6,7 @@ use tower_quota::ClientLibrary;
 use super::{
     callers::Callers,
     fault::{Fault, Leaves, Place},
-    history::{Check, Held, KEYS, Quota, Verdict, held, quotas},
+    history::{Check, Held, KEYS, Quota, Verdict, cost_of, held, quotas},
     process::now,
 };
 
@@ -36,11 +36,11 @@ pub(super) struct Row {
 /// Runs callers for this time, and the fault in the middle half of it.
 pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
     let mut place = fault.place().await;
-    let checks = Callers::checks_in(time) / KEYS as u64;
-    let quotas = quotas(checks);
+    let sent = cost_of(Callers::checks_in(time) / KEYS as u64);
+    let quotas = quotas(sent);
     let logs: Vec<String> = (0..KEYS).map(Quota::log).collect();
 
-    let callers = Callers::start(&place.url(), setup, checks);
+    let callers = Callers::start(&place.url(), setup, sent);
     sleep(time / 4).await;
     let before = callers.memory();
     fault.strike(&mut place, &logs, sleep(time / 2)).await;

@@ -6,6 +6,7 @@ mod chromium;
 mod clock;
 mod cluster;
 mod connected;
+mod each_store;
 mod faketime;
 mod frames;
 mod http;
@@ -60,6 +61,7 @@ pub(crate) use self::{
     clock::Clock,
     cluster::Cluster,
     connected::{PATIENCE, connected, less_patient, patient},
+    each_store::{Unclocked, each_store},
     faketime::Faketime,
     frames::frames,
     http::{Browser, Received, get, get_from, send, serve},
