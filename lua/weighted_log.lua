@@ -141,8 +141,8 @@ if algorithm == 'log' and not make_weighted then
       local old = log.longest == window and log.late or call('ZCOUNT', log.key, '(0', now - window)
       local young = log.stored - old
       -- Of equal members the number is known; else the fewer of both are read.
-      local reads = log.kind == '=' and 0 or math.min(old, young)
-      if old == 0 or reads > log.budget - 2 then
+      local members = log.kind == '=' and 0 or math.min(old, young)
+      if old == 0 or members > log.budget - 2 then
         log.late = old
         return
       end
@@ -152,7 +152,7 @@ if algorithm == 'log' and not make_weighted then
       elseif log.kind ~= '=' then
         weight = log.weight - (young > 0 and weight_of(log, log.headers + old, -1) or 0)
       end
-      log.total, log.skipped, log.late, log.budget = log.weight - weight, old, 0, log.budget - reads
+      log.total, log.skipped, log.late, log.budget = log.weight - weight, old, 0, log.budget - members
     end
 
     -- Removes what a clock that is gone has left after `ahead`, newest first, except for the reservations of this clock.
@@ -363,10 +363,10 @@ if algorithm == 'log' and not make_weighted then
       end
 
       -- A charge beyond the limit may be merged with later ones.
-      local reads = log.budget - 1 - #members
-      if grain == 0 and left > 0 and log.stored > 0 and reads > 0 then
+      local more = log.budget - 1 - #members
+      if grain == 0 and left > 0 and log.stored > 0 and more > 0 then
         from = math.max(at + 1, valid_from)
-        for _, member in ipairs(call('ZRANGEBYSCORE', log.key, from, step_end, 'LIMIT', '0', reads)) do
+        for _, member in ipairs(call('ZRANGEBYSCORE', log.key, from, step_end, 'LIMIT', '0', more)) do
           if string.find(member, '~', 1, true) then
             take_back(log, member, left, window, text)
             break

@@ -173,7 +173,7 @@ impl Ban {
             ("first length", self.first),
             ("longest length", self.longest),
         ] {
-            if !(MIN_WINDOW..=LONGEST).contains(&length) {
+            if !(MIN_WINDOW..=MAX_BAN).contains(&length) {
                 return Err(ConfigError::new(format!(
                     "the {name} of a ban is between 1 ms and 366 days, as in {example}"
                 )));
@@ -207,7 +207,8 @@ impl Ban {
 /// More denials than those that a ban can begin after.
 pub(crate) const NEVER: u64 = 1_000_001;
 
-const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+/// The longest ban that a policy can have.
+pub(crate) const MAX_BAN: Duration = Duration::from_secs(366 * 86_400);
 
 /// More levels than there are: 366 days are less than 2^35 times 1 ms.
 #[cfg(any(feature = "fred", feature = "redis"))]
@@ -357,12 +358,12 @@ mod tests {
 
     #[test]
     fn the_length_of_a_ban_does_not_overflow() {
-        let ban = Ban::after(1, SECOND).first(LONGEST).longest(LONGEST);
+        let ban = Ban::after(1, SECOND).first(MAX_BAN).longest(MAX_BAN);
         for bans_before in [0, 1, 31, 32, 63, u32::MAX] {
-            assert_eq!(ban.length(bans_before), LONGEST);
+            assert_eq!(ban.length(bans_before), MAX_BAN);
         }
-        let small = Ban::after(1, SECOND).first(Duration::from_millis(1)).longest(LONGEST);
+        let small = Ban::after(1, SECOND).first(Duration::from_millis(1)).longest(MAX_BAN);
         assert_eq!(small.length(34), Duration::from_millis(1 << 34));
-        assert_eq!(small.length(35), LONGEST);
+        assert_eq!(small.length(35), MAX_BAN);
     }
 }

@@ -200,7 +200,7 @@ pub use self::{
 pub(crate) use self::units::parse_length;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::{
-    ban::{LEVELS, NEVER},
+    ban::{LEVELS, MAX_BAN, NEVER},
     concurrency::{HEAVIEST, RETRY_US},
     rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
     sliding_log::{BUDGET, LONGER_WINDOWS, STEPS},

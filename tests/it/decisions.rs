@@ -42,6 +42,10 @@ each_store! {
     a_window_at_its_largest_debt_counts_no_more
     a_counter_at_its_largest_count_counts_no_more
     entries_of_one_time_expire_by_weight
+    two_logs_of_one_request_each_keep_their_quota
+    a_shorter_window_removes_nothing_that_a_longer_one_counts
+    a_peek_changes_nothing
+    a_precision_that_is_added_merges_no_reservation
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -50,6 +54,95 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 fn remaining(outcome: &Outcome) -> u64 {
     outcome.states()[0].remaining
+}
+
+async fn two_logs_of_one_request_each_keep_their_quota(bench: Bench) {
+    let limits: [Limit; 2] = [SlidingLog::per_second(10).into(), SlidingLog::per_hour(1_000).into()];
+    let check = async |cost: u64, times: usize| {
+        let key = Key::from("k");
+        let charges: Vec<_> = ["second", "hour"].iter().zip(&limits).collect();
+        let charges: Vec<_> = charges
+            .iter()
+            .map(|(name, limit)| Charge::new(name, limit, &key, cost))
+            .collect();
+        let requests = vec![StoreRequest::new(Operation::Check, &charges); times];
+        let response = bench.store.decide(&requests).await.expect("the store replies");
+        response.outcomes().iter().filter(|outcome| outcome.allowed).count()
+    };
+    for (after, cost, times) in [(0, 2, 1), (500, 1, 8), (600, 1, 1), (1_150, 5, 1)] {
+        bench.advance(after * MILLISECOND).await;
+        assert_eq!(check(cost, times).await, times);
+    }
+    assert_eq!(check(1, 40).await, 5, "5 of 10 are left");
+    bench.advance(SECOND).await;
+    // As many callers are one entry.
+    assert_eq!(check(1, 40).await, 10);
+}
+
+async fn a_shorter_window_removes_nothing_that_a_longer_one_counts(bench: Bench) {
+    let (longer, shorter) = (SlidingLog::per_minute(5).into(), SlidingLog::per_second(2).into());
+    for cost in [1, 2] {
+        let bench = bench.with_a_fresh_key();
+        for _ in 0..5 / cost {
+            assert!(bench.check(&longer, cost).await.allowed);
+        }
+        bench.advance(2 * SECOND).await;
+        assert_eq!(remaining(&bench.peek(&shorter, 1).await), 2);
+        assert!(bench.check(&shorter, 1).await.allowed);
+        let left = if cost == 1 { 0 } else { 5 - 2 * 2 - 1 };
+        assert_eq!(remaining(&bench.peek(&longer, 1).await), left);
+        bench.advance(57 * SECOND).await;
+        assert_eq!(remaining(&bench.check(&shorter, 1).await), 1);
+        assert!(!bench.check(&longer, 1).await.allowed);
+        // The entries of the longer window are gone, those of the shorter one count in it.
+        bench.advance(SECOND).await;
+        assert_eq!(remaining(&bench.check(&longer, 1).await), 2);
+    }
+}
+
+async fn a_peek_changes_nothing(bench: Bench) {
+    let limits: [Limit; 8] = [
+        SlidingLog::per_minute(5).into(),
+        SlidingLog::per_second(2).into(),
+        SlidingLog::per_minute(5).precision(4).into(),
+        SlidingCounter::per_second(5).into(),
+        FixedWindow::per_second(5).into(),
+        FixedWindow::per_second(5).aligned().into(),
+        TokenBucket::per_second(5).into(),
+        tower_quota::Concurrency::new(2).into(),
+    ];
+    for limit in &limits {
+        for (cost, pause) in [(1, 0), (2, 2), (1, 70), (2, 7_300)] {
+            let bench = bench.with_a_fresh_key();
+            for _ in 0..5 {
+                bench.check(limit, cost).await;
+            }
+            bench.advance(pause * SECOND).await;
+            let before = bench.dump().await;
+            for peeked in &limits {
+                bench.peek(peeked, 1).await;
+                bench.peek(peeked, 3).await;
+            }
+            assert_eq!(bench.dump().await, before, "{limit}, {pause} s");
+        }
+    }
+}
+
+async fn a_precision_that_is_added_merges_no_reservation(bench: Bench) {
+    let window = 1_000 * SECOND;
+    let limit = SlidingLog::new(10, window).into();
+    let coarse = SlidingLog::new(10, window).precision(1).into();
+    let start = Duration::from_micros(bench.now()).as_secs() % 1_000;
+    bench.advance((1_500 - start) as u32 * SECOND).await;
+    assert!(bench.check(&limit, 10).await.allowed);
+    for _ in 0..9 {
+        assert!(bench.reserve(&limit, 1, 2 * window, 500).await.allowed);
+    }
+    bench.advance(600 * SECOND).await;
+    bench.charge(&coarse, 1).await;
+    assert!(!bench.check(&limit, 1).await.allowed);
+    bench.advance(400 * SECOND).await;
+    assert!(!bench.check(&limit, 1).await.allowed, "9 reservations and the charge");
 }
 
 async fn charges_beyond_the_limit_count_for_one_window(bench: Bench) {

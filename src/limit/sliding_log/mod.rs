@@ -61,7 +61,7 @@ use crate::ConfigError;
 /// # What it costs
 ///
 /// One entry for each admission in the last window: in Redis a member of a sorted set, about 20 bytes up to 128 of them
-/// and 130 above. So a log has at most [`MAX_QUOTA`](Self::MAX_QUOTA) admissions; larger quotas need a
+/// and 130 above, and one member beside them. So a log has at most [`MAX_QUOTA`](Self::MAX_QUOTA) admissions; larger quotas need a
 /// [`precision`](Self::precision). A request of any cost is one entry. Denied requests add nothing. The
 /// [module](crate::limit) compares the algorithms.
 ///
@@ -72,6 +72,13 @@ use crate::ConfigError;
 /// One charge reads or removes at most 1,000 entries. If more than that have expired at once and some of them weigh more than
 /// 1, `remaining` is a lower bound until the next calls have removed them; and a wait that depends on more than 1,000 such
 /// entries is a lower bound too.
+///
+/// # Several windows on one key
+///
+/// [Plans](crate::limit::by) of a policy, and two versions of a service during a deployment, may count on one key with different
+/// windows. Each admission counts in the window of each request that is decided, and is stored as long as the longest window
+/// under which a stored admission still counts: a request under a shorter window removes nothing that a longer one counts. After a
+/// window was made longer, admissions that were removed before count no more, so the quota holds from one new window later on.
 ///
 /// # When the clock of Redis is set back
 ///

@@ -172,7 +172,7 @@ impl Shards {
         } = request;
         let never = |charge: &Charge<'_>| *charge.limit() == Limit::DenyAll && charge.role() != ChargeRole::Once;
         // It waits for nothing, and counts nothing.
-        let operation = match *operation == Operation::Reserve && charges.iter().any(never) {
+        let operation = match operation.decides() && charges.iter().any(never) {
             true => Operation::Peek,
             false => *operation,
         };

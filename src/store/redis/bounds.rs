@@ -5,7 +5,7 @@
 use super::request::{OwnedCharge, OwnedRequest};
 use crate::{
     Limit,
-    limit::{LEVELS, MAX_QUOTA, RETRY_US, SLACK},
+    limit::{LEVELS, MAX_BAN, MAX_QUOTA, RETRY_US, SLACK},
     store::{ChargeRole, Operation},
 };
 
@@ -68,10 +68,11 @@ fn longest(limit: &Limit) -> [u64; 2] {
         Limit::FixedWindow(fixed) => [fixed.length().map_or(LONGEST_PERIOD_US, |(window, _)| window) + SLACK; 2],
         // A debt is at most the cap, and may have begun ahead by the slack.
         Limit::TokenBucket(bucket) => [bucket.time(bucket.cap()) + SLACK; 2],
-        // A ban ends within the longest one, and each level is forgotten in a window. Denials may be ahead by the slack.
+        // A ban of another policy may be as long as any, and may have begun ahead by the slack. Each level is forgotten in a
+        // window.
         Limit::Ban(ban) => {
-            let [window, _, longest] = ban.lengths_us();
-            [longest, longest + LEVELS * window + SLACK]
+            let ([window, ..], longest) = (ban.lengths_us(), MAX_BAN.as_micros() as u64 + SLACK);
+            [longest, longest + LEVELS * window]
         }
         // Leases of a clock that is gone stay until a request is denied.
         Limit::Concurrency(_) => [RETRY_US, FAR_US],

@@ -133,6 +133,20 @@ impl Bench {
         Some(redis.command("ZCOUNT", [keys.first()?, "(0", "+inf"]).await)
     }
 
+    /// What Redis holds of the key, if the store is in Redis: the contents of each of its counts, and the times at which they expire.
+    pub(crate) async fn dump(&self) -> Vec<(String, Vec<u8>, i64)> {
+        let Some(redis) = &self.redis else { return Vec::new() };
+        let mut keys: Vec<String> = redis.command("KEYS", [format!("*{{key={}}}", self.key)]).await;
+        keys.sort_unstable();
+        let mut dump = Vec::new();
+        for key in keys {
+            let contents: Vec<u8> = redis.command("DUMP", [&key]).await;
+            let expires_at = redis.expires_at(&key).await;
+            dump.push((key, contents, expires_at));
+        }
+        dump
+    }
+
     pub(crate) async fn check(&self, limit: &Limit, cost: u64) -> Outcome {
         decide(&self.store, Operation::Check, limit, &self.key, cost).await
     }

@@ -3,6 +3,7 @@
 mod circles;
 mod docs;
 mod language;
+mod lua;
 mod manifest;
 mod public_types;
 mod sizes;

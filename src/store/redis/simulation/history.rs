@@ -313,13 +313,14 @@ fn verify_slots(plan: &Plan, records: &[Record], network: &Network) {
 
 /// A lease is renewed in time while its slot is held, and not after its end.
 fn verify_leases(plan: &Plan, records: &[Record], network: &Network) {
+    let is_undisturbed = plan.faults == Faults::default() && plan.endings == 0 && plan.stalls == 0;
     for sent in network.leases() {
         let mut operations = sent.iter().map(|(_, operation)| *operation);
         let ends = operations.any(|operation| operation == Operation::EndLease);
         let renewed = operations.any(|operation| operation == Operation::RenewLease);
         assert!(!ends || !renewed, "a lease is renewed after its end: {sent:?}");
 
-        if plan.faults == Faults::default() {
+        if is_undisturbed {
             for pair in sent.windows(2) {
                 let pause = pair[1].0 - pair[0].0;
                 assert!(
@@ -329,7 +330,7 @@ fn verify_leases(plan: &Plan, records: &[Record], network: &Network) {
             }
         }
     }
-    if plan.faults == Faults::default() {
+    if is_undisturbed {
         for record in records {
             assert!(!record.lost, "a slot is lost on a good network: {record:?}");
         }
