@@ -231,7 +231,7 @@ fn timelines() -> Vec<Timeline> {
             limits: [log(10, 2_974), coarse(10, 2_874, 2)],
             steps: "0: check 400 -> 2_574 left, full in 10_000
                     100: charge 1 x 1_365 -> 1_209 left, full in 10_000
-                    20_100: peek 1 of the other limit -> 2_503 left, full in 0",
+                    20_100: peek 1 of the other limit -> 2_874 left, full in 0",
         },
         // A clock that goes back far leaves more entries than one call removes.
         Timeline::of(
@@ -257,12 +257,12 @@ fn timelines() -> Vec<Timeline> {
              0: reserve 1 -> after 2_400_000, 0 left, full in 6_400_000
              -1_400_000: check 501 -> denied for 3_900_000, 497 left, full in 3_900_000",
         ),
-        // While expired entries are left, nothing can wait for others.
+        // Expired entries that are left delay no turn.
         Timeline {
             limits: [log(10, 3_000), log(10, 1_400)],
             steps: "0: charge 1 x 1_400 -> 1_600 left, full in 10_000
                     9_000: charge 1 x 1_400 -> 200 left, full in 10_000
-                    10_000: reserve 1 of the other limit -> denied for 9_000, 0 left, full in 9_000",
+                    10_000: reserve 1 of the other limit -> after 9_000, 0 left, full in 19_000",
         },
         // A refund reads a part of the entries after it for charges beyond the limit.
         Timeline {
@@ -277,7 +277,7 @@ fn timelines() -> Vec<Timeline> {
             steps: "0: charge 2 -> 0 left, full in 10_000_000
                     1: charge 1 -> 0 left, full in 10_000_000
                     2: charge 1 x 995 of the other limit -> 4_002 left, full in 10_000_000
-                    2: refund 3 from 0 of the other limit -> 4_004 left, full in 10_000_000",
+                    2: refund 3 from 0 of the other limit -> 4_005 left, full in 10_000_000",
         },
         // Charges beyond a coarse limit are entries like others to an exact one.
         Timeline {

@@ -4,7 +4,7 @@ use super::{
 };
 use crate::limit::rule::{MAX_TOTAL, Rule, SLACK, Turn};
 
-/// The counterpart of `lua/sliding_log.lua` and `lua/weighted_log.lua`.
+/// The counterpart of `lua/sliding_log.lua`, `lua/log_entries.lua` and `lua/weighted_log.lua`.
 impl Rule for SlidingLog {
     type State = Log;
 
@@ -36,12 +36,13 @@ impl Rule for SlidingLog {
             Kind::Reserved if reads_only => log.view.gone = 0,
             Kind::Weighted => log.remove_gone(now, exact),
             Kind::Reserved => log.remove_gone_beside_reservations(ahead, now, exact),
-            Kind::Plain => {
-                if !reads_only {
-                    log.remove_gone(now, exact);
-                }
-                log.view.total = log.view.total.saturating_sub(log.view.gone as u64);
-            }
+            Kind::Plain if reads_only => {}
+            Kind::Plain => log.remove_gone(now, exact),
+        }
+        if log.kind == Kind::Plain && log.view.gone > 0 {
+            log.view.total = log.weight;
+            log.skip_older_than(window, now);
+            log.view.total = log.view.total.saturating_sub(log.view.gone as u64);
         }
     }
 

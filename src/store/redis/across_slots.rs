@@ -89,7 +89,7 @@ fn check_breakers(queues: &CommitQueues, request: &OwnedRequest, slots: &[(u16, 
         .iter()
         .map(|(slot, positions)| (queues.queue_at(*slot), positions));
     let mut failing = queues.filter(|(queue, _)| queue.is_failing());
-    failing.try_for_each(|(queue, positions)| queue.check_breaker(&[request.part(request.operation, positions)]))
+    failing.try_for_each(|(queue, positions)| queue.check_breaker(1, &[request.part(request.operation, positions)]))
 }
 
 /// A request that is decided slot by slot.

@@ -74,13 +74,8 @@ impl CommitQueue {
         self.breaker.is_open()
     }
 
-    /// Fails while the breaker is open.
-    pub(super) fn check_breaker(&self, requests: &[OwnedRequest]) -> Result<(), StoreError> {
-        self.check_breaker_for(requests.len(), requests)
-    }
-
-    /// The same for so many checks, of which these are some.
-    fn check_breaker_for(&self, checks: usize, requests: &[OwnedRequest]) -> Result<(), StoreError> {
+    /// Fails while the breaker is open, for so many checks, of which these are some.
+    pub(super) fn check_breaker(&self, checks: usize, requests: &[OwnedRequest]) -> Result<(), StoreError> {
         self.backend.check_breaker(&self.breaker, checks, || {
             let charge = requests.iter().flat_map(|request| &request.charges).next()?;
             Some(Bytes::copy_from_slice(&charge.key))
@@ -94,7 +89,7 @@ impl CommitQueue {
         made_at: Instant,
         generation: Option<Generation>,
     ) -> Result<StoreResponse, StoreError> {
-        self.check_breaker(&requests)?;
+        self.check_breaker(requests.len(), &requests)?;
         if matches!(&*requests, [request] if request.is_check())
             && let Some(permit) = self.try_lone_permit()
             && let Some(request) = requests.pop()
@@ -195,7 +190,7 @@ impl CommitQueue {
         batch.retain(|request| !request.is_canceled());
         let Some(first) = batch.first() else { return };
         let checks = batch.iter().map(|request| request.requests.len()).sum();
-        if let Err(error) = self.check_breaker_for(checks, &first.requests) {
+        if let Err(error) = self.check_breaker(checks, &first.requests) {
             for request in batch {
                 request.respond(Err(error.clone()));
             }

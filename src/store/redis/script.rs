@@ -18,6 +18,7 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/trial.lua"),
     include_str!("../../../lua/runs.lua"),
     include_str!("../../../lua/numbers.lua"),
+    include_str!("../../../lua/log_entries.lua"),
     include_str!("../../../lua/weighted_log.lua"),
     include_str!("../../../lua/sliding_log.lua"),
     include_str!("../../../lua/sliding_counter.lua"),

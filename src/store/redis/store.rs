@@ -233,7 +233,7 @@ impl RedisStore {
         let Some(queue) = queues.queue_of(&owned) else {
             return StoreFuture::pending(across_slots::decide(queues.clone(), owned, made_at));
         };
-        match queue.check_breaker(&owned) {
+        match queue.check_breaker(owned.len(), &owned) {
             Ok(()) => StoreFuture::pending(queue.decide(owned, made_at, generation)),
             Err(error) => StoreFuture::ready(Err(error)),
         }

@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use super::{files, read};
 
 /// The rules, which are called for one charge each.
-const RULES: [&str; 7] = [
+const RULES: [&str; 8] = [
     "lua/ban.lua",
     "lua/concurrency.lua",
     "lua/fixed_window.lua",
+    "lua/log_entries.lua",
     "lua/sliding_counter.lua",
     "lua/sliding_log.lua",
     "lua/token_bucket.lua",

@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -15,6 +15,7 @@ use super::{
     connection_info::at,
     error::ServerFailure,
     node::{CONNECT_TIMEOUT, Endpoint, Node},
+    slot_ranges::{Address, MAX_HOST, SlotRange, slot_ranges},
 };
 use crate::store::{
     health::{self, Health},
@@ -45,8 +46,6 @@ struct Shared {
     slots_failure: Mutex<Option<ServerFailure>>,
 }
 
-type Address = (String, u16);
-
 /// The primary of each slot.
 #[derive(Default)]
 struct SlotMap {
@@ -71,14 +70,8 @@ const LOOKUP_PAUSE: Duration = Duration::from_millis(100);
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
 /// The most redirections of a command: the slot may have moved twice.
 const MAX_REDIRECTIONS: usize = 5;
-/// The most nodes of a slot map: the size up to which a cluster of Redis is specified.
-const MAX_NODES: usize = 1_000;
 /// The most nodes that redirections add to a slot map: those to which slots are being moved and which have none yet.
 const MAX_REDIRECTED: usize = 100;
-/// The most bytes of the name of a host.
-const MAX_HOST: usize = 253; // RFC 1035 §2.3.4, as text
-/// The slots of a cluster.
-const SLOTS: u16 = 16_384;
 
 impl Cluster {
     pub(super) fn new(seeds: Vec<Address>, template: ConnectionInfo, connections: usize) -> Self {
@@ -350,169 +343,9 @@ async fn keep_slots(shared: Arc<Shared>) {
     }
 }
 
-#[derive(Debug, PartialEq)]
-struct SlotRange {
-    first: u16,
-    last: u16,
-    primary: Address,
-    replicas: Vec<Address>,
-}
-
-/// Reads the reply to `CLUSTER SLOTS` of the node at this host: for each range its ends, the primary, then the replicas.
-fn slot_ranges(reply: &Value, sender: &str) -> Result<Vec<SlotRange>, ServerFailure> {
-    let ranges = match reply {
-        Value::Array(ranges) => ranges,
-        Value::ServerError(error) => return Err(ServerFailure::of_reply(error.code(), error.details())),
-        _ => return Err(ServerFailure::Protocol("the reply to `CLUSTER SLOTS` is not a list")),
-    };
-    let mut nodes = HashSet::new();
-    let mut usable = Vec::new();
-    for range in ranges.iter().filter_map(|range| slot_range(range, sender)) {
-        let SlotRange { primary, replicas, .. } = &range;
-        nodes.extend([primary].into_iter().chain(replicas).cloned());
-        if nodes.len() > MAX_NODES {
-            return Err(ServerFailure::Protocol("`CLUSTER SLOTS` lists more than 1000 nodes"));
-        }
-        usable.push(range);
-    }
-    match usable.is_empty() {
-        // The slots may not be assigned yet.
-        true => Err(ServerFailure::Unreachable(
-            "no node of the cluster has slots".to_owned(),
-        )),
-        false => Ok(usable),
-    }
-}
-
-fn slot_range(range: &Value, sender: &str) -> Option<SlotRange> {
-    let Value::Array(range) = range else { return None };
-    let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = &range[..] else {
-        return None;
-    };
-    let slot = |number: i64| u16::try_from(number).ok().filter(|slot| *slot < SLOTS);
-    Some(SlotRange {
-        first: slot(*first)?,
-        last: slot(*last)?,
-        primary: address(primary, sender)?,
-        replicas: replicas.iter().filter_map(|replica| address(replica, sender)).collect(),
-    })
-}
-
-/// Reads the address of a node. Without a configured host, it is the host of the node that sent the reply.
-///
-/// <https://redis.io/docs/latest/commands/cluster-slots/>
-fn address(node: &Value, sender: &str) -> Option<Address> {
-    let Value::Array(node) = node else { return None };
-    let [host, Value::Int(port), ..] = &node[..] else {
-        return None;
-    };
-    let host = match host {
-        Value::Nil => sender.to_owned(),
-        Value::BulkString(host) if host.is_empty() => sender.to_owned(),
-        Value::BulkString(host) if host == b"?" => return None,
-        Value::BulkString(host) if host.len() <= MAX_HOST => String::from_utf8(host.clone()).ok()?,
-        _ => return None,
-    };
-    // A node that has no port for these connections has the port 0.
-    let port = u16::try_from(*port).ok().filter(|port| *port > 0)?;
-    Some((host, port))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn node(host: Value, port: i64) -> Value {
-        Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".to_vec())])
-    }
-
-    fn named(host: &str) -> Value {
-        Value::BulkString(host.as_bytes().to_vec())
-    }
-
-    #[test]
-    fn a_node_without_a_host_has_the_host_of_the_sender() {
-        for nameless in [Value::Nil, named("")] {
-            assert_eq!(address(&node(nameless, 1), "sender"), Some(("sender".into(), 1)));
-        }
-    }
-
-    #[test]
-    fn ranges_without_a_usable_address_are_left_out() {
-        let good = Value::Array(vec![
-            Value::Int(0),
-            Value::Int(9),
-            node(named("a"), 1),
-            node(named("?"), 2),
-            node(named("b"), 3),
-        ]);
-        let negative = Value::Array(vec![Value::Int(-1), Value::Int(9), node(named("a"), 1)]);
-        let unknown = Value::Array(vec![Value::Int(10), Value::Int(19), node(named("?"), 1)]);
-        let high = Value::Array(vec![Value::Int(20), Value::Int(29), node(named("a"), 70_000)]);
-        let closed = Value::Array(vec![Value::Int(30), Value::Int(39), node(named("a"), 0)]);
-        let beyond = Value::Array(vec![Value::Int(40), Value::Int(16_384), node(named("a"), 1)]);
-        let long = Value::Array(vec![Value::Int(50), Value::Int(59), node(named(&"a".repeat(254)), 1)]);
-        let bad = [
-            negative,
-            Value::Nil,
-            unknown,
-            high,
-            closed,
-            beyond,
-            long,
-            Value::Array(vec![]),
-        ];
-        assert!(has_no_slots(&Value::Array(bad.to_vec())));
-        let reply = Value::Array(bad.into_iter().chain([good]).collect());
-        assert_eq!(
-            slot_ranges(&reply, "sender").expect("one good range"),
-            vec![SlotRange {
-                first: 0,
-                last: 9,
-                primary: ("a".into(), 1),
-                replicas: vec![("b".into(), 3)],
-            }]
-        );
-    }
-
-    fn has_no_slots(reply: &Value) -> bool {
-        matches!(slot_ranges(reply, "sender"), Err(ServerFailure::Unreachable(_)))
-    }
-
-    fn fault_of(reply: &Value) -> String {
-        match slot_ranges(reply, "sender") {
-            Err(ServerFailure::Protocol(fault)) => fault.to_owned(),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_reply_that_is_no_slot_map_is_a_failure() {
-        for reply in [Value::Okay, Value::Nil, Value::Int(1)] {
-            assert!(fault_of(&reply).contains("not a list"));
-        }
-        assert!(has_no_slots(&Value::Array(Vec::new())));
-    }
-
-    #[test]
-    fn a_slot_map_has_at_most_1000_nodes() {
-        let of = |nodes: i64| {
-            let range = |n| {
-                Value::Array(vec![
-                    Value::Int(n),
-                    Value::Int(n),
-                    node(named("a"), 1 + n),
-                    node(named("r"), 1 + n),
-                ])
-            };
-            Value::Array((0..nodes / 2).map(range).collect())
-        };
-        assert_eq!(
-            slot_ranges(&of(1_000), "sender").map(|ranges| ranges.len()).ok(),
-            Some(500)
-        );
-        assert!(fault_of(&of(1_002)).contains("more than 1000 nodes"));
-    }
 
     fn redirected(words: &str) -> Option<(bool, Address)> {
         let reply = redis::parse_redis_value(format!("-{words}\r\n").as_bytes()).expect("a reply");

@@ -3,6 +3,7 @@ mod connection_info;
 mod error;
 mod node;
 mod sentinel;
+mod slot_ranges;
 
 use std::sync::Arc;
 
