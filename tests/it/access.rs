@@ -322,7 +322,7 @@ async fn an_unknown_client_counts_as_its_proxy_but_is_in_no_network() {
 
         let (parts, ()) = request().body(()).unwrap().into_parts();
         assert_eq!(client().unknown()(&parts), is_unknown, "{header}: {values:?}");
-        assert_eq!(key::ip().unknown()(&parts), false);
+        assert!(!key::ip().unknown()(&parts));
     }
 }
 

@@ -153,7 +153,7 @@ impl Report {
                 }
                 self.failed += 1;
                 self.longest_error = self.longest_error.max(text.len());
-                text.truncate(text.floor_char_boundary(200));
+                text = text.chars().take(200).collect();
                 self.error = text;
             }
         }

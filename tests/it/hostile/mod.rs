@@ -242,6 +242,7 @@ fn many_errors() -> Vec<u8> {
 }
 
 /// A reply to `CLUSTER SLOTS`, and redirections to the node itself.
+#[expect(clippy::needless_pass_by_value, reason = "lists are made for it")]
 fn slots(command: &str, ranges: Vec<Vec<u8>>) -> Reply {
     match command {
         "CLUSTER" => Reply::Bytes([format!("*{}\r\n", ranges.len()).into_bytes(), ranges.concat()].concat()),
