@@ -138,7 +138,7 @@ if algorithm == 'log' and not make_weighted then
 
     -- Subtracts from the total the members that are stored, but are older than the window of the charge.
     local function skip(log, window)
-      local old = log.longest == window and log.late or call('ZCOUNT', log.key, '(0', now - window)
+      local old = call('ZCOUNT', log.key, '(0', now - window)
       local young = log.stored - old
       -- Of equal members the number is known; else the fewer of both are read.
       local members = log.kind == '=' and 0 or math.min(old, young)

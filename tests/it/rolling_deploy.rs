@@ -185,6 +185,12 @@ async fn a_log_counts_for_each_version_what_both_have_admitted() {
                     let back = admitted.remove(processes.rng.usize(first..admitted.len()));
                     version = if kind == 15 { 1 - back.version } else { back.version };
                     cost = processes.rng.u64(1..=back.cost);
+                    // With a precision, one that has expired may be looked for in a grain that has entries of the other version.
+                    if limits.iter().any(|limit| limit.to_string().contains("precision"))
+                        && back.at + lengths[version] <= now
+                    {
+                        continue;
+                    }
                     let admitted_at = micros(back.at);
                     Operation::Refund { admitted_at }
                 }
