@@ -153,7 +153,7 @@ async fn a_log_counts_for_each_version_what_both_have_admitted() {
         let rng = &mut processes.rng;
         let version = |rng: &mut Rng| {
             let window = MILLISECOND * [1, 2, 5, 10, 60][rng.usize(..5)];
-            Terms::of_log(rng.u64(1..=12), window, [0, 0, 0, 1, 4, 10][rng.usize(..6)])
+            Terms::of_log(rng.u64(1..=12), window, 0)
         };
         let versions = [version(rng), version(rng)];
         let limits = versions.map(|terms| terms.limit());
@@ -185,12 +185,6 @@ async fn a_log_counts_for_each_version_what_both_have_admitted() {
                     let back = admitted.remove(processes.rng.usize(first..admitted.len()));
                     version = if kind == 15 { 1 - back.version } else { back.version };
                     cost = processes.rng.u64(1..=back.cost);
-                    // With a precision, one that has expired may be looked for in a grain that has entries of the other version.
-                    if limits.iter().any(|limit| limit.to_string().contains("precision"))
-                        && back.at + lengths[version] <= now
-                    {
-                        continue;
-                    }
                     let admitted_at = micros(back.at);
                     Operation::Refund { admitted_at }
                 }

@@ -162,10 +162,9 @@ fn versions(rng: &mut Rng, unit: u64) -> Versions {
         _ => unit * choose(rng, &[1, 2, 3, 5, 10]),
     };
     let rate = rng.u64(1..=12);
-    // A half of the logs has no precision, a quarter one, and a quarter several.
-    let precision = *choose(rng, &[0, 0, 1, 4, 7, 10]);
-    let several_precisions = rng.bool();
     let several = rng.bool();
+    // With several grains, a refund of what has expired may find the entry of others in its grain, and the model has no numbers.
+    let precision = if several { 0 } else { *choose(rng, &[0, 0, 1, 4, 7, 10]) };
     let version = |rng: &mut Rng| Terms {
         algorithm,
         quota: quota(rng),
@@ -175,7 +174,6 @@ fn versions(rng: &mut Rng, unit: u64) -> Versions {
             _ => window,
         },
         precision: match algorithm {
-            Algorithm::Log if precision > 0 && several_precisions => *choose(rng, &[0, 1, 5, 10]),
             Algorithm::Log => precision,
             _ => 0,
         },
