@@ -29,6 +29,7 @@ impl Failure {
     }
 
     /// The failure for an error while a connection is set up.
+    #[cfg(feature = "fred")]
     pub(super) fn of_connection(error: impl Display) -> Self {
         let error = shortened(error);
         match Refusal::of_connection(&error) {
