@@ -23,10 +23,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    #[cfg_attr(
-        not(feature = "serde"),
-        expect(dead_code, reason = "reloads fail")
-    )]
+    #[cfg_attr(not(feature = "serde"), expect(dead_code, reason = "reloads fail"))]
     pub(super) fn new(since: SystemTime, error: &impl ToString) -> Self {
         Self {
             since: unix_seconds(since),
