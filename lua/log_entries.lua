@@ -1,9 +1,10 @@
 -- What a sliding log does where it is more than a count of equal members.
 --
--- The name of a member is `time[@made][~][:weight][-attempt]`. A weight is written with a letter for its number of digits (`:a5`,
--- `:b10`), so that members of one time are in the order of their weights. A reservation is a member in the future, and `@` is
--- before the time when it was made. With a precision, admissions of one grain of time are one member, scored with the last of
--- them. Charges beyond the limit are merged in the same way, in steps of a fraction of the window, and `~` marks their members.
+-- The name of a member is `time[;span][@made][~span][:weight][-attempt]`. A weight is written with a letter for its number of
+-- digits (`:a5`, `:b10`), so that members of one time are in the order of their weights. A reservation is a member in the
+-- future, and `@` is before the time when it was made. With a precision, admissions of one grain of time are one member, scored
+-- with the last of them, and `;` is before the time since the first. Charges beyond the limit are merged in the same way, in
+-- steps of a fraction of the window, and `~` is before that time.
 --
 -- Members with scores up to 0 describe the others. `=<window>`: all weigh 1, and are counted. `#<window>`: the score is minus
 -- their weight. `@<window>`: the same, where there may be reservations. A member was stored under this window, or under a longer
@@ -12,13 +13,14 @@
 
 if algorithm == 'log' and not make_weighted then
   function make_weighted()
+    -- The time of a member, its weight, its mark, and the number that is behind the mark.
     local function parts_of(member)
       local plain_at = tonumber(member)
       if plain_at then
-        return plain_at, 1
+        return plain_at, 1, ''
       end
-      local at, weight = string.match(member, '^(%d+)@?%d*~?:?%a?(%d*)')
-      return tonumber(at) or 0, tonumber(weight) or 1
+      local at, mark, number, weight = string.match(member, '^(%d+)([;@~]?)(%d*):?%a?(%d*)')
+      return tonumber(at) or 0, tonumber(weight) or 1, mark or '', tonumber(number)
     end
 
     local function at_rank(log, rank)
@@ -69,16 +71,21 @@ if algorithm == 'log' and not make_weighted then
       return kind .. (log.window == window and text.digits or string.format('%.0f', log.window))
     end
 
+    -- Removes the header that has been replaced by this one.
+    local function replace_header(log, header)
+      if log.header then
+        call('ZREM', log.key, log.header)
+      else
+        log.headers = log.headers + 1
+      end
+      log.header = header
+    end
+
     -- Writes the header if its name has changed, apart from a member.
     local function describe(log, header)
       if header ~= log.header then
         call('ZADD', log.key, log.kind == '=' and 0 or -log.weight, header)
-        if log.header then
-          call('ZREM', log.key, log.header)
-        else
-          log.headers = log.headers + 1
-        end
-        log.header = header
+        replace_header(log, header)
       end
     end
 

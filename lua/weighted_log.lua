@@ -53,9 +53,9 @@
     end
 
     -- Adds a member to a log whose weight has it already.
-    local function put(log, at, mark, weight, window, text)
+    local function put(log, at, mark, number, weight, window, text)
       local score = at == now and now_text or string.format('%.0f', at)
-      local name = score .. mark
+      local name = mark == '' and score or score .. mark .. string.format('%.0f', number)
       if weight > 1 then
         local digits = string.format('%.0f', weight)
         name = name .. ':' .. string.char(96 + #digits) .. digits
@@ -69,13 +69,12 @@
       end
       log.stored = log.stored + 1
       if log.header ~= header then
-        if log.header then
-          call('ZREM', log.key, log.header)
-        else
-          log.headers = log.headers + 1
-        end
-        log.header = header
+        replace_header(log, header)
       end
+    end
+
+    local function first_of(at, mark, number)
+      return (mark == ';' or mark == '~') and at - number or at
     end
 
     -- Adds the weight of an admission, or of a charge.
@@ -96,62 +95,58 @@
       end
       log.kind = log.kind == '=' and '#' or log.kind
       log.weight, log.total = log.weight + weight, log.total + weight
+      local first_at = now
       if grain > 0 or beyond then
         -- One ahead of the clock is a reservation, or of a clock that is gone.
         local step = grain > 0 and grain or math.ceil(window / STEPS)
         local limit = beyond and 1 or log.budget - 1
         for _, member in ipairs(call('ZREVRANGEBYSCORE', log.key, now_text, now - now % step, 'LIMIT', '0', limit)) do
-          if not beyond or string.find(member, '~', 1, true) then
-            local _, merged = parts_of(member)
+          local at, merged, mark, number = parts_of(member)
+          if not beyond or mark == '~' then
             weight = weight + merged
+            first_at = math.min(first_at, first_of(at, mark, number))
             call('ZREM', log.key, member)
             log.stored = log.stored - 1
           end
         end
       end
-      put(log, now, beyond and '~' or '', weight, window, text)
+      put(log, now, beyond and '~' or first_at < now and ';' or '', now - first_at, weight, window, text)
     end
 
-    -- Takes weight back from a member, and returns how much is left to take.
-    local function take_back(log, member, left, window, text)
-      local at, weight = parts_of(member)
-      local taken = math.min(left, weight)
-      log.weight, log.total, log.stored = log.weight - taken, log.total - taken, log.stored - 1
-      call('ZREM', log.key, member)
-      if weight > taken then
-        local mark = string.find(member, '~', 1, true) and '~' or string.match(member, '@%d+') or ''
-        put(log, at, mark, weight - taken, window, text)
-      elseif log.kind ~= '=' then
-        call('ZINCRBY', log.key, taken, log.header)
+    -- Takes weight back from the members with times from one to another that have an admission of the time `at`. Returns how much
+    -- is left to take.
+    local function take_back(log, from, upto, at, beyond, left, window, text)
+      local members = call('ZRANGEBYSCORE', log.key, from, upto, 'LIMIT', '0', log.budget - 1)
+      log.budget = log.budget - #members
+      for _, member in ipairs(members) do
+        local time, weight, mark, number = parts_of(member)
+        if left > 0 and first_of(time, mark, number) <= at and (beyond or mark ~= '~') then
+          local taken = math.min(left, weight)
+          left = left - taken
+          log.weight, log.total, log.stored = log.weight - taken, log.total - taken, log.stored - 1
+          call('ZREM', log.key, member)
+          if weight > taken then
+            put(log, time, mark, number, weight - taken, window, text)
+          elseif log.kind ~= '=' then
+            call('ZINCRBY', log.key, taken, log.header)
+          end
+        end
       end
-      return left - taken
+      return left
     end
 
     -- Takes weight back from what was added at that time, as far as it still counts.
     local function refund(log, at, cost, window, grain, text)
-      local left, valid_from = cost, now - window + 1
+      local valid_from = now - window + 1
       local step = grain > 0 and grain or math.ceil(window / STEPS)
       local step_end = at - at % step + step - 1
-
-      -- With a precision, the first member that is not earlier is the one that it may have been merged into.
-      local from, upto = math.max(at, valid_from), grain > 0 and step_end or at
-      local members = call('ZRANGEBYSCORE', log.key, from, upto, 'LIMIT', '0', log.budget - 1)
-      local found_at = members[1] and parts_of(members[1])
-      for _, member in ipairs(members) do
-        if left > 0 and parts_of(member) == found_at then
-          left = take_back(log, member, left, window, text)
-        end
-      end
-
-      -- A charge beyond the limit may be merged with later ones.
-      local more = log.budget - 1 - #members
-      if grain == 0 and left > 0 and log.stored > 0 and more > 0 then
-        from = math.max(at + 1, valid_from)
-        for _, member in ipairs(call('ZRANGEBYSCORE', log.key, from, step_end, 'LIMIT', '0', more)) do
-          if string.find(member, '~', 1, true) then
-            take_back(log, member, left, window, text)
-            break
-          end
+      if grain > 0 then
+        take_back(log, math.max(at, valid_from), step_end, at, at >= valid_from, cost, window, text)
+      elseif at >= valid_from then
+        local left = take_back(log, at, at, at, true, cost, window, text)
+        -- Charges beyond the limit, and admissions under a limit with a precision, may be merged with later ones.
+        if left > 0 then
+          take_back(log, at + 1, step_end, at, true, left, window, text)
         end
       end
     end
@@ -246,7 +241,7 @@
       if reserve and counted > 0 and reserve.turn > now and grain == 0 then
         log.kind, log.weight = '@', log.weight + cost
         store_window(log, window, reserve.turn)
-        put(log, reserve.turn, '@' .. now_text, cost, window, text)
+        put(log, reserve.turn, '@', now, cost, window, text)
         set_expiry(log, window)
         return counted, math.max(0, room - cost), now - reserve.turn, reset(log, window)
       end

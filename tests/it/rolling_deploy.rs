@@ -153,7 +153,7 @@ async fn a_log_counts_for_each_version_what_both_have_admitted() {
         let rng = &mut processes.rng;
         let version = |rng: &mut Rng| {
             let window = MILLISECOND * [1, 2, 5, 10, 60][rng.usize(..5)];
-            Terms::of_log(rng.u64(1..=12), window, 0)
+            Terms::of_log(rng.u64(1..=12), window, [0, 0, 0, 1, 4, 10][rng.usize(..6)])
         };
         let versions = [version(rng), version(rng)];
         let limits = versions.map(|terms| terms.limit());

@@ -264,20 +264,23 @@ fn timelines() -> Vec<Timeline> {
                     9_000: charge 1 x 1_400 -> 200 left, full in 10_000
                     10_000: reserve 1 of the other limit -> after 9_000, 0 left, full in 19_000",
         },
-        // A refund reads a part of the entries after it for charges beyond the limit.
+        // A refund reads a part of the entries after it for charges beyond the limit, and takes no weight of later ones.
         Timeline {
             limits: [log(10_000, 2), log(10_000, 5_000)],
             steps: "0: charge 2 -> 0 left, full in 10_000_000
                     1: charge 1 -> 0 left, full in 10_000_000
-                    2: charge 1 x 994 of the other limit -> 4_003 left, full in 10_000_000
-                    2: refund 3 from 0 of the other limit -> 4_006 left, full in 10_000_000",
+                    2: charge 1 -> 0 left, full in 10_000_000
+                    2: charge 1 x 995 of the other limit -> 4_001 left, full in 10_000_000
+                    2: refund 3 from 0 of the other limit -> 4_003 left, full in 10_000_000
+                    2: refund 3 from 1 of the other limit -> 4_005 left, full in 10_000_000",
         },
         Timeline {
             limits: [log(10_000, 2), log(10_000, 5_000)],
             steps: "0: charge 2 -> 0 left, full in 10_000_000
                     1: charge 1 -> 0 left, full in 10_000_000
-                    2: charge 1 x 995 of the other limit -> 4_002 left, full in 10_000_000
-                    2: refund 3 from 0 of the other limit -> 4_005 left, full in 10_000_000",
+                    2: charge 1 -> 0 left, full in 10_000_000
+                    2: charge 1 x 996 of the other limit -> 4_000 left, full in 10_000_000
+                    2: refund 3 from 1 of the other limit -> 4_000 left, full in 10_000_000",
         },
         // Charges beyond a coarse limit are entries like others to an exact one.
         Timeline {
@@ -285,7 +288,7 @@ fn timelines() -> Vec<Timeline> {
             steps: "0: charge 2 -> 2 left, full in 1_000_000
                     3: charge 1 of the other limit -> 0 left, full in 1_000_000
                     3: charge 1 of the other limit -> 0 left, full in 1_000_000
-                    10: refund 1 from 0 -> 0 left, full in 999_993",
+                    10: refund 1 from 0 -> 1 left, full in 999_993",
         },
         // A reservation stays one for a limit under which nothing is owed.
         Timeline {

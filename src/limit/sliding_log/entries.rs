@@ -1,4 +1,4 @@
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::RangeInclusive};
 
 use super::windows::Windows;
 use crate::limit::rule::BOUND;
@@ -60,25 +60,39 @@ impl Default for View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Entry {
     pub(super) at: u64,
-    /// When a reservation was made, which is counted at a later time; else [`PLAIN`] or [`BEYOND`].
-    pub(super) made: u64,
+    pub(super) mark: Mark,
     pub(super) weight: u64,
 }
 
-/// The entry of an admission.
-pub(super) const PLAIN: u64 = 0;
-
-/// The entry of charges beyond the limit.
-pub(super) const BEYOND: u64 = u64::MAX;
+/// What an entry consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Mark {
+    /// Admissions of one time.
+    Plain,
+    /// Admissions of one grain, the first of them this much earlier.
+    Merged(u64),
+    /// An admission that was reserved at this time.
+    Reserved(u64),
+    /// Charges beyond the limit, the first of them this much earlier.
+    Beyond(u64),
+}
 
 impl Entry {
+    /// The time of its first admission.
+    pub(super) fn first_at(&self) -> u64 {
+        match self.mark {
+            Mark::Merged(span) | Mark::Beyond(span) => self.at - span,
+            Mark::Plain | Mark::Reserved(_) => self.at,
+        }
+    }
+
     pub(super) fn is_beyond(&self) -> bool {
-        self.made == BEYOND
+        matches!(self.mark, Mark::Beyond(_))
     }
 
     /// Whether it is a reservation that was made until then.
     pub(super) fn is_reserved_until(&self, latest: u64) -> bool {
-        self.made > PLAIN && self.made <= latest
+        matches!(self.mark, Mark::Reserved(made) if made <= latest)
     }
 }
 
@@ -224,21 +238,31 @@ impl Log {
         (last, false)
     }
 
-    /// Subtracts weight from an entry that counts. Returns whether nothing is left of it, and the entry is removed.
-    pub(super) fn take_back(&mut self, position: usize, left: &mut u64) -> bool {
-        let Some(mut entry) = self.entries.get(position).copied().filter(|_| *left > 0) else {
-            return false;
-        };
-        let taken = entry.weight.min(*left);
-        *left -= taken;
-        self.weight = self.weight.saturating_sub(taken);
-        self.view.total = self.view.total.saturating_sub(taken);
-        self.entries.remove(position);
-        entry.weight -= taken;
-        if entry.weight > 0 {
-            self.insert(entry);
+    /// Takes weight back from the entries with these times that have an admission of the time `at`, as many as the charge may
+    /// read. Returns how much is left to take.
+    pub(super) fn take_back(&mut self, times: RangeInclusive<u64>, at: u64, beyond: bool, mut left: u64) -> u64 {
+        let first = self.before(*times.start());
+        let found = self.until(*times.end()).saturating_sub(first).min(self.view.budget - 1);
+        self.view.budget -= found;
+        let mut position = first;
+        for _ in 0..found {
+            let mut entry = self.entries[position];
+            if left == 0 || entry.first_at() > at || entry.is_beyond() && !beyond {
+                position += 1;
+                continue;
+            }
+            let taken = entry.weight.min(left);
+            left -= taken;
+            self.weight = self.weight.saturating_sub(taken);
+            self.view.total = self.view.total.saturating_sub(taken);
+            self.entries.remove(position);
+            entry.weight -= taken;
+            if entry.weight > 0 {
+                self.insert(entry);
+                position += 1;
+            }
         }
-        entry.weight == 0
+        left
     }
 
     pub(super) fn insert(&mut self, entry: Entry) {

@@ -67,7 +67,7 @@ use crate::ConfigError;
 ///
 /// [Charges](crate::Limiter::charge) beyond the limit within one thousandth of the window are merged into one entry, which
 /// counts until the last of them is one window old. So they add at most 1,001 entries, and each counts too long by less than
-/// a thousandth of the window. A refund of one of them may subtract weight of the others in its entry.
+/// a thousandth of the window.
 ///
 /// One charge reads or removes at most 1,000 entries. If more than that have expired at once and some of them weigh more than
 /// 1, `remaining` is a lower bound until the next calls have removed them; and a wait that depends on more than 1,000 such

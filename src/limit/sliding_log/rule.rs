@@ -1,6 +1,6 @@
 use super::{
     SlidingLog,
-    entries::{BEYOND, Entry, Kind, Log, PLAIN, View},
+    entries::{Entry, Kind, Log, Mark, View},
 };
 use crate::limit::rule::{MAX_TOTAL, Rule, SLACK, Turn};
 
@@ -61,11 +61,6 @@ impl Rule for SlidingLog {
         log.weight += weight;
         log.view.total += weight;
 
-        let mut entry = Entry {
-            at: now,
-            made: if beyond { BEYOND } else { PLAIN },
-            weight,
-        };
         // An entry ahead of the clock is a reservation, or of a clock that is gone.
         let (step, end) = (self.step_around(now).0, log.until(now));
         let merging = match (self.precision, beyond) {
@@ -77,10 +72,17 @@ impl Rule for SlidingLog {
             }
             _ => log.before(step).max(end.saturating_sub(log.view.budget - 1))..end,
         };
+        let (mut weight, mut first_at) = (weight, now);
         for merged in log.entries.drain(merging) {
-            entry.weight += merged.weight;
+            weight += merged.weight;
+            first_at = first_at.min(merged.first_at());
         }
-        log.insert(entry);
+        let mark = match now - first_at {
+            span if beyond => Mark::Beyond(span),
+            0 => Mark::Plain,
+            span => Mark::Merged(span),
+        };
+        log.insert(Entry { at: now, mark, weight });
         log.windows.store(self.window_us(), now, newest, now);
     }
 
@@ -121,7 +123,7 @@ impl Rule for SlidingLog {
         log.view.total += weight;
         log.insert(Entry {
             at: turn.joint,
-            made: now,
+            mark: Mark::Reserved(now),
             weight,
         });
         log.windows.store(self.window_us(), turn.joint, newest, now);
@@ -147,29 +149,16 @@ impl Rule for SlidingLog {
     fn refund(&self, log: &mut Log, now: u64, at: u64, weight: u64) -> bool {
         // The clock may be younger than the window: then all entries count.
         let valid_from = now.checked_sub(self.window_us()).map_or(0, |expired| expired + 1);
-        let (exact, step_end) = (self.precision == 0, self.step_around(at).1);
-        let mut left = weight;
-
-        // With a precision, the first entry that is not earlier is the one that it may have been merged into.
-        let first = log.before(at.max(valid_from));
-        let upto = if exact { at } else { step_end };
-        let found_at = log.entries.get(first).map_or(at, |entry| entry.at.min(upto));
-        let found = log.until(found_at).saturating_sub(first).min(log.view.budget - 1);
-        let mut position = first;
-        for _ in 0..found {
-            position += usize::from(!log.take_back(position, &mut left));
-        }
-
-        // A charge beyond the limit may be merged with later ones.
-        if exact && left > 0 {
-            let reads = log.view.budget - 1 - found;
-            let first = log.before(valid_from.max(at + 1));
-            let last = log.until(step_end).min(first + reads);
-            let beyond = (first..last).find(|&position| log.entries[position].is_beyond());
-            if let Some(position) = beyond {
-                log.take_back(position, &mut left);
-            }
-        }
+        let (exact, counts, step_end) = (self.precision == 0, at >= valid_from, self.step_around(at).1);
+        let left = match exact {
+            false => log.take_back(at.max(valid_from)..=step_end, at, counts, weight),
+            true if !counts => weight,
+            true => match log.take_back(at..=at, at, true, weight) {
+                0 => 0,
+                // Charges beyond the limit, and admissions under a limit with a precision, may be merged with later ones.
+                left => log.take_back(at + 1..=step_end, at, true, left),
+            },
+        };
         left < weight
     }
 }

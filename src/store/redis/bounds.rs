@@ -138,7 +138,7 @@ mod tests {
             // 2^51 tokens of a microsecond, half as many as are exact.
             (of("token-bucket 1000/ms"), (1 << 51) + SECOND, (1 << 51) + SECOND),
             (of("concurrency 5"), SECOND, FAR_US),
-            (Limit::Ban(ban), DAY, DAY + 641 * SECOND),
+            (Limit::Ban(ban), 366 * DAY + SECOND, 366 * DAY + 641 * SECOND),
         ] {
             let key = Key::from("k");
             let charge = Charge::new("p", &limit, &key, 1);

@@ -330,13 +330,6 @@ impl Log {
             }
         }
         self.entries.extend(perhaps_left);
-        // The refund of a charge beyond the limit may take weight of others in its step.
-        if weight > 0 && self.grain.is_none() && !self.mixes_grains {
-            let step = at..=self.latest(at);
-            let merged = self.entries.iter_mut();
-            let merged = merged.filter(|entry| entry.late > entry.at && step.contains(&entry.at));
-            merged.for_each(|entry| entry.is_kept = false);
-        }
         self.entries.retain(|entry| entry.weight > 0);
     }
 

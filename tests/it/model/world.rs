@@ -163,8 +163,7 @@ fn versions(rng: &mut Rng, unit: u64) -> Versions {
     };
     let rate = rng.u64(1..=12);
     let several = rng.bool();
-    // With several grains, a refund of what has expired may find the entry of others in its grain, and the model has no numbers.
-    let precision = if several { 0 } else { *choose(rng, &[0, 0, 1, 4, 7, 10]) };
+    let precision = *choose(rng, &[0, 0, 1, 4, 7, 10]);
     let version = |rng: &mut Rng| Terms {
         algorithm,
         quota: quota(rng),
@@ -174,6 +173,7 @@ fn versions(rng: &mut Rng, unit: u64) -> Versions {
             _ => window,
         },
         precision: match algorithm {
+            Algorithm::Log if rng.bool() => *choose(rng, &[0, 1, 4, 7, 10]),
             Algorithm::Log => precision,
             _ => 0,
         },
