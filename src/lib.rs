@@ -106,82 +106,46 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod access;
 #[cfg(feature = "admin")]
 mod admin;
-mod awaited;
-#[cfg(feature = "axum")]
-mod axum;
-mod bans;
-mod body;
 mod check;
-mod completion;
 mod decision;
-#[cfg(feature = "admin")]
-mod denials;
-mod denied;
-mod drain;
-mod enforce;
 mod error;
-mod future;
 #[cfg(doc)]
 pub mod guide;
-mod headers;
-mod held;
-#[cfg(feature = "axum")]
-mod into_response;
 pub mod key;
-mod layer;
 pub mod limit;
 mod limiter;
-mod lost;
-mod metrics;
-mod observer;
-mod pause;
+mod middleware;
+mod observe;
 mod policy;
-mod rejected;
-mod requests;
-pub mod response;
-mod responses;
-mod service;
-mod slots;
-#[cfg(feature = "tonic")]
-mod status;
 pub mod store;
 mod sync;
-mod warned;
 
 #[cfg(feature = "admin")]
 pub use self::admin::Admin;
 #[cfg(feature = "axum")]
-pub use self::axum::MissingDecision;
+pub use self::middleware::MissingDecision;
 #[cfg(feature = "serde")]
 pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub use self::store::redis::{ClientLibrary, ConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
-    body::ResponseBody,
-    completion::Completion,
-    decision::{Decision, Denial, PolicyDecision, Receipt},
-    denied::Denied,
-    drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
+    decision::{Completion, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots, response},
     error::ConfigError,
-    future::ResponseFuture,
-    headers::{Headers, ResetFormat},
     key::{Key, KeyExtractor},
-    layer::RateLimitLayer,
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::{Acquire, AcquireError, BanError, Limiter, Permit},
+    middleware::{DrainBody, DrainBodyFuture, DrainBodyLayer, RateLimit, RateLimitLayer, ResponseBody, ResponseFuture},
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
-    service::RateLimit,
-    slots::Slots,
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder, StoreError},
 };
+pub use tower_layer::Layer;
+
 #[cfg(feature = "fred")]
 pub use fred;
 #[cfg(feature = "redis")]
 pub use redis;
-pub use tower_layer::Layer;
 
 /// The example of the README.
 #[cfg(all(doctest, feature = "axum", feature = "fred"))]

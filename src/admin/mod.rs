@@ -1,16 +1,12 @@
-mod cross_origin;
-mod error;
-mod json;
 mod page;
 mod report;
 mod router;
 mod subject;
-mod subjects;
 mod watched;
 
 use std::fmt;
 
-use self::{router::Shared, subjects::SubjectNames, watched::Watched};
+use self::{router::Shared, subject::SubjectNames, watched::Watched};
 use crate::{Limiter, RateLimitLayer};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,

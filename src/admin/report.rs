@@ -8,13 +8,13 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    json::{Failure, unix_seconds},
-    subjects::SubjectNames,
+    router::{Failure, unix_seconds},
+    subject::SubjectNames,
     watched::{Watched, WatchedPolicy},
 };
 use crate::{
     Key,
-    denials::Summary,
+    decision::Summary,
     store::{Charge, NodeStatus, Operation, Store, StoreId, StoreRequest, summary},
 };
 

@@ -1,29 +1,34 @@
 //! The routes of the router, and what all responses have in common.
 
-use std::sync::Arc;
+use std::{
+    borrow::Cow,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use axum::{
     Router,
     body::Bytes,
     extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Query, Request, State, rejection::QueryRejection},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header, request::Parts},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header, header::CONTENT_TYPE, request::Parts},
     middleware,
-    response::Response,
+    response::{IntoResponse, Response},
     routing::{get, post},
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cross_origin,
-    error::AdminError,
-    json::json,
-    page,
-    report::{self, DeniedSubject},
-    subject::{self, Counts},
-    subjects::SubjectNames,
+    page, report,
+    report::DeniedSubject,
+    subject,
+    subject::{Counts, SubjectNames},
     watched::{Watched, WatchedPolicy},
 };
-use crate::{Key, denials::DenialWatch, store::StoreId};
+use crate::{
+    ConfigError, Key,
+    decision::DenialWatch,
+    store::{StoreError, StoreId},
+};
 
 /// What the routes share.
 pub(super) struct Shared {
@@ -95,7 +100,7 @@ struct OwnOrigin;
 
 impl OwnOrigin {
     fn of(method: &Method, headers: &HeaderMap, uri: &Uri) -> Result<Self, AdminError> {
-        let verified = cross_origin::verify(method, headers, uri);
+        let verified = verify(method, headers, uri);
         verified.map(|()| Self).map_err(|_| {
             AdminError::new(
                 StatusCode::FORBIDDEN,
@@ -266,5 +271,205 @@ impl Selected {
             denied: denials.and_then(|(_, summary)| report::denied_subject(&shared.names, &summary, &self.key)),
             counts,
         })
+    }
+}
+
+/// Refuses a request that a page of another origin has made.
+///
+/// Browsers send `Sec-Fetch-Site` to HTTPS and to localhost (W3C Fetch Metadata, section 2.3), and otherwise at least `Origin`
+/// with each `POST` (Fetch, section 3.1). A client that sends neither is not a browser, so it carries no credentials of
+/// an operator without the operator's doing. Both names are forbidden to scripts (Fetch, section 2.2.2).
+///
+/// To an address that an operator enters, the browser sends `Sec-Fetch-Site: none`, which is a `GET`. A `GET` for an image of
+/// another page has no `Origin`, but the page as `Referer`, unless it has suppressed that.
+pub(super) fn verify(method: &Method, headers: &HeaderMap, uri: &Uri) -> Result<(), CrossOrigin> {
+    if let Some(site) = headers.get("sec-fetch-site") {
+        return match site.as_bytes() {
+            b"same-origin" => Ok(()),
+            b"none" if method.is_safe() => Ok(()),
+            _ => Err(CrossOrigin),
+        };
+    }
+    let referer = headers.get(header::REFERER).filter(|_| method.is_safe());
+    let Some(origin) = headers.get(header::ORIGIN).or(referer) else {
+        return Ok(());
+    };
+    // RFC 6454 section 7: `null`, or a scheme with a host and its port; a `Referer` goes on with the path.
+    let origin = origin.to_str().ok().and_then(|origin| {
+        let (_, rest) = origin.split_once("://")?;
+        rest.split('/').next()
+    });
+    let host = match headers.get(header::HOST) {
+        Some(host) => host.to_str().ok(),
+        None => uri.authority().map(|authority| authority.as_str()), // HTTP/2
+    };
+    match origin.zip(host) {
+        Some((origin, host)) if origin.eq_ignore_ascii_case(host) => Ok(()),
+        _ => Err(CrossOrigin),
+    }
+}
+
+/// A page of another origin has made the request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct CrossOrigin;
+
+/// An error as the response to a request: a status, and a message that contains the fix.
+#[derive(Debug)]
+pub(super) struct AdminError {
+    status: StatusCode,
+    message: Cow<'static, str>,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    error: &'a str,
+}
+
+impl AdminError {
+    pub(super) fn new(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+        }
+    }
+
+    pub(super) fn bad_request(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+}
+
+/// Of a key.
+impl From<ConfigError> for AdminError {
+    fn from(error: ConfigError) -> Self {
+        Self::bad_request(error.to_string())
+    }
+}
+
+impl From<StoreError> for AdminError {
+    fn from(error: StoreError) -> Self {
+        let message = format!("the store of the counts fails: {error}");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+}
+
+impl IntoResponse for AdminError {
+    fn into_response(self) -> Response {
+        let body = Body { error: &self.message };
+        (self.status, json(&body)).into_response()
+    }
+}
+
+/// A response in JSON.
+pub(super) fn json(body: &impl Serialize) -> Response {
+    match serde_json::to_vec(body) {
+        Ok(body) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
+        // The bodies have neither keys that are no text nor fallible parts.
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// What has failed, and when.
+#[derive(Clone, Serialize)]
+pub(super) struct Failure {
+    since: u64,
+    error: String,
+}
+
+impl Failure {
+    #[cfg_attr(not(feature = "serde"), expect(dead_code, reason = "reloads fail"))]
+    pub(super) fn new(since: SystemTime, error: &impl ToString) -> Self {
+        Self {
+            since: unix_seconds(since),
+            error: error.to_string(),
+        }
+    }
+}
+
+/// The seconds since the Unix epoch.
+pub(super) fn unix_seconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or(Duration::ZERO).as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verify_fields(fields: &[(&'static str, &'static str)], uri: &'static str) -> Result<(), CrossOrigin> {
+        verify_as(&Method::POST, fields, uri)
+    }
+
+    fn verify_as(
+        method: &Method,
+        fields: &[(&'static str, &'static str)],
+        uri: &'static str,
+    ) -> Result<(), CrossOrigin> {
+        let fields = fields.iter().map(|(name, value)| {
+            let name: axum::http::HeaderName = name.parse().unwrap();
+            (name, value.parse().unwrap())
+        });
+        verify(method, &fields.collect(), &Uri::from_static(uri))
+    }
+
+    #[test]
+    fn a_get_is_made_by_the_page_by_hand_or_by_another_program() {
+        let host = ("host", "a.example");
+        for (fields, expected) in [
+            (&[host][..], Ok(())),
+            (&[host, ("sec-fetch-site", "same-origin")], Ok(())),
+            (&[host, ("sec-fetch-site", "none")], Ok(())),
+            (&[host, ("referer", "https://a.example/admin?x=//y")], Ok(())),
+            (&[host, ("sec-fetch-site", "cross-site")], Err(CrossOrigin)),
+            (&[host, ("sec-fetch-site", "same-site")], Err(CrossOrigin)),
+            (&[host, ("origin", "http://evil.example")], Err(CrossOrigin)),
+            (&[host, ("referer", "http://evil.example/a.example")], Err(CrossOrigin)),
+            (&[host, ("referer", "http://evil.example")], Err(CrossOrigin)),
+        ] {
+            for method in [Method::GET, Method::HEAD] {
+                assert_eq!(verify_as(&method, fields, "/subject"), expected, "{fields:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn requests_of_the_page_and_of_other_programs_pass() {
+        for fields in [
+            &[("host", "a.example")][..],
+            &[("host", "a.example"), ("sec-fetch-site", "same-origin")],
+            // A proxy has replaced `Host`.
+            &[
+                ("host", "10.0.0.1"),
+                ("sec-fetch-site", "same-origin"),
+                ("origin", "https://a.example"),
+            ],
+            &[("host", "a.example:3000"), ("origin", "http://a.example:3000")],
+            &[("host", "a.example"), ("origin", "http://A.example")],
+        ] {
+            assert_eq!(verify_fields(fields, "/reset"), Ok(()), "{fields:?}");
+        }
+        assert_eq!(
+            verify_fields(&[("origin", "https://a.example")], "https://a.example/reset"),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn requests_of_other_sites_do_not() {
+        for fields in [
+            &[("host", "a.example"), ("sec-fetch-site", "cross-site")][..],
+            &[
+                ("host", "a.example"),
+                ("sec-fetch-site", "same-site"),
+                ("origin", "http://a.example"),
+            ],
+            &[("host", "a.example"), ("sec-fetch-site", "none")],
+            &[("host", "a.example"), ("origin", "http://evil.example")],
+            &[("host", "a.example"), ("origin", "http://a.example:81")],
+            &[("host", "a.example"), ("origin", "null")],
+            &[("host", "a.example"), ("origin", "a.example")],
+            &[("origin", "http://a.example")],
+        ] {
+            assert_eq!(verify_fields(fields, "/reset"), Err(CrossOrigin), "{fields:?}");
+        }
     }
 }

@@ -2,12 +2,11 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use super::json::Failure;
+use super::router::Failure;
 use crate::{
     FailureMode, Limiter, RateLimitLayer,
-    decision::{CheckContext, Plan, PolicyContext},
-    denials::{DenialWatch, Denials},
-    enforce::Enforcer,
+    decision::{CheckContext, DenialWatch, Denials, Plan, PolicyContext},
+    middleware::Enforcer,
     policy::Basis,
     store::{Store, StoreId},
 };

@@ -1,23 +1,24 @@
 #[cfg(feature = "admin")]
 use std::time::SystemTime;
-use std::{any::Any, sync::Arc};
+use std::{any::Any, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderValue;
 
+#[cfg(feature = "admin")]
+use super::denials::Denials;
 #[cfg(feature = "tracing")]
 use super::span;
-use super::thresholds::Thresholds;
-#[cfg(feature = "admin")]
-use crate::denials::Denials;
+use super::{
+    Decision, PolicyDecision, completion::CompletionRule, degree::Thresholds, headers::Fields,
+    responses::LostSettlements, slots::Keeper,
+};
 use crate::{
-    FailureMode, Limit,
-    completion::CompletionRule,
-    headers::Fields,
-    lost::LostSettlements,
-    metrics::{CheckMetrics, ENABLED, PolicyMetrics, PolicyOutcome},
-    slots::Keeper,
-    store::{Failover, NamedLimit, Outstanding, Store, Waiting},
+    FailureMode, Key, Limit,
+    observe::metrics::{CheckMetrics, ENABLED, PolicyMetrics, PolicyOutcome},
+    store::{
+        Charge, ChargeState, Failover, NamedLimit, Outcome, Outstanding, Store, StoreError, StoreResponse, Waiting,
+    },
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -86,7 +87,7 @@ impl CheckContext {
     }
 }
 
-/// The [`ResponseFormat`](crate::response::ResponseFormat) of a layer or a limiter.
+/// The [`ResponseFormat`](super::response::ResponseFormat) of a layer or a limiter.
 ///
 /// Its type is erased: a format takes decisions, which have this context.
 #[derive(Clone)]
@@ -135,4 +136,79 @@ pub(crate) struct Plan {
     pub(crate) policy_item: HeaderValue,
     /// The body of the response to a request that this policy alone denies.
     pub(crate) problem: Bytes,
+}
+
+/// The reply of a store.
+impl Decision {
+    /// Records the failure of the store, before there are clones.
+    pub(crate) fn note_failure(&mut self, error: StoreError) {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.store_error = Some(Box::new(error));
+        }
+    }
+
+    /// The policies, before there are clones.
+    pub(super) fn undecided_mut(&mut self) -> &mut [PolicyDecision] {
+        match Arc::get_mut(&mut self.0) {
+            Some(inner) => &mut inner.policies,
+            None => &mut [],
+        }
+    }
+
+    /// Records the outcome in place, before there are clones.
+    #[inline(always)]
+    pub(crate) fn record(&mut self, response: &StoreResponse, outcome: &Outcome, charged: bool) {
+        let Some(inner) = Arc::get_mut(&mut self.0) else {
+            return;
+        };
+        inner.allowed = outcome.allowed;
+        inner.server_time = response.server_time;
+        let mut states = outcome.states().iter();
+        for policy in &mut inner.policies {
+            policy.record(&mut states, response.server_time, charged);
+        }
+    }
+
+    /// Records the outcomes of several requests in place, before there are clones, and keeps the policies for which this
+    /// returns `true`.
+    pub(crate) fn record_each(
+        &mut self,
+        allowed: bool,
+        server_time: Duration,
+        record: impl FnMut(&mut PolicyDecision) -> bool,
+    ) {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.allowed = allowed;
+            inner.server_time = server_time;
+            inner.policies.retain(record);
+        }
+    }
+}
+
+/// The marker of a request with an id, so that its repetitions are not counted.
+#[derive(Debug)]
+pub(crate) struct Marker {
+    limit: Limit,
+    key: Key,
+}
+
+impl Marker {
+    pub(crate) fn new(limit: Limit, key: Key) -> Self {
+        Self { limit, key }
+    }
+
+    /// The charge before the one that it marks.
+    pub(super) fn charge<'a>(&'a self, marked: &Charge<'a>) -> Charge<'a> {
+        marked.marker(&self.limit, &self.key, 1)
+    }
+
+    /// The charge with which a refund removes it.
+    pub(super) fn removal<'a>(&'a self, marked: &Charge<'a>) -> Charge<'a> {
+        marked.marker(&self.limit, &self.key, u64::MAX)
+    }
+
+    /// Whether the request is a repetition, from the state of the marker, which was counted or not.
+    pub(super) fn is_of_repetition(&self, state: &ChargeState, counted: bool) -> bool {
+        state.is_of_repetition(self.limit.quota(), counted.into())
+    }
 }

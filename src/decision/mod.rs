@@ -1,20 +1,22 @@
 //! The outcome of a check.
 
+mod completion;
 mod context;
 mod degree;
-mod delay;
-mod marker;
+#[cfg(feature = "admin")]
+mod denials;
+pub(crate) mod denied;
+mod handler;
+mod headers;
 mod outcome;
+pub(crate) mod pause;
 mod policy;
 mod receipt;
-mod record;
-mod settle;
-mod settlement;
+pub mod response;
+mod responses;
 mod slots;
 #[cfg(feature = "tracing")]
 mod span;
-mod thresholds;
-mod untaken;
 
 use std::{
     fmt,
@@ -24,23 +26,32 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::{
-    context::{CheckContext, Plan, PolicyContext, PolicyFile, SharedFormat},
-    marker::Marker,
-    settlement::Settlement,
-    thresholds::Thresholds,
-};
-pub use self::{
-    policy::{Denial, PolicyDecision},
-    receipt::Receipt,
-};
-
-use self::settlement::ChargedPolicy;
+use self::receipt::ChargedPolicy;
 use crate::{
     Key,
-    lost::LostSettlements,
-    slots::Slots,
     store::{NamedLimit, Owed, OwedKind, Store, StoreError},
+};
+
+#[cfg(feature = "admin")]
+pub(crate) use self::denials::{DenialWatch, Denials, Summary};
+#[cfg(feature = "tonic")]
+pub(crate) use self::headers::GRPC_RETRY_PUSHBACK;
+pub use self::{
+    completion::Completion,
+    denied::Denied,
+    headers::{Headers, ResetFormat},
+    policy::{Denial, PolicyDecision},
+    receipt::Receipt,
+    slots::Slots,
+};
+pub(crate) use self::{
+    completion::{CompletionRule, End, awaits_trailers, grpc_status_in},
+    context::{CheckContext, Marker, Plan, PolicyContext, PolicyFile, SharedFormat},
+    degree::Thresholds,
+    headers::{Fields, policy_item},
+    receipt::Settlement,
+    responses::{LostSettlements, Responses},
+    slots::{Keeper, Release, Ticket},
 };
 
 /// The outcome of a check.

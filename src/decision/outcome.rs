@@ -1,9 +1,9 @@
 //! The outcomes of a decision as metrics, as events of `tracing` at the level `DEBUG`, and in the current span.
 
-#[cfg(feature = "tracing")]
-use super::span::{self, Remaining};
 use super::{Decision, Denial, PolicyDecision};
-use crate::metrics::{ENABLED, HeldSlots, PolicyOutcome, WaitingRequest};
+#[cfg(feature = "tracing")]
+use super::{span, span::Remaining};
+use crate::observe::metrics::{ENABLED, HeldSlots, PolicyOutcome, WaitingRequest};
 
 impl Decision {
     /// Counts what each policy has done with the request.

@@ -1,14 +1,13 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    context::{CheckContext, Plan, PolicyContext},
-    marker::Marker,
-    untaken::Untaken,
+    completion::CompletionRule,
+    context::{CheckContext, Marker, Plan, PolicyContext},
+    receipt::Untaken,
+    slots::Ticket,
 };
 use crate::{
     FailureMode, Key, Limit,
-    completion::CompletionRule,
-    slots::Ticket,
     store::{Charge, ChargeState, NamedLimit, Operation, Waiting},
 };
 

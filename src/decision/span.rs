@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tracing::{Span, level_filters::LevelFilter};
 
-use crate::metrics::PolicyOutcome;
+use crate::observe::metrics::PolicyOutcome;
 
 const OUTCOME: &str = "rate_limit.outcome";
 const POLICY: &str = "rate_limit.policy";

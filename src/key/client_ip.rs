@@ -1,7 +1,14 @@
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, header::FORWARDED};
+use ipnet::IpNet;
+
 use super::{
+    forwarded,
+    forwarded::Hop,
     grouping::Grouping,
     ip::Ip,
-    proxies::{ClientIpSource, Proxies, network},
+    peer::{Client, Peer},
 };
 use crate::ConfigError;
 
@@ -181,6 +188,196 @@ impl ClientIp {
             networks: Vec::new(),
             any_peer: false,
             unix: false,
+        }
+    }
+}
+
+/// The header in which proxies record the client address.
+///
+/// Choose the header that your proxies write. All others are not read, since a client can send them.
+///
+/// ```
+/// use http::Request;
+/// use tower_quota::{Key, KeyExtractor, key::{self, ClientIpSource, PeerAddr}};
+///
+/// // nginx in front, with `proxy_set_header X-Real-IP $remote_addr`.
+/// let source = ClientIpSource::Header("x-real-ip".parse()?);
+/// let client = key::client_ip(source).trusted(["10.0.0.0/8"]);
+///
+/// let nginx = PeerAddr("10.0.0.2:80".parse()?);
+/// let request = Request::get("/").extension(nginx).header("x-real-ip", "198.51.100.9").body(())?;
+/// assert_eq!(client.extract(&request.into_parts().0)?, Some(Key::ip("198.51.100.9".parse()?)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClientIpSource {
+    /// `X-Forwarded-For`: the first address from the right that is not trusted.
+    XForwardedFor,
+    /// `X-Forwarded-For`: the n-th element from the right, for a fixed chain of n proxies. 0 is an error of
+    /// [`client_ip`](super::client_ip()).
+    XForwardedForHop(usize),
+    /// `Forwarded` (RFC 7239): the first address from the right that is not trusted.
+    Forwarded,
+    /// A header that holds one address, such as `CF-Connecting-IP`, `X-Real-IP` or `Fly-Client-IP`.
+    Header(HeaderName),
+}
+
+#[cfg(feature = "tracing")]
+impl ClientIpSource {
+    /// The header that is neither of the two lists.
+    pub(super) fn own_header(&self) -> Option<&HeaderName> {
+        match self {
+            Self::Header(name) => Some(name),
+            Self::XForwardedFor | Self::XForwardedForHop(_) | Self::Forwarded => None,
+        }
+    }
+}
+
+/// The most elements that are read of the lists of a request.
+const MAX_HOPS: usize = 32;
+
+pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// The proxies in front of a service.
+#[derive(Clone, Debug)]
+pub(super) struct Proxies {
+    pub(super) source: ClientIpSource,
+    /// Networks of peers whose headers are read, and of hops that are passed over, as they were given.
+    pub(super) given: Vec<IpNet>,
+    /// The same networks in canonical form.
+    pub(super) networks: Vec<IpNet>,
+    pub(super) any_peer: bool,
+    pub(super) unix: bool,
+}
+
+impl Proxies {
+    /// Compares networks and addresses by these NAT64 prefixes.
+    pub(super) fn group_by(&mut self, grouping: &Grouping) -> Result<(), ConfigError> {
+        let networks = self.given.iter().map(|given| match grouping.canonical_network(*given) {
+            network if network.prefix_len() == 0 => Err(ConfigError::new(format!(
+                "`{given}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`"
+            ))),
+            network => Ok(network),
+        });
+        self.networks = networks.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Whether the header of this peer is read.
+    #[inline]
+    pub(super) fn are_read_from(&self, peer: Peer) -> bool {
+        self.any_peer || self.trusts(peer)
+    }
+
+    /// The client of a request from a peer whose header is read, in canonical form.
+    pub(super) fn client(&self, peer: Peer, headers: &HeaderMap, grouping: &Grouping) -> Client {
+        match &self.source {
+            ClientIpSource::XForwardedFor => {
+                let lines = headers.get_all(X_FORWARDED_FOR).iter();
+                self.walk(peer, lines.rev().flat_map(forwarded::x_forwarded_for), grouping)
+            }
+            ClientIpSource::Forwarded => {
+                let lines = headers.get_all(FORWARDED).iter();
+                self.walk(peer, lines.rev().flat_map(forwarded::forwarded), grouping)
+            }
+            ClientIpSource::XForwardedForHop(n) => {
+                let lines = headers.get_all(X_FORWARDED_FOR).iter();
+                let mut hops = lines.rev().flat_map(forwarded::x_forwarded_for);
+                match hops.nth(n - 1) {
+                    Some(Hop::Address(address)) => Client::known(Peer::Address(grouping.canonical(address))),
+                    _ => Client::behind(peer),
+                }
+            }
+            ClientIpSource::Header(name) => {
+                let mut lines = headers.get_all(name).iter();
+                match (lines.next().and_then(forwarded::single), lines.next()) {
+                    (Some(address), None) => Client::known(Peer::Address(grouping.canonical(address))),
+                    _ => Client::behind(peer),
+                }
+            }
+        }
+    }
+
+    /// Goes from the nearest hop outward, past trusted hops.
+    fn walk(&self, peer: Peer, mut hops: impl Iterator<Item = Hop>, grouping: &Grouping) -> Client {
+        let mut last = Client::behind(peer);
+        for hop in hops.by_ref().take(MAX_HOPS) {
+            let Hop::Address(address) = hop else {
+                return Client::behind(last.address);
+            };
+            last = Client::known(Peer::Address(grouping.canonical(address)));
+            if !self.trusts(last.address) {
+                return last;
+            }
+        }
+        // The first element is the peer of the first proxy, which is the client, unless elements are left.
+        match hops.next() {
+            Some(_) => Client::behind(last.address),
+            None => last,
+        }
+    }
+
+    fn trusts(&self, hop: Peer) -> bool {
+        match hop {
+            Peer::Address(address) => self.networks.iter().any(|network| network.contains(&address)),
+            Peer::Unix => self.unix,
+        }
+    }
+}
+
+/// Whether one of the lists is there. Each name more that is looked for costs every request one hundredth.
+#[cfg(feature = "tracing")]
+#[inline]
+pub(super) fn are_forwarding(headers: &HeaderMap) -> bool {
+    headers.contains_key(&X_FORWARDED_FOR) || headers.contains_key(&FORWARDED)
+}
+
+/// Parses a network.
+pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
+    let parsed = text
+        .parse::<IpNet>()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    parsed.map_err(|_| {
+        ConfigError::new(format!(
+            "`{text}` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::{Ip, client_ip};
+
+    fn trusted(network: &str) -> Result<Ip, ConfigError> {
+        client_ip(ClientIpSource::XForwardedFor).try_trusted([network])
+    }
+
+    #[test]
+    fn a_network_of_all_addresses_cannot_be_trusted() {
+        for text in [
+            "0.0.0.0/0",
+            "::/0",
+            "::ffff:0:0/96",
+            "64:ff9b::/96",
+            "10.0.0.0/33",
+            "ten",
+            "",
+        ] {
+            let error = trusted(text).unwrap_err().to_string();
+            assert!(
+                error.contains("trust_any_peer") || error.contains("`10.0.0.0/8`"),
+                "{text}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_mapped_network_is_the_ipv4_network() {
+        for text in ["::ffff:10.0.0.0/104", "64:ff9b::10.0.0.0/104"] {
+            let network = Grouping::default().canonical_network(network(text).unwrap());
+            assert_eq!(network.to_string(), "10.0.0.0/8");
         }
     }
 }

@@ -8,14 +8,13 @@ use http::request::Parts;
 use ipnet::Ipv6Net;
 
 #[cfg(feature = "tracing")]
-use super::proxies::are_forwarding;
+use super::client_ip::are_forwarding;
 use super::{
-    error::KeyError,
-    extractor::{KeyExtractor, inherent_or},
+    client_ip::Proxies,
+    extractor::{KeyError, KeyExtractor, inherent_or},
     grouping::Grouping,
     key::Key,
     peer::{Client, NO_PEER, Peer},
-    proxies::Proxies,
 };
 use crate::ConfigError;
 

@@ -52,9 +52,6 @@
 //! [`Limiter`](crate::Limiter) reads or resets a count of a layer.
 
 mod client_ip;
-mod constant;
-mod error;
-mod extension;
 mod extractor;
 mod forwarded;
 mod from_fn;
@@ -63,13 +60,10 @@ mod header;
 mod ip;
 #[expect(clippy::module_inception, reason = "the type `Key` is where a reader looks for it")]
 mod key;
-mod method;
 #[cfg(feature = "admin")]
 mod parse;
 mod path;
 mod peer;
-mod proxies;
-mod route;
 mod secret;
 mod spelling;
 #[cfg(feature = "serde")]
@@ -77,24 +71,19 @@ mod text;
 mod within;
 
 #[cfg(feature = "axum")]
-pub use self::route::{Route, route};
+pub use self::path::{Route, route};
 pub(crate) use self::secret::Secret;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::secret::ShortSecret;
 pub use self::{
-    client_ip::{ClientIp, client_ip, try_client_ip},
-    constant::{Constant, constant},
-    error::KeyError,
-    extension::{Extension, extension},
-    extractor::{KeyExtractor, Or},
-    from_fn::{FromFn, IntoKey, from_fn},
-    header::{Header, header, try_header},
+    client_ip::{ClientIp, ClientIpSource, client_ip, try_client_ip},
+    extractor::{KeyError, KeyExtractor, Or},
+    from_fn::{Constant, Extension, FromFn, IntoKey, constant, extension, from_fn},
+    header::{Header, Method, header, method, try_header},
     ip::{Ip, ip},
     key::Key,
-    method::{Method, method},
     path::{Path, path},
     peer::{PeerAddr, UnixPeer},
-    proxies::ClientIpSource,
 };
 #[cfg(feature = "serde")]
 pub(crate) use self::{

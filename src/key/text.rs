@@ -9,13 +9,11 @@ use serde::{
 };
 
 use super::{
-    constant::constant,
-    error::KeyError,
-    extractor::KeyExtractor,
-    header::header,
+    extractor::{KeyError, KeyExtractor},
+    from_fn::constant,
+    header::{header, method},
     ip::{Ip, ip},
     key::Key,
-    method::method,
     path::path,
 };
 use crate::ConfigError;
@@ -76,7 +74,7 @@ const KEYS: [Named; 8] = [
 
 #[cfg(feature = "axum")]
 fn route_extractor(_: &str) -> Result<Extractor, String> {
-    Ok(Extractor::new(super::route::route()))
+    Ok(Extractor::new(super::path::route()))
 }
 
 #[cfg(not(feature = "axum"))]

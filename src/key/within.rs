@@ -6,10 +6,10 @@ use ipnet::IpNet;
 #[cfg(feature = "tracing")]
 use super::peer::NO_PEER;
 use super::{
+    client_ip::network,
     grouping::Grouping,
     ip::Ip,
     peer::{Client, Peer},
-    proxies::network,
 };
 use crate::ConfigError;
 

@@ -2,8 +2,8 @@ use std::{fmt, time::Duration};
 
 use super::{
     constructors::MIN_WINDOW,
+    rate::{LengthText, WindowText},
     rule::{MAX_QUOTA, Rule, SLACK},
-    units::{LengthText, WindowText},
 };
 use crate::ConfigError;
 

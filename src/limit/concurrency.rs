@@ -2,9 +2,9 @@ use std::{fmt, time::Duration};
 
 use super::{
     leases::{Lease, Leases},
+    limit::Share,
+    rate::LengthText,
     rule::{Change, Rule},
-    share::Share,
-    units::LengthText,
 };
 use crate::{ConfigError, store::LeaseId};
 

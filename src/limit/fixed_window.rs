@@ -7,9 +7,9 @@ use jiff::tz::TimeZone;
 use super::{calendar::Calendar, constructors::Fault};
 use super::{
     constructors::{MAX_WINDOW, MIN_WINDOW, constructors},
+    limit::Share,
+    rate::WindowText,
     rule::{MAX_EXACT, MAX_TOTAL, Rule, SLACK},
-    share::Share,
-    units::WindowText,
 };
 #[cfg(feature = "calendar")]
 use crate::ConfigError;

@@ -166,38 +166,35 @@ mod by;
 mod calendar;
 mod concurrency;
 mod constructors;
-mod error;
 mod fixed_window;
 mod leases;
-#[allow(clippy::module_inception)] // the module is about limits, and the file about `Limit`
+#[expect(clippy::module_inception, reason = "the type `Limit` is where a reader looks for it")]
 mod limit;
 mod parse;
 mod rate;
 mod rule;
-mod share;
 mod sliding_counter;
 mod sliding_log;
 mod state;
 mod token_bucket;
-mod units;
 
 #[cfg(feature = "calendar")]
 pub use self::calendar::Calendar;
+pub(crate) use self::limit::{NamedLimit, hash_name};
+#[cfg(feature = "serde")]
+pub(crate) use self::rate::parse_length;
 pub use self::{
     ban::Ban,
     by::{PolicyLimit, by},
     concurrency::Concurrency,
-    error::ParseLimitError,
     fixed_window::FixedWindow,
-    limit::Limit,
-    share::Share,
+    leases::LeaseId,
+    limit::{Limit, Share},
+    parse::ParseLimitError,
     sliding_counter::SlidingCounter,
     sliding_log::SlidingLog,
     token_bucket::TokenBucket,
 };
-
-#[cfg(feature = "serde")]
-pub(crate) use self::units::parse_length;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
@@ -207,7 +204,7 @@ pub(crate) use self::{
 };
 pub(crate) use self::{
     by::{ChooseLimit, Source},
+    rate::LengthText,
     rule::{Change, MAX_QUOTA, Turn},
     state::{Effect, Saved, State},
-    units::LengthText,
 };

@@ -2,9 +2,9 @@ use std::{fmt, time::Duration};
 
 use super::{
     constructors::constructors,
+    limit::Share,
+    rate::WindowText,
     rule::{MAX_EXACT, Rule, SLACK},
-    share::Share,
-    units::WindowText,
 };
 
 /// Sliding window counter: about the quota in any window, with two counters.

@@ -1,7 +1,7 @@
 use std::{error::Error, fmt, time::Duration};
 
 use super::Limiter;
-use crate::{Decision, Key, Limit, PolicyDecision, bans, limit::LengthText, store::StoreError};
+use crate::{Decision, Key, Limit, PolicyDecision, check::bans, limit::LengthText, store::StoreError};
 
 /// Bans by hand.
 impl Limiter {

@@ -1,25 +1,23 @@
+//! Limits without HTTP: checks, waits and bans by code of the application.
+
 mod acquire;
 mod ban;
-mod callbacks;
-mod permit;
 mod settings;
 
 use std::{convert::identity, fmt};
 
-pub use self::{
-    acquire::{Acquire, AcquireError},
-    ban::BanError,
-    permit::Permit,
+use crate::{
+    ConfigError, Decision, IntoPolicies, Key, Limit, Policy, PolicyDecision, check,
+    check::Check,
+    decision::Ticket,
+    observe::{Observer, metrics::PolicyOutcome},
+    policy::{Basis, PolicySet, Unkeyed},
+    store::{Operation, Store, StoreError, Waiting},
 };
 
-use crate::{
-    ConfigError, Decision, IntoPolicies, Key, Limit, Policy, PolicyDecision,
-    check::{self, Check},
-    metrics::PolicyOutcome,
-    observer::Observer,
-    policy::{Basis, PolicySet, Unkeyed},
-    slots::Ticket,
-    store::{Operation, Store, StoreError, Waiting},
+pub use self::{
+    acquire::{Acquire, AcquireError, Permit},
+    ban::BanError,
 };
 
 /// A rate limiter without HTTP: for a job, a mail sender or a GraphQL resolver.

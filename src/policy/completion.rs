@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::Policy;
-use crate::{Completion, ConfigError, Limit, completion::CompletionRule, key::KeyError};
+use crate::{Completion, ConfigError, Limit, decision::CompletionRule, key::KeyError};
 
 impl<K> Policy<K> {
     /// Refuses settings by which a request is counted when it has ended, or once for several: it holds its slots until then.

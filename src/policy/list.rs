@@ -2,18 +2,17 @@ use std::sync::Arc;
 #[cfg(feature = "admin")]
 use std::time::SystemTime;
 
-use super::{Keyed, Policy};
 #[cfg(feature = "serde")]
-use crate::access::Access;
+use super::access::Access;
+use super::{Cost, Keyed, Policy, Settings, Unkeyed};
+#[cfg(feature = "serde")]
+use crate::KeyExtractor;
 #[cfg(feature = "admin")]
-use crate::denials::Denials;
+use crate::decision::Denials;
 use crate::{
     ConfigError, Limit,
-    decision::{CheckContext, PolicyContext, SharedFormat},
-    headers::Fields,
-    metrics::{CheckMetrics, PolicyMetrics},
-    response::Negotiated,
-    slots::Keeper,
+    decision::{CheckContext, CompletionRule, Fields, Keeper, PolicyContext, SharedFormat, response::Negotiated},
+    observe::metrics::{CheckMetrics, PolicyMetrics},
     store::{Failover, Outstanding, Store, Waiting},
 };
 
@@ -165,4 +164,91 @@ fn awaits_completions(policies: &[PolicyContext]) -> bool {
     policies
         .iter()
         .any(|policy| policy.completion.is_some() || policy.learns)
+}
+
+/// A type parameter of [`Policy`], by which the policies of a layer and of a limiter differ.
+pub(crate) trait PolicyKey: Clone + Send + Sync + 'static {
+    /// Refuses a policy that does not fit the layer or the limiter.
+    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError>;
+
+    /// Replaces it by the key of a file.
+    #[cfg(feature = "serde")]
+    fn replace(&mut self, key: &Arc<dyn KeyExtractor>);
+}
+
+impl PolicyKey for Keyed {
+    fn validate(_: &Policy<Self>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    #[cfg(feature = "serde")]
+    fn replace(&mut self, key: &Arc<dyn KeyExtractor>) {
+        self.0 = key.clone();
+    }
+}
+
+impl PolicyKey for Unkeyed {
+    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError> {
+        policy.validate_without_requests()
+    }
+
+    #[cfg(feature = "serde")]
+    fn replace(&mut self, _: &Arc<dyn KeyExtractor>) {}
+}
+
+/// The policies of a limiter.
+impl<K> Policy<K> {
+    /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
+    /// their place.
+    pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
+        let Settings {
+            terms,
+            cost,
+            applies,
+            once,
+            completion,
+            learns,
+            ..
+        } = &self.settings;
+        let (setting, instead) = if terms.plans.is_some() {
+            (
+                "`limit::by(..)`",
+                "make a limiter for each plan, with this policy name and one store: they share their counts",
+            )
+        } else if matches!(cost, Some(Cost::Computed(_))) {
+            ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
+        } else if terms.is_scoped() {
+            (
+                "the setting `routes` or `methods`",
+                "leave it out, and call the limiter for the requests that the policy is for",
+            )
+        } else if applies.is_some() {
+            (
+                "`.apply_if(..)`",
+                "leave it out, and call the limiter for the requests that the policy is for",
+            )
+        } else if once.has_id() {
+            ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
+        } else if *learns {
+            (
+                "`.learn_from_responses()`",
+                "leave it out, set `.ban(Ban::by_hand())`, and `ban` the key when a response asks for a pause",
+            )
+        } else {
+            match completion {
+                Some(CompletionRule::RefundIf(_)) => {
+                    ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
+                }
+                Some(CompletionRule::ChargeIf(_)) => (
+                    "`.charge_if(..)`",
+                    "leave it out, and use `peek` before and `charge` after the request",
+                ),
+                None => return Ok(()),
+            }
+        };
+        Err(ConfigError::new(format!(
+            "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",
+            self.name(),
+        )))
+    }
 }

@@ -1,21 +1,16 @@
 //! Named limits and the keys that they apply to.
 
+mod access;
 mod ban;
-mod basis;
 mod completion;
-mod degrees;
 #[cfg(feature = "serde")]
 mod file;
 #[cfg(feature = "admin")]
 mod inspect;
-mod key;
-mod learn;
 mod list;
 #[cfg(feature = "serde")]
 mod live;
-mod name;
 mod once;
-mod once_per;
 mod plan;
 #[cfg(feature = "serde")]
 mod scope;
@@ -23,36 +18,31 @@ mod set;
 mod settings;
 mod terms;
 mod wait;
-mod without_requests;
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-pub(crate) use self::basis::Basis;
-#[cfg(feature = "serde")]
-pub use self::file::Policies;
-pub use self::list::IntoPolicies;
-#[cfg(test)]
-pub(crate) use self::list::context;
-#[cfg(feature = "serde")]
-pub use self::live::LivePolicies;
-pub(crate) use self::set::PolicySet;
-
 #[cfg(feature = "serde")]
 use self::live::Origin;
 use self::{once::Once, plan::Plans, terms::Terms};
-#[cfg(feature = "serde")]
-use crate::access::Access;
 use crate::{
     Ban, ConfigError, KeyExtractor, Limit,
-    access::Condition,
-    completion::CompletionRule,
-    decision::{Plan, PolicyFile, Thresholds},
+    decision::{CompletionRule, Plan, PolicyFile, Thresholds},
     key::KeyError,
     limit::PolicyLimit,
     store::{FailureMode, NamedLimit, Waiting},
 };
+
+pub use self::list::IntoPolicies;
+#[cfg(test)]
+pub(crate) use self::list::context;
+pub(crate) use self::{
+    access::{Access, Condition},
+    set::{Basis, PolicySet},
+};
+#[cfg(feature = "serde")]
+pub use self::{file::Policies, live::LivePolicies};
 
 /// A named limit and the key it applies to.
 ///

@@ -6,7 +6,10 @@ use std::{
 use http::request::Parts;
 
 use crate::{
-    Limit, decision::Plan, headers::policy_item, key::KeyError, limit::ChooseLimit, response::violates,
+    Limit,
+    decision::{Plan, policy_item, response::violates},
+    key::KeyError,
+    limit::ChooseLimit,
     store::NamedLimit,
 };
 

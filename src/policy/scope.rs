@@ -3,7 +3,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{Method, request::Parts};
 
-use crate::key::{self, Form, PathBytes, Segments, Spellings};
+use crate::{
+    key,
+    key::{Form, PathBytes, Segments, Spellings},
+};
 
 /// The routes and methods that a policy in a file is for.
 #[derive(Debug)]

@@ -1,21 +1,16 @@
 use std::sync::Arc;
 
 use super::{
-    Basis, Policy,
-    key::PolicyKey,
-    list::{context, validate_policies},
+    Policy,
+    access::{Access, Condition},
+    list::{PolicyKey, context, validate_policies},
 };
 #[cfg(feature = "serde")]
 use super::{
     list::listed,
     live::{Newest, Renewals},
 };
-use crate::{
-    ConfigError,
-    access::{Access, Condition},
-    decision::CheckContext,
-    store::Store,
-};
+use crate::{ConfigError, decision::CheckContext, store::Store};
 
 /// The policies of a layer or a limiter: those that it was built with, or those after a reload of the file that they follow.
 #[derive(Clone)]
@@ -93,3 +88,19 @@ impl<K: PolicyKey> PolicySet<K> {
         list(self.access.get_or_insert_default()).push(condition);
     }
 }
+
+/// What a layer or a limiter decides requests by. A reload replaces all of it at once.
+pub(crate) struct Basis<'a, K> {
+    pub(crate) policies: &'a [Policy<K>],
+    pub(crate) context: &'a Arc<CheckContext>,
+    /// What is decided without the policies, if anything is.
+    pub(crate) access: Option<&'a Access>,
+}
+
+impl<K> Clone for Basis<'_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for Basis<'_, K> {}

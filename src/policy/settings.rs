@@ -183,3 +183,153 @@ impl<K> Policy<K> {
         self
     }
 }
+
+/// Degrees.
+impl<K> Policy<K> {
+    /// A threshold: a fraction of the quota, above 0 and at most 1, from which on requests are near the limit.
+    ///
+    /// Requests are admitted as without it. [`Decision::degree`](crate::Decision::degree) returns how many of the thresholds
+    /// are reached, so that a handler can degrade step by step before requests are denied. It is also in
+    /// [`on_decision`](crate::RateLimitLayer::on_decision), and
+    /// [`degree_header`](crate::RateLimitLayer::degree_header) adds a field.
+    ///
+    /// A threshold is reached if this fraction of the [quota](crate::Limit::quota) is used, this request included: with 0.8
+    /// of 10 a minute, by the eighth request and those after it. The cost of a request that is charged only
+    /// [after it has ended](Self::charge_if) is not included. A denial has reached all thresholds. They are computed from what
+    /// the store returns, so they cost nothing there; they change no count.
+    ///
+    /// Each call adds a threshold; one that is added twice counts once. By default a policy has none.
+    ///
+    /// ```
+    /// use http::{Request, Response};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{Decision, key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = http_body_util::Full<bytes::Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let search = Policy::new("search", SlidingLog::per_minute(10)).key(key::constant("all")).warn_at(0.8);
+    /// let service = RateLimitLayer::new(MemoryStore::new(), search).layer(service_fn(async |request: Request<Body>| {
+    ///     let decision = request.extensions().get::<Decision>().expect("the layer decides");
+    ///     let results = if decision.is_near_limit() { "5 results" } else { "50 results" };
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::from(results)))
+    /// }));
+    ///
+    /// for request in 1..=10 {
+    ///     let response = service.clone().oneshot(Request::new(Body::default())).await?;
+    ///     let body = http_body_util::BodyExt::collect(response).await?.to_bytes();
+    ///     assert_eq!(body, if request < 8 { "50 results" } else { "5 results" });
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the fraction is not above 0 and at most 1. [`try_warn_at`](Self::try_warn_at) returns an error instead.
+    #[track_caller]
+    pub fn warn_at(self, fraction: f64) -> Self {
+        match self.try_warn_at(fraction) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A [threshold](Self::warn_at) from configuration.
+    ///
+    /// ```
+    /// use tower_quota::{Policy, SlidingLog};
+    ///
+    /// let search = || Policy::new("search", SlidingLog::per_minute(10));
+    /// assert!(search().try_warn_at(0.8).is_ok());
+    /// assert!(search().try_warn_at(80.0).is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the fraction is not above 0 and at most 1, in steps of a billionth.
+    pub fn try_warn_at(mut self, fraction: f64) -> Result<Self, ConfigError> {
+        self.settings.thresholds.try_add(fraction)?;
+        Ok(self)
+    }
+}
+
+/// Limits of other servers.
+impl<K> Policy<K> {
+    /// Bans a key when the server behind the layer responds with `429`, or with a time to wait: for a layer around a client.
+    ///
+    /// A fleet that shares the quota of a third-party API puts the layer around its client, with one key for each quota, such as
+    /// one for the API token. When the API denies a request all the same, the key is banned until the time that its response
+    /// contains, in all processes, as by [`Limiter::ban`](crate::Limiter::ban): their requests are denied with the
+    /// [wait](crate::Decision::retry_after), without being sent and without being counted.
+    ///
+    /// | response | pause |
+    /// | --- | --- |
+    /// | `429` | `Retry-After` in seconds or as a date; else the longest `t` of `RateLimit` with `r=0` (drafts -07 to -11); else 1 s |
+    /// | `503` | `Retry-After`; without it none |
+    /// | gRPC `RESOURCE_EXHAUSTED`, `UNAVAILABLE`, in the head or in the trailers | `RetryInfo` in the details, else `grpc-retry-pushback-ms`; without them none |
+    ///
+    /// A date is compared with the `Date` of the response. The pause is at most an hour, or the
+    /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy; a longer ban by a policy of the same name
+    /// elsewhere applies as it is. It applies to each later check of each process. Requests that [wait](Self::wait_up_to) are denied at their turn; requests that were sent before are not stopped.
+    /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or
+    /// handler of this process are ignored.
+    ///
+    /// The ban is sent to the store in a task of its own, as a refund is. If the store fails, this process bans the key for the
+    /// time in which it counts by itself, and [`lost_settlements`](crate::RateLimitLayer::lost_settlements) counts the loss. A
+    /// server that is not trusted can stop all requests to itself for the longest length. A [`Limiter`](crate::Limiter), which
+    /// has no responses, does not take such a policy. By default responses are ignored.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::{Request, Response, StatusCode, header::RETRY_AFTER};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{Decision, Headers, key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = http_body_util::Empty<bytes::Bytes>;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Policy::new("api", SlidingLog::per_minute(100)).key(key::constant("token-1")).learn_from_responses();
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), api).headers(Headers::None);
+    /// // In place of a client, such as that of hyper-util: an API whose quota another program has used up.
+    /// let client = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     let mut response = Response::new(Body::new());
+    ///     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    ///     response.headers_mut().insert(RETRY_AFTER, 30.into());
+    ///     Ok::<_, std::convert::Infallible>(response)
+    /// }));
+    ///
+    /// let sent = client.clone().oneshot(Request::new(Body::new())).await?;
+    /// assert!(sent.extensions().get::<Decision>().is_some_and(Decision::is_allowed));
+    ///
+    /// let unsent = client.oneshot(Request::new(Body::new())).await?;
+    /// let denied = unsent.extensions().get::<Decision>().expect("the layer decides");
+    /// assert!(!denied.is_allowed());
+    /// assert_eq!(denied.retry_after(), Some(Duration::from_secs(30)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Arrival is not admission
+    ///
+    /// The limit holds for the times at which requests are admitted, and the API counts those at which they arrive. Requests that
+    /// take different times on the way can arrive closer together: with a limit equal to that of the API, more than its quota
+    /// arrive in some window. Make the window longer than that of the API by a margin: the difference between the longest and
+    /// the shortest time from the decision to the arrival. Then at most the quota arrives in any window.
+    ///
+    /// Three processes send 120 requests to an API on the same machine that admits 20 in each second, as fast as they are
+    /// admitted, while the machine is busy. Three runs each of `ALONE=1 MARGIN_MS=.. cargo run --example client --features axum`:
+    ///
+    /// | margin | most in a second | denied by the API |
+    /// | --- | --- | --- |
+    /// | none | 20, 21, 23 | 3, 4, 6 |
+    /// | 50 ms | 20, 20, 20 | 0, 0, 0 |
+    /// | 200 ms | 20, 20, 19 | 0, 0, 0 |
+    ///
+    /// Over a network the times differ by more: choose the margin from the measured times. It costs as much of the throughput:
+    /// 50 ms in a window of a minute are a thousandth.
+    pub fn learn_from_responses(mut self) -> Self {
+        self.settings.learns = true;
+        self
+    }
+}

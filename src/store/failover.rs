@@ -8,14 +8,13 @@ use std::{
 use super::NodeStatus;
 use super::{
     MemoryStore, Store,
-    error::StoreError,
     health::Health,
     operation::Operation,
-    per_store::PerStore,
+    outstanding::PerStore,
     request::{Charge, StoreRequest},
     response::StoreFuture,
 };
-use crate::{ConfigError, Limit, limit::Share};
+use crate::{ConfigError, Limit, error::StoreError, limit::Share};
 
 /// What happens to requests while the store fails.
 ///

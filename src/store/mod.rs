@@ -4,7 +4,6 @@
 //! with the same decisions. Both implement [`Store`], as other backends can. [`FailureMode`] defines what happens while a
 //! store fails.
 
-mod error;
 mod failover;
 mod fold;
 #[cfg_attr(
@@ -12,46 +11,39 @@ mod fold;
     expect(dead_code, reason = "other stores have no nodes")
 )]
 mod health;
-mod id;
-mod lease_id;
 mod memory;
-mod named_limit;
 mod operation;
 mod outstanding;
-mod per_store;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) mod redis;
 mod request;
 mod response;
-mod role;
 mod status;
 #[cfg(any(feature = "fred", feature = "redis"))]
 mod uncounted;
-mod waiting;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 #[cfg(feature = "admin")]
 pub(crate) use self::status::summary;
 pub use self::{
-    error::{ErrorKind, StoreError},
     failover::FailureMode,
-    id::StoreId,
-    lease_id::LeaseId,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
-    operation::Operation,
-    outstanding::Undrained,
+    operation::{ChargeRole, Operation},
+    outstanding::{StoreId, Undrained},
     request::{Charge, StoreRequest},
     response::{ChargeState, Outcome, StoreFuture, StoreResponse},
-    role::ChargeRole,
     status::{NodeState, NodeStatus, StoreStatus},
 };
 pub(crate) use self::{
     failover::{Failover, LocalCharge},
-    named_limit::NamedLimit,
-    outstanding::{Outstanding, Owed, OwedKind},
-    per_store::PerStore,
-    waiting::Waiting,
+    operation::Waiting,
+    outstanding::{Outstanding, Owed, OwedKind, PerStore},
+};
+pub(crate) use crate::limit::NamedLimit;
+pub use crate::{
+    error::{ErrorKind, StoreError},
+    limit::LeaseId,
 };
 
 /// Storage backend for counts.

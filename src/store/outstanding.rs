@@ -1,9 +1,10 @@
 use std::{
+    collections::HashMap,
     error::Error,
     fmt,
     pin::Pin,
     sync::{
-        Arc, LazyLock,
+        Arc, LazyLock, Mutex, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
     time::Duration,
@@ -11,7 +12,8 @@ use std::{
 
 use tokio::{sync::Notify, time::timeout};
 
-use super::{error::StoreError, id::StoreId, per_store::PerStore, response::StoreResponse};
+use super::response::StoreResponse;
+use crate::error::StoreError;
 
 /// What requests of this process owe to one store: settlements and releases that it has not confirmed.
 #[derive(Default)]
@@ -194,5 +196,85 @@ impl Drop for Owed {
         }
         self.outstanding.owed.of(self.kind).fetch_sub(self.number, SeqCst);
         self.outstanding.changed.notify_waiters();
+    }
+}
+
+/// What the layers and limiters on one store share, for as long as it is in use.
+pub(crate) struct PerStore<T>(LazyLock<Mutex<HashMap<StoreId, Weak<T>>>>);
+
+impl<T: Default> PerStore<T> {
+    pub(crate) const fn new() -> Self {
+        Self(LazyLock::new(Mutex::default))
+    }
+
+    /// That of the store with this identity. A store without one shares its counts with no other, so it has a new one.
+    pub(crate) fn of(&self, store: Option<StoreId>) -> Arc<T> {
+        let Some(id) = store else { return Arc::default() };
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|_, shared| shared.strong_count() > 0);
+        if let Some(shared) = shared.get(&id).and_then(Weak::upgrade) {
+            return shared;
+        }
+        let new = Arc::default();
+        shared.insert(id, Arc::downgrade(&new));
+        new
+    }
+}
+
+/// Identity of the counts of a [`Store`](super::Store).
+///
+/// ```
+/// use tower_quota::{MemoryStore, store::Store};
+///
+/// let store = MemoryStore::new();
+/// assert_eq!(store.id(), store.clone().id());
+/// assert_ne!(store.id(), MemoryStore::new().id());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StoreId(usize);
+
+impl StoreId {
+    /// The identity of a store whose clones share this, for as long as one of them exists.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_quota::store::StoreId;
+    ///
+    /// let counts = Arc::new([0; 100]);
+    /// assert_eq!(StoreId::of(&counts), StoreId::of(&counts.clone()));
+    /// ```
+    #[must_use]
+    pub fn of<T: ?Sized>(shared: &Arc<T>) -> Self {
+        Self(Arc::as_ptr(shared).addr())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryStore, store::Store};
+
+    #[test]
+    fn clones_of_a_store_share_it_and_other_stores_do_not() {
+        let shared = PerStore::<u8>::new();
+        let (one, other) = (MemoryStore::new(), MemoryStore::new());
+        let first = shared.of(one.id());
+        assert!(Arc::ptr_eq(&first, &shared.of(one.clone().id())));
+        assert!(Arc::ptr_eq(&first, &shared.of(Box::new(one.clone()).id())));
+        assert!(Arc::ptr_eq(&first, &shared.of(Arc::new(one).id())));
+        assert!(!Arc::ptr_eq(&first, &shared.of(other.id())));
+        assert!(!Arc::ptr_eq(&shared.of(None), &shared.of(None)));
+    }
+
+    #[test]
+    fn that_of_a_store_that_is_gone_is_forgotten() {
+        let shared = PerStore::<u8>::new();
+        let store = MemoryStore::new();
+        let is_there = || shared.0.lock().unwrap().contains_key(&store.id().unwrap());
+        let first = shared.of(store.id());
+        assert!(is_there());
+        drop(first);
+        let _ = shared.of(MemoryStore::new().id());
+        assert!(!is_there());
     }
 }

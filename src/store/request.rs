@@ -3,14 +3,11 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    lease_id::LeaseId,
-    named_limit::{NamedLimit, hash_name},
-    operation::Operation,
-    role::ChargeRole,
-    waiting::Waiting,
+use super::operation::{ChargeRole, Operation, Waiting};
+use crate::{
+    Key, Limit,
+    limit::{LeaseId, MAX_QUOTA, NamedLimit, hash_name},
 };
-use crate::{Key, Limit, limit::MAX_QUOTA};
 
 /// One operation on the charges of one request.
 ///

@@ -7,7 +7,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::error::{ErrorKind, StoreError};
+use crate::error::{ErrorKind, StoreError};
 
 /// The future of a [`StoreResponse`], which may be ready at once.
 ///

@@ -4,12 +4,12 @@ mod windows;
 
 use std::{fmt, time::Duration};
 
+use super::{constructors::constructors, limit::Share, rate::WindowText};
+use crate::ConfigError;
+
 pub(crate) use self::entries::Log;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::{entries::BUDGET, windows::LONGER_WINDOWS};
-
-use super::{constructors::constructors, share::Share, units::WindowText};
-use crate::ConfigError;
 
 /// Sliding window log: at most the quota in any window, exactly.
 ///

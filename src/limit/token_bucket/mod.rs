@@ -1,15 +1,12 @@
-mod bucket;
 mod rule;
 
 use std::{fmt, time::Duration};
 
-pub(crate) use self::bucket::Bucket;
-
 use super::{
     constructors::constructors,
+    limit::Share,
+    rate::WindowText,
     rule::{MAX_EXACT, MAX_QUOTA},
-    share::Share,
-    units::WindowText,
 };
 use crate::ConfigError;
 
@@ -300,6 +297,25 @@ impl fmt::Display for TokenBucket {
             return Ok(());
         }
         write!(f, " burst {}", self.burst)
+    }
+}
+
+/// The tokens that were taken from the bucket of one key since it was last full.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Bucket {
+    pub(crate) since: u64,
+    pub(crate) spent: u64,
+    /// The time of the last charge.
+    pub(crate) at: u64,
+    /// Whether that may be followed by reservations, whose tokens come later.
+    pub(crate) reserved: bool,
+}
+
+impl Bucket {
+    /// The time of the last charge, later by a part of a microsecond if there may be reservations, as in Redis; rounded up.
+    #[inline]
+    pub(crate) fn charged_at(&self) -> u64 {
+        self.at + u64::from(self.reserved)
     }
 }
 

@@ -1,4 +1,4 @@
-use super::{TokenBucket, bucket::Bucket};
+use super::{Bucket, TokenBucket};
 use crate::limit::rule::{Rule, SLACK, Turn};
 
 /// Reservations.

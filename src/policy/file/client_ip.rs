@@ -7,10 +7,7 @@ use serde::{
     de::{SeqAccess, Visitor},
 };
 
-use crate::{
-    ConfigError,
-    key::{self, ClientIpSource},
-};
+use crate::{ConfigError, key, key::ClientIpSource};
 
 /// The client address as configuration describes it: the header, the networks whose header is read, and the number of proxies.
 #[derive(Clone, Debug, Deserialize)]

@@ -1,19 +1,19 @@
-use std::{collections::BTreeMap, fmt, marker::PhantomData, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, time::Duration};
 
+use http::{HeaderName, request::Parts};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, MapAccess, Visitor},
+    de::{Error as _, MapAccess, SeqAccess, Visitor},
 };
 
 use super::{
-    super::name::validate_name,
-    ban::ban,
-    length::Length,
-    plans::{Plans, Selector},
-    texts::{Methods, Routes},
-    warn_at::WarnAt,
+    requests::Extensions,
+    texts::{Length, Methods, Routes},
 };
-use crate::{Ban, FailureMode, Limit, key::KeySpec, store::Waiting};
+use crate::{
+    Ban, ConfigError, FailureMode, Limit, decision::Thresholds, key::KeySpec, limit, limit::PolicyLimit,
+    policy::terms::validate_name, store::Waiting,
+};
 
 /// A policy as configuration describes it.
 #[derive(Clone, Debug, Deserialize)]
@@ -169,5 +169,145 @@ impl<'de> Deserialize<'de> for Name {
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// The bans of a policy, as files have them.
+#[derive(Deserialize)]
+#[serde(
+    deny_unknown_fields,
+    rename_all = "kebab-case",
+    expecting = "a table such as { after = 10, within = \"1h\" }"
+)]
+struct Table {
+    after: u64,
+    within: Length,
+    first: Option<Length>,
+    longest: Option<Length>,
+}
+
+pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ban>, D::Error> {
+    let table = Table::deserialize(deserializer)?;
+    let mut ban = Ban::after(table.after, table.within.0);
+    if let Some(Length(first)) = table.first {
+        ban = ban.first(first);
+    }
+    if let Some(Length(longest)) = table.longest {
+        ban = ban.longest(longest);
+    }
+    ban.validate().map_err(D::Error::custom)?;
+    Ok(Some(ban))
+}
+
+/// A fraction, or a list of fractions that is not empty.
+#[derive(Clone, Debug, Default)]
+pub(super) struct WarnAt(pub(super) Thresholds);
+
+impl<'de> Deserialize<'de> for WarnAt {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrSeveral;
+
+        impl<'de> Visitor<'de> for OneOrSeveral {
+            type Value = WarnAt;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a fraction of the quota such as 0.8, or a list of fractions")
+            }
+
+            fn visit_f64<E: serde::de::Error>(self, fraction: f64) -> Result<WarnAt, E> {
+                let mut thresholds = Thresholds::default();
+                thresholds.try_add(fraction).map_err(E::custom)?;
+                Ok(WarnAt(thresholds))
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, fraction: u64) -> Result<WarnAt, E> {
+                self.visit_f64(fraction as f64)
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, fraction: i64) -> Result<WarnAt, E> {
+                self.visit_f64(fraction as f64)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<WarnAt, A::Error> {
+                let mut thresholds = Thresholds::default();
+                while let Some(fraction) = list.next_element()? {
+                    thresholds.try_add(fraction).map_err(A::Error::custom)?;
+                }
+                if thresholds.is_empty() {
+                    return Err(A::Error::custom("an empty list has no threshold; leave it out"));
+                }
+                Ok(WarnAt(thresholds))
+            }
+        }
+
+        deserializer.deserialize_any(OneOrSeveral)
+    }
+}
+
+/// What selects the plan of a request, in a file: `extension:tier` or `header:x-plan`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub(super) enum Selector {
+    Extension(String),
+    Header(HeaderName),
+}
+
+impl TryFrom<String> for Selector {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if let Some(name) = text.strip_prefix("extension:") {
+            return Ok(Self::Extension(name.to_owned()));
+        }
+        let header = text.strip_prefix("header:").map(HeaderName::try_from);
+        match header {
+            Some(Ok(name)) => Ok(Self::Header(name)),
+            _ => Err(format!(
+                "`{text}` does not select a plan; what does looks like `extension:plan` or `header:x-plan`"
+            )),
+        }
+    }
+}
+
+/// The plan of a request, if it has one.
+type Select = Box<dyn for<'a> Fn(&'a Parts) -> Option<Cow<'a, str>> + Send + Sync>;
+
+impl Selector {
+    fn select(&self, extensions: &Extensions) -> Result<Select, ConfigError> {
+        match self {
+            Self::Extension(name) => {
+                let text = extensions.text(name)?;
+                Ok(Box::new(move |parts| text(parts).map(Cow::Owned)))
+            }
+            Self::Header(name) => {
+                let name = name.clone();
+                Ok(Box::new(move |parts| {
+                    let mut lines = parts.headers.get_all(&name).iter();
+                    match (lines.next(), lines.next()) {
+                        (Some(only), None) => only.to_str().ok().map(Cow::Borrowed),
+                        _ => None,
+                    }
+                }))
+            }
+        }
+    }
+}
+
+/// The limits of a policy by the plan of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Plans {
+    pub(super) selector: Selector,
+    pub(super) limits: BTreeMap<String, Limit>,
+}
+
+impl Plans {
+    /// The limit of each request: that of its plan, or this one if it has none of them.
+    pub(super) fn limit(&self, without: Limit, extensions: &Extensions) -> Result<PolicyLimit, ConfigError> {
+        let select = self.selector.select(extensions)?;
+        let limits = self.limits.clone();
+        Ok(limit::by(move |parts| {
+            let planned = select(parts).and_then(|plan| limits.get(&*plan));
+            planned.unwrap_or(&without).clone()
+        }))
     }
 }

@@ -1,38 +1,32 @@
 //! Policies in configuration files.
 
-mod ban;
 mod client_ip;
 mod entry;
-mod extensions;
-mod length;
-mod plans;
 #[cfg(feature = "file")]
 mod read;
-mod register;
 mod requests;
 mod texts;
-mod warn_at;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Deserialize;
 
-#[cfg(feature = "file")]
-pub(super) use self::read::read;
-
 use self::{
     client_ip::ClientIp,
     entry::{Entry, Mode, Name, Unique, yes},
-    extensions::Extensions,
-    requests::Requests,
+    requests::{Extensions, Requests},
     texts::Routes,
 };
 use super::{
     Keyed, Policy, Unkeyed,
+    access::Access,
     scope::{Scope, Spelling},
     terms::Terms,
 };
-use crate::{ConfigError, access::Access};
+use crate::ConfigError;
+
+#[cfg(feature = "file")]
+pub(super) use self::read::read;
 
 /// Policies by name, from configuration.
 ///

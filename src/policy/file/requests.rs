@@ -1,15 +1,25 @@
-use std::{fmt, sync::Arc};
+use std::{any::type_name, collections::BTreeMap, fmt, fmt::Display, sync::Arc};
 
+use http::request::Parts;
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use super::{
-    super::scope::{Scope, Spelling},
+    Policies,
+    client_ip::ClientIp,
+    of_policy,
     texts::{Methods, Networks, Routes},
 };
-use crate::{ConfigError, access::Condition, key};
+use crate::{
+    ConfigError, KeyExtractor, key,
+    key::Registered,
+    policy::{
+        access::Condition,
+        scope::{Scope, Spelling},
+    },
+};
 
 /// The requests that a file skips or blocks: those of each of these tables.
 #[derive(Clone, Debug, Default)]
@@ -123,5 +133,136 @@ impl<'de> Deserialize<'de> for Requests {
         }
 
         deserializer.deserialize_any(OneOrSeveral)
+    }
+}
+
+/// The extensions of requests that a file names, as the application has registered them.
+#[derive(Clone, Default)]
+pub(super) struct Extensions(BTreeMap<String, Extension>);
+
+#[derive(Clone)]
+struct Extension {
+    type_name: &'static str,
+    key: Arc<dyn KeyExtractor>,
+    text: Arc<Text>,
+}
+
+/// The value of a request as text, if the request has one.
+type Text = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+impl Extensions {
+    pub(super) fn add<T, V>(&mut self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
+    where
+        T: Send + Sync + 'static,
+        V: fmt::Display,
+    {
+        let value = Arc::new(value);
+        let of_key = value.clone();
+        let extension = Extension {
+            type_name: type_name::<T>(),
+            key: Arc::new(key::extension(&name, move |extension: &T| of_key(extension))),
+            text: Arc::new(move |parts| {
+                parts
+                    .extensions
+                    .get::<T>()
+                    .map(|extension| value(extension).to_string())
+            }),
+        };
+        self.0.insert(name, extension);
+    }
+
+    /// Adds those that were registered for an earlier load of the file.
+    pub(super) fn inherit(&mut self, earlier: &Self) {
+        for (name, extension) in &earlier.0 {
+            self.0.entry(name.clone()).or_insert_with(|| extension.clone());
+        }
+    }
+
+    pub(super) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        Ok(self.get(name)?.key.clone())
+    }
+
+    pub(super) fn text(&self, name: &str) -> Result<Arc<Text>, ConfigError> {
+        Ok(self.get(name)?.text.clone())
+    }
+
+    fn get(&self, name: &str) -> Result<&Extension, ConfigError> {
+        self.0.get(name).ok_or_else(|| {
+            ConfigError::new(format!(
+                "`extension:{name}` is not registered; call `with_extension(\"{name}\", |value: &Type| ..)` on the policies \
+                 before it is used"
+            ))
+        })
+    }
+}
+
+impl fmt::Debug for Extensions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let types = self.0.iter().map(|(name, extension)| (name, extension.type_name));
+        f.debug_map().entries(types).finish()
+    }
+}
+
+/// Settings.
+impl Policies {
+    /// Registers the type of an extension of requests under a name that the file uses, with the text of its value.
+    ///
+    /// As a key, `extension:<name>` is [`key::extension`](crate::key::extension()) of this name. As the `plan` of a policy it
+    /// selects one of its [plans](Policies#plans). Registering a name again replaces it.
+    ///
+    /// ```
+    /// use tower_quota::Policies;
+    ///
+    /// /// The user that authentication found.
+    /// #[derive(Clone)]
+    /// struct UserId(u64);
+    ///
+    /// let policies: Policies = serde_json::from_str(
+    ///     r#"{"policies": {"mails": {"limit": "sliding-log 3/h", "key": "extension:user"}}}"#,
+    /// )?;
+    /// let error = policies.get("mails").unwrap_err();
+    /// assert!(error.to_string().contains(r#"`with_extension("user", "#));
+    ///
+    /// let policies = policies.with_extension("user", |user: &UserId| user.0);
+    /// assert!(policies.get("mails").is_ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_extension<T, V>(
+        mut self,
+        name: impl Into<String>,
+        value: impl Fn(&T) -> V + Send + Sync + 'static,
+    ) -> Self
+    where
+        T: Send + Sync + 'static,
+        V: Display,
+    {
+        self.register(name.into(), value);
+        self
+    }
+
+    pub(in crate::policy) fn register<T, V>(&mut self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
+    where
+        T: Send + Sync + 'static,
+        V: Display,
+    {
+        self.extensions.add(name, value);
+    }
+}
+
+/// Keys.
+impl Policies {
+    /// The key of a policy.
+    pub(in crate::policy) fn key(&self, name: &str) -> Result<Arc<dyn KeyExtractor>, ConfigError> {
+        let Some(key) = &self.entry(name)?.fields.key else {
+            return Err(ConfigError::new(format!(
+                "the policy `{name}` has no key; add a `key` such as `\"ip\"` where it is configured, or one in code, to the \
+                 policy that `unkeyed` returns"
+            )));
+        };
+        let registered = Registered {
+            client_ip: self.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip),
+            extension: &|name| self.extensions.key(name),
+        };
+        of_policy(name, key.extractor(&registered))
     }
 }

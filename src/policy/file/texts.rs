@@ -1,14 +1,20 @@
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use http::Method;
 use ipnet::IpNet;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, SeqAccess, Visitor},
+    de::{Error, SeqAccess, Visitor},
 };
 
-use super::super::scope::{self, Scope, Template};
-use crate::{ConfigError, key};
+use crate::{
+    ConfigError, key,
+    limit::parse_length,
+    policy::{
+        scope,
+        scope::{Scope, Template},
+    },
+};
 
 /// A text, or a list of texts that is not empty.
 struct Texts(Vec<String>);
@@ -120,5 +126,33 @@ impl TryFrom<Texts> for Methods {
             method.ok_or_else(|| format!("`{name}` is not a method; one looks like `POST`"))
         };
         names.iter().map(parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// A length of time, such as `10min`.
+pub(super) struct Length(pub(super) Duration);
+
+impl<'de> Deserialize<'de> for Length {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = Length;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a length of time such as \"10min\"")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Length, E> {
+                let length = parse_length(text).map(Length);
+                length.ok_or_else(|| {
+                    E::custom(format_args!(
+                        "`{text}` is not a length of time; one looks like `10min` or `500ms`"
+                    ))
+                })
+            }
+        }
+
+        deserializer.deserialize_str(Text)
     }
 }

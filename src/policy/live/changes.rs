@@ -11,8 +11,8 @@ use tokio::{
     time::{self, Instant, MissedTickBehavior},
 };
 
-use super::{super::file::read, shared::Shared};
-use crate::ConfigError;
+use super::shared::Shared;
+use crate::{ConfigError, policy::file::read};
 
 /// The shortest time for which a content is the same before it is applied, at shorter intervals than this.
 const QUIET: Duration = Duration::from_secs(1);

@@ -10,16 +10,18 @@ use std::{fmt, path::PathBuf, sync::Arc};
 #[cfg(feature = "file")]
 use std::{path::Path, time::Duration};
 
-pub(super) use self::renewals::{Newest, Renewals};
-pub(super) use self::source::Origin;
-#[cfg(feature = "admin")]
-pub(crate) use self::source::RefusedReload;
-
 use self::shared::Shared;
 #[cfg(feature = "file")]
 use super::file::read;
 use super::{Policy, Unkeyed, file::Policies};
 use crate::ConfigError;
+
+#[cfg(feature = "admin")]
+pub(crate) use self::source::RefusedReload;
+pub(super) use self::{
+    renewals::{Newest, Renewals},
+    source::Origin,
+};
 
 /// [`Policies`] that follow their file: a reload changes the limits of layers and limiters that are in use.
 ///

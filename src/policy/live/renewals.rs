@@ -3,15 +3,15 @@ use std::sync::Arc;
 use arc_swap::{ArcSwapOption, Guard};
 use smallvec::SmallVec;
 
-use super::{
-    super::{
+use super::source::{Requirement, Snapshot, Source};
+use crate::{
+    decision::CheckContext,
+    policy::{
         Basis, Policy,
-        key::PolicyKey,
-        list::{contexts, is_composite, listed, waits},
+        access::Access,
+        list::{PolicyKey, contexts, is_composite, listed, waits},
     },
-    source::{Requirement, Snapshot, Source},
 };
-use crate::{access::Access, decision::CheckContext};
 
 /// The newest policies of a layer or a limiter whose policies follow a file.
 ///

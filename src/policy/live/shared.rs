@@ -7,13 +7,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use super::source::{Description, Origin, Source};
 #[cfg(feature = "file")]
-use super::super::file::read;
-use super::{
-    super::file::Policies,
-    source::{Description, Origin, Source},
-};
-use crate::ConfigError;
+use crate::policy::file::read;
+use crate::{ConfigError, policy::file::Policies};
 
 /// What the clones of live policies share.
 pub(super) struct Shared {

@@ -7,11 +7,10 @@ use std::{
     time::SystemTime,
 };
 
-use super::super::terms::Terms;
 use crate::{
     ConfigError, KeyExtractor,
-    access::Access,
     decision::{Plan, PolicyFile},
+    policy::{access::Access, terms::Terms},
 };
 
 /// What a file has about a policy that code uses.

@@ -1,5 +1,9 @@
 use std::{
     fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -52,4 +56,92 @@ pub(super) fn micros(time: Duration) -> u64 {
     time.as_secs()
         .saturating_mul(1_000_000)
         .saturating_add(time.subsec_micros().into())
+}
+
+/// Clock of a memory store for tests, which stands still until it is advanced.
+///
+/// Clones show the same time. [`MemoryStoreBuilder::manual_clock`](crate::MemoryStoreBuilder::manual_clock) sets it.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::{Limiter, ManualClock, MemoryStore, Policy, SlidingLog};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let clock = ManualClock::new();
+/// let store = MemoryStore::builder().manual_clock(&clock).build();
+/// let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_minute(1)));
+///
+/// assert!(limiter.check("42").await?.is_allowed());
+/// clock.advance(Duration::from_secs(59));
+/// assert_eq!(limiter.check("42").await?.retry_after(), Some(Duration::from_secs(1)));
+/// clock.advance(Duration::from_secs(1));
+/// assert!(limiter.check("42").await?.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ManualClock {
+    /// Microseconds since the Unix epoch.
+    now: Arc<AtomicU64>,
+}
+
+/// 2027-01-01 00:00:00 UTC, where an hour, a day, a month and a year begin.
+const START: Duration = Duration::from_secs(1_798_761_600);
+
+impl ManualClock {
+    /// A clock that shows 2027-01-01 00:00:00 UTC.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::ManualClock;
+    ///
+    /// assert_eq!(ManualClock::new().now(), Duration::from_secs(1_798_761_600));
+    /// ```
+    pub fn new() -> Self {
+        Self::at(START)
+    }
+
+    /// A clock that shows this time since the Unix epoch, in whole microseconds.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::ManualClock;
+    ///
+    /// let clock = ManualClock::at(Duration::from_secs(1_800_000_000));
+    /// assert_eq!(clock.now(), Duration::from_secs(1_800_000_000));
+    /// ```
+    pub fn at(since_epoch: Duration) -> Self {
+        Self {
+            now: Arc::new(AtomicU64::new(micros(since_epoch))),
+        }
+    }
+
+    /// The time since the Unix epoch.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        Duration::from_micros(self.now.load(Ordering::Relaxed))
+    }
+
+    /// Advances the time, by whole microseconds.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::ManualClock;
+    ///
+    /// let clock = ManualClock::new();
+    /// let before = clock.now();
+    /// clock.clone().advance(Duration::from_millis(1_500));
+    /// assert_eq!(clock.now() - before, Duration::from_millis(1_500));
+    /// ```
+    pub fn advance(&self, by: Duration) {
+        self.now.fetch_add(micros(by), Ordering::Relaxed);
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
 }

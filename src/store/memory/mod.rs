@@ -1,15 +1,15 @@
 mod advanced;
 mod clock;
-mod manual_clock;
 mod shard;
 mod shards;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-pub use self::manual_clock::ManualClock;
 use self::{clock::Clock, shards::Shards};
 use super::{Store, StoreFuture, StoreId, StoreRequest, StoreStatus};
 use crate::ConfigError;
+
+pub use self::clock::ManualClock;
 
 /// Store that keeps counts in the memory of the process.
 ///

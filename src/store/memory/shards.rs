@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Limit,
     limit::State,
-    metrics::MemoryMetrics,
+    observe::metrics::MemoryMetrics,
     store::{
         Charge, ChargeRole, ChargeState, Operation, Outcome, StoreRequest, StoreResponse,
         fold::{Folded, fold},

@@ -153,7 +153,8 @@ fn command_in(error: &str) -> Option<String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{super::script::SCRIPT, *};
+    use super::*;
+    use crate::store::redis::script::SCRIPT;
 
     #[test]
     fn the_page_about_redis_has_both_users() {

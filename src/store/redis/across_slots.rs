@@ -4,13 +4,13 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{
+    key_format::slot_of,
     queues::CommitQueues,
     request::{OwnedCharge, OwnedRequest},
-    slot::slot_of,
     task::DetachOnDrop,
 };
 use crate::{
-    metrics::lost_settlement,
+    observe::metrics::lost_settlement,
     store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreId, StoreResponse},
 };
 
@@ -240,7 +240,7 @@ mod tests {
         store::{
             Charge, Store, StoreRequest,
             redis::{
-                batch_limits::BatchLimits,
+                queues::BatchLimits,
                 simulation::{backend::simulated_backend, network::Network},
                 store::RedisStore,
             },

@@ -1,7 +1,7 @@
 use std::{fmt, time::Duration};
 
 use super::{
-    client::library::ClientLibrary,
+    client::ClientLibrary,
     script::{SCRIPT, Script},
 };
 use crate::key::{Secret, ShortSecret};

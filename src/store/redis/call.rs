@@ -1,15 +1,16 @@
-use bytes::{Bytes, BytesMut};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::{
-    algorithm,
     bounds::Bounds,
     request::{OwnedCharge, OwnedRequest},
-    words::{write_numbers, write_word},
 };
 use crate::{
     Limit,
-    store::{ChargeRole, Operation, Waiting},
+    store::{ChargeRole, LeaseId, Operation, Waiting},
 };
 
 /// Equal checks that are sent once with their number, or one other request.
@@ -109,7 +110,7 @@ impl ScriptCall {
         }
         for charge in charges {
             write_charge(buffer, charge);
-            if let Some(boundaries) = algorithm::boundaries(&charge.limit, now_us) {
+            if let Some(boundaries) = boundaries(&charge.limit, now_us) {
                 self.calendars.push(CalendarWindows {
                     limit: charge.limit.clone(),
                     argument: self.arguments.len(),
@@ -156,7 +157,7 @@ impl ScriptCall {
         } in &self.calendars
         {
             let mut numbers = BytesMut::new();
-            write_numbers(&mut numbers, algorithm::boundaries(limit, now_us).into_iter().flatten());
+            write_numbers(&mut numbers, boundaries(limit, now_us).into_iter().flatten());
             let argument = &mut self.arguments[*argument];
             let mut replaced = BytesMut::from(&**argument);
             replaced[*offset..offset + numbers.len()].copy_from_slice(&numbers);
@@ -170,7 +171,7 @@ impl ScriptCall {
 
 /// `within` and the time that the boundaries of all calendars enclose, if there are calendars.
 fn within<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> Option<Bytes> {
-    let boundaries = limits.filter_map(|limit| algorithm::boundaries(limit, now_us));
+    let boundaries = limits.filter_map(|limit| boundaries(limit, now_us));
     let enclosed = boundaries.map(|[from, .., until]| (from, until));
     let (from, until) = enclosed.reduce(|all, one| (all.0.max(one.0), all.1.min(one.1)))?;
     let mut buffer = BytesMut::new();
@@ -185,7 +186,7 @@ fn write_charge(buffer: &mut BytesMut, charge: &OwnedCharge) {
     write_word(buffer, limit.algorithm());
     write_word(buffer, role_name(charge.role));
     write_numbers(buffer, [charge.cost, limit.quota()]);
-    write_numbers(buffer, algorithm::parameters(limit, charge.lease));
+    write_numbers(buffer, parameters(limit, charge.lease));
 }
 
 fn role_name(role: ChargeRole) -> &'static str {
@@ -220,12 +221,154 @@ fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
     a.operation == b.operation && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(same)
 }
 
+/// Where a request is in a call: its merged request, and how many requests of that come before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BatchPosition {
+    pub(super) merged: usize,
+    pub(super) nth: u64,
+}
+
+/// Merges equal checks, and returns the position of each request.
+///
+/// A check is merged into an earlier one only if no other request between them has one of its keys, so the outcomes are those
+/// of the requests one after the other.
+pub(super) fn merge<'a>(
+    requests: impl ExactSizeIterator<Item = &'a [OwnedRequest]>,
+) -> (Vec<MergedRequest<'a>>, Vec<BatchPosition>) {
+    let count = requests.len();
+    let mut merged = Vec::<MergedRequest<'_>>::with_capacity(count);
+    let mut positions = Vec::with_capacity(count);
+    // The last merged request with each key.
+    let mut latest = HashTable::<(&OwnedCharge, usize)>::with_capacity(count);
+
+    for request in requests.flatten() {
+        let mut earlier = request.charges.iter().map(|charge| {
+            let same_key = latest.find(charge.hash, |(other, _)| other.key == charge.key);
+            same_key.map(|(_, index)| *index)
+        });
+        let equal = earlier
+            .next()
+            .flatten()
+            .filter(|index| earlier.all(|other| other == Some(*index)) && request.merges_with(merged[*index].request));
+        let index = equal.unwrap_or_else(|| {
+            for charge in &request.charges {
+                let same_key = |(other, _): &(&OwnedCharge, usize)| other.key == charge.key;
+                let entry = latest.entry(charge.hash, same_key, |(other, _)| other.hash);
+                entry.insert((charge, merged.len()));
+            }
+            merged.push(MergedRequest { request, times: 0 });
+            merged.len() - 1
+        });
+
+        let nth = merged[index].times;
+        positions.push(BatchPosition { merged: index, nth });
+        merged[index].times += 1;
+    }
+    (merged, positions)
+}
+
+/// The parameters of a limit besides its quota, in the order in which the Lua file of the algorithm reads them.
+pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
+    match limit {
+        Limit::SlidingLog(log) => [log.window_us(), log.grain_us(), 0],
+        Limit::SlidingCounter(counter) => [counter.window_us(), counter.tick(), counter.cap()],
+        Limit::FixedWindow(fixed) => {
+            let (window, aligned) = fixed.length().unwrap_or((0, true));
+            [window, u64::from(!aligned), 0]
+        }
+        Limit::TokenBucket(bucket) => {
+            let (rate, period) = bucket.reduced();
+            [rate, period, bucket.cap()]
+        }
+        Limit::Ban(ban) => ban.lengths_us(),
+        Limit::Concurrency(slots) => {
+            let [high, low] = lease.unwrap_or_else(LeaseId::random).parts();
+            [slots.lease_us(), high, low]
+        }
+        Limit::Unlimited | Limit::DenyAll => [0; 3],
+    }
+}
+
+/// The boundaries of the windows of a calendar around an approximate time of Redis in microseconds; `None` without a calendar.
+pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
+    match limit {
+        Limit::FixedWindow(fixed) => fixed.boundaries(now_us),
+        Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_)
+        | Limit::TokenBucket(_)
+        | Limit::Ban(_)
+        | Limit::Concurrency(_)
+        | Limit::Unlimited
+        | Limit::DenyAll => None,
+    }
+}
+
+/// Whether the outcome of each of several equal checks can be computed from that of the last one.
+pub(super) fn merges(limit: &Limit) -> bool {
+    match limit {
+        // Only if each token takes a whole number of microseconds.
+        Limit::TokenBucket(bucket) => bucket.reduced().0 == 1,
+        Limit::Ban(_) => false,
+        Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::FixedWindow(_) | Limit::Unlimited | Limit::DenyAll => {
+            true
+        }
+        // Each has a lease of its own.
+        Limit::Concurrency(_) => false,
+    }
+}
+
+/// How much later the quota of a key in use is fully restored because of one more charge of this weight.
+pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
+    match limit {
+        Limit::TokenBucket(bucket) => Duration::from_micros(bucket.time(weight)),
+        Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_)
+        | Limit::FixedWindow(_)
+        | Limit::Ban(_)
+        | Limit::Concurrency(_)
+        | Limit::Unlimited
+        | Limit::DenyAll => Duration::ZERO,
+    }
+}
+
+/// The longest time before the turn of a denied charge at which it can be reserved; zero if it has to fit at once.
+pub(super) fn longest_wait(limit: &Limit, waiting: Waiting) -> Duration {
+    let longest_us = match limit {
+        Limit::SlidingLog(log) if log.grain().is_none() => waiting.longest_us,
+        // It is known when so many tokens come, and not when so many units of a log expire.
+        Limit::TokenBucket(bucket) => waiting.longest_us.min(bucket.time(waiting.most)),
+        Limit::SlidingLog(_)
+        | Limit::SlidingCounter(_)
+        | Limit::FixedWindow(_)
+        | Limit::Ban(_)
+        | Limit::Concurrency(_)
+        | Limit::Unlimited
+        | Limit::DenyAll => 0,
+    };
+    Duration::from_micros(longest_us)
+}
+
+/// Writes a word and a zero byte.
+pub(super) fn write_word(buffer: &mut BytesMut, word: &str) {
+    buffer.extend_from_slice(word.as_bytes());
+    buffer.put_u8(0);
+}
+
+/// Writes numbers as little-endian doubles, which Lua computes with. They are exact below 2^53.
+pub(super) fn write_numbers(buffer: &mut BytesMut, numbers: impl IntoIterator<Item = u64>) {
+    for number in numbers {
+        buffer.put_f64_le(number as f64);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::{sync::LazyLock, time::Duration};
+
     use super::*;
     use crate::{
-        Key, Limit, SlidingLog,
-        store::{Charge, StoreRequest, redis::key_format::KeyFormat},
+        Key, Limit, SlidingLog, TokenBucket,
+        store::{Charge, Operation, StoreRequest, redis::key_format::KeyFormat},
     };
 
     /// Words that end with a zero byte, and numbers.
@@ -284,5 +427,89 @@ mod tests {
             let run = [packed("check\0", &[1, 1, 1]), packed(&words, &[1, 5, 60_000_000, 0, 0])];
             assert_eq!(call.arguments[..], [run.concat()]);
         }
+    }
+
+    static KEY_FORMAT: LazyLock<KeyFormat> = LazyLock::new(|| KeyFormat::new("quota", None));
+
+    /// A request that charges these keys of one policy.
+    fn request_of(operation: Operation, limit: &Limit, keys: &[&str]) -> OwnedRequest {
+        let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
+        let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
+        OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(operation, &charges))
+    }
+
+    /// For each request its merged request, and the number of requests in each merged request.
+    fn merged(requests: &[OwnedRequest]) -> (Vec<usize>, Vec<u64>) {
+        let (merged, positions) = merge(requests.chunks(1));
+        (
+            positions.iter().map(|position| position.merged).collect(),
+            merged.iter().map(|merged| merged.times).collect(),
+        )
+    }
+
+    #[test]
+    fn equal_checks_are_merged() {
+        let limit = SlidingLog::per_minute(5).into();
+        let [a, b] = ["a", "b"].map(|key| move |limit: &Limit| request_of(Operation::Check, limit, &[key]));
+        let requests = [a(&limit), b(&limit), a(&limit), a(&limit), b(&limit)];
+        assert_eq!(merged(&requests), (vec![0, 1, 0, 0, 1], vec![3, 2]));
+        let (_, positions) = merge(requests.chunks(1));
+        assert_eq!(positions[3], BatchPosition { merged: 0, nth: 2 });
+    }
+
+    #[test]
+    fn checks_with_another_request_on_their_key_between_them_are_not_merged() {
+        let limit = SlidingLog::per_minute(5).into();
+        let check = |keys| request_of(Operation::Check, &limit, keys);
+        for between in [
+            request_of(Operation::Reset, &limit, &["a"]),
+            check(&["a", "b"]),
+            check(&["b", "a"]),
+            request_of(Operation::Check, &SlidingLog::per_minute(6).into(), &["a"]),
+        ] {
+            let requests = [check(&["a"]), between, check(&["a"])];
+            assert_eq!(merged(&requests), (vec![0, 1, 2], vec![1, 1, 1]));
+        }
+
+        let pairs = [check(&["a", "b"]), check(&["b"]), check(&["a", "b"])];
+        assert_eq!(merged(&pairs), (vec![0, 1, 2], vec![1, 1, 1]));
+        let pairs = [check(&["a", "b"]), check(&["c"]), check(&["a", "b"])];
+        assert_eq!(merged(&pairs), (vec![0, 1, 0], vec![2, 1]));
+    }
+
+    #[test]
+    fn only_checks_are_merged() {
+        let limit = SlidingLog::per_minute(5).into();
+        let refund = Operation::Refund {
+            admitted_at: Duration::ZERO,
+        };
+        for operation in [Operation::Charge, Operation::Peek, Operation::Reset, refund] {
+            let requests = [0; 2].map(|_| request_of(operation, &limit, &["a"]));
+            assert_eq!(merged(&requests), (vec![0, 1], vec![1, 1]), "{operation:?}");
+        }
+    }
+
+    #[test]
+    fn checks_of_a_bucket_whose_tokens_take_fractions_of_microseconds_are_not_merged() {
+        for (limit, count) in [(TokenBucket::per_second(7), 2), (TokenBucket::per_second(8), 1)] {
+            let requests = [0; 2].map(|_| request_of(Operation::Check, &limit.into(), &["a"]));
+            assert_eq!(merged(&requests).1.len(), count, "{limit}");
+        }
+    }
+
+    #[test]
+    fn requests_with_a_marker_are_not_merged_and_those_with_a_charge_that_is_only_checked_are() {
+        let (limit, key, id) = (SlidingLog::per_minute(5).into(), Key::from("a"), Key::from("id"));
+        let charge = Charge::new("p", &limit, &key, 1);
+        let marker = Charge::new("p", &limit, &id, 1).once();
+        let twice = |charges: &[Charge<'_>]| {
+            [0; 2].map(|_| OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, charges)))
+        };
+        assert_eq!(merged(&twice(&[charge.checked_only()])).1, [2]);
+        assert_eq!(merged(&twice(&[marker, charge])).1, [1, 1]);
+
+        let [counted, _] = twice(&[charge]);
+        let [checked, _] = twice(&[charge.checked_only()]);
+        assert_eq!(merged(&[counted, checked]).1, [1, 1]);
     }
 }

@@ -12,13 +12,11 @@ use tokio::time::Instant;
 
 use super::{
     backend::Backend,
-    batch_limits::BatchLimits,
     breaker::Breaker,
-    call::{MergedRequest, ScriptCall},
+    call::{BatchPosition, MergedRequest, ScriptCall, merge},
     deny_cache::{DenyCache, Generation},
     failure::Failure,
-    merge::{BatchPosition, merge},
-    queued_request::QueuedRequest,
+    queues::{BatchLimits, QueuedRequest},
     reply::ScriptReply,
     request::OwnedRequest,
     task::{DetachOnDrop, spawn},

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    algorithm,
+    call,
     key_format::KeyFormat,
     request::{HashedRequest, OwnedCharge, OwnedRequest},
 };
@@ -176,7 +176,7 @@ impl DenyCache {
             .zip(states)
             .filter(|(charge, _)| !request.has_ban() || charge.role == ChargeRole::Ban);
         let denies_for = decisive.filter_map(|(charge, state)| {
-            let longest = algorithm::longest_wait(&charge.limit, charge.waiting);
+            let longest = call::longest_wait(&charge.limit, charge.waiting);
             state.retry_after?.checked_sub(longest)
         });
         let Some(denies_for) = denies_for.max() else {
@@ -262,7 +262,7 @@ fn same_keys(a: &[OwnedCharge], b: &[OwnedCharge]) -> bool {
 /// The state of a denied charge after this time. One that would wait by then does not deny.
 fn state_after(charge: &OwnedCharge, state: &ChargeState, elapsed: Duration) -> ChargeState {
     let left = |span: Duration| span.saturating_sub(elapsed);
-    let longest = algorithm::longest_wait(&charge.limit, charge.waiting);
+    let longest = call::longest_wait(&charge.limit, charge.waiting);
     ChargeState::new(
         state.remaining,
         state.retry_after.map(left).filter(|wait| *wait > longest),

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{
-    algorithm,
     bounds::Bounds,
+    call,
     call::{ReplyShape, ScriptCall},
     failure::{CallFailure, Failure, error_of_request, shortened_bytes},
     request::OwnedRequest,
@@ -167,7 +167,7 @@ impl RequestReply {
             };
             state.remaining = state.remaining.saturating_add(weight);
             state.retry_after = None;
-            let delay = algorithm::reset_delay(&charge.limit, weight);
+            let delay = call::reset_delay(&charge.limit, weight);
             state.reset_after = state.reset_after.saturating_sub(delay);
         }
         Outcome::new(true, request.folds.unfold(&states))

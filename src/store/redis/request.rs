@@ -1,7 +1,7 @@
 use smallvec::SmallVec;
 
 use super::{
-    algorithm,
+    call,
     key_format::{KeyFormat, RedisKey},
 };
 use crate::{
@@ -133,6 +133,6 @@ impl OwnedRequest {
             && other.is_check()
             && self.charges == other.charges
             && !self.has_marker()
-            && self.charges.iter().all(|charge| algorithm::merges(&charge.limit))
+            && self.charges.iter().all(|charge| call::merges(&charge.limit))
     }
 }

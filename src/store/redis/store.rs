@@ -5,9 +5,9 @@ use tokio::time::Instant;
 use super::{
     across_slots,
     queues::CommitQueues,
-    ready::ready,
     request::{HashedRequest, OwnedRequest},
     script::SCRIPT,
+    trial::ready,
 };
 use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreStatus, uncounted};
 

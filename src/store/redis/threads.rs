@@ -12,17 +12,16 @@ use shuttle::{
 use tokio::time::{clear_triggers, trigger_timeouts};
 
 use super::{
-    batch_limits::BatchLimits,
     deny_cache::DenyCache,
     key_format::KeyFormat,
-    queues::CommitQueues,
+    queues::{BatchLimits, CommitQueues},
     request::OwnedRequest,
     simulation::{backend::simulated_backend, network::Network},
     store::RedisStore,
 };
 use crate::{
     Concurrency, FailureMode, Key, Limit, Limiter, Policy, SlidingLog,
-    slots::Keeper,
+    decision::Keeper,
     store::{Charge, Operation, Store, StoreFuture, StoreRequest},
 };
 

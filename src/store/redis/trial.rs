@@ -1,9 +1,17 @@
-use std::time::Duration;
+use std::{error::Error, sync::Weak, time::Duration};
+
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    acl::Refusal, call::ScriptCall, client::RedisClient, deadline::Deadline, failure::Failure, key_format::KeyFormat,
+    acl::Refusal,
+    backend::{Backend, Deadline},
+    call::ScriptCall,
+    client::RedisClient,
+    failure::Failure,
+    key_format::KeyFormat,
     script::Script,
 };
+use crate::store::{ErrorKind, StoreError};
 
 /// The deadline of a trial, in which Redis may have to compile the script.
 const TRIAL_DEADLINE: Duration = Duration::from_secs(1);
@@ -44,4 +52,96 @@ async fn run_trial_at(
         Some(refusal) => Failure::Forbidden(refusal),
         None => Failure::Refused(error.clone()),
     })
+}
+
+/// The pauses between trials double from the first to the second of these.
+const TRIAL_PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
+
+/// Waits until a trial succeeds, at most for the connect timeout. A refusal is an error at once.
+pub(super) async fn connected(backend: &Backend, connect_timeout: Duration) -> Result<(), StoreError> {
+    let mut last = Failure::Timeout;
+    let trials = until_success(backend, |failure| last = failure);
+    match timeout(connect_timeout, trials).await {
+        Ok(tried) => tried.map_err(|refusal| explain(&refusal, backend)),
+        Err(_) => {
+            let message = format!(
+                "Redis could not be used within the connect timeout of {connect_timeout:?}; a service that must start \
+                 without Redis uses `connect_lazy`"
+            );
+            Err(StoreError::new(last.kind(), message).with_source(cause(last)))
+        }
+    }
+}
+
+/// Waits until a trial succeeds. A refusal is an error at once.
+pub(super) async fn ready(backend: &Backend) -> Result<(), StoreError> {
+    let trials = until_success(backend, drop).await;
+    trials.map_err(|refusal| explain(&refusal, backend))
+}
+
+/// The error of a refusal, with the fix.
+fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
+    StoreError::new(ErrorKind::Refused, refusal.explain(backend.key_format.prefix()))
+}
+
+/// Runs trials until one succeeds or is refused. It calls `failed` after each trial with another failure.
+async fn until_success(backend: &Backend, mut failed: impl FnMut(Failure)) -> Result<(), Refusal> {
+    let [mut pause, longest] = TRIAL_PAUSES;
+    loop {
+        match run_trial(&backend.client, backend.script, &backend.key_format).await {
+            Ok(()) => return Ok(()),
+            Err(Failure::Forbidden(refusal)) => return Err(refusal),
+            Err(failure) => failed(failure),
+        }
+        sleep(pause).await;
+        pause = longest.min(2 * pause);
+    }
+}
+
+/// Runs trials until one succeeds or is refused, or the store is dropped. It logs a refusal, and a warning after the connect
+/// timeout.
+pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeout: Duration) {
+    let [mut pause, longest] = TRIAL_PAUSES;
+    let started = Instant::now();
+    let mut warned = false;
+    loop {
+        let Some(backend) = backend.upgrade() else { return };
+        match run_trial(&backend.client, backend.script, &backend.key_format).await {
+            Ok(()) => {
+                #[cfg(feature = "tracing")]
+                if warned {
+                    tracing::info!("Redis can be used now");
+                }
+                return;
+            }
+            Err(Failure::Forbidden(refusal)) => {
+                if backend.may_log_refusal() {
+                    backend.log_refusal(&refusal);
+                }
+                return;
+            }
+            Err(failure) if !warned && started.elapsed() >= connect_timeout => {
+                warned = true;
+                let error = cause(failure);
+                #[cfg(feature = "tracing")]
+                tracing::warn!(%error, "Redis cannot be used yet; the store keeps connecting");
+                let _ = error;
+            }
+            Err(_) => {}
+        }
+        drop(backend);
+        sleep(pause).await;
+        pause = longest.min(2 * pause);
+    }
+}
+
+/// The cause of a failed trial in plain words.
+fn cause(failure: Failure) -> Box<dyn Error + Send + Sync> {
+    match failure {
+        Failure::Timeout => "Redis did not reply".into(),
+        Failure::Unreachable(source) => source,
+        Failure::Refused(error) => format!("Redis replied: {error}").into(),
+        Failure::Forbidden(refusal) => format!("Redis replied: {}", refusal.error).into(),
+        Failure::Protocol(fault) => fault.into(),
+    }
 }

@@ -1,4 +1,4 @@
-use super::client::library::{BUILT_IN, BuiltIn, ClientLibrary};
+use super::client::{BUILT_IN, BuiltIn, ClientLibrary};
 use crate::ConfigError;
 
 /// A URL that all clients read alike. No error contains it, since it may contain a password.

@@ -2,25 +2,22 @@
 
 #[cfg(feature = "fred")]
 pub(super) mod fred;
-pub(super) mod library;
-pub(super) mod node_of_slot;
 #[cfg(feature = "redis")]
 pub(super) mod redis_rs;
 
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
-use self::node_of_slot::NodeOfSlot;
 #[cfg(test)]
 use super::simulation::network::Network;
 use super::{
     acl::Refusal,
+    backend::Deadline,
     call::ScriptCall,
-    deadline::Deadline,
     failure::Failure,
     reply::RawReply,
     script::{EvalCommand, Script},
 };
-use crate::store::health::Health;
+use crate::store::health::{Health, Node};
 
 /// A client that runs a script on the node that owns its keys.
 pub(super) enum RedisClient {
@@ -114,6 +111,74 @@ impl RedisClient {
             Self::RedisRs(client) => client.is_clustered(),
             #[cfg(test)]
             Self::Simulated(network) => network.is_clustered(),
+        }
+    }
+}
+
+/// A client library for Redis.
+///
+/// ```
+/// use tower_quota::{ClientLibrary, RedisStore};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// # #[cfg(feature = "redis")]
+/// # {
+/// let builder = RedisStore::builder().url("redis://127.0.0.1:6379").client_library(ClientLibrary::RedisRs);
+/// assert!(builder.connect_lazy().is_ok());
+/// # }
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ClientLibrary {
+    /// [fred](https://crates.io/crates/fred), for one server or Sentinel.
+    #[cfg(feature = "fred")]
+    Fred,
+    /// [redis-rs](https://crates.io/crates/redis), for one server, Sentinel or a cluster.
+    #[cfg(feature = "redis")]
+    RedisRs,
+}
+
+/// A client library that is built in, and what the features of the crate add to it.
+#[derive(Clone, Copy)]
+pub(in crate::store::redis) struct BuiltIn {
+    pub(in crate::store::redis) library: ClientLibrary,
+    pub(in crate::store::redis) tls: bool,
+    pub(in crate::store::redis) unix_sockets: bool,
+}
+
+/// The libraries that are built in, the preferred one first.
+pub(in crate::store::redis) const BUILT_IN: &[BuiltIn] = &[
+    #[cfg(feature = "fred")]
+    BuiltIn {
+        library: ClientLibrary::Fred,
+        tls: cfg!(feature = "enable-rustls-ring"),
+        unix_sockets: cfg!(feature = "unix-sockets"),
+    },
+    #[cfg(feature = "redis")]
+    BuiltIn {
+        library: ClientLibrary::RedisRs,
+        tls: cfg!(feature = "tokio-rustls-comp"),
+        unix_sockets: true,
+    },
+];
+
+/// The health of the server of a slot.
+pub(in crate::store::redis) enum NodeOfSlot<'a> {
+    Fixed(&'a Node),
+    #[cfg(feature = "redis")]
+    Current(Arc<Node>),
+}
+
+impl Deref for NodeOfSlot<'_> {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        match self {
+            Self::Fixed(node) => node,
+            #[cfg(feature = "redis")]
+            Self::Current(node) => node,
         }
     }
 }

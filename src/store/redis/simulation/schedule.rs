@@ -21,7 +21,11 @@ use crate::{
     Key, SlidingLog,
     store::{
         Charge, ChargeRole, Operation, Store, StoreRequest,
-        redis::{batch_limits::BatchLimits, deny_cache::DenyCache, queues::CommitQueues, store::RedisStore},
+        redis::{
+            deny_cache::DenyCache,
+            queues::{BatchLimits, CommitQueues},
+            store::RedisStore,
+        },
     },
 };
 

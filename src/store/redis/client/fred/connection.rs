@@ -18,9 +18,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{failure::connect_failure, settings::send_once};
+use super::{error::connect_failure, settings::send_once};
 use crate::store::redis::{
-    deadline::Deadline,
+    backend::Deadline,
     failure::Failure,
     task::{AbortOnDrop, try_spawn},
 };

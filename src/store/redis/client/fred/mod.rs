@@ -1,5 +1,5 @@
 mod connection;
-mod failure;
+mod error;
 mod settings;
 
 use std::sync::{
@@ -19,7 +19,7 @@ use fred::{
 
 use self::{
     connection::{Connection, UnansweredCall},
-    failure::call_failure,
+    error::call_failure,
     settings::{build, check_settings, send_once},
 };
 use crate::{
@@ -27,8 +27,8 @@ use crate::{
     store::{
         health::{Health, Node},
         redis::{
+            backend::Deadline,
             call::ScriptCall,
-            deadline::Deadline,
             failure::{Failure, is_of_replica, shortened_bytes},
             reply::RawReply,
             script::{EvalCommand, Script},

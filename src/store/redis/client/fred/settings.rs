@@ -12,7 +12,7 @@ use fred::{
 
 use crate::{
     ConfigError,
-    store::redis::{deadline::Deadline, url::FRED_IN_A_CLUSTER},
+    store::redis::{backend::Deadline, url::FRED_IN_A_CLUSTER},
 };
 
 /// How much longer than the deadline fred may keep a command. A stall of this process for less than that is not a failure.

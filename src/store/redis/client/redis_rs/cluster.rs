@@ -12,14 +12,14 @@ use tokio::{
 };
 
 use super::{
-    connection_info::at,
+    connection::{CONNECT_TIMEOUT, Endpoint, Node, at},
     error::ServerFailure,
-    node::{CONNECT_TIMEOUT, Endpoint, Node},
     slot_ranges::{Address, MAX_HOST, SlotRange, slot_ranges},
 };
 use crate::store::{
-    health::{self, Health},
-    redis::{failure::Failure, slot::slot_of, task::AbortOnDrop},
+    health,
+    health::Health,
+    redis::{failure::Failure, key_format::slot_of, task::AbortOnDrop},
 };
 
 /// The nodes of a cluster, each with connections of its own, so that a node that hangs delays no other.

@@ -1,7 +1,6 @@
 mod cluster;
-mod connection_info;
+mod connection;
 mod error;
-mod node;
 mod sentinel;
 mod slot_ranges;
 
@@ -11,18 +10,18 @@ use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
 
 use self::{
     cluster::Cluster,
-    connection_info::{for_limiter, parse, without_library_name},
+    connection::{Endpoint, Node, for_limiter, parse, without_library_name},
     error::error_text,
-    node::{Endpoint, Node},
     sentinel::Sentinels,
 };
+use super::NodeOfSlot;
 use crate::{
     ConfigError,
     store::{
-        health::{self, Health},
+        health,
+        health::Health,
         redis::{
             call::ScriptCall,
-            client::node_of_slot::NodeOfSlot,
             failure::Failure,
             reply::RawReply,
             script::{EvalCommand, Script},

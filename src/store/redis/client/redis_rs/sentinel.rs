@@ -5,7 +5,7 @@ use std::{
 
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisError};
 
-use super::connection_info::at;
+use super::connection::at;
 
 /// The sentinels, which report the address of the primary.
 pub(super) struct Sentinels {

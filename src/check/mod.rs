@@ -1,0 +1,376 @@
+//! Sends the charges of a request to a store and makes a decision of the outcome. Layers and limiters share it.
+//!
+//! The path of a check is inlined in each: calls of its steps cost a request a hundred instructions (`benches/instructions.rs`).
+
+pub(crate) mod bans;
+pub(crate) mod completed;
+mod composite;
+mod held;
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use smallvec::SmallVec;
+use tokio::runtime::Handle;
+
+use self::held::{Held, give_back};
+use crate::{
+    Decision, FailureMode, PolicyDecision,
+    decision::PolicyDecisions,
+    observe::metrics::{Began, PolicyOutcome},
+    store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
+};
+
+pub(crate) use self::completed::AwaitedCompletion;
+
+/// A check that is decided already, or waits for the store.
+pub(crate) enum Check {
+    Decided(Result<Decision, StoreError>),
+    Pending(PendingCheck),
+}
+
+/// A check that waits for the store, or for the turn of its request.
+pub(crate) enum PendingCheck {
+    Store(StoreCheck),
+    Held(Held),
+}
+
+/// A check that waits for the store. It holds the undecided decision, so no key or cost is computed again.
+pub(crate) struct StoreCheck {
+    operation: Operation,
+    /// When it began to wait.
+    began: Began,
+    /// What it waits for, until the store has replied.
+    undecided: Option<(StoreFuture, Decision)>,
+    /// If it is to be completed without its caller.
+    owed: Option<Owed>,
+}
+
+/// Sends the charges of all policies to the store, those of the enforced ones as one request.
+#[inline(always)]
+pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
+    if undecided.is_composite() {
+        return begin_composite(operation, &undecided);
+    }
+    let policies = undecided.as_slice();
+    if operation.requires_room() && policies.iter().any(|policy| policy.permanent_denial().is_some()) {
+        let denied = deny_permanently(policies);
+        count(operation, &denied);
+        return Check::Decided(Ok(denied));
+    }
+
+    let response = match policies {
+        [] => return Check::Decided(Ok(undecided)),
+        [policy] if policy.marker.is_none() => {
+            let charge = policy.charge();
+            policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
+        }
+        [first, ..] => {
+            let charges = policies.iter().flat_map(|policy| policy.marked(policy.charge()));
+            let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
+            first.context.store.decide(&[StoreRequest::new(operation, &charges)])
+        }
+    };
+    wait(response, operation, undecided)
+}
+
+/// The same for policies some of which only observe or have bans.
+#[cold]
+fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
+    let undecided = composite::deny_permanently(operation, undecided);
+    let policies = undecided.as_slice();
+    let charges: Vec<Charge<'_>> = policies.iter().map(PolicyDecision::charge).collect();
+    let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
+    match composite::send(operation, policies, &charges, decide) {
+        Some(response) => wait(response, operation, undecided),
+        None => {
+            count(operation, &undecided);
+            Check::Decided(Ok(undecided))
+        }
+    }
+}
+
+#[inline(always)]
+fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Check {
+    match response.as_ready() {
+        Some(response) => decide(response, operation, undecided, None),
+        None => Check::Pending(PendingCheck::Store(StoreCheck {
+            operation,
+            began: Began::now(),
+            owed: owed(operation, &undecided),
+            undecided: Some((response, undecided)),
+        })),
+    }
+}
+
+/// Decides by the response of the store.
+#[inline(always)]
+fn decide(
+    response: &Result<StoreResponse, StoreError>,
+    operation: Operation,
+    undecided: Decision,
+    began: Option<Began>,
+) -> Check {
+    let decided = conclude(response, operation, undecided, began);
+    if operation == Operation::Reserve {
+        return hold(decided);
+    }
+    Check::Decided(decided)
+}
+
+/// Holds an admitted request that waits for its turn.
+#[cold]
+fn hold(decision: Result<Decision, StoreError>) -> Check {
+    let decision = match decision {
+        Ok(decision) if !decision.delay().is_zero() => decision,
+        decided => return Check::Decided(decided),
+    };
+    match Held::new(decision) {
+        Ok(held) => Check::Pending(PendingCheck::Held(held)),
+        Err(error) => Check::Decided(Err(error)),
+    }
+}
+
+/// The denial by the policies that never admit the request.
+#[cold]
+fn deny_permanently(policies: &[PolicyDecision]) -> Decision {
+    // Without a call of the store, the states of the other policies are unknown.
+    let denials = policies.iter().filter_map(|policy| {
+        let denial = Some(policy.permanent_denial()?);
+        Some(PolicyDecision {
+            denial,
+            ..policy.clone()
+        })
+    });
+    Decision::new(false, denials.collect())
+}
+
+impl PendingCheck {
+    /// Whether the request is admitted and waits for its turn.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self, Self::Held(_))
+    }
+}
+
+impl Future for PendingCheck {
+    type Output = Result<Decision, StoreError>;
+
+    /// # Panics
+    ///
+    /// If it is polled again after it was ready, like most futures.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let check = match &mut *self {
+                Self::Store(check) => ready!(check.poll(cx)),
+                Self::Held(held) => return held.poll(cx).map(Ok),
+            };
+            match check {
+                Check::Decided(decided) => return Poll::Ready(decided),
+                Check::Pending(held) => *self = held,
+            }
+        }
+    }
+}
+
+impl StoreCheck {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Check> {
+        let (response, _) = self.undecided.as_mut().expect("polled after it was ready");
+        let response = ready!(Pin::new(response).poll(cx));
+        let (_, undecided) = self.undecided.take().expect("it has just been polled");
+        Poll::Ready(decide(&response, self.operation, undecided, Some(self.began)))
+    }
+}
+
+/// What a request may have to send at its end, even if it is cancelled before it is decided.
+fn owed(operation: Operation, undecided: &Decision) -> Option<Owed> {
+    if undecided.has_leases() {
+        return undecided.owe(OwedKind::Release);
+    }
+    let settles = operation == Operation::Reserve || undecided.lost_settlements().is_some();
+    settles.then(|| undecided.owe(OwedKind::Settlement))?
+}
+
+impl Drop for StoreCheck {
+    /// Where a policy depends on how the request ends, a check continues without its caller, to end as a cancelled request. So
+    /// does one that reserves, to be refunded, and one that takes slots, to release them.
+    fn drop(&mut self) {
+        let (Some((response, undecided)), Some(owed)) = (self.undecided.take(), self.owed.take()) else {
+            return;
+        };
+        let (operation, began, owed) = (self.operation, self.began, owed.due());
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                let response = response.await;
+                let decision = conclude(&response, operation, undecided, Some(began));
+                match decision.ok().filter(Decision::is_allowed) {
+                    Some(decision) if operation == Operation::Reserve => give_back(&decision),
+                    Some(decision) => drop(AwaitedCompletion::of(&decision)),
+                    None => {}
+                }
+                owed.confirm();
+            });
+        }
+    }
+}
+
+#[inline(always)]
+fn conclude(
+    response: &Result<StoreResponse, StoreError>,
+    operation: Operation,
+    mut undecided: Decision,
+    began: Option<Began>,
+) -> Result<Decision, StoreError> {
+    if let Some(first) = undecided.as_slice().first() {
+        first.context.metrics.end(began);
+    }
+    let recorded = match response {
+        Ok(response) => record_outcome(response, operation, &mut undecided).map(|()| response.is_reply()),
+        Err(error) => Err(error.clone()),
+    };
+    let decided = match recorded {
+        Ok(is_reply) => {
+            if is_reply && let Some(first) = undecided.as_slice().first() {
+                first.context.failover.replied();
+            }
+            if operation == Operation::Reset {
+                reset_locally(&undecided);
+            }
+            if undecided.has_leases() {
+                undecided.hold_slots(None);
+            }
+            Ok(undecided)
+        }
+        Err(error) => {
+            if undecided.has_leases() {
+                end_unknown(operation, &mut undecided);
+            }
+            fail(error, operation, &undecided)
+        }
+    };
+    if let Ok(decision) = &decided {
+        count(operation, decision);
+    }
+    decided
+}
+
+/// Counts the outcomes of a decision, if the operation is one that decides about a request.
+#[inline(always)]
+fn count(operation: Operation, decision: &Decision) {
+    if operation.decides() {
+        decision.count_outcomes();
+    }
+}
+
+/// Releases the slots that the store may have counted before it failed.
+#[cold]
+fn end_unknown(operation: Operation, undecided: &mut Decision) {
+    if operation.counts() {
+        undecided.hold_slots(None);
+        drop(undecided.take_slots());
+    }
+}
+
+/// Records the outcome in the decision.
+#[inline(always)]
+fn record_outcome(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
+    if undecided.is_composite() {
+        return composite::record(response, operation, undecided);
+    }
+    let charges: usize = undecided.as_slice().iter().map(PolicyDecision::charges_sent).sum();
+    match response.outcomes() {
+        [outcome, ..] if outcome.states().len() == charges => {
+            let charged = outcome.allowed && operation.counts();
+            undecided.record(response, outcome, charged);
+            Ok(())
+        }
+        _ => Err(composite::mismatch()),
+    }
+}
+
+/// Decides by the failure modes of the policies.
+#[cold]
+fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result<Decision, StoreError> {
+    let policies = undecided.as_slice();
+    let Some(first) = policies.first() else {
+        return Err(error);
+    };
+    let failover = &first.context.failover;
+    failover.failed(&error);
+    first.context.metrics.failed(error.kind());
+    if operation == Operation::Reset {
+        reset_locally(undecided);
+        return Err(error);
+    }
+    let count_one = |policy: &PolicyDecision, outcome| {
+        if operation.decides() {
+            policy.count(outcome);
+        }
+    };
+    let record = |policy: &PolicyDecision, outcome| {
+        if operation.decides() {
+            policy.context.record(outcome, Some(policy.position));
+        }
+    };
+    if let Some(closed) = policies.iter().find(|policy| closes(policy)) {
+        policies
+            .iter()
+            .for_each(|policy| count_one(policy, PolicyOutcome::Failed));
+        record(closed, PolicyOutcome::Failed);
+        return Err(error);
+    }
+
+    let local = policies.iter().filter_map(|policy| {
+        // Denied without the store.
+        if policy.denial.is_some() {
+            return Some((policy.clone(), None));
+        }
+        let Some(charge) = LocalCharge::new(policy.failure_mode(), operation, &policy.charge()) else {
+            count_one(policy, PolicyOutcome::Uncounted);
+            return None;
+        };
+        let policy = PolicyDecision {
+            cost: charge.cost,
+            is_local: true,
+            ..policy.clone()
+        };
+        Some((policy, Some(charge)))
+    });
+    let (counted, charges): (PolicyDecisions, Vec<Option<LocalCharge>>) = local.unzip();
+    if counted.is_empty() {
+        record(first, PolicyOutcome::Uncounted);
+    }
+    let mut decision = Decision::new(!counted.iter().any(PolicyDecision::denies), counted);
+    let policies = decision.as_slice();
+    let scaled = policies.iter().zip(&charges).map(|(policy, charge)| match charge {
+        Some(charge) => charge.charge(&policy.charge()),
+        None => policy.charge(),
+    });
+    let scaled: Vec<Charge<'_>> = scaled.collect();
+    let response = composite::send(operation, policies, &scaled, |requests| failover.decide(requests));
+    // A memory store replies at once.
+    if let Some(Ok(response)) = response.map(StoreFuture::try_ready) {
+        drop(scaled);
+        record_outcome(&response?, operation, &mut decision)?;
+    }
+    if decision.has_leases() {
+        decision.hold_slots(Some(&charges));
+    }
+    decision.note_failure(error);
+    Ok(decision)
+}
+
+/// Whether the request is rejected since the store has not decided about this policy.
+fn closes(policy: &PolicyDecision) -> bool {
+    let undecided = policy.denial.is_none() && !policy.is_observed();
+    undecided && policy.failure_mode() == FailureMode::Closed
+}
+
+/// Removes the counts of this process.
+fn reset_locally(decision: &Decision) {
+    for policy in decision.as_slice() {
+        let charges: SmallVec<[Charge<'_>; 2]> = policy.guarded(Operation::Reset, policy.charge()).collect();
+        policy.context.failover.reset(&charges);
+    }
+}

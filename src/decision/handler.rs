@@ -1,0 +1,125 @@
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::{Decision, PolicyDecision};
+use crate::{Key, store::StoreError};
+
+/// Settling and refunding at once, as handlers do. A [receipt](Decision::take_receipt) is for later, such as the end of a
+/// stream, and for one of several policies.
+impl Decision {
+    /// Replaces the cost that was charged to each policy by the actual cost, in units of the limits.
+    ///
+    /// It is [`Receipt::settle`](crate::Receipt::settle) of the receipt that [`take_receipt`](Self::take_receipt) returns, and
+    /// nothing if there is none: if nothing was charged, or if the receipt was taken.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", SlidingLog::per_minute(1_000)));
+    ///
+    /// let decision = rows.check_n("42", 300).await?; // the estimate
+    /// assert!(decision.is_allowed());
+    /// decision.settle(120).await?;
+    /// assert_eq!(rows.peek("42").await?.remaining(), 880);
+    ///
+    /// decision.settle(500).await?; // it was settled already
+    /// assert_eq!(rows.peek("42").await?.remaining(), 880);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If a store fails, as for [`Receipt::settle`](crate::Receipt::settle).
+    pub async fn settle(&self, actual: u64) -> Result<(), StoreError> {
+        match self.take_receipt() {
+            Some(receipt) => receipt.settle(actual).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Refunds the charges of all policies.
+    ///
+    /// It is [`Receipt::refund`](crate::Receipt::refund) of the receipt that [`take_receipt`](Self::take_receipt) returns, and
+    /// nothing if there is none: if nothing was charged, or if the receipt was taken.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    ///
+    /// let decision = mails.check("42").await?;
+    /// assert_eq!(mails.peek("42").await?.remaining(), 0);
+    ///
+    /// // The mail could not be sent.
+    /// decision.refund().await?;
+    /// assert_eq!(mails.peek("42").await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If a store fails, as for [`Receipt::refund`](crate::Receipt::refund).
+    pub async fn refund(&self) -> Result<(), StoreError> {
+        self.settle(0).await
+    }
+}
+
+/// Waiting.
+impl Decision {
+    /// The time for which an admitted request is held after the decision: until its turn, from
+    /// [`server_time`](Self::server_time) on. Zero for a request that does not [wait](crate::Policy::wait_up_to).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_quota::AcquireError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_second(1)));
+    /// for seconds in [0, 1] {
+    ///     let permit = mails.acquire("42").max_wait(Duration::from_secs(5)).await?;
+    ///     assert_eq!(permit.decision().delay(), Duration::from_secs(seconds));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        if !self.is_allowed() {
+            return Duration::ZERO;
+        }
+        let turn = self.enforced().map(|policy| policy.decided_at).max();
+        turn.map_or(Duration::ZERO, |turn| turn.saturating_sub(self.server_time()))
+    }
+
+    /// Whether a request may wait for one of the policies.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        self.as_slice().first().is_some_and(|policy| policy.context.waits)
+    }
+
+    /// Lets the request wait for a policy only as long as each one with another key allows, before there are clones. Returns
+    /// whether it may wait for any.
+    #[cold]
+    pub(crate) fn agree_on_waits(&mut self) -> bool {
+        let policies = self.as_slice().iter();
+        let holding = policies.filter(|policy| !policy.is_observed() && !policy.is_charged_later());
+        let holding: SmallVec<[(Key, u64); 4]> = holding
+            .map(|policy| (policy.key.clone(), policy.waiting.longest_us))
+            .collect();
+        let agreed = |policy: &PolicyDecision| {
+            let others = holding.iter().filter(|(key, _)| *key != policy.key);
+            let others = others.map(|(_, longest_us)| *longest_us).min();
+            policy.waiting.longest_us.min(others.unwrap_or(u64::MAX))
+        };
+        for policy in self.undecided_mut() {
+            policy.waiting.longest_us = agreed(policy);
+        }
+        self.as_slice().iter().any(|policy| policy.waiting.longest_us > 0)
+    }
+}

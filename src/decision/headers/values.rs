@@ -1,0 +1,246 @@
+use std::{cell::Cell, time::Duration};
+
+use bytes::BytesMut;
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::PolicyDecision;
+
+/// The value of a field while it is written.
+///
+/// The values that a thread writes lie one after the other in a block of memory, which is reused when they are dropped, so
+/// that most take no allocation of their own.
+pub(super) struct Text(BytesMut);
+
+/// Small, since a value that is not dropped keeps its block.
+const BLOCK: usize = 1_024;
+
+/// The space reserved for a value. Longer ones may allocate.
+const ORDINARY: usize = 64;
+
+thread_local! {
+    static REST: Cell<BytesMut> = Cell::new(BytesMut::with_capacity(BLOCK));
+}
+
+impl Text {
+    pub(super) fn new() -> Self {
+        let mut rest = REST.try_with(Cell::take).unwrap_or_default();
+        rest.reserve(ORDINARY);
+        Self(rest)
+    }
+
+    #[inline]
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    #[inline]
+    pub(super) fn text(&mut self, text: &str) -> &mut Self {
+        self.bytes(text.as_bytes())
+    }
+
+    pub(super) fn number(&mut self, number: u64) -> &mut Self {
+        self.text(itoa::Buffer::new().format(number))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Begins a member of a list.
+    pub(super) fn delimit(&mut self) -> &mut Self {
+        match self.is_empty() {
+            true => self,
+            false => self.text(", "),
+        }
+    }
+}
+
+impl From<Text> for HeaderValue {
+    fn from(Text(mut rest): Text) -> Self {
+        let text = rest.split().freeze();
+        let _ = REST.try_with(|cell| cell.set(rest));
+        // It is always a value: it consists of policy names, numbers and other values.
+        Self::from_maybe_shared(text).unwrap_or(const { Self::from_static("") })
+    }
+}
+
+impl From<u64> for Text {
+    fn from(number: u64) -> Self {
+        let mut text = Self::new();
+        text.number(number);
+        text
+    }
+}
+
+/// What remains, and the time until all is restored; of a policy that denies, 0, and the wait if waiting helps.
+pub(super) fn standing(policy: &PolicyDecision) -> (u64, Option<Duration>) {
+    match policy.denial().is_some() {
+        true => (0, policy.retry_after().map(|wait| wait.max(Duration::from_secs(1)))),
+        false => (policy.remaining().min(MAX_INTEGER), Some(policy.reset_after())),
+    }
+}
+
+/// The value of `Retry-After`.
+pub(crate) fn retry_after(wait: Duration) -> HeaderValue {
+    Text::from(delay_secs(wait)).into()
+}
+
+/// RFC 9110 §10.2.3: delay-seconds is a non-negative integer, so round up; and at least 1, since 0 invites a loop.
+pub(crate) fn delay_secs(wait: Duration) -> u64 {
+    ceil_secs(wait).clamp(1, MAX_DELAY)
+}
+
+/// The largest delay that every recipient can hold in 32 bits (RFC 9111 §1.2.2).
+const MAX_DELAY: u64 = i32::MAX as u64;
+
+/// RFC 9651 §3.3.1: an integer has at most 15 digits. The number of a store may be larger.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+pub(super) fn ceil_secs(duration: Duration) -> u64 {
+    let seconds = duration
+        .as_secs()
+        .saturating_add(u64::from(duration.subsec_nanos() > 0));
+    seconds.min(MAX_INTEGER)
+}
+
+/// Adds to a list, in one line, since many clients read only the first.
+///
+/// The name is made anew from its constant, since a clone of it is a call through a table of functions.
+pub(super) fn append(headers: &mut HeaderMap, name: impl Fn() -> HeaderName, ours: HeaderValue) {
+    if headers.append(name(), ours) {
+        join(headers, &name());
+    }
+}
+
+/// Makes one line of those that are there, of which the last is ours.
+#[cold]
+fn join(headers: &mut HeaderMap, name: &HeaderName) {
+    let mut lines: Vec<HeaderValue> = headers.get_all(name).iter().cloned().collect();
+    let is_list = |line: &HeaderValue| line.to_str().is_ok_and(|line| !is_dictionary(line));
+    if lines.iter().all(is_list) {
+        let mut all = Text::new();
+        for line in lines.iter().filter(|line| !line.is_empty()) {
+            all.delimit().bytes(line.as_bytes());
+        }
+        headers.insert(name, all.into());
+        return;
+    }
+
+    // What is not text, or is the dictionary of an earlier draft, is not a list: either theirs stays or ours, whole.
+    let Some(ours) = lines.pop() else { return };
+    headers.remove(name);
+    match least_remaining(&lines).zip(least_remaining([&ours])) {
+        Some((theirs, remaining)) if remaining < theirs => lines = vec![ours],
+        _ => {}
+    }
+    for line in lines {
+        headers.append(name, line);
+    }
+}
+
+/// Whether it begins with a key and `=` (RFC 9651 §3.2).
+fn is_dictionary(line: &str) -> bool {
+    let key = line.split_once('=').map_or("", |(key, _)| key);
+    !key.is_empty()
+        && key
+            .bytes()
+            .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'*' | b'_' | b'-' | b'.'))
+}
+
+/// What is left by lines of `RateLimit`; of several, the least.
+pub(super) fn least_remaining<'a>(lines: impl IntoIterator<Item = &'a HeaderValue>) -> Option<u64> {
+    lines
+        .into_iter()
+        .filter_map(|line| remaining(line.to_str().ok()?))
+        .min()
+}
+
+/// What is left by a line of `RateLimit`: `remaining` in the dictionary of draft -07, the least `r` in the list of later drafts.
+pub(super) fn remaining(line: &str) -> Option<u64> {
+    // A number is without its parameters (RFC 9651 §3.2).
+    let number = |text: &str| count(text.split(';').next()?.trim_end());
+    if is_dictionary(line) {
+        let mut members = line.split(',').rev();
+        return members.find_map(|member| number(member.trim().strip_prefix("remaining=")?));
+    }
+
+    let outside_quotes = line.split('"').step_by(2);
+    let members = outside_quotes.flat_map(|text| text.split(','));
+    let parameters = members.flat_map(|member| member.split(';').map(str::trim));
+    parameters
+        .filter_map(|parameter| count(parameter.strip_prefix("r=")?))
+        .min()
+}
+
+/// A number that is at least 0. Some services write a negative one when a limit is exceeded.
+pub(super) fn count(text: &str) -> Option<u64> {
+    match text.strip_prefix('-') {
+        Some(exceeded) => exceeded.parse().ok().map(|_: u64| 0),
+        None => text.parse().ok(),
+    }
+}
+
+/// Leaves one line of fields with a single value (RFC 9110 §5.3): of several, those with the least remaining.
+///
+/// Returns what that one has remaining.
+pub(super) fn keep_one_line<const N: usize>(
+    headers: &mut HeaderMap,
+    names: [&HeaderName; N],
+    remaining_name: &HeaderName,
+    remaining_of: impl Fn(&str) -> Option<u64>,
+) -> Option<u64> {
+    let lines = headers.get_all(remaining_name).iter().enumerate();
+    let numbers = lines.filter_map(|(nth, line)| Some((remaining_of(line.to_str().ok()?)?, nth)));
+    let least = numbers.min();
+    for name in names {
+        let mut lines = headers.get_all(name).iter();
+        let first = lines.next();
+        if lines.next().is_some() {
+            let nth = least.map_or(0, |(_, nth)| nth);
+            if let Some(kept) = headers.get_all(name).iter().nth(nth).or(first).cloned() {
+                headers.insert(name, kept);
+            }
+        }
+    }
+    least.map(|(remaining, _)| remaining)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_do_not_change_while_others_are_written() {
+        let values: Vec<HeaderValue> = (0..1_000).map(|number| Text::from(number).into()).collect();
+        for (number, value) in values.iter().enumerate() {
+            assert_eq!(value, &number.to_string());
+        }
+    }
+
+    #[test]
+    fn a_value_may_be_longer_than_a_block_and_written_beside_another() {
+        let (mut short, mut long) = (Text::new(), Text::new());
+        for _ in 0..BLOCK {
+            long.delimit().number(42);
+        }
+        short.text("a");
+
+        assert_eq!(HeaderValue::from(long), ["42"; BLOCK].join(", "));
+        assert_eq!(HeaderValue::from(short), "a");
+    }
+
+    // The rows HD-10, HD-12 and HD-13 of `tests/vectors/http.md`.
+    #[test]
+    fn retry_after_is_in_whole_seconds_and_at_least_one() {
+        for (wait, value) in [
+            (0, "1"),
+            (1_000, "1"),
+            (1_001, "2"),
+            (41_200, "42"),
+            (1_000_000_000_000_000, "2147483647"),
+        ] {
+            assert_eq!(retry_after(Duration::from_millis(wait)), value);
+        }
+    }
+}

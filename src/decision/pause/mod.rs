@@ -1,0 +1,260 @@
+//! The pause that a response of another server asks for.
+
+mod retry_info;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{
+    HeaderMap, HeaderName, StatusCode,
+    header::{DATE, RETRY_AFTER},
+};
+
+use self::retry_info::retry_delay;
+use super::headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT};
+
+/// The pause after a `429` that has no wait, which RFC 6585 §4 permits.
+const WITHOUT_WAIT: Duration = Duration::from_secs(1);
+
+/// The pause that the head of a response asks for, if it does.
+///
+/// * `429`: `Retry-After`, else the wait of `RateLimit` where nothing remains, else 1 s.
+/// * `503` with `Retry-After`.
+/// * gRPC `RESOURCE_EXHAUSTED` and `UNAVAILABLE` with `RetryInfo` or `grpc-retry-pushback-ms`.
+pub(crate) fn requested_by(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS => Some(
+            retry_after(headers)
+                .or_else(|| wait_of_exhausted(headers))
+                .unwrap_or(WITHOUT_WAIT),
+        ),
+        StatusCode::SERVICE_UNAVAILABLE => retry_after(headers),
+        _ => requested_by_grpc(headers),
+    }
+}
+
+/// The pause that the status of a gRPC call asks for: in the head or in the trailers.
+///
+/// Without a wait it may be about something else, such as a message that is too large.
+pub(crate) fn requested_by_grpc(fields: &HeaderMap) -> Option<Duration> {
+    const RESOURCE_EXHAUSTED: &str = "8";
+    const UNAVAILABLE: &str = "14";
+
+    let status = text(fields, &GRPC_STATUS)?;
+    if status != RESOURCE_EXHAUSTED && status != UNAVAILABLE {
+        return None;
+    }
+    let details = fields.get(GRPC_STATUS_DETAILS);
+    let delay = details.and_then(|details| retry_delay(details.as_bytes()));
+    delay.or_else(|| {
+        // gRFC A6: a negative number asks for no retry, and has no wait.
+        let pushback = text(fields, &GRPC_RETRY_PUSHBACK)?;
+        pushback.parse().ok().map(Duration::from_millis)
+    })
+}
+
+/// RFC 9110 §10.2.3: seconds, or a date. The date is compared with that of the response, whose clock it is of; without one, with
+/// that of its receipt (§6.6.1).
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let value = text(headers, &RETRY_AFTER)?;
+    if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
+    }
+    let until = seconds_of(value)?;
+    let sent = text(headers, &DATE).and_then(seconds_of);
+    let now = sent.or_else(|| Some(SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs()))?;
+    Some(Duration::from_secs(until.saturating_sub(now)))
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+/// The seconds since the Unix epoch of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`, or of one in an obsolete format
+/// (RFC 9110 §5.6.7).
+pub(crate) fn seconds_of(date: &str) -> Option<u64> {
+    let time = httpdate::parse_http_date(date).ok()?;
+    Some(time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs())
+}
+
+/// The longest wait of the policies in `RateLimit` of which nothing remains, in the syntax of any draft from -07 on.
+///
+/// In drafts -08 to -11 it is a list of `"name";r=0;t=30`; in draft -07 `limit=10, remaining=0, reset=30`.
+pub(crate) fn wait_of_exhausted(headers: &HeaderMap) -> Option<Duration> {
+    let lines = headers.get_all(RATELIMIT).iter().filter_map(|line| line.to_str().ok());
+    let lines: Vec<&str> = lines.collect();
+    // Lines are one list, or one dictionary (RFC 9651 §4.2).
+    let joined = lines.join(",");
+    let of_members = split(&joined, ',').map(|member| exhausted(member, ';', ["r", "t"]));
+    let of_lines = lines.iter().copied().chain([&*joined]);
+    let of_lines = of_lines.map(|line| exhausted(line, ',', ["remaining", "reset"]));
+    let waits = of_members.chain(of_lines).flatten();
+    waits.max().map(Duration::from_secs)
+}
+
+/// The seconds of the second parameter if the first one is 0. Of equal names the last one counts (RFC 9651 §4.2.3.2).
+fn exhausted(text: &str, delimiter: char, names: [&str; 2]) -> Option<u64> {
+    let [remaining, wait] = names.map(|name| {
+        let parameters = split(text, delimiter).filter_map(|parameter| parameter.split_once('='));
+        let (_, value) = parameters.filter(|(key, _)| key.trim() == name).last()?;
+        // Without its own parameters.
+        value.split(';').next()?.trim().parse::<u64>().ok()
+    });
+    wait.filter(|_| remaining == Some(0))
+}
+
+/// Splits at delimiters outside of strings (RFC 9651 §3.3.3).
+fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
+    let (mut is_string, mut is_escaped) = (false, false);
+    text.split(move |char| {
+        if is_escaped {
+            is_escaped = false;
+            return false;
+        }
+        match char {
+            '\\' => is_escaped = is_string,
+            '"' => is_string = !is_string,
+            _ => {}
+        }
+        char == delimiter && !is_string
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn requested(status: u16, fields: &[(&'static str, &'static str)]) -> Option<u64> {
+        let fields = fields
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        let pause = requested_by(StatusCode::from_u16(status).unwrap(), &fields.collect());
+        pause.map(|pause| pause.as_millis() as u64)
+    }
+
+    #[test]
+    fn a_response_asks_for_a_pause_by_its_status_and_fields() {
+        let date = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
+        for (status, fields, expected) in [
+            (429, &[("retry-after", "30")][..], Some(30_000)),
+            (429, &[("retry-after", " 30 ")], Some(30_000)),
+            (
+                429,
+                &[("retry-after", "30"), ("ratelimit", "\"a\";r=0;t=9")],
+                Some(30_000),
+            ),
+            (
+                429,
+                &[("retry-after", "Sun, 06 Nov 1994 08:50:37 GMT"), date],
+                Some(60_000),
+            ),
+            (429, &[("retry-after", "Sun, 06 Nov 1994 08:48:37 GMT"), date], Some(0)),
+            (429, &[("retry-after", "Sun, 06 Nov 1994 08:48:37 GMT")], Some(0)),
+            (429, &[("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
+            (429, &[("ratelimit", "\"a\";r=5;t=9")], Some(1_000)),
+            (429, &[("retry-after", "soon")], Some(1_000)),
+            (429, &[("retry-after", "-5")], Some(1_000)),
+            (429, &[], Some(1_000)),
+            (503, &[("retry-after", "30")], Some(30_000)),
+            (503, &[("ratelimit", "\"a\";r=0;t=9")], None),
+            (503, &[], None),
+            (200, &[("retry-after", "30"), ("ratelimit", "\"a\";r=0;t=9")], None),
+            (301, &[("retry-after", "30")], None),
+            (
+                200,
+                &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "1500")],
+                Some(1_500),
+            ),
+            (
+                200,
+                &[("grpc-status", "14"), ("grpc-retry-pushback-ms", "1500")],
+                Some(1_500),
+            ),
+            (200, &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1")], None),
+            (200, &[("grpc-status", "8")], None),
+            (200, &[("grpc-status", "0"), ("grpc-retry-pushback-ms", "1500")], None),
+        ] {
+            assert_eq!(requested(status, fields), expected, "{status} {fields:?}");
+        }
+    }
+
+    #[test]
+    fn without_the_date_of_the_response_a_date_is_compared_with_the_clock() {
+        let until = SystemTime::now() + Duration::from_secs(3_600);
+        let fields = [(RETRY_AFTER, httpdate::fmt_http_date(until).parse().unwrap())];
+        let pause = requested_by(StatusCode::TOO_MANY_REQUESTS, &fields.into_iter().collect());
+        let pause = pause.expect("a pause").as_secs();
+        assert!((3_000..=3_600).contains(&pause), "{pause}");
+    }
+
+    #[test]
+    fn a_number_that_is_too_large_is_the_longest_pause() {
+        let pause = requested(429, &[("retry-after", "99999999999999999999999")]);
+        assert!(pause.is_some_and(|pause| pause > 1 << 40));
+    }
+
+    #[test]
+    fn a_date_is_read_in_each_format() {
+        for (date, seconds) in [
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777),
+            ("Sunday, 06-Nov-94 08:49:37 GMT", 784_111_777),
+            ("Sun Nov  6 08:49:37 1994", 784_111_777),
+            ("Tue, 29 Feb 2000 23:59:59 GMT", 951_868_799),
+            ("Wed, 01 Mar 2000 00:00:00 GMT", 951_868_800),
+            ("Mon, 01 Mar 2100 00:00:00 GMT", 4_107_542_400),
+        ] {
+            assert_eq!(seconds_of(date), Some(seconds), "{date}");
+        }
+        for wrong in [
+            "",
+            "30",
+            "Sun, 06 Nov 1994 08:49:37",
+            "Sun, 06 Nov 1994 08:49:37 CET",
+            "Sun, 00 Nov 1994 08:49:37 GMT",
+            "Sun, 06 Nov 1994 24:49:37 GMT",
+            "Sun, 06 Nov 1969 08:49:37 GMT",
+            "Sun, +6 Nov 1994 08:49:37 GMT",
+        ] {
+            assert_eq!(seconds_of(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_wait_is_that_of_the_policies_of_which_nothing_remains() {
+        for (lines, expected) in [
+            (&["\"default\";r=0;t=30"][..], Some(30)),
+            (&["\"a\";r=0;t=3, \"b\";r=0;t=30, \"c\";r=1;t=300"], Some(30)),
+            (&["\"a\";r=0;t=3", "\"b\";r=0;t=30"], Some(30)),
+            (&["\"a\";r=0;pk=:cHsdsRa894==:;t=7"], Some(7)),
+            (&["limit=10, remaining=0, reset=30"], Some(30)),
+            (&["limit=10,remaining=0,reset=30"], Some(30)),
+            (&["limit=10, remaining=3, reset=30"], None),
+            (&["\"a\";r=0"], None),
+            (&["\"a\";r=0;t=soon"], None),
+            (&["\"a\";r=0;t=-3"], None),
+            (&["\"x;r=0;t=99;\";r=5;t=1"], None),
+            (&["\"x, \\\";r=0;t=99\";r=0;t=1"], Some(1)),
+            (&["\"a\";r=0;t=3;t=4"], Some(4)),
+            (&["limit=10;x=1, remaining=0;x=1, reset=30;y"], Some(30)),
+            (&["limit=10, remaining=0", "reset=30"], Some(30)),
+            (
+                &["limit=10, remaining=0, reset=30", "limit=5, remaining=3, reset=10"],
+                Some(30),
+            ),
+            (&["10"], None),
+            (&[], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(RATELIMIT, HeaderValue::from_static(line));
+            }
+            assert_eq!(
+                wait_of_exhausted(&headers),
+                expected.map(Duration::from_secs),
+                "{lines:?}"
+            );
+        }
+    }
+}

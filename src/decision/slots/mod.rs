@@ -1,0 +1,309 @@
+//! The slots that this process holds: their leases, and the task that renews them.
+
+mod keeper;
+mod lease;
+#[cfg(all(test, feature = "shuttle"))]
+mod threads;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use smallvec::SmallVec;
+
+use super::{PolicyDecision, responses::Responses};
+use crate::{
+    Decision,
+    observe::metrics::HeldSlots,
+    store::{LocalCharge, Operation, Owed, OwedKind, StoreError},
+};
+
+pub(crate) use self::{
+    keeper::Keeper,
+    lease::{Lease, Place, Ticket},
+};
+
+/// The slots that an admitted request holds of policies with a limit of [`Concurrency`](crate::Concurrency). Dropping them
+/// releases them.
+///
+/// [`Decision::take_slots`](crate::Decision::take_slots) returns it, for work that continues after the response, such as an
+/// upgraded connection:
+///
+/// ```
+/// use std::time::Duration;
+/// use axum::{Router, body::Body, extract::Request, routing::get};
+/// use http::StatusCode;
+/// use tower::ServiceExt;
+/// use tower_quota::{Concurrency, Decision, MemoryStore, Policy, RateLimitLayer, key};
+///
+/// /// In place of `WebSocketUpgrade`: `upgrade.on_upgrade(move |socket| ...)` is used in the same way.
+/// async fn connect(decision: Decision) -> StatusCode {
+///     let slots = decision.take_slots();
+///     tokio::spawn(async move {
+///         tokio::time::sleep(Duration::from_secs(60)).await; // the connection
+///         drop(slots);
+///     });
+///     StatusCode::SWITCHING_PROTOCOLS
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sockets = Policy::new("sockets", Concurrency::new(1)).key(key::constant("all"));
+/// let app = Router::new().route("/", get(connect)).layer(RateLimitLayer::new(MemoryStore::new(), sockets));
+///
+/// let status = async || Ok::<_, Box<dyn std::error::Error>>(app.clone().oneshot(Request::new(Body::empty())).await?.status());
+/// assert_eq!(status().await?, StatusCode::SWITCHING_PROTOCOLS);
+/// assert_eq!(status().await?, StatusCode::TOO_MANY_REQUESTS);
+///
+/// tokio::time::sleep(Duration::from_secs(61)).await;
+/// assert_eq!(status().await?, StatusCode::SWITCHING_PROTOCOLS);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The release is sent in a task of its own, or is done at once in a [`MemoryStore`](crate::MemoryStore). If the store fails
+/// then, or no tokio runtime is there, the slots are free when their leases expire. A process that ends waits for the release with
+/// [`Store::drained`](crate::store::Store::drained).
+#[must_use = "dropping the slots releases them"]
+#[derive(Default)]
+pub struct Slots(SmallVec<[Held; 1]>);
+
+/// A lease, and what renews it.
+struct Held {
+    lease: Arc<Lease>,
+    keeper: Arc<Keeper>,
+    _counted: HeldSlots,
+}
+
+impl Slots {
+    /// Whether others may hold the slots: their lease expired, and there was no room to take them again when the store was
+    /// reached; or no renewal was confirmed for the length of the lease.
+    ///
+    /// The second is by the clock of this process. A lease that was lost is taken up again as soon as there is room.
+    ///
+    /// ```
+    /// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+    /// let slots = exports.check("42").await?.take_slots().expect("it is admitted");
+    /// assert!(!slots.is_lost());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.0.iter().any(|held| held.lease.is_lost())
+    }
+
+    /// Releases the slots, and waits until the store has confirmed it.
+    ///
+    /// A lease that is being renewed at this moment is released after its renewal, and this does not wait for that. If the
+    /// future is dropped before the store has confirmed the release, it continues in a task, as when the slots are dropped.
+    ///
+    /// ```
+    /// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+    /// let decision = exports.check("42").await?;
+    /// assert!(!exports.check("42").await?.is_allowed());
+    ///
+    /// if let Some(slots) = decision.take_slots() {
+    ///     slots.release().await?;
+    /// }
+    /// assert!(exports.check("42").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If a store fails. Its slots are free when their leases expire.
+    pub async fn release(mut self) -> Result<(), StoreError> {
+        self.end().await
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a lease that was taken, which is renewed from now on.
+    pub(crate) fn push(&mut self, lease: Lease, keeper: &Arc<Keeper>, counted: HeldSlots) {
+        let (lease, keeper) = (Arc::new(lease), keeper.clone());
+        keeper.hold(lease.clone());
+        self.0.push(Held {
+            lease,
+            keeper,
+            _counted: counted,
+        });
+    }
+
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
+
+    /// Ends all leases, those in one place in one call.
+    fn end(&mut self) -> Responses {
+        for Held { lease, keeper, .. } in &self.0 {
+            keeper.forget(lease);
+        }
+        // The release of a lease that is being renewed comes after its renewal, which could take the slots again.
+        let ended = self
+            .0
+            .drain(..)
+            .filter_map(|held| Some((held.lease.end()?, held.lease)));
+        let mut unsent: SmallVec<[(Owed, Arc<Lease>); 1]> = ended.collect();
+        let mut unconfirmed = Responses::default();
+        while let Some((_, first)) = unsent.first() {
+            let first = first.clone();
+            let (together, others) = unsent.into_iter().partition(|(_, lease)| lease.shares_place(&first));
+            let (releases, leases): (SmallVec<[Owed; 1]>, SmallVec<[Arc<Lease>; 1]>) =
+                SmallVec::<[_; 1]>::into_iter(together).unzip();
+            if let Some(release) = releases.into_iter().reduce(Owed::join) {
+                unconfirmed.push(Lease::send(Operation::EndLease, &leases), release);
+            }
+            unsent = others;
+        }
+        unconfirmed
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            drop(self.end());
+        }
+    }
+}
+
+/// The names of the policies.
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Slots ")?;
+        f.debug_list()
+            .entries(self.0.iter().map(|held| held.lease.policy()))
+            .finish()
+    }
+}
+
+/// Releases the slots of a decision when it is dropped, even if the decision has clones. Slots that a handler has taken stay.
+pub(crate) struct Release(Decision);
+
+impl Release {
+    /// The release of a decision with slots.
+    #[inline]
+    pub(crate) fn of(decision: &Decision) -> Option<Self> {
+        decision.has_slots().then(|| Self(decision.clone()))
+    }
+
+    /// Releases the slots now.
+    #[cold]
+    pub(crate) fn now(&self) {
+        drop(self.0.take_slots());
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.now();
+    }
+}
+
+impl Decision {
+    /// Takes the slots that the request holds of policies with a limit of [`Concurrency`](crate::Concurrency), to release them
+    /// when work has ended that continues after the response.
+    ///
+    /// There are slots once for a decision and all its clones; `None` if they were taken or released, or if no such policy
+    /// applies. Slots that are not taken are released when the response body ends or, of a decision of a
+    /// [`Limiter`](crate::Limiter), when its last clone is dropped.
+    ///
+    /// ```
+    /// use tower_quota::{Concurrency, Limiter, MemoryStore, Policy};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+    ///
+    /// let slots = exports.check("42").await?.take_slots();
+    /// assert!(slots.is_some());
+    /// assert!(!exports.check("42").await?.is_allowed());
+    ///
+    /// drop(slots);
+    /// assert!(exports.check("42").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn take_slots(&self) -> Option<Slots> {
+        let mut slots = Slots::default();
+        self.take_slots_into(&mut slots);
+        (!slots.is_empty()).then_some(slots)
+    }
+
+    fn take_slots_into(&self, slots: &mut Slots) {
+        if let Some([outer, inner]) = &self.0.joined {
+            outer.take_slots_into(slots);
+            inner.take_slots_into(slots);
+        }
+        if let Some(untaken) = &self.0.slots {
+            let mut untaken = untaken.lock().unwrap_or_else(PoisonError::into_inner);
+            slots.append(std::mem::take(&mut untaken));
+        }
+    }
+
+    /// Whether the decision of this layer or limiter has slots, which may have been taken.
+    #[inline]
+    pub(crate) fn has_slots(&self) -> bool {
+        self.0.slots.is_some()
+    }
+
+    /// Whether a policy takes slots.
+    #[inline]
+    pub(crate) fn has_leases(&self) -> bool {
+        self.as_slice().iter().any(|policy| policy.lease.is_some())
+    }
+
+    /// Holds the slots that were taken, before there are clones. Those of policies that observe a denied request are released
+    /// at once. The local charges are those of the policies that this process has counted, since the store failed.
+    #[cold]
+    pub(crate) fn hold_slots(&mut self, local: Option<&[Option<LocalCharge>]>) {
+        let mut slots = Slots::default();
+        for (position, policy) in self.as_slice().iter().enumerate() {
+            let local = local.and_then(|local| local.get(position)?.as_ref());
+            policy.hold_slots_in(&mut slots, local);
+        }
+        if let (true, false, Some(inner)) = (self.is_allowed(), slots.is_empty(), Arc::get_mut(&mut self.0)) {
+            inner.slots = Some(Box::new(Mutex::new(slots)));
+        }
+    }
+}
+
+impl PolicyDecision {
+    /// Releases the slots that the store may have taken, since the outcome is unknown.
+    #[cold]
+    pub(crate) fn release_unknown(&self) {
+        let mut slots = Slots::default();
+        self.hold_slots_in(&mut slots, None);
+        drop(slots);
+    }
+
+    fn hold_slots_in(&self, slots: &mut Slots, local: Option<&LocalCharge>) {
+        let Some(ticket) = self.lease.as_ref().filter(|_| self.denial.is_none()) else {
+            return;
+        };
+        let (named, context) = (self.named(), &self.context);
+        let (place, limit) = match local {
+            Some(local) => (Place::Process(context.failover.clone()), local.limit().clone()),
+            None => (Place::Store(context.store.clone()), named.limit.clone()),
+        };
+        let lease = Lease::new(place, (named.name.clone(), limit), self.key.clone(), self.cost, ticket);
+        if let Some(lease) = lease {
+            let lease = lease.owing(context.outstanding.owe(OwedKind::Release));
+            slots.push(lease, &context.keeper, self.hold());
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! [`Decision`] as an extractor.
+
+#[cfg(feature = "tracing")]
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::{
+    body::Body,
+    extract::{FromRequestParts, OptionalFromRequestParts},
+    http::{StatusCode, request::Parts},
+    response::{IntoResponse, Response},
+};
+use http::Request;
+
+use crate::{
+    AcquireError, Decision, Denied,
+    decision::response::{Problem, RETRY_AFTER_FAILURE, Rejection, respond},
+    store::StoreError,
+};
+
+/// Extracts the decision of the layer around the handler.
+///
+/// If no policy applies to the request, or the store failed and the [`FailureMode`](crate::FailureMode) is `Open`, the
+/// decision is allowed and has no policies: [`remaining`](Decision::remaining) is `u64::MAX` then. A handler that sends the
+/// number reads that of a [policy](Decision::policies).
+///
+/// Without a layer around the handler, or with its [`extensions`](crate::RateLimitLayer::extensions) turned off, the response
+/// is `500 Internal Server Error`, as for any missing extension in axum. So the first test of the route finds a missing layer.
+/// `Option<Decision>` is `None` then, for a handler that is used with and without a layer.
+///
+/// ```
+/// use axum::{Router, body::Body, routing::get};
+/// use http::{Request, StatusCode};
+/// use http_body_util::BodyExt;
+/// use tower::ServiceExt;
+/// use tower_quota::{key, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+///
+/// async fn hello(decision: Option<Decision>) -> String {
+///     match decision.iter().flat_map(Decision::policies).next() {
+///         Some(policy) => format!("hello, {} more times", policy.remaining()),
+///         None => "hello".to_owned(),
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
+/// let app: Router = Router::new()
+///     .route("/", get(hello).layer(RateLimitLayer::new(MemoryStore::new(), policy)))
+///     .route("/unlimited", get(hello));
+/// let get = |path| app.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
+///
+/// let admitted = get("/").await?;
+/// assert_eq!(admitted.headers()["ratelimit"], r#""hello";r=0;t=60"#);
+/// assert_eq!(admitted.into_body().collect().await?.to_bytes(), "hello, 0 more times");
+///
+/// let denied = get("/").await?;
+/// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+/// assert_eq!(denied.headers()["retry-after"], "60");
+///
+/// let unlimited = get("/unlimited").await?;
+/// assert_eq!(unlimited.into_body().collect().await?.to_bytes(), "hello");
+/// # Ok(())
+/// # }
+/// ```
+impl<S: Send + Sync> FromRequestParts<S> for Decision {
+    type Rejection = MissingDecision;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, MissingDecision> {
+        parts.extensions.get::<Self>().cloned().ok_or(MissingDecision(()))
+    }
+}
+
+impl<S: Send + Sync> OptionalFromRequestParts<S> for Decision {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Self::Rejection> {
+        Ok(parts.extensions.get::<Self>().cloned())
+    }
+}
+
+/// Rejection of a handler that takes a [`Decision`] without a layer around it; the response is `500 Internal Server Error`.
+///
+/// Its text, which is also logged as an error, names the fix.
+///
+/// ```
+/// use axum::{extract::FromRequestParts, response::IntoResponse};
+/// use http::{Request, StatusCode};
+/// use tower_quota::Decision;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let (mut parts, ()) = Request::new(()).into_parts();
+/// let missing = <Decision as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await.unwrap_err();
+/// assert!(missing.to_string().contains("put a `RateLimitLayer` around the handler"));
+/// assert_eq!(missing.into_response().status(), StatusCode::INTERNAL_SERVER_ERROR);
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct MissingDecision(());
+
+impl std::fmt::Display for MissingDecision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(
+            "no layer has left a decision on this request; put a `RateLimitLayer` around the handler, with its extensions \
+             on, or take an `Option<Decision>`",
+        )
+    }
+}
+
+impl std::error::Error for MissingDecision {}
+
+impl IntoResponse for MissingDecision {
+    fn into_response(self) -> Response {
+        #[cfg(feature = "tracing")]
+        {
+            static LOGGED: AtomicBool = AtomicBool::new(false);
+            if !LOGGED.swap(true, Ordering::Relaxed) {
+                tracing::error!(error = %self, "a handler cannot run");
+            }
+        }
+        (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
+    }
+}
+
+/// The response as for a `GET` of `/`: a handler is left without the request. For a format that reads the request, or a gRPC
+/// call, use [`Denied::response_to`].
+impl IntoResponse for Denied {
+    fn into_response(self) -> Response {
+        self.response_to(&no_request()).map(Body::from)
+    }
+}
+
+/// `503 Service Unavailable` with `Retry-After`, in the format [`Problem`].
+///
+/// ```
+/// use axum::response::IntoResponse;
+/// use tower_quota::store::{ErrorKind, StoreError};
+///
+/// let response = StoreError::new(ErrorKind::Unreachable, "connection refused").into_response();
+/// assert_eq!(response.status(), 503);
+/// assert_eq!(response.headers()["retry-after"], "1");
+/// ```
+impl IntoResponse for StoreError {
+    fn into_response(self) -> Response {
+        let failed = Rejection::Failed {
+            error: &self,
+            retry_after: RETRY_AFTER_FAILURE,
+        };
+        respond(&Problem, failed, &no_request()).map(Body::from)
+    }
+}
+
+/// The response of the denial or of the failure.
+impl IntoResponse for AcquireError {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Denied(denied) => denied.into_response(),
+            Self::Store(error) => error.into_response(),
+        }
+    }
+}
+
+fn no_request() -> Parts {
+    Request::new(()).into_parts().0
+}

@@ -1,0 +1,395 @@
+//! The path of a request: keys, check, response.
+//!
+//! ```text
+//! check(request)     blocked            -> reject: blocked
+//!                    skipped, or no policy applies -> admit
+//!                    no key             -> reject: refused
+//!                    else charge the keys in the store, now or later
+//! act_on(decision)   admitted           -> admit; annotate(response) when the inner service has responded
+//!                    denied             -> reject: limited
+//!                    store failed       -> reject: failed, if a policy is `Closed`
+//! ```
+//!
+//! The body of the request and the inner service are in the hands of [`RateLimit`](crate::RateLimit) and its future.
+
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{Response, request::Parts};
+use smallvec::SmallVec;
+
+use super::rejected::Rejected;
+use crate::{
+    Decision, Limit, Policy, PolicyDecision, ResponseBody, check,
+    check::{AwaitedCompletion, Check, PendingCheck},
+    decision::{
+        CheckContext, PolicyDecisions, Release, Ticket, denied,
+        response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
+    },
+    key::KeyError,
+    observe::{Observer, metrics::PolicyOutcome},
+    policy::{Basis, Keyed, PolicySet},
+    store::{NamedLimit, Operation, StoreError},
+};
+
+/// What a layer and its services share.
+#[derive(Clone)]
+pub(crate) struct Enforcer {
+    pub(crate) policies: PolicySet<Keyed>,
+    /// Whether decisions are left in extensions.
+    pub(crate) extensions: bool,
+    pub(crate) jitter: Duration,
+    pub(crate) on_decision: Observer<Decision>,
+    pub(crate) on_failure: Observer<StoreError>,
+    pub(crate) warned: Arc<Warned>,
+}
+
+/// The progress of a check.
+pub(crate) enum Progress {
+    Done(Action),
+    /// The store has not replied yet.
+    Pending(PendingCheck),
+}
+
+/// Why a request is rejected without a check.
+enum Unchecked {
+    /// By a condition of the layer or of the file of its policies.
+    Blocked,
+    /// It has no key.
+    Refused(KeyError),
+}
+
+impl From<KeyError> for Unchecked {
+    fn from(error: KeyError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// What to do with a request.
+pub(crate) enum Action {
+    /// Call the inner service, and annotate its response if a policy applied.
+    Admit(Option<Admitted>),
+    /// Send this response.
+    Reject(Rejected),
+}
+
+/// The decisions about an admitted request.
+pub(crate) struct Admitted {
+    /// That of this layer.
+    own: Decision,
+    /// That of this layer and of those around it, if there are any.
+    joined: Option<Decision>,
+    /// If a policy depends on how the request ends.
+    pub(crate) completion: Option<Box<AwaitedCompletion>>,
+    /// If a policy has a limit of concurrency: dropped when the request has ended.
+    release: Option<Release>,
+}
+
+impl Admitted {
+    /// Ends with an error of the inner service.
+    pub(crate) fn fail(self) {
+        if let Some(mut completion) = self.completion {
+            completion.fail();
+        }
+    }
+}
+
+/// The path of a request, in its order.
+impl Enforcer {
+    /// Extracts the keys and checks them in the store.
+    pub(crate) fn check(&self, parts: &mut Parts) -> Progress {
+        let mut undecided = match self.undecided(parts) {
+            Ok(Some(undecided)) => undecided,
+            Ok(None) => return Progress::Done(self.admit_uncounted(Decision::empty(), parts)),
+            Err(Unchecked::Blocked) => {
+                return Progress::Done(Action::Reject(self.reject(Rejection::Blocked, parts)));
+            }
+            Err(Unchecked::Refused(error)) => return Progress::Done(self.refuse(&error, parts)),
+        };
+        let operation = match undecided.waits() && undecided.agree_on_waits() {
+            true => Operation::Reserve,
+            false => Operation::Check,
+        };
+        match check::begin(operation, undecided) {
+            Check::Decided(decision) => Progress::Done(self.act_on(decision, parts)),
+            Check::Pending(check) => Progress::Pending(check),
+        }
+    }
+
+    /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
+    #[inline(always)]
+    fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
+        self.policies.with_newest(|newest| self.undecided_by_all(newest, parts))
+    }
+
+    #[inline(always)]
+    fn undecided_by_all(&self, basis: Basis<'_, Keyed>, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
+        let Basis {
+            policies,
+            context,
+            access,
+        } = basis;
+        if let Some(access) = access {
+            if access.blocks(parts) {
+                context.count_for_all(PolicyOutcome::Blocked);
+                context.record(PolicyOutcome::Blocked, None);
+                return Err(Unchecked::Blocked);
+            }
+            if access.skips(parts) {
+                context.count_for_all(PolicyOutcome::Skipped);
+                return Ok(None);
+            }
+        }
+
+        // Most layers have one policy. Going through a list costs such a request a twelfth more.
+        if let [policy] = policies {
+            match self.undecided_by(policy, (context, 0), parts) {
+                Ok(Some(undecided)) => return Ok(Some(Decision::new(false, SmallVec::from_buf([undecided])))),
+                Ok(None) => {}
+                Err(error) => self.without_key((context, 0), error)?,
+            }
+            context.count(0, PolicyOutcome::Skipped);
+            return Ok(None);
+        }
+
+        let mut undecided = PolicyDecisions::new();
+        for (position, policy) in policies.iter().enumerate() {
+            match self.undecided_by(policy, (context, position), parts) {
+                Ok(Some(policy)) => {
+                    undecided.push(policy);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => self.without_key((context, position), error)?,
+            }
+            context.count(position, PolicyOutcome::Skipped);
+        }
+        Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
+    }
+
+    /// The plan, the cost and the key of the request by the policy at this position, if the policy applies.
+    #[inline(always)]
+    fn undecided_by(
+        &self,
+        policy: &Policy,
+        (context, position): (&Arc<CheckContext>, usize),
+        parts: &Parts,
+    ) -> Result<Option<PolicyDecision>, KeyError> {
+        if !policy.applies_to(parts) {
+            return Ok(None);
+        }
+        let chosen = policy.choose_plan(parts)?;
+        let named = policy.named_of(chosen.as_deref());
+        if matches!(named.limit, Limit::Unlimited) {
+            return Ok(None);
+        }
+        let mut cost = policy.cost_of(parts);
+        if cost == 0 {
+            return Ok(None);
+        }
+        let Some(mut key) = policy.extractor().extract(parts)? else {
+            return Ok(None);
+        };
+        key.bound();
+
+        let earlier = parts.extensions.get::<Decision>();
+        let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), named, &key));
+        let mut marker = None;
+        if charged > 0 {
+            let Some(rest) = self.rest_of(cost, charged, named) else {
+                return Ok(None);
+            };
+            cost = rest;
+        } else {
+            marker = policy.once().marker_of((&named.limit, cost), &key, parts)?;
+        }
+        let lease = Ticket::of(&named.limit);
+        let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
+        Ok(Some(PolicyDecision {
+            chosen,
+            marker,
+            lease,
+            ..undecided
+        }))
+    }
+
+    /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
+    #[cold]
+    fn without_key(&self, (context, position): (&CheckContext, usize), error: KeyError) -> Result<(), KeyError> {
+        if !context.policies[position].observed {
+            context.count(position, PolicyOutcome::Refused);
+            context.record(PolicyOutcome::Refused, Some(position));
+            return Err(error);
+        }
+        if error.is_misconfigured() {
+            self.warned.of_key(&error);
+        }
+        Ok(())
+    }
+
+    /// The rest of a cost of which outer layers have charged a part.
+    #[cold]
+    fn rest_of(&self, cost: u64, charged: u64, named: &NamedLimit) -> Option<u64> {
+        self.warned.of_repetition(named);
+        // A cost above the limit is never admitted, however it is divided between layers.
+        let rest = if cost > named.limit.quota() {
+            cost
+        } else {
+            cost.saturating_sub(charged)
+        };
+        (rest > 0).then_some(rest)
+    }
+
+    /// Admits or rejects the request by the decision.
+    #[inline]
+    pub(crate) fn act_on(&self, decision: Result<Decision, StoreError>, parts: &mut Parts) -> Action {
+        let decision = match decision {
+            Ok(decision) => decision,
+            Err(error) => return self.fail(&error, parts),
+        };
+        if let Some(error) = decision.store_error() {
+            self.on_failure.notify(error);
+            // Each policy is `Open`.
+            if decision.as_slice().is_empty() {
+                return self.admit_uncounted(decision, parts);
+            }
+        }
+        if !decision.is_allowed() {
+            return self.limit(decision, parts);
+        }
+
+        self.on_decision.notify(&decision);
+        let mut joined = None;
+        if self.extensions {
+            let earlier = parts.extensions.insert(decision.clone());
+            let earlier = earlier.filter(|earlier| !earlier.is_empty());
+            joined = earlier.map(|earlier| earlier.followed_by(&decision));
+            if let Some(joined) = &joined {
+                parts.extensions.insert(joined.clone());
+            }
+        }
+        Action::Admit(Some(Admitted {
+            completion: AwaitedCompletion::of(&decision),
+            release: Release::of(&decision),
+            own: decision,
+            joined,
+        }))
+    }
+
+    /// Admits a request that nothing was counted for. Its decision, which has no policies, is for extractors.
+    fn admit_uncounted(&self, decision: Decision, parts: &mut Parts) -> Action {
+        if self.extensions && parts.extensions.get::<Decision>().is_none() {
+            parts.extensions.insert(decision);
+        }
+        Action::Admit(None)
+    }
+
+    /// Adds the fields and the decision to the response of the inner service.
+    pub(crate) fn annotate<B>(&self, mut response: Response<B>, admitted: Admitted) -> Response<ResponseBody<B>> {
+        let Admitted {
+            own,
+            joined,
+            completion,
+            release,
+        } = admitted;
+        let completion = completion.and_then(|completion| completion.respond(&response));
+        if !denied::made(&response) {
+            self.policies
+                .context()
+                .fields
+                .write(&own, response.status(), response.headers_mut());
+        }
+        if self.extensions {
+            // The decision of an inner layer has the policies of this one too.
+            response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
+        }
+        response.map(|body| ResponseBody::inner(body, completion, release))
+    }
+}
+
+/// The ways to reject a request that is not blocked.
+impl Enforcer {
+    fn limit(&self, decision: Decision, parts: &mut Parts) -> Action {
+        let decision = decision.delayed(self.random_delay());
+        self.on_decision.notify(&decision);
+        let mut rejected = self.reject(Rejection::Limited(&decision), parts);
+        if !self.extensions {
+            let extensions = rejected.response_mut().extensions_mut();
+            extensions.insert(OwnRejection { is_denial: true });
+        } else {
+            let earlier = parts.extensions.get::<Decision>().filter(|earlier| !earlier.is_empty());
+            let decision = match earlier {
+                Some(earlier) => earlier.followed_by(&decision),
+                None => decision,
+            };
+            let response = rejected.response_mut();
+            if response.extensions().is_empty() {
+                // The extensions of the request are not needed anymore, and their table is allocated.
+                let mut table = mem::take(&mut parts.extensions);
+                table.clear();
+                *response.extensions_mut() = table;
+            }
+            response.extensions_mut().insert(decision);
+        }
+        Action::Reject(rejected)
+    }
+
+    fn refuse(&self, error: &KeyError, parts: &Parts) -> Action {
+        if error.is_misconfigured() {
+            self.warned.of_key(error);
+        }
+        Action::Reject(self.reject(Rejection::Refused(error), parts))
+    }
+
+    fn fail(&self, error: &StoreError, parts: &Parts) -> Action {
+        self.on_failure.notify(error);
+        let retry_after = RETRY_AFTER_FAILURE.saturating_add(self.random_delay());
+        Action::Reject(self.reject(Rejection::Failed { error, retry_after }, parts))
+    }
+
+    fn reject(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
+        Rejected::new(respond(self.policies.context().format.get(), rejection, parts), parts)
+    }
+
+    /// The jitter of one response.
+    fn random_delay(&self) -> Duration {
+        match self.jitter {
+            Duration::ZERO => Duration::ZERO,
+            most => most.mul_f64(fastrand::f64()),
+        }
+    }
+}
+
+/// Which warnings were logged.
+#[derive(Debug, Default)]
+pub(crate) struct Warned {
+    key: AtomicBool,
+    repetition: AtomicBool,
+}
+
+impl Warned {
+    pub(crate) fn of_key(&self, error: &KeyError) {
+        if !self.key.swap(true, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::error!(%error, "requests are refused, or not observed: their key or limit cannot be determined");
+        }
+        let _ = error;
+    }
+
+    pub(crate) fn of_repetition(&self, named: &NamedLimit) {
+        if !self.repetition.swap(true, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(
+                policy = &*named.name,
+                "a policy is met twice on one request; only the larger cost is charged"
+            );
+        }
+        let _ = named;
+    }
+}

@@ -1,0 +1,296 @@
+use std::time::Duration;
+
+use crate::{
+    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat,
+    decision::{SharedFormat, response::ResponseFormat},
+    key::Secret,
+};
+
+/// Settings.
+impl RateLimitLayer {
+    /// Sets the rate limit fields of responses.
+    ///
+    /// The default is [`Headers::Draft08`]. See [`Headers`] for an example of each.
+    pub fn headers(mut self, headers: Headers) -> Self {
+        self.context_mut().fields.dialect = headers;
+        self
+    }
+
+    /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` beside the other fields, for clients that read only these.
+    ///
+    /// Some clients prefer `RateLimit` and ignore these fields. Version 0.1.0 of the npm package `ratelimit-header-parser` parses
+    /// every `RateLimit` field as draft -07, and returns `NaN` for [`Headers::Draft08`]. For such clients use
+    /// [`Headers::Draft07`],
+    /// [`Headers::Draft06`] or [`Headers::Legacy`]. By default they are not added.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, ResetFormat, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).legacy_headers(ResetFormat::DeltaSeconds);
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// let response = service.oneshot(Request::new(Body::new())).await?;
+    /// assert_eq!(response.headers()["ratelimit"], r#""hello";r=4;t=60"#);
+    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "4");
+    /// assert_eq!(response.headers()["x-ratelimit-reset"], "60");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn legacy_headers(mut self, reset: ResetFormat) -> Self {
+        self.context_mut().fields.legacy = Some(reset);
+        self
+    }
+
+    /// Adds the partition key `pk` to the fields of [`Headers::Draft08`]: 128 bits of a keyed hash of the key.
+    ///
+    /// A caller sees by it which of its requests share a count. It cannot be computed without the secret. The secret is at
+    /// least 16 bytes, from a random source: callers see digests, and can try short or chosen secrets offline. It may be that
+    /// of `RedisStoreBuilder::hash_keys`; the digests differ. By default it is not added.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).partition_key("a secret of 24 bytes....");
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// let response = service.oneshot(Request::new(Body::new())).await?;
+    /// let state = response.headers()["ratelimit"].to_str()?;
+    /// assert!(state.starts_with(r#""hello";r=4;t=60;pk=:"#), "{state}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the secret is shorter. [`try_partition_key`](Self::try_partition_key) returns an error instead.
+    #[track_caller]
+    pub fn partition_key(self, secret: impl AsRef<[u8]>) -> Self {
+        match self.try_partition_key(secret) {
+            Ok(layer) => layer,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Adds the [partition key](Self::partition_key), with a secret from configuration.
+    ///
+    /// ```
+    /// use tower_quota::{MemoryStore, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), []);
+    /// assert!(layer.try_partition_key("short").is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the secret is shorter than 16 bytes.
+    pub fn try_partition_key(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        self.context_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
+        Ok(self)
+    }
+
+    /// Adds the field `RateLimit-Observed` for the policies that [only observe](crate::Policy::observe_only).
+    ///
+    /// It has the members of `RateLimit` in [`Headers::Draft08`], with the parameter `denied` if the policy would have denied
+    /// the request. No standard defines it, and clients do not act on it. By default it is not added.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let candidate = Policy::new("candidate", SlidingLog::per_minute(1)).key(key::constant("all")).observe_only();
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), candidate).observed_header(true);
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// for observed in [r#""candidate";r=0;t=60"#, r#""candidate";r=0;t=60;denied"#] {
+    ///     let response = service.clone().oneshot(Request::new(Body::new())).await?;
+    ///     assert_eq!(response.status(), StatusCode::OK);
+    ///     assert_eq!(response.headers()["ratelimit-observed"], observed);
+    ///     assert!(!response.headers().contains_key("ratelimit"));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn observed_header(mut self, observed: bool) -> Self {
+        self.context_mut().fields.observed = observed;
+        self
+    }
+
+    /// Adds the field `RateLimit-Degree`: the number of [thresholds](crate::Policy::warn_at) that are reached, the
+    /// [`degree`](crate::Decision::degree) of the decision.
+    ///
+    /// It is for the layers and proxies around the service, and for clients that slow down by themselves. No standard defines
+    /// it. Of nested layers it has the largest degree. There is no field if no policy of the layer that applies to the request
+    /// has a threshold. By default it is not added.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(4)).key(key::constant("all")).warn_at(0.5).warn_at(1.0);
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).degree_header(true);
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// for (status, degree) in [(200, "0"), (200, "1"), (200, "1"), (200, "2"), (429, "2")] {
+    ///     let response = service.clone().oneshot(Request::new(Body::new())).await?;
+    ///     assert_eq!(response.status(), status);
+    ///     assert_eq!(response.headers()["ratelimit-degree"], degree);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn degree_header(mut self, degree: bool) -> Self {
+        self.context_mut().fields.degree = degree;
+        self
+    }
+
+    /// Adds a random time of up to `most` to the wait of each response, so that clients that were denied together do not
+    /// retry together.
+    ///
+    /// The wait is the same in all fields of a response: `Retry-After`, `t` of `RateLimit`, `RateLimit-Reset`,
+    /// `X-RateLimit-Reset`, and in gRPC `RetryInfo` and `grpc-retry-pushback-ms`. The
+    /// [`Decision`](crate::Decision::retry_after) of a denial includes it. It is also added to the wait of 1 s after a failure
+    /// of the store. The default is [`Duration::ZERO`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).retry_jitter(Duration::from_secs(30));
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    /// service.clone().oneshot(Request::new(Body::new())).await?;
+    ///
+    /// let denied = service.oneshot(Request::new(Body::new())).await?;
+    /// let wait = denied.headers()["retry-after"].to_str()?;
+    /// assert!((60..=90).contains(&wait.parse::<u64>()?), "{wait}");
+    /// assert_eq!(denied.headers()["ratelimit"], *format!(r#""hello";r=0;t={wait}"#));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn retry_jitter(mut self, most: Duration) -> Self {
+        self.enforcer_mut().jitter = most;
+        self
+    }
+
+    /// Sets whether the [`Decision`](crate::Decision) is inserted into the extensions of the request, for the inner service,
+    /// and of the response, for the layers around.
+    ///
+    /// Without it an admitted request allocates 4 times less, but the decision cannot be read or refunded, and a policy that
+    /// nested layers have in common is counted by each. The default is `true`.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, Decision, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).extensions(false);
+    /// let service = layer.layer(service_fn(async |request: Request<Body>| {
+    ///     assert!(request.extensions().get::<Decision>().is_none());
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
+    /// }));
+    ///
+    /// let response = service.oneshot(Request::new(Body::new())).await?;
+    /// assert!(response.extensions().get::<Decision>().is_none());
+    /// assert_eq!(response.headers()["ratelimit"], r#""hello";r=4;t=60"#);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn extensions(mut self, extensions: bool) -> Self {
+        self.enforcer_mut().extensions = extensions;
+        self
+    }
+
+    /// Sets the format of responses to requests that are not admitted.
+    ///
+    /// It is a format of the module [`response`](crate::decision::response), a type that implements [`ResponseFormat`], or a
+    /// [closure](ResponseFormat#closures). The default is [`Negotiated`](crate::decision::response::Negotiated):
+    /// [`Grpc`](crate::decision::response::Grpc) for gRPC calls, [`Problem`](crate::decision::response::Problem) for all other requests.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, StatusCode};
+    /// use http_body_util::{BodyExt, Empty};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, response::PlainText, Limit, MemoryStore, Policy, RateLimitLayer};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let closed = Policy::new("closed", Limit::DenyAll).key(key::constant("all"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), closed).format(PlainText);
+    /// let service = layer.layer(service_fn(async |_: Request<Empty<Bytes>>| {
+    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Empty::<Bytes>::new()))
+    /// }));
+    ///
+    /// let denied = service.oneshot(Request::new(Empty::new())).await?;
+    /// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    /// assert_eq!(denied.headers()["ratelimit"], r#""closed";r=0"#);
+    /// assert!(!denied.headers().contains_key("retry-after"), "waiting does not help");
+    /// assert_eq!(denied.into_body().collect().await?.to_bytes(), "Too many requests.\n");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn format(mut self, format: impl ResponseFormat) -> Self {
+        self.context_mut().format = SharedFormat::new(format);
+        self
+    }
+
+    /// Sets what happens to requests while the store fails, for all policies of the layer.
+    ///
+    /// The default is the [mode of each policy](crate::Policy::failure_mode), which is [`FailureMode::Local`] unless it was
+    /// set. See [`FailureMode`] for an example.
+    pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
+        self.context_mut().failure_mode = Some(failure_mode);
+        self
+    }
+}

@@ -1,0 +1,34 @@
+//! The Tower side: layers around services, and the way of a request through them.
+//!
+//! 1. `RateLimit::call` takes the head of the request and gives it to the `Enforcer`.
+//! 2. The enforcer skips or blocks the request, or extracts its keys, and sends their charges with a
+//!    `Check`.
+//! 3. The store decides: in memory, or in Redis, where the request joins a batch of its
+//!    commit queue.
+//! 4. [`ResponseFuture`] receives the decision. It calls the inner service, after the wait if the request has a turn, or responds
+//!    with `429`.
+//! 5. It writes the fields of the decision, and [`ResponseBody`] settles at the end of the body what depends on it.
+
+#[cfg(feature = "axum")]
+mod axum;
+mod body;
+mod drain;
+mod enforce;
+mod future;
+mod layer;
+mod rejected;
+mod service;
+#[cfg(feature = "tonic")]
+mod tonic;
+
+#[cfg(feature = "axum")]
+pub use self::axum::MissingDecision;
+#[cfg(feature = "admin")]
+pub(crate) use self::enforce::Enforcer;
+pub use self::{
+    body::ResponseBody,
+    drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
+    future::ResponseFuture,
+    layer::RateLimitLayer,
+    service::RateLimit,
+};

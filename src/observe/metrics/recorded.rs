@@ -1,0 +1,337 @@
+//! The metrics of the feature `metrics`. The handles are obtained from the recorder once, with the first request, and are kept.
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
+
+use metrics::{
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+use tokio::time::Instant;
+
+use super::PolicyOutcome;
+use crate::store::ErrorKind;
+
+/// Whether there are metrics.
+pub(crate) const ENABLED: bool = true;
+
+const DECISIONS: &str = "tower_quota_decisions_total";
+const NEAR_LIMIT: &str = "tower_quota_near_limit_total";
+const SLOTS_HELD: &str = "tower_quota_slots_held";
+const REQUESTS_WAITING: &str = "tower_quota_requests_waiting";
+const WAIT_DURATION: &str = "tower_quota_wait_duration_seconds";
+const CHECK_DURATION: &str = "tower_quota_check_duration_seconds";
+const STORE_ERRORS: &str = "tower_quota_store_errors_total";
+const LOST_SETTLEMENTS: &str = "tower_quota_lost_settlements_total";
+const CALL_REQUESTS: &str = "tower_quota_redis_call_requests";
+const REDIS_CHECKS: &str = "tower_quota_redis_checks_total";
+const DENY_CACHE_HITS: &str = "tower_quota_deny_cache_hits_total";
+const BREAKERS_OPEN: &str = "tower_quota_breakers_open";
+const EVICTIONS: &str = "tower_quota_memory_evictions_total";
+
+/// The metrics of one policy.
+#[derive(Clone)]
+pub(crate) struct PolicyMetrics {
+    policy: Cow<'static, str>,
+    handles: OnceLock<Arc<PolicyHandles>>,
+}
+
+struct PolicyHandles {
+    outcomes: [Counter; PolicyOutcome::NAMES.len()],
+    near_limit: Counter,
+    slots_held: Gauge,
+    requests_waiting: Gauge,
+    wait_duration: Histogram,
+}
+
+impl PolicyMetrics {
+    pub(crate) fn new(policy: Cow<'static, str>) -> Self {
+        Self {
+            policy,
+            handles: OnceLock::new(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn count(&self, outcome: PolicyOutcome) {
+        self.handles().outcomes[outcome as usize].increment(1);
+    }
+
+    #[inline]
+    pub(crate) fn near_limit(&self) {
+        self.handles().near_limit.increment(1);
+    }
+
+    /// Counts slots as held until the guard is dropped.
+    pub(crate) fn hold(&self, slots: u64) -> HeldSlots {
+        let (gauge, slots) = (self.handles().slots_held.clone(), slots as f64);
+        gauge.increment(slots);
+        HeldSlots { gauge, slots }
+    }
+
+    /// Counts a request as waiting until the guard is dropped.
+    pub(crate) fn wait(&self) -> WaitingRequest {
+        let handles = self.handles().clone();
+        handles.requests_waiting.increment(1);
+        WaitingRequest {
+            handles,
+            since: Instant::now(),
+        }
+    }
+
+    #[inline]
+    fn handles(&self) -> &Arc<PolicyHandles> {
+        self.handles
+            .get_or_init(|| Arc::new(PolicyHandles::of(self.policy.as_ref())))
+    }
+}
+
+impl PolicyHandles {
+    #[cold]
+    fn of(policy: &str) -> Self {
+        let policy = || policy.to_owned();
+        Self {
+            outcomes: PolicyOutcome::NAMES
+                .map(|outcome| counter!(DECISIONS, "policy" => policy(), "outcome" => outcome)),
+            near_limit: counter!(NEAR_LIMIT, "policy" => policy()),
+            slots_held: gauge!(SLOTS_HELD, "policy" => policy()),
+            requests_waiting: gauge!(REQUESTS_WAITING, "policy" => policy()),
+            wait_duration: histogram!(WAIT_DURATION, "policy" => policy()),
+        }
+    }
+}
+
+/// Slots of one policy that a request holds.
+pub(crate) struct HeldSlots {
+    gauge: Gauge,
+    slots: f64,
+}
+
+impl Drop for HeldSlots {
+    fn drop(&mut self) {
+        self.gauge.decrement(self.slots);
+    }
+}
+
+/// A request that waits for its turn.
+pub(crate) struct WaitingRequest {
+    handles: Arc<PolicyHandles>,
+    since: Instant,
+}
+
+impl Drop for WaitingRequest {
+    fn drop(&mut self) {
+        self.handles.requests_waiting.decrement(1);
+        self.handles.wait_duration.record(self.since.elapsed());
+    }
+}
+
+/// The metrics of the checks of a layer or a limiter.
+#[derive(Clone, Default)]
+pub(crate) struct CheckMetrics(OnceLock<Arc<CheckHandles>>);
+
+struct CheckHandles {
+    duration: Histogram,
+    store_errors: [Counter; ErrorKind::ALL.len()],
+}
+
+impl CheckMetrics {
+    /// Records the duration of a check: 0 if the store has replied at once, since reading the clock twice would take longer
+    /// than all other metrics of a request.
+    #[inline]
+    pub(crate) fn end(&self, began: Option<Began>) {
+        let duration = began.map_or(0.0, |began| began.0.elapsed().as_secs_f64());
+        self.handles().duration.record(duration);
+    }
+
+    pub(crate) fn failed(&self, kind: ErrorKind) {
+        self.handles().store_errors[kind as usize].increment(1);
+    }
+
+    #[inline]
+    fn handles(&self) -> &CheckHandles {
+        self.0.get_or_init(|| Arc::new(CheckHandles::new()))
+    }
+}
+
+impl CheckHandles {
+    #[cold]
+    fn new() -> Self {
+        describe();
+        // They are 0 from the first check on, so that the first increment is one.
+        let _ = (counter!(LOST_SETTLEMENTS), counter!(EVICTIONS));
+        Self {
+            duration: histogram!(CHECK_DURATION),
+            store_errors: ErrorKind::ALL.map(|kind| counter!(STORE_ERRORS, "kind" => kind.name())),
+        }
+    }
+}
+
+/// When a check began to wait for the reply of the store.
+#[derive(Clone, Copy)]
+pub(crate) struct Began(Instant);
+
+impl Began {
+    #[inline]
+    pub(crate) fn now() -> Self {
+        Self(Instant::now())
+    }
+}
+
+/// The metrics of a Redis store.
+#[derive(Default)]
+pub(crate) struct RedisMetrics(OnceLock<RedisHandles>);
+
+struct RedisHandles {
+    call_requests: Histogram,
+    deny_cache_hits: Counter,
+}
+
+impl RedisMetrics {
+    /// Records a script call for so many requests.
+    pub(crate) fn call(&self, requests: u64) {
+        self.handles().call_requests.record(requests as f64);
+    }
+
+    #[inline]
+    pub(crate) fn deny_cache_hit(&self) {
+        self.handles().deny_cache_hits.increment(1);
+    }
+
+    #[inline]
+    fn handles(&self) -> &RedisHandles {
+        self.0.get_or_init(RedisHandles::new)
+    }
+}
+
+impl RedisHandles {
+    #[cold]
+    fn new() -> Self {
+        // It is 0 from the first call on.
+        gauge!(BREAKERS_OPEN).increment(0);
+        Self {
+            call_requests: histogram!(CALL_REQUESTS),
+            deny_cache_hits: counter!(DENY_CACHE_HITS),
+        }
+    }
+}
+
+/// The metrics of a server of Redis; none without an address.
+#[derive(Default)]
+pub(crate) struct NodeMetrics {
+    node: Option<String>,
+    handles: OnceLock<[Counter; 3]>,
+}
+
+impl NodeMetrics {
+    pub(crate) fn new(address: &str) -> Self {
+        Self {
+            node: Some(address.to_owned()),
+            handles: OnceLock::new(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn decided(&self, checks: u64) {
+        self.count(0, checks);
+    }
+
+    pub(crate) fn failed(&self, checks: u64) {
+        self.count(1, checks);
+    }
+
+    pub(crate) fn failed_by_key(&self, checks: u64) {
+        self.count(2, checks);
+    }
+
+    #[inline]
+    fn count(&self, outcome: usize, checks: u64) {
+        if let Some(node) = &self.node {
+            let handles = self.handles.get_or_init(|| {
+                let outcomes = ["decided", "failed", "failed_by_key"];
+                outcomes.map(|outcome| counter!(REDIS_CHECKS, "node" => node.clone(), "outcome" => outcome))
+            });
+            handles[outcome].increment(checks);
+        }
+    }
+}
+
+/// The metrics of a memory store.
+#[derive(Default)]
+pub(crate) struct MemoryMetrics(OnceLock<Counter>);
+
+impl MemoryMetrics {
+    pub(crate) fn evicted(&self, keys: u64) {
+        self.0.get_or_init(|| counter!(EVICTIONS)).increment(keys);
+    }
+}
+
+pub(crate) fn lost_settlement() {
+    counter!(LOST_SETTLEMENTS).increment(1);
+}
+
+pub(crate) fn breaker_opened() {
+    gauge!(BREAKERS_OPEN).increment(1);
+}
+
+pub(crate) fn breaker_closed() {
+    gauge!(BREAKERS_OPEN).decrement(1);
+}
+
+/// Passes the units and descriptions to the recorder.
+fn describe() {
+    describe_counter!(DECISIONS, Unit::Count, "Requests by what a policy has done with them");
+    describe_counter!(
+        NEAR_LIMIT,
+        Unit::Count,
+        "Admitted requests after which a threshold of the quota, by default 80 %, is used"
+    );
+    describe_gauge!(
+        SLOTS_HELD,
+        Unit::Count,
+        "Slots of a concurrency limit that requests of this process hold"
+    );
+    describe_gauge!(
+        REQUESTS_WAITING,
+        Unit::Count,
+        "Admitted requests that wait for their turn"
+    );
+    describe_histogram!(
+        WAIT_DURATION,
+        Unit::Seconds,
+        "Time for which admitted requests have waited for their turn"
+    );
+    describe_histogram!(
+        CHECK_DURATION,
+        Unit::Seconds,
+        "Time from a check to the reply of the store"
+    );
+    describe_counter!(
+        STORE_ERRORS,
+        Unit::Count,
+        "Checks that the store failed, by the kind of the error"
+    );
+    describe_counter!(
+        LOST_SETTLEMENTS,
+        Unit::Count,
+        "Refunds and later charges that no store has confirmed"
+    );
+    describe_histogram!(CALL_REQUESTS, Unit::Count, "Requests that one script call has decided");
+    describe_counter!(
+        REDIS_CHECKS,
+        Unit::Count,
+        "Checks that were sent to a server of Redis, by their outcome"
+    );
+    describe_counter!(DENY_CACHE_HITS, Unit::Count, "Checks that the deny cache has denied");
+    describe_gauge!(
+        BREAKERS_OPEN,
+        Unit::Count,
+        "Breakers that are open, since Redis does not reply"
+    );
+    describe_counter!(
+        EVICTIONS,
+        Unit::Count,
+        "Keys that a full memory store has evicted before they expired"
+    );
+}

@@ -1,0 +1,327 @@
+use std::{
+    convert::Infallible,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo,
+    PushKind, RedisError, Value, aio::MultiplexedConnection,
+};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{error::ServerFailure, sentinel::Sentinels};
+use crate::{
+    ConfigError,
+    store::redis::{
+        backend::Deadline,
+        failure::{Failure, is_of_replica, shortened},
+        task::AbortOnDrop,
+    },
+};
+
+/// The time for a new connection with its first commands, such as `HELLO`.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for a reply to `PING` after a command without a reply.
+const PING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The least time from one attempt to connect to the next one, and the most that is added at random.
+const ATTEMPT_INTERVAL_MS: u64 = 150;
+const ATTEMPT_JITTER_MS: u64 = 100;
+
+/// A server to connect to.
+pub(super) enum Endpoint {
+    Server(ConnectionInfo),
+    /// The server that is the primary when a connection is made.
+    SentinelPrimary(Sentinels),
+}
+
+/// Connections to one server, which are used in turn.
+pub(in crate::store::redis) struct Node {
+    connections: Vec<ManagedConnection>,
+    next: AtomicUsize,
+}
+
+impl Node {
+    pub(super) fn new(endpoint: Endpoint, connections: usize) -> Self {
+        let endpoint = Arc::new(endpoint);
+        Self {
+            connections: (0..connections)
+                .map(|_| ManagedConnection::open(endpoint.clone()))
+                .collect(),
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// Sends a command once, with `ASKING` before it if the slot is being moved to this server.
+    pub(super) async fn send(&self, command: &Cmd, asking: bool) -> Result<Value, Failure> {
+        self.connection()?.send(command, asking).await
+    }
+
+    /// The next connection that is established and not suspect. Without one, the next that is established.
+    fn connection(&self) -> Result<Connection, Failure> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let (mut suspect, mut last_failure) = (None, None);
+        for offset in 0..self.connections.len() {
+            let managed = &self.connections[first.wrapping_add(offset) % self.connections.len()];
+            match &*managed.state.borrow() {
+                ConnectionState::Connected(connection) if !connection.health.is_suspect() => {
+                    return Ok(connection.clone());
+                }
+                ConnectionState::Connected(connection) => {
+                    suspect.get_or_insert_with(|| connection.clone());
+                }
+                ConnectionState::Failed(failure) => last_failure = Some(failure.clone()),
+                ConnectionState::Connecting => {}
+            }
+        }
+        if let Some(connection) = suspect {
+            return Ok(connection);
+        }
+        Err(match last_failure {
+            Some(failure) => failure.into(),
+            None => Failure::Unreachable("still connecting".into()),
+        })
+    }
+
+    /// The failure if there is no connection.
+    pub(super) fn connection_failure(&self) -> Option<Failure> {
+        self.connection().err()
+    }
+
+    /// Waits until there is a connection, or a refusal.
+    pub(super) async fn connected_or_refused(&self) {
+        let Some(managed) = self.connections.first() else {
+            return;
+        };
+        let mut state = managed.state.clone();
+        let settled = state.wait_for(|state| match state {
+            ConnectionState::Connected(_) => true,
+            ConnectionState::Failed(failure) => matches!(failure, ServerFailure::Forbidden(_)),
+            ConnectionState::Connecting => false,
+        });
+        let _ = settled.await; // an error means that the store is dropped
+    }
+}
+
+/// A connection, which is replaced when it is lost.
+struct ManagedConnection {
+    state: watch::Receiver<ConnectionState>,
+    _keeper: AbortOnDrop<()>,
+}
+
+enum ConnectionState {
+    Connecting,
+    Connected(Connection),
+    Failed(ServerFailure),
+}
+
+impl ManagedConnection {
+    fn open(endpoint: Arc<Endpoint>) -> Self {
+        let (sender, state) = watch::channel(ConnectionState::Connecting);
+        Self {
+            state,
+            _keeper: AbortOnDrop(tokio::spawn(keep_connected(endpoint, sender))),
+        }
+    }
+}
+
+/// Replaces the connection whenever it is lost, until the managed one is dropped.
+async fn keep_connected(endpoint: Arc<Endpoint>, state: watch::Sender<ConnectionState>) {
+    loop {
+        let started = Instant::now();
+        match timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
+            Ok(Ok(connection)) => {
+                state.send_replace(ConnectionState::Connected(connection.clone()));
+                connection.lost().await;
+                state.send_replace(ConnectionState::Connecting);
+            }
+            Ok(Err(error)) => {
+                state.send_replace(ConnectionState::Failed(ServerFailure::of_connection(&error)));
+            }
+            Err(_) => {
+                let error = io::Error::from(io::ErrorKind::TimedOut).into();
+                state.send_replace(ConnectionState::Failed(ServerFailure::of_connection(&error)));
+            }
+        }
+        let pause = Duration::from_millis(ATTEMPT_INTERVAL_MS + fastrand::u64(..ATTEMPT_JITTER_MS));
+        sleep_until(started + pause).await;
+    }
+}
+
+#[derive(Clone)]
+struct Connection {
+    redis: MultiplexedConnection,
+    health: Arc<ConnectionHealth>,
+}
+
+#[derive(Default)]
+struct ConnectionHealth {
+    /// Whether a command had no reply, until `PING` has one.
+    suspect: AtomicBool,
+    closed: AtomicBool,
+    /// It is suspect or closed.
+    troubled: Notify,
+}
+
+impl ConnectionHealth {
+    fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Acquire)
+    }
+
+    fn suspect(&self) {
+        self.suspect.store(true, Ordering::Release);
+        self.troubled.notify_one();
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.troubled.notify_one();
+    }
+}
+
+/// A command that has no reply yet. It is dropped in this state when its deadline has passed.
+struct UnansweredCommand(Option<Arc<ConnectionHealth>>);
+
+impl Drop for UnansweredCommand {
+    fn drop(&mut self) {
+        if let Some(health) = &self.0 {
+            health.suspect();
+        }
+    }
+}
+
+impl Connection {
+    async fn send(mut self, command: &Cmd, asking: bool) -> Result<Value, Failure> {
+        let mut unanswered = UnansweredCommand(Some(self.health.clone()));
+        let reply = match asking {
+            false => self.redis.send_packed_command(command).await,
+            true => {
+                // In one write, so that no other command comes between the two.
+                let mut both = redis::pipe();
+                both.cmd("ASKING").add_command(command.clone());
+                let replies = self.redis.send_packed_commands(&both, 1, 1).await;
+                replies.map(|replies| replies.into_iter().next().unwrap_or_default())
+            }
+        };
+        let value = reply.map_err(|error| Failure::Unreachable(shortened(error).into()))?;
+        unanswered.0 = None;
+        // The server has become a replica and has kept the connection.
+        if reports_replica(&value) {
+            self.health.close();
+        }
+        Ok(value)
+    }
+
+    /// Returns when the connection is lost, or `PING` has no reply after a command without a reply.
+    async fn lost(mut self) {
+        let ping = redis::cmd("PING");
+        loop {
+            self.health.troubled.notified().await;
+            if self.health.closed.load(Ordering::Acquire) {
+                return;
+            }
+            // Any reply will do, also that this user has no permission.
+            let pong = self.redis.send_packed_command(&ping);
+            let pong = Deadline::new(PING_TIMEOUT).wait(pong).await;
+            if !matches!(pong, Some(Ok(_))) {
+                return;
+            }
+            self.health.suspect.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// Whether the reply is the error of a replica, or one of the script with such an error: a script may run on a replica until it
+/// writes.
+fn reports_replica(reply: &Value) -> bool {
+    match reply {
+        Value::ServerError(error) => is_of_replica(error.code().as_bytes()),
+        Value::Array(texts) => {
+            let mut errors = texts.iter().skip(1);
+            errors.any(|text| matches!(text, Value::BulkString(error) if is_of_replica(error)))
+        }
+        _ => false,
+    }
+}
+
+impl Endpoint {
+    async fn connect(&self) -> Result<Connection, RedisError> {
+        let server = match self {
+            Self::Server(server) => server.clone(),
+            Self::SentinelPrimary(sentinels) => sentinels.primary().await?,
+        };
+        let health = Arc::<ConnectionHealth>::default();
+        let of_push = health.clone();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(move |push: PushInfo| {
+                if push.kind == PushKind::Disconnection {
+                    of_push.close();
+                }
+                Ok::<(), Infallible>(())
+            });
+        let redis = Client::open(server)?
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
+        Ok(Connection { redis, health })
+    }
+}
+
+pub(super) fn parse(url: String) -> Result<ConnectionInfo, ConfigError> {
+    url.into_connection_info()
+        .map_err(|error| ConfigError::because("this Redis URL cannot be used", error))
+}
+
+/// The same server, with `TCP_NODELAY` and RESP3, in which redis-rs reports a lost connection at once.
+pub(super) fn for_limiter(server: &ConnectionInfo) -> ConnectionInfo {
+    let server = without_library_name(server);
+    let settings = server.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    let tcp = server.tcp_settings().clone().set_nodelay(true);
+    server.set_redis_settings(settings).set_tcp_settings(tcp)
+}
+
+/// The same server, without `CLIENT SETINFO`, for which the user may have no permission.
+pub(super) fn without_library_name(server: &ConnectionInfo) -> ConnectionInfo {
+    let settings = server.redis_settings().clone().set_skip_set_lib_name();
+    server.clone().set_redis_settings(settings)
+}
+
+/// The server at an address, with the settings of the template.
+pub(super) fn at(template: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
+    let address = match template.addr() {
+        ConnectionAddr::TcpTls {
+            insecure, tls_params, ..
+        } => ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    template.clone().set_addr(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "tokio-rustls-comp")]
+    #[test]
+    fn a_node_is_connected_to_with_the_encryption_of_the_template() {
+        for (url, is_encrypted) in [("redis://a:1", false), ("rediss://a:1", true)] {
+            let template = parse(url.to_owned()).expect("a good URL");
+            let node = at(&template, "b".to_owned(), 2);
+            assert_eq!(node.addr().to_string(), "b:2");
+            assert_eq!(matches!(node.addr(), ConnectionAddr::TcpTls { .. }), is_encrypted);
+        }
+    }
+}
