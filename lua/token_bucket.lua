@@ -43,7 +43,9 @@ if algorithm == 'bucket' then
       end
       -- Forgets what has come back, and what was taken too far ahead of the clock: that belongs to a clock that is gone.
       local full = since + (rate == 1 and spent * period or time(spent, rate, period))
-      if full <= now or spent == 0 or at > now and at > now + math.min(SLACK, time(quota, rate, period)) then
+      -- A refund may move the begin beyond the last charge.
+      local latest = since > at and since or at
+      if full <= now or spent == 0 or latest > now and latest > now + math.min(SLACK, time(quota, rate, period)) then
         since, spent, at, full = now, 0, now, now
       end
 

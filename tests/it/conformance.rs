@@ -42,7 +42,7 @@ macro_rules! store_tests {
                 admissions_of_two_microseconds_are_two_grains_of_a_microsecond
                 windows_are_half_open
                 the_window_may_be_shortened
-                a_refund_after_a_reset_takes_from_what_came_since_at_most
+                a_refund_after_a_reset_takes_nothing_from_what_came_since
                 entries_far_ahead_of_the_clock_block_no_request
                 a_clock_set_back_admits_one_limit_more_at_most
                 a_clock_set_back_a_little_resets_nothing
@@ -87,6 +87,7 @@ macro_rules! store_tests {
                 tokens_of_a_large_rate_come_neither_early_nor_late
                 tokens_come_one_by_one
                 a_debt_of_tokens_is_exact_at_its_bound
+                a_bucket_that_was_refunded_is_full_when_the_clock_is_set_to_before_the_refund
                 the_window_may_be_shortened
                 a_refund_after_a_reset_takes_nothing_from_what_came_since
                 entries_far_ahead_of_the_clock_block_no_request
@@ -1441,6 +1442,22 @@ async fn a_refund_after_a_reset_takes_from_what_came_since_at_most(bench: &Bench
     // A window has one number for all requests in it, before and after the reset.
     assert_eq!(refund_after_a_reset(bench, algorithm).await, 5);
     use_up(bench, &algorithm.limit(5)).await;
+}
+
+async fn a_bucket_that_was_refunded_is_full_when_the_clock_is_set_to_before_the_refund(
+    bench: &Bench,
+    algorithm: Algorithm,
+) {
+    let limit = algorithm.limit(5);
+    let admitted_at = bench.now();
+    bench.check(&limit, 2).await;
+    bench.advance(SECOND / 1_000).await;
+    bench.check(&limit, 3).await;
+    bench.advance(19 * SECOND / 10).await;
+    // The time towards the next token is not returned: the next ones come after the refund.
+    bench.refund(&limit, 2, admitted_at).await;
+    bench.set_back(3 * SECOND / 2).await;
+    assert!(bench.check(&limit, 5).await.allowed);
 }
 
 async fn a_refund_reaches_the_previous_window(bench: &Bench, algorithm: Algorithm) {

@@ -19,8 +19,9 @@ impl Rule for TokenBucket {
     #[inline]
     fn advance(&self, bucket: &mut Bucket, now: u64, _: u64, _: bool) {
         bucket.spent = bucket.spent.min(self.cap());
-        let at = bucket.charged_at();
-        let gone = at > now && at > now + SLACK.min(self.time(self.burst));
+        // A refund may move the begin beyond the last charge.
+        let latest = bucket.charged_at().max(bucket.since);
+        let gone = latest > now && latest > now + SLACK.min(self.time(self.burst));
         if gone || self.come(bucket.spent, now.saturating_sub(bucket.since)) {
             *bucket = Bucket {
                 since: now,

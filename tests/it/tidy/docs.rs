@@ -146,3 +146,27 @@ fn the_generated_module_of_the_examples_is_up_to_date() {
          run this test with BLESS=1 and commit the file"
     );
 }
+
+/// The numbered list names functions with their files.
+#[test]
+fn the_way_of_a_request_names_functions_that_exist() {
+    let page = read("CONTRIBUTING.md");
+    let (_, way) = page.split_once("## The way of a request").expect("the section");
+    let (way, _) = way.split_once("\n## ").expect("the next section");
+    let words: Vec<&str> = way.split('`').skip(1).step_by(2).collect();
+    let steps: Vec<_> = words.windows(2).filter(|pair| pair[1].starts_with("src/")).collect();
+    assert_eq!(steps.len(), 9, "each step begins with a function and its file");
+
+    for step in steps {
+        let (name, text) = (step[0].rsplit("::").next().unwrap_or(step[0]), read(step[1]));
+        assert!(
+            text.contains(&format!("fn {name}(")),
+            "`{}` is not in {}",
+            step[0],
+            step[1]
+        );
+        if let Some((owner, _)) = step[0].split_once("::") {
+            assert!(text.contains(&format!(" {owner}")), "`{owner}` is not in {}", step[1]);
+        }
+    }
+}
