@@ -37,7 +37,7 @@ use tower::{Layer, Service};
 use tower_quota::{
     Headers, Limit, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, RedisStore, key,
     key::PeerAddr,
-    limit::{self, PolicyLimit},
+    limit::{self, LimitSource},
 };
 
 use self::bare::{Bare, admitting, denying, limited, request, send};
@@ -62,7 +62,7 @@ fn main() {
         "bare" | "admitted" | "metrics" | "plans" | "denied" => (Headers::Draft08, true),
         other => panic!("`{other}` is not a path; see the head of this file"),
     };
-    let (limit, answer): (PolicyLimit, _) = match path.as_str() {
+    let (limit, answer): (LimitSource, _) = match path.as_str() {
         "denied" => (denying().into(), StatusCode::TOO_MANY_REQUESTS),
         "plans" => (limit::by(by_peer), StatusCode::OK),
         _ => (admitting().into(), StatusCode::OK),

@@ -33,22 +33,22 @@ use std::{env, error::Error, net::SocketAddr};
 use axum::{Router, routing::get};
 use tokio::net::TcpListener;
 use tower_quota::{
-    MemoryStore, Policy, RateLimitLayer, SlidingLog,
+    ConfigError, MemoryStore, Policy, RateLimitLayer, SlidingLog,
     key::{self, ClientIpSource},
 };
 
-pub(crate) fn app() -> Router {
-    let client = || key::client_ip(ClientIpSource::XForwardedFor).trusted(["127.0.0.0/8"]);
-    let search = Policy::new("search", SlidingLog::per_minute(1)).key(client());
+pub(crate) fn app() -> Result<Router, ConfigError> {
+    let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["127.0.0.0/8"])?;
+    let search = Policy::new("search", SlidingLog::per_minute(1)).key(client.clone());
     let limit = RateLimitLayer::new(MemoryStore::new(), search)
         .skip(|parts| parts.uri.path() == "/health")
-        .skip(client().within(["192.0.2.0/24"]))
-        .block(client().within(["198.51.100.0/24", "2001:db8::/32"]));
+        .skip(client.clone().within(["192.0.2.0/24"])?)
+        .block(client.within(["198.51.100.0/24", "2001:db8::/32"])?);
 
-    Router::new()
+    Ok(Router::new()
         .route("/search", get(async || "results\n"))
         .route("/health", get(async || "well\n"))
-        .layer(limit)
+        .layer(limit))
 }
 
 #[tokio::main]
@@ -56,6 +56,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3000".into());
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app().into_make_service_with_connect_info::<SocketAddr>()).await?;
+    axum::serve(listener, app()?.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

@@ -126,9 +126,11 @@ pub(crate) async fn work(store: impl Store, api: SocketAddr, margin: Duration) -
                     .get("x-tokens")
                     .and_then(|tokens| tokens.to_str().ok());
                 let tokens = tokens.and_then(|tokens| tokens.parse().ok()).unwrap_or(0);
-                if let Some(receipt) = decision.take_receipt_of("tokens") {
-                    receipt.settle(tokens).await.map_err(|error| error.to_string())?;
-                }
+                decision
+                    .take_receipt_of("tokens")
+                    .settle(tokens)
+                    .await
+                    .map_err(|error| error.to_string())?;
                 served += usize::from(response.status() == StatusCode::OK);
             }
             Ok::<_, String>(served)

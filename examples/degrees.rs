@@ -48,7 +48,7 @@ async fn answer(decision: Decision) -> &'static str {
 }
 
 fn log(decision: &Decision) {
-    if decision.is_near_limit() {
+    if decision.degree() > 0 {
         println!("degree {}, {} left", decision.degree(), decision.remaining());
     }
 }

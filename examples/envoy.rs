@@ -110,7 +110,7 @@ impl RateLimitService for RateLimits {
 /// limit.
 async fn refund(decisions: &[Option<Decision>]) {
     for decision in decisions.iter().flatten() {
-        let _ = decision.refund().await;
+        let _ = decision.take_receipt().refund().await;
     }
 }
 

@@ -19,7 +19,7 @@
 //!
 //! The first response had 10 tokens, so 20 of the 30 were refunded. The second had 80: 50 more were charged at its end.
 
-use std::{convert::Infallible, env, error::Error, iter::repeat_n, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, env, error::Error, iter::repeat_n, mem, net::SocketAddr, time::Duration};
 
 use axum::{Router, body::Body, extract::Path, routing::post};
 use tokio::{net::TcpListener, signal};
@@ -29,7 +29,7 @@ use tower_quota::{Decision, MemoryStore, Policy, RateLimitLayer, Receipt, Slidin
 /// The tokens of a response. They are settled when it is dropped: at the end of the stream, or when the client has left.
 struct Usage {
     tokens: u64,
-    receipt: Option<Receipt>,
+    receipt: Receipt,
 }
 
 impl Usage {
@@ -42,9 +42,7 @@ impl Usage {
 
 impl Drop for Usage {
     fn drop(&mut self) {
-        if let Some(receipt) = self.receipt.take() {
-            tokio::spawn(receipt.settle(self.tokens));
-        }
+        tokio::spawn(mem::take(&mut self.receipt).settle(self.tokens));
     }
 }
 

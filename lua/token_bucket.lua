@@ -62,9 +62,14 @@ if algorithm == 'bucket' then
       -- When a reservation gets its tokens, and when the last one does that was made before.
       local own_turn, last_turn
       if rest then
+        local last_at = at
         if at % 1 > 0 and spent > quota then
-          last_turn = since + time(spent - quota, rate, period)
-          last_turn = last_turn > now and last_turn or nil
+          local turn = since + time(spent - quota, rate, period)
+          if turn > now then
+            last_turn = turn
+          elseif turn > at then
+            last_at = turn
+          end
         end
         if reserve and waits and spent + cost <= cap then
           local need = spent + cost - quota - come(math.max(0, now - since), rate, period)
@@ -79,7 +84,7 @@ if algorithm == 'bucket' then
         -- While requests wait, which have their times already, only the last of them is given back.
         if refunded_at and spent > 0 and refunded_at >= since and (not last_turn or refunded_at == last_turn) then
           local count, left = 0, 0
-          if refunded_at < at and not last_turn then
+          if refunded_at < last_at and not last_turn then
             local span = math.max(0, now - refunded_at)
             count = come(span, rate, period)
             -- Rounded up, where the last token came within a microsecond.

@@ -12,13 +12,14 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 /// ```
 /// use tower_quota::{Policy, SlidingLog};
 ///
-/// let error = Policy::try_new("Say Hi", SlidingLog::per_minute(5)).unwrap_err();
+/// let error = Policy::new("Say Hi", SlidingLog::per_minute(5)).validate().unwrap_err();
 /// assert!(error.to_string().contains("such as `say-hi`"));
 /// assert_eq!(format!("{error:?}"), error.to_string());
 /// ```
+#[derive(Clone)]
 pub struct ConfigError {
     message: Cow<'static, str>,
-    source: Option<Box<dyn Error + Send + Sync>>,
+    source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 impl ConfigError {
@@ -29,14 +30,18 @@ impl ConfigError {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "redis", feature = "serde"))]
+    /// The same for a setting of this policy.
+    pub(crate) fn of_policy(self, name: &str) -> Self {
+        Self::because(format!("the policy `{name}`: {self}"), self)
+    }
+
     pub(crate) fn because(
         message: impl Into<Cow<'static, str>>,
         source: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
         Self {
             message: message.into(),
-            source: Some(source.into()),
+            source: Some(source.into().into()),
         }
     }
 }
@@ -72,7 +77,7 @@ impl Error for ConfigError {
     }
 }
 
-#[cfg(all(test, any(feature = "fred", feature = "redis", feature = "serde")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -13,7 +13,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tower::Service;
 use tower_quota::{
-    Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key, key::PeerAddr, limit::PolicyLimit,
+    Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key, key::PeerAddr, limit::LimitSource,
 };
 
 #[derive(Clone)]
@@ -53,7 +53,7 @@ where
     }
 }
 
-pub(crate) fn limited(limit: impl Into<PolicyLimit>) -> RateLimitLayer {
+pub(crate) fn limited(limit: impl Into<LimitSource>) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new(), Policy::new("bench", limit).key(key::ip()))
 }
 

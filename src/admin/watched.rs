@@ -36,7 +36,7 @@ impl Watched {
         let policies = self.policies();
         let count = |denials: &Denials| denials.watch(policies.len(), keys);
         match self {
-            Self::Layer(enforcer) => count(&enforcer.policies.context().denials),
+            Self::Layer(enforcer) => enforcer.policies.with_newest(|newest| count(&newest.context.denials)),
             Self::Limiter(limiter) => limiter.policies.with_newest(|newest| count(&newest.context.denials)),
         }
     }
@@ -50,7 +50,7 @@ impl Watched {
     }
 }
 
-fn policies<K>(newest: Basis<'_, K>) -> Vec<WatchedPolicy> {
+fn policies<K>(newest: &Basis<K>) -> Vec<WatchedPolicy> {
     let policies = newest.policies.iter().enumerate();
     let watched = policies.map(|(position, policy)| WatchedPolicy {
         context: newest.context.clone(),
@@ -58,7 +58,7 @@ fn policies<K>(newest: Basis<'_, K>) -> Vec<WatchedPolicy> {
         name: policy.name().to_owned(),
         limit: policy.limit().map(ToString::to_string),
         plans: policy.known_plans(),
-        cost: policy.fixed_cost(),
+        cost: newest.context.policies[position].settings.fixed_cost(),
         reloaded_at: policy.reloaded_at(),
         #[cfg(feature = "serde")]
         refused_reload: policy
@@ -93,20 +93,20 @@ impl WatchedPolicy {
     }
 
     pub(super) fn failure_mode(&self) -> FailureMode {
-        self.context.failure_mode.unwrap_or(self.settings().failure_mode)
+        self.policy().settings.failure_mode.unwrap_or_default()
     }
 
     /// Whether it only observes.
     pub(super) fn is_observed(&self) -> bool {
-        self.settings().observed
+        self.policy().settings.observed
     }
 
     /// The settings of its bans as text, if it has bans.
     pub(super) fn ban(&self) -> Option<String> {
-        self.settings().ban.as_ref().map(ToString::to_string)
+        self.policy().ban.as_ref().map(ToString::to_string)
     }
 
-    fn settings(&self) -> &PolicyContext {
+    fn policy(&self) -> &PolicyContext {
         &self.context.policies[self.position]
     }
 }

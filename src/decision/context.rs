@@ -1,6 +1,6 @@
 #[cfg(feature = "admin")]
 use std::time::SystemTime;
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -10,11 +10,15 @@ use super::denials::Denials;
 #[cfg(feature = "tracing")]
 use super::span;
 use super::{
-    Decision, PolicyDecision, completion::CompletionRule, degree::Thresholds, headers::Fields,
-    responses::LostSettlements, slots::Keeper,
+    Decision, PolicyDecision,
+    headers::Fields,
+    response::{Negotiated, ResponseFormat},
+    responses::LostSettlements,
+    settings::Settings,
+    slots::Keeper,
 };
 use crate::{
-    FailureMode, Key, Limit,
+    Key, Limit,
     observe::metrics::{CheckMetrics, ENABLED, PolicyMetrics, PolicyOutcome},
     store::{
         Charge, ChargeState, Failover, NamedLimit, Outcome, Outstanding, Store, StoreError, StoreResponse, Waiting,
@@ -30,8 +34,6 @@ pub(crate) struct CheckContext {
     pub(crate) keeper: Arc<Keeper>,
     /// What [`Store::drained`] waits for.
     pub(crate) outstanding: Arc<Outstanding>,
-    /// The failure mode of all policies, in place of their own.
-    pub(crate) failure_mode: Option<FailureMode>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
     /// If a policy has a completion rule, or learns from responses.
@@ -42,7 +44,7 @@ pub(crate) struct CheckContext {
     pub(crate) waits: bool,
     /// The rate limit fields of responses.
     pub(crate) fields: Fields,
-    pub(crate) format: SharedFormat,
+    pub(crate) format: Arc<dyn ResponseFormat>,
     pub(crate) metrics: CheckMetrics,
     /// What an `Admin` reports.
     #[cfg(feature = "admin")]
@@ -52,6 +54,38 @@ pub(crate) struct CheckContext {
 }
 
 impl CheckContext {
+    pub(crate) fn new(store: impl Store, policies: Arc<[PolicyContext]>) -> Self {
+        let awaits_completion = |policy: &PolicyContext| policy.settings.completion.is_some() || policy.settings.learns;
+        Self {
+            failover: Failover::of(&store),
+            keeper: Keeper::of(&store),
+            outstanding: Outstanding::of(store.id()),
+            store: Arc::new(store),
+            lost: policies.iter().any(awaits_completion).then(Arc::default),
+            is_composite: is_composite(&policies),
+            waits: waits(&policies),
+            policies,
+            fields: Fields::default(),
+            format: Arc::new(Negotiated::default()),
+            metrics: CheckMetrics::default(),
+            #[cfg(feature = "admin")]
+            denials: Denials::default(),
+            #[cfg(feature = "admin")]
+            built_at: SystemTime::now(),
+        }
+    }
+
+    /// The same for other terms of its policies.
+    #[cfg(feature = "serde")]
+    pub(crate) fn with_policies(&self, policies: Arc<[PolicyContext]>) -> Self {
+        Self {
+            is_composite: is_composite(&policies),
+            waits: waits(&policies),
+            policies,
+            ..self.clone()
+        }
+    }
+
     /// Counts a request by what the policy at this position has done with it.
     #[inline]
     pub(crate) fn count(&self, position: usize, outcome: PolicyOutcome) {
@@ -87,32 +121,41 @@ impl CheckContext {
     }
 }
 
-/// The [`ResponseFormat`](super::response::ResponseFormat) of a layer or a limiter.
-///
-/// Its type is erased: a format takes decisions, which have this context.
-#[derive(Clone)]
-pub(crate) struct SharedFormat(pub(crate) Arc<dyn Any + Send + Sync>);
+fn is_composite(policies: &[PolicyContext]) -> bool {
+    policies
+        .iter()
+        .any(|policy| policy.settings.observed || policy.ban.is_some())
+}
+
+fn waits(policies: &[PolicyContext]) -> bool {
+    policies.iter().any(|policy| policy.waiting.longest_us > 0)
+}
 
 /// What the checks of one policy have in common.
 #[derive(Clone)]
 pub(crate) struct PolicyContext {
     pub(crate) plan: Arc<Plan>,
-    pub(crate) failure_mode: FailureMode,
-    pub(crate) completion: Option<CompletionRule>,
-    /// The file that the policy follows, if it follows one.
-    pub(crate) file: Option<Arc<dyn PolicyFile>>,
-    /// Whether the policy only observes.
-    pub(crate) observed: bool,
-    pub(crate) thresholds: Thresholds,
-    /// Whether responses begin bans.
-    pub(crate) learns: bool,
-    /// The [`Limit::Ban`] of the policy, if it has bans.
+    pub(crate) settings: Settings,
+    /// The [`Limit::Ban`] of the settings, if the policy has bans.
     pub(crate) ban: Option<Limit>,
     pub(crate) waiting: Waiting,
+    /// The file that the policy follows, if it follows one.
+    pub(crate) file: Option<Arc<dyn PolicyFile>>,
     pub(crate) metrics: PolicyMetrics,
 }
 
 impl PolicyContext {
+    pub(crate) fn new(plan: Arc<Plan>, settings: Settings, file: Option<Arc<dyn PolicyFile>>) -> Self {
+        Self {
+            ban: settings.bans(),
+            waiting: settings.waiting(),
+            metrics: PolicyMetrics::new(plan.named.name.clone()),
+            plan,
+            settings,
+            file,
+        }
+    }
+
     /// The number of the file in the process.
     pub(super) fn file_number(&self) -> Option<u64> {
         self.file.as_ref().map(|file| file.number())

@@ -37,29 +37,10 @@ impl Decision {
         self.enforced().map(PolicyDecision::degree).max().unwrap_or(0)
     }
 
-    /// Whether a [threshold](crate::Policy::warn_at) is reached, so that [`degree`](Self::degree) is above 0.
-    ///
-    /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let mails = Policy::new("mails", SlidingLog::per_hour(4)).warn_at(0.75);
-    /// let mails = Limiter::new(MemoryStore::new(), mails);
-    /// for is_near in [false, false, true, true] {
-    ///     assert_eq!(mails.check("42").await?.is_near_limit(), is_near);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn is_near_limit(&self) -> bool {
-        self.degree() > 0
-    }
-
     /// Whether a policy that is enforced has a threshold.
     pub(crate) fn has_thresholds(&self) -> bool {
-        self.enforced().any(|policy| !policy.policy().thresholds.is_empty())
+        self.enforced()
+            .any(|policy| !policy.policy().settings.thresholds.is_empty())
     }
 }
 
@@ -85,7 +66,7 @@ impl PolicyDecision {
     /// ```
     #[must_use]
     pub fn degree(&self) -> usize {
-        let thresholds = &self.policy().thresholds;
+        let thresholds = &self.policy().settings.thresholds;
         if thresholds.is_empty() {
             return 0;
         }
@@ -99,7 +80,7 @@ impl PolicyDecision {
     /// Whether the first threshold is reached: that of 80 % without others.
     #[inline]
     pub(super) fn is_near(&self) -> bool {
-        match self.policy().thresholds.is_empty() {
+        match self.policy().settings.thresholds.is_empty() {
             true => self.remaining().saturating_mul(5) <= self.counted_quota(),
             false => self.degree() > 0,
         }

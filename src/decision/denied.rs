@@ -181,9 +181,7 @@ impl Denied {
 
     /// The format of the layer or the limiter that denied the request.
     fn format(&self) -> &dyn ResponseFormat {
-        self.deniers()
-            .next()
-            .map_or(&Problem, |policy| policy.context.format.get())
+        self.deniers().next().map_or(&Problem, |policy| &*policy.context.format)
     }
 
     fn deniers(&self) -> impl Iterator<Item = &PolicyDecision> {

@@ -14,6 +14,7 @@ mod policy;
 mod receipt;
 pub mod response;
 mod responses;
+mod settings;
 mod slots;
 #[cfg(feature = "tracing")]
 mod span;
@@ -32,6 +33,8 @@ use crate::{
     store::{NamedLimit, Owed, OwedKind, Store, StoreError},
 };
 
+#[cfg(feature = "serde")]
+pub(crate) use self::degree::Thresholds;
 #[cfg(feature = "admin")]
 pub(crate) use self::denials::{DenialWatch, Denials, Summary};
 #[cfg(feature = "tonic")]
@@ -46,12 +49,12 @@ pub use self::{
 };
 pub(crate) use self::{
     completion::{CompletionRule, End, awaits_trailers, grpc_status_in},
-    context::{CheckContext, Marker, Plan, PolicyContext, PolicyFile, SharedFormat},
-    degree::Thresholds,
-    headers::{Fields, policy_item},
+    context::{CheckContext, Plan, PolicyContext, PolicyFile},
+    headers::policy_item,
     receipt::Settlement,
     responses::{LostSettlements, Responses},
-    slots::{Keeper, Release, Ticket},
+    settings::{Condition, Cost, Settings},
+    slots::{Release, Ticket},
 };
 
 /// The outcome of a check.
@@ -176,8 +179,8 @@ impl Decision {
 
     /// Takes the receipt of the charges, to [settle](Receipt::settle) or [refund](Receipt::refund) them.
     ///
-    /// There is one receipt for a decision and all its clones; `None` if it was taken, or if nothing was charged to an
-    /// admitted request. Policies whose [own receipt](Self::take_receipt_of) was taken are not in it.
+    /// There is one receipt for a decision and all its clones; it is [empty](Receipt::is_empty) if it was taken, or if nothing
+    /// was charged to an admitted request. Policies whose [own receipt](Self::take_receipt_of) was taken are not in it.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -186,22 +189,21 @@ impl Decision {
     /// let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
     ///
     /// let admitted = limiter.check("42").await?;
-    /// assert!(admitted.take_receipt().is_some());
-    /// assert!(admitted.clone().take_receipt().is_none());
+    /// assert!(!admitted.take_receipt().is_empty());
+    /// assert!(admitted.clone().take_receipt().is_empty());
     ///
     /// let denied = limiter.check("42").await?;
-    /// assert!(denied.take_receipt().is_none());
+    /// assert!(denied.take_receipt().is_empty());
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
-    pub fn take_receipt(&self) -> Option<Receipt> {
+    pub fn take_receipt(&self) -> Receipt {
         self.receipt_of(|_| true)
     }
 
     /// Takes the receipt of the policy of this name, and leaves those of the others.
     ///
-    /// `None` if it was taken, or if nothing was charged to such a policy.
+    /// It is empty if it was taken, or if nothing was charged to such a policy.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -216,23 +218,20 @@ impl Decision {
     /// ]);
     ///
     /// let decision = both.check("42").await?;
-    /// if let Some(receipt) = decision.take_receipt_of("tokens") {
-    ///     receipt.settle(120).await?;
-    /// }
+    /// decision.take_receipt_of("tokens").settle(120).await?;
     /// assert_eq!(tokens.peek("42").await?.remaining(), 880);
     /// assert_eq!(requests.peek("42").await?.remaining(), 59);
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
-    pub fn take_receipt_of(&self, policy: &str) -> Option<Receipt> {
+    pub fn take_receipt_of(&self, policy: &str) -> Receipt {
         self.receipt_of(|charged| charged.name() == policy)
     }
 
-    fn receipt_of(&self, select: impl Fn(&PolicyDecision) -> bool + Copy) -> Option<Receipt> {
+    fn receipt_of(&self, select: impl Fn(&PolicyDecision) -> bool + Copy) -> Receipt {
         let mut charges = Vec::new();
         self.take_charges(select, &mut charges);
-        (!charges.is_empty()).then(|| Receipt::new(charges))
+        Receipt::new(charges)
     }
 
     fn take_charges(&self, select: impl Fn(&PolicyDecision) -> bool + Copy, charges: &mut Vec<ChargedPolicy>) {

@@ -75,7 +75,7 @@ impl PolicyDecision {
     /// [`denial`](Self::denial).
     #[must_use]
     pub fn is_observed(&self) -> bool {
-        self.policy().observed
+        self.policy().settings.observed
     }
 
     /// The reason why this policy denied the request or, if it is [observed](Self::is_observed), would have denied it.
@@ -234,7 +234,7 @@ impl PolicyDecision {
 
     #[inline]
     pub(crate) fn failure_mode(&self) -> FailureMode {
-        self.context.failure_mode.unwrap_or(self.policy().failure_mode)
+        self.policy().settings.failure_mode.unwrap_or_default()
     }
 
     /// What the store is to charge.
@@ -252,7 +252,7 @@ impl PolicyDecision {
 
     #[inline]
     pub(crate) fn completion_rule(&self) -> Option<&CompletionRule> {
-        self.policy().completion.as_ref()
+        self.policy().settings.completion.as_ref()
     }
 
     /// Whether the check counts nothing.
@@ -278,7 +278,7 @@ impl PolicyDecision {
 
     /// Whether responses begin bans.
     pub(crate) fn learns(&self) -> bool {
-        self.policy().learns
+        self.policy().settings.learns
     }
 
     /// The charge that bans the key for so many microseconds, if the policy has bans.

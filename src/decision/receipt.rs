@@ -13,7 +13,9 @@ use crate::{
 /// [`Decision::take_receipt`](crate::Decision::take_receipt) returns it. Dropping it leaves the charges as they are.
 ///
 /// A cost that is not yet known at the check is estimated there and [settled](Self::settle) later: the tokens of a language
-/// model, the bytes of a response, the rows of a query.
+/// model, the bytes of a response, the rows of a query. The default is an [empty](Self::is_empty) receipt, to put in the place
+/// of one that is settled in a `Drop`.
+#[derive(Default)]
 #[must_use = "a receipt does nothing unless `settle` or `refund` is called"]
 pub struct Receipt {
     charges: Vec<ChargedPolicy>,
@@ -34,6 +36,12 @@ impl Receipt {
 }
 
 impl Receipt {
+    /// Whether there is nothing to settle or refund.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.charges.is_empty()
+    }
+
     /// Replaces the cost that was charged to each policy by the actual cost, in units of the limits.
     ///
     /// If the actual cost is higher, the difference is charged now, also above the limit; later requests wait for it. If it
@@ -44,7 +52,7 @@ impl Receipt {
     /// were counted in one store are settled at one instant, in one call. To settle one of several policies, take
     /// [its receipt](crate::Decision::take_receipt_of).
     ///
-    /// An actual cost of 0 refunds the request. The largest one is 999,999,999,999,999; a larger one counts as that.
+    /// An empty receipt settles nothing. The largest actual cost is 999,999,999,999,999; a larger one counts as that.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -55,9 +63,7 @@ impl Receipt {
     /// for (actual, remaining) in [(120, 880), (500, 380), (700, 0)] {
     ///     let decision = tokens.check_n("42", 300).await?; // the estimate
     ///     assert!(decision.is_allowed());
-    ///     if let Some(receipt) = decision.take_receipt() {
-    ///         receipt.settle(actual).await?;
-    ///     }
+    ///     decision.take_receipt().settle(actual).await?;
     ///     assert_eq!(tokens.peek("42").await?.remaining(), remaining);
     /// }
     /// # Ok(())
@@ -94,9 +100,7 @@ impl Receipt {
     /// assert_eq!(mails.peek("42").await?.remaining(), 0);
     ///
     /// // The mail could not be sent.
-    /// if let Some(receipt) = decision.take_receipt() {
-    ///     receipt.refund().await?;
-    /// }
+    /// decision.take_receipt().refund().await?;
     /// assert_eq!(mails.peek("42").await?.remaining(), 1);
     /// # Ok(())
     /// # }

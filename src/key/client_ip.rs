@@ -46,37 +46,15 @@ use crate::ConfigError;
 ///
 /// # Panics
 ///
-/// For [`XForwardedForHop(0)`](ClientIpSource::XForwardedForHop): a chain has at least one proxy. [`try_client_ip`] returns an
-/// error instead.
+/// For [`XForwardedForHop(0)`](ClientIpSource::XForwardedForHop): a chain has at least one proxy.
 #[track_caller]
 pub fn client_ip(source: ClientIpSource) -> ClientIp {
-    match try_client_ip(source) {
-        Ok(client) => client,
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// A [`client_ip`] whose source comes from configuration.
-///
-/// # Errors
-///
-/// For [`XForwardedForHop(0)`](ClientIpSource::XForwardedForHop): a chain has at least one proxy.
-///
-/// ```
-/// use tower_quota::key::{self, ClientIpSource};
-///
-/// assert!(key::try_client_ip(ClientIpSource::XForwardedForHop(1)).is_ok());
-/// let error = key::try_client_ip(ClientIpSource::XForwardedForHop(0)).unwrap_err();
-/// assert!(error.to_string().contains("`XForwardedForHop(1)`"));
-/// ```
-pub fn try_client_ip(source: ClientIpSource) -> Result<ClientIp, ConfigError> {
-    match source {
-        ClientIpSource::XForwardedForHop(0) => Err(ConfigError::new(
-            "a chain has at least one proxy: behind one, the client is the last entry of `x-forwarded-for`, which is \
-             `XForwardedForHop(1)`",
-        )),
-        _ => Ok(ClientIp { source }),
-    }
+    assert!(
+        !matches!(source, ClientIpSource::XForwardedForHop(0)),
+        "a chain has at least one proxy: behind one, the client is the last entry of `x-forwarded-for`, which is \
+         `XForwardedForHop(1)`"
+    );
+    ClientIp { source }
 }
 
 /// A [`client_ip`] that still requires trusted peers.
@@ -91,10 +69,9 @@ impl ClientIp {
     ///
     /// An empty list trusts no address: the header is ignored, and each request counts by the address of its peer.
     ///
-    /// # Panics
+    /// # Errors
     ///
     /// If an element is not a network, or contains every address: `0.0.0.0/0` and `::/0`.
-    /// [`try_trusted`](Self::try_trusted) returns an error instead.
     ///
     /// ```
     /// use http::Request;
@@ -107,30 +84,17 @@ impl ClientIp {
     /// assert_eq!(client.extract(&request.into_parts().0)?, Some(Key::ip("198.51.100.9".parse()?)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[track_caller]
-    pub fn trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Ip {
-        match self.try_trusted(networks) {
-            Ok(ip) => ip,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Trusts peers, and hops in a list, in these networks, which come from configuration.
-    ///
-    /// # Errors
-    ///
-    /// If an element is not a network, or contains every address: `0.0.0.0/0` and `::/0`.
     ///
     /// ```
     /// use tower_quota::key::{self, ClientIpSource};
     ///
     /// let client = || key::client_ip(ClientIpSource::XForwardedFor);
-    /// assert!(client().try_trusted(["10.0.0.0/8"]).is_ok());
-    /// let error = client().try_trusted(["10.0.0.0/33"]).unwrap_err();
+    /// assert!(client().trusted(["10.0.0.0/8"]).is_ok());
+    /// let error = client().trusted(["10.0.0.0/33"]).unwrap_err();
     /// assert_eq!(error.to_string(), "`10.0.0.0/33` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`");
     /// ```
     // Networks are text, as configuration has them, so that no crate for networks is part of the public API.
-    pub fn try_trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
+    pub fn trusted<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Result<Ip, ConfigError> {
         let networks = networks.into_iter().map(|text| network(text.as_ref()));
         let mut proxies = Proxies {
             given: networks.collect::<Result<_, _>>()?,
@@ -351,7 +315,7 @@ mod tests {
     use crate::key::{Ip, client_ip};
 
     fn trusted(network: &str) -> Result<Ip, ConfigError> {
-        client_ip(ClientIpSource::XForwardedFor).try_trusted([network])
+        client_ip(ClientIpSource::XForwardedFor).trusted([network])
     }
 
     #[test]

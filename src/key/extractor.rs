@@ -45,7 +45,7 @@ use super::key::Key;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key extractor",
     note = "use `key::ip()`, `key::extension(..)` or another function of `tower_quota::key`, a tuple of them, or `key::from_fn(|parts| ..)`",
-    note = "`key::client_ip(..)` requires the networks of your proxies: `key::client_ip(..).trusted([\"10.0.0.0/8\"])`"
+    note = "`key::client_ip(..)` requires the networks of your proxies: `key::client_ip(..).trusted([\"10.0.0.0/8\"])?`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// Returns the key of a request, or `Ok(None)` if the policy does not apply to it.

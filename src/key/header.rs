@@ -6,7 +6,6 @@ use super::{
     extractor::{KeyError, KeyExtractor, inherent_or},
     key::Key,
 };
-use crate::ConfigError;
 
 /// The value of a request header, byte for byte, without surrounding white space.
 ///
@@ -26,7 +25,8 @@ use crate::ConfigError;
 ///
 /// # Panics
 ///
-/// If the name is not a header name, as in `key::header("x user")`. [`try_header`] returns an error instead.
+/// If the name is not a header name, as in `key::header("x user")`.
+/// Convert a name from configuration to a `HeaderName` first, which gives an error.
 ///
 /// ```
 /// use http::Request;
@@ -48,35 +48,9 @@ where
     N: TryInto<HeaderName>,
     N::Error: fmt::Display,
 {
-    match try_header(name) {
-        Ok(header) => header,
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// A [`header`](fn@header) whose name comes from configuration.
-///
-/// # Errors
-///
-/// If the name is not a header name.
-///
-/// ```
-/// use tower_quota::key;
-///
-/// assert!(key::try_header("x-gateway-user").is_ok());
-/// let error = key::try_header("x user").unwrap_err();
-/// assert_eq!(error.to_string(), "invalid HTTP header name; write it as in `key::header(\"x-user-id\")`");
-/// ```
-pub fn try_header<N>(name: N) -> Result<Header, ConfigError>
-where
-    N: TryInto<HeaderName>,
-    N::Error: fmt::Display,
-{
     match name.try_into() {
-        Ok(name) => Ok(Header(name)),
-        Err(error) => Err(ConfigError::new(format!(
-            "{error}; write it as in `key::header(\"x-user-id\")`"
-        ))),
+        Ok(name) => Header(name),
+        Err(error) => panic!("{error}; write it as in `key::header(\"x-user-id\")`"),
     }
 }
 

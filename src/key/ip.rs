@@ -143,7 +143,7 @@ impl Ip {
     ///
     /// # Panics
     ///
-    /// If the length is out of range. [`try_ipv4_prefix`](Self::try_ipv4_prefix) returns an error instead.
+    /// If the length is out of range.
     ///
     /// ```
     /// use tower_quota::key;
@@ -153,33 +153,13 @@ impl Ip {
     /// # Ok::<(), std::net::AddrParseError>(())
     /// ```
     #[track_caller]
-    pub fn ipv4_prefix(self, bits: u8) -> Self {
-        match self.try_ipv4_prefix(bits) {
-            Ok(ip) => ip,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Counts IPv4 addresses by networks of a length that comes from configuration.
-    ///
-    /// # Errors
-    ///
-    /// If the length is not from 8 to 32 bits.
-    ///
-    /// ```
-    /// use tower_quota::key;
-    ///
-    /// let error = key::ip().try_ipv4_prefix(0).unwrap_err().to_string();
-    /// assert_eq!(error, "IPv4 addresses are grouped by 8 to 32 bits, as in `.ipv4_prefix(24)`, not by 0");
-    /// ```
-    pub fn try_ipv4_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
-        if !(8..=32).contains(&bits) {
-            return Err(ConfigError::new(format!(
-                "IPv4 addresses are grouped by 8 to 32 bits, as in `.ipv4_prefix(24)`, not by {bits}"
-            )));
-        }
+    pub fn ipv4_prefix(mut self, bits: u8) -> Self {
+        assert!(
+            (8..=32).contains(&bits),
+            "IPv4 addresses are grouped by 8 to 32 bits, as in `.ipv4_prefix(24)`, not by {bits}"
+        );
         self.grouping.ipv4 = bits;
-        Ok(self)
+        self
     }
 
     /// Counts IPv6 addresses by networks of this length, from 32 to 128 bits.
@@ -188,7 +168,7 @@ impl Ip {
     ///
     /// # Panics
     ///
-    /// If the length is out of range. [`try_ipv6_prefix`](Self::try_ipv6_prefix) returns an error instead.
+    /// If the length is out of range.
     ///
     /// ```
     /// use tower_quota::key;
@@ -198,43 +178,22 @@ impl Ip {
     /// # Ok::<(), std::net::AddrParseError>(())
     /// ```
     #[track_caller]
-    pub fn ipv6_prefix(self, bits: u8) -> Self {
-        match self.try_ipv6_prefix(bits) {
-            Ok(ip) => ip,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Counts IPv6 addresses by networks of a length that comes from configuration.
-    ///
-    /// # Errors
-    ///
-    /// If the length is not from 32 to 128 bits.
-    ///
-    /// ```
-    /// use tower_quota::key;
-    ///
-    /// let error = key::ip().try_ipv6_prefix(16).unwrap_err().to_string();
-    /// assert_eq!(error, "IPv6 addresses are grouped by 32 to 128 bits, as in `.ipv6_prefix(56)`, not by 16");
-    /// ```
-    pub fn try_ipv6_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
-        if !(32..=128).contains(&bits) {
-            return Err(ConfigError::new(format!(
-                "IPv6 addresses are grouped by 32 to 128 bits, as in `.ipv6_prefix(56)`, not by {bits}"
-            )));
-        }
+    pub fn ipv6_prefix(mut self, bits: u8) -> Self {
+        assert!(
+            (32..=128).contains(&bits),
+            "IPv6 addresses are grouped by 32 to 128 bits, as in `.ipv6_prefix(56)`, not by {bits}"
+        );
         self.grouping.ipv6 = bits;
-        Ok(self)
+        self
     }
 
     /// Replaces the NAT64 prefixes: the last 32 bits of addresses in these /96 networks are an IPv4 address.
     ///
     /// The default is the well-known prefix of NAT64, `64:ff9b::/96` (RFC 6052 §2.1).
     ///
-    /// # Panics
+    /// # Errors
     ///
     /// If an element is not an IPv6 network of 96 bits, or if one is a trusted network: that would be all of IPv4.
-    /// [`try_nat64_prefixes`](Self::try_nat64_prefixes) returns an error instead.
     ///
     /// ```
     /// use tower_quota::{Key, key};
@@ -243,30 +202,14 @@ impl Ip {
     /// assert_eq!(ip.key_of("2001:db8:64::203.0.113.7".parse()?), Key::ip("203.0.113.7".parse()?));
     /// # Ok::<(), std::net::AddrParseError>(())
     /// ```
-    #[track_caller]
-    pub fn nat64_prefixes<N: AsRef<str>>(self, networks: impl IntoIterator<Item = N>) -> Self {
-        match self.try_nat64_prefixes(networks) {
-            Ok(ip) => ip,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Replaces the NAT64 prefixes by those of configuration.
-    ///
-    /// # Errors
-    ///
-    /// If an element is not an IPv6 network of 96 bits, or if one is a trusted network: that would be all of IPv4.
     ///
     /// ```
     /// use tower_quota::key;
     ///
-    /// let error = key::ip().try_nat64_prefixes(["64:ff9b::/64"]).unwrap_err().to_string();
+    /// let error = key::ip().nat64_prefixes(["64:ff9b::/64"]).unwrap_err().to_string();
     /// assert_eq!(error, "`64:ff9b::/64` is not a NAT64 prefix; one looks like `64:ff9b::/96`");
     /// ```
-    pub fn try_nat64_prefixes<N: AsRef<str>>(
-        mut self,
-        networks: impl IntoIterator<Item = N>,
-    ) -> Result<Self, ConfigError> {
+    pub fn nat64_prefixes<N: AsRef<str>>(mut self, networks: impl IntoIterator<Item = N>) -> Result<Self, ConfigError> {
         let prefixes = networks.into_iter().map(|text| match text.as_ref().parse::<Ipv6Net>() {
             Ok(network) if network.prefix_len() == 96 => Ok(network.trunc()),
             _ => Err(ConfigError::new(format!(

@@ -76,10 +76,10 @@ pub(crate) use self::secret::Secret;
 #[cfg(any(feature = "fred", feature = "redis"))]
 pub(crate) use self::secret::ShortSecret;
 pub use self::{
-    client_ip::{ClientIp, ClientIpSource, client_ip, try_client_ip},
+    client_ip::{ClientIp, ClientIpSource, client_ip},
     extractor::{KeyError, KeyExtractor, Or},
     from_fn::{Constant, Extension, FromFn, IntoKey, constant, extension, from_fn},
-    header::{Header, Method, header, method, try_header},
+    header::{Header, Method, header, method},
     ip::{Ip, ip},
     key::Key,
     path::{Path, path},

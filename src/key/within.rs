@@ -25,9 +25,9 @@ impl Ip {
     /// nor a request without a peer address; the first one is logged as an error. The networks are compared one after the
     /// other.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If an element is not a network, or contains every address. [`try_within`](Self::try_within) returns an error instead.
+    /// If an element is not a network, or contains every address.
     ///
     /// ```
     /// use http::Request;
@@ -49,32 +49,16 @@ impl Ip {
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[track_caller]
-    pub fn within<N: AsRef<str>>(
-        self,
-        networks: impl IntoIterator<Item = N>,
-    ) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
-        match self.try_within(networks) {
-            Ok(condition) => condition,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// The condition that the address is in one of these networks, which come from configuration.
-    ///
-    /// # Errors
-    ///
-    /// If an element is not a network, or contains every address: `0.0.0.0/0` and `::/0`.
     ///
     /// ```
     /// use tower_quota::key;
     ///
-    /// assert!(key::ip().try_within(["10.0.0.0/8"]).is_ok());
-    /// let error = key::ip().try_within(["10.0.0.0/33"]).err().map(|error| error.to_string());
+    /// assert!(key::ip().within(["10.0.0.0/8"]).is_ok());
+    /// let error = key::ip().within(["10.0.0.0/33"]).err().map(|error| error.to_string());
     /// assert_eq!(error.unwrap(), "`10.0.0.0/33` is not a network; one looks like `10.0.0.0/8` or `fd00::/8`");
     /// ```
     #[expect(clippy::type_complexity, reason = "an alias would hide that it is a closure")]
-    pub fn try_within<N: AsRef<str>>(
+    pub fn within<N: AsRef<str>>(
         self,
         networks: impl IntoIterator<Item = N>,
     ) -> Result<Box<dyn Fn(&Parts) -> bool + Send + Sync>, ConfigError> {

@@ -73,8 +73,8 @@ use super::limit::Limit;
 ///
 /// The function runs on the path of the request. Its limits are rendered once and kept, up to some hundred of them; further ones
 /// are rendered for each request. A request makes no other call of the store than with a fixed limit.
-pub fn by<L: Into<Limit>>(choose: impl Fn(&Parts) -> L + Send + Sync + 'static) -> PolicyLimit {
-    PolicyLimit(Source::Chosen(Arc::new(move |parts| choose(parts).into())))
+pub fn by<L: Into<Limit>>(choose: impl Fn(&Parts) -> L + Send + Sync + 'static) -> LimitSource {
+    LimitSource(Source::Chosen(Arc::new(move |parts| choose(parts).into())))
 }
 
 /// The limit of a [`Policy`](crate::Policy): one for all requests, or one that [`by`] chooses for each.
@@ -87,7 +87,7 @@ pub fn by<L: Into<Limit>>(choose: impl Fn(&Parts) -> L + Send + Sync + 'static) 
 /// assert_eq!(Policy::new("api", limit::by(move |_| limit)).limit(), None);
 /// ```
 #[derive(Clone)]
-pub struct PolicyLimit(pub(crate) Source);
+pub struct LimitSource(pub(crate) Source);
 
 #[derive(Clone)]
 pub(crate) enum Source {
@@ -98,13 +98,13 @@ pub(crate) enum Source {
 /// Chooses the limit of a request.
 pub(crate) type ChooseLimit = Arc<dyn Fn(&Parts) -> Limit + Send + Sync>;
 
-impl<L: Into<Limit>> From<L> for PolicyLimit {
+impl<L: Into<Limit>> From<L> for LimitSource {
     fn from(limit: L) -> Self {
         Self(Source::Fixed(limit.into()))
     }
 }
 
-impl fmt::Debug for PolicyLimit {
+impl fmt::Debug for LimitSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Source::Fixed(limit) => limit.fmt(f),

@@ -92,38 +92,24 @@ impl FixedWindow {
     ///
     /// The zone is a name of the [IANA time zone database](https://www.iana.org/time-zones), such as `Europe/Berlin` or `UTC`.
     ///
-    /// # Panics
-    ///
-    /// If the quota is 0 or above 999,999,999,999,999, or the time zone is not in the database.
-    /// [`try_calendar`](Self::try_calendar) returns an error instead.
-    ///
-    /// ```
-    /// use tower_quota::{FixedWindow, Limit, limit::Calendar};
-    ///
-    /// let leave_requests = FixedWindow::calendar(3, Calendar::Month, "Europe/Berlin");
-    /// assert_eq!("fixed-window 3/month Europe/Berlin".parse(), Ok(Limit::from(leave_requests)));
-    /// ```
-    #[track_caller]
-    pub fn calendar(quota: u64, calendar: Calendar, zone: &str) -> Self {
-        match Self::try_calendar(quota, calendar, zone) {
-            Ok(fixed) => fixed,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Like [`calendar`](Self::calendar), with an error instead of a panic.
-    ///
     /// # Errors
     ///
     /// If the quota is 0 or above 999,999,999,999,999, or the time zone is not in the database.
     ///
     /// ```
+    /// use tower_quota::{FixedWindow, Limit, limit::Calendar};
+    ///
+    /// let leave_requests = FixedWindow::calendar(3, Calendar::Month, "Europe/Berlin")?;
+    /// assert_eq!("fixed-window 3/month Europe/Berlin".parse(), Ok(Limit::from(leave_requests)));
+    /// ```
+    ///
+    /// ```
     /// use tower_quota::{FixedWindow, limit::Calendar};
     ///
-    /// let error = FixedWindow::try_calendar(3, Calendar::Month, "Europe/Atlantis").unwrap_err();
+    /// let error = FixedWindow::calendar(3, Calendar::Month, "Europe/Atlantis").unwrap_err();
     /// assert_eq!(error.to_string(), "`Europe/Atlantis` is not a time zone of the IANA database, such as `Europe/Berlin`");
     /// ```
-    pub fn try_calendar(quota: u64, calendar: Calendar, zone: &str) -> Result<Self, ConfigError> {
+    pub fn calendar(quota: u64, calendar: Calendar, zone: &str) -> Result<Self, ConfigError> {
         if let Some(fault) = Fault::of(quota, Duration::from_secs(1)) {
             return Err(ConfigError::new(fault.in_code()));
         }
@@ -143,7 +129,7 @@ impl FixedWindow {
     /// ```
     /// use tower_quota::{FixedWindow, limit::Calendar};
     ///
-    /// let monthly = FixedWindow::calendar(3, Calendar::Month, "Europe/Berlin");
+    /// let monthly = FixedWindow::calendar(3, Calendar::Month, "Europe/Berlin")?;
     /// assert_eq!(monthly.calendar_window(), Some((Calendar::Month, "Europe/Berlin")));
     /// assert_eq!(FixedWindow::per_hour(3).calendar_window(), None);
     /// ```
@@ -406,7 +392,7 @@ mod tests {
         }
         #[cfg(feature = "calendar")]
         {
-            let of = |quota| FixedWindow::calendar(quota, Calendar::Month, "Europe/Berlin");
+            let of = |quota| FixedWindow::calendar(quota, Calendar::Month, "Europe/Berlin").unwrap();
             assert_eq!(of(5).for_markers(7), of(7));
         }
     }

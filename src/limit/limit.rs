@@ -1,4 +1,4 @@
-use std::{borrow::Cow, fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     ban::Ban, concurrency::Concurrency, fixed_window::FixedWindow, sliding_counter::SlidingCounter,
@@ -328,14 +328,14 @@ impl fmt::Display for Share {
 /// What a policy counts: a name and a limit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NamedLimit {
-    pub(crate) name: Cow<'static, str>,
+    pub(crate) name: Arc<str>,
     pub(crate) limit: Limit,
     /// The hash of the name by [`hash_name`].
     pub(crate) name_hash: u64,
 }
 
 impl NamedLimit {
-    pub(crate) fn new(name: Cow<'static, str>, limit: Limit) -> Self {
+    pub(crate) fn new(name: Arc<str>, limit: Limit) -> Self {
         Self {
             name_hash: hash_name(&name),
             name,

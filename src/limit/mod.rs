@@ -105,7 +105,7 @@
 //! | `sliding-counter 1000/hour` | `SlidingCounter::per_hour(1_000)` | `sliding-counter 1000/h` |
 //! | `fixed-window 3/day` | `FixedWindow::per_day(3)` | `fixed-window 3/d` |
 //! | `fixed-window 3/h aligned` | `FixedWindow::per_hour(3).aligned()` | `fixed-window 3/h aligned` |
-//! | `3/day Europe/Berlin` | `FixedWindow::calendar(3, Calendar::Day, "Europe/Berlin")` | `fixed-window 3/day Europe/Berlin` |
+//! | `3/day Europe/Berlin` | `FixedWindow::calendar(3, Calendar::Day, "Europe/Berlin")?` | `fixed-window 3/day Europe/Berlin` |
 //! | `token-bucket 10/s burst 30` | `TokenBucket::per_second(10).burst(30)` | `token-bucket 10/s burst 30` |
 //! | `concurrency 3` | `Concurrency::new(3)` | `concurrency 3` |
 //! | `concurrency 3 lease 30s` | `Concurrency::new(3).lease(Duration::from_secs(30))` | `concurrency 3 lease 30s` |
@@ -185,7 +185,7 @@ pub(crate) use self::limit::{NamedLimit, hash_name};
 pub(crate) use self::rate::parse_length;
 pub use self::{
     ban::Ban,
-    by::{PolicyLimit, by},
+    by::{LimitSource, by},
     concurrency::Concurrency,
     fixed_window::FixedWindow,
     leases::LeaseId,

@@ -104,7 +104,7 @@ fn fixed_window(text: &str) -> Result<Limit, ParseLimitError> {
 #[cfg(feature = "calendar")]
 fn calendar(rate: &Rate<'_>, zone: &str) -> Result<Limit, ParseLimitError> {
     let calendar = rate.calendar()?;
-    let fixed = FixedWindow::try_calendar(rate.quota, calendar, zone).map_err(invalid(CALENDAR))?;
+    let fixed = FixedWindow::calendar(rate.quota, calendar, zone).map_err(invalid(CALENDAR))?;
     Ok(fixed.into())
 }
 
@@ -374,7 +374,7 @@ mod tests {
 
         macro_rules! limits {
             ($($limit:expr,)+) => {
-                [$((stringify!($limit).replace(char::is_whitespace, ""), Limit::from($limit)),)+]
+                [$((stringify!($limit).replace(char::is_whitespace, "").replace(".unwrap()", "?"), Limit::from($limit)),)+]
             };
         }
         let limits = limits![
@@ -385,7 +385,7 @@ mod tests {
             SlidingCounter::per_hour(1_000),
             FixedWindow::per_day(3),
             FixedWindow::per_hour(3).aligned(),
-            FixedWindow::calendar(3, Calendar::Day, "Europe/Berlin"),
+            FixedWindow::calendar(3, Calendar::Day, "Europe/Berlin").unwrap(),
             TokenBucket::per_second(10).burst(30),
             Concurrency::new(3),
             Concurrency::new(3).lease(Duration::from_secs(30)),

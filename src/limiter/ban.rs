@@ -43,7 +43,7 @@ impl Limiter {
         let mut key = key.into();
         key.bound();
         let (decision, longest) = self.policies.with_newest(|newest| {
-            let context = newest.context;
+            let context = &newest.context;
             // Also those that are not limited now: the ban applies when they are.
             let policies = 0..context.policies.len();
             let undecided =

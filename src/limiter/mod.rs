@@ -54,7 +54,7 @@ impl Limiter {
     ///
     /// Of several, a request is counted by all or, if one denies it, by none. An empty list admits everything. Policies with
     /// keys of their own, such as an account and an address, have a limiter each: if the second denies,
-    /// [`refund`](Decision::refund) the decision of the first.
+    /// [`refund`](crate::Receipt::refund) the decision of the first.
     ///
     /// # Panics
     ///
@@ -292,16 +292,17 @@ impl Limiter {
 }
 
 fn undecided_by(
-    Basis { policies, context, .. }: Basis<'_, Unkeyed>,
+    Basis { policies, context, .. }: &Basis<Unkeyed>,
     operation: Operation,
     (key, id): (&Key, Option<&Key>),
     cost: Option<u64>,
     wait: impl Fn(Waiting) -> Waiting,
 ) -> Decision {
-    let undecided = policies.iter().enumerate().map(|(position, policy)| {
-        let cost = cost.or(policy.fixed_cost()).unwrap_or(1);
+    let undecided = policies.iter().enumerate().map(|(position, _)| {
+        let settings = &context.policies[position].settings;
+        let cost = cost.or(settings.fixed_cost()).unwrap_or(1);
         let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
-        let marker = id.and_then(|id| policy.once().marker((&undecided.named().limit, cost), key, id));
+        let marker = id.and_then(|id| settings.marker((&undecided.named().limit, cost), key, id));
         let waiting = match undecided.is_observed() {
             true => Waiting::NONE,
             false => wait(undecided.waiting),
@@ -340,7 +341,7 @@ fn failure(decision: &Result<Decision, StoreError>) -> Option<&StoreError> {
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
-            .field("policies", &self.policies.policies())
+            .field("policies", &self.policies.with_newest(|newest| newest.policies.clone()))
             .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,6 @@
-use crate::{
-    Decision, Headers, Limiter,
-    decision::{SharedFormat, response::ResponseFormat},
-    observe::Observer,
-    store::StoreError,
-};
+use std::sync::Arc;
+
+use crate::{Decision, Headers, Limiter, decision::response::ResponseFormat, observe::Observer, store::StoreError};
 
 /// Responses of handlers.
 ///
@@ -14,7 +11,8 @@ impl Limiter {
     /// The default is [`Negotiated`](crate::decision::response::Negotiated), as of a [layer](crate::RateLimitLayer::format). See
     /// [`Denied::response_to`](crate::Denied::response_to) for an example.
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
-        self.policies.context_mut().format = SharedFormat::new(format);
+        self.policies
+            .change_context(|context| context.format = Arc::new(format));
         self
     }
 
@@ -37,7 +35,7 @@ impl Limiter {
     /// # }
     /// ```
     pub fn headers(mut self, headers: Headers) -> Self {
-        self.policies.context_mut().fields.dialect = headers;
+        self.policies.change_context(|context| context.fields.dialect = headers);
         self
     }
 }

@@ -129,11 +129,12 @@ impl Enforcer {
     }
 
     #[inline(always)]
-    fn undecided_by_all(&self, basis: Basis<'_, Keyed>, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
+    fn undecided_by_all(&self, basis: &Basis<Keyed>, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
         let Basis {
             policies,
             context,
             access,
+            ..
         } = basis;
         if let Some(access) = access {
             if access.blocks(parts) {
@@ -148,7 +149,7 @@ impl Enforcer {
         }
 
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
-        if let [policy] = policies {
+        if let [policy] = &policies[..] {
             match self.undecided_by(policy, (context, 0), parts) {
                 Ok(Some(undecided)) => return Ok(Some(Decision::new(false, SmallVec::from_buf([undecided])))),
                 Ok(None) => {}
@@ -181,7 +182,8 @@ impl Enforcer {
         (context, position): (&Arc<CheckContext>, usize),
         parts: &Parts,
     ) -> Result<Option<PolicyDecision>, KeyError> {
-        if !policy.applies_to(parts) {
+        let settings = &context.policies[position].settings;
+        if !settings.apply_to(parts) {
             return Ok(None);
         }
         let chosen = policy.choose_plan(parts)?;
@@ -189,7 +191,7 @@ impl Enforcer {
         if matches!(named.limit, Limit::Unlimited) {
             return Ok(None);
         }
-        let mut cost = policy.cost_of(parts);
+        let mut cost = settings.cost_of(parts);
         if cost == 0 {
             return Ok(None);
         }
@@ -207,7 +209,7 @@ impl Enforcer {
             };
             cost = rest;
         } else {
-            marker = policy.once().marker_of((&named.limit, cost), &key, parts)?;
+            marker = settings.marker_of((&named.limit, cost), &key, parts)?;
         }
         let lease = Ticket::of(&named.limit);
         let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
@@ -222,7 +224,7 @@ impl Enforcer {
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
     #[cold]
     fn without_key(&self, (context, position): (&CheckContext, usize), error: KeyError) -> Result<(), KeyError> {
-        if !context.policies[position].observed {
+        if !context.policies[position].settings.observed {
             context.count(position, PolicyOutcome::Refused);
             context.record(PolicyOutcome::Refused, Some(position));
             return Err(error);
@@ -299,11 +301,11 @@ impl Enforcer {
             release,
         } = admitted;
         let completion = completion.and_then(|completion| completion.respond(&response));
-        if !denied::made(&response) {
-            self.policies
-                .context()
-                .fields
-                .write(&own, response.status(), response.headers_mut());
+        if let Some(policy) = own.as_slice().first()
+            && !denied::made(&response)
+        {
+            let fields = &policy.context.fields;
+            fields.write(&own, response.status(), response.headers_mut());
         }
         if self.extensions {
             // The decision of an inner layer has the policies of this one too.
@@ -354,7 +356,10 @@ impl Enforcer {
     }
 
     fn reject(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
-        Rejected::new(respond(self.policies.context().format.get(), rejection, parts), parts)
+        let response = self
+            .policies
+            .with_newest(|newest| respond(&*newest.context.format, rejection, parts));
+        Rejected::new(response, parts)
     }
 
     /// The jitter of one response.

@@ -132,7 +132,10 @@ impl<S: fmt::Debug> fmt::Debug for RateLimit<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field("policies", &self.enforcer.policies.policies())
+            .field(
+                "policies",
+                &self.enforcer.policies.with_newest(|newest| newest.policies.clone()),
+            )
             .finish_non_exhaustive()
     }
 }

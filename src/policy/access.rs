@@ -1,11 +1,12 @@
 //! The requests that a layer does not limit, and those that it blocks.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
+#[cfg(feature = "serde")]
+use std::sync::Arc;
 
 use http::request::Parts;
 
-/// A condition on requests.
-pub(crate) type Condition = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+use crate::decision::Condition;
 
 /// The conditions under which a layer decides about a request without its policies.
 #[derive(Clone, Default)]

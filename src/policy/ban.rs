@@ -1,5 +1,5 @@
 use super::Policy;
-use crate::{Ban, ConfigError};
+use crate::Ban;
 
 /// Bans.
 impl<K> Policy<K> {
@@ -77,37 +77,8 @@ impl<K> Policy<K> {
     /// If the clock of the store is set ahead, bans end early. If it is set back by more than a second, a ban ends that would then
     /// last for more than the [longest length](Ban::max_length). While the store fails and this process counts, it has bans of
     /// its own.
-    ///
-    /// # Panics
-    ///
-    /// If a number of the ban is out of range, or the first ban is longer than the longest. [`try_ban`](Self::try_ban)
-    /// returns an error instead.
-    #[track_caller]
-    pub fn ban(self, ban: Ban) -> Self {
-        match self.try_ban(ban) {
-            Ok(policy) => policy,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// The [bans](Self::ban) from configuration.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::{Ban, Policy, SlidingLog};
-    ///
-    /// let codes = || Policy::new("codes", SlidingLog::per_minute(5));
-    /// assert!(codes().try_ban(Ban::after(10, Duration::from_secs(3_600))).is_ok());
-    /// assert!(codes().try_ban(Ban::after(0, Duration::from_secs(3_600))).is_err());
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the denials are not 1 to 1,000,000, a length is not a whole number of microseconds between 1 ms and 366 days, or the
-    /// first ban is longer than the longest.
-    pub fn try_ban(mut self, ban: Ban) -> Result<Self, ConfigError> {
-        ban.validate()?;
+    pub fn ban(mut self, ban: Ban) -> Self {
         self.settings.ban = Some(ban);
-        Ok(self)
+        self.noting(ban.validate())
     }
 }

@@ -29,7 +29,7 @@ impl<K> Policy<K> {
         let setting = match &self.settings.completion {
             Some(CompletionRule::RefundIf(_)) => "`.refund_if(..)`",
             Some(CompletionRule::ChargeIf(_)) => "`.charge_if(..)`",
-            None if self.settings.once.has_id() => "`.once_per(..)`",
+            None if self.settings.id.is_some() => "`.once_per(..)`",
             None => return Ok(()),
         };
         Err(ConfigError::new(format!(

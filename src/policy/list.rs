@@ -1,19 +1,16 @@
+//! The policies of a layer or limiter.
+
 use std::sync::Arc;
-#[cfg(feature = "admin")]
-use std::time::SystemTime;
 
 #[cfg(feature = "serde")]
 use super::access::Access;
-use super::{Cost, Keyed, Policy, Settings, Unkeyed};
+use super::{Keyed, Policy, Unkeyed};
 #[cfg(feature = "serde")]
 use crate::KeyExtractor;
-#[cfg(feature = "admin")]
-use crate::decision::Denials;
 use crate::{
-    ConfigError, Limit,
-    decision::{CheckContext, CompletionRule, Fields, Keeper, PolicyContext, SharedFormat, response::Negotiated},
-    observe::metrics::{CheckMetrics, PolicyMetrics},
-    store::{Failover, Outstanding, Store, Waiting},
+    ConfigError,
+    decision::{CheckContext, CompletionRule, Cost, PolicyContext},
+    store::Store,
 };
 
 /// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them.
@@ -76,9 +73,10 @@ mod sealed {
     impl<K, const N: usize> Sealed for [Policy<K>; N] {}
 }
 
-/// Refuses lists in which two policies would share their counts, and settings that have no meaning for slots.
-pub(super) fn validate_policies<K>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
+/// Refuses policies that are not valid, or of which two would share their counts.
+pub(super) fn validate_policies<K: PolicyKey>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
     for (position, policy) in policies.iter().enumerate() {
+        policy.validate()?;
         if policies[..position]
             .iter()
             .any(|earlier| earlier.name() == policy.name())
@@ -88,82 +86,35 @@ pub(super) fn validate_policies<K>(policies: &[Policy<K>]) -> Result<(), ConfigE
                 policy.name(),
             )));
         }
-        policy.validate_slots()?;
+        K::validate(policy)?;
     }
     Ok(())
 }
 
 /// The context of the checks of these policies in a store.
 pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
-    let policies = contexts(policies);
-    CheckContext {
-        failover: Failover::of(&store),
-        keeper: Keeper::of(&store),
-        outstanding: Outstanding::of(store.id()),
-        store: Arc::new(store),
-        failure_mode: None,
-        lost: awaits_completions(&policies).then(Arc::default),
-        is_composite: is_composite(&policies),
-        waits: waits(&policies),
-        policies,
-        fields: Fields::default(),
-        format: SharedFormat::new(Negotiated::default()),
-        metrics: CheckMetrics::default(),
-        #[cfg(feature = "admin")]
-        denials: Denials::default(),
-        #[cfg(feature = "admin")]
-        built_at: SystemTime::now(),
-    }
+    CheckContext::new(store, contexts(policies))
 }
 
-/// The parts of that context that depend on the policies.
+/// The part of that context that depends on the policies.
 pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
-    let contexts = policies.iter().map(|policy| {
-        let observed = policy.settings.observed || policy.settings.terms.observed;
-        PolicyContext {
-            plan: policy.settings.terms.plan.clone(),
-            failure_mode: policy.settings.failure_mode(),
-            completion: policy.settings.completion.clone(),
-            file: policy.settings.file(),
-            observed,
-            waiting: if observed {
-                Waiting::NONE
-            } else {
-                policy.settings.waiting()
-            },
-            thresholds: policy.settings.thresholds().clone(),
-            learns: policy.settings.learns,
-            ban: policy.settings.ban().map(Limit::Ban),
-            metrics: PolicyMetrics::new(policy.settings.terms.plan.named.name.clone()),
-        }
-    });
+    let contexts = policies
+        .iter()
+        .map(|policy| PolicyContext::new(policy.terms.plan.clone(), policy.all_settings(), policy.file()));
     contexts.collect()
-}
-
-pub(super) fn is_composite(policies: &[PolicyContext]) -> bool {
-    policies.iter().any(|policy| policy.observed || policy.ban.is_some())
 }
 
 /// The requests that the files of these policies list as skipped or blocked.
 #[cfg(feature = "serde")]
 pub(super) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
     let mut files = Vec::<Arc<Access>>::new();
-    for listed in policies.iter().filter_map(|policy| policy.settings.listed.as_ref()) {
-        if !files.iter().any(|file| Arc::ptr_eq(file, listed)) {
-            files.push(listed.clone());
+    let listed = |policy: &'_ Policy<K>| policy.of_file.as_ref()?.listed.clone();
+    for listed in policies.iter().filter_map(listed) {
+        if !files.iter().any(|file| Arc::ptr_eq(file, &listed)) {
+            files.push(listed);
         }
     }
     files
-}
-
-pub(super) fn waits(policies: &[PolicyContext]) -> bool {
-    policies.iter().any(|policy| policy.waiting.longest_us > 0)
-}
-
-fn awaits_completions(policies: &[PolicyContext]) -> bool {
-    policies
-        .iter()
-        .any(|policy| policy.completion.is_some() || policy.learns)
 }
 
 /// A type parameter of [`Policy`], by which the policies of a layer and of a limiter differ.
@@ -201,41 +152,28 @@ impl<K> Policy<K> {
     /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
     /// their place.
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
-        let Settings {
-            terms,
-            cost,
-            applies,
-            once,
-            completion,
-            learns,
-            ..
-        } = &self.settings;
-        let (setting, instead) = if terms.plans.is_some() {
+        let settings = self.all_settings();
+        let for_requests = "leave it out, and call the limiter for the requests that the policy is for";
+        let (setting, instead) = if self.terms.plans.is_some() {
             (
                 "`limit::by(..)`",
                 "make a limiter for each plan, with this policy name and one store: they share their counts",
             )
-        } else if matches!(cost, Some(Cost::Computed(_))) {
+        } else if matches!(settings.cost, Some(Cost::Computed(_))) {
             ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
-        } else if terms.is_scoped() {
-            (
-                "the setting `routes` or `methods`",
-                "leave it out, and call the limiter for the requests that the policy is for",
-            )
-        } else if applies.is_some() {
-            (
-                "`.apply_if(..)`",
-                "leave it out, and call the limiter for the requests that the policy is for",
-            )
-        } else if once.has_id() {
+        } else if settings.scope.is_some() {
+            ("the setting `routes` or `methods`", for_requests)
+        } else if settings.applies.is_some() {
+            ("`.apply_if(..)`", for_requests)
+        } else if settings.id.is_some() {
             ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
-        } else if *learns {
+        } else if settings.learns {
             (
                 "`.learn_from_responses()`",
                 "leave it out, set `.ban(Ban::by_hand())`, and `ban` the key when a response asks for a pause",
             )
         } else {
-            match completion {
+            match settings.completion {
                 Some(CompletionRule::RefundIf(_)) => {
                     ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
                 }

@@ -5,8 +5,6 @@ mod ban;
 mod completion;
 #[cfg(feature = "serde")]
 mod file;
-#[cfg(feature = "admin")]
-mod inspect;
 mod list;
 #[cfg(feature = "serde")]
 mod live;
@@ -16,29 +14,32 @@ mod plan;
 mod scope;
 mod set;
 mod settings;
-mod terms;
 mod wait;
 
-use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
+#[cfg(feature = "admin")]
+use std::time::SystemTime;
+use std::{fmt, sync::Arc};
 
 use http::request::Parts;
 
 #[cfg(feature = "serde")]
-use self::live::Origin;
-use self::{once::Once, plan::Plans, terms::Terms};
+use self::file::OfFile;
+#[cfg(all(feature = "admin", feature = "serde"))]
+use self::live::RefusedReload;
+use self::plan::{Plans, Terms};
 use crate::{
-    Ban, ConfigError, KeyExtractor, Limit,
-    decision::{CompletionRule, Plan, PolicyFile, Thresholds},
+    ConfigError, KeyExtractor, Limit,
+    decision::{Cost, Plan, PolicyFile, Settings},
     key::KeyError,
-    limit::PolicyLimit,
-    store::{FailureMode, NamedLimit, Waiting},
+    limit::LimitSource,
+    store::NamedLimit,
 };
 
 pub use self::list::IntoPolicies;
 #[cfg(test)]
 pub(crate) use self::list::context;
 pub(crate) use self::{
-    access::{Access, Condition},
+    access::Access,
     set::{Basis, PolicySet},
 };
 #[cfg(feature = "serde")]
@@ -57,7 +58,7 @@ pub use self::{file::Policies, live::LivePolicies};
 ///     .key((key::ip(), key::path()));
 /// assert_eq!(say_hi.name(), "say-hi");
 /// assert_eq!(say_hi.limit(), Some(&"sliding-log 2/30s".parse()?));
-/// # Ok::<(), tower_quota::limit::ParseLimitError>(())
+/// # Ok::<(), tower_quota::ConfigError>(())
 /// ```
 ///
 /// A layer takes only policies with a key. One limit for all callers has a constant key:
@@ -77,82 +78,15 @@ pub use self::{file::Policies, live::LivePolicies};
 #[derive(Clone)]
 #[must_use]
 pub struct Policy<K = Keyed> {
-    settings: Settings,
-    key: K,
-}
-
-/// What a policy has besides its key.
-#[derive(Clone)]
-struct Settings {
     terms: Terms,
-    /// The settings in code, over those of the terms.
-    cost: Option<Cost>,
-    failure_mode: Option<FailureMode>,
-    /// The requests that the policy applies to.
-    applies: Option<Condition>,
-    completion: Option<CompletionRule>,
-    /// Whether the policy only observes.
-    observed: bool,
-    /// Those in code, if there are any, in place of those of the terms.
-    thresholds: Thresholds,
-    ban: Option<Ban>,
-    /// Whether responses begin bans.
-    learns: bool,
-    /// The longest wait.
-    longest_wait: Option<Duration>,
-    /// The most units that wait.
-    max_waiting: Option<u64>,
-    once: Once,
-    /// The requests that the file of the policy lists as skipped or blocked.
+    /// Those in code.
+    settings: Settings,
+    /// What the file of the policy has beside its terms.
     #[cfg(feature = "serde")]
-    listed: Option<Arc<Access>>,
-    /// Where a reload replaces the terms and the lists.
-    #[cfg(feature = "serde")]
-    origin: Option<Origin>,
-}
-
-impl Settings {
-    fn failure_mode(&self) -> FailureMode {
-        self.failure_mode.unwrap_or(self.terms.failure_mode)
-    }
-
-    fn thresholds(&self) -> &Thresholds {
-        match self.thresholds.is_empty() {
-            true => &self.terms.thresholds,
-            false => &self.thresholds,
-        }
-    }
-
-    fn ban(&self) -> Option<Ban> {
-        let learnt = self.learns.then(|| Ban::by_hand().longest(LONGEST_PAUSE));
-        self.ban.or(self.terms.ban).or(learnt)
-    }
-
-    fn waiting(&self) -> Waiting {
-        let longest = self.longest_wait.unwrap_or(self.terms.longest_wait);
-        Waiting::up_to(longest, self.max_waiting.unwrap_or(self.terms.max_waiting))
-    }
-
-    /// The file that the policy follows.
-    #[cfg(feature = "serde")]
-    fn file(&self) -> Option<Arc<dyn PolicyFile>> {
-        self.origin.as_ref().map(Origin::file)
-    }
-
-    #[cfg(not(feature = "serde"))]
-    fn file(&self) -> Option<Arc<dyn PolicyFile>> {
-        None
-    }
-}
-
-/// The longest pause that a response can ask for, unless the policy has bans.
-const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
-
-/// The cost of a request.
-#[derive(Clone)]
-enum Cost {
-    Fixed(u64),
-    Computed(Arc<dyn Fn(&Parts) -> u64 + Send + Sync>),
+    of_file: Option<OfFile>,
+    /// The first setting that is not valid.
+    fault: Option<ConfigError>,
+    extractor: K,
 }
 
 /// The type parameter of a [`Policy`] with a key, as a layer takes it.
@@ -171,56 +105,17 @@ impl Policy<Unkeyed> {
     ///
     /// A name is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, `.` and `-`, 64 characters at most.
     ///
-    /// # Panics
-    ///
-    /// If the name is not of that form, or the limit cannot be kept: a [`SlidingLog`](crate::SlidingLog) of more than
-    /// 100,000 without a [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst
-    /// and rate are too large together for exact integers; or it is a [`Limit::Ban`], which [`ban`](Self::ban) sets beside the
-    /// limit. [`try_new`](Self::try_new) returns an error instead.
-    #[track_caller]
-    pub fn new(name: impl Into<Cow<'static, str>>, limit: impl Into<PolicyLimit>) -> Self {
-        match Self::try_new(name, limit) {
-            Ok(policy) => policy,
-            Err(error) => panic!("{error}"),
+    /// The name, the limit and all settings are checked when a layer or a limiter is built, and by
+    /// [`validate`](Self::validate).
+    pub fn new(name: impl Into<Arc<str>>, limit: impl Into<LimitSource>) -> Self {
+        Self {
+            terms: Terms::new(name.into(), limit),
+            settings: Settings::default(),
+            #[cfg(feature = "serde")]
+            of_file: None,
+            fault: None,
+            extractor: Unkeyed,
         }
-    }
-
-    /// A policy without a key, or the reason why the name or the limit cannot be used.
-    ///
-    /// ```
-    /// use tower_quota::{Policy, SlidingLog};
-    ///
-    /// assert!(Policy::try_new("say-hi", SlidingLog::per_minute(5)).is_ok());
-    /// assert!(Policy::try_new("Say Hi", SlidingLog::per_minute(5)).is_err());
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// For the names and limits for which [`new`](Self::new) panics.
-    pub fn try_new(name: impl Into<Cow<'static, str>>, limit: impl Into<PolicyLimit>) -> Result<Self, ConfigError> {
-        Terms::try_new(name, limit).map(Self::with_terms)
-    }
-
-    fn with_terms(terms: Terms) -> Self {
-        let settings = Settings {
-            terms,
-            cost: None,
-            failure_mode: None,
-            applies: None,
-            completion: None,
-            observed: false,
-            thresholds: Thresholds::default(),
-            ban: None,
-            learns: false,
-            longest_wait: None,
-            max_waiting: None,
-            once: Once::DEFAULT,
-            #[cfg(feature = "serde")]
-            listed: None,
-            #[cfg(feature = "serde")]
-            origin: None,
-        };
-        Self { settings, key: Unkeyed }
     }
 
     /// The key that requests are counted under; see [`key`](crate::key) for the extractors.
@@ -238,35 +133,90 @@ impl Policy<Unkeyed> {
     }
 }
 
+/// Checks.
+impl<K> Policy<K> {
+    /// Returns the first setting that cannot work, as [`RateLimitLayer::try_new`](crate::RateLimitLayer::try_new) and
+    /// [`Limiter::try_new`](crate::Limiter::try_new) do.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Ban, FixedWindow, Policy, SlidingLog};
+    ///
+    /// let mails = || Policy::new("mails", SlidingLog::per_hour(100));
+    /// assert!(mails().cost(40).validate().is_ok());
+    ///
+    /// for wrong in [
+    ///     Policy::new("Mails to users", SlidingLog::per_hour(100)),
+    ///     Policy::new("mails", SlidingLog::per_hour(1_000_000)), // without a precision
+    ///     Policy::new("mails", FixedWindow::per_hour(100)).wait_up_to(Duration::from_secs(2)),
+    ///     mails().cost(0),
+    ///     mails().warn_at(80.0),
+    ///     mails().ban(Ban::after(0, Duration::from_secs(60))),
+    ///     mails().max_waiting(0),
+    ///     mails().max_repetitions(0),
+    /// ] {
+    ///     assert!(wrong.validate().is_err(), "{wrong:?}");
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the name is not of the form that [`new`](Policy::new) describes, or a setting is out of the range that its method
+    /// describes. Or the limit cannot be kept: a [`SlidingLog`](crate::SlidingLog) of more than 100,000 without a
+    /// [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst and rate are too large
+    /// together for exact integers; or it is a [`Limit::Ban`], which [`ban`](Self::ban) sets beside the limit.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.terms.validate()?;
+        let fault = match (&self.fault, self.limit()) {
+            (Some(fault), _) => Some(fault.clone()),
+            (None, Some(limit)) if self.settings.longest_wait.is_some() => limit.validate_wait().err(),
+            (None, _) => None,
+        };
+        match fault {
+            Some(fault) => Err(fault.of_policy(self.name())),
+            None => self.validate_slots(),
+        }
+    }
+
+    /// The policy with a setting, or with the reason why it is not valid.
+    fn noting(mut self, set: Result<(), ConfigError>) -> Self {
+        self.fault = self.fault.or(set.err());
+        self
+    }
+}
+
 /// Accessors.
 impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.settings.terms.plan.named.name
+        &self.terms.plan.named.name
     }
 
     /// The limit; `None` if it is [chosen](crate::limit::by()) for each request.
     #[must_use]
     pub fn limit(&self) -> Option<&Limit> {
-        match self.settings.terms.plans {
+        match self.terms.plans {
             Some(_) => None,
-            None => Some(&self.settings.terms.plan.named.limit),
+            None => Some(&self.terms.plan.named.limit),
         }
     }
 
-    /// The cost of each request, unless it is computed.
-    pub(crate) fn fixed_cost(&self) -> Option<u64> {
-        match self.settings.cost {
-            None => Some(self.settings.terms.cost),
-            Some(Cost::Fixed(cost)) => Some(cost),
-            Some(Cost::Computed(_)) => None,
+    /// The settings in code, or those of the file.
+    fn all_settings(&self) -> Settings {
+        #[cfg(feature = "serde")]
+        if let Some(of_file) = &self.of_file {
+            return self.settings.over(&of_file.settings);
         }
+        self.settings.clone()
     }
 
-    /// The ids of requests.
-    pub(crate) fn once(&self) -> &Once {
-        &self.settings.once
+    /// The file that the policy follows.
+    fn file(&self) -> Option<Arc<dyn PolicyFile>> {
+        #[cfg(feature = "serde")]
+        return self.followed().map(|file| file.clone() as Arc<dyn PolicyFile>);
+        #[cfg(not(feature = "serde"))]
+        None
     }
 
     /// The same policy without its key.
@@ -274,30 +224,28 @@ impl<K> Policy<K> {
         self.with_key(Unkeyed)
     }
 
-    fn with_key<L>(self, key: L) -> Policy<L> {
+    fn with_key<L>(self, extractor: L) -> Policy<L> {
         Policy {
+            terms: self.terms,
             settings: self.settings,
-            key,
+            #[cfg(feature = "serde")]
+            of_file: self.of_file,
+            fault: self.fault,
+            extractor,
         }
     }
 }
 
+/// What a request is for the policy.
 impl Policy {
     pub(crate) fn extractor(&self) -> &dyn KeyExtractor {
-        &*self.key.0
-    }
-
-    /// Whether the policy is for a request.
-    #[inline]
-    pub(crate) fn applies_to(&self, parts: &Parts) -> bool {
-        let applies = |condition: &Condition| condition(parts);
-        self.settings.terms.contains(parts) && self.settings.applies.as_ref().is_none_or(applies)
+        &*self.extractor.0
     }
 
     /// The plan that is chosen for a request, unless all requests have the same.
     #[inline]
     pub(crate) fn choose_plan(&self, parts: &Parts) -> Result<Option<Arc<Plan>>, KeyError> {
-        match &self.settings.terms.plans {
+        match &self.terms.plans {
             None => Ok(None),
             Some(plans) => self.choose_of(plans, parts).map(Some),
         }
@@ -312,17 +260,35 @@ impl Policy {
     /// What applies to a request for which this plan is chosen.
     #[inline]
     pub(crate) fn named_of<'a>(&'a self, chosen: Option<&'a Plan>) -> &'a NamedLimit {
-        &chosen.unwrap_or(&self.settings.terms.plan).named
+        &chosen.unwrap_or(&self.terms.plan).named
+    }
+}
+
+/// What operators see.
+#[cfg(feature = "admin")]
+impl<K> Policy<K> {
+    /// The plans of the policy, as far as they are known, the smallest first.
+    pub(crate) fn known_plans(&self) -> Vec<Arc<Plan>> {
+        let mut known = match &self.terms.plans {
+            Some(plans) => plans.chosen(),
+            None => vec![self.terms.plan.clone()],
+        };
+        known.sort_by_key(|plan| plan.named.limit.quota());
+        known
     }
 
-    /// The cost of a request; 0 if the policy does not apply to it.
-    #[inline]
-    pub(crate) fn cost_of(&self, parts: &Parts) -> u64 {
-        match &self.settings.cost {
-            None => self.settings.terms.cost,
-            Some(Cost::Fixed(cost)) => *cost,
-            Some(Cost::Computed(cost)) => cost(parts),
-        }
+    /// When the file of the policy was last loaded again.
+    pub(crate) fn reloaded_at(&self) -> Option<SystemTime> {
+        #[cfg(feature = "serde")]
+        return self.followed()?.reloaded_at();
+        #[cfg(not(feature = "serde"))]
+        None
+    }
+
+    /// Why the file is not applied as it is.
+    #[cfg(feature = "serde")]
+    pub(crate) fn refused_reload(&self) -> Option<RefusedReload> {
+        self.followed()?.refused_reload()
     }
 }
 
@@ -332,27 +298,13 @@ impl<K> fmt::Debug for Policy<K> {
             Some(limit) => limit,
             None => &format_args!("<fn>"),
         };
+        let settings = self.all_settings();
         f.debug_struct("Policy")
             .field("name", &self.name())
             .field("limit", limit)
-            .field(
-                "cost",
-                self.settings
-                    .cost
-                    .as_ref()
-                    .unwrap_or(&Cost::Fixed(self.settings.terms.cost)),
-            )
-            .field("failure_mode", &self.settings.failure_mode())
+            .field("cost", settings.cost.as_ref().unwrap_or(&Cost::Fixed(1)))
+            .field("failure_mode", &settings.failure_mode.unwrap_or_default())
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Cost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fixed(cost) => cost.fmt(f),
-            Self::Computed(_) => f.write_str("<fn>"),
-        }
     }
 }
 
@@ -369,19 +321,31 @@ mod tests {
 
     #[test]
     fn a_name_is_a_lower_case_word() {
+        let validate = |name: &str| Policy::new(name, SlidingLog::per_second(1)).validate();
         for name in ["a", "say-hi", "v1.login_attempts"] {
-            assert!(Policy::try_new(name, SlidingLog::per_second(1)).is_ok(), "{name}");
+            assert!(validate(name).is_ok(), "{name}");
         }
-        for name in ["", "Say-hi", "1st", "naïve", "a b", "a:b", "a{b}", &"a".repeat(65)] {
-            let error = Policy::try_new(name.to_owned(), SlidingLog::per_second(1)).unwrap_err();
+        for name in [
+            "",
+            "Say-hi",
+            "1st",
+            "naïve",
+            "a b",
+            "a:b",
+            "a{b}",
+            "a\nb",
+            &"a".repeat(65),
+        ] {
+            let error = validate(name).unwrap_err();
             assert!(error.to_string().contains("such as `say-hi`"), "{error}");
         }
     }
 
     #[test]
     fn a_log_without_precision_is_for_100_000_at_most() {
-        assert!(Policy::try_new("a", SlidingLog::per_second(100_000)).is_ok());
-        let error = Policy::try_new("a", SlidingLog::per_second(100_001)).unwrap_err();
+        let validate = |quota| Policy::new("a", SlidingLog::per_second(quota)).validate();
+        assert!(validate(100_000).is_ok());
+        let error = validate(100_001).unwrap_err();
         assert!(error.to_string().contains("at most 100000"), "{error}");
     }
 }

@@ -1,30 +1,81 @@
-use std::{
-    borrow::Cow,
-    sync::{Arc, OnceLock},
-};
+//! The limits of a policy, under its name.
+
+use std::sync::{Arc, OnceLock};
 
 use http::request::Parts;
 
 use crate::{
-    Limit,
+    ConfigError, Limit,
     decision::{Plan, policy_item, response::violates},
     key::KeyError,
-    limit::ChooseLimit,
+    limit::{ChooseLimit, LimitSource, Source},
     store::NamedLimit,
 };
 
+/// The name and the limit of a policy.
+#[derive(Clone)]
+pub(super) struct Terms {
+    /// The plan of all requests; if plans are chosen, one of the same name that limits nothing.
+    pub(super) plan: Arc<Plan>,
+    pub(super) plans: Option<Arc<Plans>>,
+}
+
+impl Terms {
+    pub(super) fn new(name: Arc<str>, limit: impl Into<LimitSource>) -> Self {
+        let (limit, plans) = match limit.into().0 {
+            Source::Fixed(limit) => (limit, None),
+            Source::Chosen(choose) => (Limit::Unlimited, Some(Plans::new(name.clone(), choose))),
+        };
+        Self {
+            plan: plan(name, limit),
+            plans: plans.map(Arc::new),
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        validate_name(&self.plan.named.name)?;
+        self.plan.named.limit.validate()
+    }
+
+    /// The terms of a policy that a file has switched off: nothing is limited.
+    #[cfg(feature = "serde")]
+    pub(super) fn switched_off(self) -> Self {
+        Self::new(self.plan.named.name.clone(), Limit::Unlimited)
+    }
+}
+
+const MAX_NAME: usize = 64;
+
+/// Requires a lower-case word, which needs no escaping in a key, a field or JSON.
+pub(super) fn validate_name(name: &str) -> Result<(), ConfigError> {
+    let mut bytes = name.bytes();
+    let well_formed = bytes.next().is_some_and(|first| first.is_ascii_lowercase())
+        && bytes.all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))
+        && name.len() <= MAX_NAME;
+    if well_formed {
+        return Ok(());
+    }
+
+    Err(ConfigError::new(format!(
+        "{name:?} is not a policy name; one is a lower-case word such as `say-hi`: a letter, then letters, digits, `_`, \
+         `.` and `-`, {MAX_NAME} at most"
+    )))
+}
+
 /// Renders a plan.
-pub(super) fn plan(name: Cow<'static, str>, limit: Limit) -> Arc<Plan> {
+fn plan(name: Arc<str>, limit: Limit) -> Arc<Plan> {
+    // A name that is not valid is used for nothing but its error.
+    let shown = if validate_name(&name).is_ok() { &name } else { "" };
     Arc::new(Plan {
-        policy_item: policy_item(&name, &limit),
-        problem: violates(&[&name]),
+        policy_item: policy_item(shown, &limit),
+        problem: violates(&[shown]),
         named: NamedLimit::new(name, limit),
     })
 }
 
 /// The plans of a policy whose limit is chosen for each request.
 pub(super) struct Plans {
-    policy: Cow<'static, str>,
+    policy: Arc<str>,
     choose: ChooseLimit,
     /// Those that were chosen before, each near the place of its limit. None is removed, so reading takes no lock.
     seen: Box<[OnceLock<Arc<Plan>>; PLACES]>,
@@ -36,7 +87,7 @@ const PLACES: usize = 512;
 const REACH: usize = 32;
 
 impl Plans {
-    pub(super) fn new(policy: Cow<'static, str>, choose: ChooseLimit) -> Self {
+    pub(super) fn new(policy: Arc<str>, choose: ChooseLimit) -> Self {
         Self {
             policy,
             choose,

@@ -2,105 +2,104 @@ use std::sync::Arc;
 
 use super::{
     Policy,
-    access::{Access, Condition},
+    access::Access,
     list::{PolicyKey, context, validate_policies},
 };
 #[cfg(feature = "serde")]
 use super::{
-    list::listed,
-    live::{Newest, Renewals},
+    list::{contexts, listed},
+    live::Live,
 };
 use crate::{ConfigError, decision::CheckContext, store::Store};
 
-/// The policies of a layer or a limiter: those that it was built with, or those after a reload of the file that they follow.
+/// The policies of a layer or a limiter.
 #[derive(Clone)]
-pub(crate) struct PolicySet<K> {
-    policies: Arc<[Policy<K>]>,
-    context: Arc<CheckContext>,
-    access: Option<Access>,
-    /// The policies after a reload, if they follow a file.
+pub(crate) enum PolicySet<K> {
+    Fixed(Arc<Basis<K>>),
+    /// They follow files.
     #[cfg(feature = "serde")]
-    renewals: Option<Renewals<K>>,
+    Live(Arc<Live<K>>),
+}
+
+/// What a layer or a limiter decides requests by.
+#[derive(Clone)]
+pub(crate) struct Basis<K> {
+    pub(crate) policies: Vec<Policy<K>>,
+    pub(crate) context: Arc<CheckContext>,
+    /// The requests that are skipped or blocked, if there are conditions.
+    pub(crate) access: Option<Access>,
+    /// Those of them that are conditions in code.
+    own_access: Access,
 }
 
 impl<K: PolicyKey> PolicySet<K> {
-    /// The policies, or the reason why they do not fit together.
-    #[cfg_attr(not(feature = "serde"), expect(unused_mut, reason = "a file may have newer limits"))]
-    pub(crate) fn new(store: impl Store, mut policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
+    /// The policies, or the reason why they are not valid.
+    pub(crate) fn new(store: impl Store, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
         #[cfg(feature = "serde")]
-        let renewals = Renewals::of(&mut policies);
-        validate_policies(&policies)?;
-        policies.iter().try_for_each(K::validate)?;
+        if policies.iter().any(|policy| policy.file().is_some()) {
+            return Live::new(policies, |policies| Basis::new(store, policies)).map(Self::Live);
+        }
+        Basis::new(store, policies).map(Arc::new).map(Self::Fixed)
+    }
 
+    /// Applies what requests are decided by now.
+    #[inline(always)]
+    pub(crate) fn with_newest<R>(&self, apply: impl FnOnce(&Basis<K>) -> R) -> R {
+        match self {
+            Self::Fixed(basis) => apply(basis),
+            #[cfg(feature = "serde")]
+            Self::Live(live) => live.with_newest(apply),
+        }
+    }
+
+    /// Changes the context, apart from what clones have.
+    pub(crate) fn change_context(&mut self, change: impl FnOnce(&mut CheckContext)) {
+        self.change(|basis| change(Arc::make_mut(&mut basis.context)));
+    }
+
+    /// Adds conditions on requests, apart from what clones have.
+    pub(crate) fn change_access(&mut self, change: impl Fn(&mut Access)) {
+        self.change(|basis| {
+            change(&mut basis.own_access);
+            change(basis.access.get_or_insert_default());
+        });
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Basis<K>)) {
+        match self {
+            Self::Fixed(basis) => change(Arc::make_mut(basis)),
+            #[cfg(feature = "serde")]
+            Self::Live(live) => *live = live.changed(change),
+        }
+    }
+}
+
+impl<K: PolicyKey> Basis<K> {
+    fn new(store: impl Store, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
+        validate_policies(&policies)?;
         Ok(Self {
             context: Arc::new(context(store, &policies)),
             #[cfg(feature = "serde")]
             access: Access::default().joined(&listed(&policies)),
             #[cfg(not(feature = "serde"))]
             access: None,
-            #[cfg(feature = "serde")]
-            renewals,
-            policies: policies.into(),
+            own_access: Access::default(),
+            policies,
         })
     }
 
-    /// Applies the policies after the last reload.
-    #[inline(always)]
-    pub(crate) fn with_newest<R>(&self, apply: impl FnOnce(Basis<'_, K>) -> R) -> R {
-        let built = Basis {
-            policies: &self.policies,
-            context: &self.context,
-            access: self.access.as_ref(),
-        };
-        #[cfg(feature = "serde")]
-        let newest = self.renewals.as_ref().and_then(|renewals| renewals.newest(&built));
-        #[cfg(feature = "serde")]
-        let built = newest.as_ref().and_then(Newest::basis).unwrap_or(built);
-        apply(built)
-    }
-
-    /// Those that were built.
-    pub(crate) fn policies(&self) -> &[Policy<K>] {
-        &self.policies
-    }
-
-    /// The context of the checks that was built. A reload changes what depends on the policies, and nothing else.
-    #[inline]
-    pub(crate) fn context(&self) -> &CheckContext {
-        &self.context
-    }
-
-    pub(crate) fn context_mut(&mut self) -> &mut CheckContext {
-        #[cfg(feature = "serde")]
-        if let Some(renewals) = &mut self.renewals {
-            renewals.forget();
+    /// The same with other terms of its policies.
+    #[cfg(feature = "serde")]
+    pub(super) fn renewed(&self, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
+        for policy in &policies {
+            policy.validate_slots()?;
+            K::validate(policy)?;
         }
-        Arc::make_mut(&mut self.context)
-    }
-
-    /// Adds a condition to this list.
-    pub(crate) fn add_condition(&mut self, list: fn(&mut Access) -> &mut Vec<Condition>, condition: Condition) {
-        #[cfg(feature = "serde")]
-        if let Some(renewals) = &mut self.renewals {
-            list(&mut renewals.access).push(condition.clone());
-            renewals.forget();
-        }
-        list(self.access.get_or_insert_default()).push(condition);
+        Ok(Self {
+            context: Arc::new(self.context.with_policies(contexts(&policies))),
+            access: self.own_access.joined(&listed(&policies)),
+            own_access: self.own_access.clone(),
+            policies,
+        })
     }
 }
-
-/// What a layer or a limiter decides requests by. A reload replaces all of it at once.
-pub(crate) struct Basis<'a, K> {
-    pub(crate) policies: &'a [Policy<K>],
-    pub(crate) context: &'a Arc<CheckContext>,
-    /// What is decided without the policies, if anything is.
-    pub(crate) access: Option<&'a Access>,
-}
-
-impl<K> Clone for Basis<'_, K> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<K> Copy for Basis<'_, K> {}

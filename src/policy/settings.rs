@@ -2,12 +2,12 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use super::{Cost, Policy};
-use crate::{ConfigError, store::FailureMode};
+use super::Policy;
+use crate::{ConfigError, decision::Cost, store::FailureMode};
 
 /// Settings.
 impl<K> Policy<K> {
-    /// The cost of each request, in units of the limit.
+    /// The cost of each request, in units of the limit, from 1.
     ///
     /// A request that costs more than the limit is never admitted: it is denied without a call of the store, without
     /// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). Setting it again, or setting
@@ -23,39 +23,14 @@ impl<K> Policy<K> {
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// If the cost is 0. [`try_cost`](Self::try_cost) returns an error instead.
-    #[track_caller]
-    pub fn cost(self, cost: u64) -> Self {
-        match self.try_cost(cost) {
-            Ok(policy) => policy,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// The [cost](Self::cost) of each request, from configuration.
-    ///
-    /// ```
-    /// use tower_quota::{Policy, SlidingLog};
-    ///
-    /// let export = || Policy::new("export", SlidingLog::per_hour(100));
-    /// assert!(export().try_cost(40).is_ok());
-    /// assert!(export().try_cost(0).is_err());
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the cost is 0.
-    pub fn try_cost(mut self, cost: u64) -> Result<Self, ConfigError> {
-        if cost == 0 {
-            return Err(ConfigError::new(
-                "a request costs at least 1; with `Limit::Unlimited` a policy counts nothing",
-            ));
-        }
+    pub fn cost(mut self, cost: u64) -> Self {
         self.settings.cost = Some(Cost::Fixed(cost));
-        Ok(self)
+        self.noting(match cost {
+            0 => Err(ConfigError::new(
+                "a request costs at least 1; with `Limit::Unlimited` a policy counts nothing",
+            )),
+            _ => Ok(()),
+        })
     }
 
     /// The cost of each request, computed from the request, in units of the limit; with 0 the policy does not apply.
@@ -211,7 +186,7 @@ impl<K> Policy<K> {
     /// let search = Policy::new("search", SlidingLog::per_minute(10)).key(key::constant("all")).warn_at(0.8);
     /// let service = RateLimitLayer::new(MemoryStore::new(), search).layer(service_fn(async |request: Request<Body>| {
     ///     let decision = request.extensions().get::<Decision>().expect("the layer decides");
-    ///     let results = if decision.is_near_limit() { "5 results" } else { "50 results" };
+    ///     let results = if decision.degree() > 0 { "5 results" } else { "50 results" };
     ///     Ok::<_, std::convert::Infallible>(Response::new(Body::from(results)))
     /// }));
     ///
@@ -223,34 +198,9 @@ impl<K> Policy<K> {
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// If the fraction is not above 0 and at most 1. [`try_warn_at`](Self::try_warn_at) returns an error instead.
-    #[track_caller]
-    pub fn warn_at(self, fraction: f64) -> Self {
-        match self.try_warn_at(fraction) {
-            Ok(policy) => policy,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// A [threshold](Self::warn_at) from configuration.
-    ///
-    /// ```
-    /// use tower_quota::{Policy, SlidingLog};
-    ///
-    /// let search = || Policy::new("search", SlidingLog::per_minute(10));
-    /// assert!(search().try_warn_at(0.8).is_ok());
-    /// assert!(search().try_warn_at(80.0).is_err());
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the fraction is not above 0 and at most 1, in steps of a billionth.
-    pub fn try_warn_at(mut self, fraction: f64) -> Result<Self, ConfigError> {
-        self.settings.thresholds.try_add(fraction)?;
-        Ok(self)
+    pub fn warn_at(mut self, fraction: f64) -> Self {
+        let added = self.settings.thresholds.try_add(fraction);
+        self.noting(added)
     }
 }
 

@@ -87,47 +87,12 @@ impl<K> Policy<K> {
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// If the limit is of an algorithm that cannot wait. [`try_wait_up_to`](Self::try_wait_up_to) returns an error instead.
-    #[track_caller]
-    pub fn wait_up_to(self, longest: Duration) -> Self {
-        match self.try_wait_up_to(longest) {
-            Ok(policy) => policy,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// The [longest wait](Self::wait_up_to), from configuration.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::{Concurrency, FixedWindow, Policy, TokenBucket};
-    ///
-    /// let wait = Duration::from_secs(2);
-    /// assert!(Policy::new("api", TokenBucket::per_second(10)).try_wait_up_to(wait).is_ok());
-    ///
-    /// let error = Policy::new("api", FixedWindow::per_second(10)).try_wait_up_to(wait).unwrap_err();
-    /// assert!(error.to_string().contains("use a sliding log without a precision, or a token bucket"));
-    ///
-    /// let error = Policy::new("exports", Concurrency::new(2)).try_wait_up_to(wait).unwrap_err();
-    /// assert!(error.to_string().contains("it is not known when a slot is free"));
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the limit is of an algorithm that cannot wait. A limit that is [chosen](crate::limit::by()) for each request, or that a
-    /// file changes later, makes requests wait if it can.
-    pub fn try_wait_up_to(mut self, longest: Duration) -> Result<Self, ConfigError> {
-        if let Some(limit) = self.limit() {
-            limit.validate_wait()?;
-        }
+    pub fn wait_up_to(mut self, longest: Duration) -> Self {
         self.settings.longest_wait = Some(longest);
-        Ok(self)
+        self
     }
 
-    /// The most units that wait for each key; a request is denied at once if more would.
+    /// The most units that wait for each key, from 1 to 999,999,999,999,999; a request is denied at once if more would.
     ///
     /// It applies with [`wait_up_to`](Self::wait_up_to). Units are those of the cost, and one that waits is one that must expire,
     /// or a token that must come, before the request is admitted. The default is 500. Of a sliding log with requests of
@@ -146,38 +111,13 @@ impl<K> Policy<K> {
     /// assert_eq!(tokio::join!(send(), send(), send(), send()), (true, true, true, false));
     /// # }
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// If the number is 0 or above 999,999,999,999,999. [`try_max_waiting`](Self::try_max_waiting) returns an error instead.
-    #[track_caller]
-    pub fn max_waiting(self, units: u64) -> Self {
-        match self.try_max_waiting(units) {
-            Ok(policy) => policy,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// The [most units that wait](Self::max_waiting), from configuration.
-    ///
-    /// ```
-    /// use tower_quota::{Policy, SlidingLog};
-    ///
-    /// let mails = || Policy::new("mails", SlidingLog::per_second(1));
-    /// assert!(mails().try_max_waiting(2).is_ok());
-    /// assert!(mails().try_max_waiting(0).is_err());
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the number is 0 or above 999,999,999,999,999.
-    pub fn try_max_waiting(mut self, units: u64) -> Result<Self, ConfigError> {
-        if !Waiting::POSSIBLE.contains(&units) {
-            return Err(ConfigError::new(
-                "1 to 999999999999999 units wait for a limit; without `.wait_up_to(..)` none does",
-            ));
-        }
+    pub fn max_waiting(mut self, units: u64) -> Self {
         self.settings.max_waiting = Some(units);
-        Ok(self)
+        self.noting(match Waiting::POSSIBLE.contains(&units) {
+            true => Ok(()),
+            false => Err(ConfigError::new(
+                "1 to 999999999999999 units wait for a limit; without `.wait_up_to(..)` none does",
+            )),
+        })
     }
 }

@@ -114,8 +114,7 @@ impl FailureMode {
     ///
     /// # Panics
     ///
-    /// If `parts` is 0 or above `of`; at compile time in a `const`. [`try_local_share`](Self::try_local_share) returns an
-    /// error instead.
+    /// If `parts` is 0 or above `of`; at compile time in a `const`.
     #[must_use]
     #[track_caller]
     pub const fn local_share(parts: u32, of: u32) -> Self {
@@ -123,28 +122,6 @@ impl FailureMode {
             Some(share) => Self::LocalShare(share),
             None => panic!("a share is above 0 and at most 1, as in `FailureMode::local_share(1, 4)`"),
         }
-    }
-
-    /// Each process counts by itself, with a [share](Self::local_share) of the limits from configuration.
-    ///
-    /// ```
-    /// use tower_quota::FailureMode;
-    ///
-    /// assert_eq!(FailureMode::try_local_share(1, 4)?, FailureMode::local_share(1, 4));
-    /// assert!(FailureMode::try_local_share(5, 4).is_err());
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If `parts` is 0 or above `of`.
-    pub fn try_local_share(parts: u32, of: u32) -> Result<Self, ConfigError> {
-        let share = Share::new(parts, of).ok_or_else(|| {
-            ConfigError::new(format!(
-                "{parts}/{of} is not a share; a share is above 0 and at most 1, as in `FailureMode::local_share(1, 4)`"
-            ))
-        })?;
-        Ok(Self::LocalShare(share))
     }
 
     pub(crate) fn share(self) -> Option<Share> {

@@ -164,9 +164,7 @@ pub use crate::{
 /// assert_eq!(limiter.check("42").await?.remaining(), 0);
 /// assert!(limiter.check("42").await?.retry_after() > Some(Duration::from_secs(3_590)));
 ///
-/// if let Some(receipt) = first.take_receipt() {
-///     receipt.refund().await?;
-/// }
+/// first.take_receipt().refund().await?;
 /// assert_eq!(limiter.peek("42").await?.remaining(), 1);
 ///
 /// limiter.reset("42").await?;

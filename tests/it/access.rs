@@ -160,7 +160,7 @@ async fn a_block_of_an_inner_layer_leaves_what_the_outer_one_has_counted() {
 #[tokio::test]
 async fn a_condition_of_networks_is_on_the_address_of_the_peer() {
     let networks = ["10.0.0.0/8", "192.0.2.7", "2001:db8::/32"];
-    let app = app(layer().block(key::ip().within(networks)));
+    let app = app(layer().block(key::ip().within(networks).unwrap()));
     for (address, status) in [
         ("10.255.0.1", 403),
         ("11.0.0.1", 200),
@@ -184,7 +184,9 @@ async fn a_condition_of_networks_is_on_the_address_of_the_peer() {
 fn a_list_may_have_the_form_of_a_nat64_network() {
     let within = key::ip()
         .nat64_prefixes(["2001:db8:64::/96"])
-        .within(["2001:db8:64::10.0.0.0/104"]);
+        .unwrap()
+        .within(["2001:db8:64::10.0.0.0/104"])
+        .unwrap();
     for (peer, is_listed) in [
         ("10.1.2.3:80", true),
         ("[2001:db8:64::10.1.2.3]:80", true),
@@ -199,7 +201,7 @@ fn a_list_may_have_the_form_of_a_nat64_network() {
 
 #[tokio::test]
 async fn networks_in_the_form_of_ipv6_contain_ipv4_addresses() {
-    let app = app(layer().block(key::ip().within(["::ffff:10.0.0.0/104"])));
+    let app = app(layer().block(key::ip().within(["::ffff:10.0.0.0/104"]).unwrap()));
     assert_eq!(
         send(&app, get_from("10.0.0.1", "/")).await.status,
         StatusCode::FORBIDDEN
@@ -212,7 +214,8 @@ async fn the_whole_address_is_compared_also_where_networks_share_a_key() {
         key::ip()
             .ipv4_prefix(24)
             .ipv6_prefix(48)
-            .within(["192.0.2.7", "2001:db8::7"]),
+            .within(["192.0.2.7", "2001:db8::7"])
+            .unwrap(),
     ));
     for (address, status) in [
         ("192.0.2.7", 403),
@@ -230,8 +233,10 @@ async fn the_whole_address_is_compared_also_where_networks_share_a_key() {
 
 #[tokio::test]
 async fn a_condition_of_networks_is_on_the_client_behind_trusted_proxies_only() {
-    let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]);
-    let app = app(layer().block(client.within(["198.51.100.0/24"])));
+    let client = key::client_ip(ClientIpSource::XForwardedFor)
+        .trusted(["10.0.0.0/8"])
+        .unwrap();
+    let app = app(layer().block(client.within(["198.51.100.0/24"]).unwrap()));
     for (peer, forwarded_for, status) in [
         ("10.0.0.2", "198.51.100.9", 403),
         ("10.0.0.2", "203.0.113.1, 198.51.100.9", 403),
@@ -303,8 +308,8 @@ async fn an_unknown_client_counts_as_its_proxy_but_is_in_no_network() {
         (single(), "x-real-ip", &["10.0.0.9, 10.0.0.9"], true),
         (single(), "x-real-ip", &["10.0.0.9"], false),
     ] {
-        let client = || key::client_ip(source.clone()).trusted(["10.0.0.0/8"]);
-        let networks = || client().within(["10.0.0.0/8"]);
+        let client = || key::client_ip(source.clone()).trusted(["10.0.0.0/8"]).unwrap();
+        let networks = || client().within(["10.0.0.0/8"]).unwrap();
         let limited = |layer: fn(RateLimitLayer) -> RateLimitLayer| {
             let by_client = Policy::new("api", SlidingLog::per_hour(1)).key(client());
             app(layer(RateLimitLayer::new(MemoryStore::new(), by_client)).skip(networks()))
@@ -331,6 +336,7 @@ async fn an_unknown_client_is_blocked_by_choice() {
     let client = || {
         key::client_ip(ClientIpSource::XForwardedFor)
             .trusted(["10.0.0.0/8"])
+            .unwrap()
             .trust_unix_peer()
     };
     let app = app(layer().block(client().unknown()));
@@ -360,7 +366,7 @@ async fn an_unknown_client_is_blocked_by_choice() {
 #[test]
 fn a_request_without_a_peer_is_in_no_network_and_is_logged_once() {
     let log = Log::capture();
-    let within = key::ip().within(["10.0.0.0/8"]);
+    let within = key::ip().within(["10.0.0.0/8"]).unwrap();
     for _ in 0..3 {
         assert!(!within(&http::Request::new(()).into_parts().0));
     }
@@ -378,7 +384,7 @@ fn a_request_without_a_peer_is_in_no_network_and_is_logged_once() {
 #[test]
 fn a_list_of_networks_may_be_borrowed_and_shared() {
     let networks = vec!["10.0.0.0/8".to_owned()];
-    let within = Arc::new(key::ip().try_within(&networks).unwrap());
+    let within = Arc::new(key::ip().within(&networks).unwrap());
     drop(networks);
     let peer = PeerAddr(SocketAddr::from(([10, 0, 0, 1], 80)));
     let request = http::Request::get("/").extension(peer).body(()).unwrap();
@@ -387,19 +393,15 @@ fn a_list_of_networks_may_be_borrowed_and_shared() {
 }
 
 #[test]
-fn a_wrong_network_is_an_error_and_a_panic_with_a_right_one() {
+fn a_wrong_network_is_an_error_with_a_right_one() {
     for (text, expected) in [
         ("10.0.0.0/33", "one looks like `10.0.0.0/8`"),
         ("ten", "one looks like `10.0.0.0/8`"),
         ("0.0.0.0/0", "contains every address"),
         ("::/0", "contains every address"),
     ] {
-        let error = key::ip().try_within([text]).err().expect("an error").to_string();
+        let error = key::ip().within([text]).err().expect("an error").to_string();
         assert!(error.contains(text) && error.contains(expected), "{error}");
         assert!(!error.contains("trust"), "{error}");
-        let panic = std::panic::catch_unwind(|| key::ip().within([text]))
-            .err()
-            .expect("a panic");
-        assert_eq!(panic.downcast_ref::<String>(), Some(&error));
     }
 }

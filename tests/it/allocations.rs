@@ -13,7 +13,7 @@ use http_body_util::Empty;
 use tower::{Layer, Service};
 use tower_quota::{
     Headers, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
-    limit::{self, PolicyLimit},
+    limit::{self, LimitSource},
     store::Store,
 };
 
@@ -47,7 +47,7 @@ impl Service<Request<Body>> for Bare {
     }
 }
 
-fn layer(store: impl Store, limit: impl Into<PolicyLimit>) -> RateLimitLayer {
+fn layer(store: impl Store, limit: impl Into<LimitSource>) -> RateLimitLayer {
     RateLimitLayer::new(store, Policy::new("hello", limit).key(key::ip()))
 }
 

@@ -207,7 +207,7 @@ fn fields(bytes: usize) -> Vec<(&'static str, Vec<String>)> {
 }
 
 fn extractors() -> Vec<(&'static str, Box<dyn KeyExtractor>)> {
-    let from = |source| key::client_ip(source).trusted(["10.0.0.0/8", "fd00::/8"]);
+    let from = |source| key::client_ip(source).trusted(["10.0.0.0/8", "fd00::/8"]).unwrap();
     let whole = |parts: &Parts| {
         let bytes = parts.headers.get("x-user").map(|value| value.as_bytes().to_vec());
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()

@@ -15,7 +15,7 @@ use tower_quota::{
         self, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip, KeyError, Method, Or, Path, PeerAddr,
         Route, UnixPeer,
     },
-    limit::{Calendar, ParseLimitError, PolicyLimit, Share},
+    limit::{Calendar, LimitSource, ParseLimitError, Share},
     response::{Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
     store::{
         Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Store,
@@ -77,7 +77,7 @@ fn limits_are_shared_and_cloned() {
     shared::<Concurrency>();
     shared::<FixedWindow>();
     shared::<Limit>();
-    shared::<PolicyLimit>();
+    shared::<LimitSource>();
     shared::<Share>();
     shared::<SlidingCounter>();
     shared::<SlidingLog>();
@@ -231,7 +231,7 @@ fn what_is_printed_for_debugging_names_the_type_or_its_value() {
         (&key::from_fn(|_: &Parts| 7_u64), "FromFn"),
         (&key::ip(), "Ip"),
         (&Negotiated::new(PlainText), "Negotiated"),
-        (&PolicyLimit::from(limit), "5"),
+        (&LimitSource::from(limit), "5"),
     ];
     for (value, text) in printed {
         assert!(format!("{value:?}").contains(text), "{value:?}");

@@ -174,11 +174,13 @@ async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
             .connect_lazy();
         let policy = Policy::new("test", SlidingLog::per_hour(5)).key(key::constant("k"));
         let observed = failures.clone();
-        let layer = RateLimitLayer::new(store.expect("the client will do"), policy)
-            .failure_mode(FailureMode::Open)
-            .on_failure(move |_| {
-                observed.fetch_add(1, Ordering::Relaxed);
-            });
+        let layer = RateLimitLayer::new(
+            store.expect("the client will do"),
+            policy.failure_mode(FailureMode::Open),
+        )
+        .on_failure(move |_| {
+            observed.fetch_add(1, Ordering::Relaxed);
+        });
         // Not an async closure: rustc 1.95 fails on this one when it compiles again, incrementally.
         let service = layer.layer(service_fn(|_: Request<()>| async {
             Ok::<_, std::convert::Infallible>(Response::new(http_body_util::Empty::<bytes::Bytes>::new()))

@@ -91,7 +91,7 @@ impl Profile {
         let client = key::client_ip(source);
         let ip = match self.trusted.is_empty() {
             true => client.trust_any_peer(),
-            false => client.trusted(&self.trusted),
+            false => client.trusted(&self.trusted).unwrap(),
         };
         match self.trust_unix {
             true => ip.trust_unix_peer(),
@@ -152,7 +152,7 @@ fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
         assert_eq!(count(&ip, "via"), 0);
         assert_eq!(count(&ip, field), 1, "{field}");
         assert_eq!(count(&ip, field), 0, "{field}");
-        let behind_a_proxy = key::client_ip(ClientIpSource::Forwarded).trusted(["10.0.0.1"]);
+        let behind_a_proxy = key::client_ip(ClientIpSource::Forwarded).trusted(["10.0.0.1"]).unwrap();
         assert_eq!(count(&behind_a_proxy, field), 0, "{field}");
     }
 }
@@ -160,10 +160,16 @@ fn forwarded_requests_that_count_under_their_peer_are_logged_once() {
 #[test]
 fn trusted_networks_follow_the_nat64_prefixes() {
     let client = |trusted: &str, prefixes: &[&str], peer: &str| {
-        let proxies = key::client_ip(ClientIpSource::XForwardedFor).trusted([trusted]);
+        let proxies = key::client_ip(ClientIpSource::XForwardedFor)
+            .trusted([trusted])
+            .unwrap();
         let request = get_from(peer, "/").header("x-forwarded-for", "198.51.100.9");
         let (parts, ()) = request.body(()).expect("a request").into_parts();
-        let key = proxies.nat64_prefixes(prefixes).extract(&parts).expect("a peer");
+        let key = proxies
+            .nat64_prefixes(prefixes)
+            .unwrap()
+            .extract(&parts)
+            .expect("a peer");
         key.expect("an address").to_string()
     };
     // A network of the prefix is the IPv4 network, and only then.
@@ -177,11 +183,8 @@ fn trusted_networks_follow_the_nat64_prefixes() {
     assert_eq!(client("64:ff9b::a00:0/104", &[], "10.0.0.2"), "ip=10.0.0.2");
     assert_eq!(client("64:ff9b::a00:0/104", &[], "64:ff9b::a00:2"), "ip=198.51.100.9");
 
-    let all = key::client_ip(ClientIpSource::XForwardedFor).trusted(own);
-    let error = all
-        .try_nat64_prefixes(own)
-        .expect_err("all of IPv4 is trusted")
-        .to_string();
+    let all = key::client_ip(ClientIpSource::XForwardedFor).trusted(own).unwrap();
+    let error = all.nat64_prefixes(own).expect_err("all of IPv4 is trusted").to_string();
     assert!(
         error.starts_with("`2001:db8:64::/96` contains every address"),
         "{error}"
@@ -205,7 +208,7 @@ fn a_forwarding_peer_that_is_not_trusted_is_logged_once_with_the_fix() {
         (ClientIpSource::Forwarded, "forwarded"),
         (ClientIpSource::Header(real_ip), "x-real-ip"),
     ] {
-        let client = key::client_ip(source).trusted(["10.0.0.1"]);
+        let client = key::client_ip(source).trusted(["10.0.0.1"]).unwrap();
         assert_eq!(log_of(&client, get_from("10.0.0.2", "/")), "");
         let forwarded = || get_from("10.0.0.2", "/").header(field, "198.51.100.9");
         let text = log_of(&client, forwarded());
@@ -217,7 +220,9 @@ fn a_forwarding_peer_that_is_not_trusted_is_logged_once_with_the_fix() {
         assert_eq!(log_of(&client, forwarded()), "", "{field}");
     }
 
-    let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.1"]);
+    let client = key::client_ip(ClientIpSource::XForwardedFor)
+        .trusted(["10.0.0.1"])
+        .unwrap();
     let request = Request::get("/").extension(UnixPeer);
     let text = log_of(&client, request.header("x-forwarded-for", "198.51.100.9"));
     assert_eq!(text.matches("use `trust_unix_peer`").count(), 1, "{text}");
@@ -236,7 +241,10 @@ fn assert_every_row_holds(path: &str) {
 
     let mut wrong = Vec::new();
     for vector in &vectors.vectors {
-        let by_address = vectors.profiles[&vector.profile].extractor().nat64_prefixes(nat64);
+        let by_address = vectors.profiles[&vector.profile]
+            .extractor()
+            .nat64_prefixes(nat64)
+            .unwrap();
         let grouped = by_address.clone().ipv4_prefix(*ipv4).ipv6_prefix(*ipv6);
         let by_address = by_address.ipv4_prefix(32).ipv6_prefix(128);
 

@@ -407,7 +407,7 @@ async fn a_receipt_for_several_slots_refunds_each_of_them() {
     let layer = RateLimitLayer::new(store.clone(), policies.to_vec());
     let service = layer.layer(tower::service_fn(async |request: http::Request<()>| {
         let decision = request.extensions().get::<Decision>().expect("it was counted");
-        let receipt = decision.take_receipt().expect("it was charged");
+        let receipt = decision.take_receipt();
         receipt.refund().await.expect("the cluster answers");
         Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
     }));

@@ -274,7 +274,7 @@ async fn a_handler_with_the_receipt_decides_itself(store: Arc<dyn Store>) {
     let through = async |policy: Policy, settle: Option<u64>| {
         let service = RateLimitLayer::new(store.clone(), policy).layer(service_fn(async |request: Request<Body>| {
             let decision = request.extensions().get::<Decision>().expect("a decision");
-            let receipt = decision.take_receipt().expect("it was charged");
+            let receipt = decision.take_receipt();
             if let Some(actual) = settle {
                 receipt.settle(actual).await.expect("the store answers");
             }
@@ -316,7 +316,7 @@ async fn a_handler_with_one_receipt_leaves_the_rules_of_the_others(store: Arc<dy
     ];
     let service = RateLimitLayer::new(store.clone(), policies).layer(service_fn(async |request: Request<Body>| {
         let decision = request.extensions().get::<Decision>().expect("a decision");
-        let receipt = decision.take_receipt_of("tokens").expect("it was charged");
+        let receipt = decision.take_receipt_of("tokens");
         receipt.settle(12).await.expect("the store answers");
         Ok::<_, Infallible>(Response::new(Body::new()))
     }));

@@ -485,7 +485,7 @@ async fn a_calendar_that_is_guessed_wrong_charges_no_other_request_of_the_call_t
     clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
     let log = SlidingLog::per_minute(5).into();
-    let month = FixedWindow::calendar(9, Calendar::Month, BERLIN).into();
+    let month = FixedWindow::calendar(9, Calendar::Month, BERLIN).unwrap().into();
     let keys = ["a", "b", "c"].map(Key::from);
     let others = [
         [Charge::new("log", &log, &keys[0], 1)],

@@ -140,12 +140,12 @@ async fn a_refund_clears_cached_denials_of_all_policy_lists_at_once() {
         assert!(decision.is_allowed());
         assert!(!check(&both).await.is_allowed());
         assert!(!check(&both).await.is_allowed());
-        let receipt = decision.take_receipt().expect("it was charged");
+        let receipt = decision.take_receipt();
         receipt.refund().await.expect("Redis answers");
 
         let decision = check(&both).await;
         assert!(decision.is_allowed());
-        let receipt = decision.take_receipt().expect("it was charged");
+        let receipt = decision.take_receipt();
         receipt.refund().await.expect("Redis answers");
     }
 }
@@ -160,7 +160,7 @@ async fn a_settlement_below_the_estimate_clears_cached_denials_at_once() {
         assert!(decision.is_allowed());
         assert!(!check(&limiter).await.is_allowed());
         assert!(!check(&limiter).await.is_allowed());
-        let receipt = decision.take_receipt().expect("it was charged");
+        let receipt = decision.take_receipt();
         receipt.settle(1).await.expect("Redis answers");
     }
 }

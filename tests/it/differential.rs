@@ -606,7 +606,7 @@ async fn the_aligned_fixed_window_decides_alike_in_rust_and_in_lua() {
 
 #[tokio::test]
 async fn calendar_windows_decide_alike_in_rust_and_in_lua() {
-    let calendar = |calendar| Limit::from(FixedWindow::calendar(9, calendar, "Europe/Berlin"));
+    let calendar = |calendar| Limit::from(FixedWindow::calendar(9, calendar, "Europe/Berlin").unwrap());
     let versions = [
         Calendar::Hour,
         Calendar::Day,
@@ -661,7 +661,7 @@ async fn several_policies_decide_alike_in_rust_and_in_lua() {
 
 #[tokio::test]
 async fn batches_of_many_operations_and_algorithms_decide_alike_in_rust_and_in_lua() {
-    let hours = FixedWindow::calendar(5, Calendar::Hour, "UTC");
+    let hours = FixedWindow::calendar(5, Calendar::Hour, "UTC").unwrap();
     agree_on(
         steps() / 2,
         mixed,
@@ -768,7 +768,7 @@ async fn the_script_decides_alike_in_the_lua_of_dragonfly() {
         ],
         &[SlidingCounter::new(7, WINDOW * 2).into()],
         &[FixedWindow::new(8, WINDOW).into()],
-        &[FixedWindow::calendar(5, Calendar::Hour, "UTC").into()],
+        &[FixedWindow::calendar(5, Calendar::Hour, "UTC").unwrap().into()],
         &[TokenBucket::new(5, WINDOW).burst(6).into()],
         &[Concurrency::new(3).into()],
     ];

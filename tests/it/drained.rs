@@ -140,12 +140,7 @@ async fn a_settlement_is_waited_for_before_its_task_has_run() {
     let store = slow();
     let limiter = Limiter::new(store.clone(), log());
     store.open(1);
-    let receipt = limiter
-        .check_n("k", 5)
-        .await
-        .unwrap()
-        .take_receipt()
-        .expect("it is charged");
+    let receipt = limiter.check_n("k", 5).await.unwrap().take_receipt();
     spawn(async move { receipt.settle(2).await });
     assert_waits_for(&store, 1, 0).await;
     assert_eq!(remaining(&limiter).await, 8);
@@ -157,7 +152,7 @@ async fn a_settlement_whose_future_is_dropped_is_waited_for() {
     let limiter = Limiter::new(store.clone(), log());
     store.open(1);
     let decision = limiter.check_n("k", 5).await.unwrap();
-    assert!(is_pending(&mut pin!(decision.settle(2))).await);
+    assert!(is_pending(&mut pin!(decision.take_receipt().settle(2))).await);
     assert_waits_for(&store, 1, 0).await;
     assert_eq!(remaining(&limiter).await, 8);
 }
@@ -260,7 +255,7 @@ async fn what_begins_meanwhile_is_waited_for_too() {
     let receipt = first.take_receipt();
     let waiting = spawn(store.drained(PATIENCE));
     yield_now().await;
-    spawn(async move { second.refund().await });
+    spawn(async move { second.take_receipt().refund().await });
     yield_now().await;
     drop(receipt);
     yield_now().await;
@@ -354,7 +349,7 @@ async fn what_fails_meanwhile_is_reported_once() {
     let store = Arc::new(Breaking::default());
     let decision = Limiter::new(store.clone(), [log(), slots()]).check("k").await.unwrap();
     store.is_broken.store(true, Ordering::Relaxed);
-    spawn(async move { decision.refund().await });
+    spawn(async move { decision.take_receipt().refund().await });
     let undrained = store.drained(PATIENCE).await.unwrap_err();
     assert_eq!((undrained.settlements, undrained.releases), (1, 1));
     assert_eq!(store.drained(PATIENCE).await, Ok(()));
@@ -369,7 +364,7 @@ async fn a_task_that_ends_with_its_runtime_is_reported_as_lost() {
         runtime.block_on(async {
             its_store.open(1);
             let decision = Limiter::new(its_store, [log(), slots()]).check("k").await.unwrap();
-            assert!(is_pending(&mut pin!(decision.refund())).await);
+            assert!(is_pending(&mut pin!(decision.take_receipt().refund())).await);
         });
         begun.send(()).expect("the test waits");
         let _ = ends.recv();

@@ -275,7 +275,7 @@ async fn handler_sends_what_it_shows() {
 
 #[tokio::test(start_paused = true)]
 async fn access_sends_what_it_shows() {
-    shows(include_str!("../../examples/access.rs"), access_example::app()).await;
+    shows(include_str!("../../examples/access.rs"), access_example::app().unwrap()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -68,8 +68,9 @@ impl Side {
             Step::Peek | Step::Wait => limiter.peek(key).await,
             Step::Settle(actual) => {
                 let checked = limiter.check(key).await;
-                if let Some(receipt) = checked.as_ref().ok().and_then(Decision::take_receipt) {
-                    receipt.settle(actual).await.map_err(|error| error.to_string())?;
+                if let Ok(checked) = &checked {
+                    let settled = checked.take_receipt().settle(actual).await;
+                    settled.map_err(|error| error.to_string())?;
                 }
                 checked
             }
@@ -159,9 +160,8 @@ impl Bench {
     async fn walk_limit(&mut self, limit: &Limit) {
         use Step::{Charge, Check, CheckOnce, Peek, Reserve, Reset, Settle, Wait};
 
-        let Ok(policy) = Policy::try_new("test", limit.clone()) else {
-            panic!("{limit} is refused");
-        };
+        let policy = Policy::new("test", limit.clone());
+        assert!(policy.validate().is_ok(), "{limit} is refused");
         let quota = limit.quota();
         let steps = [
             vec![
@@ -248,24 +248,30 @@ fn all() -> impl Iterator<Item = (u64, Duration)> {
         .flat_map(|quota| windows().map(|window| (quota, window)))
 }
 
+fn panics<T>(build: impl FnOnce() -> T + std::panic::UnwindSafe) -> bool {
+    std::panic::catch_unwind(build).is_err()
+}
+
 #[tokio::test]
 async fn each_sliding_log_is_decided() {
     let mut bench = Bench::start().await;
     for (quota, window) in all() {
         let log = SlidingLog::try_new(quota, window).expect("it is valid");
-        assert_eq!(Policy::try_new("test", log).is_ok(), quota <= 100_000, "{log}");
+        assert_eq!(Policy::new("test", log).validate().is_ok(), quota <= 100_000, "{log}");
         if quota <= 100_000 {
             bench.walk_limit(&log.into()).await;
         }
         for precision in [1, 100_000] {
-            bench
-                .walk_limit(&log.try_precision(precision).expect("it is valid").into())
-                .await;
+            bench.walk_limit(&log.precision(precision).into()).await;
         }
-        assert!(log.try_precision(0).is_err() && log.try_precision(100_001).is_err());
+        assert!(panics(|| log.precision(0)) && panics(|| log.precision(100_001)));
     }
     bench.walk_limit(&SlidingLog::new(100_000, LONGEST).into()).await;
-    assert!(Policy::try_new("test", SlidingLog::new(100_001, LONGEST)).is_err());
+    assert!(
+        Policy::new("test", SlidingLog::new(100_001, LONGEST))
+            .validate()
+            .is_err()
+    );
     for (quota, window) in refused() {
         assert!(SlidingLog::try_new(quota, window).is_err(), "{quota} in {window:?}");
     }
@@ -304,25 +310,25 @@ async fn each_fixed_window_is_decided() {
     for calendar in calendars {
         for zone in ["UTC", "Asia/Kolkata", "Pacific/Apia", "America/St_Johns"] {
             for quota in [1, MOST] {
-                let fixed = FixedWindow::try_calendar(quota, calendar, zone).expect("it is valid");
+                let fixed = FixedWindow::calendar(quota, calendar, zone).expect("it is valid");
                 bench.walk_limit(&fixed.into()).await;
             }
         }
         for quota in [0, MOST + 1, u64::MAX] {
-            assert!(FixedWindow::try_calendar(quota, calendar, "UTC").is_err(), "{quota}");
+            assert!(FixedWindow::calendar(quota, calendar, "UTC").is_err(), "{quota}");
         }
     }
-    assert!(FixedWindow::try_calendar(1, Calendar::Day, "Europe/Atlantis").is_err());
+    assert!(FixedWindow::calendar(1, Calendar::Day, "Europe/Atlantis").is_err());
 }
 
 #[tokio::test]
 async fn each_token_bucket_is_decided() {
     let mut bench = Bench::start().await;
-    let is_valid = |bucket: TokenBucket| Policy::try_new("test", bucket).is_ok();
+    let is_valid = |bucket: TokenBucket| Policy::new("test", bucket).validate().is_ok();
     let mut walked = 0;
     for (quota, window) in all() {
         let bucket = TokenBucket::try_new(quota, window).expect("it is valid");
-        assert!(bucket.try_burst(0).is_err());
+        assert!(panics(|| bucket.burst(0)));
         assert!(!is_valid(bucket.burst(u64::MAX)) && !is_valid(bucket.burst(MOST + 1)));
         // The largest burst whose arithmetic is exact.
         let bursts: Vec<u64> = (0..50).map(|bit| 1 << bit).collect();
@@ -353,8 +359,8 @@ async fn each_limit_of_slots_is_decided() {
     let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3_600));
     for slots in [1, 2, 999_999_999] {
         for lease in [second, second + US, hour] {
-            let limit = Concurrency::try_new(slots).and_then(|limit| limit.try_lease(lease));
-            let policy = Policy::new("test", limit.expect("it is valid"));
+            let limit = Concurrency::try_new(slots).expect("it is valid").lease(lease);
+            let policy = Policy::new("test", limit);
             for cost in [1, slots, u64::MAX] {
                 let steps = [
                     Check(cost),
@@ -374,7 +380,7 @@ async fn each_limit_of_slots_is_decided() {
         assert!(Concurrency::try_new(slots).is_err(), "{slots}");
     }
     for lease in [Duration::ZERO, second - US, second + US / 2, hour + US, Duration::MAX] {
-        assert!(Concurrency::new(1).try_lease(lease).is_err(), "{lease:?}");
+        assert!(panics(|| Concurrency::new(1).lease(lease)), "{lease:?}");
     }
 }
 
@@ -391,8 +397,7 @@ async fn each_ban_is_decided() {
                     (LONGEST_BAN, LONGEST_BAN),
                 ] {
                     let ban = denials.map_or(Ban::by_hand(), |denials| Ban::after(denials, within));
-                    let policy = policy.clone().try_ban(ban.first(first).longest(longest));
-                    let policy = policy.expect("it is valid");
+                    let policy = policy.clone().ban(ban.first(first).longest(longest));
                     let mut steps = vec![
                         Step::Ban(US),
                         Step::Ban(longest),
@@ -433,7 +438,7 @@ async fn each_ban_is_decided() {
         ban.first(SHORTEST + US).longest(SHORTEST),
         ban.longest(Duration::MAX),
     ] {
-        assert!(policy.clone().try_ban(wrong).is_err(), "{wrong:?}");
+        assert!(policy.clone().ban(wrong).validate().is_err(), "{wrong:?}");
     }
     for (line, is_valid) in [
         (
@@ -479,30 +484,21 @@ async fn each_setting_of_a_policy_is_decided() {
     ];
     for policy in policies() {
         for repetitions in [1, 2, MOST - 1] {
-            bench
-                .walk(
-                    &policy.clone().try_repetitions(repetitions).expect("it is valid"),
-                    &steps,
-                )
-                .await;
+            bench.walk(&policy.clone().max_repetitions(repetitions), &steps).await;
         }
         for wrong in [0, MOST, 1 << 53, u64::MAX] {
-            assert!(policy.clone().try_repetitions(wrong).is_err(), "{wrong}");
+            assert!(policy.clone().max_repetitions(wrong).validate().is_err(), "{wrong}");
         }
         for fraction in [1e-9, 0.5, 1.0] {
-            bench
-                .walk(&policy.clone().try_warn_at(fraction).expect("it is valid"), &steps)
-                .await;
+            bench.walk(&policy.clone().warn_at(fraction), &steps).await;
         }
         for wrong in [0.0, 4e-10, 1.000_000_001, f64::INFINITY, f64::NAN, -1.0] {
-            assert!(policy.clone().try_warn_at(wrong).is_err(), "{wrong}");
+            assert!(policy.clone().warn_at(wrong).validate().is_err(), "{wrong}");
         }
         for cost in [1, 3, 4, MOST, MOST + 1, u64::MAX] {
-            bench
-                .walk(&policy.clone().try_cost(cost).expect("it is valid"), &steps)
-                .await;
+            bench.walk(&policy.clone().cost(cost), &steps).await;
         }
-        assert!(policy.clone().try_cost(0).is_err());
+        assert!(policy.clone().cost(0).validate().is_err());
     }
     for limit in [
         Limit::from(SlidingLog::new(3, LONGEST)),
@@ -511,13 +507,12 @@ async fn each_setting_of_a_policy_is_decided() {
         let policy = Policy::new("test", limit);
         for longest in [Duration::ZERO, US, LONGEST, Duration::MAX] {
             for units in [1, MOST] {
-                let waiting = policy.clone().try_wait_up_to(longest);
-                let waiting = waiting.and_then(|policy| policy.try_max_waiting(units));
-                bench.walk(&waiting.expect("it is valid"), &steps).await;
+                let waiting = policy.clone().wait_up_to(longest).max_waiting(units);
+                bench.walk(&waiting, &steps).await;
             }
         }
         for wrong in [0, MOST + 1, u64::MAX] {
-            assert!(policy.clone().try_max_waiting(wrong).is_err(), "{wrong}");
+            assert!(policy.clone().max_waiting(wrong).validate().is_err(), "{wrong}");
         }
     }
 }
@@ -537,11 +532,12 @@ async fn each_share_of_a_limit_is_decided() {
     let mut decided = 0;
     for limit in limits.chain([Concurrency::new(1).into(), Concurrency::new(999_999_999).into()]) {
         // Some buckets are not exact.
-        let Ok(policy) = Policy::try_new("test", limit.clone()) else {
+        let policy = Policy::new("test", limit.clone());
+        if policy.validate().is_err() {
             continue;
-        };
+        }
         for (parts, of) in [(1, 1), (1, u32::MAX), (u32::MAX - 1, u32::MAX)] {
-            let share = FailureMode::try_local_share(parts, of).expect("it is valid");
+            let share = FailureMode::local_share(parts, of);
             let limiter = Limiter::new(Broken::default(), policy.clone().failure_mode(share));
             let first = limiter.check("k").await.expect("this process counts");
             assert!(first.is_allowed(), "{limit}, {share}");
@@ -556,6 +552,6 @@ async fn each_share_of_a_limit_is_decided() {
     }
     assert!(decided > 200, "{decided}");
     for (parts, of) in [(0, 1), (2, 1), (0, 0), (1, 0)] {
-        assert!(FailureMode::try_local_share(parts, of).is_err(), "{parts} of {of}");
+        assert!(panics(|| FailureMode::local_share(parts, of)), "{parts} of {of}");
     }
 }

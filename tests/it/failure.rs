@@ -150,8 +150,8 @@ async fn a_hook_changes_nothing() {
 
 #[tokio::test]
 async fn a_mode_is_that_of_its_layer() {
-    let open = RateLimitLayer::new(Broken::default(), policy()).failure_mode(FailureMode::Open);
-    let closed = RateLimitLayer::new(Broken::default(), policy()).failure_mode(FailureMode::Closed);
+    let open = RateLimitLayer::new(Broken::default(), policy().failure_mode(FailureMode::Open));
+    let closed = RateLimitLayer::new(Broken::default(), policy().failure_mode(FailureMode::Closed));
     let app = Router::new()
         .route("/", route(async || "served").layer(open))
         .route("/login", route(async || "served").layer(closed));

@@ -40,6 +40,7 @@ impl Source {
         };
         key::client_ip(source)
             .trusted(["10.0.0.0/8", "fd00::/8"])
+            .unwrap()
             .ipv6_prefix(128)
     }
 
@@ -855,7 +856,7 @@ fn calendar() -> impl Strategy<Value = Limit> {
         sample::select(windows.to_vec()),
         sample::select(zones.to_vec()),
     )
-        .prop_map(|(quota, window, zone)| FixedWindow::calendar(quota, window, zone).into())
+        .prop_map(|(quota, window, zone)| FixedWindow::calendar(quota, window, zone).unwrap().into())
 }
 
 /// Limits that a policy accepts.
@@ -896,7 +897,7 @@ fn limits() -> impl Strategy<Value = Limit> {
         })
     });
     prop_oneof![8 => limit, 1 => calendar()].prop_filter("a policy accepts it", |limit| {
-        Policy::try_new("p", limit.clone()).is_ok()
+        Policy::new("p", limit.clone()).validate().is_ok()
     })
 }
 
@@ -978,6 +979,6 @@ proptest! {
         let Ok(limit) = text.parse::<Limit>() else { return Ok(()) };
         let printed = limit.to_string();
         prop_assert_eq!(printed.parse::<Limit>(), Ok(limit.clone()), "{} prints as {}", text, printed);
-        prop_assert!(Policy::try_new("p", limit).is_ok(), "a policy accepts what parses: {}", text);
+        prop_assert!(Policy::new("p", limit).validate().is_ok(), "a policy accepts what parses: {}", text);
     }
 }

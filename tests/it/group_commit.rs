@@ -61,7 +61,9 @@ async fn a_thousand_checks_at_once_are_a_few_calls() {
 async fn a_check_of_a_calendar_window_is_one_call() {
     let redis = Redis::start();
     let store = store(&redis).await;
-    let limit = FixedWindow::calendar(100, Calendar::Year, "Europe/Berlin").into();
+    let limit = FixedWindow::calendar(100, Calendar::Year, "Europe/Berlin")
+        .unwrap()
+        .into();
     let before = calls(&redis).await;
     for _ in 0..20 {
         decide(&store, Operation::Check, &limit, "k", 1).await;

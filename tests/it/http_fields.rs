@@ -316,7 +316,7 @@ async fn hd_18_a_window_is_whole_seconds_of_at_least_one() {
 
 #[tokio::test]
 async fn each_algorithm_has_its_policy_item() {
-    let month = FixedWindow::calendar(3, Calendar::Month, "UTC");
+    let month = FixedWindow::calendar(3, Calendar::Month, "UTC").unwrap();
     for (limit, described) in [
         // Months differ in length.
         (Limit::from(month), "\"default\";q=3"),
@@ -333,7 +333,9 @@ async fn each_algorithm_has_its_policy_item() {
 
 #[test]
 fn hd_20_a_name_that_is_no_word_cannot_be_built() {
-    let error = Policy::try_new("naïve", SlidingLog::per_minute(100)).expect_err("not a word");
+    let error = Policy::new("naïve", SlidingLog::per_minute(100))
+        .validate()
+        .expect_err("not a word");
     assert!(error.to_string().contains("naïve"), "{error}");
 }
 
@@ -703,7 +705,7 @@ async fn a_partition_key_is_a_digest_and_off_by_default() {
             .all(|line| !line.contains("pk="))
     );
 
-    let app = |secret: &str| hello(RateLimitLayer::new(s1(), default()).partition_key(secret));
+    let app = |secret: &str| hello(RateLimitLayer::new(s1(), default()).partition_key(secret).unwrap());
     let pk_of = async |app: Router, address: &str| {
         let admitted = send(&app, get_from(address, "/")).await;
         let of = |name| {

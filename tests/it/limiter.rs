@@ -111,7 +111,7 @@ async fn reset_forgets(store: Arc<impl Store>) {
 async fn a_refund_removes_the_charge_of_a_check(store: Arc<impl Store>) {
     let limiter = limiter(&store, LOG_OF_5);
     assert!(check(&limiter).await.is_allowed());
-    let receipt = check_n(&limiter, 3).await.take_receipt().expect("it was charged");
+    let receipt = check_n(&limiter, 3).await.take_receipt();
     assert_eq!(remaining(&limiter).await, 1);
     receipt.refund().await.expect("the store answers");
     assert_eq!(remaining(&limiter).await, 4);
@@ -128,7 +128,7 @@ async fn a_refund_is_for_all_policies(store: Arc<impl Store>) {
         peeked.policies().map(|policy| policy.remaining()).collect()
     };
 
-    let receipt = check_n(&limiter, 2).await.take_receipt().expect("it was charged");
+    let receipt = check_n(&limiter, 2).await.take_receipt();
     assert_eq!(left().await, [3, 1]);
     receipt.refund().await.expect("the store answers");
     assert_eq!(left().await, [5, 3]);
@@ -137,16 +137,21 @@ async fn a_refund_is_for_all_policies(store: Arc<impl Store>) {
 async fn a_receipt_is_for_one_refund_and_clones_share_it(store: Arc<impl Store>) {
     let decision = check(&limiter(&store, LOG_OF_5)).await;
     let clone = decision.clone();
-    assert!(clone.take_receipt().is_some());
-    assert!(decision.take_receipt().is_none());
-    assert!(clone.take_receipt().is_none());
+    assert!(!clone.take_receipt().is_empty());
+    assert!(decision.take_receipt().is_empty());
+    assert!(clone.take_receipt().is_empty());
 }
 
 async fn what_was_denied_or_not_counted_has_no_receipt(store: Arc<impl Store>) {
     let limited = limiter(&store, LOG_OF_5);
     assert!(check_n(&limited, 5).await.is_allowed());
-    assert!(check(&limited).await.take_receipt().is_none());
-    assert!(check(&limiter(&store, Limit::Unlimited)).await.take_receipt().is_none());
+    assert!(check(&limited).await.take_receipt().is_empty());
+    assert!(
+        check(&limiter(&store, Limit::Unlimited))
+            .await
+            .take_receipt()
+            .is_empty()
+    );
 }
 
 /// Sends a request for `/`, and returns the response; the inner service responds with the decision of the request.
@@ -182,7 +187,7 @@ async fn a_receipt_of_a_layer_refunds_for_a_limiter(store: Arc<impl Store>) {
     let decision = response.extensions.get::<Decision>().expect("it was counted");
     assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 2);
 
-    let receipt = decision.take_receipt().expect("it was charged");
+    let receipt = decision.take_receipt();
     receipt.refund().await.expect("the store answers");
     assert_eq!(limiter.peek(user_42()).await.expect("the store answers").remaining(), 5);
 }
@@ -213,7 +218,7 @@ fn assert_permanent_denial(decision: &Decision, denial: Denial) {
     assert_eq!(decision.retry_after(), None);
     let reasons: Vec<_> = decision.policies().map(|policy| policy.denial()).collect();
     assert_eq!(reasons, [Some(denial)]);
-    assert!(decision.take_receipt().is_none());
+    assert!(decision.take_receipt().is_empty());
 }
 
 async fn a_cost_above_the_limit_is_denied_without_a_call_of_the_store(store: Arc<impl Store>) {

@@ -269,7 +269,7 @@ async fn requests_while_the_store_fails_are_counted_by_what_the_failure_mode_doe
         (FailureMode::Closed, &[("failed", 3.0)]),
     ] {
         let metrics = Metrics::install();
-        let layer = RateLimitLayer::new(Later(Broken::default()), policy(1)).failure_mode(mode);
+        let layer = RateLimitLayer::new(Later(Broken::default()), policy(1).failure_mode(mode));
         send_to(&app(layer), &["/"; 3]).await;
         metrics.assert_outcomes("api", outcomes);
         let errors = metrics.value("tower_quota_store_errors_total{kind=\"unreachable\"}");

@@ -23,7 +23,7 @@ type Body = Empty<bytes::Bytes>;
 #[derive(Clone)]
 struct Spy<S> {
     inner: S,
-    receipts: Arc<Mutex<Vec<Option<tower_quota::Receipt>>>>,
+    receipts: Arc<Mutex<Vec<tower_quota::Receipt>>>,
 }
 
 impl<S: Service<Request<Body>>> Service<Request<Body>> for Spy<S> {
@@ -82,7 +82,12 @@ async fn nested_layers_give_each_charge_back_once() {
     assert_eq!(response.status(), StatusCode::OK);
 
     // The middleware between the layers has the receipt of the outer one, the service behind that of the inner one.
-    let receipts: Vec<_> = receipts.lock().unwrap().drain(..).flatten().collect();
+    let receipts: Vec<_> = receipts
+        .lock()
+        .unwrap()
+        .drain(..)
+        .filter(|receipt| !receipt.is_empty())
+        .collect();
     assert_eq!(receipts.len(), 2);
     for receipt in receipts {
         receipt.refund().await.unwrap();
@@ -170,7 +175,7 @@ async fn a_refund_goes_to_the_store_that_was_charged() {
     let decision = here.check("42").await.unwrap();
     assert!(elsewhere.check("42").await.unwrap().is_allowed());
 
-    decision.take_receipt().unwrap().refund().await.unwrap();
+    decision.take_receipt().refund().await.unwrap();
     assert_eq!(here.peek("42").await.unwrap().remaining(), 3);
     assert_eq!(elsewhere.peek("42").await.unwrap().remaining(), 2);
 }
@@ -197,7 +202,7 @@ async fn a_refund_that_fails_in_one_store_is_made_in_the_other() {
     let service = RateLimitLayer::new(outer.clone(), shared(1)).layer(
         RateLimitLayer::new(inner.clone(), shared(1)).layer(service_fn(async |request: Request<Body>| {
             let decision = request.extensions().get::<Decision>().expect("a decision");
-            let receipt = decision.take_receipt().expect("a receipt");
+            let receipt = decision.take_receipt();
             let error = receipt.refund().await.expect_err("one store fails");
             assert_eq!(error.to_string(), "no refunds");
             answer(request).await
@@ -334,7 +339,12 @@ async fn the_receipts_of_several_layers_give_back_the_largest_cost(store: impl S
     let response = layer(2).layer(spied(inner)).oneshot(Request::new(Body::new())).await;
     assert_eq!(response.unwrap().status(), StatusCode::OK);
     assert_eq!(remaining_in(&store).await, 5);
-    let taken: Vec<_> = receipts.lock().unwrap().drain(..).flatten().collect();
+    let taken: Vec<_> = receipts
+        .lock()
+        .unwrap()
+        .drain(..)
+        .filter(|receipt| !receipt.is_empty())
+        .collect();
     for (receipt, remaining) in taken.into_iter().zip([7, 10]) {
         receipt.refund().await.expect("an answer");
         assert_eq!(remaining_in(&store).await, remaining);
@@ -344,7 +354,7 @@ async fn the_receipts_of_several_layers_give_back_the_largest_cost(store: impl S
     // One receipt for both layers.
     let service = layer(2).layer(layer(5).layer(service_fn(async |request: Request<Body>| {
         let decision = request.extensions().get::<Decision>().expect("a decision");
-        let receipt = decision.take_receipt().expect("a receipt");
+        let receipt = decision.take_receipt();
         receipt.refund().await.expect("an answer");
         answer(request).await
     })));
@@ -360,7 +370,7 @@ async fn the_receipts_of_several_layers_settle_one_cost() {
         let layer = |cost| RateLimitLayer::new(store.clone(), shared(cost));
         let service = layer(2).layer(layer(5).layer(service_fn(async |request: Request<Body>| {
             let decision = request.extensions().get::<Decision>().expect("a decision");
-            let receipt = decision.take_receipt_of("shared").expect("a receipt");
+            let receipt = decision.take_receipt_of("shared");
             receipt.settle(actual).await.expect("an answer");
             answer(request).await
         })));
@@ -407,7 +417,7 @@ async fn the_decision_on_a_denial_of_an_inner_layer_has_the_policies_of_all_laye
     assert!(decision.retry_after().is_some());
 
     // What the outer layers have charged can be refunded.
-    decision.take_receipt().expect("a receipt").refund().await.unwrap();
+    decision.take_receipt().refund().await.unwrap();
     for (name, quota, remaining) in [("outer", 10, 9), ("between", 10, 9), ("inner", 1, 0)] {
         let limiter = Limiter::new(store.clone(), policy(name, SlidingLog::per_hour(quota)));
         let left = limiter.peek(tower_quota::Key::constant("all")).await.unwrap();

@@ -232,7 +232,11 @@ async fn send_from(client: IpAddr, proxy: SocketAddr, forged: (&str, &str)) -> R
 #[tokio::test]
 #[cfg_attr(not(target_os = "linux"), ignore = "only Linux has all addresses of 127.0.0.0/8")]
 async fn a_client_that_sends_forwarding_headers_is_counted_by_its_own_address() {
-    let client_ip = || key::client_ip(ClientIpSource::XForwardedFor).trusted(["127.0.0.1"]);
+    let client_ip = || {
+        key::client_ip(ClientIpSource::XForwardedFor)
+            .trusted(["127.0.0.1"])
+            .unwrap()
+    };
     let extractor = client_ip();
     let show_key = async move |request: Request<Body>| {
         let key = extractor.extract(&request.into_parts().0).expect("a peer");

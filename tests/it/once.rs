@@ -104,7 +104,7 @@ async fn a_repetition_is_admitted_when_the_limit_is_used_up(bench: Bench) {
 }
 
 async fn after_the_repetitions_an_id_is_counted_again(bench: Bench) {
-    let twice = Policy::new("mails", SlidingLog::new(3, WINDOW)).repetitions(2);
+    let twice = Policy::new("mails", SlidingLog::new(3, WINDOW)).max_repetitions(2);
     let limiter = Limiter::new(bench.store.clone(), twice);
     let expected = [
         counted(2),
@@ -168,11 +168,11 @@ async fn a_refund_forgets_the_id_and_a_settlement_does_not(bench: Bench) {
         assert_eq!(is_repetition(&decision), expected);
         decision.take_receipt()
     };
-    let first = check_n(false).await.expect("it was charged");
+    let first = check_n(false).await;
     first.refund().await.expect("the store answers");
     assert_eq!(checked(&limiter, "a").await, counted(8));
 
-    let settled = check(&limiter, "b").await.take_receipt().expect("it was charged");
+    let settled = check(&limiter, "b").await.take_receipt();
     settled.settle(3).await.expect("the store answers");
     assert_eq!(checked(&limiter, "b").await, repeated(5));
 }
@@ -180,7 +180,7 @@ async fn a_refund_forgets_the_id_and_a_settlement_does_not(bench: Bench) {
 /// What one request is charged admits at most its repetitions, whenever it is refunded.
 async fn a_request_that_was_repeated_is_not_refunded(bench: Bench) {
     const REPETITIONS: usize = 2;
-    let policy = Policy::new("mails", SlidingLog::new(3, WINDOW)).repetitions(REPETITIONS as u64);
+    let policy = Policy::new("mails", SlidingLog::new(3, WINDOW)).max_repetitions(REPETITIONS as u64);
     let limiter = Limiter::new(bench.store.clone(), policy);
     let mut admitted = 0;
     for cycle in 0..20 {
@@ -189,10 +189,8 @@ async fn a_request_that_was_repeated_is_not_refunded(bench: Bench) {
         for _ in 0..REPETITIONS {
             admitted += usize::from(check(&limiter, &id).await.is_allowed());
         }
-        if let Some(receipt) = first.take_receipt() {
-            admitted += 1;
-            receipt.refund().await.expect("the store answers");
-        }
+        admitted += usize::from(first.is_allowed());
+        first.take_receipt().refund().await.expect("the store answers");
     }
     assert_eq!(admitted, 3 * (1 + REPETITIONS));
 
@@ -200,12 +198,8 @@ async fn a_request_that_was_repeated_is_not_refunded(bench: Bench) {
     bench.advance(WINDOW).await;
     let again = async || check(&limiter, "a").await.take_receipt();
     let [first, second, third, fourth] = [again().await, again().await, again().await, again().await];
-    assert!(first.is_some() && second.is_none() && third.is_none());
-    fourth
-        .expect("it was charged")
-        .refund()
-        .await
-        .expect("the store answers");
+    assert!(!first.is_empty() && second.is_empty() && third.is_empty());
+    fourth.refund().await.expect("the store answers");
     assert_eq!(checked(&limiter, "b").await, counted(1));
     assert_eq!(
         checked(&limiter, "a").await,
@@ -232,8 +226,8 @@ async fn a_request_of_another_cost_is_no_repetition(bench: Bench) {
 
 async fn a_repetition_has_no_receipt(bench: Bench) {
     let limiter = limiter(&bench, SlidingLog::new(9, WINDOW));
-    assert!(check(&limiter, "a").await.take_receipt().is_some());
-    assert!(check(&limiter, "a").await.take_receipt().is_none());
+    assert!(!check(&limiter, "a").await.take_receipt().is_empty());
+    assert!(check(&limiter, "a").await.take_receipt().is_empty());
 }
 
 async fn an_id_stays_counted_when_the_limit_changes(bench: Bench) {
@@ -296,7 +290,10 @@ async fn a_policy_that_observes_has_ids_of_its_own(bench: Bench) {
 
 async fn the_id_of_a_calendar_window_ends_with_it(bench: Bench) {
     bench.set("2027-03-14T23:59:00+01:00[Europe/Berlin]").await;
-    let limiter = limiter(&bench, FixedWindow::calendar(5, Calendar::Day, "Europe/Berlin"));
+    let limiter = limiter(
+        &bench,
+        FixedWindow::calendar(5, Calendar::Day, "Europe/Berlin").unwrap(),
+    );
     assert_eq!(checked(&limiter, "a").await, counted(4));
     bench.advance(Duration::from_secs(59)).await;
     assert_eq!(checked(&limiter, "a").await, repeated(4));
@@ -315,7 +312,7 @@ async fn at_once(limiter: &Limiter) -> Vec<Decision> {
 }
 
 async fn a_hundred_requests_at_once_with_one_id_are_counted_once(bench: Bench) {
-    let policy = Policy::new("mails", SlidingLog::new(5, WINDOW)).repetitions(99);
+    let policy = Policy::new("mails", SlidingLog::new(5, WINDOW)).max_repetitions(99);
     let limiter = Limiter::new(bench.store.clone(), policy);
     let decisions = at_once(&limiter).await;
     assert!(decisions.iter().all(Decision::is_allowed));
@@ -567,7 +564,7 @@ async fn an_id_stays_counted_when_a_user_changes_the_plan() {
 /// What remains of a policy when requests with these ids, of which some succeed, are completed.
 async fn remaining_after(policy: Policy, requests: &[(&'static str, bool)]) -> Vec<(bool, u64)> {
     let store = MemoryStore::new();
-    let layer = RateLimitLayer::new(store.clone(), policy.repetitions(2));
+    let layer = RateLimitLayer::new(store.clone(), policy.max_repetitions(2));
     let limiter = Limiter::new(store, Policy::new("payments", SlidingLog::per_hour(5)));
     let mut remaining = Vec::new();
     for (id, succeeds) in requests {
@@ -688,12 +685,7 @@ async fn while_the_store_fails_this_process_has_ids_of_its_own() {
     assert_eq!(checked(&limiter, "a").await, counted(1));
     let first = check(&limiter, "b").await;
     assert!(first.store_error().is_some());
-    first
-        .take_receipt()
-        .expect("it was charged")
-        .refund()
-        .await
-        .expect("this process answers");
+    first.take_receipt().refund().await.expect("this process answers");
     assert_eq!(checked(&limiter, "b").await, counted(0));
     // The share is of the limit, and not of the repetitions.
     for _ in 0..10 {
@@ -730,7 +722,7 @@ async fn many_ids_evict_each_other_and_no_counts() {
 async fn ids_that_a_caller_makes_up_gain_nothing() {
     let limiter = Limiter::new(
         MemoryStore::new(),
-        Policy::new("mails", SlidingLog::per_hour(5)).repetitions(2),
+        Policy::new("mails", SlidingLog::per_hour(5)).max_repetitions(2),
     );
     let mut rng = fastrand::Rng::with_seed(7);
     let mut admitted = 0;

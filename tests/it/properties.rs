@@ -227,7 +227,7 @@ const ALIGNED_WINDOW: Algorithm = Algorithm {
 };
 
 const CALENDAR_HOUR: Algorithm = Algorithm {
-    limit: |quota| FixedWindow::calendar(quota, Calendar::Hour, BERLIN).into(),
+    limit: |quota| FixedWindow::calendar(quota, Calendar::Hour, BERLIN).unwrap().into(),
     units: 3_600_000_000 / WINDOW,
     ..ALIGNED_WINDOW
 };
@@ -546,7 +546,7 @@ async fn an_id_is_free_for_its_repetitions(case: Case, history: History) -> Resu
     for arrival in &history.arrivals {
         case.wait(arrival.after).await;
         let limiter = limiters.entry(arrival.cost).or_insert_with(|| {
-            let policy = Policy::new("test", limit.clone()).repetitions(REPETITIONS);
+            let policy = Policy::new("test", limit.clone()).max_repetitions(REPETITIONS);
             Limiter::new(case.bench.store.clone(), policy.cost(arrival.cost))
         });
         let decision = case.bench.check_once(limiter, arrival.id).await;
@@ -746,7 +746,7 @@ async fn the_largest_limit_admits_itself_and_no_more(bench: Bench) {
             SlidingCounter::new(LARGEST, window).into(),
             FixedWindow::new(LARGEST, window).into(),
             FixedWindow::new(LARGEST, window).aligned().into(),
-            FixedWindow::calendar(LARGEST, Calendar::Year, BERLIN).into(),
+            FixedWindow::calendar(LARGEST, Calendar::Year, BERLIN).unwrap().into(),
         ];
         for limit in limits {
             let bench = bench.with_a_fresh_key();

@@ -68,7 +68,7 @@ async fn around_two_o_clock(bench: &Bench, limit: &Limit) -> [usize; 2] {
 }
 
 async fn three_in_a_clock_hour_are_three_more_after_the_full_hour(bench: Bench) {
-    let hours = FixedWindow::calendar(3, Calendar::Hour, BERLIN);
+    let hours = FixedWindow::calendar(3, Calendar::Hour, BERLIN).unwrap();
     for limit in [FixedWindow::per_hour(3).aligned(), hours] {
         assert_eq!(
             around_two_o_clock(&bench.with_a_fresh_key(), &limit.into()).await,
@@ -97,7 +97,7 @@ async fn three_in_any_hour_are_no_more_after_the_full_hour(bench: Bench) {
 /// October (Directive 2000/84/EC).
 async fn a_month_ends(bench: &Bench, last: &str, first: &str, next_month: Duration) {
     const MICROSECOND: Duration = Duration::from_micros(1);
-    let limit = FixedWindow::calendar(3, Calendar::Month, BERLIN).into();
+    let limit = FixedWindow::calendar(3, Calendar::Month, BERLIN).unwrap().into();
 
     bench.set(&format!("{last}[Europe/Berlin]")).await;
     assert!(bench.check(&limit, 3).await.allowed);
@@ -160,7 +160,7 @@ async fn the_time_of_redis_chooses_the_month_and_the_wrong_guess_is_not_charged(
     );
     clock.write_to(&redis).await;
     let store = clock.redis_store(&redis).await;
-    let limit = Limit::from(FixedWindow::calendar(3, Calendar::Month, BERLIN));
+    let limit = Limit::from(FixedWindow::calendar(3, Calendar::Month, BERLIN).unwrap());
     let check = async || decide(&store, tower_quota::store::Operation::Check, &limit, "k", 1).await;
     check().await;
     redis.command::<()>("CONFIG", ["RESETSTAT"]).await;

@@ -34,14 +34,14 @@ fn admitted(library: ClientLibrary, workers: usize, blocks: Duration) -> usize {
         let admitted = Arc::new(AtomicUsize::new(0));
         let reached = admitted.clone();
         let policy = Policy::new("login", SlidingLog::per_minute(5)).key(key::constant("k"));
-        let service = RateLimitLayer::new(store, policy)
-            .failure_mode(FailureMode::Open)
-            .layer(service_fn(move |_: Request<()>| {
+        let service = RateLimitLayer::new(store, policy.failure_mode(FailureMode::Open)).layer(service_fn(
+            move |_: Request<()>| {
                 reached.fetch_add(1, Ordering::Relaxed);
                 // A password hash on the thread of the runtime.
                 thread::sleep(blocks);
                 std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Empty::<Bytes>::new())))
-            }));
+            },
+        ));
 
         let mut requests = JoinSet::new();
         for _ in 0..100 {

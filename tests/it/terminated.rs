@@ -261,14 +261,14 @@ async fn stream(
 
 /// Settles the tokens when a stream ends or its client has left.
 struct Usage {
-    receipt: Option<Receipt>,
+    receipt: Receipt,
     /// Whether `settle` is called when its task is polled.
     is_settled_in_a_block: bool,
 }
 
 impl Drop for Usage {
     fn drop(&mut self) {
-        let Some(receipt) = self.receipt.take() else { return };
+        let receipt = std::mem::take(&mut self.receipt);
         match self.is_settled_in_a_block {
             true => tokio::spawn(async move { receipt.settle(ACTUAL).await }),
             false => tokio::spawn(receipt.settle(ACTUAL)),

@@ -127,6 +127,15 @@ fn timelines() -> Vec<Timeline> {
              10_000: check 4 -> denied for 10_000, 1 left, full in 10_000
              9_500: peek 2 -> denied for 1_500, 1 left, full in 10_000",
         ),
+        // A refund of a reservation whose turn has passed, at that of a later one.
+        Timeline::of(
+            bucket(1, 10_000, 1),
+            "0: check 1 -> 0 left, full in 10_000
+             1_000: reserve 1 -> after 9_000, 0 left, full in 19_000
+             1_000: reserve 1 -> after 19_000, 0 left, full in 29_000
+             20_000: refund 1 from 10_000 -> 0 left, full in 10_000
+             20_000: check 1 -> denied for 10_000, 0 left, full in 10_000",
+        ),
         // A refund of a reservation, then one before the clock went back.
         Timeline::of(
             per_second(2),

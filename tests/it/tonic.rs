@@ -441,7 +441,11 @@ async fn gr_25_where_waiting_does_not_help_the_call_is_not_to_be_retried() {
 
 #[tokio::test]
 async fn gr_26_a_store_that_fails_closed_is_unavailable_for_a_second() {
-    let status = status_from(RateLimitLayer::new(Broken::default(), default()).failure_mode(FailureMode::Closed)).await;
+    let status = status_from(RateLimitLayer::new(
+        Broken::default(),
+        default().failure_mode(FailureMode::Closed),
+    ))
+    .await;
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(
         status.get_details_retry_info().expect("RetryInfo").retry_delay,
@@ -466,7 +470,7 @@ fn waits(status: &Status) -> [u128; 2] {
 #[tokio::test]
 async fn hd_32_jitter_is_the_same_in_each_field_of_grpc() {
     let jitter = Duration::from_secs(1_000);
-    let closed = RateLimitLayer::new(Broken::default(), default()).failure_mode(FailureMode::Closed);
+    let closed = RateLimitLayer::new(Broken::default(), default().failure_mode(FailureMode::Closed));
     for layer in [denied(Duration::from_secs(30)), closed] {
         let mut seen = BTreeSet::new();
         for _ in 0..10 {
@@ -581,7 +585,7 @@ const HI: &[u8] = b"\0\0\0\0\x04\x0A\x02hi";
 
 #[tokio::test]
 async fn gr_02_a_denial_is_one_headers_frame_that_ends_the_stream() {
-    let closed = RateLimitLayer::new(Broken::default(), default()).failure_mode(FailureMode::Closed);
+    let closed = RateLimitLayer::new(Broken::default(), default().failure_mode(FailureMode::Closed));
     for layer in [denied(Duration::from_secs(30)), closed] {
         let (_, authority) = serve(layer, Echo::default()).await;
         for path in [Echo::ONCE, Echo::TWICE] {

@@ -144,7 +144,8 @@ async fn a_refusal_and_a_failure_are_received_after_an_upload() {
     let refuses = RateLimitLayer::new(Broken::default(), no_user);
     the_response_is_received_after_an_upload(refuses, "400").await;
 
-    let fails = on(Broken::default()).failure_mode(FailureMode::Closed);
+    let closed = Policy::new("uploads", SlidingLog::per_minute(1)).key(key::constant("all"));
+    let fails = RateLimitLayer::new(Broken::default(), closed.failure_mode(FailureMode::Closed));
     the_response_is_received_after_an_upload(fails, "503").await;
 }
 

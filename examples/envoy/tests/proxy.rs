@@ -97,7 +97,11 @@ async fn listener() -> TcpListener {
 
 /// Serves a shop that responds with the address of the client, of which each has three requests an hour.
 async fn shop() -> SocketAddr {
-    let client_ip = || key::client_ip(ClientIpSource::XForwardedFor).trusted(["127.0.0.1"]);
+    let client_ip = || {
+        key::client_ip(ClientIpSource::XForwardedFor)
+            .trusted(["127.0.0.1"])
+            .unwrap()
+    };
     let policy = Policy::new("clients", SlidingLog::per_hour(3)).key(client_ip());
     let extractor = client_ip();
     let show_client = async move |request: Request| {

@@ -1,4 +1,4 @@
-use std::{mem, sync::Arc, time::Duration};
+use std::{mem, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -7,13 +7,7 @@ use http::{
     request::Parts,
 };
 
-use super::problem::Problem;
-use crate::{
-    Decision,
-    decision::{SharedFormat, headers::retry_after},
-    key::KeyError,
-    store::StoreError,
-};
+use crate::{Decision, decision::headers::retry_after, key::KeyError, store::StoreError};
 
 /// Builds the response to a request that is not admitted.
 ///
@@ -287,19 +281,5 @@ pub(crate) fn write_fields(decision: &Decision, status: StatusCode, headers: &mu
         write_fields(outer, status, headers);
     } else if let Some(policy) = decision.as_slice().first() {
         policy.context.fields.write(decision, status, headers);
-    }
-}
-
-impl SharedFormat {
-    pub(crate) fn new(format: impl ResponseFormat) -> Self {
-        let format: Box<dyn ResponseFormat> = Box::new(format);
-        Self(Arc::new(format))
-    }
-
-    pub(crate) fn get(&self) -> &dyn ResponseFormat {
-        // `new` alone makes one.
-        self.0
-            .downcast_ref::<Box<dyn ResponseFormat>>()
-            .map_or(&Problem, |format| &**format)
     }
 }

@@ -10,10 +10,7 @@ use super::{
     problem::Problem,
     text::StatusOnly,
 };
-use crate::{
-    ConfigError,
-    decision::headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS},
-};
+use crate::decision::headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS};
 
 /// Responds with a gRPC status, as HTTP 200 with the status in the header section ("trailers-only" in *gRPC over HTTP2*).
 ///
@@ -115,38 +112,17 @@ impl Grpc {
     ///
     /// # Panics
     ///
-    /// If the code is not that of an error, from 1 to 16. [`try_without_key`](Self::try_without_key) returns an error instead.
-    #[track_caller]
-    pub fn without_key(self, code: impl Into<i32>) -> Self {
-        match self.try_without_key(code) {
-            Ok(grpc) => grpc,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Sets the [status](Self::without_key) of a call whose key is absent, from configuration.
-    ///
-    /// ```
-    /// use tower_quota::response::Grpc;
-    ///
-    /// assert!(Grpc::new().try_without_key(16).is_ok());
-    /// assert!(Grpc::new().try_without_key(0).is_err());
-    /// ```
-    ///
-    /// # Errors
-    ///
     /// If the code is not that of an error, from 1 to 16.
-    pub fn try_without_key(mut self, code: impl Into<i32>) -> Result<Self, ConfigError> {
+    #[track_caller]
+    pub fn without_key(mut self, code: impl Into<i32>) -> Self {
         let code = code.into();
-        let error = u8::try_from(code)
-            .ok()
-            .filter(|code| (1..=UNAUTHENTICATED).contains(code));
-        self.without_key = error.ok_or_else(|| {
-            ConfigError::new(format!(
-                "{code} is not the code of a gRPC error; one is from 1 to 16, such as 16 for `UNAUTHENTICATED`"
-            ))
-        })?;
-        Ok(self)
+        match u8::try_from(code) {
+            Ok(error @ 1..=UNAUTHENTICATED) => self.without_key = error,
+            _ => {
+                panic!("{code} is not the code of a gRPC error; one is from 1 to 16, such as 16 for `UNAUTHENTICATED`")
+            }
+        }
+        self
     }
 
     /// Whether a request is a gRPC call.

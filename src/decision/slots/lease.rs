@@ -1,5 +1,4 @@
 use std::{
-    borrow::Cow,
     sync::{Arc, PoisonError},
     time::Duration,
 };
@@ -39,7 +38,7 @@ impl Ticket {
 /// A lease that holds slots of one policy.
 pub(crate) struct Lease {
     place: Place,
-    policy: Cow<'static, str>,
+    policy: Arc<str>,
     limit: Limit,
     key: Key,
     cost: u64,
@@ -71,7 +70,7 @@ impl Lease {
     /// A lease that was just taken; `None` if the limit has none.
     pub(crate) fn new(
         place: Place,
-        (policy, limit): (Cow<'static, str>, Limit),
+        (policy, limit): (Arc<str>, Limit),
         key: Key,
         cost: u64,
         ticket: &Ticket,

@@ -116,8 +116,7 @@ impl SlidingLog {
     ///
     /// # Panics
     ///
-    /// If `n` is 0 or above 100,000; at compile time in a `const`. [`try_precision`](Self::try_precision) returns an error
-    /// instead.
+    /// If `n` is 0 or above 100,000; at compile time in a `const`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -137,19 +136,8 @@ impl SlidingLog {
         self
     }
 
-    /// Like [`precision`](Self::precision), with an error instead of a panic.
-    ///
-    /// # Errors
-    ///
-    /// If `n` is 0 or above 100,000.
-    ///
-    /// ```
-    /// use tower_quota::SlidingLog;
-    ///
-    /// assert!(SlidingLog::per_minute(100).try_precision(60).is_ok());
-    /// assert!(SlidingLog::per_minute(100).try_precision(0).is_err());
-    /// ```
-    pub fn try_precision(self, n: u32) -> Result<Self, ConfigError> {
+    /// Like [`precision`](Self::precision), with an error in place of a panic, for texts.
+    pub(crate) fn try_precision(self, n: u32) -> Result<Self, ConfigError> {
         if !Self::is_precision(n) {
             return Err(ConfigError::new("a precision is between 1 and 100000"));
         }

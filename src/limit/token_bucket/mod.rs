@@ -113,7 +113,7 @@ impl TokenBucket {
     ///
     /// # Panics
     ///
-    /// If the burst is 0; at compile time in a `const`. [`try_burst`](Self::try_burst) returns an error instead.
+    /// If the burst is 0; at compile time in a `const`.
     #[track_caller]
     pub const fn burst(mut self, burst: u64) -> Self {
         assert!(
@@ -124,19 +124,8 @@ impl TokenBucket {
         self
     }
 
-    /// Like [`burst`](Self::burst), with an error instead of a panic.
-    ///
-    /// # Errors
-    ///
-    /// If the burst is 0.
-    ///
-    /// ```
-    /// use tower_quota::TokenBucket;
-    ///
-    /// assert!(TokenBucket::per_second(10).try_burst(30).is_ok());
-    /// assert!(TokenBucket::per_second(10).try_burst(0).is_err());
-    /// ```
-    pub fn try_burst(self, burst: u64) -> Result<Self, ConfigError> {
+    /// Like [`burst`](Self::burst), with an error in place of a panic, for texts.
+    pub(crate) fn try_burst(self, burst: u64) -> Result<Self, ConfigError> {
         if burst == 0 {
             return Err(ConfigError::new("a burst is at least 1"));
         }

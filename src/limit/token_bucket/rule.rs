@@ -3,13 +3,13 @@ use crate::limit::rule::{Rule, SLACK, Turn};
 
 /// Reservations.
 impl TokenBucket {
-    /// The time of the last reservation, if it is later than now: when all that is taken in advance has come.
-    fn last_turn(&self, bucket: &Bucket, now: u64) -> Option<u64> {
+    /// The turn of the last reservation: when all that was taken in advance has come.
+    fn last_turn(&self, bucket: &Bucket) -> Option<u64> {
         let owed = bucket
             .spent
             .checked_sub(self.burst)
             .filter(|owed| bucket.reserved && *owed > 0)?;
-        Some(bucket.since + self.time(owed)).filter(|turn| *turn > now)
+        Some(bucket.since + self.time(owed))
     }
 }
 
@@ -44,7 +44,7 @@ impl Rule for TokenBucket {
             bucket.since = now;
         }
         if bucket.at < now {
-            bucket.reserved = bucket.reserved && self.last_turn(bucket, now).is_some();
+            bucket.reserved = bucket.reserved && self.last_turn(bucket).is_some_and(|turn| turn > now);
             bucket.at = now;
         }
 
@@ -92,12 +92,13 @@ impl Rule for TokenBucket {
         // then may all be those of the charge: neither they nor the time that has passed towards the next one are returned
         // twice.
         let (mut come, mut left) = (0, 0);
-        if let Some(last) = self.last_turn(bucket, now) {
+        let last_turn = self.last_turn(bucket).unwrap_or_default();
+        if last_turn > now {
             // The others that wait have their times already.
-            if at != last {
+            if at != last_turn {
                 return false;
             }
-        } else if at < bucket.charged_at() {
+        } else if at < bucket.charged_at().max(last_turn) {
             let passed = now.saturating_sub(at);
             come = self.tokens(passed);
             left = passed - self.time_rounded_down(come);

@@ -2,12 +2,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::{
-    Decision, RateLimitLayer,
-    observe::Observer,
-    policy::{Access, Condition},
-    store::StoreError,
-};
+use crate::{Decision, RateLimitLayer, decision::Condition, observe::Observer, policy::Access, store::StoreError};
 
 /// Requests that no policy decides about.
 impl RateLimitLayer {
@@ -33,7 +28,7 @@ impl RateLimitLayer {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let api = Policy::new("api", SlidingLog::per_minute(1)).key(key::ip());
     /// let layer = RateLimitLayer::new(MemoryStore::new(), api)
-    ///     .skip(key::ip().within(["10.0.0.0/8"]))
+    ///     .skip(key::ip().within(["10.0.0.0/8"])?)
     ///     .skip(|parts| parts.uri.path() == "/health");
     /// let service = layer.layer(service_fn(async |_: Request<Body>| {
     ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
@@ -53,7 +48,8 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn skip(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.add(|access| &mut access.skipped, Arc::new(condition));
+        let condition: Condition = Arc::new(condition);
+        self.change_access(|access| access.skipped.push(condition.clone()));
         self
     }
 
@@ -78,7 +74,7 @@ impl RateLimitLayer {
     /// # type Body = Empty<Bytes>;
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), []).block(key::ip().within(["198.51.100.0/24", "2001:db8::/32"]));
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), []).block(key::ip().within(["198.51.100.0/24", "2001:db8::/32"])?);
     /// let service = layer.layer(service_fn(async |_: Request<Body>| {
     ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
     /// }));
@@ -91,12 +87,13 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn block(mut self, condition: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.add(|access| &mut access.blocked, Arc::new(condition));
+        let condition: Condition = Arc::new(condition);
+        self.change_access(|access| access.blocked.push(condition.clone()));
         self
     }
 
-    fn add(&mut self, list: fn(&mut Access) -> &mut Vec<Condition>, condition: Condition) {
-        self.enforcer_mut().policies.add_condition(list, condition);
+    fn change_access(&mut self, change: impl Fn(&mut Access)) {
+        self.enforcer_mut().policies.change_access(change);
     }
 }
 
@@ -182,7 +179,7 @@ impl RateLimitLayer {
     /// static FAILURES: AtomicU64 = AtomicU64::new(0);
     ///
     /// let policy = Policy::new("hello", SlidingLog::per_second(100)).key(key::constant("all"));
-    /// let layer = RateLimitLayer::new(Down, policy).failure_mode(FailureMode::Closed).on_failure(|error| {
+    /// let layer = RateLimitLayer::new(Down, policy.failure_mode(FailureMode::Closed)).on_failure(|error| {
     ///     assert_eq!(error.kind(), ErrorKind::Unreachable);
     ///     FAILURES.fetch_add(1, Ordering::Relaxed);
     /// });

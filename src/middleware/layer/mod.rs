@@ -6,7 +6,13 @@ mod settings;
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::enforce::Enforcer;
-use crate::{ConfigError, IntoPolicies, decision::CheckContext, observe::Observer, policy::PolicySet, store::Store};
+use crate::{
+    ConfigError, IntoPolicies,
+    decision::CheckContext,
+    observe::Observer,
+    policy::{Basis, Keyed, PolicySet},
+    store::Store,
+};
 
 /// Layer that limits how often a caller may use a service.
 ///
@@ -157,7 +163,7 @@ use crate::{ConfigError, IntoPolicies, decision::CheckContext, observe::Observer
 ///
 /// [`Policy::refund_if`](crate::Policy::refund_if) refunds requests by how they ended, such as all but failed logins.
 ///
-/// For other cases, the inner service [refunds](crate::Decision::refund) the charges of a request that is not to count, with
+/// For other cases, the inner service [refunds](crate::Receipt::refund) the charges of a request that is not to count, with
 /// the [`Decision`](crate::Decision) in the extensions of the request:
 ///
 /// ```
@@ -177,7 +183,7 @@ use crate::{ConfigError, IntoPolicies, decision::CheckContext, observe::Observer
 ///     // The mail could not be sent.
 ///     let decision = request.extensions().get::<Decision>();
 ///     if let Some(decision) = decision {
-///         decision.refund().await.expect("the store replies");
+///         decision.take_receipt().refund().await.expect("the store replies");
 ///     }
 ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
 /// }));
@@ -269,8 +275,8 @@ impl RateLimitLayer {
     /// ```
     #[must_use]
     pub fn lost_settlements(&self) -> u64 {
-        let lost = self.enforcer.policies.context().lost.as_ref();
-        lost.map_or(0, |lost| lost.count())
+        let count = |newest: &Basis<Keyed>| newest.context.lost.as_ref().map_or(0, |lost| lost.count());
+        self.enforcer.policies.with_newest(count)
     }
 }
 
@@ -279,8 +285,8 @@ impl RateLimitLayer {
         Arc::make_mut(&mut self.enforcer)
     }
 
-    fn context_mut(&mut self) -> &mut CheckContext {
-        self.enforcer_mut().policies.context_mut()
+    fn change_context(&mut self, change: impl FnOnce(&mut CheckContext)) {
+        self.enforcer_mut().policies.change_context(change);
     }
 
     pub(crate) fn into_enforcer(self) -> Arc<Enforcer> {
@@ -290,10 +296,11 @@ impl RateLimitLayer {
 
 impl fmt::Debug for RateLimitLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitLayer")
-            .field("policies", &self.enforcer.policies.policies())
-            .field("headers", &self.enforcer.policies.context().fields)
-            .field("failure_mode", &self.enforcer.policies.context().failure_mode)
-            .finish_non_exhaustive()
+        self.enforcer.policies.with_newest(|newest| {
+            f.debug_struct("RateLimitLayer")
+                .field("policies", &newest.policies)
+                .field("headers", &newest.context.fields)
+                .finish_non_exhaustive()
+        })
     }
 }

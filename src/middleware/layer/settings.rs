@@ -1,10 +1,6 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use crate::{
-    ConfigError, FailureMode, Headers, RateLimitLayer, ResetFormat,
-    decision::{SharedFormat, response::ResponseFormat},
-    key::Secret,
-};
+use crate::{ConfigError, Headers, RateLimitLayer, ResetFormat, decision::response::ResponseFormat, key::Secret};
 
 /// Settings.
 impl RateLimitLayer {
@@ -12,7 +8,7 @@ impl RateLimitLayer {
     ///
     /// The default is [`Headers::Draft08`]. See [`Headers`] for an example of each.
     pub fn headers(mut self, headers: Headers) -> Self {
-        self.context_mut().fields.dialect = headers;
+        self.change_context(|context| context.fields.dialect = headers);
         self
     }
 
@@ -47,7 +43,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn legacy_headers(mut self, reset: ResetFormat) -> Self {
-        self.context_mut().fields.legacy = Some(reset);
+        self.change_context(|context| context.fields.legacy = Some(reset));
         self
     }
 
@@ -68,7 +64,7 @@ impl RateLimitLayer {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).partition_key("a secret of 24 bytes....");
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).partition_key("a secret of 24 bytes....")?;
     /// let service = layer.layer(service_fn(async |_: Request<Body>| {
     ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
     /// }));
@@ -80,31 +76,12 @@ impl RateLimitLayer {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// If the secret is shorter. [`try_partition_key`](Self::try_partition_key) returns an error instead.
-    #[track_caller]
-    pub fn partition_key(self, secret: impl AsRef<[u8]>) -> Self {
-        match self.try_partition_key(secret) {
-            Ok(layer) => layer,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Adds the [partition key](Self::partition_key), with a secret from configuration.
-    ///
-    /// ```
-    /// use tower_quota::{MemoryStore, RateLimitLayer};
-    ///
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), []);
-    /// assert!(layer.try_partition_key("short").is_err());
-    /// ```
-    ///
     /// # Errors
     ///
     /// If the secret is shorter than 16 bytes.
-    pub fn try_partition_key(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        self.context_mut().fields.partition_key = Some(Secret::for_partition_keys(secret)?);
+    pub fn partition_key(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        let secret = Secret::for_partition_keys(secret)?;
+        self.change_context(|context| context.fields.partition_key = Some(secret));
         Ok(self)
     }
 
@@ -139,7 +116,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn observed_header(mut self, observed: bool) -> Self {
-        self.context_mut().fields.observed = observed;
+        self.change_context(|context| context.fields.observed = observed);
         self
     }
 
@@ -175,7 +152,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn degree_header(mut self, degree: bool) -> Self {
-        self.context_mut().fields.degree = degree;
+        self.change_context(|context| context.fields.degree = degree);
         self
     }
 
@@ -188,7 +165,7 @@ impl RateLimitLayer {
     /// of the store. The default is [`Duration::ZERO`].
     ///
     /// ```
-    /// use std::time::Duration;
+    /// use std::{sync::Arc, time::Duration};
     /// use bytes::Bytes;
     /// use http::Request;
     /// use http_body_util::Empty;
@@ -281,16 +258,7 @@ impl RateLimitLayer {
     /// # }
     /// ```
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
-        self.context_mut().format = SharedFormat::new(format);
-        self
-    }
-
-    /// Sets what happens to requests while the store fails, for all policies of the layer.
-    ///
-    /// The default is the [mode of each policy](crate::Policy::failure_mode), which is [`FailureMode::Local`] unless it was
-    /// set. See [`FailureMode`] for an example.
-    pub fn failure_mode(mut self, failure_mode: FailureMode) -> Self {
-        self.context_mut().failure_mode = Some(failure_mode);
+        self.change_context(|context| context.format = Arc::new(format));
         self
     }
 }

@@ -1,9 +1,6 @@
 //! The metrics of the feature `metrics`. The handles are obtained from the recorder once, with the first request, and are kept.
 
-use std::{
-    borrow::Cow,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
@@ -33,7 +30,7 @@ const EVICTIONS: &str = "tower_quota_memory_evictions_total";
 /// The metrics of one policy.
 #[derive(Clone)]
 pub(crate) struct PolicyMetrics {
-    policy: Cow<'static, str>,
+    policy: Arc<str>,
     handles: OnceLock<Arc<PolicyHandles>>,
 }
 
@@ -46,7 +43,7 @@ struct PolicyHandles {
 }
 
 impl PolicyMetrics {
-    pub(crate) fn new(policy: Cow<'static, str>) -> Self {
+    pub(crate) fn new(policy: Arc<str>) -> Self {
         Self {
             policy,
             handles: OnceLock::new(),

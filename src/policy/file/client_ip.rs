@@ -66,7 +66,7 @@ fn trusted(client_ip: key::ClientIp, networks: &[String]) -> Result<ClientIp, Co
             "`{all}` contains every address; for a server that only its proxy can reach, `trusted` is `\"any-peer\"`"
         )));
     }
-    client_ip.try_trusted(networks).map(ClientIp)
+    client_ip.trusted(networks).map(ClientIp)
 }
 
 /// The peers whose header is read.

@@ -11,8 +11,8 @@ use super::{
     texts::{Length, Methods, Routes},
 };
 use crate::{
-    Ban, ConfigError, FailureMode, Limit, decision::Thresholds, key::KeySpec, limit, limit::PolicyLimit,
-    policy::terms::validate_name, store::Waiting,
+    Ban, ConfigError, FailureMode, Limit, decision::Thresholds, key::KeySpec, limit, limit::LimitSource,
+    policy::plan::validate_name, store::Waiting,
 };
 
 /// A policy as configuration describes it.
@@ -302,7 +302,7 @@ pub(super) struct Plans {
 
 impl Plans {
     /// The limit of each request: that of its plan, or this one if it has none of them.
-    pub(super) fn limit(&self, without: Limit, extensions: &Extensions) -> Result<PolicyLimit, ConfigError> {
+    pub(super) fn limit(&self, without: Limit, extensions: &Extensions) -> Result<LimitSource, ConfigError> {
         let select = self.selector.select(extensions)?;
         let limits = self.limits.clone();
         Ok(limit::by(move |parts| {

@@ -1,6 +1,7 @@
 //! Policies in configuration files.
 
 mod client_ip;
+mod described;
 mod entry;
 #[cfg(feature = "file")]
 mod read;
@@ -13,18 +14,19 @@ use serde::Deserialize;
 
 use self::{
     client_ip::ClientIp,
-    entry::{Entry, Mode, Name, Unique, yes},
+    entry::{Entry, Name, Unique, yes},
     requests::{Extensions, Requests},
     texts::Routes,
 };
 use super::{
-    Keyed, Policy, Unkeyed,
+    Policy, Unkeyed,
     access::Access,
+    plan::Terms,
     scope::{Scope, Spelling},
-    terms::Terms,
 };
 use crate::ConfigError;
 
+pub(super) use self::described::{Described, OfFile, renew};
 #[cfg(feature = "file")]
 pub(super) use self::read::read;
 
@@ -230,7 +232,7 @@ impl Policies {
     /// If there is no such policy, or it has no key.
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
         let key = self.key(name)?;
-        Ok(self.unkeyed(name)?.with_key(Keyed(key)))
+        Ok(self.unkeyed(name)?.with_file_key(key))
     }
 
     /// The policy of this name without its key: for a limiter, or for a key that only code can extract.
@@ -254,10 +256,7 @@ impl Policies {
     ///
     /// If there is no such policy.
     pub fn unkeyed(&self, name: &str) -> Result<Policy<Unkeyed>, ConfigError> {
-        let terms = self.switched(self.terms(name)?);
-        let mut policy = Policy::with_terms(terms);
-        policy.settings.listed = self.listed();
-        Ok(policy)
+        Ok(Policy::described(self.describe(name, false)?, self, None))
     }
 
     /// The names of all policies, in alphabetical order.
@@ -284,35 +283,6 @@ impl Policies {
 
     pub(super) fn contains(&self, name: &str) -> bool {
         self.policies.contains_key(name)
-    }
-
-    /// What the file has about a policy, apart from the switch at its top.
-    pub(super) fn terms(&self, name: &str) -> Result<Terms, ConfigError> {
-        let Entry { fields, plans } = self.entry(name)?;
-        let without_plan = fields.limit.clone();
-        let limit = match plans {
-            None => without_plan.into(),
-            Some(plans) => of_policy(name, plans.limit(without_plan, &self.extensions))?,
-        };
-        if !fields.wait.is_zero() {
-            of_policy(name, fields.limit.validate_wait())?;
-        }
-        let scope = Scope {
-            routes: fields.routes.scope(|| self.scopes()),
-            methods: fields.methods.0.clone(),
-        };
-        let terms = Terms {
-            cost: fields.cost,
-            failure_mode: fields.failure_mode,
-            observed: fields.mode == Mode::Observe,
-            thresholds: fields.warn_at.0.clone(),
-            ban: fields.ban,
-            longest_wait: fields.wait,
-            max_waiting: fields.max_waiting,
-            scope: (!scope.is_everything()).then(|| Arc::new(scope)),
-            ..Terms::try_new(name.to_owned(), limit)?
-        };
-        Ok(if fields.enabled { terms } else { terms.switched_off() })
     }
 
     /// What the policies are for that are for some requests only, apart from those that are for the others.

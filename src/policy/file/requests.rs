@@ -13,12 +13,11 @@ use super::{
     texts::{Methods, Networks, Routes},
 };
 use crate::{
-    ConfigError, KeyExtractor, key,
+    ConfigError, KeyExtractor,
+    decision::Condition,
+    key,
     key::Registered,
-    policy::{
-        access::Condition,
-        scope::{Scope, Spelling},
-    },
+    policy::scope::{Scope, Spelling},
 };
 
 /// The requests that a file skips or blocks: those of each of these tables.
@@ -93,7 +92,7 @@ impl Requests {
                 }
                 (None, _) => {
                     let address = client_ip.cloned().unwrap_or_else(key::ip);
-                    address.try_within(&fields.networks.0)?
+                    address.within(&fields.networks.0)?
                 }
             };
             Ok(Arc::new(move |parts| {

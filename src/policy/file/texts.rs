@@ -106,7 +106,7 @@ impl TryFrom<Texts> for Networks {
                 "`{all}` contains every address; list the networks of the clients"
             )));
         }
-        key::ip().try_within(&networks).map(|_| Self(networks))
+        key::ip().within(&networks).map(|_| Self(networks))
     }
 }
 

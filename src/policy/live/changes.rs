@@ -11,7 +11,7 @@ use tokio::{
     time::{self, Instant, MissedTickBehavior},
 };
 
-use super::shared::Shared;
+use super::file::File;
 use crate::{ConfigError, policy::file::read};
 
 /// The shortest time for which a content is the same before it is applied, at shorter intervals than this.
@@ -24,8 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 type Content = Result<String, String>;
 
 /// Reloads a file whenever its content has changed, in a task.
-pub(super) fn follow(shared: Arc<Shared>, interval: Duration) -> Result<(), ConfigError> {
-    let path: Arc<Path> = shared.path()?.into();
+pub(super) fn follow(file: Arc<File>, interval: Duration) -> Result<(), ConfigError> {
+    let path: Arc<Path> = file.path()?.into();
     if interval.is_zero() {
         return Err(ConfigError::new(
             "an interval is above zero, such as `Duration::from_secs(5)`",
@@ -38,8 +38,8 @@ pub(super) fn follow(shared: Arc<Shared>, interval: Duration) -> Result<(), Conf
         )
     })?;
 
-    shared.note_watch(None);
-    let watch = Watch(shared);
+    file.note_watch(None);
+    let watch = Watch(file);
     runtime.spawn(async move {
         let mut ticks = time::interval(interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -67,7 +67,7 @@ pub(super) fn follow(shared: Arc<Shared>, interval: Duration) -> Result<(), Conf
 }
 
 /// Reports when the task ends although the policies are used: if its runtime shuts down, or if it panics.
-struct Watch(Arc<Shared>);
+struct Watch(Arc<File>);
 
 impl Drop for Watch {
     fn drop(&mut self) {
@@ -130,10 +130,10 @@ struct Changes {
 }
 
 impl Changes {
-    fn see(&mut self, shared: &Shared, at: Instant, reading: Reading) {
-        if reading.content.as_ref().is_ok_and(|text| shared.has_loaded(text)) {
+    fn see(&mut self, file: &File, at: Instant, reading: Reading) {
+        if reading.content.as_ref().is_ok_and(|text| file.has_loaded(text)) {
             if self.refused.is_some() {
-                let _ = shared.note_outcome::<String>(Ok(()));
+                let _ = file.note_outcome::<String>(Ok(()));
             }
             *self = Self::default();
             return;
@@ -148,18 +148,18 @@ impl Changes {
             let loaded = reading
                 .content
                 .clone()
-                .and_then(|text| shared.load(text).map_err(|error| error.to_string()));
+                .and_then(|text| file.load(text).map_err(|error| error.to_string()));
             if let Err(error) = loaded {
-                self.refuse(shared, reading.content.clone(), error);
+                self.refuse(file, reading.content.clone(), error);
             }
         }
         self.last = Some((reading, since.unwrap_or(at)));
     }
 
-    fn refuse(&mut self, shared: &Shared, content: Content, error: String) {
+    fn refuse(&mut self, file: &File, content: Content, error: String) {
         #[cfg(feature = "tracing")]
         tracing::warn!(error, "a changed file of limits is not applied");
-        let _ = shared.note_outcome(Err(error));
+        let _ = file.note_outcome(Err(error));
         self.refused = Some(content);
     }
 }

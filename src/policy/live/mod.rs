@@ -2,26 +2,22 @@
 
 #[cfg(feature = "file")]
 mod changes;
-mod renewals;
-mod shared;
-mod source;
+mod file;
+mod subscriber;
 
 use std::{fmt, path::PathBuf, sync::Arc};
 #[cfg(feature = "file")]
 use std::{path::Path, time::Duration};
 
-use self::shared::Shared;
 #[cfg(feature = "file")]
 use super::file::read;
 use super::{Policy, Unkeyed, file::Policies};
 use crate::ConfigError;
 
+pub(crate) use self::file::File;
 #[cfg(feature = "admin")]
-pub(crate) use self::source::RefusedReload;
-pub(super) use self::{
-    renewals::{Newest, Renewals},
-    source::Origin,
-};
+pub(crate) use self::file::RefusedReload;
+pub(super) use self::subscriber::Live;
 
 /// [`Policies`] that follow their file: a reload changes the limits of layers and limiters that are in use.
 ///
@@ -73,12 +69,12 @@ pub(super) use self::{
 ///
 /// # Cost
 ///
-/// A request compares two numbers, and after the first reload reads a pointer with `arc-swap`: some nanoseconds, without a
-/// lock. The first request after a reload builds the policies of its layer, in some microseconds.
+/// A request reads a pointer with `arc-swap`: some nanoseconds, without a lock. A reload builds what each layer and limiter
+/// decides by, and then replaces all of it, so no request waits for it.
 #[derive(Clone)]
 #[must_use]
 pub struct LivePolicies {
-    shared: Arc<Shared>,
+    file: Arc<File>,
 }
 
 /// Constructors, with the feature `file`.
@@ -136,7 +132,7 @@ impl LivePolicies {
     /// Policies, with the path and the content of their file.
     fn new(policies: Policies, file: Option<(PathBuf, String)>) -> Self {
         Self {
-            shared: Arc::new(Shared::new(policies, file)),
+            file: Arc::new(File::new(policies, file)),
         }
     }
 
@@ -163,7 +159,7 @@ impl LivePolicies {
         T: Send + Sync + 'static,
         V: fmt::Display,
     {
-        self.shared.register(name.into(), value);
+        self.file.register(name.into(), value);
         self
     }
 
@@ -190,10 +186,10 @@ impl LivePolicies {
     ///
     /// If there is no such policy, or it has no key.
     pub fn get(&self, name: &str) -> Result<Policy, ConfigError> {
-        let mut state = self.shared.state();
-        let mut policy = state.policies.get(name)?;
-        policy.settings.origin = Some(self.shared.note(&mut state, name, true)?);
-        Ok(policy)
+        let mut state = self.file.state();
+        let described = state.take_up(name, true)?;
+        let policy = Policy::described(described, &state.policies, Some(&self.file));
+        Ok(policy.with_file_key(state.policies.key(name)?))
     }
 
     /// The policy of this name without its key: for a limiter, or for a key that only code can extract. Its limit, cost and
@@ -215,10 +211,9 @@ impl LivePolicies {
     ///
     /// If there is no such policy.
     pub fn unkeyed(&self, name: &str) -> Result<Policy<Unkeyed>, ConfigError> {
-        let mut state = self.shared.state();
-        let mut policy = state.policies.unkeyed(name)?;
-        policy.settings.origin = Some(self.shared.note(&mut state, name, false)?);
-        Ok(policy)
+        let mut state = self.file.state();
+        let described = state.take_up(name, false)?;
+        Ok(Policy::described(described, &state.policies, Some(&self.file)))
     }
 
     /// The names of all policies of the last load, in alphabetical order.
@@ -234,7 +229,7 @@ impl LivePolicies {
     /// ```
     #[must_use]
     pub fn names(&self) -> Vec<String> {
-        self.shared.state().policies.names().map(str::to_owned).collect()
+        self.file.state().policies.names().map(str::to_owned).collect()
     }
 }
 
@@ -264,7 +259,7 @@ impl LivePolicies {
     /// If a policy that [`get`](Self::get) has returned has no key anymore, or if a policy
     /// [contradicts](LivePolicies#what-a-reload-changes) a layer or limiter. Nothing is changed then.
     pub fn replace(&self, policies: Policies) -> Result<(), ConfigError> {
-        self.shared.replace(policies, None)
+        self.file.replace(policies, None)
     }
 
     /// Reads the file again. See [above](LivePolicies#what-a-reload-changes) for what that changes.
@@ -278,7 +273,7 @@ impl LivePolicies {
     /// and `replace` changes them. Nothing is changed by an error.
     #[cfg(feature = "file")]
     pub fn reload(&self) -> Result<(), ConfigError> {
-        self.shared.reload()
+        self.file.reload()
     }
 
     /// Reloads the file whenever its content has changed: a task of the current tokio runtime reads it at this interval.
@@ -329,7 +324,7 @@ impl LivePolicies {
     /// ```
     #[cfg(feature = "file")]
     pub fn reload_on_change(&self, interval: Duration) -> Result<(), ConfigError> {
-        changes::follow(self.shared.clone(), interval)
+        changes::follow(self.file.clone(), interval)
     }
 }
 
@@ -356,14 +351,14 @@ impl LivePolicies {
     /// ```
     #[must_use]
     pub fn fault(&self) -> Option<String> {
-        self.shared.fault()
+        self.file.refused_reload().map(|refused| refused.error)
     }
 }
 
 impl fmt::Debug for LivePolicies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LivePolicies")
-            .field("policies", &self.shared.state().policies)
+            .field("policies", &self.file.state().policies)
             .finish_non_exhaustive()
     }
 }

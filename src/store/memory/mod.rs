@@ -7,7 +7,6 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use self::{clock::Clock, shards::Shards};
 use super::{Store, StoreFuture, StoreId, StoreRequest, StoreStatus};
-use crate::ConfigError;
 
 pub use self::clock::ManualClock;
 
@@ -225,7 +224,7 @@ impl MemoryStoreBuilder {
     ///
     /// # Panics
     ///
-    /// If the capacity is 0. [`try_capacity`](Self::try_capacity) returns an error instead.
+    /// If the capacity is 0.
     ///
     /// ```
     /// use tower_quota::MemoryStore;
@@ -233,28 +232,10 @@ impl MemoryStoreBuilder {
     /// assert_eq!(MemoryStore::builder().capacity(1_000_000).build().capacity(), 1_000_000);
     /// ```
     #[track_caller]
-    pub fn capacity(self, capacity: usize) -> Self {
-        match self.try_capacity(capacity) {
-            Ok(builder) => builder,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Like [`capacity`](Self::capacity), with an error instead of a panic.
-    ///
-    /// # Errors
-    ///
-    /// If the capacity is 0.
-    ///
-    /// ```
-    /// assert!(tower_quota::MemoryStore::builder().try_capacity(0).is_err());
-    /// ```
-    pub fn try_capacity(mut self, capacity: usize) -> Result<Self, ConfigError> {
-        if capacity == 0 {
-            return Err(ConfigError::new("the capacity of a memory store is at least 1 key"));
-        }
+    pub fn capacity(mut self, capacity: usize) -> Self {
+        assert!(capacity > 0, "the capacity of a memory store is at least 1 key");
         self.capacity = capacity;
-        Ok(self)
+        self
     }
 
     /// Sets the clock: a function that returns the time since the Unix epoch.

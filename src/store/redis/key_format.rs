@@ -171,7 +171,7 @@ mod tests {
             secret in proptest::option::of(any::<[u8; 16]>()),
             id in proptest::option::of(any::<Vec<u8>>()),
         ) {
-            assert!(Policy::try_new(policy.clone(), limit.clone()).is_ok());
+            assert!(Policy::new(policy.clone(), limit.clone()).validate().is_ok());
             let secret = secret.map(|secret| Secret::for_stored_keys(secret).unwrap());
             let format = KeyFormat::new(&prefix, secret.clone());
             let mut key = Key::header(&name, value).and(Key::path(&path));

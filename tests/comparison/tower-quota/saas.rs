@@ -50,7 +50,7 @@ async fn login(
         return Ok(StatusCode::UNAUTHORIZED);
     }
     // limits
-    decision.refund().await?;
+    decision.take_receipt().refund().await?;
     // rest
     Ok(StatusCode::OK)
 }

@@ -30,7 +30,7 @@ impl Worker {
         let sent = send().await;
         // limits
         if sent.is_err() {
-            decision.refund().await?;
+            decision.take_receipt().refund().await?;
         }
         // rest
         sent
@@ -49,7 +49,7 @@ impl Worker {
         // rest
         let (answer, cost) = model().await;
         // limits
-        decision.settle(cost).await?;
+        decision.take_receipt().settle(cost).await?;
         // rest
         Ok(answer)
     }

@@ -1,5 +1,5 @@
 //~ `ClientIp` is not a key extractor
-//~ `key::client_ip(..)` requires the networks of your proxies: `key::client_ip(..).trusted(["10.0.0.0/8"])`
+//~ `key::client_ip(..)` requires the networks of your proxies: `key::client_ip(..).trusted(["10.0.0.0/8"])?`
 
 use tower_quota::{
     Policy, SlidingLog,

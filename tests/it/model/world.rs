@@ -56,7 +56,7 @@ impl Terms {
             Algorithm::Counter => SlidingCounter::new(self.quota, window).into(),
             Algorithm::Anchored => FixedWindow::new(self.quota, window).into(),
             Algorithm::Aligned => FixedWindow::new(self.quota, window).aligned().into(),
-            Algorithm::Hours => FixedWindow::calendar(self.quota, Calendar::Hour, "UTC").into(),
+            Algorithm::Hours => FixedWindow::calendar(self.quota, Calendar::Hour, "UTC").unwrap().into(),
             Algorithm::Bucket => TokenBucket::new(self.rate, window).burst(self.quota).into(),
         }
     }

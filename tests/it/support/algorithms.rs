@@ -64,8 +64,8 @@ impl Algorithm {
     };
 
     pub(crate) const CALENDAR_MONTH: Self = Self {
-        limit: |quota| FixedWindow::calendar(quota, Calendar::Month, BERLIN).into(),
-        shorter: |quota| FixedWindow::calendar(quota, Calendar::Day, BERLIN).into(),
+        limit: |quota| FixedWindow::calendar(quota, Calendar::Month, BERLIN).unwrap().into(),
+        shorter: |quota| FixedWindow::calendar(quota, Calendar::Day, BERLIN).unwrap().into(),
         longest_wait: Duration::from_secs(31 * DAY.as_secs() + 3_600),
     };
 

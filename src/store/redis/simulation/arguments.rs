@@ -113,7 +113,7 @@ fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge 
         ("fixed", [0, 0, 0]) => {
             let boundaries: [u64; 4] = run.numbers();
             assert!((boundaries[0]..boundaries[3]).contains(&now), "{boundaries:?}");
-            FixedWindow::calendar(quota, Calendar::Hour, "UTC").into()
+            FixedWindow::calendar(quota, Calendar::Hour, "UTC").unwrap().into()
         }
         ("fixed", [span, 1, 0]) => FixedWindow::new(quota, window(span)).into(),
         ("fixed", [span, 0, 0]) => FixedWindow::new(quota, window(span)).aligned().into(),

@@ -84,7 +84,7 @@ impl SimulatedRequest {
                 ]
             }
             Kind::Calendar => {
-                let hourly = FixedWindow::calendar(1_000, Calendar::Hour, "UTC");
+                let hourly = FixedWindow::calendar(1_000, Calendar::Hour, "UTC").unwrap();
                 vec![("calendar", hourly.into(), shared(rng), Counted)]
             }
             Kind::Across => {
@@ -337,7 +337,8 @@ impl Caller {
                 return;
             };
             stage.edit(number, |record| record.settlement.admitted = decision.is_allowed());
-            if let Some(receipt) = decision.take_receipt() {
+            let receipt = decision.take_receipt();
+            if !receipt.is_empty() {
                 let confirmed = receipt.settle(actual).await.is_ok();
                 stage.edit(number, |record| record.settlement.confirmed = confirmed);
             }

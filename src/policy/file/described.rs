@@ -1,0 +1,126 @@
+//! What a file has about one policy, and what the policy has of it.
+
+use std::sync::Arc;
+
+use super::{
+    Policies,
+    entry::{Entry, Mode},
+    of_policy,
+};
+use crate::{
+    ConfigError, KeyExtractor,
+    decision::{Condition, Cost, Settings},
+    policy::{
+        Keyed, Policy, Unkeyed,
+        access::Access,
+        list::PolicyKey,
+        live::File,
+        plan::Terms,
+        scope::{Scope, Spelling},
+    },
+};
+
+/// What a file has about one policy.
+#[derive(Clone)]
+pub(in crate::policy) struct Described {
+    pub(in crate::policy) terms: Terms,
+    settings: Settings,
+    pub(in crate::policy) key: Option<Arc<dyn KeyExtractor>>,
+}
+
+/// What a policy has of its file, beside its terms and its key.
+#[derive(Clone)]
+pub(in crate::policy) struct OfFile {
+    /// Those for which code has no others.
+    pub(in crate::policy) settings: Settings,
+    /// The requests that the file lists as skipped or blocked.
+    pub(in crate::policy) listed: Option<Arc<Access>>,
+    /// The file, if the policy follows it.
+    pub(in crate::policy) file: Option<Arc<File>>,
+    /// Whether the key of the policy is that of the file.
+    has_key: bool,
+}
+
+impl Policy<Unkeyed> {
+    /// A policy as these policies describe it.
+    pub(in crate::policy) fn described(described: Described, policies: &Policies, file: Option<&Arc<File>>) -> Self {
+        let of_file = OfFile {
+            settings: described.settings,
+            listed: policies.listed(),
+            file: file.cloned(),
+            has_key: false,
+        };
+        Self {
+            terms: policies.switched(described.terms),
+            settings: Settings::default(),
+            of_file: Some(of_file),
+            fault: None,
+            extractor: Unkeyed,
+        }
+    }
+
+    /// The policy with the key of its file.
+    pub(in crate::policy) fn with_file_key(mut self, key: Arc<dyn KeyExtractor>) -> Policy {
+        if let Some(of_file) = &mut self.of_file {
+            of_file.has_key = true;
+        }
+        self.with_key(Keyed(key))
+    }
+}
+
+impl<K> Policy<K> {
+    /// The file that the policy follows.
+    pub(in crate::policy) fn followed(&self) -> Option<&Arc<File>> {
+        self.of_file.as_ref()?.file.as_ref()
+    }
+}
+
+/// Replaces what a policy has of its file.
+pub(in crate::policy) fn renew<K: PolicyKey>(policy: &mut Policy<K>, policies: &Policies, described: &Described) {
+    let Some(of_file) = &mut policy.of_file else { return };
+    of_file.listed = policies.listed();
+    of_file.settings = described.settings.clone();
+    if let Some(key) = described.key.as_ref().filter(|_| of_file.has_key) {
+        policy.extractor.replace(key);
+    }
+    policy.terms = policies.switched(described.terms.clone());
+}
+
+impl Policies {
+    /// What the file has about a policy, with its key if that is needed.
+    pub(in crate::policy) fn describe(&self, name: &str, needs_key: bool) -> Result<Described, ConfigError> {
+        let Entry { fields, plans } = self.entry(name)?;
+        let without_plan = fields.limit.clone();
+        let limit = match plans {
+            None => without_plan.into(),
+            Some(plans) => of_policy(name, plans.limit(without_plan, &self.extensions))?,
+        };
+        if !fields.wait.is_zero() {
+            of_policy(name, fields.limit.validate_wait())?;
+        }
+        let terms = Terms::new(name.into(), limit);
+        terms.validate()?;
+        let scope = Scope {
+            routes: fields.routes.scope(|| self.scopes()),
+            methods: fields.methods.0.clone(),
+        };
+        let scope = (!scope.is_everything())
+            .then(|| -> Condition { Arc::new(move |parts| scope.contains(parts, Spelling::Either)) });
+
+        Ok(Described {
+            terms: if fields.enabled { terms } else { terms.switched_off() },
+            settings: Settings {
+                cost: Some(Cost::Fixed(fields.cost)),
+                scope,
+                failure_mode: Some(fields.failure_mode),
+                observed: fields.mode == Mode::Observe,
+                thresholds: fields.warn_at.0.clone(),
+                ban: fields.ban,
+                longest_wait: Some(fields.wait),
+                max_waiting: Some(fields.max_waiting),
+                ..Settings::default()
+            },
+            key: needs_key.then(|| self.key(name)).transpose()?,
+        })
+    }
+}

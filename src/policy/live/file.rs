@@ -1,0 +1,265 @@
+//! A file that policies follow, and the layers and limiters that each load of it is applied to.
+
+#[cfg(feature = "file")]
+use std::path::Path;
+use std::{
+    collections::BTreeMap,
+    fmt::Display,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+
+#[cfg(feature = "file")]
+use crate::policy::file::read;
+use crate::{
+    ConfigError,
+    decision::{Plan, PolicyFile},
+    policy::file::{Described, Policies},
+};
+
+/// A file, or the configuration of an application in place of one.
+pub(crate) struct File {
+    /// Its number in the process.
+    number: u64,
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "the feature reads files"))]
+    path: Option<PathBuf>,
+    state: Mutex<State>,
+    faults: Mutex<Faults>,
+}
+
+pub(super) struct State {
+    pub(super) policies: Policies,
+    /// The text that they were read from.
+    text: Option<String>,
+    /// The policies that the application has, each as of the last load that contains it.
+    used: BTreeMap<String, Described>,
+    subscribers: Vec<Weak<dyn Subscriber>>,
+    loaded_at: Option<SystemTime>,
+}
+
+/// A layer or a limiter that follows files.
+pub(super) trait Subscriber: Send + Sync {
+    /// Builds what is decided by after a load; the returned function applies it.
+    fn prepare(self: Arc<Self>, load: &Load<'_>) -> Result<Box<dyn FnOnce()>, ConfigError>;
+}
+
+/// What a file has about the policies that the application uses.
+pub(super) struct Load<'a> {
+    pub(super) file: &'a File,
+    pub(super) policies: &'a Policies,
+    pub(super) used: &'a BTreeMap<String, Described>,
+}
+
+/// Why the file is not applied as it is.
+#[derive(Default)]
+struct Faults {
+    load: Option<RefusedReload>,
+    watch: Option<RefusedReload>,
+}
+
+/// A load that was refused.
+#[derive(Clone)]
+pub(crate) struct RefusedReload {
+    #[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "an `Admin` shows it"))]
+    pub(crate) at: SystemTime,
+    pub(crate) error: String,
+}
+
+impl RefusedReload {
+    fn now(error: String) -> Self {
+        Self {
+            at: SystemTime::now(),
+            error,
+        }
+    }
+}
+
+/// Held while a load is applied, and while a layer or a limiter begins to follow its files: none misses a load, and none
+/// that follows several files has an older state of one of them.
+pub(super) fn lock_loads() -> MutexGuard<'static, ()> {
+    static LOADS: Mutex<()> = Mutex::new(());
+    LOADS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl File {
+    pub(super) fn new(policies: Policies, file: Option<(PathBuf, String)>) -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let (path, text) = file.unzip();
+        Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            path,
+            state: Mutex::new(State {
+                policies,
+                text,
+                used: BTreeMap::new(),
+                subscribers: Vec::new(),
+                loaded_at: None,
+            }),
+            faults: Mutex::default(),
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        // The state is replaced as a whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(feature = "file")]
+    pub(super) fn path(&self) -> Result<&Path, ConfigError> {
+        self.path.as_deref().ok_or_else(|| {
+            ConfigError::new(
+                "these policies have no file; use `LivePolicies::replace`, or `Policies::watch` to read a file",
+            )
+        })
+    }
+
+    pub(super) fn register<T, V>(&self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
+    where
+        T: Send + Sync + 'static,
+        V: Display,
+    {
+        self.state().policies.register(name, value);
+    }
+
+    /// Whether anything but a task that watches the file uses it.
+    #[cfg(feature = "file")]
+    pub(super) fn is_used(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1
+    }
+
+    #[cfg(feature = "file")]
+    pub(super) fn has_loaded(&self, text: &str) -> bool {
+        self.state().text.as_deref() == Some(text)
+    }
+}
+
+/// Loads.
+impl File {
+    /// Reads the file, and applies it.
+    #[cfg(feature = "file")]
+    pub(super) fn reload(&self) -> Result<(), ConfigError> {
+        let text = read(self.path()?);
+        self.note_outcome(text.and_then(|text| self.load(text)))
+    }
+
+    #[cfg(feature = "file")]
+    pub(super) fn load(&self, text: String) -> Result<(), ConfigError> {
+        let policies = Policies::parse(self.path()?, &text);
+        self.note_outcome(policies.and_then(|policies| self.replace(policies, Some(text))))
+    }
+
+    /// Applies these policies to all layers and limiters, or to none.
+    pub(super) fn replace(&self, policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
+        self.note_outcome(self.try_replace(policies, text))
+    }
+
+    fn try_replace(&self, mut policies: Policies, text: Option<String>) -> Result<(), ConfigError> {
+        let _loads = lock_loads();
+        let mut state = self.state();
+        policies.inherit(&state.policies);
+        let mut used = state.used.clone();
+        for (name, used) in used.iter_mut().filter(|(name, _)| policies.contains(name)) {
+            *used = policies.describe(name, used.key.is_some())?;
+        }
+
+        let load = Load {
+            file: self,
+            policies: &policies,
+            used: &used,
+        };
+        let subscribers = state.subscribers.iter().filter_map(Weak::upgrade);
+        let prepared: Result<Vec<_>, _> = subscribers.map(|subscriber| subscriber.prepare(&load)).collect();
+        prepared?.into_iter().for_each(|apply| apply());
+
+        for name in used.keys().filter(|name| !policies.contains(name)) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(
+                policy = name,
+                "the file of limits has no such policy anymore; it keeps its last numbers"
+            );
+            let _ = name;
+        }
+        #[cfg(feature = "tracing")]
+        tracing::info!(policies = policies.names().count(), "changed limits are applied");
+        state.policies = policies;
+        state.text = text;
+        state.used = used;
+        state.loaded_at = Some(SystemTime::now());
+        Ok(())
+    }
+
+    /// Lets a layer or a limiter follow the file.
+    pub(super) fn subscribe(&self, subscriber: Weak<dyn Subscriber>) {
+        let subscribers = &mut self.state().subscribers;
+        subscribers.retain(|other| other.strong_count() > 0);
+        subscribers.push(subscriber);
+    }
+
+    /// Applies the last load to one that begins to follow the file.
+    pub(super) fn with_load<R>(&self, apply: impl FnOnce(&Load<'_>) -> R) -> R {
+        let state = self.state();
+        apply(&Load {
+            file: self,
+            policies: &state.policies,
+            used: &state.used,
+        })
+    }
+}
+
+/// Faults.
+impl File {
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_outcome<E: ToString>(&self, applied: Result<(), E>) -> Result<(), E> {
+        self.faults().load = applied
+            .as_ref()
+            .err()
+            .map(|error| RefusedReload::now(error.to_string()));
+        applied
+    }
+
+    #[cfg(feature = "file")]
+    pub(super) fn note_watch(&self, error: Option<String>) {
+        self.faults().watch = error.map(RefusedReload::now);
+    }
+
+    /// The last load, if it was refused, or why changes are not seen.
+    pub(crate) fn refused_reload(&self) -> Option<RefusedReload> {
+        let faults = self.faults();
+        faults.load.as_ref().or(faults.watch.as_ref()).cloned()
+    }
+
+    /// When the file was last loaded again.
+    #[cfg(feature = "admin")]
+    pub(crate) fn reloaded_at(&self) -> Option<SystemTime> {
+        self.state().loaded_at
+    }
+}
+
+impl State {
+    /// What the policies have about one that the application uses from now on.
+    pub(super) fn take_up(&mut self, name: &str, needs_key: bool) -> Result<Described, ConfigError> {
+        let has_key = self.used.get(name).is_some_and(|used| used.key.is_some());
+        let described = self.policies.describe(name, needs_key || has_key)?;
+        self.used.insert(name.to_owned(), described.clone());
+        Ok(described)
+    }
+}
+
+impl PolicyFile for File {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn newest_plan(&self, policy: &str) -> Option<Arc<Plan>> {
+        let state = self.state();
+        let terms = state.policies.switched(state.used.get(policy)?.terms.clone());
+        terms.plans.is_none().then_some(terms.plan)
+    }
+}

@@ -1,0 +1,84 @@
+use std::sync::{Arc, Weak};
+
+use arc_swap::ArcSwap;
+
+use super::file::{File, Load, Subscriber, lock_loads};
+use crate::{
+    ConfigError,
+    policy::{Basis, Policy, file, list::PolicyKey},
+};
+
+/// What a layer or a limiter whose policies follow files decides requests by: a load of a file replaces it.
+pub(crate) struct Live<K> {
+    basis: ArcSwap<Basis<K>>,
+}
+
+impl<K: PolicyKey> Live<K> {
+    /// Builds it of the policies as of the last loads of their files.
+    pub(crate) fn new(
+        mut policies: Vec<Policy<K>>,
+        build: impl FnOnce(Vec<Policy<K>>) -> Result<Basis<K>, ConfigError>,
+    ) -> Result<Arc<Self>, ConfigError> {
+        let _loads = lock_loads();
+        for file in files(&policies) {
+            file.with_load(|load| renew(&mut policies, load));
+        }
+        build(policies).map(Self::follow)
+    }
+
+    /// Another one with a change. This one stays as it is, for clones of its layer.
+    pub(crate) fn changed(&self, change: impl FnOnce(&mut Basis<K>)) -> Arc<Self> {
+        let _loads = lock_loads();
+        let mut basis = Basis::clone(&self.basis.load());
+        change(&mut basis);
+        Self::follow(basis)
+    }
+
+    fn follow(basis: Basis<K>) -> Arc<Self> {
+        let files = files(&basis.policies);
+        let live = Arc::new(Self {
+            basis: ArcSwap::from_pointee(basis),
+        });
+        for file in files {
+            let subscriber: Weak<Self> = Arc::downgrade(&live);
+            file.subscribe(subscriber);
+        }
+        live
+    }
+
+    #[inline]
+    pub(crate) fn with_newest<R>(&self, apply: impl FnOnce(&Basis<K>) -> R) -> R {
+        apply(&self.basis.load())
+    }
+}
+
+impl<K: PolicyKey> Subscriber for Live<K> {
+    fn prepare(self: Arc<Self>, load: &Load<'_>) -> Result<Box<dyn FnOnce()>, ConfigError> {
+        let newest = self.basis.load();
+        let mut policies = newest.policies.clone();
+        renew(&mut policies, load);
+        let renewed = newest.renewed(policies)?;
+        Ok(Box::new(move || self.basis.store(Arc::new(renewed))))
+    }
+}
+
+/// The files that policies follow, each of them once.
+fn files<K>(policies: &[Policy<K>]) -> Vec<Arc<File>> {
+    let mut files = Vec::<Arc<File>>::new();
+    for file in policies.iter().filter_map(Policy::followed) {
+        if !files.iter().any(|other| Arc::ptr_eq(other, file)) {
+            files.push(file.clone());
+        }
+    }
+    files
+}
+
+/// Gives those of the policies that follow the file what it has about them.
+fn renew<K: PolicyKey>(policies: &mut [Policy<K>], load: &Load<'_>) {
+    let follows = |policy: &&mut Policy<K>| policy.followed().is_some_and(|file| std::ptr::eq(&**file, load.file));
+    for policy in policies.iter_mut().filter(follows) {
+        if let Some(described) = load.used.get(policy.name()) {
+            file::renew(policy, load.policies, described);
+        }
+    }
+}
