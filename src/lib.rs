@@ -147,7 +147,7 @@ pub use fred;
 #[cfg(feature = "redis")]
 pub use redis;
 
-/// The example of the README.
-#[cfg(all(doctest, feature = "axum", feature = "fred"))]
+/// The programs of the README.
+#[cfg(all(doctest, feature = "axum", feature = "fred", feature = "tonic"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -545,16 +545,16 @@ async fn a_key_of_many_parts_is_an_error() {
     assert!(key_of(&most.unwrap(), "192.0.2.1", &[]).await.starts_with("hash="));
 }
 
-/// The files of limits in the README, the docs and the examples.
+/// The files of limits in the docs and the examples.
 fn example_files() -> Vec<(&'static str, String)> {
     let block_of = |text: &str, start: &str, end: &str| {
         let (_, block) = text.split_once(start).unwrap();
         block.split_once(end).unwrap().0.to_owned()
     };
-    let readme = include_str!("../../README.md");
+    let recipes = include_str!("../../docs/recipes.md");
     let docs = include_str!("../../src/policy/file/mod.rs").replace("///", "");
     vec![
-        ("README.md", block_of(readme, "```toml\n", "```")),
+        ("docs/recipes.md", block_of(recipes, "```toml\n", "```")),
         ("src/policy/file/mod.rs", block_of(&docs, "from_toml(r#\"\n", "\"#")),
         (
             "examples/limits.toml",
@@ -619,14 +619,14 @@ async fn no_client_gets_past_a_limit_of_an_example_by_what_it_sends() {
 }
 
 #[test]
-fn the_readme_shows_the_error_of_a_wrong_line() {
+fn the_docs_show_the_error_of_a_wrong_line() {
     let (_, file) = example_files().swap_remove(0);
     let error = Policies::from_toml(&file.replace("10/s burst", "10/s bursts"))
         .unwrap_err()
         .to_string();
     let shown = format!("`limits.toml`: {}", error.trim_end());
     assert!(
-        include_str!("../../README.md").contains(&shown),
-        "README.md does not show:\n{shown}"
+        include_str!("../../docs/recipes.md").contains(&shown),
+        "docs/recipes.md does not show:\n{shown}"
     );
 }

@@ -1,4 +1,4 @@
-//! README, docs, examples and changelog are complete.
+//! README, docs, examples and changelog are complete, and read well on a code host.
 
 use std::{collections::BTreeSet, fs};
 
@@ -14,17 +14,13 @@ fn the_version_is_in_the_changelog() {
 }
 
 #[test]
-fn the_docs_and_the_readme_have_every_feature() {
-    let (docs, readme, package) = (read("src/lib.rs"), read("README.md"), package());
+fn the_docs_have_every_feature() {
+    let (docs, package) = (read("src/lib.rs"), package());
     let features = package["features"].as_object().expect("features");
     for feature in features.keys().filter(|feature| *feature != "default") {
         assert!(
             docs.contains(&format!("//! | `{feature}` |")),
             "`{feature}` is not in the table of src/lib.rs"
-        );
-        assert!(
-            readme.contains(&format!("| `{feature}` |")),
-            "`{feature}` is not in the table of README.md"
         );
     }
 }
@@ -69,8 +65,8 @@ fn no_example_has_a_key_that_a_client_chooses() {
 }
 
 #[test]
-fn the_readme_has_every_algorithm() {
-    let readme = read("README.md");
+fn the_guide_to_algorithms_has_every_one() {
+    let page = read("docs/choosing.md");
     let texts: Vec<_> = files("src/limit").iter().map(|file| read(file)).collect();
     let (_, variants) = texts
         .iter()
@@ -85,8 +81,8 @@ fn the_readme_has_every_algorithm() {
     let names = names.filter(|name| *name != "Ban");
     for name in names.filter(|name| name.chars().all(char::is_alphanumeric)) {
         assert!(
-            readme.contains(&format!("| `{name}` |")),
-            "`{name}` is not in the table of README.md"
+            page.contains(&format!("| `{name}` |")),
+            "`{name}` is not in the table of docs/choosing.md"
         );
     }
 }
@@ -111,9 +107,9 @@ fn every_example_has_the_command_that_runs_it() {
 }
 
 #[test]
-fn the_readme_lists_every_example() {
-    let readme = read("README.md");
-    let (_, list) = readme.split_once("\nThe [examples](").expect("the list");
+fn the_list_of_examples_is_complete() {
+    let page = read("examples/README.md");
+    let (_, list) = page.split_once("| --- |").expect("the table");
     let (list, _) = list.split_once("\n\n").expect("its end");
     let listed: BTreeSet<_> = list.split('`').skip(1).step_by(2).map(str::to_owned).collect();
     let packages = packages();
@@ -123,6 +119,46 @@ fn the_readme_lists_every_example() {
     let examples = targets.filter(|target| target["kind"][0] == "example");
     let examples = examples.map(|target| target["name"].as_str().expect("a name").to_owned());
     assert_eq!(listed, examples.collect());
+}
+
+/// The first page of the repository, read in half a minute.
+#[test]
+fn the_readme_has_at_most_200_lines() {
+    let lines = read("README.md").lines().count();
+    assert!(
+        lines <= 200,
+        "README.md has {lines} lines: move what is not for every reader to docs/"
+    );
+}
+
+/// A code host shows the lines that rustdoc hides, and does not resolve paths of Rust.
+#[test]
+fn pages_read_the_same_on_a_code_host() {
+    let mut pages = files("docs");
+    pages.retain(|file| file.ends_with(".md"));
+    pages.push("README.md".to_owned());
+
+    for file in pages {
+        let text = read(&file);
+        let mut language = None;
+        for (line, number) in text.lines().zip(1..) {
+            if let Some(begin) = line.trim_start().strip_prefix("```") {
+                language = language.is_none().then_some(begin);
+                assert_ne!(language, Some(""), "{file}:{number}: a block without a language");
+            } else if language.is_some_and(|language| language.starts_with("rust")) {
+                let code = line.trim_start();
+                assert!(
+                    code != "#" && !code.starts_with("# "),
+                    "{file}:{number}: rustdoc hides `{line}`"
+                );
+            } else if language.is_none() {
+                assert!(
+                    !line.contains("](crate::") && !line.contains("]: crate::"),
+                    "{file}:{number}: link to docs.rs, not to `crate::`"
+                );
+            }
+        }
+    }
 }
 
 /// `BLESS=1` rewrites it.
