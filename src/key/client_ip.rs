@@ -22,7 +22,7 @@ use crate::ConfigError;
 /// use http::Request;
 /// use tower_quota::{KeyExtractor, key::{self, ClientIpSource, PeerAddr}};
 ///
-/// let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]);
+/// let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"])?;
 ///
 /// let key_of = |peer: &str, forwarded_for: &str| {
 ///     let peer = PeerAddr(peer.parse().unwrap());
@@ -33,6 +33,7 @@ use crate::ConfigError;
 /// assert_eq!(key_of("10.0.0.2:80", "1.2.3.4, 198.51.100.9"), "ip=198.51.100.9");
 /// // A peer that is not a trusted proxy cannot choose its key.
 /// assert_eq!(key_of("203.0.113.7:80", "1.2.3.4"), "ip=203.0.113.7");
+/// # Ok::<(), tower_quota::ConfigError>(())
 /// ```
 ///
 /// The elements of a list are split off from the right, byte by byte, so no byte that the client wrote changes how the
@@ -77,7 +78,7 @@ impl ClientIp {
     /// use http::Request;
     /// use tower_quota::{Key, KeyExtractor, key::{self, ClientIpSource, PeerAddr}};
     ///
-    /// let client = key::client_ip(ClientIpSource::Forwarded).trusted(["10.0.0.0/8", "fd00::/8"]);
+    /// let client = key::client_ip(ClientIpSource::Forwarded).trusted(["10.0.0.0/8", "fd00::/8"])?;
     ///
     /// let proxy = PeerAddr("[fd00::2]:80".parse()?);
     /// let request = Request::get("/").extension(proxy).header("forwarded", "for=198.51.100.9").body(())?;
@@ -166,7 +167,7 @@ impl ClientIp {
 ///
 /// // nginx in front, with `proxy_set_header X-Real-IP $remote_addr`.
 /// let source = ClientIpSource::Header("x-real-ip".parse()?);
-/// let client = key::client_ip(source).trusted(["10.0.0.0/8"]);
+/// let client = key::client_ip(source).trusted(["10.0.0.0/8"])?;
 ///
 /// let nginx = PeerAddr("10.0.0.2:80".parse()?);
 /// let request = Request::get("/").extension(nginx).header("x-real-ip", "198.51.100.9").body(())?;

@@ -97,7 +97,7 @@ impl Ip {
     /// use http::Request;
     /// use tower_quota::{Key, KeyExtractor, key::{self, ClientIpSource, UnixPeer}};
     ///
-    /// let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]).trust_unix_peer();
+    /// let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"])?.trust_unix_peer();
     ///
     /// let request = Request::get("/").extension(UnixPeer).header("x-forwarded-for", "198.51.100.9").body(())?;
     /// assert_eq!(client.extract(&request.into_parts().0)?, Some(Key::ip("198.51.100.9".parse()?)));
@@ -198,9 +198,9 @@ impl Ip {
     /// ```
     /// use tower_quota::{Key, key};
     ///
-    /// let ip = key::ip().nat64_prefixes(["2001:db8:64::/96"]);
+    /// let ip = key::ip().nat64_prefixes(["2001:db8:64::/96"])?;
     /// assert_eq!(ip.key_of("2001:db8:64::203.0.113.7".parse()?), Key::ip("203.0.113.7".parse()?));
-    /// # Ok::<(), std::net::AddrParseError>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// ```

@@ -33,7 +33,7 @@ impl Ip {
     /// use http::Request;
     /// use tower_quota::key::{self, ClientIpSource, PeerAddr};
     ///
-    /// let internal = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]).within(["192.0.2.0/24"]);
+    /// let internal = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"])?.within(["192.0.2.0/24"])?;
     ///
     /// for (peer, forwarded_for, is_internal) in [
     ///     ("10.0.0.2:80", "192.0.2.7", true),
@@ -95,7 +95,7 @@ impl Ip {
     /// use http::Request;
     /// use tower_quota::key::{self, ClientIpSource, PeerAddr};
     ///
-    /// let unknown = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"]).unknown();
+    /// let unknown = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"])?.unknown();
     ///
     /// for (peer, forwarded_for, is_unknown) in [
     ///     ("10.0.0.2:80", "198.51.100.9", false),

@@ -15,6 +15,7 @@ use super::rule::MAX_EXACT;
 /// // The first month since the Unix epoch has 31 days.
 /// let monthly = FixedWindow::calendar(3, Calendar::Month, "UTC")?;
 /// assert_eq!(monthly.window_at(Duration::ZERO).end, Duration::from_secs(31 * 86_400));
+/// # Ok::<(), tower_quota::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -101,6 +101,7 @@ impl FixedWindow {
     ///
     /// let leave_requests = FixedWindow::calendar(3, Calendar::Month, "Europe/Berlin")?;
     /// assert_eq!("fixed-window 3/month Europe/Berlin".parse(), Ok(Limit::from(leave_requests)));
+    /// # Ok::<(), tower_quota::ConfigError>(())
     /// ```
     ///
     /// ```
@@ -132,6 +133,7 @@ impl FixedWindow {
     /// let monthly = FixedWindow::calendar(3, Calendar::Month, "Europe/Berlin")?;
     /// assert_eq!(monthly.calendar_window(), Some((Calendar::Month, "Europe/Berlin")));
     /// assert_eq!(FixedWindow::per_hour(3).calendar_window(), None);
+    /// # Ok::<(), tower_quota::ConfigError>(())
     /// ```
     #[must_use]
     pub fn calendar_window(&self) -> Option<(Calendar, &str)> {

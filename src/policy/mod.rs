@@ -58,7 +58,7 @@ pub use self::{file::Policies, live::LivePolicies};
 ///     .key((key::ip(), key::path()));
 /// assert_eq!(say_hi.name(), "say-hi");
 /// assert_eq!(say_hi.limit(), Some(&"sliding-log 2/30s".parse()?));
-/// # Ok::<(), tower_quota::ConfigError>(())
+/// # Ok::<(), tower_quota::limit::ParseLimitError>(())
 /// ```
 ///
 /// A layer takes only policies with a key. One limit for all callers has a constant key:

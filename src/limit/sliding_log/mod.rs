@@ -124,7 +124,7 @@ impl SlidingLog {
     ///
     /// // A million in any 10 seconds, each counted at most 10 ms too long, in 120 KB.
     /// let limit = SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000);
-    /// assert!(Policy::try_new("ingest", limit).is_ok());
+    /// assert!(Policy::new("ingest", limit).validate().is_ok());
     /// ```
     #[track_caller]
     pub const fn precision(mut self, n: u32) -> Self {

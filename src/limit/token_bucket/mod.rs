@@ -100,15 +100,15 @@ impl TokenBucket {
     ///
     /// The default is the number of tokens that come in the window.
     ///
-    /// A burst that is too large for exact arithmetic is an error of [`Policy::try_new`](crate::Policy::try_new). At one token a
+    /// A burst that is too large for exact arithmetic is an error of [`Policy::validate`](crate::Policy::validate). At one token a
     /// second 4 billion are possible, and at three a day 150,000:
     ///
     /// ```
     /// use tower_quota::{Policy, TokenBucket};
     ///
-    /// assert!(Policy::try_new("a", TokenBucket::per_second(1).burst(4_000_000_000)).is_ok());
-    /// assert!(Policy::try_new("a", TokenBucket::per_day(3).burst(150_000)).is_ok());
-    /// assert!(Policy::try_new("a", TokenBucket::per_day(3).burst(160_000)).is_err());
+    /// assert!(Policy::new("a", TokenBucket::per_second(1).burst(4_000_000_000)).validate().is_ok());
+    /// assert!(Policy::new("a", TokenBucket::per_day(3).burst(150_000)).validate().is_ok());
+    /// assert!(Policy::new("a", TokenBucket::per_day(3).burst(160_000)).validate().is_err());
     /// ```
     ///
     /// # Panics
