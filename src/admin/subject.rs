@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Decision, Denial, Key, Limit, PolicyDecision, check,
     check::Check,
-    decision::{Plan, Ticket},
+    decision::{Plan, Ticket, Undecided},
     store::{ErrorKind, Operation, StoreError, StoreId, Waiting},
 };
 
@@ -148,7 +148,7 @@ fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> Counts {
     }
 }
 
-fn undecided(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Decision {
+fn undecided(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Undecided {
     let cost = policy.cost.unwrap_or(1).max(1);
     let undecided = PolicyDecision::undecided(policy.context.clone(), policy.position, key.clone(), cost);
     let undecided = PolicyDecision {
@@ -157,10 +157,10 @@ fn undecided(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Decision {
         lease: Ticket::of(&plan.named.limit),
         ..undecided
     };
-    Decision::new(true, SmallVec::from_buf([undecided]))
+    Undecided::new(SmallVec::from_buf([undecided]))
 }
 
-async fn perform(operation: Operation, undecided: Decision) -> Result<Decision, StoreError> {
+async fn perform(operation: Operation, undecided: Undecided) -> Result<Decision, StoreError> {
     match check::begin(operation, undecided) {
         Check::Decided(decision) => decision,
         Check::Pending(check) => check.await,

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Decision, PolicyDecision,
+    decision::Undecided,
     store::{Charge, Operation, StoreFuture, StoreRequest, StoreResponse},
 };
 
@@ -40,9 +41,9 @@ pub(crate) fn deny(decision: &Decision, response: &StoreResponse) -> Option<Deci
         .filter_map(|(policy, rest)| Some(policy.banned(rest?, response.server_time)))
         .collect();
     (!banned.is_empty()).then(|| {
-        let mut denied = Decision::new(false, banned);
+        let mut denied = Undecided::new(banned);
         denied.record_each(false, response.server_time, |_| true);
-        denied
+        denied.decided()
     })
 }
 

@@ -1,17 +1,20 @@
 //! The store requests of a decision in which policies only observe or have bans: one for those that are enforced together, and
 //! one for each that observes, so that none depends on another. All are sent in one call.
 
+use std::slice;
+
 use smallvec::SmallVec;
 
 use crate::{
-    Decision, PolicyDecision,
+    PolicyDecision,
+    decision::{Undecided, release_unknown},
     store::{Charge, ErrorKind, Operation, Outcome, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 /// Decides what needs no store: the denials by policies that never admit the request.
 ///
 /// If an enforced policy is one of them, the states of the other enforced ones stay unknown, as without policies that observe.
-pub(crate) fn deny_permanently(operation: Operation, undecided: &Decision) -> Decision {
+pub(crate) fn deny_permanently(operation: Operation, undecided: &Undecided) -> Undecided {
     let policies = undecided.as_slice().iter().cloned().map(|policy| PolicyDecision {
         denial: policy.permanent_denial().filter(|_| operation.requires_room()),
         ..policy
@@ -19,7 +22,9 @@ pub(crate) fn deny_permanently(operation: Operation, undecided: &Decision) -> De
     let mut policies: SmallVec<[_; 1]> = policies.collect();
     let denied = policies.iter().any(PolicyDecision::denies);
     policies.retain(|policy| policy.is_observed() || policy.denies() || !denied);
-    Decision::new(!denied, policies)
+    let mut undecided = Undecided::new(policies);
+    undecided.admit_unless_denied();
+    undecided
 }
 
 /// Passes the requests for these charges, one of each policy, with their bans and markers to a store; `None` if all is decided.
@@ -51,7 +56,7 @@ pub(crate) fn send<'a>(
 pub(crate) fn record(
     response: &StoreResponse,
     operation: Operation,
-    undecided: &mut Decision,
+    undecided: &mut Undecided,
 ) -> Result<(), StoreError> {
     let policies = undecided.as_slice().iter().filter(|policy| is_undecided(policy));
     let (observed, enforced): (Vec<_>, Vec<_>) = policies.partition(|policy| policy.is_observed());
@@ -69,7 +74,8 @@ pub(crate) fn record(
         return Err(mismatch());
     }
 
-    let allowed = undecided.is_allowed() && together.iter().all(|outcome| outcome.allowed);
+    let is_denied = undecided.as_slice().iter().any(PolicyDecision::denies);
+    let allowed = !is_denied && together.iter().all(|outcome| outcome.allowed);
     let counts = allowed && operation.counts();
     let (mut states, mut alone) = (states, alone.iter());
     undecided.record_each(allowed, response.server_time, |policy| {
@@ -82,7 +88,7 @@ pub(crate) fn record(
         }
         let Some(outcome) = alone.next().filter(|outcome| !outcome.is_unknown()) else {
             if operation.counts() {
-                policy.release_unknown();
+                release_unknown(slice::from_ref(policy));
             }
             return false;
         };

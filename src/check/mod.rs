@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use self::held::{Held, give_back};
 use crate::{
     Decision, FailureMode, PolicyDecision,
-    decision::PolicyDecisions,
+    decision::{PolicyDecisions, Undecided, release_unknown},
     observe::metrics::{Began, PolicyOutcome},
     store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
@@ -37,20 +37,20 @@ pub(crate) enum PendingCheck {
     Held(Held),
 }
 
-/// A check that waits for the store. It holds the undecided decision, so no key or cost is computed again.
+/// A check that waits for the store. It holds the policies of the request, so no key or cost is computed again.
 pub(crate) struct StoreCheck {
     operation: Operation,
     /// When it began to wait.
     began: Began,
     /// What it waits for, until the store has replied.
-    undecided: Option<(StoreFuture, Decision)>,
+    undecided: Option<(StoreFuture, Undecided)>,
     /// If it is to be completed without its caller.
     owed: Option<Owed>,
 }
 
 /// Sends the charges of all policies to the store, those of the enforced ones as one request.
 #[inline(always)]
-pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
+pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
     if undecided.is_composite() {
         return begin_composite(operation, &undecided);
     }
@@ -62,7 +62,7 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
     }
 
     let response = match policies {
-        [] => return Check::Decided(Ok(undecided)),
+        [] => return Check::Decided(Ok(undecided.admitted())),
         [policy] if policy.marker.is_none() => {
             let charge = policy.charge();
             policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
@@ -78,7 +78,7 @@ pub(crate) fn begin(operation: Operation, undecided: Decision) -> Check {
 
 /// The same for policies some of which only observe or have bans.
 #[cold]
-fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
+fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
     let undecided = composite::deny_permanently(operation, undecided);
     let policies = undecided.as_slice();
     let charges: Vec<Charge<'_>> = policies.iter().map(PolicyDecision::charge).collect();
@@ -86,14 +86,15 @@ fn begin_composite(operation: Operation, undecided: &Decision) -> Check {
     match composite::send(operation, policies, &charges, decide) {
         Some(response) => wait(response, operation, undecided),
         None => {
-            count(operation, &undecided);
-            Check::Decided(Ok(undecided))
+            let decided = undecided.decided();
+            count(operation, &decided);
+            Check::Decided(Ok(decided))
         }
     }
 }
 
 #[inline(always)]
-fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Check {
+fn wait(response: StoreFuture, operation: Operation, undecided: Undecided) -> Check {
     match response.as_ready() {
         Some(response) => decide(response, operation, undecided, None),
         None => Check::Pending(PendingCheck::Store(StoreCheck {
@@ -110,7 +111,7 @@ fn wait(response: StoreFuture, operation: Operation, undecided: Decision) -> Che
 fn decide(
     response: &Result<StoreResponse, StoreError>,
     operation: Operation,
-    undecided: Decision,
+    undecided: Undecided,
     began: Option<Began>,
 ) -> Check {
     let decided = conclude(response, operation, undecided, began);
@@ -184,7 +185,7 @@ impl StoreCheck {
 }
 
 /// What a request may have to send at its end, even if it is cancelled before it is decided.
-fn owed(operation: Operation, undecided: &Decision) -> Option<Owed> {
+fn owed(operation: Operation, undecided: &Undecided) -> Option<Owed> {
     if undecided.has_leases() {
         return undecided.owe(OwedKind::Release);
     }
@@ -219,7 +220,7 @@ impl Drop for StoreCheck {
 fn conclude(
     response: &Result<StoreResponse, StoreError>,
     operation: Operation,
-    mut undecided: Decision,
+    mut undecided: Undecided,
     began: Option<Began>,
 ) -> Result<Decision, StoreError> {
     if let Some(first) = undecided.as_slice().first() {
@@ -235,16 +236,16 @@ fn conclude(
                 first.context.failover.replied();
             }
             if operation == Operation::Reset {
-                reset_locally(&undecided);
+                reset_locally(undecided.as_slice());
             }
             if undecided.has_leases() {
                 undecided.hold_slots(None);
             }
-            Ok(undecided)
+            Ok(undecided.decided())
         }
         Err(error) => {
             if undecided.has_leases() {
-                end_unknown(operation, &mut undecided);
+                end_unknown(operation, &undecided);
             }
             fail(error, operation, &undecided)
         }
@@ -265,16 +266,15 @@ fn count(operation: Operation, decision: &Decision) {
 
 /// Releases the slots that the store may have counted before it failed.
 #[cold]
-fn end_unknown(operation: Operation, undecided: &mut Decision) {
+fn end_unknown(operation: Operation, undecided: &Undecided) {
     if operation.counts() {
-        undecided.hold_slots(None);
-        drop(undecided.take_slots());
+        release_unknown(undecided.as_slice());
     }
 }
 
 /// Records the outcome in the decision.
 #[inline(always)]
-fn record_outcome(response: &StoreResponse, operation: Operation, undecided: &mut Decision) -> Result<(), StoreError> {
+fn record_outcome(response: &StoreResponse, operation: Operation, undecided: &mut Undecided) -> Result<(), StoreError> {
     if undecided.is_composite() {
         return composite::record(response, operation, undecided);
     }
@@ -291,7 +291,7 @@ fn record_outcome(response: &StoreResponse, operation: Operation, undecided: &mu
 
 /// Decides by the failure modes of the policies.
 #[cold]
-fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result<Decision, StoreError> {
+fn fail(error: StoreError, operation: Operation, undecided: &Undecided) -> Result<Decision, StoreError> {
     let policies = undecided.as_slice();
     let Some(first) = policies.first() else {
         return Err(error);
@@ -300,7 +300,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     failover.failed(&error);
     first.context.metrics.failed(error.kind());
     if operation == Operation::Reset {
-        reset_locally(undecided);
+        reset_locally(policies);
         return Err(error);
     }
     let count_one = |policy: &PolicyDecision, outcome| {
@@ -341,8 +341,9 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     if counted.is_empty() {
         record(first, PolicyOutcome::Uncounted);
     }
-    let mut decision = Decision::new(!counted.iter().any(PolicyDecision::denies), counted);
-    let policies = decision.as_slice();
+    let mut undecided = Undecided::new(counted);
+    undecided.admit_unless_denied();
+    let policies = undecided.as_slice();
     let scaled = policies.iter().zip(&charges).map(|(policy, charge)| match charge {
         Some(charge) => charge.charge(&policy.charge()),
         None => policy.charge(),
@@ -352,13 +353,13 @@ fn fail(error: StoreError, operation: Operation, undecided: &Decision) -> Result
     // A memory store replies at once.
     if let Some(Ok(response)) = response.map(StoreFuture::try_ready) {
         drop(scaled);
-        record_outcome(&response?, operation, &mut decision)?;
+        record_outcome(&response?, operation, &mut undecided)?;
     }
-    if decision.has_leases() {
-        decision.hold_slots(Some(&charges));
+    if undecided.has_leases() {
+        undecided.hold_slots(Some(&charges));
     }
-    decision.note_failure(error);
-    Ok(decision)
+    undecided.record_failure(error);
+    Ok(undecided.decided())
 }
 
 /// Whether the request is rejected since the store has not decided about this policy.
@@ -368,8 +369,8 @@ fn closes(policy: &PolicyDecision) -> bool {
 }
 
 /// Removes the counts of this process.
-fn reset_locally(decision: &Decision) {
-    for policy in decision.as_slice() {
+fn reset_locally(policies: &[PolicyDecision]) {
+    for policy in policies {
         let charges: SmallVec<[Charge<'_>; 2]> = policy.guarded(Operation::Reset, policy.charge()).collect();
         policy.context.failover.reset(&charges);
     }

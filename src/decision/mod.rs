@@ -6,7 +6,6 @@ mod degree;
 #[cfg(feature = "admin")]
 mod denials;
 pub(crate) mod denied;
-mod handler;
 mod headers;
 mod outcome;
 pub(crate) mod pause;
@@ -18,6 +17,7 @@ mod settings;
 mod slots;
 #[cfg(feature = "tracing")]
 mod span;
+mod undecided;
 
 use std::{
     fmt,
@@ -27,7 +27,6 @@ use std::{
 
 use smallvec::SmallVec;
 
-use self::receipt::ChargedPolicy;
 use crate::{
     Key,
     store::{NamedLimit, Owed, OwedKind, Store, StoreError},
@@ -54,7 +53,8 @@ pub(crate) use self::{
     receipt::Settlement,
     responses::{LostSettlements, Responses},
     settings::{Condition, Cost, Settings},
-    slots::{Release, Ticket},
+    slots::{Release, Ticket, release_unknown},
+    undecided::Undecided,
 };
 
 /// The outcome of a check.
@@ -168,6 +168,32 @@ impl Decision {
         self.0.store_error.as_deref()
     }
 
+    /// The time for which an admitted request is held after the decision: until its turn, from
+    /// [`server_time`](Self::server_time) on. Zero for a request that does not [wait](crate::Policy::wait_up_to).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_quota::AcquireError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_second(1)));
+    /// for seconds in [0, 1] {
+    ///     let permit = mails.acquire("42").max_wait(Duration::from_secs(5)).await?;
+    ///     assert_eq!(permit.decision().delay(), Duration::from_secs(seconds));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        if !self.is_allowed() {
+            return Duration::ZERO;
+        }
+        let turn = self.enforced().map(|policy| policy.decided_at).max();
+        turn.map_or(Duration::ZERO, |turn| turn.saturating_sub(self.server_time()))
+    }
+
     /// The decisions of the policies, in the order in which the policies were given.
     ///
     /// Policies that [only observe](PolicyDecision::is_observed) are included. They determine none of the numbers of the decision,
@@ -175,76 +201,6 @@ impl Decision {
     /// that are [`Open`](crate::FailureMode::Open) while the store fails.
     pub fn policies(&self) -> impl Iterator<Item = &PolicyDecision> {
         self.0.policies.iter()
-    }
-
-    /// Takes the receipt of the charges, to [settle](Receipt::settle) or [refund](Receipt::refund) them.
-    ///
-    /// There is one receipt for a decision and all its clones; it is [empty](Receipt::is_empty) if it was taken, or if nothing
-    /// was charged to an admitted request. Policies whose [own receipt](Self::take_receipt_of) was taken are not in it.
-    ///
-    /// ```
-    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
-    ///
-    /// let admitted = limiter.check("42").await?;
-    /// assert!(!admitted.take_receipt().is_empty());
-    /// assert!(admitted.clone().take_receipt().is_empty());
-    ///
-    /// let denied = limiter.check("42").await?;
-    /// assert!(denied.take_receipt().is_empty());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn take_receipt(&self) -> Receipt {
-        self.receipt_of(|_| true)
-    }
-
-    /// Takes the receipt of the policy of this name, and leaves those of the others.
-    ///
-    /// It is empty if it was taken, or if nothing was charged to such a policy.
-    ///
-    /// ```
-    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let store = MemoryStore::new();
-    /// let requests = Limiter::new(store.clone(), Policy::new("requests", SlidingLog::per_minute(60)));
-    /// let tokens = Limiter::new(store.clone(), Policy::new("tokens", SlidingLog::per_minute(1_000)));
-    /// let both = Limiter::new(store, [
-    ///     Policy::new("requests", SlidingLog::per_minute(60)),
-    ///     Policy::new("tokens", SlidingLog::per_minute(1_000)).cost(300),
-    /// ]);
-    ///
-    /// let decision = both.check("42").await?;
-    /// decision.take_receipt_of("tokens").settle(120).await?;
-    /// assert_eq!(tokens.peek("42").await?.remaining(), 880);
-    /// assert_eq!(requests.peek("42").await?.remaining(), 59);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn take_receipt_of(&self, policy: &str) -> Receipt {
-        self.receipt_of(|charged| charged.name() == policy)
-    }
-
-    fn receipt_of(&self, select: impl Fn(&PolicyDecision) -> bool + Copy) -> Receipt {
-        let mut charges = Vec::new();
-        self.take_charges(select, &mut charges);
-        Receipt::new(charges)
-    }
-
-    fn take_charges(&self, select: impl Fn(&PolicyDecision) -> bool + Copy, charges: &mut Vec<ChargedPolicy>) {
-        if let Some([outer, inner]) = &self.0.joined {
-            outer.take_charges(select, charges);
-            inner.take_charges(select, charges);
-            return;
-        }
-        let taken = self.policies().filter(|policy| select(policy) && policy.receipt.take());
-        charges.extend(taken.map(|policy| ChargedPolicy {
-            policy: policy.clone(),
-            locally: self.store_error().is_some(),
-        }));
     }
 
     /// Counts what the request may have to send to its store at its end.
@@ -281,14 +237,6 @@ impl Decision {
     /// The decisions of an outer and an inner layer, if this one joins them.
     pub(crate) fn joined(&self) -> Option<&[Self; 2]> {
         self.0.joined.as_ref()
-    }
-
-    /// Whether a policy of the layer or the limiter only observes or has bans.
-    #[inline]
-    pub(crate) fn is_composite(&self) -> bool {
-        self.as_slice()
-            .first()
-            .is_some_and(|policy| policy.context.is_composite)
     }
 
     /// The policies that do not only observe.

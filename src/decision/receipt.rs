@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{context::Plan, policy::PolicyDecision, responses::Responses};
+use super::{Decision, context::Plan, policy::PolicyDecision, responses::Responses};
 use crate::{
     store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreId, StoreRequest},
     sync::atomic::{AtomicBool, Ordering},
@@ -112,6 +112,79 @@ impl Receipt {
     /// returned. The refund is not repeated.
     pub async fn refund(self) -> Result<(), StoreError> {
         self.settle(0).await
+    }
+}
+
+/// Receipts.
+impl Decision {
+    /// Takes the receipt of the charges, to [settle](Receipt::settle) or [refund](Receipt::refund) them.
+    ///
+    /// There is one receipt for a decision and all its clones; it is [empty](Receipt::is_empty) if it was taken, or if nothing
+    /// was charged to an admitted request. Policies whose [own receipt](Self::take_receipt_of) was taken are not in it.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    ///
+    /// let admitted = limiter.check("42").await?;
+    /// assert!(!admitted.take_receipt().is_empty());
+    /// assert!(admitted.clone().take_receipt().is_empty());
+    ///
+    /// let denied = limiter.check("42").await?;
+    /// assert!(denied.take_receipt().is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn take_receipt(&self) -> Receipt {
+        self.receipt_of(|_| true)
+    }
+
+    /// Takes the receipt of the policy of this name, and leaves those of the others.
+    ///
+    /// It is empty if it was taken, or if nothing was charged to such a policy.
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let store = MemoryStore::new();
+    /// let requests = Limiter::new(store.clone(), Policy::new("requests", SlidingLog::per_minute(60)));
+    /// let tokens = Limiter::new(store.clone(), Policy::new("tokens", SlidingLog::per_minute(1_000)));
+    /// let both = Limiter::new(store, [
+    ///     Policy::new("requests", SlidingLog::per_minute(60)),
+    ///     Policy::new("tokens", SlidingLog::per_minute(1_000)).cost(300),
+    /// ]);
+    ///
+    /// let decision = both.check("42").await?;
+    /// decision.take_receipt_of("tokens").settle(120).await?;
+    /// assert_eq!(tokens.peek("42").await?.remaining(), 880);
+    /// assert_eq!(requests.peek("42").await?.remaining(), 59);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn take_receipt_of(&self, policy: &str) -> Receipt {
+        self.receipt_of(|charged| charged.name() == policy)
+    }
+
+    fn receipt_of(&self, select: impl Fn(&PolicyDecision) -> bool + Copy) -> Receipt {
+        let mut charges = Vec::new();
+        self.take_charges(select, &mut charges);
+        Receipt::new(charges)
+    }
+
+    fn take_charges(&self, select: impl Fn(&PolicyDecision) -> bool + Copy, charges: &mut Vec<ChargedPolicy>) {
+        if let Some([outer, inner]) = &self.0.joined {
+            outer.take_charges(select, charges);
+            inner.take_charges(select, charges);
+            return;
+        }
+        let taken = self.policies().filter(|policy| select(policy) && policy.receipt.take());
+        charges.extend(taken.map(|policy| ChargedPolicy {
+            policy: policy.clone(),
+            locally: self.store_error().is_some(),
+        }));
     }
 }
 

@@ -9,7 +9,7 @@ use std::{convert::identity, fmt};
 use crate::{
     ConfigError, Decision, IntoPolicies, Key, Limit, Policy, PolicyDecision, check,
     check::Check,
-    decision::Ticket,
+    decision::{Ticket, Undecided},
     observe::{Observer, metrics::PolicyOutcome},
     policy::{Basis, PolicySet, Unkeyed},
     store::{Operation, Store, StoreError, Waiting},
@@ -285,7 +285,7 @@ impl Limiter {
         key: (&Key, Option<&Key>),
         cost: Option<u64>,
         wait: impl Fn(Waiting) -> Waiting,
-    ) -> Decision {
+    ) -> Undecided {
         self.policies
             .with_newest(|newest| undecided_by(newest, operation, key, cost, wait))
     }
@@ -297,7 +297,7 @@ fn undecided_by(
     (key, id): (&Key, Option<&Key>),
     cost: Option<u64>,
     wait: impl Fn(Waiting) -> Waiting,
-) -> Decision {
+) -> Undecided {
     let undecided = policies.iter().enumerate().map(|(position, _)| {
         let settings = &context.policies[position].settings;
         let cost = cost.or(settings.fixed_cost()).unwrap_or(1);
@@ -327,7 +327,7 @@ fn undecided_by(
         }
         applies
     });
-    Decision::new(true, applying.collect())
+    Undecided::new(applying.collect())
 }
 
 /// The failure of the store, even if this process decided.

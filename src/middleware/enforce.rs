@@ -29,7 +29,7 @@ use crate::{
     Decision, Limit, Policy, PolicyDecision, ResponseBody, check,
     check::{AwaitedCompletion, Check, PendingCheck},
     decision::{
-        CheckContext, PolicyDecisions, Release, Ticket, denied,
+        CheckContext, PolicyDecisions, Release, Ticket, Undecided, denied,
         response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
     },
     key::KeyError,
@@ -124,12 +124,12 @@ impl Enforcer {
 
     /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
     #[inline(always)]
-    fn undecided(&self, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
+    fn undecided(&self, parts: &Parts) -> Result<Option<Undecided>, Unchecked> {
         self.policies.with_newest(|newest| self.undecided_by_all(newest, parts))
     }
 
     #[inline(always)]
-    fn undecided_by_all(&self, basis: &Basis<Keyed>, parts: &Parts) -> Result<Option<Decision>, Unchecked> {
+    fn undecided_by_all(&self, basis: &Basis<Keyed>, parts: &Parts) -> Result<Option<Undecided>, Unchecked> {
         let Basis {
             policies,
             context,
@@ -151,7 +151,7 @@ impl Enforcer {
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
         if let [policy] = &policies[..] {
             match self.undecided_by(policy, (context, 0), parts) {
-                Ok(Some(undecided)) => return Ok(Some(Decision::new(false, SmallVec::from_buf([undecided])))),
+                Ok(Some(undecided)) => return Ok(Some(Undecided::new(SmallVec::from_buf([undecided])))),
                 Ok(None) => {}
                 Err(error) => self.without_key((context, 0), error)?,
             }
@@ -171,7 +171,7 @@ impl Enforcer {
             }
             context.count(position, PolicyOutcome::Skipped);
         }
-        Ok((!undecided.is_empty()).then(|| Decision::new(false, undecided)))
+        Ok((!undecided.is_empty()).then(|| Undecided::new(undecided)))
     }
 
     /// The plan, the cost and the key of the request by the policy at this position, if the policy applies.

@@ -7,7 +7,7 @@ mod threads;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, PoisonError},
 };
 
 use smallvec::SmallVec;
@@ -260,38 +260,20 @@ impl Decision {
     pub(crate) fn has_slots(&self) -> bool {
         self.0.slots.is_some()
     }
+}
 
-    /// Whether a policy takes slots.
-    #[inline]
-    pub(crate) fn has_leases(&self) -> bool {
-        self.as_slice().iter().any(|policy| policy.lease.is_some())
+/// Releases the slots that the store may have taken for these policies, since the outcome is unknown.
+#[cold]
+pub(crate) fn release_unknown(policies: &[PolicyDecision]) {
+    let mut slots = Slots::default();
+    for policy in policies {
+        policy.hold_slots_in(&mut slots, None);
     }
-
-    /// Holds the slots that were taken, before there are clones. Those of policies that observe a denied request are released
-    /// at once. The local charges are those of the policies that this process has counted, since the store failed.
-    #[cold]
-    pub(crate) fn hold_slots(&mut self, local: Option<&[Option<LocalCharge>]>) {
-        let mut slots = Slots::default();
-        for (position, policy) in self.as_slice().iter().enumerate() {
-            let local = local.and_then(|local| local.get(position)?.as_ref());
-            policy.hold_slots_in(&mut slots, local);
-        }
-        if let (true, false, Some(inner)) = (self.is_allowed(), slots.is_empty(), Arc::get_mut(&mut self.0)) {
-            inner.slots = Some(Box::new(Mutex::new(slots)));
-        }
-    }
+    drop(slots);
 }
 
 impl PolicyDecision {
-    /// Releases the slots that the store may have taken, since the outcome is unknown.
-    #[cold]
-    pub(crate) fn release_unknown(&self) {
-        let mut slots = Slots::default();
-        self.hold_slots_in(&mut slots, None);
-        drop(slots);
-    }
-
-    fn hold_slots_in(&self, slots: &mut Slots, local: Option<&LocalCharge>) {
+    pub(super) fn hold_slots_in(&self, slots: &mut Slots, local: Option<&LocalCharge>) {
         let Some(ticket) = self.lease.as_ref().filter(|_| self.denial.is_none()) else {
             return;
         };

@@ -1,0 +1,150 @@
+//! A decision until it is made.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, slots::Slots};
+use crate::{
+    Key,
+    store::{LocalCharge, Outcome, Owed, OwedKind, StoreError, StoreResponse},
+};
+
+/// The policies that apply to a request, with its keys and costs, and what a store replies about them.
+///
+/// It has the memory of the [`Decision`] that it becomes once.
+pub(crate) struct Undecided(Decision);
+
+impl Undecided {
+    #[inline]
+    pub(crate) fn new(policies: PolicyDecisions) -> Self {
+        Self(Decision::new(false, policies))
+    }
+
+    /// The decision, which was recorded.
+    #[inline]
+    pub(crate) fn decided(self) -> Decision {
+        self.0
+    }
+
+    /// The decision to admit a request that no policy applies to.
+    pub(crate) fn admitted(mut self) -> Decision {
+        self.inner().allowed = true;
+        self.0
+    }
+
+    #[inline]
+    fn inner(&mut self) -> &mut Inner {
+        Arc::get_mut(&mut self.0.0).expect("it is not shared before it is decided")
+    }
+
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[PolicyDecision] {
+        self.0.as_slice()
+    }
+
+    /// Whether a policy only observes or has bans, so that its charges are not all that is sent.
+    #[inline]
+    pub(crate) fn is_composite(&self) -> bool {
+        self.as_slice()
+            .first()
+            .is_some_and(|policy| policy.context.is_composite)
+    }
+
+    /// Whether a policy takes slots.
+    #[inline]
+    pub(crate) fn has_leases(&self) -> bool {
+        self.as_slice().iter().any(|policy| policy.lease.is_some())
+    }
+
+    pub(crate) fn owe(&self, kind: OwedKind) -> Option<Owed> {
+        self.0.owe(kind)
+    }
+
+    pub(crate) fn lost_settlements(&self) -> Option<&Arc<LostSettlements>> {
+        self.0.lost_settlements()
+    }
+
+    /// Whether a request may wait for one of the policies.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        self.as_slice().first().is_some_and(|policy| policy.context.waits)
+    }
+
+    /// Lets the request wait for a policy only as long as each one with another key allows. Returns whether it may wait for any.
+    #[cold]
+    pub(crate) fn agree_on_waits(&mut self) -> bool {
+        let policies = self.as_slice().iter();
+        let holding = policies.filter(|policy| !policy.is_observed() && !policy.is_charged_later());
+        let holding: SmallVec<[(Key, u64); 4]> = holding
+            .map(|policy| (policy.key.clone(), policy.waiting.longest_us))
+            .collect();
+        let agreed = |policy: &PolicyDecision| {
+            let others = holding.iter().filter(|(key, _)| *key != policy.key);
+            let others = others.map(|(_, longest_us)| *longest_us).min();
+            policy.waiting.longest_us.min(others.unwrap_or(u64::MAX))
+        };
+        let mut waits = false;
+        for policy in &mut self.inner().policies {
+            policy.waiting.longest_us = agreed(policy);
+            waits |= policy.waiting.longest_us > 0;
+        }
+        waits
+    }
+}
+
+/// The reply of a store.
+impl Undecided {
+    /// Records the outcome of one request for all policies.
+    #[inline(always)]
+    pub(crate) fn record(&mut self, response: &StoreResponse, outcome: &Outcome, charged: bool) {
+        let inner = self.inner();
+        inner.allowed = outcome.allowed;
+        inner.server_time = response.server_time;
+        let mut states = outcome.states().iter();
+        for policy in &mut inner.policies {
+            policy.record(&mut states, response.server_time, charged);
+        }
+    }
+
+    /// Records the outcomes of several requests, and keeps the policies for which this returns `true`.
+    pub(crate) fn record_each(
+        &mut self,
+        allowed: bool,
+        server_time: Duration,
+        record: impl FnMut(&mut PolicyDecision) -> bool,
+    ) {
+        let inner = self.inner();
+        inner.allowed = allowed;
+        inner.server_time = server_time;
+        inner.policies.retain(record);
+    }
+
+    /// Admits the request if no policy denies it, unless the outcome of a store is recorded after this.
+    pub(crate) fn admit_unless_denied(&mut self) {
+        let inner = self.inner();
+        inner.allowed = !inner.policies.iter().any(PolicyDecision::denies);
+    }
+
+    /// Records that the store failed.
+    pub(crate) fn record_failure(&mut self, error: StoreError) {
+        self.inner().store_error = Some(Box::new(error));
+    }
+
+    /// Holds the slots that were taken. Those of policies that observe a denied request are released at once. The local charges
+    /// are those of the policies that this process has counted, since the store failed.
+    #[cold]
+    pub(crate) fn hold_slots(&mut self, local: Option<&[Option<LocalCharge>]>) {
+        let mut slots = Slots::default();
+        for (position, policy) in self.as_slice().iter().enumerate() {
+            let local = local.and_then(|local| local.get(position)?.as_ref());
+            policy.hold_slots_in(&mut slots, local);
+        }
+        if self.0.is_allowed() && !slots.is_empty() {
+            self.inner().slots = Some(Box::new(Mutex::new(slots)));
+        }
+    }
+}
