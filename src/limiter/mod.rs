@@ -145,7 +145,7 @@ impl Limiter {
     /// Counts the cost of the policies if it fits, unless a request of this key with this id was counted already.
     ///
     /// For the window of the limit after that, a repetition is admitted without being counted. [`Policy::once_per`] describes
-    /// what that costs and what callers can do, and [`Policy::repetitions`] sets the number. The id is a key:
+    /// what that costs and what callers can do, and [`Policy::max_repetitions`] sets the number. The id is a key:
     /// `Key::header("idempotency-key", id)` is what a layer extracts from that header.
     ///
     /// ```

@@ -1,8 +1,7 @@
 //! Storage backends for counts.
 //!
 //! [`RedisStore`](crate::RedisStore) shares counts between all replicas of a service. [`MemoryStore`] counts in one process,
-//! with the same decisions. Both implement [`Store`], as other backends can. [`FailureMode`] defines what happens while a
-//! store fails.
+//! with the same decisions. [`FailureMode`] defines what happens while a store fails.
 
 mod failover;
 mod fold;
@@ -29,10 +28,9 @@ pub(crate) use self::status::summary;
 pub use self::{
     failover::FailureMode,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
-    operation::{ChargeRole, Operation},
     outstanding::{StoreId, Undrained},
-    request::{Charge, StoreRequest},
-    response::{ChargeState, Outcome, StoreFuture, StoreResponse},
+    request::StoreRequest,
+    response::{StoreFuture, StoreResponse},
     status::{NodeState, NodeStatus, StoreStatus},
 };
 pub(crate) use self::{
@@ -40,138 +38,29 @@ pub(crate) use self::{
     operation::Waiting,
     outstanding::{Outstanding, Owed, OwedKind, PerStore},
 };
+pub use crate::error::{ErrorKind, StoreError};
 pub(crate) use crate::limit::NamedLimit;
-pub use crate::{
-    error::{ErrorKind, StoreError},
-    limit::LeaseId,
+/// What requests and responses contain, for the tests of this crate. It may change in any version.
+#[doc(hidden)]
+pub use {
+    self::{
+        operation::{ChargeRole, Operation},
+        request::Charge,
+        response::{ChargeState, Outcome},
+    },
+    crate::limit::LeaseId,
 };
 
-/// Storage backend for counts.
+/// Storage backend for counts: [`RedisStore`](crate::RedisStore) and [`MemoryStore`].
 ///
-/// A store decides a list of requests one after the other. Each decision is atomic and has one instant of one clock: a
-/// [`Check`](Operation::Check) is admitted if all of its charges fit, and only then are they counted. The response has an
-/// [`Outcome`] for each request, in their order, and each outcome has a [`ChargeState`] for each charge.
+/// A store decides a list of requests one after the other. Each decision is atomic and has one instant of one clock.
 ///
-/// * Counts are identified by the name of the policy, the key and the algorithm of the limit. A limit whose parameters change
-///   applies to the counts that are there.
-/// * The costs of several charges on one key of one policy are added up.
-/// * A charge may be left out of what is checked or counted: its [`ChargeRole`] defines it.
-/// * A request without charges is admitted, and so is a charge of [`Limit::Unlimited`](crate::Limit::Unlimited). A check of
-///   [`Limit::DenyAll`](crate::Limit::DenyAll) is denied and has no `retry_after`. Nothing is counted for these.
-/// * A store that fails, or that does not implement a limit, returns a [`StoreError`]; the
-///   [`FailureMode`]s of the policies apply then.
+/// An application can implement it for a store around one of these, which counts, delays or fails requests. What requests and
+/// responses contain is not part of the public API, so a backend of its own is not possible: what all stores have to promise
+/// is tested by the conformance suite of this crate.
 ///
 /// `Arc<S>` and `Box<S>` of a store are stores, and so are `Arc<dyn Store>` and `Box<dyn Store>`, for a backend that is chosen
 /// at run time.
-///
-/// # A complete store
-///
-/// It implements fixed windows in a map, and charges that are [counted](ChargeRole::Counted). A store on a server does the same
-/// in one atomic script or transaction, and returns [`StoreFuture::pending`].
-///
-/// ```
-/// use std::{
-///     collections::HashMap,
-///     sync::{Arc, Mutex},
-///     time::{Duration, SystemTime},
-/// };
-/// use tower_quota::{
-///     FixedWindow, Key, Limit, Limiter, Policy,
-///     store::{
-///         Charge, ChargeRole, ChargeState, ErrorKind, Operation, Outcome, Store, StoreError, StoreFuture, StoreId,
-///         StoreRequest, StoreResponse,
-///     },
-/// };
-///
-/// #[derive(Clone, Default)]
-/// struct Windows {
-///     counts: Arc<Mutex<Counts>>,
-/// }
-///
-/// type Counts = HashMap<(String, Key), Window>;
-///
-/// #[derive(Clone, Copy)]
-/// struct Window {
-///     begin: Duration,
-///     end: Duration,
-///     used: u64,
-/// }
-///
-/// impl Store for Windows {
-///     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-///         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-///         let mut counts = self.counts.lock().unwrap();
-///         let outcomes: Result<Vec<_>, _> =
-///             requests.iter().map(|request| decide(&mut counts, request, now)).collect();
-///         StoreFuture::ready(outcomes.map(|outcomes| StoreResponse::new(now, outcomes)))
-///     }
-///
-///     fn id(&self) -> Option<StoreId> {
-///         Some(StoreId::of(&self.counts))
-///     }
-/// }
-///
-/// fn decide(counts: &mut Counts, request: &StoreRequest<'_>, now: Duration) -> Result<Outcome, StoreError> {
-///     let operation = request.operation();
-///     let requires_room = matches!(operation, Operation::Check | Operation::Reserve | Operation::Peek);
-///     let mut changed = Counts::new();
-///     let mut fits = Vec::new();
-///     for charge in request.charges() {
-///         let (Limit::FixedWindow(limit), Some(length)) = (charge.limit(), charge.limit().window()) else {
-///             return Err(StoreError::new(ErrorKind::Refused, format!("not implemented: {}", charge.limit())));
-///         };
-///         if charge.role() != ChargeRole::Counted {
-///             return Err(StoreError::new(ErrorKind::Refused, "not implemented"));
-///         }
-///         let new = Window { begin: now, end: now + length, used: 0 };
-///         let window = changed.entry(place(charge)).or_insert(open(counts, charge, now).unwrap_or(new));
-///         match operation {
-///             Operation::Check | Operation::Reserve | Operation::Charge | Operation::Peek => window.used += charge.cost(),
-///             Operation::Reset => window.used = 0,
-///             Operation::Refund { admitted_at } if admitted_at < window.begin => {} // of an earlier window
-///             Operation::Refund { .. } => window.used = window.used.saturating_sub(charge.cost()),
-///             _ => return Err(StoreError::new(ErrorKind::Refused, "not implemented")),
-///         }
-///         fits.push(window.used <= limit.quota());
-///     }
-///
-///     let allowed = !requires_room || !fits.contains(&false);
-///     if allowed && operation != Operation::Peek {
-///         counts.extend(changed);
-///     }
-///     let states = request.charges().iter().zip(fits).map(|(charge, fits)| {
-///         let (used, reset_after) = open(counts, charge, now).map_or((0, Duration::ZERO), |window| (window.used, window.end - now));
-///         let retry_after = (requires_room && !fits).then_some(reset_after);
-///         ChargeState::new(charge.limit().quota().saturating_sub(used), retry_after, reset_after)
-///     });
-///     Ok(Outcome::new(allowed, states))
-/// }
-///
-/// fn place(charge: &Charge<'_>) -> (String, Key) {
-///     (charge.policy().to_owned(), charge.key().clone())
-/// }
-///
-/// /// The window that is open now.
-/// fn open(counts: &Counts, charge: &Charge<'_>, now: Duration) -> Option<Window> {
-///     counts.get(&place(charge)).copied().filter(|window| now < window.end)
-/// }
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), StoreError> {
-/// let limiter = Limiter::new(Windows::default(), Policy::new("mail", FixedWindow::per_hour(2)));
-/// let first = limiter.check("42").await?;
-/// assert_eq!(first.remaining(), 1);
-/// assert_eq!(limiter.check("42").await?.remaining(), 0);
-/// assert!(limiter.check("42").await?.retry_after() > Some(Duration::from_secs(3_590)));
-///
-/// first.take_receipt().refund().await?;
-/// assert_eq!(limiter.peek("42").await?.remaining(), 1);
-///
-/// limiter.reset("42").await?;
-/// assert_eq!(limiter.peek("42").await?.remaining(), 2);
-/// # Ok(())
-/// # }
-/// ```
 ///
 /// # A store around a store
 ///
@@ -212,7 +101,7 @@ pub use crate::{
     note = "a store is passed by value: its clones share their counts, and an `Arc<dyn Store>` can be cloned too"
 )]
 pub trait Store: Send + Sync + 'static {
-    /// Decides the requests one after the other.
+    /// Decides the requests one after the other. A failure is a [`StoreError`]; the [`FailureMode`]s of the policies apply then.
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture;
 
     /// The identity of the counts: equal for stores that share them, such as clones.

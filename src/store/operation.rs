@@ -15,28 +15,6 @@ pub enum Operation {
     /// admitted at the latest of them: the caller waits until then, from the
     /// [`server_time`](super::StoreResponse::server_time) of the response on, and [refunds](Self::Refund) its charges if it
     /// leaves before.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::{Key, ManualClock, MemoryStore, SlidingLog, store::{Charge, Operation, Store, StoreRequest}};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
-    /// let (limit, key) = (SlidingLog::per_second(1).into(), Key::from("42"));
-    /// let charges = [Charge::new("mails", &limit, &key, 1).wait_up_to(Duration::from_secs(2))];
-    ///
-    /// let mut waits = Vec::new();
-    /// for _ in 0..4 {
-    ///     let response = store.decide(&[StoreRequest::new(Operation::Reserve, &charges)]).await?;
-    ///     let (outcome, now) = (&response.outcomes()[0], response.server_time);
-    ///     let turn = outcome.states()[0].decided_at.unwrap_or(now);
-    ///     waits.push(outcome.allowed.then_some((turn - now).as_secs()));
-    /// }
-    /// assert_eq!(waits, [Some(0), Some(1), Some(2), None]);
-    /// # Ok(())
-    /// # }
-    /// ```
     Reserve,
     /// Counts all charges, also above the limits; later requests wait for it. The [role](super::ChargeRole) of a charge can
     /// exempt it.
@@ -90,31 +68,6 @@ impl Operation {
 }
 
 /// What a [`Charge`](super::Charge) is in its request.
-///
-/// ```
-/// use tower_quota::{FixedWindow, Key, Limit, MemoryStore, SlidingLog, store::{Charge, Operation, Store, StoreRequest}};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-/// let store = MemoryStore::new();
-/// let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("42"));
-/// let (marks, id) = (Limit::from(FixedWindow::per_minute(2)), Key::from("42").and("id-1"));
-/// let remaining = async |charges: &[Charge<'_>]| {
-///     let response = store.decide(&[StoreRequest::new(Operation::Check, charges)]).await?;
-///     Ok::<_, tower_quota::store::StoreError>(response.outcomes()[0].states().last().map(|state| state.remaining))
-/// };
-///
-/// let counted = Charge::new("mails", &limit, &key, 1);
-/// assert_eq!(remaining(&[counted]).await?, Some(4));
-/// assert_eq!(remaining(&[counted.checked_only()]).await?, Some(4));
-///
-/// let marker = Charge::new("mails", &marks, &id, 1).once();
-/// assert_eq!(remaining(&[marker, counted]).await?, Some(3));
-/// assert_eq!(remaining(&[marker, counted]).await?, Some(3)); // the one repetition
-/// assert_eq!(remaining(&[marker, counted]).await?, Some(2));
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ChargeRole {

@@ -10,17 +10,6 @@ use crate::{
 };
 
 /// One operation on the charges of one request.
-///
-/// ```
-/// use tower_quota::{Key, SlidingLog, store::{Charge, Operation, StoreRequest}};
-///
-/// let (limit, key) = (SlidingLog::per_minute(5).into(), Key::from("42"));
-/// let charges = [Charge::new("login", &limit, &key, 2)];
-/// let request = StoreRequest::new(Operation::Check, &charges);
-///
-/// assert_eq!(request.operation(), Operation::Check);
-/// assert_eq!(request.charges()[0].policy(), "login");
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct StoreRequest<'a> {
     operation: Operation,
@@ -35,6 +24,7 @@ pub struct StoreRequest<'a> {
 impl<'a> StoreRequest<'a> {
     /// An operation on these charges. The costs of several charges on one key of one policy are added up; if their roles
     /// differ, the sum is [counted](ChargeRole::Counted).
+    #[doc(hidden)]
     #[must_use]
     pub fn new(operation: Operation, charges: &'a [Charge<'a>]) -> Self {
         Self {
@@ -69,12 +59,14 @@ impl<'a> StoreRequest<'a> {
     }
 
     /// The operation.
+    #[doc(hidden)]
     #[must_use]
     pub fn operation(&self) -> Operation {
         self.operation
     }
 
     /// The charges, in the order of the states in the [`Outcome`](super::Outcome).
+    #[doc(hidden)]
     #[must_use]
     pub fn charges(&self) -> &'a [Charge<'a>] {
         self.charges
@@ -82,17 +74,6 @@ impl<'a> StoreRequest<'a> {
 }
 
 /// A cost on one key of one policy.
-///
-/// ```
-/// use tower_quota::{Key, SlidingLog, store::{Charge, ChargeRole}};
-///
-/// let (limit, key) = (SlidingLog::per_minute(5).into(), Key::from("42"));
-/// let charge = Charge::new("login", &limit, &key, 2);
-///
-/// assert_eq!((charge.policy(), charge.limit(), charge.key(), charge.cost()), ("login", &limit, &key, 2));
-/// assert_eq!(charge.role(), ChargeRole::Counted);
-/// assert_eq!(charge.checked_only().role(), ChargeRole::CheckedOnly);
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     policy: &'a str,
@@ -199,31 +180,6 @@ impl<'a> Charge<'a> {
     /// The id is that of a new lease for [`Operation::Check`] and [`Operation::Charge`]: the default is a random one, which
     /// cannot be renewed or ended. A lease is renewed and ended with the limit and the cost with which it was taken. Charges of
     /// other limits do not use it.
-    ///
-    /// ```
-    /// use tower_quota::{
-    ///     Concurrency, Key, Limit, MemoryStore,
-    ///     store::{Charge, LeaseId, Operation, Store, StoreRequest},
-    /// };
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let (store, limit, key) = (MemoryStore::new(), Limit::from(Concurrency::new(1)), Key::from("42"));
-    /// let decide = async |operation, lease| {
-    ///     let charges = [Charge::new("exports", &limit, &key, 1).lease(lease)];
-    ///     let response = store.decide(&[StoreRequest::new(operation, &charges)]).await?;
-    ///     Ok::<_, tower_quota::store::StoreError>(response.outcomes()[0].allowed)
-    /// };
-    ///
-    /// let (first, second) = (LeaseId::random(), LeaseId::random());
-    /// assert!(decide(Operation::Check, first).await?);
-    /// assert!(!decide(Operation::Check, second).await?);
-    /// assert!(decide(Operation::RenewLease, first).await?);
-    /// assert!(decide(Operation::EndLease, first).await?);
-    /// assert!(decide(Operation::Check, second).await?);
-    /// # Ok(())
-    /// # }
-    /// ```
     #[must_use]
     pub fn lease(self, lease: LeaseId) -> Self {
         self.leased(Some(lease))
