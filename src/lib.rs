@@ -129,7 +129,7 @@ pub use self::middleware::MissingDecision;
 #[cfg(feature = "serde")]
 pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "redis"))]
-pub use self::store::redis::{ClientLibrary, ConnectError, RedisStore, RedisStoreBuilder};
+pub use self::store::redis::{ApplicationClient, ClientLibrary, ConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
     decision::{Completion, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots, response},
     error::ConfigError,
@@ -145,7 +145,7 @@ pub use tower_layer::Layer;
 #[cfg(feature = "fred")]
 pub use fred;
 #[cfg(feature = "redis")]
-pub use redis;
+pub use redis as redis_rs;
 
 /// The programs of the README.
 #[cfg(all(doctest, feature = "axum", feature = "fred", feature = "tonic"))]

@@ -170,7 +170,7 @@ async fn a_decision_takes_at_most_the_deadline_and_is_observed() {
         // A new store each time, whose breaker is closed.
         let store = RedisStore::builder()
             .deadline(SHORT)
-            .fred_client(client.clone())
+            .client(client.clone())
             .connect_lazy();
         let policy = Policy::new("test", SlidingLog::per_hour(5)).key(key::constant("k"));
         let observed = failures.clone();

@@ -729,7 +729,7 @@ async fn a_cluster_client_of_the_application_names_the_nodes() {
     let cluster = Cluster::start().await;
     let url = format!("redis://127.0.0.1:{}", cluster.primaries[2].port());
     let nodes = [redis::Client::open(url).expect("a good URL")];
-    let store = patient().redis_rs_cluster(nodes).connect();
+    let store = patient().client(nodes).connect();
     let store = store.await.expect("the node is there");
     cluster.serves(&store).await;
     let mut owners = HashSet::new();

@@ -337,7 +337,7 @@ async fn a_client_of_the_application_logs_a_refusal_once() {
     let redis = Redis::start();
     let store = RedisStore::builder().deadline(Duration::from_secs(2));
     let store = store
-        .fred_client(redis.client().await.clone())
+        .client(redis.client().await.clone())
         .connect_lazy()
         .expect("a good client");
     redis.command::<()>("ACL", ["SETUSER", "default", "-zadd"]).await;
@@ -353,11 +353,7 @@ async fn a_client_of_redis_rs_without_the_permissions_is_an_error() {
     let redis = Redis::start();
     set_user(&redis, &line(PLAIN).replace(" +zadd ", " ")).await;
     let client = redis::Client::open(url(&redis, "limiter")).expect("a good URL");
-    let error = RedisStore::builder()
-        .redis_rs_client(client)
-        .connect()
-        .await
-        .unwrap_err();
+    let error = RedisStore::builder().client(client).connect().await.unwrap_err();
     assert!(error.to_string().contains("`ZADD`"), "{error}");
 }
 
@@ -438,7 +434,7 @@ async fn a_client_of_the_application_keeps_all_other_settings() {
             .deadline(Duration::from_secs(3))
             .url("redis://127.0.0.1:1")
     };
-    for builder in [builder().fred_client(fred), builder().redis_rs_client(redis_rs)] {
+    for builder in [builder().client(fred), builder().client(redis_rs)] {
         let store = builder.connect().await.expect("Redis permits it");
         assert!(format!("{store:?}").contains("deadline: 3s"), "{store:?}");
         assert!(answers(&store).await);
@@ -452,12 +448,12 @@ async fn a_client_of_the_application_keeps_all_other_settings() {
 async fn a_setting_that_a_client_of_the_application_has_already_is_an_error() {
     let fred = Redis::not_started().builder().build().expect("a client");
     let redis_rs = redis::Client::open("redis://127.0.0.1:1").expect("a good URL");
-    let of_fred = || RedisStore::builder().fred_client(fred.clone());
-    let of_redis_rs = || RedisStore::builder().redis_rs_client(redis_rs.clone());
-    let cluster = RedisStore::builder().redis_rs_cluster([redis_rs.clone()]);
+    let of_fred = || RedisStore::builder().client(fred.clone());
+    let of_redis_rs = || RedisStore::builder().client(redis_rs.clone());
+    let cluster = RedisStore::builder().client([redis_rs.clone()]);
 
     for (builder, fix) in [
-        (of_fred().connections(8), "`.fred_pool(pool)`"),
+        (of_fred().connections(8), "`.client(pool)`"),
         (of_fred().connections(1), "instead of `.connections(1)`"),
         (
             of_fred().client_library(ClientLibrary::RedisRs),
@@ -486,7 +482,7 @@ async fn connect_runs_the_trial_on_a_client_of_the_application() {
     let redis = Redis::start();
     let client = redis.client().await.clone();
     redis.command::<()>("ACL", ["SETUSER", "default", "-zadd"]).await;
-    let error = RedisStore::builder().fred_client(client).connect().await.unwrap_err();
+    let error = RedisStore::builder().client(client).connect().await.unwrap_err();
     assert!(error.to_string().contains("`ZADD`"), "{error}");
 }
 
@@ -495,10 +491,7 @@ async fn a_store_on_a_client_of_redis_rs_starts_before_its_redis() {
     let mut redis = Redis::not_started();
     let client = redis::Client::open(redis.url()).expect("a good URL");
     let store = RedisStore::builder().deadline(Duration::from_secs(2));
-    let store = store
-        .redis_rs_client(client)
-        .connect_lazy()
-        .expect("Redis may come later");
+    let store = store.client(client).connect_lazy().expect("Redis may come later");
     assert!(!answers(&store).await);
     redis.restart();
     eventually("the store answers", async || answers(&store).await).await;

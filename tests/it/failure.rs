@@ -385,7 +385,7 @@ async fn a_user_without_access_to_the_key() {
 async fn a_connection_without_a_password() {
     let redis = Redis::start();
     let client = redis.client().await.clone();
-    let store = patient().fred_client(client).connect().await.expect("a good client");
+    let store = patient().client(client).connect().await.expect("a good client");
     redis.command::<()>("CONFIG", ["SET", "requirepass", "secret"]).await;
     redis.command::<String>("RESET", [""; 0]).await;
     // `NOAUTH`, or for a call of more than ten words that such a length is not for the unauthenticated.
@@ -410,7 +410,7 @@ async fn a_script_that_is_unknown_twice() {
     let client = builder.build().expect("a client");
     client.init().await.expect("the server answers");
 
-    let store = patient().fred_client(client).connect_lazy().expect("a good client");
+    let store = patient().client(client).connect_lazy().expect("a good client");
     assert_is_a_failure(store, "NOSCRIPT").await;
 }
 

@@ -209,7 +209,7 @@ async fn a_fred_client_that_delays_small_writes_is_a_warning() {
         builder.with_connection_config(|connection| connection.tcp.nodelay = nodelay);
         let client = builder.build().expect("a client");
         let log = Log::capture();
-        let store = RedisStore::builder().fred_client(client).connect_lazy();
+        let store = RedisStore::builder().client(client).connect_lazy();
         assert_eq!(
             log.text().matches("set `config.tcp.nodelay = Some(true)`").count(),
             warnings

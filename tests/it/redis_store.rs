@@ -210,7 +210,7 @@ async fn a_check_ends_by_its_deadline_when_redis_hangs(library: ClientLibrary) {
 /// The error of a store on the client that this builder builds.
 fn fault(builder: &Builder) -> String {
     let client = builder.build().expect("a client");
-    let error = RedisStore::builder().fred_client(client).connect_lazy().unwrap_err();
+    let error = RedisStore::builder().client(client).connect_lazy().unwrap_err();
     error.to_string()
 }
 
@@ -263,7 +263,7 @@ async fn a_pool_of_clients_is_audited_too() {
     let mut builder = redis.builder();
     builder.with_connection_config(|connection| connection.max_command_attempts = 3);
     let pool = builder.build_pool(3).expect("a pool");
-    let error = RedisStore::builder().fred_pool(pool).connect_lazy().unwrap_err();
+    let error = RedisStore::builder().client(pool).connect_lazy().unwrap_err();
     assert!(error.to_string().contains("config.max_command_attempts = 1"), "{error}");
 }
 
@@ -272,10 +272,7 @@ async fn a_client_of_the_application_serves_and_is_not_closed() {
     let redis = Redis::start();
     let client = redis.builder().build().expect("a client");
     client.init().await.expect("the server answers");
-    let store = patient()
-        .fred_client(client.clone())
-        .connect_lazy()
-        .expect("a good client");
+    let store = patient().client(client.clone()).connect_lazy().expect("a good client");
     let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
     assert_eq!(outcome.states()[0].remaining, 99);
 
@@ -288,7 +285,7 @@ async fn the_clients_of_a_pool_share_one_count() {
     let redis = Redis::start();
     let pool = redis.builder().build_pool(3).expect("a pool");
     pool.init().await.expect("the server answers");
-    let store = patient().fred_pool(pool).connect_lazy().expect("a good pool");
+    let store = patient().client(pool).connect_lazy().expect("a good pool");
     for remaining in (94..100).rev() {
         let outcome = decide(&store, Operation::Check, &limit(), "k", 1).await;
         assert_eq!(outcome.states()[0].remaining, remaining);

@@ -468,7 +468,7 @@ async fn a_client_of_redis_rs_keeps_its_tls_settings() {
     };
     let client = redis::Client::build_with_tls(format!("rediss://localhost:{port}"), certificates);
     let store = RedisStore::builder()
-        .redis_rs_client(client.expect("a good certificate"))
+        .client(client.expect("a good certificate"))
         .connect()
         .await;
     serves(&store.expect("the client will do")).await;

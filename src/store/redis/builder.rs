@@ -8,7 +8,7 @@ use crate::key::{Secret, ShortSecret};
 
 /// Settings of a [`RedisStore`](crate::RedisStore).
 ///
-/// A source, such as the [`url`](Self::url), is required; if several are set, the last one is used. All other settings have
+/// A [`url`](Self::url) or a [`client`](Self::client) is required; if several are set, the last one is used. All other settings have
 /// defaults.
 ///
 /// ```no_run
@@ -38,6 +38,100 @@ pub struct RedisStoreBuilder {
     pub(super) group_commit: bool,
     pub(super) deny_cache: bool,
     pub(super) script: &'static Script,
+}
+
+/// A client of the application, of a client library that is built in.
+///
+/// It is made of
+///
+/// | type | feature | the client |
+/// | --- | --- | --- |
+/// | [`fred::clients::Client`](crate::fred) | `fred` | is connected and in the end quit by the application |
+/// | [`fred::clients::Pool`](crate::fred) | `fred` | the same; its clients are used in turn |
+/// | [`redis_rs::Client`](crate::redis_rs) | `cluster` | has settings that a URL does not have, such as certificates; the store makes [connections](RedisStoreBuilder::connections) of its own |
+/// | an array or a `Vec` of `redis_rs::Client` | `cluster` | are nodes of a cluster, a few of them, by which the others are found; these are connected to with the settings of the first one. The cluster client of redis-rs itself sends a command again after a connection was lost, which would count a request twice |
+///
+#[cfg_attr(
+    feature = "fred",
+    doc = "
+```no_run
+use tower_quota::{RedisStore, fred::{prelude::*, types::config::ReconnectPolicy}};
+
+# async fn f() -> Result<(), Box<dyn std::error::Error>> {
+let client = Builder::from_config(Config::from_url(\"redis://127.0.0.1:6379\")?)
+    .set_policy(ReconnectPolicy::new_constant(0, 150))
+    .with_connection_config(|config| {
+        config.max_command_attempts = 1;
+        config.max_command_buffer_len = 0;
+        config.tcp.nodelay = Some(true);
+    })
+    .build()?;
+client.init().await?;
+let store = RedisStore::builder().client(client).connect().await?;
+# Ok(())
+# }
+```
+"
+)]
+#[cfg_attr(
+    feature = "cluster",
+    doc = "
+```no_run
+use tower_quota::{RedisStore, redis_rs::Client};
+
+# async fn f() -> Result<(), Box<dyn std::error::Error>> {
+let nodes = [Client::open(\"redis://10.0.0.1:6379\")?, Client::open(\"redis://10.0.0.2:6379\")?];
+let store = RedisStore::builder().client(nodes).connect().await?;
+# Ok(())
+# }
+```
+"
+)]
+#[derive(Clone)]
+pub struct ApplicationClient(Source);
+
+#[cfg(feature = "fred")]
+impl From<fred::clients::Client> for ApplicationClient {
+    fn from(client: fred::clients::Client) -> Self {
+        Self(Source::Fred([client].into()))
+    }
+}
+
+#[cfg(feature = "fred")]
+impl From<fred::clients::Pool> for ApplicationClient {
+    fn from(pool: fred::clients::Pool) -> Self {
+        Self(Source::Fred(pool.clients().into()))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl From<redis::Client> for ApplicationClient {
+    fn from(client: redis::Client) -> Self {
+        Self(Source::RedisRs(Box::new(client)))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl<const N: usize> From<[redis::Client; N]> for ApplicationClient {
+    fn from(nodes: [redis::Client; N]) -> Self {
+        Self(Source::RedisRsCluster(nodes.into()))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl From<Vec<redis::Client>> for ApplicationClient {
+    fn from(nodes: Vec<redis::Client>) -> Self {
+        Self(Source::RedisRsCluster(nodes.into()))
+    }
+}
+
+/// Without the settings, which may contain a password.
+impl fmt::Debug for ApplicationClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ApplicationClient")
+            .field(&self.0.client_library())
+            .finish()
+    }
 }
 
 /// The Redis of a store.
@@ -97,89 +191,12 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets a fred client of the application.
+    /// Sets a client of the application, in place of a [`url`](Self::url).
     ///
-    /// The application connects it and in the end quits it. Its type is that of [`tower_quota::fred`](crate::fred). Connecting
-    /// fails if the client is clustered, or would not reconnect, or sends a command twice.
-    ///
-    /// ```no_run
-    /// use tower_quota::{RedisStore, fred::{prelude::*, types::config::ReconnectPolicy}};
-    ///
-    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
-    /// let client = Builder::from_config(Config::from_url("redis://127.0.0.1:6379")?)
-    ///     .set_policy(ReconnectPolicy::new_constant(0, 150))
-    ///     .with_connection_config(|config| {
-    ///         config.max_command_attempts = 1;
-    ///         config.max_command_buffer_len = 0;
-    ///         config.tcp.nodelay = Some(true);
-    ///     })
-    ///     .build()?;
-    /// client.init().await?;
-    /// let store = RedisStore::builder().fred_client(client).connect().await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[cfg(feature = "fred")]
-    pub fn fred_client(mut self, client: fred::clients::Client) -> Self {
-        self.source = Some(Source::Fred([client].into()));
-        self
-    }
-
-    /// Sets a pool of fred clients of the application, which are used in turn; see [`fred_client`](Self::fred_client).
-    ///
-    /// ```no_run
-    /// use tower_quota::{RedisStore, fred::clients::Pool};
-    ///
-    /// # async fn f(pool: Pool) -> Result<(), tower_quota::ConnectError> {
-    /// let store = RedisStore::builder().fred_pool(pool).connect().await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[cfg(feature = "fred")]
-    #[expect(clippy::needless_pass_by_value, reason = "the store shares its clients")]
-    pub fn fred_pool(mut self, pool: fred::clients::Pool) -> Self {
-        self.source = Some(Source::Fred(pool.clients().into()));
-        self
-    }
-
-    /// Sets a redis-rs client. The store makes [connections](Self::connections) of its own with the settings of the client.
-    ///
-    /// It is for settings that a URL does not have, such as certificates. Its type is that of
-    /// [`tower_quota::redis`](crate::redis).
-    ///
-    /// ```no_run
-    /// use tower_quota::{RedisStore, redis::Client};
-    ///
-    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
-    /// let client = Client::open("redis://127.0.0.1:6379")?;
-    /// let store = RedisStore::builder().redis_rs_client(client).connect().await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[cfg(feature = "redis")]
-    pub fn redis_rs_client(mut self, client: redis::Client) -> Self {
-        self.source = Some(Source::RedisRs(Box::new(client)));
-        self
-    }
-
-    /// Sets nodes of a cluster as redis-rs clients.
-    ///
-    /// A few nodes are enough to find the others, which are connected to with the settings of the first one. The cluster client
-    /// of redis-rs itself cannot be used: it sends a command again after a connection was lost, which would count a request
-    /// twice. Connecting fails if there is no node, or one is a Unix socket.
-    ///
-    /// ```no_run
-    /// use tower_quota::{RedisStore, redis::Client};
-    ///
-    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
-    /// let nodes = [Client::open("redis://10.0.0.1:6379")?, Client::open("redis://10.0.0.2:6379")?];
-    /// let store = RedisStore::builder().redis_rs_cluster(nodes).connect().await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[cfg(feature = "redis")]
-    pub fn redis_rs_cluster(mut self, nodes: impl IntoIterator<Item = redis::Client>) -> Self {
-        self.source = Some(Source::RedisRsCluster(nodes.into_iter().collect()));
+    /// [`ApplicationClient`] lists the types. Connecting fails with a fred client that is clustered, would not reconnect, or sends
+    /// a command twice, and with nodes of a cluster of which there is none, or one is a Unix socket.
+    pub fn client(mut self, client: impl Into<ApplicationClient>) -> Self {
+        self.source = Some(client.into().0);
         self
     }
 }
@@ -214,7 +231,7 @@ impl RedisStoreBuilder {
     /// connection is left out until it replies to `PING`, if there are others.
     ///
     /// It is 1 to 64; connecting with another number is an error, and so is a number beside clients of fred, which have a
-    /// connection each: a [pool](Self::fred_pool) has several.
+    /// connection each: a pool has several.
     ///
     /// One connection carries many checks at a time. More help if a single one is the bottleneck, such as with TLS.
     ///

@@ -216,7 +216,7 @@ impl RedisStoreBuilder {
         if let (Some(Source::Fred(_)), Some(number)) = (&self.source, self.connections) {
             return Err(ConfigError::new(format!(
                 "clients of fred have a connection each; instead of `.connections({number})`, set a pool of clients with \
-                 `.fred_pool(pool)`",
+                 `.client(pool)`",
             )));
         }
         let source = self.source.as_ref().and_then(Source::client_library);

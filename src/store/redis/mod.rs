@@ -24,4 +24,9 @@ mod threads;
 mod trial;
 mod url;
 
-pub use self::{builder::RedisStoreBuilder, client::ClientLibrary, connect::ConnectError, store::RedisStore};
+pub use self::{
+    builder::{ApplicationClient, RedisStoreBuilder},
+    client::ClientLibrary,
+    connect::ConnectError,
+    store::RedisStore,
+};

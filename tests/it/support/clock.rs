@@ -54,7 +54,7 @@ impl Clock {
         // On the client that the test has already: connecting another one takes long.
         let client = redis.client().await.clone();
         Self::builder()
-            .fred_client(client)
+            .client(client)
             .connect_lazy()
             .expect("the client will do")
     }
@@ -62,7 +62,7 @@ impl Clock {
     /// The same with a deny cache, which uses the clock of tokio.
     pub(crate) async fn redis_store_with_a_deny_cache(&self, redis: &Redis) -> RedisStore {
         let client = redis.client().await.clone();
-        let builder = Self::builder().deny_cache(true).fred_client(client);
+        let builder = Self::builder().deny_cache(true).client(client);
         builder.connect_lazy().expect("the client will do")
     }
 
