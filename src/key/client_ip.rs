@@ -70,13 +70,13 @@ pub fn client_ip(source: ClientIpSource) -> ClientIp {
 /// assert!(error.to_string().contains("`XForwardedForHop(1)`"));
 /// ```
 pub fn try_client_ip(source: ClientIpSource) -> Result<ClientIp, ConfigError> {
-    match source {
-        ClientIpSource::XForwardedForHop(0) => Err(ConfigError::new(
+    if matches!(source, ClientIpSource::XForwardedForHop(0)) {
+        return Err(ConfigError::new(
             "a chain has at least one proxy: behind one, the client is the last entry of `x-forwarded-for`, which is \
              `XForwardedForHop(1)`",
-        )),
-        _ => Ok(ClientIp { source }),
+        ));
     }
+    Ok(ClientIp { source })
 }
 
 /// A [`client_ip`] that still requires trusted peers.

@@ -179,7 +179,6 @@ macro_rules! tests {
 
 store_tests!(memory_store);
 store_tests!(redis_store);
-store_tests!(redis_store_on_redis_rs);
 
 const WINDOW: Duration = Algorithm::WINDOW;
 const SECOND: Duration = Duration::from_secs(1);

@@ -26,9 +26,14 @@ use crate::{
 const MILLISECOND: u64 = 1_000;
 const LONGEST_WAIT: Duration = Duration::from_millis(20);
 
-/// How many timelines of each kind each store has, and how many requests a timeline.
-const TIMELINES: u64 = 150;
+/// How many requests a timeline has.
 const STEPS: usize = 120;
+
+/// How many timelines of each kind each store has; `TOWER_QUOTA_TIMELINES` replaces it.
+fn timelines() -> u64 {
+    let given = env::var("TOWER_QUOTA_TIMELINES").ok();
+    given.map_or(40, |number| number.parse().expect("a number of timelines"))
+}
 
 /// What a request has done, as it is printed if the timeline fails.
 #[derive(Default)]
@@ -117,7 +122,7 @@ async fn hold(timeline: impl AsyncFn(&mut Processes<'_>)) {
         clock.redis_store(&redis).await,
         clock.redis_store_on_redis_rs(&redis).await,
     );
-    for seed in (0..TIMELINES).map(|number| first.wrapping_add(number)) {
+    for seed in (0..timelines()).map(|number| first.wrapping_add(number)) {
         for is_in_redis in [false, true] {
             clock.set(Clock::new().now());
             redis.command::<()>("FLUSHALL", [""; 0]).await;

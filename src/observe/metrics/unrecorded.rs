@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::PolicyOutcome;
-use crate::store::ErrorKind;
+use crate::error::ErrorKind;
 
 pub(crate) const ENABLED: bool = false;
 

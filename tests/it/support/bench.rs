@@ -35,13 +35,6 @@ impl Bench {
         Self::new(Arc::new(store), clock, Some(Arc::new(redis))).await
     }
 
-    pub(crate) async fn redis_store_on_redis_rs() -> Self {
-        let clock = Clock::new();
-        let redis = Redis::start();
-        let store = clock.redis_store_on_redis_rs(&redis).await;
-        Self::new(Arc::new(store), clock, Some(Arc::new(redis))).await
-    }
-
     /// The same store and clock, and a key that was not used yet.
     pub(crate) fn with_a_fresh_key(&self) -> Self {
         static KEYS: AtomicU64 = AtomicU64::new(0);
