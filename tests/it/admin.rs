@@ -836,8 +836,7 @@ async fn the_report_has_the_breaker_of_redis() {
     eventually("the breaker is closed", async || numbers().await == closed).await;
     eventually("the outage has ended", async || {
         call(&app, "192.0.2.1", 1).await;
-        let store = operator.report().await["stores"][0].take();
-        store["nodes"][0]["state"] == "ok" && store["health"].is_null()
+        operator.report().await["stores"][0]["nodes"][0]["state"] == "ok"
     })
     .await;
 }

@@ -201,6 +201,7 @@ async fn a_denial_gives_a_key_its_expiry_back() {
 }
 
 #[tokio::test]
+#[ignore = "needs faketime: `.ci/test`"]
 async fn a_host_whose_clock_is_an_hour_off_makes_the_same_decisions() {
     let redis = Redis::start();
     let limiter = limiter(&redis, SlidingLog::per_hour(3)).await;

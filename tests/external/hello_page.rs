@@ -5,10 +5,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tower_quota::{ManualClock, MemoryStore};
 
-use crate::{
-    examples::hello,
-    support::{Chromium, serve},
-};
+use crate::{chromium::Chromium, support::serve};
+
+#[path = "../../examples/hello.rs"]
+#[allow(dead_code)]
+mod hello;
 
 /// The clock of the page and its timers, which wait for the test.
 const CLOCK: &str = "
@@ -82,6 +83,7 @@ impl Visit {
 }
 
 #[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
 async fn a_visitor_sees_the_window_fill_the_denial_and_the_wait() {
     let Some(mut visit) = Visit::begin().await else { return };
 
@@ -123,6 +125,7 @@ async fn a_visitor_sees_the_window_fill_the_denial_and_the_wait() {
 }
 
 #[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
 async fn the_play_shows_what_a_fixed_window_admits_and_a_log_denies() {
     let Some(mut visit) = Visit::begin().await else { return };
     visit
@@ -159,6 +162,7 @@ async fn the_play_shows_what_a_fixed_window_admits_and_a_log_denies() {
 }
 
 #[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
 async fn the_page_fits_the_screen_and_the_settings_of_a_visitor() {
     let Some(mut visit) = Visit::begin().await else { return };
     let background = "getComputedStyle(document.body).backgroundColor";

@@ -9,7 +9,10 @@ use tower_quota::{
     Admin, Ban, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
 };
 
-use crate::support::{Chromium, get_from, send, serve};
+use crate::{
+    chromium::Chromium,
+    support::{get_from, send, serve},
+};
 
 /// A key that a caller has chosen, as text that a page must not read as a part of itself.
 const SCRIPT: &str = "<img src=x onerror=document.title='read'><script>document.title='run'</script>";
@@ -165,6 +168,7 @@ impl Visit {
 }
 
 #[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
 async fn an_operator_finds_a_caller_and_resets_its_counts_by_keyboard() {
     let Some(mut visit) = Visit::begin(false).await else {
         return;
@@ -214,6 +218,7 @@ async fn an_operator_finds_a_caller_and_resets_its_counts_by_keyboard() {
 }
 
 #[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
 async fn a_mistake_is_shown_with_its_fix() {
     let Some(mut visit) = Visit::begin(false).await else {
         return;
@@ -229,6 +234,7 @@ async fn a_mistake_is_shown_with_its_fix() {
 }
 
 #[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
 async fn a_key_that_looks_like_html_is_text() {
     let Some(mut visit) = Visit::begin(true).await else {
         return;
@@ -264,6 +270,7 @@ async fn a_key_that_looks_like_html_is_text() {
 }
 
 #[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
 async fn the_page_fits_the_screen_and_the_settings_of_an_operator() {
     let Some(mut visit) = Visit::begin(true).await else {
         return;
