@@ -6,6 +6,7 @@
 //! CHAOS_SECONDS=8 cargo test --all-features --test it -- --ignored --nocapture --test-threads 1 chaos::the_table
 //! ```
 
+mod attack;
 mod callers;
 mod fault;
 mod held;

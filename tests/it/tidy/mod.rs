@@ -1,5 +1,7 @@
 //! The files of the project agree with each other, and its code has the structure that `CONTRIBUTING.md` describes.
 
+mod auto_traits;
+mod compile_errors;
 mod docs;
 mod language;
 mod lua;

@@ -15,7 +15,7 @@ use super::{metadata, package, read, root};
 use crate::support::cargo;
 
 /// The test of what every public type can do.
-const AUTO_TRAITS: &str = "tests/it/auto_traits.rs";
+const AUTO_TRAITS: &str = "tests/it/tidy/auto_traits.rs";
 
 /// The public API, as rustdoc writes it.
 fn rustdoc() -> Value {

@@ -437,7 +437,7 @@ async fn a_body_that_is_dropped_before_its_trailers_teaches_nothing() {
 const API: &str = "TOWER_QUOTA_FLEET_API";
 const REDIS: &str = "TOWER_QUOTA_FLEET_REDIS";
 /// The test that is the process.
-const PROCESS: &str = "learning::a_process_of_a_fleet_works_if_it_is_started_for_that";
+const PROCESS: &str = "decision::learning::a_process_of_a_fleet_works_if_it_is_started_for_that";
 const PROCESSES: usize = 3;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -387,7 +387,7 @@ fn gr_14_gr_15_and_gr_17_are_decoded_by_tonic_types() {
     ] {
         let status = Status::with_error_details(Code::ResourceExhausted, "rate limit exceeded", details);
         let encoded = STANDARD_NO_PAD.encode(status.details());
-        let row = include_str!("../vectors/grpc.md")
+        let row = include_str!("../../vectors/grpc.md")
             .lines()
             .find(|line| line.contains(id))
             .expect("a row");
@@ -398,7 +398,7 @@ fn gr_14_gr_15_and_gr_17_are_decoded_by_tonic_types() {
 #[tokio::test]
 async fn gr_17_is_what_the_layer_sends() {
     let status = status_from(denied(Duration::from_secs(30))).await;
-    let row = include_str!("../vectors/grpc.md")
+    let row = include_str!("../../vectors/grpc.md")
         .lines()
         .find(|line| line.contains("GR-17"))
         .expect("a row");

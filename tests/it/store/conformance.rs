@@ -172,7 +172,7 @@ macro_rules! tests {
         #[tokio::test]
         async fn $promise() {
             let bench = crate::support::Bench::$store().await;
-            crate::conformance::$promise(&bench, crate::support::Algorithm::$algorithm).await;
+            crate::store::conformance::$promise(&bench, crate::support::Algorithm::$algorithm).await;
         }
     )*};
 }

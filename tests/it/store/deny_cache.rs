@@ -18,7 +18,7 @@ use tower_quota::{
 };
 
 use crate::{
-    oracles::holds,
+    limit::oracles::holds,
     support::{Bench, Clock, Redis, connected, patient},
 };
 

@@ -620,7 +620,7 @@ macro_rules! tests {
     ($store:ident, $cases:expr, $algorithm:ident; $($property:ident)*) => {$(
         #[test]
         fn $property() {
-            use crate::{properties, support::Bench};
+            use crate::{limit::properties, support::Bench};
             properties::holds($cases, Bench::$store(), properties::$algorithm, properties::$property);
         }
     )*};

@@ -134,7 +134,7 @@ impl Server {
         let mut process = Command::new(env::current_exe().expect("this binary"))
             .args([
                 "--exact",
-                "terminated::a_server_streams_until_it_is_terminated",
+                "decision::terminated::a_server_streams_until_it_is_terminated",
                 "--nocapture",
             ])
             .env(SETUP, format!("{} {}", redis.url(), within.as_millis()))

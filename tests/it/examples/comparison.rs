@@ -27,19 +27,19 @@ use tower_quota::Policies;
 
 use crate::support::{Clock, PATIENCE};
 
-#[path = "../comparison/tower-quota/grpc.rs"]
+#[path = "../../comparison/tower-quota/grpc.rs"]
 #[allow(dead_code)]
 mod grpc;
-#[path = "../comparison/tower-quota/migration.rs"]
+#[path = "../../comparison/tower-quota/migration.rs"]
 #[allow(dead_code)]
 mod migration;
-#[path = "../comparison/tower-quota/reload.rs"]
+#[path = "../../comparison/tower-quota/reload.rs"]
 #[allow(dead_code)]
 mod reload;
-#[path = "../comparison/tower-quota/saas.rs"]
+#[path = "../../comparison/tower-quota/saas.rs"]
 #[allow(dead_code)]
 mod saas;
-#[path = "../comparison/tower-quota/worker.rs"]
+#[path = "../../comparison/tower-quota/worker.rs"]
 #[allow(dead_code)]
 mod worker;
 

@@ -1,5 +1,8 @@
 //! The responses that the README and the examples show are those that the examples send.
 
+mod comparison;
+mod incident;
+
 use std::{
     convert::Infallible,
     fmt::{Debug, Write},
@@ -19,82 +22,82 @@ use tower_quota::{MemoryStore, RedisStore, key::PeerAddr};
 
 use crate::support::get;
 
-#[path = "../../examples/access.rs"]
+#[path = "../../../examples/access.rs"]
 #[allow(dead_code)]
 mod access_example;
-#[path = "../../examples/admin.rs"]
+#[path = "../../../examples/admin.rs"]
 #[allow(dead_code)]
 pub(crate) mod admin_example;
-#[path = "../../examples/axum_per_route.rs"]
+#[path = "../../../examples/axum_per_route.rs"]
 #[allow(dead_code)]
 mod axum_per_route;
-#[path = "../../examples/bans.rs"]
+#[path = "../../../examples/bans.rs"]
 #[allow(dead_code)]
 mod bans;
-#[path = "../../examples/client.rs"]
+#[path = "../../../examples/client.rs"]
 #[allow(dead_code)]
 pub(crate) mod client;
-#[path = "../../examples/concurrency.rs"]
+#[path = "../../../examples/concurrency.rs"]
 #[allow(dead_code)]
 mod concurrency;
-#[path = "../../examples/degrade.rs"]
+#[path = "../../../examples/degrade.rs"]
 #[allow(dead_code)]
 mod degrade;
-#[path = "../../examples/degrees.rs"]
+#[path = "../../../examples/degrees.rs"]
 #[allow(dead_code)]
 mod degrees;
-#[path = "../../examples/export.rs"]
+#[path = "../../../examples/export.rs"]
 #[allow(dead_code)]
 pub(crate) mod export;
-#[path = "../../examples/handler.rs"]
+#[path = "../../../examples/handler.rs"]
 #[allow(dead_code)]
 mod handler;
-#[path = "../../examples/hello.rs"]
+#[path = "../../../examples/hello.rs"]
 #[allow(dead_code)]
 pub(crate) mod hello;
-#[path = "../../examples/hyper.rs"]
+#[path = "../../../examples/hyper.rs"]
 #[allow(dead_code)]
 mod hyper_example;
-#[path = "../../examples/idempotency.rs"]
+#[path = "../../../examples/idempotency.rs"]
 #[allow(dead_code)]
 mod idempotency;
-#[path = "../../examples/limits_file.rs"]
+#[path = "../../../examples/limits_file.rs"]
 #[allow(dead_code)]
 mod limits_file;
-#[path = "../../examples/login_form.rs"]
+#[path = "../../../examples/login_form.rs"]
 #[allow(dead_code)]
 mod login_form;
-#[path = "../../examples/logins.rs"]
+#[path = "../../../examples/logins.rs"]
 #[allow(dead_code)]
 mod logins;
-#[path = "../../examples/observe.rs"]
+#[path = "../../../examples/observe.rs"]
 #[allow(dead_code)]
 mod observe;
-#[path = "../../examples/pictures.rs"]
+#[path = "../../../examples/pictures.rs"]
 #[allow(dead_code)]
 mod pictures;
-#[path = "../../examples/plans.rs"]
+#[path = "../../../examples/plans.rs"]
 #[allow(dead_code)]
 mod plans;
-#[path = "../../examples/reload.rs"]
+#[path = "../../../examples/reload.rs"]
 #[allow(dead_code)]
 mod reload_example;
-#[path = "../../examples/reqwest.rs"]
+#[path = "../../../examples/reqwest.rs"]
 #[allow(dead_code)]
 mod reqwest_example;
-#[path = "../../examples/testing.rs"]
+#[path = "../../../examples/testing.rs"]
 #[allow(dead_code)]
 mod testing;
-#[path = "../../examples/tokens.rs"]
+#[path = "../../../examples/tokens.rs"]
 #[allow(dead_code)]
 mod tokens;
-#[path = "../../examples/tonic.rs"]
+#[path = "../../../examples/tonic.rs"]
 #[allow(dead_code)]
 mod tonic_example;
-#[path = "../../examples/users.rs"]
+#[path = "../../../examples/users.rs"]
 #[allow(dead_code)]
 mod users;
-#[path = "../../examples/wait.rs"]
+#[path = "../../../examples/wait.rs"]
 #[allow(dead_code)]
 mod wait;
 
@@ -211,53 +214,61 @@ where
 
 #[tokio::test(start_paused = true)]
 async fn hello_sends_what_the_readme_shows() {
-    shows(include_str!("../../README.md"), hello::app(MemoryStore::new())).await;
+    shows(include_str!("../../../README.md"), hello::app(MemoryStore::new())).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn hello_sends_what_it_shows() {
-    shows(include_str!("../../examples/hello.rs"), hello::app(MemoryStore::new())).await;
+    shows(
+        include_str!("../../../examples/hello.rs"),
+        hello::app(MemoryStore::new()),
+    )
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn axum_per_route_sends_what_it_shows() {
-    shows(include_str!("../../examples/axum_per_route.rs"), axum_per_route::app()).await;
+    shows(
+        include_str!("../../../examples/axum_per_route.rs"),
+        axum_per_route::app(),
+    )
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn observe_sends_what_it_shows() {
-    shows(include_str!("../../examples/observe.rs"), observe::app()).await;
+    shows(include_str!("../../../examples/observe.rs"), observe::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn admin_sends_what_it_shows() {
-    shows(include_str!("../../examples/admin.rs"), admin_example::app()).await;
+    shows(include_str!("../../../examples/admin.rs"), admin_example::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn bans_sends_what_it_shows() {
-    shows(include_str!("../../examples/bans.rs"), bans::app()).await;
+    shows(include_str!("../../../examples/bans.rs"), bans::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn degrees_sends_what_it_shows() {
-    shows(include_str!("../../examples/degrees.rs"), degrees::app()).await;
+    shows(include_str!("../../../examples/degrees.rs"), degrees::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn plans_sends_what_it_shows() {
-    shows(include_str!("../../examples/plans.rs"), plans::app()).await;
+    shows(include_str!("../../../examples/plans.rs"), plans::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn users_sends_what_it_shows() {
-    shows(include_str!("../../examples/users.rs"), users::app()).await;
+    shows(include_str!("../../../examples/users.rs"), users::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn export_sends_what_it_shows() {
     shows(
-        include_str!("../../examples/export.rs"),
+        include_str!("../../../examples/export.rs"),
         export::app(MemoryStore::new()),
     )
     .await;
@@ -265,28 +276,28 @@ async fn export_sends_what_it_shows() {
 
 #[tokio::test(start_paused = true)]
 async fn idempotency_sends_what_it_shows() {
-    shows(include_str!("../../examples/idempotency.rs"), idempotency::app()).await;
+    shows(include_str!("../../../examples/idempotency.rs"), idempotency::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn handler_sends_what_it_shows() {
-    shows(include_str!("../../examples/handler.rs"), handler::app()).await;
+    shows(include_str!("../../../examples/handler.rs"), handler::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn access_sends_what_it_shows() {
-    shows(include_str!("../../examples/access.rs"), access_example::app()).await;
+    shows(include_str!("../../../examples/access.rs"), access_example::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn login_form_sends_what_it_shows() {
-    shows(include_str!("../../examples/login_form.rs"), login_form::app()).await;
+    shows(include_str!("../../../examples/login_form.rs"), login_form::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn testing_sends_what_it_shows() {
     shows(
-        include_str!("../../examples/testing.rs"),
+        include_str!("../../../examples/testing.rs"),
         testing::app(MemoryStore::new()),
     )
     .await;
@@ -299,7 +310,7 @@ async fn reload_sends_what_it_shows() {
     reload_example::write_limits(&file).expect("a file");
     let app = reload_example::app(&file).expect("the file has the policy");
 
-    let [before, after] = &calls(include_str!("../../examples/reload.rs"))[..] else {
+    let [before, after] = &calls(include_str!("../../../examples/reload.rs"))[..] else {
         panic!("a call before the change and one after it")
     };
     shows_one(before, &app).await;
@@ -311,13 +322,13 @@ async fn reload_sends_what_it_shows() {
 
 #[tokio::test(start_paused = true)]
 async fn logins_sends_what_it_shows() {
-    shows(include_str!("../../examples/logins.rs"), logins::app()).await;
+    shows(include_str!("../../../examples/logins.rs"), logins::app()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn tokens_sends_what_it_shows() {
     shows(
-        include_str!("../../examples/tokens.rs"),
+        include_str!("../../../examples/tokens.rs"),
         tokens::app(MemoryStore::new()),
     )
     .await;
@@ -347,7 +358,7 @@ async fn tokens_settles_what_was_streamed_before_the_client_left() {
 
 #[tokio::test(start_paused = true)]
 async fn concurrency_sends_what_it_shows() {
-    let page = include_str!("../../examples/concurrency.rs");
+    let page = include_str!("../../../examples/concurrency.rs");
     shows(page, concurrency::app(MemoryStore::new())).await;
 
     // Four at once, of which the first then leaves.
@@ -376,20 +387,20 @@ async fn concurrency_sends_what_it_shows() {
 async fn limits_file_sends_what_it_shows() {
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/limits.toml");
     let app = limits_file::app(limits).expect("the file has the policies");
-    shows(include_str!("../../examples/limits_file.rs"), app).await;
+    shows(include_str!("../../../examples/limits_file.rs"), app).await;
 }
 
 /// Port 1 is reserved, so no server is there.
 #[tokio::test(start_paused = true)]
 async fn degrade_sends_what_it_shows() {
     let redis = RedisStore::connect_lazy("redis://127.0.0.1:1").expect("a store");
-    shows(include_str!("../../examples/degrade.rs"), degrade::app(&redis)).await;
+    shows(include_str!("../../../examples/degrade.rs"), degrade::app(&redis)).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn hyper_sends_what_it_shows() {
     let service = hyper_example::limit().layer(service_fn(hyper_example::hello));
-    shows(include_str!("../../examples/hyper.rs"), service).await;
+    shows(include_str!("../../../examples/hyper.rs"), service).await;
 }
 
 #[tokio::test]

@@ -1128,7 +1128,11 @@ async fn the_slots_of_a_process_that_is_killed_are_free_within_a_lease() {
     let redis = Redis::start();
     let limiter = Limiter::new(connected(patient(), &redis.url()).await, of_holder());
     let mut holder = Command::new(env::current_exe().expect("this binary"))
-        .args(["--exact", "concurrency::a_holder_that_is_to_be_killed", "--nocapture"])
+        .args([
+            "--exact",
+            "decision::concurrency::a_holder_that_is_to_be_killed",
+            "--nocapture",
+        ])
         .env(HOLDER, redis.url())
         .stdout(Stdio::piped())
         .spawn()

@@ -19,7 +19,7 @@ const LIMIT: &str = "TOWER_QUOTA_WAITING_LIMIT";
 /// The start of each line that is a report.
 const REPORT: &str = "admitted: ";
 /// The test that is the worker.
-const TEST: &str = "wait_processes::a_worker_acquires_what_it_is_started_for";
+const TEST: &str = "check::wait_processes::a_worker_acquires_what_it_is_started_for";
 
 const PROCESSES: usize = 3;
 const TASKS: usize = 10;

@@ -1,6 +1,6 @@
 //! Mistakes in the use of the crate, and what the compiler prints for them.
 //!
-//! Each file in `tests/it/compile_errors/` is a program with one mistake. The compiler prints its lines after `//~`, whatever
+//! Each file in `tests/it/tidy/compile_errors/` is a program with one mistake. The compiler prints its lines after `//~`, whatever
 //! else it prints: these are sentences of this crate, and the rest differs between compilers.
 
 use std::{
@@ -20,7 +20,7 @@ struct Mistake {
 }
 
 fn mistakes() -> Vec<Mistake> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/compile_errors");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/tidy/compile_errors");
     let entries = fs::read_dir(folder).expect("the folder");
     let mistakes = entries.map(|entry| {
         let program = entry.expect("an entry").path();

@@ -245,7 +245,7 @@ async fn what_is_charged_later_exceeds_the_limit_by_what_is_in_flight(store: Arc
     // All 600 count, of which 100 are admitted at once from empty counts.
     assert_eq!(counted(&store, "p").await, QUOTA);
     assert_eq!(at_once(&layer, 20).await, 0);
-    let limiter = Limiter::new(store.clone(), crate::completion::policy("p"));
+    let limiter = Limiter::new(store.clone(), crate::check::completion::policy("p"));
     let charges = limiter
         .charge(Key::constant("all"), 1)
         .await
@@ -536,7 +536,7 @@ async fn what_was_counted_in_the_process_is_refunded_there() {
         ] {
             let layer = RateLimitLayer::new(store.clone(), policy.cost(10).failure_mode(mode));
             send(&layer, "/200").await;
-            let limiter = Limiter::new(store.clone(), crate::completion::policy(name).failure_mode(mode));
+            let limiter = Limiter::new(store.clone(), crate::check::completion::policy(name).failure_mode(mode));
             let peeked = limiter.peek(Key::constant("all")).await.expect("a decision");
             assert_eq!(peeked.remaining(), quota - 10 * counts, "{name} in mode {mode}");
             assert_eq!(layer.lost_settlements(), 0);

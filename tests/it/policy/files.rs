@@ -551,14 +551,14 @@ fn example_files() -> Vec<(&'static str, String)> {
         let (_, block) = text.split_once(start).unwrap();
         block.split_once(end).unwrap().0.to_owned()
     };
-    let readme = include_str!("../../README.md");
-    let docs = include_str!("../../src/policy/file/mod.rs").replace("///", "");
+    let readme = include_str!("../../../README.md");
+    let docs = include_str!("../../../src/policy/file/mod.rs").replace("///", "");
     vec![
         ("README.md", block_of(readme, "```toml\n", "```")),
         ("src/policy/file/mod.rs", block_of(&docs, "from_toml(r#\"\n", "\"#")),
         (
             "examples/limits.toml",
-            include_str!("../../examples/limits.toml").to_owned(),
+            include_str!("../../../examples/limits.toml").to_owned(),
         ),
     ]
 }
@@ -626,7 +626,7 @@ fn the_readme_shows_the_error_of_a_wrong_line() {
         .to_string();
     let shown = format!("`limits.toml`: {}", error.trim_end());
     assert!(
-        include_str!("../../README.md").contains(&shown),
+        include_str!("../../../README.md").contains(&shown),
         "README.md does not show:\n{shown}"
     );
 }

@@ -26,7 +26,7 @@ use tower_quota::{
 
 use crate::support::{Broken, Later, Redis, connected, each_client, eventually, get, get_from, patient, send};
 
-#[path = "../../examples/metrics.rs"]
+#[path = "../../../examples/metrics.rs"]
 #[allow(dead_code)]
 mod example;
 
@@ -602,7 +602,7 @@ async fn the_example_exposes_what_it_shows() {
     }
     let page = send(&app, get("/metrics")).await;
     let page = String::from_utf8(page.body.to_vec()).expect("text");
-    let shown = include_str!("../../examples/metrics.rs").lines();
+    let shown = include_str!("../../../examples/metrics.rs").lines();
     let shown: Vec<_> = shown.filter_map(|line| line.strip_prefix("//! tower_quota_")).collect();
     assert_eq!(shown.len(), 3);
     for line in shown {
@@ -616,7 +616,7 @@ async fn the_example_exposes_what_it_shows() {
 
 /// The names in the first column of the table of `docs/metrics.md`.
 fn documented() -> BTreeSet<String> {
-    let page = include_str!("../../docs/metrics.md");
+    let page = include_str!("../../../docs/metrics.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `tower_quota_"));
     let names = rows.map(|row| {
         let (name, _) = row.split_once('`').expect("the end of a name");
@@ -627,7 +627,7 @@ fn documented() -> BTreeSet<String> {
 
 #[test]
 fn the_page_lists_each_name_once_with_its_kind_and_labels() {
-    let source = include_str!("../../src/observe/metrics/recorded.rs");
+    let source = include_str!("../../../src/observe/metrics/recorded.rs");
     let names = source.lines().filter_map(|line| {
         let (_, name) = line.strip_prefix("const ")?.split_once("&str = \"tower_quota_")?;
         Some(format!("tower_quota_{}", name.strip_suffix("\";")?))
@@ -636,8 +636,8 @@ fn the_page_lists_each_name_once_with_its_kind_and_labels() {
     assert!(names.len() > 10, "the names were found");
     assert_eq!(documented(), names);
 
-    let page = include_str!("../../docs/metrics.md");
-    let outcomes = include_str!("../../src/observe/metrics/mod.rs");
+    let page = include_str!("../../../docs/metrics.md");
+    let outcomes = include_str!("../../../src/observe/metrics/mod.rs");
     for outcome in outcomes
         .lines()
         .filter_map(|line| line.trim().strip_prefix('"')?.strip_suffix("\","))
@@ -704,7 +704,7 @@ async fn each_name_is_described_with_the_kind_and_the_unit_of_the_page() {
         let check = pin!(limiter.check("42")).poll(&mut Context::from_waker(Waker::noop()));
         assert!(check.is_ready(), "a memory store replies at once");
     });
-    let page = include_str!("../../docs/metrics.md");
+    let page = include_str!("../../../docs/metrics.md");
     let rows = page.lines().filter(|line| line.starts_with("| `tower_quota_"));
     let shown = rows.map(|row| {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
@@ -722,9 +722,9 @@ fn words(expression: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn each_query_of_the_dashboard_and_the_pages_has_names_and_outcomes_that_exist() {
-    let page = include_str!("../../docs/metrics.md");
+    let page = include_str!("../../../docs/metrics.md");
     let dashboard: serde_json::Value =
-        serde_json::from_str(include_str!("../../docs/grafana.json")).expect("the dashboard is JSON");
+        serde_json::from_str(include_str!("../../../docs/grafana.json")).expect("the dashboard is JSON");
     let panels = dashboard["panels"].as_array().expect("panels");
     let targets = panels
         .iter()
@@ -750,7 +750,7 @@ fn each_query_of_the_dashboard_and_the_pages_has_names_and_outcomes_that_exist()
         .map(str::to_owned)
         .collect();
 
-    let operating = include_str!("../../docs/operating.md");
+    let operating = include_str!("../../../docs/operating.md");
     let in_pages = page
         .split_once("## Queries")
         .expect("queries")
@@ -800,14 +800,14 @@ fn each_query_of_the_dashboard_and_the_pages_has_names_and_outcomes_that_exist()
 
 /// The expressions of `docs/alerts.yml`.
 fn alerts() -> Vec<&'static str> {
-    let rules = include_str!("../../docs/alerts.yml");
+    let rules = include_str!("../../../docs/alerts.yml");
     let expressions = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
     expressions.collect()
 }
 
 #[test]
 fn the_page_about_operating_has_the_alerts_of_the_rules() {
-    let page = include_str!("../../docs/operating.md");
+    let page = include_str!("../../../docs/operating.md");
     let (_, table) = page.split_once("| alert | PromQL |").expect("the table");
     let (table, _) = table.split_once("\n\n").expect("its end");
     let rows = table.lines().skip(2);

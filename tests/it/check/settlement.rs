@@ -18,7 +18,7 @@ use tower_quota::{
 };
 
 use crate::{
-    oracles::{WINDOW, holds, limits, micros},
+    limit::oracles::{WINDOW, holds, limits, micros},
     support::{Bench, Counted, Gated, Proxy, Redis, connected, decide, each_client, eventually, patient, try_decide},
 };
 

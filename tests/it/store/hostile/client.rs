@@ -22,7 +22,7 @@ const LIBRARY: &str = "TOWER_QUOTA_HOSTILE_LIBRARY";
 /// The start of the line that is its report. The test harness prints other lines.
 const REPORT: &str = "report: ";
 /// The test that calls [`work`].
-const TEST: &str = "hostile::an_application_uses_the_server_that_it_is_given";
+const TEST: &str = "store::hostile::an_application_uses_the_server_that_it_is_given";
 
 /// The bounds of the process: its address space, and its descriptors.
 const ADDRESS_SPACE_KB: u64 = 4 << 20;
