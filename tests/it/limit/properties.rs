@@ -567,8 +567,8 @@ async fn an_id_is_free_for_its_repetitions(case: Case, history: History) -> Resu
     Ok(())
 }
 
-/// Runs the property on this many histories, each with a key of its own, and shrinks the failing one.
-fn holds<P>(cases: u32, bench: impl Future<Output = Bench>, algorithm: Algorithm, property: P)
+/// Runs the property on random histories, each with a key of its own, and shrinks the failing one.
+fn holds<P>(bench: impl Future<Output = Bench>, algorithm: Algorithm, property: P)
 where
     P: AsyncFn(Case, History) -> Result<(), TestCaseError>,
 {
@@ -576,6 +576,7 @@ where
     let runtime = runtime.expect("a runtime");
     let bench = runtime.block_on(bench);
 
+    let cases = if bench.is_in_redis() { 20 } else { 200 };
     let mut runner = TestRunner::new(Config::with_cases(cases));
     let result = runner.run(&histories(), |history| {
         let bench = bench.with_a_fresh_key();
@@ -586,22 +587,10 @@ where
     }
 }
 
-macro_rules! in_every_store {
-    ($($algorithm:ident $named:ident)*) => {
-        mod memory_store {$(
-            properties! { memory_store, 200, $algorithm $named }
-        )*}
-
-        mod redis_store {$(
-            properties! { redis_store, 20, $algorithm $named }
-        )*}
-    };
-}
-
 macro_rules! properties {
-    ($store:ident, $cases:expr, $algorithm:ident $named:ident) => {
+    ($($algorithm:ident $named:ident)*) => {$(
         mod $algorithm {
-            tests! { $store, $cases, $named;
+            crate::support::each_store! { by crate::limit::properties::holds, crate::limit::properties::$named;
                 no_window_holds_more_than_the_promise
                 a_request_is_admitted_if_and_only_if_it_fits_in_the_model
                 retry_after_is_exact_at_its_edge
@@ -613,20 +602,10 @@ macro_rules! properties {
                 an_id_is_free_for_its_repetitions
             }
         }
-    };
-}
-
-macro_rules! tests {
-    ($store:ident, $cases:expr, $algorithm:ident; $($property:ident)*) => {$(
-        #[test]
-        fn $property() {
-            use crate::{limit::properties, support::Bench};
-            properties::holds($cases, Bench::$store(), properties::$algorithm, properties::$property);
-        }
     )*};
 }
 
-in_every_store! {
+properties! {
     sliding_log LOG
     coarse_log COARSE_LOG
     sliding_counter COUNTER
@@ -639,25 +618,7 @@ in_every_store! {
 
 // The largest numbers, and long runs.
 
-macro_rules! runs {
-    ($($run:ident)*) => {
-        mod memory_store_runs {$(
-            #[tokio::test]
-            async fn $run() {
-                super::$run(crate::support::Bench::memory_store().await).await;
-            }
-        )*}
-
-        mod redis_store_runs {$(
-            #[tokio::test]
-            async fn $run() {
-                super::$run(crate::support::Bench::redis_store().await).await;
-            }
-        )*}
-    };
-}
-
-runs! {
+crate::support::each_store! {
     a_window_whose_first_request_is_refunded_admits_twice_the_quota_around_its_end
     windows_by_the_clock_admit_two_quotas_more_around_a_step
     a_cost_above_the_quota_has_the_wait_until_the_quota_fits

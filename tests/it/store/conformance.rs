@@ -9,107 +9,11 @@ use tower_quota::{
 
 use crate::support::{Algorithm, Bench};
 
-/// The suite for one store: for each algorithm the promises of all algorithms, then its own.
-macro_rules! store_tests {
-    ($store:ident) => {
-        mod $store {
-            promises! { $store sliding_log SLIDING_LOG
-                every_admission_leaves_one_window_later
-                a_wait_is_exact_while_expired_entries_are_left
-                a_wait_for_more_entries_than_a_call_reads_is_a_lower_bound
-                a_refund_finds_a_charge_beyond_the_limit_that_was_merged
-                charges_beyond_the_limit_are_merged_until_the_last_microsecond_of_a_step
-                a_refund_finds_an_entry_in_its_last_microsecond
-                expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_clock
-                expired_entries_and_entries_of_another_clock_that_are_left_do_not_count
-                of_a_long_log_the_oldest_entries_are_removed
-                a_reset_is_exact_while_entries_of_another_clock_are_left
-                a_check_that_removes_entries_of_another_clock_and_expired_ones_is_counted
-                each_of_two_checks_at_one_time_counts_while_the_window_is_shortened
-                a_call_merges_a_bounded_number_of_entries
-                a_debt_grows_no_further_than_its_bound
-                windows_are_half_open
-                the_window_may_be_shortened
-                a_refund_after_a_reset_takes_nothing_from_what_came_since
-                entries_far_ahead_of_the_clock_block_no_request
-                a_clock_set_back_admits_one_limit_more_at_most
-                a_clock_set_back_a_little_resets_nothing
-            }
-            promises! { $store coarse_log COARSE_LOG
-                admissions_of_one_grain_leave_with_the_last_of_them
-                admissions_are_merged_until_the_last_microsecond_of_a_grain
-                a_refund_finds_no_entry_of_the_next_grain
-                admissions_of_two_microseconds_are_two_grains_of_a_microsecond
-                windows_are_half_open
-                the_window_may_be_shortened
-                a_refund_after_a_reset_takes_from_what_came_since_at_most
-                entries_far_ahead_of_the_clock_block_no_request
-                a_clock_set_back_admits_one_limit_more_at_most
-                a_clock_set_back_a_little_resets_nothing
-            }
-            promises! { $store sliding_counter SLIDING_COUNTER
-                the_previous_window_counts_in_proportion
-                a_previous_window_of_a_large_quota_counts_in_whole_ticks
-                the_window_may_be_shortened
-                a_refund_after_a_reset_takes_from_what_came_since_at_most
-                a_refund_reaches_the_previous_window
-                entries_far_ahead_of_the_clock_block_no_request
-                a_clock_set_back_admits_what_two_windows_do_at_most
-                a_clock_set_back_a_little_resets_nothing
-            }
-            promises! { $store fixed_window FIXED_WINDOW
-                a_window_opens_with_the_first_request
-                windows_are_half_open
-                the_window_may_be_shortened
-                a_refund_after_a_reset_takes_nothing_from_what_came_since
-                entries_far_ahead_of_the_clock_block_no_request
-                a_clock_set_back_admits_one_limit_more_at_most
-                a_clock_set_back_a_little_resets_nothing
-            }
-            promises! { $store aligned_window ALIGNED_WINDOW
-                a_window_opens_with_the_clock
-                windows_are_half_open
-                the_window_may_be_shortened
-                a_refund_after_a_reset_takes_from_what_came_since_at_most
-                entries_far_ahead_of_the_clock_block_no_request
-                a_clock_set_back_over_a_boundary_admits_one_limit_for_each_window_it_meets
-                a_clock_set_back_a_little_resets_nothing
-            }
-            promises! { $store calendar_month CALENDAR_MONTH
-                a_window_opens_with_the_month
-                a_window_of_another_length_starts_afresh
-                a_refund_after_a_reset_takes_from_what_came_since_at_most
-                a_clock_set_back_within_the_month_resets_nothing
-                a_clock_set_back_admits_one_limit_more_at_most
-                a_clock_set_back_a_little_resets_nothing
-            }
-            promises! { $store token_bucket TOKEN_BUCKET
-                tokens_of_a_large_rate_come_neither_early_nor_late
-                tokens_come_one_by_one
-                a_debt_of_tokens_is_exact_at_its_bound
-                the_window_may_be_shortened
-                a_refund_after_a_reset_takes_nothing_from_what_came_since
-                entries_far_ahead_of_the_clock_block_no_request
-                a_clock_set_back_admits_what_a_full_bucket_does_at_most
-                a_clock_set_back_a_little_resets_nothing
-            }
-            promises! { $store token_bucket_with_burst TOKEN_BUCKET_WITH_BURST
-                tokens_come_at_the_rate_and_not_at_the_burst
-                the_window_may_be_shortened
-                a_refund_after_a_reset_takes_nothing_from_what_came_since
-                entries_far_ahead_of_the_clock_block_no_request
-                a_clock_set_back_admits_what_a_full_bucket_does_at_most
-                a_clock_set_back_a_little_resets_nothing
-            }
-        }
-    };
-}
-
-/// The promises of all algorithms and of this one, a test for each.
+/// The promises of all algorithms and of this one, a test of each store for each.
 macro_rules! promises {
-    ($store:ident $algorithm:ident $named:ident $($own:ident)*) => {
+    ($algorithm:ident $named:ident $($own:ident)*) => {
         mod $algorithm {
-            tests! { $store $named
+            crate::support::each_store! { by crate::store::conformance::holds, crate::support::Algorithm::$named;
                 limit_3_admits_3_and_not_4
                 one_admission_of_the_whole_limit_fits
                 retry_after_is_exact
@@ -167,18 +71,111 @@ macro_rules! promises {
     };
 }
 
-macro_rules! tests {
-    ($store:ident $algorithm:ident $($promise:ident)*) => {$(
-        #[tokio::test]
-        async fn $promise() {
-            let bench = crate::support::Bench::$store().await;
-            crate::store::conformance::$promise(&bench, crate::support::Algorithm::$algorithm).await;
-        }
-    )*};
+promises! { sliding_log SLIDING_LOG
+    every_admission_leaves_one_window_later
+    a_wait_is_exact_while_expired_entries_are_left
+    a_wait_for_more_entries_than_a_call_reads_is_a_lower_bound
+    a_refund_finds_a_charge_beyond_the_limit_that_was_merged
+    charges_beyond_the_limit_are_merged_until_the_last_microsecond_of_a_step
+    a_refund_finds_an_entry_in_its_last_microsecond
+    expired_entries_that_are_left_do_not_count_beside_entries_ahead_of_the_clock
+    expired_entries_and_entries_of_another_clock_that_are_left_do_not_count
+    of_a_long_log_the_oldest_entries_are_removed
+    a_reset_is_exact_while_entries_of_another_clock_are_left
+    a_check_that_removes_entries_of_another_clock_and_expired_ones_is_counted
+    each_of_two_checks_at_one_time_counts_while_the_window_is_shortened
+    a_call_merges_a_bounded_number_of_entries
+    a_debt_grows_no_further_than_its_bound
+    windows_are_half_open
+    the_window_may_be_shortened
+    a_refund_after_a_reset_takes_nothing_from_what_came_since
+    entries_far_ahead_of_the_clock_block_no_request
+    a_clock_set_back_admits_one_limit_more_at_most
+    a_clock_set_back_a_little_resets_nothing
 }
 
-store_tests!(memory_store);
-store_tests!(redis_store);
+promises! { coarse_log COARSE_LOG
+    admissions_of_one_grain_leave_with_the_last_of_them
+    admissions_are_merged_until_the_last_microsecond_of_a_grain
+    a_refund_finds_no_entry_of_the_next_grain
+    admissions_of_two_microseconds_are_two_grains_of_a_microsecond
+    windows_are_half_open
+    the_window_may_be_shortened
+    a_refund_after_a_reset_takes_from_what_came_since_at_most
+    entries_far_ahead_of_the_clock_block_no_request
+    a_clock_set_back_admits_one_limit_more_at_most
+    a_clock_set_back_a_little_resets_nothing
+}
+
+promises! { sliding_counter SLIDING_COUNTER
+    the_previous_window_counts_in_proportion
+    a_previous_window_of_a_large_quota_counts_in_whole_ticks
+    the_window_may_be_shortened
+    a_refund_after_a_reset_takes_from_what_came_since_at_most
+    a_refund_reaches_the_previous_window
+    entries_far_ahead_of_the_clock_block_no_request
+    a_clock_set_back_admits_what_two_windows_do_at_most
+    a_clock_set_back_a_little_resets_nothing
+}
+
+promises! { fixed_window FIXED_WINDOW
+    a_window_opens_with_the_first_request
+    windows_are_half_open
+    the_window_may_be_shortened
+    a_refund_after_a_reset_takes_nothing_from_what_came_since
+    entries_far_ahead_of_the_clock_block_no_request
+    a_clock_set_back_admits_one_limit_more_at_most
+    a_clock_set_back_a_little_resets_nothing
+}
+
+promises! { aligned_window ALIGNED_WINDOW
+    a_window_opens_with_the_clock
+    windows_are_half_open
+    the_window_may_be_shortened
+    a_refund_after_a_reset_takes_from_what_came_since_at_most
+    entries_far_ahead_of_the_clock_block_no_request
+    a_clock_set_back_over_a_boundary_admits_one_limit_for_each_window_it_meets
+    a_clock_set_back_a_little_resets_nothing
+}
+
+promises! { calendar_month CALENDAR_MONTH
+    a_window_opens_with_the_month
+    a_window_of_another_length_starts_afresh
+    a_refund_after_a_reset_takes_from_what_came_since_at_most
+    a_clock_set_back_within_the_month_resets_nothing
+    a_clock_set_back_admits_one_limit_more_at_most
+    a_clock_set_back_a_little_resets_nothing
+}
+
+promises! { token_bucket TOKEN_BUCKET
+    tokens_of_a_large_rate_come_neither_early_nor_late
+    tokens_come_one_by_one
+    a_debt_of_tokens_is_exact_at_its_bound
+    the_window_may_be_shortened
+    a_refund_after_a_reset_takes_nothing_from_what_came_since
+    entries_far_ahead_of_the_clock_block_no_request
+    a_clock_set_back_admits_what_a_full_bucket_does_at_most
+    a_clock_set_back_a_little_resets_nothing
+}
+
+promises! { token_bucket_with_burst TOKEN_BUCKET_WITH_BURST
+    tokens_come_at_the_rate_and_not_at_the_burst
+    the_window_may_be_shortened
+    a_refund_after_a_reset_takes_nothing_from_what_came_since
+    entries_far_ahead_of_the_clock_block_no_request
+    a_clock_set_back_admits_what_a_full_bucket_does_at_most
+    a_clock_set_back_a_little_resets_nothing
+}
+
+fn holds<P>(bench: impl Future<Output = Bench>, algorithm: Algorithm, promise: P)
+where
+    P: AsyncFn(&Bench, Algorithm),
+{
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime
+        .expect("a runtime")
+        .block_on(async move { promise(&bench.await, algorithm).await });
+}
 
 const WINDOW: Duration = Algorithm::WINDOW;
 const SECOND: Duration = Duration::from_secs(1);

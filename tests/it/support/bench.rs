@@ -35,6 +35,10 @@ impl Bench {
         Self::new(Arc::new(store), clock, Some(Arc::new(redis))).await
     }
 
+    pub(crate) fn is_in_redis(&self) -> bool {
+        self.redis.is_some()
+    }
+
     /// The same store and clock, and a key that was not used yet.
     pub(crate) fn with_a_fresh_key(&self) -> Self {
         static KEYS: AtomicU64 = AtomicU64::new(0);
