@@ -1,6 +1,7 @@
 //! Envoy itself, with `envoy.yaml` of the example: in front of a service, and as a client of the rate limit service.
 //!
-//! The test is skipped where there is no Envoy, unless the environment variable `CI` is set. `.ci/suite` downloads one.
+//! `cargo test` ignores it. `.ci/suite` downloads an Envoy and runs it; where that fails it is skipped, unless the environment
+//! variable `CI` is set.
 
 #[path = "../../envoy.rs"]
 #[allow(dead_code)]
