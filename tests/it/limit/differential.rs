@@ -25,7 +25,7 @@ fn steps() -> usize {
     std::env::var("TOWER_QUOTA_STEPS")
         .ok()
         .and_then(|steps| steps.parse().ok())
-        .unwrap_or(4_000)
+        .unwrap_or(3_000)
 }
 
 /// A random seed; `TOWER_QUOTA_SEED` repeats one.

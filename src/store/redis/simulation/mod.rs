@@ -40,7 +40,8 @@ fn simulate_each(step: usize, plan: impl Fn(u64) -> Plan) {
         let seed = seed.parse().expect("a seed");
         return run(seed, &plan(seed));
     }
-    for seed in (0..schedules()).step_by(step) {
+    let first = u64::from(fastrand::u32(..));
+    for seed in (first..first + schedules()).step_by(step) {
         let plan = plan(seed);
         let outcome = panic::catch_unwind(panic::AssertUnwindSafe(|| run(seed, &plan)));
         if let Err(panic) = outcome {
