@@ -26,7 +26,7 @@
 //! ratelimit: "hello";r=1;t=60
 //! ```
 //!
-//! The page is <http://127.0.0.1:3000/admin>. What is shown here is asserted by `tests/it/examples.rs`.
+//! The page is <http://127.0.0.1:3000/admin>. What is shown here is asserted by `tests/it/examples/mod.rs`.
 
 use std::{env, error::Error, net::SocketAddr};
 

@@ -30,7 +30,7 @@
 //! ```
 //!
 //! The key is the address, so a ban is one of all callers that share it: ten minutes, and not a day. What is shown here is
-//! asserted by `tests/it/examples.rs`.
+//! asserted by `tests/it/examples/mod.rs`.
 
 use std::{
     env,

@@ -31,7 +31,7 @@
 //! ratelimit-degree: 2
 //! ```
 //!
-//! The callback prints each request that is near the limit. What is shown here is asserted by `tests/it/examples.rs`.
+//! The callback prints each request that is near the limit. What is shown here is asserted by `tests/it/examples/mod.rs`.
 
 use std::{env, error::Error, net::SocketAddr};
 

@@ -18,7 +18,7 @@
 //! tower_quota_decisions_total{policy="daily",outcome="admitted"} 2
 //! ```
 //!
-//! `docs/grafana.json` is a dashboard of these metrics. What is shown here is asserted by `tests/it/metrics.rs`.
+//! `docs/grafana.json` is a dashboard of these metrics. What is shown here is asserted by `tests/it/observe/metrics.rs`.
 
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 

@@ -105,6 +105,7 @@
 //! [Speed](guide::speed), compared with other crates, and [behavior under faults](guide::faults) of Redis.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(clippy::wildcard_enum_match_arm)] // the compiler names each place that a new variant is added to
 
 #[cfg(feature = "admin")]
 mod admin;

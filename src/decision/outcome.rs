@@ -27,9 +27,10 @@ impl Decision {
         }
         let allowed = self.is_allowed();
         for policy in self.as_slice() {
-            match policy.outcome() {
-                PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally if !allowed => {}
-                outcome => policy.count(outcome),
+            let outcome = policy.outcome();
+            let is_admission = matches!(outcome, PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally);
+            if allowed || !is_admission {
+                policy.count(outcome);
             }
         }
     }

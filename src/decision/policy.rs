@@ -340,11 +340,11 @@ impl PolicyDecision {
     /// The reason why the policy never admits the request, if there is one.
     #[inline]
     pub(crate) fn permanent_denial(&self) -> Option<Denial> {
-        match &self.named().limit {
-            Limit::DenyAll => Some(Denial::DenyAll),
-            limit if self.cost > limit.quota() => Some(Denial::CostAboveLimit),
-            _ => None,
+        let limit = &self.named().limit;
+        if matches!(limit, Limit::DenyAll) {
+            return Some(Denial::DenyAll);
         }
+        (self.cost > limit.quota()).then_some(Denial::CostAboveLimit)
     }
 }
 

@@ -39,7 +39,7 @@ impl Grouping {
                 let [.., a, b, c, d] = v6.octets();
                 IpAddr::V4(Ipv4Addr::new(a, b, c, d))
             }
-            canonical => canonical,
+            canonical @ (IpAddr::V4(_) | IpAddr::V6(_)) => canonical,
         }
     }
 

@@ -81,10 +81,8 @@ impl Calendar {
     fn first_day(self, date: Date) -> Result<Date, jiff::Error> {
         Ok(match self {
             Self::Hour | Self::Day => date,
-            Self::Week => match date.weekday() {
-                Weekday::Monday => date,
-                _ => date.nth_weekday(-1, Weekday::Monday)?,
-            },
+            Self::Week if date.weekday() == Weekday::Monday => date,
+            Self::Week => date.nth_weekday(-1, Weekday::Monday)?,
             Self::Month => date.first_of_month(),
             Self::Year => date.first_of_year(),
         })

@@ -1,12 +1,12 @@
 use std::{fmt, time::Duration};
 
 use super::{
-    leases::{Lease, Leases},
+    leases::{Lease, LeaseId, Leases},
     limit::Share,
     rate::LengthText,
     rule::{Change, Rule},
 };
-use crate::{ConfigError, store::LeaseId};
+use crate::ConfigError;
 
 /// Limits how many requests run concurrently, across all processes.
 ///

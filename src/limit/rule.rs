@@ -1,4 +1,4 @@
-use crate::store::LeaseId;
+use super::leases::LeaseId;
 
 /// The contract of an algorithm: how it changes what is stored for one key.
 ///

@@ -1,14 +1,13 @@
 use super::{
     ban::Banned,
     fixed_window::Window,
-    leases::Leases,
+    leases::{LeaseId, Leases},
     limit::Limit,
     rule::{Change, Rule},
     sliding_counter::Counter,
     sliding_log::Log,
     token_bucket::Bucket,
 };
-use crate::store::LeaseId;
 
 /// What is stored for one key: the state of the algorithm that the key is counted by.
 #[derive(Debug)]

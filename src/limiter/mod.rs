@@ -315,6 +315,10 @@ fn undecided_by(
             ..undecided
         }
     });
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "a policy applies by its cost, whatever the algorithm"
+    )]
     let applies = |policy: &PolicyDecision| match policy.named().limit {
         Limit::Unlimited => false,
         Limit::DenyAll if !operation.requires_room() => false,

@@ -40,6 +40,10 @@ fn decide_apart(requests: &[StoreRequest<'_>], decide: impl FnOnce(&[StoreReques
         })
         .collect();
     let counted = requests.iter().zip(&parts).zip(&charges);
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "an operation that is no check stays the same"
+    )]
     let counted: Vec<StoreRequest<'_>> = counted
         .filter(|(_, charges)| !charges.is_empty())
         .map(|((request, part), charges)| match request.operation() {

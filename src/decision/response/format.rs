@@ -269,7 +269,7 @@ pub(crate) fn respond(format: &dyn ResponseFormat, rejection: Rejection<'_>, par
         Rejection::Failed { .. } => {
             response.extensions_mut().insert(OwnRejection { is_denial: false });
         }
-        _ => {}
+        Rejection::Refused(_) | Rejection::Blocked => {}
     }
     response
 }

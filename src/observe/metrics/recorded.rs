@@ -8,7 +8,7 @@ use metrics::{
 use tokio::time::Instant;
 
 use super::PolicyOutcome;
-use crate::store::ErrorKind;
+use crate::error::ErrorKind;
 
 /// Whether there are metrics.
 pub(crate) const ENABLED: bool = true;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::PolicyOutcome;
-use crate::store::ErrorKind;
+use crate::error::ErrorKind;
 
 pub(crate) const ENABLED: bool = false;
 

@@ -122,9 +122,11 @@ impl<'a> Progress<'a> {
         let mut failure = None;
         for (slot, positions) in slots {
             // After a denial, the other slots only report their states.
-            let operation = match self.request.operation {
-                Operation::Check if !self.allowed => Operation::Peek,
-                operation => operation,
+            let is_check = matches!(self.request.operation, Operation::Check);
+            let operation = if is_check && !self.allowed {
+                Operation::Peek
+            } else {
+                self.request.operation
             };
             match self.run_in(slot, &positions, operation).await {
                 Ok(response) => {

@@ -40,6 +40,7 @@ async fn run_trial_at(
 ) -> Result<(), Failure> {
     let call = ScriptCall::trial(key_format.trial_key(tag));
     let reply = client.run(script, &call, Deadline::new(TRIAL_DEADLINE)).await;
+    #[expect(clippy::wildcard_enum_match_arm, reason = "other failures stay the same")]
     let reply = reply.map_err(|failure| match failure {
         Failure::Forbidden(refusal) => Failure::Forbidden(refusal.before_the_commands()),
         failure => failure,

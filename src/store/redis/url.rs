@@ -207,7 +207,7 @@ impl<'a> Url<'a> {
         let (credentials, path) = match self.topology() {
             // Sentinels have credentials of their own, and no databases.
             Topology::Sentinel { credentials, .. } => (credentials, ""),
-            _ => (self.credentials.map(str::to_owned), self.path),
+            Topology::SingleServer | Topology::Cluster => (self.credentials.map(str::to_owned), self.path),
         };
         let more = self.parameters().filter(|(name, _)| *name == "node");
         std::iter::once(self.host)
@@ -221,7 +221,7 @@ impl<'a> Url<'a> {
         let has_port = host.rfind(':') > host.rfind(']');
         let port = match self.kind {
             Kind::Sentinel if !has_port => ":26379",
-            _ => "",
+            Kind::SingleServer | Kind::UnixSocket | Kind::Sentinel | Kind::Cluster => "",
         };
         format!("{scheme}://{credentials}{at}{host}{port}{path}")
     }

@@ -6,6 +6,7 @@
 //! CHAOS_SECONDS=8 cargo test --all-features --test it -- --ignored --nocapture --test-threads 1 chaos::the_table
 //! ```
 
+mod attack;
 mod callers;
 mod fault;
 mod held;
@@ -44,7 +45,8 @@ async fn holds(fault: Fault, setup: Setup) {
 }
 
 macro_rules! each_fault {
-    ($($test:ident: $fault:ident, $setup:ident;)*) => {$(
+    ($($(#[$attribute:meta])* $test:ident: $fault:ident, $setup:ident;)*) => {$(
+        $(#[$attribute])*
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $test() {
             holds(Fault::$fault, $setup).await;
@@ -66,7 +68,9 @@ each_fault! {
     answers_lost: Cuts, ON_REDIS_RS;
     answers_lost_without_group_commit: Cuts, ALONE;
     connections_killed: ClientKill, ON_FRED;
+    #[ignore = "needs faketime: `.ci/test`"]
     an_hour_forward: HourForward, ON_FRED;
+    #[ignore = "needs faketime: `.ci/test`"]
     an_hour_back: HourBack, ON_FRED;
     out_of_memory: OutOfMemory, ON_FRED;
     busy_with_a_script: Busy, ON_FRED;
@@ -80,7 +84,8 @@ async fn admits_what_the_modes_promise(fault: Fault, setup: Setup) {
 }
 
 macro_rules! each_mode {
-    ($($test:ident: $fault:ident, $setup:ident;)*) => {$(
+    ($($(#[$attribute:meta])* $test:ident: $fault:ident, $setup:ident;)*) => {$(
+        $(#[$attribute])*
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $test() {
             admits_what_the_modes_promise(Fault::$fault, $setup).await;
@@ -99,6 +104,7 @@ each_mode! {
     modes_while_slow: Latency, ON_FRED;
     modes_while_answers_are_lost: Cuts, ALONE;
     modes_while_connections_are_killed: ClientKill, ON_FRED;
+    #[ignore = "needs faketime: `.ci/test`"]
     modes_while_an_hour_forward: HourForward, ON_FRED;
     modes_while_out_of_memory: OutOfMemory, ON_FRED;
     modes_while_busy: Busy, ON_FRED;
@@ -112,7 +118,8 @@ async fn keeps_slots_and_turns(fault: Fault, setup: Setup) {
 }
 
 macro_rules! each_held {
-    ($($test:ident: $fault:ident, $setup:ident;)*) => {$(
+    ($($(#[$attribute:meta])* $test:ident: $fault:ident, $setup:ident;)*) => {$(
+        $(#[$attribute])*
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $test() {
             keeps_slots_and_turns(Fault::$fault, $setup).await;
@@ -131,7 +138,9 @@ each_held! {
     slots_and_turns_while_slow: Latency, ON_FRED;
     slots_and_turns_while_answers_are_lost: Cuts, ALONE;
     slots_and_turns_while_connections_are_killed: ClientKill, ON_REDIS_RS;
+    #[ignore = "needs faketime: `.ci/test`"]
     slots_and_turns_while_an_hour_forward: HourForward, ON_FRED;
+    #[ignore = "needs faketime: `.ci/test`"]
     slots_and_turns_while_an_hour_back: HourBack, ON_FRED;
 }
 

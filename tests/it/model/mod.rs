@@ -27,7 +27,7 @@ use self::{trial::Stores, world::World};
 const START: u64 = 1_800_000_000_000_000;
 
 /// How many decisions each of the tests has.
-const DECISIONS: usize = 75_000;
+const DECISIONS: usize = 20_000;
 
 /// The number in this variable of the environment.
 fn number(name: &str) -> Option<u64> {

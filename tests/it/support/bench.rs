@@ -35,11 +35,8 @@ impl Bench {
         Self::new(Arc::new(store), clock, Some(Arc::new(redis))).await
     }
 
-    pub(crate) async fn redis_store_on_redis_rs() -> Self {
-        let clock = Clock::new();
-        let redis = Redis::start();
-        let store = clock.redis_store_on_redis_rs(&redis).await;
-        Self::new(Arc::new(store), clock, Some(Arc::new(redis))).await
+    pub(crate) fn is_in_redis(&self) -> bool {
+        self.redis.is_some()
     }
 
     /// The same store and clock, and a key that was not used yet.

@@ -7,8 +7,24 @@ use tower_quota::{
 
 use super::{Redis, connected, patient};
 
-/// A test of each store: with a [`Bench`](super::Bench), or with what another type makes of each.
+/// A test of each store: with a [`Bench`](super::Bench), or with what another type makes of each; `by` a function that is called
+/// with a bench, a case, and a function of the parent module of that name.
 macro_rules! each_store {
+    (by $holds:path, $case:expr; $($test:ident)*) => {
+        mod memory_store {$(
+            #[test]
+            fn $test() {
+                $holds($crate::support::Bench::memory_store(), $case, super::super::$test);
+            }
+        )*}
+
+        mod redis_store {$(
+            #[test]
+            fn $test() {
+                $holds($crate::support::Bench::redis_store(), $case, super::super::$test);
+            }
+        )*}
+    };
     (with $made:ty: $($test:ident)*) => {
         mod memory_store {$(
             #[tokio::test]

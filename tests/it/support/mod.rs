@@ -2,7 +2,6 @@
 
 mod algorithms;
 mod bench;
-mod chromium;
 mod clock;
 mod cluster;
 mod connected;
@@ -57,7 +56,6 @@ pub(crate) use each_client;
 pub(crate) use self::{
     algorithms::{Algorithm, BERLIN},
     bench::Bench,
-    chromium::Chromium,
     clock::Clock,
     cluster::Cluster,
     connected::{PATIENCE, connected, less_patient, patient},

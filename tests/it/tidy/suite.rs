@@ -1,21 +1,22 @@
 //! The files and tests of this suite are where others look for them.
 
-use std::{collections::HashSet, fs, process::Command};
+use std::{collections::HashSet, process::Command};
 
-use super::{read, root};
+use super::{files, read};
 
 #[test]
 fn every_file_of_this_suite_is_part_of_it() {
-    let main = read("tests/it/main.rs");
-    for entry in fs::read_dir(root().join("tests/it")).expect("the suite") {
-        let path = entry.expect("an entry").path();
-        let name = path.file_stem().and_then(|name| name.to_str()).expect("a name");
-        if name != "main" {
-            assert!(
-                main.contains(&format!("mod {name};")),
-                "tests/it/main.rs has no `mod {name};`"
-            );
-        }
+    // Programs that do not compile.
+    let is_test = |file: &String| file.ends_with(".rs") && !file.contains("/compile_errors/");
+    for file in files("tests/it").into_iter().filter(is_test) {
+        let (folder, name) = file.trim_end_matches("/mod.rs").rsplit_once('/').expect("a folder");
+        let parent = match folder {
+            "tests/it" => "tests/it/main.rs".to_owned(),
+            folder => format!("{folder}/mod.rs"),
+        };
+        let name = name.trim_end_matches(".rs");
+        let is_part = name == "main" || read(&parent).contains(&format!("mod {name};"));
+        assert!(is_part, "{parent} has no `mod {name};`");
     }
 }
 

@@ -1,5 +1,7 @@
 //! The seam to the client libraries. No file outside of this folder uses one, but for the types that the builder receives.
 
+#![allow(clippy::wildcard_enum_match_arm, reason = "the client libraries may add variants")]
+
 #[cfg(feature = "fred")]
 pub(super) mod fred;
 #[cfg(feature = "redis")]

@@ -1,0 +1,311 @@
+//! The page for operators.
+
+use axum::{Router, routing::get as route};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use http::{Request, StatusCode};
+use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
+use tower_quota::{
+    Admin, Ban, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+};
+
+use crate::{
+    chromium::Chromium,
+    support::{get_from, send, serve},
+};
+
+/// A key that a caller has chosen, as text that a page must not read as a part of itself.
+const SCRIPT: &str = "<img src=x onerror=document.title='read'><script>document.title='run'</script>";
+
+async fn page() -> (String, String) {
+    let router = Admin::new().router_behind_authentication();
+    let received = send(&router, Request::get("/")).await;
+    assert_eq!(received.status, StatusCode::OK);
+    assert_eq!(received.field("content-type"), Some("text/html; charset=utf-8"));
+    let policy = received.field("content-security-policy").expect("a policy").to_owned();
+    (String::from_utf8(received.body.to_vec()).expect("text"), policy)
+}
+
+#[tokio::test]
+async fn the_page_runs_its_own_script_and_style_only() {
+    let (page, policy) = page().await;
+    for (element, directive) in [("style", "style-src"), ("script", "script-src")] {
+        let begin = page.find(&format!("<{element}")).expect("an element");
+        let content = page[begin..].split_once('>').expect("an element").1;
+        let content = content.split_once(&format!("</{element}>")).expect("an end").0;
+        let hash = BASE64_STANDARD.encode(digest(&SHA256, content.as_bytes()));
+        assert!(
+            policy.contains(&format!("{directive} 'sha256-{hash}';")),
+            "{directive} of src/admin/page.rs is to be 'sha256-{hash}'"
+        );
+        assert_eq!(page.matches(&format!("<{element}")).count(), 1);
+    }
+    let rest = "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    assert!(
+        policy.starts_with("default-src 'none'; ") && policy.ends_with(rest),
+        "{policy}"
+    );
+}
+
+#[tokio::test]
+async fn the_page_names_no_other_server_and_writes_no_html() {
+    let (page, _) = page().await;
+    for part in [
+        "://",
+        "\"//",
+        "'//",
+        "url(",
+        "@import",
+        " style=",
+        " onclick=\"",
+        "innerHTML",
+        "insertAdjacentHTML",
+        "eval(",
+    ] {
+        assert!(!page.contains(part), "the page has `{part}`");
+    }
+}
+
+/// A tab with the page of an application with limits, some of which deny.
+struct Visit {
+    tab: Chromium,
+    url: String,
+    app: Router,
+}
+
+impl Visit {
+    /// None if no Chromium is installed.
+    async fn begin(show_keys: bool) -> Option<Self> {
+        let mut tab = Chromium::start().await?;
+        let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
+        let api = Policy::new("api", SlidingLog::per_minute(3)).key(key::ip());
+        let logins = Policy::new("logins", TokenBucket::per_minute(5))
+            .key((key::ip(), key::path()))
+            .ban(Ban::after(10, std::time::Duration::from_secs(600)))
+            .observe_only();
+        let layer = RateLimitLayer::new(store.clone(), [api, logins]);
+        let mails = Limiter::new(store, Policy::new("mails", SlidingLog::per_hour(1)));
+        let admin = Admin::new().layer(&layer).limiter(&mails).show_keys(show_keys);
+        let app = Router::new()
+            .route("/", route(async || "hi").layer(layer))
+            .nest("/operators/limits", admin.router_behind_authentication());
+        for (address, times) in [
+            ("192.0.2.1", 12),
+            ("2001:db8::1", 5),
+            ("192.0.2.3", 1),
+            ("192.0.2.4", 4),
+        ] {
+            for _ in 0..times {
+                send(&app, get_from(address, "/")).await;
+            }
+        }
+        for _ in 0..3 {
+            let _ = mails.check(SCRIPT).await.expect("a memory store replies");
+        }
+
+        let url = format!("{}/operators/limits", serve(app.clone()).await);
+        tab.command("Page.navigate", json!({ "url": url })).await;
+        let mut visit = Self { tab, url, app };
+        visit.has_status("Ready.").await;
+        Some(visit)
+    }
+
+    async fn has_status(&mut self, text: &str) {
+        let status = "document.querySelector('[role=status]')?.textContent";
+        let text = Value::from(text);
+        self.tab.until(&format!("{status} === {text}")).await;
+    }
+
+    /// The text of an element.
+    async fn text(&mut self, selector: &str) -> String {
+        let text = self
+            .tab
+            .evaluate(&format!("document.querySelector('{selector}').innerText"))
+            .await;
+        text.as_str().expect("text").to_owned()
+    }
+
+    async fn type_text(&mut self, text: &str) {
+        self.tab.command("Input.insertText", json!({ "text": text })).await;
+    }
+
+    /// Moves the focus with the tabulator until it is on the element with this id, and verifies that it is seen.
+    async fn focus(&mut self, id: &str) {
+        for _ in 0..40 {
+            self.tab.press("Tab").await;
+            if self.tab.evaluate("document.activeElement.id").await == id {
+                let outline = "getComputedStyle(document.activeElement).outlineStyle";
+                assert_eq!(
+                    self.tab.evaluate(outline).await,
+                    "solid",
+                    "the focus on {id} is visible"
+                );
+                return;
+            }
+        }
+        panic!("the focus does not get to {id}");
+    }
+
+    /// Panics if the page has loaded something from elsewhere, or an error was reported.
+    fn end(self) {
+        for event in &self.tab.events {
+            match event["method"].as_str().expect("a name") {
+                "Network.requestWillBeSent" => {
+                    let url = event["params"]["request"]["url"].as_str().expect("a URL");
+                    let path = url
+                        .strip_prefix(&self.url)
+                        .expect("the page loads nothing from elsewhere");
+                    // No key is in a URL, which logs of requests have.
+                    assert!(["", "/report", "/subject", "/reset"].contains(&path), "{url}");
+                }
+                "Runtime.exceptionThrown" => panic!("{event}"),
+                // A request with a mistake is one that failed.
+                "Log.entryAdded" => assert_eq!(event["params"]["entry"]["source"], "network", "{event}"),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn an_operator_finds_a_caller_and_resets_its_counts_by_keyboard() {
+    let Some(mut visit) = Visit::begin(false).await else {
+        return;
+    };
+    let caller = get_from("192.0.2.1", "/");
+    assert_eq!(send(&visit.app, caller).await.status, StatusCode::TOO_MANY_REQUESTS);
+
+    visit.focus("key").await;
+    visit.type_text("ip=192.0.2.1").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("api denies ip=192.0.2.1.").await;
+    let shown = visit.text("#subject").await;
+    for part in [
+        "ip=192.0.2.1",
+        "10 times, listed as ",
+        "sliding-log 3/min",
+        "denies: quota exceeded",
+        "0 of 3",
+    ] {
+        assert!(shown.contains(part), "no `{part}` in {shown}");
+    }
+    let found = visit.text("li.found code").await;
+    assert!(shown.contains(&format!("listed as {found}")), "{found} in {shown}");
+
+    // The question begins with the button that changes nothing.
+    visit
+        .tab
+        .evaluate("document.querySelector('#subject button').focus()")
+        .await;
+    visit.tab.press("Enter").await;
+    visit.tab.until("document.querySelector('dialog').open").await;
+    assert_eq!(visit.tab.evaluate("document.activeElement.id").await, "cancel");
+    visit.focus("reset").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("The counts of ip=192.0.2.1 in api are reset.").await;
+    assert!(visit.text("#subject").await.contains("3 of 3"));
+    assert_eq!(
+        send(&visit.app, get_from("192.0.2.1", "/")).await.status,
+        StatusCode::OK
+    );
+
+    visit.focus("refresh").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("Refreshed.").await;
+    assert!(visit.text("#subject").await.contains("2 of 3"));
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_mistake_is_shown_with_its_fix() {
+    let Some(mut visit) = Visit::begin(false).await else {
+        return;
+    };
+    visit.focus("key").await;
+    visit.type_text("192.0.2.1").await;
+    visit.tab.press("Enter").await;
+    visit
+        .tab
+        .until("document.querySelector('#status.error')?.textContent.includes('`ip=203.0.113.7`')")
+        .await;
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_key_that_looks_like_html_is_text() {
+    let Some(mut visit) = Visit::begin(true).await else {
+        return;
+    };
+    // The text of a key escapes spaces and braces, and leaves `<` as it is.
+    let key = format!("key={}", SCRIPT.replace(' ', "^20"));
+    let shown = visit
+        .tab
+        .evaluate(&format!(
+            "[...document.querySelectorAll('li button')].some((button) => button.textContent === {})",
+            Value::from(key.clone())
+        ))
+        .await;
+    assert_eq!(shown, true);
+
+    visit
+        .tab
+        .evaluate("[...document.querySelectorAll('li button')].at(-1).click()")
+        .await;
+    visit.has_status(&format!("mails denies {key}.")).await;
+    assert!(visit.text("#subject h3").await.contains("<img"));
+    assert_eq!(visit.tab.evaluate("document.title").await, "Rate limits");
+    let made = "document.querySelectorAll('img').length + document.querySelectorAll('script').length";
+    assert_eq!(visit.tab.evaluate(made).await, 1, "the script of the page");
+
+    visit
+        .tab
+        .evaluate("document.querySelector('#subject button').click()")
+        .await;
+    visit.tab.until("document.querySelector('dialog').open").await;
+    assert!(visit.text("#question").await.contains("<img"));
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn the_page_fits_the_screen_and_the_settings_of_an_operator() {
+    let Some(mut visit) = Visit::begin(true).await else {
+        return;
+    };
+    visit
+        .tab
+        .evaluate("[...document.querySelectorAll('li button')].at(-1).click()")
+        .await;
+    visit.tab.until("!document.querySelector('#subject').hidden").await;
+    for width in [360, 768, 1280] {
+        assert!(visit.tab.fits(width).await, "{width}");
+    }
+
+    let mut colors = Vec::new();
+    for scheme in ["light", "dark"] {
+        visit.tab.prefer(scheme).await;
+        colors.push(
+            visit
+                .tab
+                .evaluate("getComputedStyle(document.body).backgroundColor")
+                .await,
+        );
+    }
+    assert_ne!(colors[0], colors[1]);
+
+    // Nothing moves, with or without a wish for reduced motion.
+    assert_eq!(visit.tab.evaluate("document.getAnimations().length").await, 0);
+    let transitions =
+        "[...document.querySelectorAll('*')].every((element) => getComputedStyle(element).transitionDuration === '0s')";
+    assert_eq!(visit.tab.evaluate(transitions).await, true);
+
+    // The policy of the page, which the browser enforces.
+    let blocked = "new Promise((resolve) => {
+        document.addEventListener('securitypolicyviolation', (event) => resolve(event.effectiveDirective));
+        fetch('http://127.0.0.1:1/').catch(() => {});
+    })";
+    assert_eq!(visit.tab.evaluate(blocked).await, "connect-src");
+}

@@ -1,0 +1,192 @@
+//! Chromium visits the page of the example `hello`.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tower_quota::{ManualClock, MemoryStore};
+
+use crate::{chromium::Chromium, support::serve};
+
+#[path = "../../examples/hello.rs"]
+#[allow(dead_code)]
+mod hello;
+
+/// The clock of the page and its timers, which wait for the test.
+const CLOCK: &str = "
+    let now = 0;
+    performance.now = () => now;
+    const timers = [];
+    window.setTimeout = (task, after) => timers.push({ task, after });
+";
+
+/// A tab with the page, and the clock of its server.
+struct Visit {
+    tab: Chromium,
+    url: String,
+    clock: ManualClock,
+}
+
+impl Visit {
+    /// None if no Chromium is installed.
+    async fn begin() -> Option<Self> {
+        let mut tab = Chromium::start().await?;
+        let clock = ManualClock::new();
+        let url = serve(hello::app(MemoryStore::builder().manual_clock(&clock).build())).await;
+        tab.command("Page.addScriptToEvaluateOnNewDocument", json!({ "source": CLOCK }))
+            .await;
+        tab.command("Page.navigate", json!({ "url": url })).await;
+        tab.until("document.querySelector('.state')?.textContent === 'no response yet'")
+            .await;
+        Some(Self { tab, url, clock })
+    }
+
+    async fn advance(&mut self, time: Duration) {
+        self.clock.advance(time);
+        self.tab.evaluate(&format!("now += {}", time.as_millis())).await;
+    }
+
+    /// Waits until the text of a part of a route is this.
+    async fn shows(&mut self, route: &str, part: &str, text: &str) {
+        let part = format!("document.querySelector('[data-path=\"/hello/{route}\"] {part}')");
+        self.tab.until(&format!("{part}.textContent === '{text}'")).await;
+    }
+
+    async fn has_status(&mut self, text: &str) {
+        let status = "document.querySelector('[role=status]').textContent";
+        self.tab.until(&format!("{status} === '{text}'")).await;
+    }
+
+    /// The number of marks of a kind in the timeline of `sayHi`.
+    async fn marks(&mut self, kind: &str) -> Value {
+        let marks = format!("document.querySelectorAll('[data-path=\"/hello/sayHi\"] .timeline .{kind}').length");
+        self.tab.evaluate(&marks).await
+    }
+
+    /// Panics if the page has loaded something from another server, or an error was reported.
+    fn end(self) {
+        let mut loaded = 0;
+        for event in &self.tab.events {
+            match event["method"].as_str().expect("a name") {
+                "Network.requestWillBeSent" => {
+                    let url = event["params"]["request"]["url"].as_str().expect("a URL");
+                    assert!(url.starts_with(&self.url), "{url}");
+                    loaded += 1;
+                }
+                "Runtime.exceptionThrown" => panic!("{event}"),
+                // A denied request is one that failed.
+                "Log.entryAdded" => assert_eq!(event["params"]["entry"]["source"], "network", "{event}"),
+                _ => {}
+            }
+        }
+        assert!(loaded > 3, "the files of the page, and calls");
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_visitor_sees_the_window_fill_the_denial_and_the_wait() {
+    let Some(mut visit) = Visit::begin().await else { return };
+
+    visit.tab.press("Tab").await;
+    visit
+        .tab
+        .until("document.activeElement.dataset.call === 'say-hi'")
+        .await;
+    let outline = visit
+        .tab
+        .evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        .await;
+    assert_eq!(outline, "solid", "the focus is visible");
+
+    for (left, admitted) in [(1, 1), (0, 2)] {
+        visit.tab.press("Enter").await;
+        visit.has_status(&format!("Admitted: sayHi ({left} left).")).await;
+        visit.shows("sayHi", ".state", &format!("{left} of 2 left")).await;
+        assert_eq!(visit.marks("admitted").await, admitted);
+    }
+    visit.tab.press("Enter").await;
+    visit.has_status("Denied: sayHi (wait 30 s).").await;
+    assert_eq!([visit.marks("admitted").await, visit.marks("denied").await], [2, 1]);
+    assert_eq!(visit.marks("wait").await, 1);
+    let fields = "429 Too Many Requests\\nRetry-After: 30\\n\
+                  RateLimit-Policy: \"say-hi\";q=2;w=30\\nRateLimit: \"say-hi\";r=0;t=30";
+    visit.shows("sayHi", "pre", fields).await;
+
+    for (advanced, wait) in [(0, 30), (9, 21), (20, 1)] {
+        visit.advance(Duration::from_secs(advanced)).await;
+        visit.shows("sayHi", ".state", &format!("denied: wait {wait} s")).await;
+    }
+    visit.advance(Duration::from_secs(1)).await;
+    visit.has_status("sayHi admits again.").await;
+    visit.shows("sayHi", ".state", "2 of 2 left").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("Admitted: sayHi (1 left).").await;
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn the_play_shows_what_a_fixed_window_admits_and_a_log_denies() {
+    let Some(mut visit) = Visit::begin().await else { return };
+    visit
+        .tab
+        .evaluate("document.querySelector('[data-play]').click()")
+        .await;
+
+    let mut last = 0;
+    for timer in 0..9 {
+        let after = visit.tab.evaluate(&format!("Math.round(timers[{timer}].after)")).await;
+        let after = after.as_u64().expect("milliseconds");
+        visit.advance(Duration::from_millis(after - last)).await;
+        visit.tab.evaluate(&format!("timers[{timer}].task()")).await;
+        last = after;
+    }
+    visit
+        .tab
+        .until("document.querySelector('[data-play]').ariaPressed === 'false'")
+        .await;
+    visit
+        .has_status(
+            "Admitted: fixed-window (0 left). \
+             Denied: sliding-log (wait 9 s), sliding-counter (wait 2 s), token-bucket (wait 1 s).",
+        )
+        .await;
+    visit
+        .shows("fixed-window", ".over", "7 admitted in the last 10 s")
+        .await;
+    for route in ["sliding-log", "sliding-counter", "token-bucket"] {
+        let over = format!("document.querySelector('[data-path=\"/hello/{route}\"] .over')");
+        visit.tab.until(&format!("{over} === null")).await;
+    }
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn the_page_fits_the_screen_and_the_settings_of_a_visitor() {
+    let Some(mut visit) = Visit::begin().await else { return };
+    let background = "getComputedStyle(document.body).backgroundColor";
+
+    for width in [360, 1280] {
+        assert!(visit.tab.fits(width).await, "{width}");
+    }
+
+    let mut colors = Vec::new();
+    for scheme in ["light", "dark"] {
+        visit.tab.prefer(scheme).await;
+        colors.push(visit.tab.evaluate(background).await);
+    }
+    assert_ne!(colors[0], colors[1]);
+
+    assert_eq!(visit.tab.evaluate("timers.length").await, 0);
+    let features = json!({ "features": [{ "name": "prefers-reduced-motion", "value": "reduce" }] });
+    visit.tab.command("Emulation.setEmulatedMedia", features).await;
+    visit.tab.until("timers.some(({ after }) => after === 1000)").await;
+
+    // The policy of the page, which the browser enforces.
+    let blocked = "new Promise((resolve) => {
+        document.addEventListener('securitypolicyviolation', (event) => resolve(event.effectiveDirective));
+        fetch('http://127.0.0.1:1/').catch(() => {});
+    })";
+    assert_eq!(visit.tab.evaluate(blocked).await, "connect-src");
+}

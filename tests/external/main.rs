@@ -1,0 +1,12 @@
+//! The tests that need other programs than Redis: nginx, Chromium, promtool.
+//!
+//! `cargo test` ignores them, and prints their names. `.ci/test` installs the programs and runs them.
+
+mod admin_page;
+mod alerts;
+mod chromium;
+mod hello_page;
+mod nginx;
+#[path = "../it/support/mod.rs"]
+#[allow(dead_code, unused_imports, unused_macros)]
+mod support;

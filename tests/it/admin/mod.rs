@@ -1,0 +1,3 @@
+//! Tests of `src/admin/`: the page and JSON for operators.
+
+mod router;

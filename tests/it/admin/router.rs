@@ -1,0 +1,876 @@
+//! The router for operators.
+
+use std::time::Duration;
+
+use axum::{Router, body::Body, routing::get as route};
+use http::{Method, Request, StatusCode};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use tower_quota::{
+    Admin, Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy,
+    RateLimitLayer, RedisStore, SlidingLog, TokenBucket, key, limit,
+    store::{Store, StoreStatus},
+};
+
+use crate::support::{
+    Broken, Counted, Log, Received, Redis, connected, eventually, get, get_from, less_patient, patient, send,
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The router of an `Admin`.
+struct Operator(Router);
+
+impl Operator {
+    fn of(layer: &RateLimitLayer) -> Self {
+        Self(Admin::new().layer(layer).router_behind_authentication())
+    }
+
+    fn of_limiter(limiter: &Limiter) -> Self {
+        Self(Admin::new().limiter(limiter).router_behind_authentication())
+    }
+
+    async fn report(&self) -> Value {
+        let response = send(&self.0, Request::get("/report")).await;
+        assert_eq!(response.status, StatusCode::OK);
+        response.json()
+    }
+
+    /// The first policy of the report.
+    async fn policy(&self) -> Value {
+        self.report().await["policies"][0].take()
+    }
+
+    async fn get(&self, policy: &str, key: &str) -> Received {
+        let escaped: String = key.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        send(&self.0, Request::get(format!("/subject?policy={policy}&key={escaped}"))).await
+    }
+
+    /// The counts of a key by the first limit of a policy.
+    async fn counts(&self, policy: &str, key: &str) -> Value {
+        let response = self.get(policy, key).await;
+        assert_eq!(response.status, StatusCode::OK, "{}", response.json());
+        response.json()["counts"][0].take()
+    }
+
+    async fn reset(&self, policy: &str, key: &str) -> Received {
+        self.post("/reset", &json!({ "policy": policy, "key": key }).to_string(), &[])
+            .await
+    }
+
+    async fn post(&self, path: &str, body: &str, fields: &[(&str, &str)]) -> Received {
+        let mut request = Request::post(path);
+        if !fields.iter().any(|(name, _)| *name == "content-type") {
+            request = request.header("content-type", "application/json");
+        }
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        let Ok(response) = self
+            .0
+            .clone()
+            .oneshot(request.body(Body::from(body.to_owned())).expect("a request"))
+            .await;
+        Received::read(response).await
+    }
+}
+
+fn app(layer: &RateLimitLayer) -> Router {
+    Router::new().route("/", route(async || "hi")).layer(layer.clone())
+}
+
+/// Sends requests from an address, and returns the status of the last one.
+async fn call(app: &Router, address: &str, times: usize) -> StatusCode {
+    let mut status = StatusCode::OK;
+    for _ in 0..times {
+        status = send(app, get_from(address, "/")).await.status;
+    }
+    status
+}
+
+fn api(limit: impl Into<Limit>) -> Policy {
+    Policy::new("api", limit.into()).key(key::ip())
+}
+
+/// A layer with one policy that admits 2 requests a minute of each address.
+fn layer() -> RateLimitLayer {
+    RateLimitLayer::new(MemoryStore::new(), api(SlidingLog::per_minute(2)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_report_has_each_policy_with_its_settings() {
+    let layer = RateLimitLayer::new(
+        MemoryStore::new(),
+        [
+            api(TokenBucket::per_second(10).burst(30))
+                .cost(2)
+                .failure_mode(FailureMode::local_share(1, 4)),
+            Policy::new("logins", SlidingLog::per_minute(5))
+                .key(key::ip())
+                .observe_only()
+                .ban(Ban::after(3, MINUTE).first(MINUTE)),
+            Policy::new("closed", Limit::DenyAll).key(key::ip()).cost_fn(|_| 1),
+            Policy::new("open", Limit::Unlimited).key(key::ip()),
+        ],
+    );
+    let report = Operator::of(&layer).report().await;
+    let policies = report["policies"].as_array().expect("a list");
+    assert_eq!(policies.len(), 4);
+
+    let [api, logins, closed, open] = &policies[..] else {
+        panic!("{report}")
+    };
+    assert_eq!(api["policy"], "api");
+    assert_eq!(api["limit"], "token-bucket 10/s burst 30");
+    assert_eq!(
+        api["limits"],
+        json!([{ "limit": "token-bucket 10/s burst 30", "quota": 30, "window_seconds": 3.0 }])
+    );
+    assert_eq!((&api["cost"], &api["failure_mode"]), (&json!(2), &json!("local 1/4")));
+    assert_eq!((&api["observed"], &api["ban"]), (&json!(false), &Value::Null));
+    assert!(api["since"].as_u64() > Some(1_790_000_000), "{report}");
+    assert_eq!(api["reloaded_at"], Value::Null);
+
+    assert_eq!((&logins["observed"], &logins["cost"]), (&json!(true), &json!(1)));
+    assert_eq!(logins["ban"], "ban after 3/min first 1min longest 1d");
+    assert_eq!((&closed["limit"], &closed["cost"]), (&json!("deny-all"), &Value::Null));
+    assert_eq!(closed["limits"][0]["quota"], 0);
+    assert_eq!(
+        open["limits"][0],
+        json!({ "limit": "unlimited", "quota": null, "window_seconds": null })
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_report_follows_a_reload() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("limits.toml");
+    let write =
+        |limit: &str| std::fs::write(&file, format!("[policies.api]\nlimit = '{limit}'\nkey = 'ip'\n")).unwrap();
+    write("sliding-log 2/min");
+    let policies = Policies::watch(&file).expect("a file of policies");
+    let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
+    let limiter = Limiter::new(MemoryStore::new(), policies.unkeyed("api").expect("a policy"));
+    let operators = [Operator::of(&layer), Operator::of_limiter(&limiter)];
+    for operator in &operators {
+        let before = operator.policy().await;
+        assert_eq!(
+            (&before["limit"], &before["reloaded_at"]),
+            (&json!("sliding-log 2/min"), &Value::Null)
+        );
+    }
+    assert_eq!(call(&app(&layer), "192.0.2.1", 3).await, StatusCode::TOO_MANY_REQUESTS);
+
+    write("sliding-log 5/min");
+    policies.reload().expect("the file is valid");
+    for operator in &operators {
+        let after = operator.policy().await;
+        assert_eq!(after["limit"], "sliding-log 5/min");
+        assert!(after["reloaded_at"].as_u64() >= after["since"].as_u64(), "{after}");
+    }
+    let [of_layer, _] = &operators;
+    assert_eq!(of_layer.counts("api", "ip=192.0.2.1").await["remaining"], 3);
+    assert_eq!(
+        of_layer.policy().await["denials"]["total"],
+        1,
+        "denials before a reload stay"
+    );
+    assert_eq!(call(&app(&layer), "192.0.2.1", 4).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(of_layer.policy().await["denials"]["total"], 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_report_has_the_mistake_in_a_file_until_it_is_mended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("limits.toml");
+    let write =
+        |limit: &str| std::fs::write(&file, format!("[policies.api]\nlimit = '{limit}'\nkey = 'ip'\n")).unwrap();
+    write("sliding-log 2/min");
+    let policies = Policies::watch(&file).expect("a file of policies");
+    let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
+    let operator = Operator::of(&layer);
+    let refused = async || operator.policy().await["refused_reload"].take();
+    assert_eq!(refused().await, Value::Null);
+
+    write("sliding-log 2/minute-or-so");
+    assert!(policies.reload().is_err());
+    let error = refused().await;
+    assert!(
+        error["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("minute-or-so")),
+        "{error}"
+    );
+    assert!(error["since"].as_u64() > Some(1_790_000_000), "{error}");
+    assert_eq!(operator.policy().await["limit"], "sliding-log 2/min");
+    write("sliding-log 3/min");
+    policies.reload().expect("the file is valid");
+    assert_eq!(refused().await, Value::Null);
+
+    policies.reload_on_change(Duration::from_secs(1)).expect("a runtime");
+    std::fs::remove_file(&file).expect("the file was there");
+    eventually("the missing file is reported", async || {
+        refused().await["error"].is_string()
+    })
+    .await;
+    write("sliding-log 3/min");
+    eventually("the file is back", async || refused().await.is_null()).await;
+}
+
+/// Reads and resets the counts of one caller, in this store.
+async fn reads_and_resets(store: impl Store + Clone) {
+    let policy = |name| Policy::new(name, SlidingLog::per_minute(2)).key((key::ip(), key::path()));
+    let banning = policy("banning").ban(Ban::after(2, MINUTE).first(10 * MINUTE));
+    let layer = RateLimitLayer::new(store.clone(), [policy("api"), policy("other")]);
+    let bans = RateLimitLayer::new(store, banning);
+    let operator = Operator(Admin::new().layer(&layer).layer(&bans).router_behind_authentication());
+    let key = "ip=192.0.2.1|path=/";
+    assert_eq!(operator.counts("api", key).await["remaining"], 2);
+
+    assert_eq!(call(&app(&layer), "192.0.2.1", 3).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(call(&app(&layer), "192.0.2.2", 1).await, StatusCode::OK);
+    let counts = operator.counts("api", key).await;
+    assert_eq!(
+        (&counts["allowed"], &counts["denial"]),
+        (&json!(false), &json!("quota exceeded"))
+    );
+    assert_eq!((&counts["quota"], &counts["remaining"]), (&json!(2), &json!(0)));
+    let wait = counts["retry_after_seconds"].as_f64().expect("a number");
+    assert!(0.0 < wait && wait <= 60.0, "{counts}");
+    assert_eq!(operator.counts("api", "ip=192.0.2.2|path=/").await["remaining"], 1);
+
+    // A peek is not a denial and counts nothing.
+    assert_eq!(operator.get("api", key).await.json()["denied"]["denials"], 1);
+
+    let response = operator.reset("api", key).await;
+    assert_eq!(response.status, StatusCode::OK);
+    assert_eq!(response.json()["counts"][0]["remaining"], 2);
+    assert_eq!(
+        operator.counts("other", key).await["remaining"],
+        0,
+        "another policy keeps its counts"
+    );
+    assert_eq!(
+        operator.counts("api", "ip=192.0.2.2|path=/").await["remaining"],
+        1,
+        "so does another key"
+    );
+    operator.reset("other", key).await;
+    assert_eq!(call(&app(&layer), "192.0.2.1", 1).await, StatusCode::OK);
+
+    // A ban, which is longer than the window of its policy.
+    assert_eq!(call(&app(&bans), "192.0.2.1", 5).await, StatusCode::TOO_MANY_REQUESTS);
+    let counts = operator.counts("banning", key).await;
+    assert_eq!(counts["denial"], "banned");
+    assert!(counts["retry_after_seconds"].as_f64() > Some(500.0), "{counts}");
+    assert_eq!(operator.reset("banning", key).await.status, StatusCode::OK);
+    assert_eq!(operator.counts("banning", key).await["remaining"], 2);
+    assert_eq!(call(&app(&bans), "192.0.2.1", 1).await, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subject_is_read_and_reset_in_memory() {
+    reads_and_resets(MemoryStore::new()).await;
+}
+
+#[tokio::test]
+async fn a_subject_is_read_and_reset_in_redis() {
+    let redis = Redis::start();
+    reads_and_resets(connected(patient(), &redis.url()).await).await;
+}
+
+#[tokio::test]
+async fn a_subject_is_read_and_reset_where_redis_has_hashes_of_keys() {
+    let redis = Redis::start();
+    let store = connected(patient().hash_keys("0123456789abcdef"), &redis.url()).await;
+    reads_and_resets(store).await;
+}
+
+#[tokio::test]
+async fn a_key_is_written_as_redis_shows_it() {
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_hour(3)));
+    let operator = Operator::of_limiter(&limiter);
+    let escaped = Key::header("x-user", "a|b {}").and(Key::path("/é"));
+    let network = Key::ip("2001:db8:1:2:3::".parse().expect("an address"));
+    for key in [escaped, network, Key::from("x".repeat(400))] {
+        let _ = limiter.check(key).await.expect("Redis replies");
+        let keys: Vec<String> = redis.command("KEYS", ["*"]).await;
+        let [stored] = &keys[..] else { panic!("{keys:?}") };
+        let text = stored.split(['{', '}']).nth(1).expect("a key in braces");
+        assert_eq!(operator.counts("mails", text).await["remaining"], 2, "{text}");
+        let _: String = redis.command("FLUSHALL", [""; 0]).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_too_long_for_a_store_is_found_by_its_text() {
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(3)));
+    let operator = Operator::of_limiter(&limiter);
+    let long = Key::from("x".repeat(400));
+    let _ = limiter.check(long.clone()).await.expect("a memory store replies");
+
+    let response = operator.get("mails", long.as_str()).await.json();
+    assert_eq!(response["counts"][0]["remaining"], 2);
+    let hash = response["key"].as_str().expect("text");
+    assert!(hash.starts_with("hash="), "{hash}");
+    assert_eq!(operator.counts("mails", hash).await["remaining"], 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_denials_are_hashes_that_a_look_up_shows() {
+    let layer = layer();
+    let operator = Operator::of(&layer);
+    for (address, times) in [("192.0.2.1", 4), ("192.0.2.2", 7), ("192.0.2.3", 2)] {
+        call(&app(&layer), address, times).await;
+    }
+    let denials = &operator.policy().await["denials"];
+    assert_eq!((&denials["total"], &denials["most_of_others"]), (&json!(7), &json!(0)));
+    let [second, first] = ["192.0.2.1", "192.0.2.2"].map(|address| format!("ip={address}"));
+    let hash = async |key: &str| operator.get("api", key).await.json()["subject"].take();
+    let expected = json!([
+        { "subject": hash(&first).await, "denials": 5, "error": 0 },
+        { "subject": hash(&second).await, "denials": 2, "error": 0 },
+    ]);
+    assert_eq!(denials["subjects"], expected);
+    assert!(
+        !operator.report().await.to_string().contains("192.0.2"),
+        "no key is shown"
+    );
+
+    assert_eq!(operator.get("api", &first).await.json()["denied"], expected[0]);
+    assert_eq!(operator.get("api", "ip=192.0.2.3").await.json()["denied"], Value::Null);
+
+    let shown = Operator(
+        Admin::new()
+            .layer(&layer)
+            .show_keys(true)
+            .router_behind_authentication(),
+    );
+    let subjects = &shown.policy().await["denials"]["subjects"];
+    assert_eq!(
+        (&subjects[0]["subject"], &subjects[1]["subject"]),
+        (&json!(first), &json!(second))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn denials_of_more_keys_than_are_counted_stay_within_their_bounds() {
+    let layer = layer();
+    let operator = Operator(Admin::new().layer(&layer).most_denied(3).router_behind_authentication());
+    let app = app(&layer);
+    for number in 0..20 {
+        call(&app, &format!("192.0.2.{number}"), 3).await;
+        call(&app, "203.0.113.7", 3).await;
+    }
+    let denials = &operator.policy().await["denials"];
+    assert_eq!(denials["total"], 20 + 58);
+    let subjects = denials["subjects"].as_array().expect("a list");
+    assert_eq!(subjects.len(), 3);
+    assert_eq!(subjects[0]["denials"], 58);
+    let bound = denials["most_of_others"].as_u64().expect("a number");
+    assert!((1..=78 / 3).contains(&bound), "{denials}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn denials_are_counted_while_there_is_a_router() {
+    let layer = layer();
+    let app = app(&layer);
+    call(&app, "192.0.2.1", 4).await;
+    let total = async |operator: &Operator| operator.policy().await["denials"]["total"].take();
+
+    let operator = Operator::of(&layer);
+    assert_eq!(total(&operator).await, 0);
+    call(&app, "192.0.2.1", 1).await;
+    let second = Operator::of(&layer);
+    assert_eq!((total(&operator).await, total(&second).await), (json!(1), json!(1)));
+    drop(operator);
+    call(&app, "192.0.2.1", 1).await;
+    assert_eq!(total(&second).await, 2);
+
+    drop(second);
+    call(&app, "192.0.2.1", 1).await;
+    assert_eq!(total(&Operator::of(&layer)).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_observes_lists_what_it_would_have_denied() {
+    let layer = RateLimitLayer::new(MemoryStore::new(), api(SlidingLog::per_minute(2)).observe_only());
+    let operator = Operator::of(&layer);
+    assert_eq!(call(&app(&layer), "192.0.2.1", 5).await, StatusCode::OK);
+    assert_eq!(operator.policy().await["denials"]["total"], 3);
+    let counts = operator.counts("api", "ip=192.0.2.1").await;
+    assert_eq!((&counts["allowed"], &counts["observed"]), (&json!(false), &json!(true)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn layers_and_limiters_on_one_store_share_a_policy_and_its_denials() {
+    let store = MemoryStore::new();
+    let policy = || api(SlidingLog::per_minute(2));
+    let layers = [(); 2].map(|()| RateLimitLayer::new(store.clone(), policy()));
+    let limiter = Limiter::new(store.clone(), policy().ban(Ban::by_hand()));
+    let admin = Admin::new()
+        .layer(&layers[0])
+        .layer(&layers[0])
+        .layer(&layers[1])
+        .limiter(&limiter);
+    let operator = Operator(admin.router_behind_authentication());
+    for layer in &layers {
+        call(&app(layer), "192.0.2.1", 3).await;
+    }
+    let report = operator.report().await;
+    assert_eq!(report["stores"].as_array().map(Vec::len), Some(1));
+    // The limiter has bans beside the limit.
+    assert_eq!(report["policies"].as_array().map(Vec::len), Some(2));
+    assert_eq!(report["policies"][0]["denials"]["total"], 4);
+    let subjects = &report["policies"][0]["denials"]["subjects"];
+    assert_eq!(
+        (subjects.as_array().map(Vec::len), &subjects[0]["denials"]),
+        (Some(1), &json!(4))
+    );
+
+    limiter.ban("x", MINUTE).await.expect("a memory store replies");
+    let banned = operator.get("api", "key=x").await.json();
+    assert_eq!(
+        (&banned["counts"][0]["denial"], &banned["counts"][1]["denial"]),
+        (&Value::Null, &json!("banned"))
+    );
+    let reset = operator.reset("api", "key=x").await.json();
+    assert_eq!(reset["counts"][1]["denial"], Value::Null);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_of_two_stores_is_selected_by_the_number_of_the_store() {
+    let layers = [layer(), layer()];
+    let operator = Operator(
+        Admin::new()
+            .layer(&layers[0])
+            .layer(&layers[1])
+            .router_behind_authentication(),
+    );
+    call(&app(&layers[1]), "192.0.2.1", 1).await;
+    let get = async |query: &str| {
+        send(
+            &operator.0,
+            Request::get(format!("/subject?policy=api&key=ip%3D192.0.2.1{query}")),
+        )
+        .await
+    };
+
+    let unclear = get("").await;
+    assert_eq!(unclear.status, StatusCode::BAD_REQUEST);
+    let error = unclear.json();
+    assert!(
+        error["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("`store=1` or `store=2`")),
+        "{error}"
+    );
+    assert_eq!(get("&store=3").await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(get("&store=1").await.json()["counts"][0]["remaining"], 2);
+    assert_eq!(get("&store=2").await.json()["counts"][0]["remaining"], 1);
+
+    let body = json!({ "policy": "api", "key": "ip=192.0.2.1", "store": 2 }).to_string();
+    assert_eq!(
+        operator.post("/reset", &body, &[]).await.json()["counts"][0]["remaining"],
+        2
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_limits_that_are_chosen_those_of_this_process_are_known() {
+    let plan = |parts: &http::request::Parts| match parts.uri.query() {
+        Some("pro") => Limit::from(SlidingLog::per_minute(10)),
+        Some("hourly") => FixedWindow::per_hour(20).into(),
+        _ => SlidingLog::per_minute(2).into(),
+    };
+    let policy = Policy::new("api", limit::by(plan)).key(key::ip());
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy);
+    let operator = Operator::of(&layer);
+    assert_eq!(operator.get("api", "ip=203.0.113.7").await.json()["counts"], json!([]));
+    assert_eq!(operator.policy().await["limits"], json!([]));
+    let refused = operator.reset("api", "ip=203.0.113.7").await;
+    assert_eq!(refused.status, StatusCode::CONFLICT);
+    let error = refused.json()["error"].to_string();
+    assert!(error.contains("no request has chosen one"), "{error}");
+
+    let app = app(&layer);
+    for query in ["pro", "free", "free", "hourly"] {
+        send(&app, get(&format!("/?{query}"))).await;
+    }
+    let policy = operator.policy().await;
+    assert_eq!(policy["limit"], Value::Null);
+    let limits: Vec<_> = policy["limits"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|limit| &limit["quota"])
+        .collect();
+    assert_eq!(limits, [2, 10, 20]);
+    let remaining = async || {
+        let counts = operator.get("api", "ip=203.0.113.7").await.json();
+        let counts = counts["counts"].as_array().expect("a list").clone();
+        counts
+            .iter()
+            .map(|counts| counts["remaining"].as_u64())
+            .collect::<Vec<_>>()
+    };
+    // Limits of one algorithm share the count.
+    assert_eq!(remaining().await, [Some(0), Some(8), Some(19)]);
+    operator.reset("api", "ip=203.0.113.7").await;
+    assert_eq!(remaining().await, [Some(2), Some(10), Some(20)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_and_limits_that_count_nothing_are_shown() {
+    let policies = [
+        Policy::new("exports", Concurrency::new(3)),
+        Policy::new("closed", Limit::DenyAll).observe_only(),
+        Policy::new("open", Limit::Unlimited),
+    ];
+    let limiter = Limiter::new(MemoryStore::new(), policies);
+    let operator = Operator::of_limiter(&limiter);
+    let held = limiter.check("42").await.expect("a memory store replies");
+    let slots = operator.counts("exports", "key=42").await;
+    assert_eq!((&slots["allowed"], &slots["remaining"]), (&json!(true), &json!(2)));
+    drop(held);
+
+    let closed = operator.counts("closed", "key=42").await;
+    assert_eq!(
+        (&closed["allowed"], &closed["denial"]),
+        (&json!(false), &json!("deny all"))
+    );
+    let open = operator.counts("open", "key=42").await;
+    assert_eq!((&open["allowed"], &open["remaining"]), (&json!(true), &Value::Null));
+    for policy in ["closed", "open"] {
+        assert_eq!(operator.reset(policy, "key=42").await.status, StatusCode::OK);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_with_a_mistake_is_an_error_with_the_fix() {
+    let operator = Operator::of(&layer());
+    for (path, status, fix) in [
+        ("/subject", 400, "`policy`, such as `api`"),
+        ("/subject?policy=api", 400, "`key`, such as `ip=203.0.113.7`"),
+        ("/subject?policy=login&key=ip%3D192.0.2.1", 404, "those are `api`"),
+        ("/subject?policy=api&key=192.0.2.1", 400, "`ip=203.0.113.7`"),
+        ("/subject?policy=api&key=ip%3D1%7C", 400, "is not an address"),
+        ("/subject?policy=api&key=key%3D%FF%FE", 400, "`^EF`"),
+        ("/subject?policy=api&key=keyed%3D00", 400, "the key itself"),
+        (
+            "/subject?policy=api&key=ip%3D192.0.2.1&store=x",
+            400,
+            "/subject?policy=api&key=",
+        ),
+        ("/subject?policy=api&policy=b&key=a", 400, "/subject?policy=api&key="),
+        ("/subject?%", 400, "`policy`"),
+        ("/nothing", 404, "`/report`"),
+        ("/reset", 405, "`POST` for `/reset`"),
+    ] {
+        let response = send(&operator.0, Request::get(path)).await;
+        assert_eq!(response.status.as_u16(), status, "{path}");
+        let error = response.json();
+        let is_shown = error["error"].as_str().is_some_and(|error| error.contains(fix));
+        assert!(is_shown, "{path}: {error}");
+    }
+    for (body, status, fix) in [
+        ("", 400, r#"{"policy":"api","key":"ip=203.0.113.7"}"#),
+        ("[1]", 400, r#"{"policy":"api","key":"ip=203.0.113.7"}"#),
+        ("\u{0}", 400, r#"{"policy":"api","key":"ip=203.0.113.7"}"#),
+        (r#"{"policy":1,"key":"a"}"#, 400, "{\"policy\":\"api\""),
+        (r#"{"policy":"api"}"#, 400, "`key`, such as"),
+        (
+            r#"{"policy":"api","key":"ip=192.0.2.1","store":-1}"#,
+            400,
+            "{\"policy\":\"api\"",
+        ),
+        (
+            &format!(r#"{{"policy":"api","key":"key={}"}}"#, "x".repeat(20_000)),
+            413,
+            "length limit",
+        ),
+    ] {
+        let response = operator.post("/reset", body, &[]).await;
+        assert_eq!(response.status.as_u16(), status, "{body}");
+        let error = response.json();
+        let is_shown = error["error"].as_str().is_some_and(|error| error.contains(fix));
+        assert!(is_shown, "{body}: {error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_of_another_site_cannot_reset() {
+    let layer = layer();
+    let operator = Operator::of(&layer);
+    call(&app(&layer), "192.0.2.1", 2).await;
+    let body = r#"{"policy":"api","key":"ip=192.0.2.1"}"#;
+    let host = ("host", "a.example");
+    for (fields, status, reason) in [
+        ([host, ("sec-fetch-site", "cross-site")], 403, "another origin"),
+        ([host, ("sec-fetch-site", "same-site")], 403, "another origin"),
+        ([host, ("origin", "https://evil.example")], 403, "another origin"),
+        ([host, ("content-type", "text/plain")], 415, "application/json"),
+        (
+            [host, ("content-type", "application/x-www-form-urlencoded")],
+            415,
+            "application/json",
+        ),
+    ] {
+        for path in ["/subject", "/reset"] {
+            let response = operator.post(path, body, &fields).await;
+            assert_eq!(response.status.as_u16(), status, "{fields:?}");
+            assert!(response.json().to_string().contains(reason), "{fields:?}");
+        }
+        assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 0);
+    }
+    for method in [Method::GET, Method::PUT, Method::OPTIONS] {
+        let query = "/reset?policy=api&key=ip%3D192.0.2.1";
+        let response = send(&operator.0, Request::builder().method(method).uri(query)).await;
+        assert_eq!(response.status, StatusCode::METHOD_NOT_ALLOWED);
+        assert!(
+            response
+                .headers
+                .keys()
+                .all(|name| !name.as_str().starts_with("access-control"))
+        );
+    }
+    assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 0);
+
+    let own = [
+        host,
+        ("sec-fetch-site", "same-origin"),
+        ("content-type", "application/json; charset=utf-8"),
+    ];
+    assert_eq!(operator.post("/reset", body, &own).await.status, StatusCode::OK);
+    assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_of_another_site_reads_nothing() {
+    let store = Counted::new(MemoryStore::new());
+    let layer = RateLimitLayer::new(
+        store.clone(),
+        Policy::new("api", SlidingLog::per_minute(2)).key(key::ip()),
+    );
+    let operator = Operator::of(&layer);
+    for path in ["/report", "/subject?policy=api&key=ip%3D192.0.2.1"] {
+        for (field, value, status) in [
+            ("sec-fetch-site", "cross-site", 403),
+            ("sec-fetch-site", "same-site", 403),
+            ("referer", "https://evil.example/page", 403),
+            ("origin", "null", 403),
+            // An address that the operator enters, the page, and curl.
+            ("sec-fetch-site", "none", 200),
+            ("sec-fetch-site", "same-origin", 200),
+            ("accept", "*/*", 200),
+        ] {
+            for method in [Method::GET, Method::HEAD] {
+                let before = store.calls();
+                let request = Request::builder().method(method).uri(path).header("host", "a.example");
+                let response = send(&operator.0, request.header(field, value)).await;
+                assert_eq!(response.status.as_u16(), status, "{path} {field}: {value}");
+                assert_eq!(store.calls() > before, status == 200, "{path} {field}: {value}");
+            }
+        }
+    }
+    let link = Request::get("/").header("sec-fetch-site", "cross-site");
+    assert_eq!(send(&operator.0, link).await.status, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subject_in_a_body_is_read_as_one_in_a_query() {
+    let layer = layer();
+    let operator = Operator::of(&layer);
+    call(&app(&layer), "192.0.2.1", 4).await;
+    let body = r#"{"policy":"api","key":"ip=192.0.2.1"}"#;
+    let posted = operator.post("/subject", body, &[]).await.json();
+    assert_eq!(posted["denied"]["denials"], 2);
+    assert_eq!(posted, operator.get("api", "ip=192.0.2.1").await.json());
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_response_is_cached_or_framed_or_read_as_another_type() {
+    let operator = Operator::of(&layer());
+    let paths = [
+        "/",
+        "/report",
+        "/subject?policy=api&key=key%3D1",
+        "/subject",
+        "/nothing",
+        "/reset",
+    ];
+    for path in paths {
+        for request in [Request::get(path), Request::head(path), Request::delete(path)] {
+            let response = send(&operator.0, request).await;
+            assert_eq!(response.field("cache-control"), Some("no-store"), "{path}");
+            assert_eq!(response.field("x-content-type-options"), Some("nosniff"), "{path}");
+            assert_eq!(response.field("referrer-policy"), Some("no-referrer"), "{path}");
+            let policy = response.field("content-security-policy").expect("a policy");
+            assert!(
+                policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"),
+                "{policy}"
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_report_has_the_numbers_of_a_memory_store() {
+    let (store, clock) = (MemoryStore::builder().capacity(2), ManualClock::new());
+    let layer = RateLimitLayer::new(store.manual_clock(&clock).build(), api(SlidingLog::per_minute(2)));
+    let operator = Operator::of(&layer);
+    for address in ["192.0.2.1", "192.0.2.2", "192.0.2.3"] {
+        call(&app(&layer), address, 1).await;
+    }
+    let store = &operator.report().await["stores"][0];
+    assert_eq!(
+        (&store["store"], &store["kind"], &store["error"]),
+        (&json!(1), &json!("memory"), &Value::Null)
+    );
+    assert_eq!(
+        store["numbers"],
+        json!([["keys", 2], ["capacity", 2], ["evictions", 1]])
+    );
+    assert!(store["replied_after_seconds"].as_f64() >= Some(0.0));
+}
+
+#[tokio::test]
+async fn the_report_has_the_failure_of_a_store_of_another_kind() {
+    let layer = RateLimitLayer::new(Broken::default(), api(SlidingLog::per_minute(2)));
+    let operator = Operator::of(&layer);
+    let store = operator.report().await["stores"][0].take();
+    assert_eq!((&store["health"], &store["nodes"]), (&Value::Null, &json!([])));
+    assert_eq!(call(&app(&layer), "192.0.2.1", 3).await, StatusCode::TOO_MANY_REQUESTS);
+
+    let report = operator.report().await;
+    let store = &report["stores"][0];
+    assert_eq!(
+        (&store["kind"], &store["error"]),
+        (&json!("custom"), &json!("the store is away"))
+    );
+    assert_eq!(
+        (&store["replied_after_seconds"], &store["nodes"][0]["error"]),
+        (&Value::Null, &json!("the store is away"))
+    );
+    assert_eq!(
+        (&store["health"], &store["nodes"][0]["failed"]),
+        (&json!("100 % of checks fail"), &json!(3))
+    );
+    assert_eq!(
+        report["policies"][0]["denials"]["total"], 1,
+        "denials by this process are counted"
+    );
+
+    // This process counts, so the peek is one of its counts; and a reset removes these and reports the failure.
+    let counts = operator.counts("api", "ip=192.0.2.1").await;
+    assert_eq!(
+        (&counts["remaining"], &counts["store_error"]),
+        (&json!(0), &json!("the store is away"))
+    );
+    let reset = operator.reset("api", "ip=192.0.2.1").await;
+    assert_eq!(reset.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        reset.json()["error"],
+        "the store of the counts fails: the store is away"
+    );
+    assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 2);
+
+    for mode in [FailureMode::Open, FailureMode::Closed] {
+        let layer = RateLimitLayer::new(Broken::default(), api(SlidingLog::per_minute(2)).failure_mode(mode));
+        let response = Operator::of(&layer).get("api", "ip=192.0.2.1").await;
+        assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE, "{mode}");
+        assert_eq!(
+            response.json()["error"],
+            "the store of the counts fails: the store is away"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_report_has_the_breaker_of_redis() {
+    let mut redis = Redis::start();
+    let store: RedisStore = connected(less_patient(), &redis.url()).await;
+    let status = store.status().expect("a status");
+    let closed = StoreStatus::new("redis")
+        .number("breakers", 1)
+        .number("open breakers", 0);
+    assert_eq!((status.kind, status.numbers), (closed.kind, closed.numbers));
+    let layer = RateLimitLayer::new(store, api(SlidingLog::per_minute(2)));
+    let operator = Operator::of(&layer);
+    let numbers = async || operator.report().await["stores"][0]["numbers"].take();
+    assert_eq!(numbers().await, json!([["breakers", 1], ["open breakers", 0]]));
+
+    redis.kill();
+    let (open, closed) = (
+        json!([["breakers", 1], ["open breakers", 1]]),
+        json!([["breakers", 1], ["open breakers", 0]]),
+    );
+    let app = app(&layer);
+    eventually("the breaker is open", async || {
+        call(&app, "192.0.2.1", 1).await;
+        numbers().await == open
+    })
+    .await;
+    let address = format!("127.0.0.1:{}", redis.port());
+    eventually("the node is down", async || {
+        call(&app, "192.0.2.1", 1).await;
+        operator.report().await["stores"][0]["nodes"][0]["state"] == "down"
+    })
+    .await;
+    let store = operator.report().await["stores"][0].take();
+    assert!(
+        store["error"].is_string() && store["nodes"][0]["error"].is_string(),
+        "{store}"
+    );
+    assert_eq!(store["nodes"][0]["node"], address);
+    assert!(
+        store["health"]
+            .as_str()
+            .is_some_and(|health| health.starts_with("down: ")),
+        "{store}"
+    );
+
+    redis.restart();
+    eventually("the breaker is closed", async || numbers().await == closed).await;
+    eventually("the outage has ended", async || {
+        call(&app, "192.0.2.1", 1).await;
+        operator.report().await["stores"][0]["nodes"][0]["state"] == "ok"
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_without_policies_reports_none() {
+    let operator = Operator(Admin::default().router_behind_authentication());
+    let report = operator.report().await;
+    assert_eq!((&report["policies"], &report["stores"]), (&json!([]), &json!([])));
+    assert_eq!(operator.get("api", "key=1").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_debug_text_of_an_admin_has_no_key() {
+    let layer = layer();
+    let admin = Admin::new().layer(&layer).show_keys(true);
+    let text = format!("{admin:?}");
+    assert_eq!(text, "Admin { sources: 1, show_keys: true, most_denied: 100 }");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_is_logged_without_the_key() {
+    let log = Log::capture();
+    let operator = Operator(
+        Admin::new()
+            .layer(&layer())
+            .show_keys(true)
+            .router_behind_authentication(),
+    );
+    operator.get("api", "ip=192.0.2.1").await;
+    assert_eq!(log.text(), "");
+    operator.reset("api", "ip=192.0.2.1").await;
+    let text = log.text();
+    let line = "INFO tower_quota::admin::router: an operator resets the counts of a subject policy=\"api\" subject=\"";
+    assert!(text.contains(line), "{text}");
+    assert!(!text.contains("192.0.2.1"), "{text}");
+}

@@ -1,0 +1,9 @@
+//! Tests of `src/check/`: checks.
+
+mod admission;
+mod bans;
+mod completion;
+mod decisions;
+mod settlement;
+mod wait;
+mod wait_processes;

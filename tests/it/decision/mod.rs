@@ -1,0 +1,8 @@
+//! Tests of `src/decision/`: what a decision does until its request has ended.
+
+mod concurrency;
+mod degrees;
+mod denied;
+mod drained;
+mod learning;
+mod terminated;

@@ -1,0 +1,10 @@
+//! Tests of `src/limit/`: the algorithms.
+
+mod clock_steps;
+mod differential;
+mod extremes;
+mod figures;
+pub(crate) mod oracles;
+mod properties;
+mod reference;
+mod timelines;

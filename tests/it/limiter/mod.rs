@@ -1,0 +1,3 @@
+//! Tests of `src/limiter/`: limiters without HTTP.
+
+mod operations;

@@ -1,0 +1,20 @@
+//! Tests of `src/middleware/`: the Tower middleware.
+
+mod access;
+mod allocations;
+mod axum;
+mod completion_grpc;
+mod failure;
+mod http_fields;
+mod hyper;
+mod nested;
+mod observers;
+mod paths;
+mod shutdown;
+mod stack;
+mod stalls;
+mod tonic;
+mod tower_contract;
+mod upgraded;
+mod upload;
+mod wait_readiness;

@@ -1,0 +1,818 @@
+//! The metrics, as Prometheus would scrape them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    pin::pin,
+    sync::Mutex,
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use ::metrics::{
+    Counter, Gauge, Histogram, Key as MetricKey, KeyName, LocalRecorderGuard, Metadata, Recorder, SharedString, Unit,
+    set_default_local_recorder, with_local_recorder,
+};
+use axum::{Router, extract::Request, response::Response, routing::get as route};
+use http::request::Parts;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio::{task::JoinSet, time::sleep};
+use tower::ServiceExt;
+use tower_quota::{
+    Ban, ClientLibrary, Concurrency, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
+    SlidingLog, key,
+    response::Problem,
+    store::{ErrorKind, Operation, Store, StoreError, StoreFuture, StoreRequest},
+};
+
+use crate::support::{Broken, Later, Redis, connected, each_client, eventually, get, get_from, patient, send};
+
+#[path = "../../../examples/metrics.rs"]
+#[allow(dead_code)]
+mod example;
+
+/// A recorder for this thread, and what it exposes.
+struct Metrics {
+    handle: PrometheusHandle,
+    _guard: LocalRecorderGuard<'static>,
+}
+
+impl Metrics {
+    fn install() -> Self {
+        let recorder = Box::leak(Box::new(PrometheusBuilder::new().build_recorder()));
+        Self {
+            handle: recorder.handle(),
+            _guard: set_default_local_recorder(recorder),
+        }
+    }
+
+    /// The values of all series, by their names with labels.
+    fn series(&self) -> BTreeMap<String, f64> {
+        let text = self.handle.render();
+        let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let values = lines.map(|line| {
+            let (name, value) = line.rsplit_once(' ').expect("a name and a value");
+            (name.to_owned(), value.parse().expect("a number"))
+        });
+        values.collect()
+    }
+
+    #[track_caller]
+    fn value(&self, series: &str) -> f64 {
+        let all = self.series();
+        *all.get(series)
+            .unwrap_or_else(|| panic!("no {series}; there are {:#?}", all.keys()))
+    }
+
+    /// The outcomes of a policy that are not 0.
+    fn outcomes(&self, policy: &str) -> Vec<(String, f64)> {
+        let begin = format!("tower_quota_decisions_total{{policy=\"{policy}\",outcome=\"");
+        let of_policy = self.series().into_iter().filter_map(|(name, value)| {
+            let outcome = name.strip_prefix(&begin)?.strip_suffix("\"}")?;
+            (value > 0.0).then(|| (outcome.to_owned(), value))
+        });
+        of_policy.collect()
+    }
+
+    #[track_caller]
+    fn assert_outcomes(&self, policy: &str, expected: &[(&str, f64)]) {
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(outcome, count)| ((*outcome).to_owned(), *count))
+            .collect();
+        assert_eq!(self.outcomes(policy), expected);
+    }
+}
+
+/// So many a minute for all callers.
+fn policy(quota: u64) -> Policy {
+    Policy::new("api", SlidingLog::per_minute(quota)).key(key::constant("all"))
+}
+
+fn app(layer: RateLimitLayer) -> Router {
+    Router::new().fallback(route(async || "hi")).layer(layer)
+}
+
+async fn send_to(app: &Router, paths: &[&str]) {
+    for path in paths {
+        send(app, get(path)).await;
+    }
+}
+
+fn is(path: &'static str) -> impl Fn(&Parts) -> bool + Send + Sync + 'static {
+    move |parts| parts.uri.path() == path
+}
+
+async fn redis_store(redis: &Redis, library: ClientLibrary) -> RedisStore {
+    connected(patient().client_library(library), &redis.url()).await
+}
+
+// Decisions.
+
+/// A client selects the format of the response by its content type, and so the HTTP status. The metrics do not depend on it.
+#[tokio::test]
+async fn a_denial_counts_as_limited_in_every_format() {
+    let metrics = Metrics::install();
+    let [negotiated, without_grpc] = ["negotiated", "without-grpc"].map(|name| {
+        let policy = Policy::new(name, SlidingLog::per_minute(1)).key(key::constant("all"));
+        RateLimitLayer::new(MemoryStore::new(), policy)
+    });
+    let app = |layer| Router::new().fallback(async || "hi").layer(layer);
+    let formats = [
+        (app(negotiated), "negotiated", 200),
+        (app(without_grpc.format(Problem)), "without-grpc", 429),
+    ];
+    for (app, policy, of_grpc) in formats {
+        let mut statuses = Vec::new();
+        for content_type in [
+            "application/json",
+            "application/json",
+            "application/grpc",
+            "application/grpc-web",
+        ] {
+            let request = get("/").method("POST").header("content-type", content_type);
+            statuses.push(send(&app, request).await.status.as_u16());
+        }
+        assert_eq!(statuses, [200, 429, of_grpc, of_grpc], "{policy}");
+        metrics.assert_outcomes(policy, &[("admitted", 1.0), ("limited", 3.0)]);
+    }
+}
+
+async fn counts_the_decisions_of_a_layer_and_a_limiter(store: impl Store + Clone) {
+    let metrics = Metrics::install();
+    send_to(&app(RateLimitLayer::new(store.clone(), policy(2))), &["/"; 5]).await;
+    metrics.assert_outcomes("api", &[("admitted", 2.0), ("limited", 3.0)]);
+    assert_eq!(metrics.value("tower_quota_check_duration_seconds_count"), 5.0);
+
+    let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_minute(1)));
+    for _ in 0..3 {
+        let _ = limiter.check("42").await.expect("the store replies");
+    }
+    // These decide nothing.
+    let _ = limiter.peek("42").await.expect("the store replies");
+    let _ = limiter.charge("42", 1).await.expect("the store replies");
+    limiter.reset("42").await.expect("the store replies");
+    metrics.assert_outcomes("mails", &[("admitted", 1.0), ("limited", 2.0)]);
+}
+
+#[tokio::test]
+async fn decisions_are_counted_in_memory() {
+    counts_the_decisions_of_a_layer_and_a_limiter(MemoryStore::new()).await;
+}
+
+#[tokio::test]
+async fn decisions_are_counted_that_come_later() {
+    counts_the_decisions_of_a_layer_and_a_limiter(Later(MemoryStore::new())).await;
+}
+
+async fn decisions_are_counted_in_redis(library: ClientLibrary) {
+    let redis = Redis::start();
+    counts_the_decisions_of_a_layer_and_a_limiter(redis_store(&redis, library).await).await;
+}
+
+#[tokio::test]
+async fn a_denial_without_a_call_of_the_store_is_counted() {
+    for observed in [false, true] {
+        let metrics = Metrics::install();
+        let mut policy = Policy::new("api", Limit::DenyAll).key(key::constant("all"));
+        if observed {
+            policy = policy.observe_only();
+        }
+        send_to(&app(RateLimitLayer::new(MemoryStore::new(), policy)), &["/"]).await;
+        let outcome = if observed { "observed" } else { "limited" };
+        metrics.assert_outcomes("api", &[(outcome, 1.0)]);
+    }
+}
+
+#[tokio::test]
+async fn a_policy_that_another_one_denies_counts_no_outcome() {
+    let metrics = Metrics::install();
+    let other = Policy::new("other", SlidingLog::per_minute(9)).key(key::constant("all"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), [policy(1), other]);
+    send_to(&app(layer), &["/"; 3]).await;
+    metrics.assert_outcomes("api", &[("admitted", 1.0), ("limited", 2.0)]);
+    metrics.assert_outcomes("other", &[("admitted", 1.0)]);
+}
+
+#[tokio::test]
+async fn what_an_observing_policy_would_deny_is_observed() {
+    let metrics = Metrics::install();
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy(1).observe_only());
+    send_to(&app(layer), &["/"; 3]).await;
+    metrics.assert_outcomes("api", &[("admitted", 1.0), ("observed", 2.0)]);
+}
+
+#[tokio::test]
+async fn a_request_of_a_banned_key_is_banned() {
+    let metrics = Metrics::install();
+    let banning = Policy::new("logins", SlidingLog::per_minute(9)).ban(Ban::by_hand());
+    let limiter = Limiter::new(MemoryStore::new(), banning);
+    limiter
+        .ban("42", Duration::from_secs(60))
+        .await
+        .expect("a memory store does not fail");
+    for key in ["42", "43"] {
+        let _ = limiter.check(key).await.expect("a memory store does not fail");
+    }
+    metrics.assert_outcomes("logins", &[("admitted", 1.0), ("banned", 1.0)]);
+}
+
+#[tokio::test]
+async fn a_request_that_a_policy_does_not_regard_is_skipped() {
+    let metrics = Metrics::install();
+    let selective = policy(9)
+        .apply_if(|parts| parts.uri.path() != "/health")
+        .cost_fn(|parts| (parts.uri.path() != "/free").into());
+    let other = Policy::new("other", SlidingLog::per_minute(9)).key(key::constant("all"));
+    let one = RateLimitLayer::new(MemoryStore::new(), selective.clone()).skip(is("/skipped"));
+    let two = RateLimitLayer::new(MemoryStore::new(), [selective, other]).skip(is("/skipped"));
+    for layer in [one, two] {
+        send_to(&app(layer), &["/", "/health", "/free", "/skipped"]).await;
+    }
+    metrics.assert_outcomes("api", &[("admitted", 2.0), ("skipped", 6.0)]);
+    metrics.assert_outcomes("other", &[("admitted", 3.0), ("skipped", 1.0)]);
+
+    let unlimited = Limiter::new(MemoryStore::new(), Policy::new("unlimited", Limit::Unlimited));
+    let _ = unlimited.check("42").await.expect("a memory store does not fail");
+    let _ = unlimited.peek("42").await.expect("a memory store does not fail");
+    metrics.assert_outcomes("unlimited", &[("skipped", 1.0)]);
+}
+
+#[tokio::test]
+async fn a_request_that_the_layer_blocks_is_blocked() {
+    let metrics = Metrics::install();
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy(9)).block(is("/admin"));
+    send_to(&app(layer), &["/", "/admin"]).await;
+    metrics.assert_outcomes("api", &[("admitted", 1.0), ("blocked", 1.0)]);
+}
+
+#[tokio::test]
+async fn a_request_without_a_key_is_refused_or_not_observed() {
+    let metrics = Metrics::install();
+    let by_user = |name| Policy::new(name, SlidingLog::per_minute(9)).key(key::header("user"));
+    for policy in [by_user("enforced"), by_user("observing").observe_only()] {
+        send_to(&app(RateLimitLayer::new(MemoryStore::new(), policy)), &["/"]).await;
+    }
+    metrics.assert_outcomes("enforced", &[("refused", 1.0)]);
+    metrics.assert_outcomes("observing", &[("skipped", 1.0)]);
+}
+
+#[tokio::test]
+async fn requests_while_the_store_fails_are_counted_by_what_the_failure_mode_does() {
+    for (mode, outcomes) in [
+        (
+            FailureMode::Local,
+            &[("admitted_locally", 1.0), ("limited_locally", 2.0)][..],
+        ),
+        (FailureMode::Open, &[("uncounted", 3.0)]),
+        (FailureMode::Closed, &[("failed", 3.0)]),
+    ] {
+        let metrics = Metrics::install();
+        let layer = RateLimitLayer::new(Later(Broken::default()), policy(1).failure_mode(mode));
+        send_to(&app(layer), &["/"; 3]).await;
+        metrics.assert_outcomes("api", outcomes);
+        let errors = metrics.value("tower_quota_store_errors_total{kind=\"unreachable\"}");
+        assert_eq!(errors, 3.0, "{mode}");
+        assert_eq!(metrics.value("tower_quota_store_errors_total{kind=\"timeout\"}"), 0.0);
+        assert_eq!(metrics.value("tower_quota_check_duration_seconds_count"), 3.0);
+    }
+}
+
+#[tokio::test]
+async fn each_kind_of_error_is_counted_by_itself() {
+    for (kind, label) in [
+        (ErrorKind::Timeout, "timeout"),
+        (ErrorKind::Unreachable, "unreachable"),
+        (ErrorKind::Refused, "refused"),
+        (ErrorKind::Protocol, "protocol"),
+    ] {
+        let metrics = Metrics::install();
+        let store = Failing {
+            store: MemoryStore::new(),
+            fails: |_| true,
+            kind,
+        };
+        let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_minute(1)));
+        let _ = limiter.check("42").await.expect("this process counts");
+        for other in ["timeout", "unreachable", "refused", "protocol"] {
+            let errors = metrics.value(&format!("tower_quota_store_errors_total{{kind=\"{other}\"}}"));
+            assert_eq!(errors > 0.0, other == label, "{kind:?} as {other}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn admitted_requests_near_the_limit_are_counted() {
+    let metrics = Metrics::install();
+    for (name, threshold, near) in [("default", None, 3.0), ("half", Some(0.5), 6.0)] {
+        let mut policy = Policy::new(name, SlidingLog::per_minute(10)).key(key::constant("all"));
+        if let Some(fraction) = threshold {
+            policy = policy.warn_at(fraction);
+        }
+        send_to(&app(RateLimitLayer::new(MemoryStore::new(), policy)), &["/"; 12]).await;
+        let series = format!("tower_quota_near_limit_total{{policy=\"{name}\"}}");
+        assert_eq!(metrics.value(&series), near, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_takes_the_time_until_the_reply_of_the_store() {
+    let metrics = Metrics::install();
+    for (store, sum) in [(Duration::ZERO, 0.0), (Duration::from_millis(250), 0.25)] {
+        let limiter = Limiter::new(Slow(store), Policy::new("mails", SlidingLog::per_minute(9)));
+        let _ = limiter.check("42").await.expect("a memory store does not fail");
+        let measured = metrics.value("tower_quota_check_duration_seconds_sum");
+        assert!((measured - sum).abs() < 0.01, "{measured}");
+    }
+    assert_eq!(metrics.value("tower_quota_check_duration_seconds_count"), 2.0);
+}
+
+/// A store that replies after this time.
+struct Slow(Duration);
+
+impl Store for Slow {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        let (reply, delay) = (MemoryStore::new().decide(requests), self.0);
+        StoreFuture::pending(async move {
+            sleep(delay).await;
+            reply.await
+        })
+    }
+}
+
+// Stores.
+
+each_client! {
+    decisions_are_counted_in_redis
+    the_requests_of_a_script_call_are_recorded
+    hits_of_the_deny_cache_are_counted
+    an_open_breaker_is_counted_until_it_closes
+}
+
+async fn the_requests_of_a_script_call_are_recorded(library: ClientLibrary) {
+    let (metrics, redis) = (Metrics::install(), Redis::start());
+    let store = redis_store(&redis, library).await;
+    let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_minute(9)));
+    let mut checks = JoinSet::new();
+    for key in 0..100 {
+        let limiter = limiter.clone();
+        checks.spawn(async move { limiter.check(format!("{}", key % 50)).await.is_ok() });
+    }
+    assert_eq!(checks.join_all().await, [true; 100]);
+    assert_eq!(metrics.value("tower_quota_redis_call_requests_sum"), 100.0);
+    let calls = metrics.value("tower_quota_redis_call_requests_count");
+    assert!((2.0..100.0).contains(&calls), "{calls} calls");
+}
+
+async fn hits_of_the_deny_cache_are_counted(library: ClientLibrary) {
+    let (metrics, redis) = (Metrics::install(), Redis::start());
+    let store = redis_store(&redis, library).await;
+    let app = app(RateLimitLayer::new(store, policy(1)));
+    eventually("a denial is cached", async || {
+        send_to(&app, &["/"; 5]).await;
+        metrics.value("tower_quota_deny_cache_hits_total") > 0.0
+    })
+    .await;
+    let (hits, sent) = (
+        metrics.value("tower_quota_deny_cache_hits_total"),
+        metrics.value("tower_quota_redis_call_requests_sum"),
+    );
+    let requests: f64 = metrics.outcomes("api").iter().map(|(_, count)| count).sum();
+    assert_eq!(hits + sent, requests);
+}
+
+async fn an_open_breaker_is_counted_until_it_closes(library: ClientLibrary) {
+    const OPEN: &str = "tower_quota_breakers_open";
+
+    let (metrics, redis) = (Metrics::install(), Redis::start());
+    let builder = RedisStore::builder().client_library(library);
+    let store = connected(builder.deadline(Duration::from_millis(100)), &redis.url()).await;
+    let limiter = Limiter::new(store, Policy::new("mails", SlidingLog::per_minute(9)));
+    let check = async || {
+        let _ = limiter.check("42").await.expect("this process counts");
+    };
+    check().await;
+    assert_eq!(metrics.value(OPEN), 0.0);
+
+    let frozen = redis.freeze();
+    eventually("it opens", async || {
+        check().await;
+        metrics.value(OPEN) == 1.0
+    })
+    .await;
+    drop(frozen);
+    eventually("it closes", async || metrics.value(OPEN) == 0.0).await;
+
+    let _frozen = redis.freeze();
+    eventually("it opens", async || {
+        check().await;
+        metrics.value(OPEN) == 1.0
+    })
+    .await;
+    drop(limiter);
+    eventually("it is dropped", async || metrics.value(OPEN) == 0.0).await;
+}
+
+#[tokio::test]
+async fn evictions_of_a_full_memory_store_are_counted() {
+    let metrics = Metrics::install();
+    let store = MemoryStore::builder().capacity(1).build();
+    let limiter = Limiter::new(store.clone(), Policy::new("mails", SlidingLog::per_minute(9)));
+    let first = limiter.check("0").await.expect("a memory store does not fail");
+    assert!(first.is_allowed());
+    assert_eq!(metrics.value("tower_quota_memory_evictions_total"), 0.0);
+    for key in 1..10 {
+        let _ = limiter
+            .check(format!("{key}"))
+            .await
+            .expect("a memory store does not fail");
+    }
+    assert_eq!(metrics.value("tower_quota_memory_evictions_total"), 9.0);
+    assert_eq!(store.evictions(), 9);
+}
+
+/// A store that fails some operations.
+#[derive(Clone)]
+struct Failing {
+    store: MemoryStore,
+    fails: fn(Operation) -> bool,
+    kind: ErrorKind,
+}
+
+impl Store for Failing {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        match (self.fails)(requests[0].operation()) {
+            true => StoreFuture::ready(Err(StoreError::new(self.kind, "no reply"))),
+            false => self.store.decide(requests),
+        }
+    }
+}
+
+/// A store without refunds.
+fn without_refunds() -> Failing {
+    Failing {
+        store: MemoryStore::new(),
+        fails: |operation| matches!(operation, Operation::Refund { .. }),
+        kind: ErrorKind::Timeout,
+    }
+}
+
+#[tokio::test]
+async fn lost_settlements_are_counted() {
+    const LOST: &str = "tower_quota_lost_settlements_total";
+
+    let metrics = Metrics::install();
+    let refunding = app(RateLimitLayer::new(without_refunds(), policy(9).refund_if(|_| true)));
+    send_to(&refunding, &["/"; 2]).await;
+    assert_eq!(metrics.value(LOST), 2.0);
+    send_to(
+        &app(RateLimitLayer::new(
+            Later(without_refunds()),
+            policy(9).refund_if(|_| true),
+        )),
+        &["/"],
+    )
+    .await;
+    eventually("the third one is lost", async || metrics.value(LOST) == 3.0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_refund_of_a_request_that_no_longer_waits_can_be_lost() {
+    let metrics = Metrics::install();
+    let second = || Policy::new("mails", SlidingLog::per_second(1));
+    for (lost, limiter) in [
+        (1.0, Limiter::new(without_refunds(), second())),
+        (2.0, Limiter::new(Later(without_refunds()), second())),
+        (2.0, Limiter::new(MemoryStore::new(), second())),
+    ] {
+        let acquire = || limiter.acquire("42").max_wait(Duration::from_secs(9));
+        drop(acquire().await.expect("there is room"));
+        let timeout = tokio::time::timeout(Duration::from_millis(100), async { acquire().await }).await;
+        assert!(timeout.is_err(), "it waits");
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(metrics.value("tower_quota_lost_settlements_total"), lost);
+    }
+}
+
+// Requests that wait, and slots.
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_are_counted_until_their_turn() {
+    const WAITING: &str = "tower_quota_requests_waiting{policy=\"mails\"}";
+
+    let metrics = Metrics::install();
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_second(1)));
+    let mut sent = JoinSet::new();
+    for _ in 0..4 {
+        let limiter = limiter.clone();
+        sent.spawn(async move { limiter.acquire("42").max_wait(Duration::from_secs(2)).await.is_ok() });
+    }
+    for waiting in [2.0, 1.0, 0.0] {
+        sleep(Duration::from_millis(500)).await;
+        assert_eq!(metrics.value(WAITING), waiting);
+        sleep(Duration::from_millis(500)).await;
+    }
+    let admitted = sent.join_all().await;
+    assert_eq!(admitted.into_iter().filter(|admitted| *admitted).count(), 3);
+    metrics.assert_outcomes("mails", &[("admitted", 3.0), ("limited", 1.0)]);
+    let wait = |part| metrics.value(&format!("tower_quota_wait_duration_seconds_{part}{{policy=\"mails\"}}"));
+    assert_eq!((wait("count"), wait("sum").round()), (2.0, 3.0));
+    // A wait is not a part of a check.
+    assert!(metrics.value("tower_quota_check_duration_seconds_sum") < 0.5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_waits_no_longer() {
+    let metrics = Metrics::install();
+    let waiting = policy(1).wait_up_to(Duration::from_secs(600));
+    let app = app(RateLimitLayer::new(Later(MemoryStore::new()), waiting));
+    send_to(&app, &["/"]).await;
+    let held = tokio::time::timeout(Duration::from_secs(5), send(&app, get("/"))).await;
+    assert!(held.is_err(), "it is held");
+    assert_eq!(metrics.value("tower_quota_requests_waiting{policy=\"api\"}"), 0.0);
+    let waited = metrics.value("tower_quota_wait_duration_seconds_sum{policy=\"api\"}");
+    assert_eq!(waited.round(), 5.0);
+}
+
+#[tokio::test]
+async fn slots_are_counted_while_they_are_held() {
+    const HELD: &str = "tower_quota_slots_held{policy=\"exports\"}";
+
+    let metrics = Metrics::install();
+    let policy = Policy::new("exports", Concurrency::new(5)).key(key::constant("all"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), policy.clone());
+    let app = app(layer);
+    let request = || Request::new(axum::body::Body::empty());
+    let responses: [Response; 2] = [
+        app.clone().oneshot(request()).await.expect("it is infallible"),
+        app.clone().oneshot(request()).await.expect("it is infallible"),
+    ];
+    assert_eq!(metrics.value(HELD), 2.0);
+    drop(responses);
+    assert_eq!(metrics.value(HELD), 0.0);
+
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(5)));
+    let decision = limiter.check_n("42", 3).await.expect("a memory store does not fail");
+    assert_eq!(metrics.value(HELD), 3.0);
+    let slots = decision.take_slots().expect("it is admitted");
+    drop(decision);
+    assert_eq!(metrics.value(HELD), 3.0);
+    slots.release().await.expect("a memory store does not fail");
+    assert_eq!(metrics.value(HELD), 0.0);
+}
+
+// All metrics.
+
+#[tokio::test]
+async fn the_series_do_not_depend_on_keys_addresses_and_paths() {
+    let metrics = Metrics::install();
+    let by_all = || Policy::new("api", SlidingLog::per_minute(2)).key((key::ip(), key::path(), key::header("user")));
+    let layer = RateLimitLayer::new(MemoryStore::builder().capacity(100).build(), by_all());
+    let app = app(layer);
+    let flood = async |numbers: std::ops::Range<u32>| {
+        for n in numbers {
+            let address = std::net::Ipv4Addr::from(0x0a00_0000 + n).to_string();
+            send(&app, get_from(&address, &format!("/{n}")).header("user", n)).await;
+        }
+    };
+    flood(0..200).await;
+    let few: Vec<_> = metrics.series().into_keys().collect();
+    flood(200..10_200).await;
+    let many: Vec<_> = metrics.series().into_keys().collect();
+    assert_eq!(few, many);
+    let of_policy = |name: &&String| name.contains("policy=\"api\"") && !name.contains("_duration_");
+    assert_eq!(many.iter().filter(of_policy).count(), 14);
+    metrics.assert_outcomes("api", &[("admitted", 10_200.0)]);
+}
+
+#[tokio::test]
+async fn a_recorder_that_is_installed_after_the_layer_is_built_counts_all() {
+    let app = app(RateLimitLayer::new(MemoryStore::new(), policy(1)));
+    let metrics = Metrics::install();
+    send_to(&app, &["/"; 2]).await;
+    metrics.assert_outcomes("api", &[("admitted", 1.0), ("limited", 1.0)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_example_exposes_what_it_shows() {
+    let recorder = example::prometheus().expect("buckets").build_recorder();
+    let _guard = set_default_local_recorder(&recorder);
+    let app = example::app(MemoryStore::new(), recorder.handle());
+    for status in [200, 200, 429] {
+        assert_eq!(send(&app, get_from("127.0.0.1", "/")).await.status.as_u16(), status);
+    }
+    let page = send(&app, get("/metrics")).await;
+    let page = String::from_utf8(page.body.to_vec()).expect("text");
+    let shown = include_str!("../../../examples/metrics.rs").lines();
+    let shown: Vec<_> = shown.filter_map(|line| line.strip_prefix("//! tower_quota_")).collect();
+    assert_eq!(shown.len(), 3);
+    for line in shown {
+        assert!(page.contains(&format!("\ntower_quota_{line}\n")), "{line} in {page}");
+    }
+    assert!(
+        page.contains("tower_quota_check_duration_seconds_bucket{le=\"+Inf\"} 3"),
+        "{page}"
+    );
+}
+
+/// The names in the first column of the table of `docs/metrics.md`.
+fn documented() -> BTreeSet<String> {
+    let page = include_str!("../../../docs/metrics.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `tower_quota_"));
+    let names = rows.map(|row| {
+        let (name, _) = row.split_once('`').expect("the end of a name");
+        format!("tower_quota_{name}")
+    });
+    names.collect()
+}
+
+#[test]
+fn the_page_lists_each_name_once_with_its_kind_and_labels() {
+    let source = include_str!("../../../src/observe/metrics/recorded.rs");
+    let names = source.lines().filter_map(|line| {
+        let (_, name) = line.strip_prefix("const ")?.split_once("&str = \"tower_quota_")?;
+        Some(format!("tower_quota_{}", name.strip_suffix("\";")?))
+    });
+    let names: BTreeSet<_> = names.collect();
+    assert!(names.len() > 10, "the names were found");
+    assert_eq!(documented(), names);
+
+    let page = include_str!("../../../docs/metrics.md");
+    let outcomes = include_str!("../../../src/observe/metrics/mod.rs");
+    for outcome in outcomes
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix('"')?.strip_suffix("\","))
+    {
+        assert!(page.contains(&format!("| `{outcome}` |")), "{outcome}");
+    }
+    for name in names {
+        let row = page
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{name}`")))
+            .expect("a row");
+        let kind = row.split('|').nth(2).expect("a kind").trim();
+        assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+        assert!(["counter", "gauge", "histogram"].contains(&kind), "{name}: {kind}");
+        let unit = row.split('|').nth(3).expect("a unit").trim();
+        assert_eq!(unit == "seconds", name.ends_with("_seconds"), "{name}: {unit}");
+    }
+}
+
+/// A recorder that keeps descriptions alone, as a (name, kind, unit) each.
+#[derive(Default)]
+struct Descriptions(Mutex<BTreeSet<[String; 3]>>);
+
+impl Descriptions {
+    fn add(&self, name: &KeyName, kind: &str, unit: Option<Unit>, description: &str) {
+        assert!(!description.is_empty(), "{name:?}");
+        let unit = unit.map_or("", |unit| unit.as_str());
+        let described = [name.as_str(), kind, unit].map(str::to_owned);
+        self.0.lock().expect("no thread panics").insert(described);
+    }
+}
+
+impl Recorder for Descriptions {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.add(&name, "counter", unit, &description);
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.add(&name, "gauge", unit, &description);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.add(&name, "histogram", unit, &description);
+    }
+
+    fn register_counter(&self, _: &MetricKey, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &MetricKey, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &MetricKey, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+#[tokio::test]
+async fn each_name_is_described_with_the_kind_and_the_unit_of_the_page() {
+    let recorder = Descriptions::default();
+    with_local_recorder(&recorder, || {
+        let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_minute(1)));
+        let check = pin!(limiter.check("42")).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(check.is_ready(), "a memory store replies at once");
+    });
+    let page = include_str!("../../../docs/metrics.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `tower_quota_"));
+    let shown = rows.map(|row| {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let unit = if cells[3] == "seconds" { "seconds" } else { "count" };
+        [cells[1].trim_matches('`'), cells[2], unit].map(str::to_owned)
+    });
+    assert_eq!(recorder.0.into_inner().expect("no thread panics"), shown.collect());
+}
+
+/// The words of an expression of PromQL, without texts in quotes.
+fn words(expression: &str) -> impl Iterator<Item = &str> {
+    let unquoted = expression.split('"').step_by(2);
+    unquoted.flat_map(|part| part.split(|char: char| !char.is_alphanumeric() && char != '_' && char != '$'))
+}
+
+#[test]
+fn each_query_of_the_dashboard_and_the_pages_has_names_and_outcomes_that_exist() {
+    let page = include_str!("../../../docs/metrics.md");
+    let dashboard: serde_json::Value =
+        serde_json::from_str(include_str!("../../../docs/grafana.json")).expect("the dashboard is JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let targets = panels
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().expect("targets"));
+    for panel in panels
+        .iter()
+        .filter(|panel| panel["fieldConfig"]["defaults"]["unit"] == "reqps")
+    {
+        let overrides = panel["fieldConfig"]["overrides"].to_string();
+        for target in panel["targets"].as_array().expect("targets") {
+            let (query, id) = (target["expr"].as_str().expect("text"), &target["refId"]);
+            let has_its_own_unit = overrides.contains(&format!("\"byFrameRefID\",\"options\":{id}"));
+            assert!(query.contains("rate(") != has_its_own_unit, "`{query}` is no rate");
+        }
+    }
+    let mut queries: Vec<_> = targets
+        .map(|target| target["expr"].as_str().expect("text").to_owned())
+        .collect();
+    assert!(queries.len() > 15, "the queries were found");
+    let shown: BTreeSet<_> = queries
+        .iter()
+        .flat_map(|query| words(query))
+        .map(str::to_owned)
+        .collect();
+
+    let operating = include_str!("../../../docs/operating.md");
+    let in_pages = page
+        .split_once("## Queries")
+        .expect("queries")
+        .1
+        .split('`')
+        .chain(operating.split('`'));
+    queries.extend(in_pages.filter(|code| code.contains("tower_quota_")).map(str::to_owned));
+    queries.extend(alerts().into_iter().map(str::to_owned));
+    assert!(queries.len() > 23, "those of the pages were found");
+
+    let kind = |name: &str| {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{name}`")))?;
+        row.split('|').nth(2).map(str::trim)
+    };
+    for query in &queries {
+        for word in words(query).filter(|word| word.starts_with("tower_quota_")) {
+            let parts = ["_bucket", "_sum", "_count"];
+            let of_histogram = parts.iter().find_map(|part| word.strip_suffix(part));
+            let exists = match of_histogram {
+                Some(name) => kind(name) == Some("histogram"),
+                None => matches!(kind(word), Some("counter" | "gauge")),
+            };
+            assert!(exists, "`{word}` in `{query}`");
+        }
+    }
+    for name in documented() {
+        let is_shown = shown.iter().any(|word| word.starts_with(&name));
+        assert!(is_shown, "{name} is in no panel");
+    }
+    // The outcomes of an expression, such as `limited.*|banned`, each begin or end one.
+    for query in &queries {
+        for matched in query.split("outcome=").skip(1) {
+            let matched = matched.split('"').nth(1).expect("a value in quotes");
+            for one in matched.split(['|', '\\']).filter(|one| !one.is_empty()) {
+                let (begin, end) = one.split_once(".*").unwrap_or((one, ""));
+                let exists = page
+                    .lines()
+                    .filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+                let exists = exists
+                    .into_iter()
+                    .any(|(outcome, _)| outcome.starts_with(begin) && outcome.ends_with(end));
+                assert!(exists, "`{one}` in `{query}`");
+            }
+        }
+    }
+}
+
+/// The expressions of `docs/alerts.yml`.
+fn alerts() -> Vec<&'static str> {
+    let rules = include_str!("../../../docs/alerts.yml");
+    let expressions = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
+    expressions.collect()
+}
+
+#[test]
+fn the_page_about_operating_has_the_alerts_of_the_rules() {
+    let page = include_str!("../../../docs/operating.md");
+    let (_, table) = page.split_once("| alert | PromQL |").expect("the table");
+    let (table, _) = table.split_once("\n\n").expect("its end");
+    let rows = table.lines().skip(2);
+    let shown: Vec<_> = rows
+        .map(|row| row.split('`').nth(1).expect("an expression").replace("\\|", "|"))
+        .collect();
+    assert_eq!(shown, alerts());
+}

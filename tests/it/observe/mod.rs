@@ -1,0 +1,4 @@
+//! Tests of `src/observe/`: metrics and log lines.
+
+mod log_lines;
+mod metrics;

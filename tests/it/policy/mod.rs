@@ -1,0 +1,10 @@
+//! Tests of `src/policy/`: policies, their files and their reload.
+
+mod bad_input;
+mod file_access;
+mod file_settings;
+mod files;
+mod observing;
+mod once;
+mod plans;
+mod reload;

@@ -1,0 +1,171 @@
+//! The Redis users in `docs/redis.md` have the permissions that a limiter needs, and no others.
+
+use std::{collections::HashMap, time::Duration};
+
+use fred::{
+    interfaces::ClientLike,
+    types::{Builder, ClusterHash, CustomCommand, config::Config},
+};
+use tower_quota::{
+    ClientLibrary, RedisStore,
+    store::{ErrorKind, Operation},
+};
+
+use crate::support::{Algorithm, Cluster, Redis, Sentinel, decide, each_client, patient, try_decide};
+
+each_client! {
+    the_plain_user_has_all_permissions_that_a_limiter_needs
+    the_strict_user_works_after_the_script_is_loaded
+    the_strict_user_fails_without_the_script
+    the_user_of_a_sentinel_can_find_its_primary
+}
+
+const OPERATIONS: [Operation; 4] = [Operation::Check, Operation::Charge, Operation::Peek, Operation::Reset];
+
+/// The words of the line of `docs/redis.md` that begins with this.
+fn line(begin: &str) -> Vec<String> {
+    let page = include_str!("../../../docs/redis.md");
+    let line = page.lines().find(|line| line.starts_with(begin));
+    let line = line.unwrap_or_else(|| panic!("docs/redis.md has no line that begins with `{begin}`"));
+    line.split(' ').skip(1).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_strict_user_differs_in_one_permission() {
+    let without = |word| line(PLAIN).into_iter().filter(move |one| one != word);
+    let strict = line(STRICT)
+        .into_iter()
+        .map(|word| word.replace("strict-limiter", "limiter"));
+    assert!(without("+eval").eq(strict), "the users differ in `+eval` alone");
+}
+
+async fn allow(redis: &Redis, begin: &str) {
+    redis.command::<()>("ACL", line(begin)).await;
+}
+
+const PLAIN: &str = "ACL SETUSER limiter reset";
+const STRICT: &str = "ACL SETUSER strict-limiter reset";
+
+fn url(redis: &Redis, user: &str) -> String {
+    redis.url().replace("://", &format!("://{user}:password@"))
+}
+
+async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
+    let builder = patient().client_library(library);
+    builder.url(url).connect().await.expect("the user may connect")
+}
+
+/// Every algorithm and operation, the waits of what is denied, and a refund.
+async fn do_all(store: &RedisStore) {
+    for (number, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+        let key = format!("k{number}");
+        for operation in OPERATIONS {
+            decide(store, operation, &algorithm.limit(3), &key, 1).await;
+        }
+        while decide(store, Operation::Check, &algorithm.limit(3), &key, 1)
+            .await
+            .allowed
+        {}
+        decide(store, Operation::Check, &algorithm.limit(2), &key, 2).await;
+        let admitted_at = Duration::ZERO;
+        decide(store, Operation::Refund { admitted_at }, &algorithm.limit(3), &key, 1).await;
+    }
+}
+
+/// The commands that Redis refused, without those that fred sends on connecting and does not need.
+async fn refused(redis: &Redis) -> Vec<String> {
+    let log: Vec<HashMap<String, String>> = redis.command("ACL", ["LOG"]).await;
+    let objects = log.into_iter().filter_map(|mut entry| entry.remove("object"));
+    objects
+        // Redis 6.2 logs `client` for each of its subcommands.
+        .filter(|object| !["info", "client|id", "client"].contains(&object.as_str()))
+        .collect()
+}
+
+async fn the_plain_user_has_all_permissions_that_a_limiter_needs(library: ClientLibrary) {
+    let redis = Redis::start();
+    allow(&redis, PLAIN).await;
+    let store = connect(library, &url(&redis, "limiter")).await;
+    do_all(&store).await;
+    assert_eq!(refused(&redis).await, [""; 0]);
+    no_other_command_runs(&redis, "limiter", &["KEYS *", "FLUSHALL", "GET other", "CONFIG GET *"]).await;
+}
+
+async fn the_strict_user_works_after_the_script_is_loaded(library: ClientLibrary) {
+    let redis = Redis::start();
+    allow(&redis, STRICT).await;
+    for script in RedisStore::scripts() {
+        redis.command::<()>("SCRIPT", ["LOAD", script]).await;
+    }
+
+    let store = connect(library, &url(&redis, "strict-limiter")).await;
+    do_all(&store).await;
+    assert_eq!(refused(&redis).await, [""; 0]);
+    let forbidden = [
+        "EVAL redis.call('TIME') 0",
+        "SCRIPT FLUSH",
+        "KEYS *",
+        "FLUSHALL",
+        "GET other",
+        "CONFIG GET *",
+    ];
+    no_other_command_runs(&redis, "strict-limiter", &forbidden).await;
+}
+
+async fn the_strict_user_fails_without_the_script(library: ClientLibrary) {
+    let redis = Redis::start();
+    allow(&redis, STRICT).await;
+    let builder = RedisStore::builder().client_library(library);
+    let store = builder.url(&url(&redis, "strict-limiter")).connect_lazy();
+    let store = store.expect("the URL is good");
+    store.ready().await.unwrap_err();
+    let error = try_decide(&store, Operation::Check, &Algorithm::SLIDING_LOG.limit(3), "k", 1).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.to_string().contains("NOPERM"), "{error}");
+}
+
+/// Redis replies `NOPERM` to each of these.
+async fn no_other_command_runs(redis: &Redis, user: &str, commands: &[&str]) {
+    let config = Config::from_url(&url(redis, user)).expect("a good URL");
+    let client = Builder::from_config(config).build().expect("a client");
+    client.init().await.expect("the user may connect");
+    for command in commands {
+        let (name, arguments) = command.split_once(' ').unwrap_or((command, ""));
+        let arguments: Vec<_> = arguments.split_terminator(' ').collect();
+        let custom = CustomCommand::new(name, ClusterHash::Random, false);
+        let error = client.custom::<(), _>(custom, arguments).await.unwrap_err();
+        assert!(error.details().starts_with("NOPERM"), "{command}: {error}");
+    }
+    client.quit().await.expect("it is connected");
+}
+
+async fn the_user_of_a_sentinel_can_find_its_primary(library: ClientLibrary) {
+    let sentinel = Sentinel::start().await;
+    allow(&sentinel.primary, PLAIN).await;
+    sentinel
+        .primary
+        .command::<()>("ACL", ["SETUSER", "limiter", "+role"])
+        .await;
+    let store = connect(library, &sentinel.url_with("limiter:password@")).await;
+    do_all(&store).await;
+    assert_eq!(refused(&sentinel.primary).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn the_user_of_a_cluster_can_find_its_slots() {
+    let cluster = Cluster::start().await;
+    for primary in &cluster.primaries {
+        allow(primary, PLAIN).await;
+        primary
+            .command::<()>("ACL", ["SETUSER", "limiter", "+cluster|slots"])
+            .await;
+    }
+    let url = cluster.url().replace("://", "://limiter:password@");
+    let store = connect(ClientLibrary::RedisRs, &url).await;
+    cluster.serves(&store).await;
+    do_all(&store).await;
+    for primary in &cluster.primaries {
+        assert_eq!(refused(primary).await, [""; 0]);
+    }
+}

@@ -1,0 +1,364 @@
+//! The cache of denials.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use proptest::{
+    collection::vec,
+    option,
+    prelude::{Just, Strategy, TestCaseError, any, prop_assert, prop_assert_eq, prop_oneof},
+    sample::select,
+};
+use tokio::time::{advance, pause, resume};
+use tower_quota::{
+    Decision, Key, Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket,
+    store::{Charge, Operation, Outcome, Store, StoreRequest},
+};
+
+use crate::{
+    limit::oracles::holds,
+    support::{Bench, Clock, Redis, connected, patient},
+};
+
+async fn store(redis: &Redis, deny_cache: bool) -> RedisStore {
+    connected(patient().deny_cache(deny_cache), &redis.url()).await
+}
+
+/// The number of commands that Redis has run, in scripts too.
+async fn commands(redis: &Redis) -> u64 {
+    let stats: String = redis.command("INFO", ["commandstats"]).await;
+    let counts = stats.lines().filter_map(|line| {
+        let (name, counts) = line.split_once(":calls=")?;
+        let counts: u64 = counts.split(',').next()?.parse().ok()?;
+        (!name.ends_with("info")).then_some(counts)
+    });
+    counts.sum()
+}
+
+async fn check(limiter: &Limiter) -> Decision {
+    limiter.check("k").await.expect("Redis answers")
+}
+
+#[tokio::test]
+async fn a_cached_denial_needs_no_redis_and_its_wait_runs_down() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(store(&redis, true).await, Policy::new("test", SlidingLog::per_hour(1)));
+    assert!(check(&limiter).await.is_allowed());
+    let mut denied = check(&limiter).await;
+    assert!(!denied.is_allowed());
+
+    let before = commands(&redis).await;
+    pause();
+    for _ in 0..1_000 {
+        advance(Duration::from_micros(500)).await;
+        let again = check(&limiter).await;
+        assert!(!again.is_allowed());
+        assert!(again.server_time() > denied.server_time());
+        assert!(again.retry_after() < denied.retry_after());
+        denied = again;
+    }
+    resume();
+    assert_eq!(commands(&redis).await, before);
+}
+
+#[tokio::test]
+async fn denials_of_checks_that_are_made_at_once_are_cached() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(store(&redis, true).await, Policy::new("test", SlidingLog::per_hour(1)));
+    // The first is a call of its own, the second another one, and the rest one together.
+    let all_at_once = async || {
+        let check = async |key| limiter.check(key).await.expect("Redis answers").is_allowed();
+        <[bool; 4]>::from(tokio::join!(check("j"), check("k"), check("l"), check("m")))
+    };
+    assert_eq!(all_at_once().await, [true; 4]);
+    assert_eq!(all_at_once().await, [false; 4]);
+
+    let before = commands(&redis).await;
+    assert_eq!(all_at_once().await, [false; 4]);
+    assert_eq!(commands(&redis).await, before);
+}
+
+#[tokio::test]
+async fn without_the_cache_each_check_is_a_call() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(store(&redis, false).await, Policy::new("test", SlidingLog::per_hour(1)));
+    assert!(check(&limiter).await.is_allowed());
+
+    let before = commands(&redis).await;
+    for _ in 0..20 {
+        assert!(!check(&limiter).await.is_allowed());
+    }
+    assert!(commands(&redis).await - before >= 20);
+}
+
+#[tokio::test]
+async fn a_request_after_the_wait_of_its_denial_is_admitted() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    clock.write_to(&redis).await;
+    let store = clock.redis_store_with_a_deny_cache(&redis).await;
+    let policy = Policy::new("test", TokenBucket::per_second(20).burst(1));
+    let limiter = Limiter::new(store, policy);
+    assert!(check(&limiter).await.is_allowed());
+    for _ in 0..20 {
+        let wait = check(&limiter).await.retry_after().expect("it is denied");
+        // A check that comes too early changes nothing for the next one.
+        assert!(!check(&limiter).await.is_allowed());
+        clock.advance(wait);
+        clock.write_to(&redis).await;
+        pause();
+        advance(wait).await;
+        resume();
+        assert!(check(&limiter).await.is_allowed());
+    }
+}
+
+#[tokio::test]
+async fn a_reset_clears_cached_denials_at_once() {
+    let redis = Redis::start();
+    let limiter = Limiter::new(store(&redis, true).await, Policy::new("test", SlidingLog::per_hour(1)));
+    for _ in 0..20 {
+        assert!(check(&limiter).await.is_allowed());
+        assert!(!check(&limiter).await.is_allowed());
+        limiter.reset("k").await.expect("Redis answers");
+    }
+}
+
+#[tokio::test]
+async fn a_refund_clears_cached_denials_of_all_policy_lists_at_once() {
+    let redis = Redis::start();
+    let store = store(&redis, true).await;
+    let alone = Limiter::new(store.clone(), Policy::new("test", SlidingLog::per_hour(1)));
+    let pair = [
+        Policy::new("test", SlidingLog::per_hour(1)),
+        Policy::new("other", SlidingLog::per_hour(100)),
+    ];
+    let both = Limiter::new(store, pair.to_vec());
+    for _ in 0..20 {
+        let decision = check(&alone).await;
+        assert!(decision.is_allowed());
+        assert!(!check(&both).await.is_allowed());
+        assert!(!check(&both).await.is_allowed());
+        let receipt = decision.take_receipt();
+        receipt.refund().await.expect("Redis answers");
+
+        let decision = check(&both).await;
+        assert!(decision.is_allowed());
+        let receipt = decision.take_receipt();
+        receipt.refund().await.expect("Redis answers");
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_below_the_estimate_clears_cached_denials_at_once() {
+    let redis = Redis::start();
+    let policies = ["test", "other"].map(|name| Policy::new(name, SlidingLog::per_hour(100)));
+    let limiter = Limiter::new(store(&redis, true).await, policies);
+    for used in 0..20 {
+        let decision = limiter.check_n("k", 100 - used).await.expect("Redis answers");
+        assert!(decision.is_allowed());
+        assert!(!check(&limiter).await.is_allowed());
+        assert!(!check(&limiter).await.is_allowed());
+        let receipt = decision.take_receipt();
+        receipt.settle(1).await.expect("Redis answers");
+    }
+}
+
+/// One charge of each request of a history.
+#[derive(Clone, Debug)]
+struct Limited {
+    limit: Limit,
+    longest: Duration,
+    most: u64,
+    is_checked_only: bool,
+}
+
+/// A request after a pause, which may wait or not, and the refund of an earlier one.
+#[derive(Clone, Debug)]
+struct Request {
+    after: Duration,
+    cost: u64,
+    waits: bool,
+    refunds: Option<usize>,
+}
+
+fn histories() -> impl Strategy<Value = (Vec<Limited>, Vec<Request>)> {
+    let limits = [
+        "3/s",
+        "3/s precision 4",
+        "token-bucket 3/s",
+        "token-bucket 7/s burst 2",
+        "sliding-counter 3/s",
+        "fixed-window 3/s",
+        "fixed-window 3/s aligned",
+    ];
+    let limits = limits.map(|limit| limit.parse::<Limit>().expect("a limit"));
+    let millis = |millis| Just(Duration::from_millis(millis));
+    let longest = prop_oneof![millis(0), millis(100), millis(400), millis(3_000)];
+    let most = select(vec![1, 2, 500]);
+    let checked = prop_oneof![4 => Just(false), 1 => Just(true)];
+    let limited = (select(limits.to_vec()), longest, most, checked);
+    let limited = limited.prop_map(|(limit, longest, most, is_checked_only)| Limited {
+        limit,
+        longest,
+        most,
+        is_checked_only,
+    });
+    let after = prop_oneof![5 => Just(0), 3 => 0..=50_000u64, 2 => 0..=400_000u64];
+    let refunds = option::weighted(0.1, 0..4usize);
+    let request = (after, 1..=3u64, any::<bool>(), refunds).prop_map(|(after, cost, waits, refunds)| Request {
+        after: Duration::from_micros(after),
+        cost,
+        waits,
+        refunds,
+    });
+    (vec(limited, 1..=2), vec(request, 20..50))
+}
+
+/// The charges of a request, one for each limit.
+fn charges<'a>(limits: &'a [Limited], key: &'a Key, cost: u64) -> Vec<Charge<'a>> {
+    let limits = limits.iter().zip(["first", "second"]);
+    let charges = limits.map(|(limited, policy)| {
+        let charge = Charge::new(policy, &limited.limit, key, cost);
+        let charge = charge.wait_up_to(limited.longest).max_waiting(limited.most);
+        if limited.is_checked_only {
+            charge.checked_only()
+        } else {
+            charge
+        }
+    });
+    charges.collect()
+}
+
+async fn decide(store: &dyn Store, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+    let response = store.decide(&[StoreRequest::new(operation, charges)]).await;
+    response.expect("Redis answers").outcomes()[0].clone()
+}
+
+fn longest_wait(outcome: &Outcome) -> Option<Duration> {
+    outcome.states().iter().filter_map(|state| state.retry_after).max()
+}
+
+/// The number of denials that needed no call of the script.
+static CACHED: AtomicU64 = AtomicU64::new(0);
+
+/// Sends each request through a store with the cache and through one without, on a key of each.
+async fn a_cached_denial_denies_nothing_that_redis_would_admit(
+    bench: Bench,
+    (limits, requests): (Vec<Limited>, Vec<Request>),
+) -> Result<(), TestCaseError> {
+    let cached = bench.store_with_a_deny_cache().await;
+    let stores: [&dyn Store; 2] = [&cached, &bench.store];
+    static KEYS: AtomicU64 = AtomicU64::new(0);
+    let number = KEYS.fetch_add(1, Ordering::Relaxed);
+    let keys = ["cached", "sent"].map(|name| Key::from(format!("{name} {number}")));
+    let before = bench.script_calls().await;
+    let (mut calls, mut admitted) = (0, Vec::new());
+    for request in requests {
+        bench.advance(request.after).await;
+        pause();
+        advance(request.after).await;
+        resume();
+
+        let operation = if request.waits {
+            Operation::Reserve
+        } else {
+            Operation::Check
+        };
+        let [from_cache, sent] = [0, 1].map(|which| (stores[which], charges(&limits, &keys[which], request.cost)));
+        let from_cache = decide(from_cache.0, operation, &from_cache.1).await;
+        let sent = decide(sent.0, operation, &sent.1).await;
+        calls += 2;
+        prop_assert_eq!(from_cache.allowed, sent.allowed, "{:?}: {:?}", request, sent);
+        // A cached denial of a lower cost has the wait of that cost.
+        let (wait, most) = (longest_wait(&from_cache), longest_wait(&sent));
+        prop_assert!(wait <= most, "{wait:?} is longer than {most:?}");
+        if sent.allowed {
+            let counted_at: Vec<_> = sent.states().iter().map(|state| state.decided_at).collect();
+            admitted.push((counted_at, Duration::from_micros(bench.now()), request.cost));
+        }
+
+        let refunded = request.refunds.and_then(|back| admitted.len().checked_sub(back + 1));
+        if let Some(position) = refunded {
+            let (counted_at, now, cost) = admitted.remove(position);
+            for (store, key) in stores.iter().zip(&keys) {
+                for (charge, counted_at) in charges(&limits, key, cost).into_iter().zip(&counted_at) {
+                    let admitted_at = counted_at.unwrap_or(now);
+                    decide(*store, Operation::Refund { admitted_at }, &[charge]).await;
+                    calls += 1;
+                }
+            }
+        }
+    }
+    let sent = bench.script_calls().await - before;
+    CACHED.fetch_add(u64::saturating_sub(calls, sent), Ordering::Relaxed);
+    Ok(())
+}
+
+#[test]
+fn cached_denials_deny_nothing_that_redis_would_admit() {
+    let property = a_cached_denial_denies_nothing_that_redis_would_admit;
+    holds(60, Bench::redis_store(), histories(), property);
+    assert!(CACHED.load(Ordering::Relaxed) > 100, "few denials are cached");
+}
+
+#[tokio::test]
+async fn a_caller_that_would_wait_for_too_long_is_denied_from_the_cache() {
+    let bench = Bench::redis_store().await;
+    let policy = Policy::new("mails", SlidingLog::per_hour(1)).wait_up_to(Duration::from_secs(1));
+    let limiter = Limiter::new(bench.store_with_a_deny_cache().await, policy);
+    assert!(limiter.acquire("k").await.is_ok());
+    let before = bench.script_calls().await;
+    assert!(limiter.acquire("k").await.is_err());
+    pause();
+    for _ in 0..1_000 {
+        assert!(limiter.acquire("k").await.is_err());
+    }
+    resume();
+    assert_eq!(bench.script_calls().await, before + 1);
+}
+
+#[tokio::test]
+async fn denials_of_requests_that_may_wait_are_cached() {
+    let bench = Bench::redis_store().await;
+    let store = bench.store_with_a_deny_cache().await;
+    let hour = Duration::from_secs(3_600);
+    for (limit, longest, most, admitted) in [
+        (Limit::from(SlidingLog::per_hour(1)), Duration::from_secs(1), 500, 1),
+        (TokenBucket::per_hour(1).into(), Duration::from_secs(1), 500, 1),
+        (TokenBucket::per_hour(1).into(), 10 * hour, 2, 3),
+        (SlidingLog::per_hour(2).precision(4).into(), 10 * hour, 500, 2),
+    ] {
+        let key = Key::from(format!("{limit} {most}"));
+        let charge = Charge::new("mails", &limit, &key, 1)
+            .wait_up_to(longest)
+            .max_waiting(most);
+        for _ in 0..admitted {
+            assert!(decide(&store, Operation::Reserve, &[charge]).await.allowed, "{limit}");
+        }
+        let before = bench.script_calls().await;
+        let denied = decide(&store, Operation::Reserve, &[charge]).await;
+        assert!(!denied.allowed, "{limit}");
+
+        // After a second a denial is sent again.
+        pause();
+        for _ in 0..1_000 {
+            let again = decide(&store, Operation::Reserve, &[charge]).await;
+            assert_eq!(
+                (again.allowed, longest_wait(&again) <= longest_wait(&denied)),
+                (false, true)
+            );
+        }
+        resume();
+        assert_eq!(bench.script_calls().await, before + 1, "{limit}");
+
+        let admitted_at = Duration::from_micros(bench.now());
+        decide(&store, Operation::Refund { admitted_at }, &[charge]).await;
+        assert_eq!(
+            decide(&store, Operation::Reserve, &[charge]).await.allowed,
+            admitted < 3,
+            "{limit}"
+        );
+    }
+}

@@ -1,0 +1,19 @@
+//! Tests of `src/store/`: the stores.
+
+mod acl;
+mod at_most_once;
+mod breaker;
+mod cluster;
+mod conformance;
+mod connect;
+mod deny_cache;
+mod failover;
+mod group_commit;
+mod hostile;
+mod memory;
+mod memory_store;
+mod redis_store;
+mod rolling_deploy;
+mod script;
+mod slot_map;
+mod topologies;

@@ -1,0 +1,448 @@
+//! Two versions of a policy on one Redis, as while a new version is deployed: each process has its own numbers, and all have the
+//! same counts.
+//!
+//! Two stores with a connection each send random requests, and a memory store decides the same timelines. No request may fail, no
+//! version may admit more than its own numbers allow beside all that counts, and nothing that counts may be forgotten.
+//! `TOWER_QUOTA_SEED` repeats a timeline.
+
+use std::{
+    collections::HashMap,
+    env, fmt,
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+
+use fastrand::Rng;
+use tower_quota::{
+    Ban, Concurrency, FixedWindow, Key, Limit, SlidingCounter, TokenBucket,
+    store::{Charge, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest},
+};
+
+use crate::{
+    model::{Count, Terms},
+    support::{Clock, Redis},
+};
+
+const MILLISECOND: u64 = 1_000;
+const LONGEST_WAIT: Duration = Duration::from_millis(20);
+
+/// How many requests a timeline has.
+const STEPS: usize = 120;
+
+/// How many timelines of each kind each store has; `TOWER_QUOTA_TIMELINES` replaces it.
+fn timelines() -> u64 {
+    let given = env::var("TOWER_QUOTA_TIMELINES").ok();
+    given.map_or(40, |number| number.parse().expect("a number of timelines"))
+}
+
+/// What a request has done, as it is printed if the timeline fails.
+#[derive(Default)]
+struct History(Vec<String>);
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// The stores of the processes, with one clock, and their random requests.
+struct Processes<'a> {
+    stores: Vec<&'a dyn Store>,
+    clock: &'a Clock,
+    redis: Option<&'a Redis>,
+    rng: Rng,
+    seed: u64,
+    versions: String,
+    history: History,
+}
+
+impl Processes<'_> {
+    /// Moves the clock, often to the end of one of these lengths after something that was counted.
+    async fn wait(&mut self, ends: &[u64], lengths: &[u64]) {
+        let length = lengths[self.rng.usize(..lengths.len())];
+        let now = self.clock.now();
+        let next = match self.rng.u32(..12) {
+            0..=3 => now,
+            4 | 5 => now + self.rng.u64(..4),
+            6..=8 => now + self.rng.u64(..=length / 4),
+            9 | 10 if !ends.is_empty() => ends[self.rng.usize(..ends.len())] + length + 1 - self.rng.u64(..3),
+            11 if self.rng.bool() => now + 2 * length,
+            _ => now + self.rng.u64(..=length),
+        };
+        self.clock.set(next.max(now));
+        if let Some(redis) = self.redis {
+            self.clock.write_to(redis).await;
+        }
+    }
+
+    /// A request of one of the processes. None may fail.
+    async fn send(&mut self, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
+        let store = self.stores[self.rng.usize(..self.stores.len())];
+        let response = store.decide(&[StoreRequest::new(operation, charges)]).await;
+        let parts = charges
+            .iter()
+            .map(|charge| format!("{} of {}", charge.cost(), charge.limit()));
+        let parts: Vec<_> = parts.collect();
+        let at = self.clock.now() - Clock::new().now();
+        self.history
+            .0
+            .push(format!("{at}: {operation:?}, {}: {response:?}", parts.join(", ")));
+        let response = response.unwrap_or_else(|error| panic!("{error}: {}", self.describe()));
+        response.outcomes()[0].clone()
+    }
+
+    fn describe(&self) -> String {
+        let Self {
+            seed,
+            versions,
+            history,
+            ..
+        } = self;
+        format!("{versions}, after\n{history}TOWER_QUOTA_SEED={seed}")
+    }
+
+    fn assert(&self, holds: bool, what: impl fmt::Display) {
+        assert!(holds, "{what}: {}", self.describe());
+    }
+}
+
+fn micros(time: u64) -> Duration {
+    Duration::from_micros(time)
+}
+
+/// Runs timelines in a memory store, and in a Redis with two stores.
+async fn hold(timeline: impl AsyncFn(&mut Processes<'_>)) {
+    let seed = env::var("TOWER_QUOTA_SEED")
+        .ok()
+        .map(|seed| seed.parse().expect("a number"));
+    let first: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(0));
+    println!("TOWER_QUOTA_SEED={first}");
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let (on_fred, on_redis_rs) = (
+        clock.redis_store(&redis).await,
+        clock.redis_store_on_redis_rs(&redis).await,
+    );
+    for seed in (0..timelines()).map(|number| first.wrapping_add(number)) {
+        for is_in_redis in [false, true] {
+            clock.set(Clock::new().now());
+            redis.command::<()>("FLUSHALL", [""; 0]).await;
+            let memory = clock.memory_store();
+            let mut processes = Processes {
+                stores: match is_in_redis {
+                    true => vec![&on_fred, &on_redis_rs],
+                    false => vec![&memory],
+                },
+                clock: &clock,
+                redis: is_in_redis.then_some(&redis),
+                rng: Rng::with_seed(seed),
+                seed,
+                versions: String::new(),
+                history: History::default(),
+            };
+            timeline(&mut processes).await;
+        }
+    }
+}
+
+/// What was admitted, and not given back yet.
+struct Admitted {
+    version: usize,
+    at: u64,
+    cost: u64,
+}
+
+/// Requests of both versions, some of which wait, leave, are refunded or settled.
+#[tokio::test]
+async fn a_log_counts_for_each_version_what_both_have_admitted() {
+    hold(async |processes: &mut Processes<'_>| {
+        let rng = &mut processes.rng;
+        let version = |rng: &mut Rng| {
+            let window = MILLISECOND * [1, 2, 5, 10, 60][rng.usize(..5)];
+            Terms::of_log(rng.u64(1..=12), window, [0, 0, 0, 1, 4, 10][rng.usize(..6)])
+        };
+        let versions = [version(rng), version(rng)];
+        let limits = versions.map(|terms| terms.limit());
+        processes.versions = limits.each_ref().map(ToString::to_string).join(", then ");
+        let lengths = versions.map(|terms| terms.window);
+        let (key, mut count, mut admitted) = (Key::from("k"), Count::new(&versions), Vec::<Admitted>::new());
+        for _ in 0..STEPS {
+            let recent = admitted.iter().rev().take(8).map(|admitted| admitted.at);
+            let ends: Vec<u64> = recent.collect();
+            processes.wait(&ends, &lengths).await;
+            let (now, mut version) = (processes.clock.now(), processes.rng.usize(..2));
+            let mut cost = if processes.rng.bool() {
+                1
+            } else {
+                processes.rng.u64(1..=4)
+            };
+            let kind = processes.rng.u32(..16);
+            let operation = match kind {
+                0..=4 => Operation::Check,
+                5..=9 => Operation::Reserve,
+                10 => Operation::Peek,
+                11 => Operation::Charge,
+                _ => {
+                    // Leaves, is refunded or is settled, sometimes by the numbers of the other version.
+                    if admitted.is_empty() {
+                        continue;
+                    }
+                    let first = admitted.len().saturating_sub(6);
+                    let back = admitted.remove(processes.rng.usize(first..admitted.len()));
+                    version = if kind == 15 { 1 - back.version } else { back.version };
+                    cost = processes.rng.u64(1..=back.cost);
+                    let admitted_at = micros(back.at);
+                    Operation::Refund { admitted_at }
+                }
+            };
+            let (terms, limit) = (&versions[version], &limits[version]);
+            count.advance(terms, now);
+            let room = count.room(terms, now);
+            let charge = Charge::new("p", limit, &key, cost).wait_up_to(LONGEST_WAIT);
+            let outcome = processes.send(operation, &[charge]).await;
+            let state = outcome.states()[0];
+            let turn = state.decided_at.map_or(now, |at| at.as_micros() as u64);
+            let counts =
+                outcome.allowed && matches!(operation, Operation::Check | Operation::Reserve | Operation::Charge);
+            if outcome.allowed && matches!(operation, Operation::Check | Operation::Reserve | Operation::Peek) {
+                let fits = count.room(terms, turn).most >= cost;
+                processes.assert(fits, format_args!("{room:?} is left, and {cost} more"));
+            }
+            if !outcome.allowed {
+                let fits = room.least >= cost;
+                processes.assert(!fits, format_args!("denied, and {room:?} is left"));
+            }
+            let left = match operation {
+                Operation::Refund { admitted_at } => {
+                    count.refund(terms, now, admitted_at.as_micros() as u64, cost);
+                    count.room(terms, now)
+                }
+                _ if counts => {
+                    count.reserve(terms, now, turn, cost);
+                    admitted.push(Admitted {
+                        version,
+                        at: turn,
+                        cost,
+                    });
+                    room.minus(cost)
+                }
+                _ => room,
+            };
+            let fits = left.contains(state.remaining);
+            processes.assert(fits, format_args!("{} remain, not {left:?}", state.remaining));
+        }
+    })
+    .await;
+}
+
+/// With the quota alone changed, and of a bucket also the rate: no version admits more in a window than the larger one promises.
+#[tokio::test]
+async fn no_version_admits_more_than_the_larger_one_promises() {
+    hold(async |processes: &mut Processes<'_>| {
+        let rng = &mut processes.rng;
+        let window = MILLISECOND * [1, 2, 5, 10][rng.usize(..4)];
+        let kind = rng.u32(..4);
+        let version = |rng: &mut Rng| -> (Limit, [u64; 2]) {
+            let (quota, window, rate) = (rng.u64(1..=12), micros(window), rng.u64(1..=12));
+            // What is admitted at once, and in addition within a window.
+            match kind {
+                0 => (SlidingCounter::new(quota, window).into(), [quota, quota]),
+                1 => (FixedWindow::new(quota, window).into(), [quota, quota]),
+                2 => (FixedWindow::new(quota, window).aligned().into(), [quota, quota]),
+                _ => (TokenBucket::new(rate, window).burst(quota).into(), [quota, rate]),
+            }
+        };
+        let versions = [version(rng), version(rng)];
+        let [(_, [quota, more]), (_, [other_quota, other_more])] = &versions;
+        let most = quota.max(other_quota) + more.max(other_more);
+        processes.versions = versions.each_ref().map(|(limit, _)| limit.to_string()).join(", then ");
+        let (key, mut admitted) = (Key::from("k"), Vec::<Admitted>::new());
+        for _ in 0..STEPS {
+            let recent = admitted.iter().rev().take(8).map(|admitted| admitted.at);
+            let ends: Vec<u64> = recent.collect();
+            processes.wait(&ends, &[window]).await;
+            let (now, version) = (processes.clock.now(), processes.rng.usize(..2));
+            let cost = if processes.rng.bool() {
+                1
+            } else {
+                processes.rng.u64(1..=4)
+            };
+            let back = (processes.rng.u32(..6) == 0).then(|| admitted.pop()).flatten();
+            // A refund is of the last charge: of an earlier one, a bucket takes for its own what came since.
+            let (operation, version, cost) = match (back, processes.rng.u32(..6)) {
+                (Some(back), _) => (
+                    Operation::Refund {
+                        admitted_at: micros(back.at),
+                    },
+                    back.version,
+                    back.cost,
+                ),
+                (None, 0) => (Operation::Peek, version, cost),
+                (None, 1 | 2) if kind == 3 => (Operation::Reserve, version, cost),
+                (None, _) => (Operation::Check, version, cost),
+            };
+            let limit = &versions[version].0;
+            let charge = Charge::new("p", limit, &key, cost).wait_up_to(LONGEST_WAIT);
+            let outcome = processes.send(operation, &[charge]).await;
+            let state = outcome.states()[0];
+            let quota = limit.quota();
+            processes.assert(
+                state.remaining <= quota,
+                format_args!("{} of {quota} remain", state.remaining),
+            );
+            if !matches!(operation, Operation::Check | Operation::Reserve) || !outcome.allowed {
+                continue;
+            }
+            let at = state.decided_at.map_or(now, |at| at.as_micros() as u64);
+            admitted.push(Admitted { version, at, cost });
+            let own = admitted.iter().filter(|admitted| admitted.version == version);
+            let within = own.filter(|admitted| admitted.at + window > at && admitted.at <= at);
+            let sum: u64 = within.map(|admitted| admitted.cost).sum();
+            processes.assert(sum <= most, format_args!("{sum} are more than {most} within a window"));
+        }
+    })
+    .await;
+}
+
+/// A lease that was taken, by which version, and until when it is held unless it is renewed.
+struct Lease {
+    version: usize,
+    cost: u64,
+    until: u64,
+}
+
+#[tokio::test]
+async fn slots_of_both_versions_are_held_until_they_end() {
+    hold(async |processes: &mut Processes<'_>| {
+        let rng = &mut processes.rng;
+        let version = |rng: &mut Rng| (rng.u64(1..=6), rng.u64(1..=4) * 1_000 * MILLISECOND);
+        let versions = [version(rng), version(rng)];
+        let limits = versions.map(|(slots, lease)| Limit::from(Concurrency::new(slots).lease(micros(lease))));
+        processes.versions = limits.each_ref().map(ToString::to_string).join(", then ");
+        let lengths = versions.map(|(_, lease)| lease);
+        let (key, mut held) = (Key::from("k"), HashMap::<LeaseId, Lease>::new());
+        for _ in 0..STEPS {
+            let ends: Vec<u64> = held
+                .values()
+                .map(|lease| lease.until - lengths[lease.version])
+                .collect();
+            processes.wait(&ends, &lengths).await;
+            let now = processes.clock.now();
+            held.retain(|_, lease| lease.until > now);
+            let used: u64 = held.values().map(|lease| lease.cost).sum();
+            // In an order of their own, so that a seed has one timeline.
+            let mut ids: Vec<LeaseId> = held.keys().copied().collect();
+            ids.sort_unstable_by_key(|id| (held[id].until, held[id].version, held[id].cost));
+            let kind = processes.rng.u32(..8);
+            if kind < 4 || ids.is_empty() {
+                let (version, cost, id) = (processes.rng.usize(..2), processes.rng.u64(1..=2), LeaseId::random());
+                let charge = Charge::new("p", &limits[version], &key, cost).lease(id);
+                let outcome = processes.send(Operation::Check, &[charge]).await;
+                let fits = used + cost <= versions[version].0;
+                processes.assert(
+                    outcome.allowed == fits,
+                    format_args!("{used} slots are held, and {cost} more"),
+                );
+                if fits {
+                    let until = now + lengths[version];
+                    held.insert(id, Lease { version, cost, until });
+                }
+                continue;
+            }
+            let id = ids[processes.rng.usize(..ids.len())];
+            let Lease { version, cost, .. } = held[&id];
+            let charge = Charge::new("p", &limits[version], &key, cost).lease(id);
+            if kind < 7 {
+                let outcome = processes.send(Operation::RenewLease, &[charge]).await;
+                processes.assert(outcome.allowed, "a lease that was renewed in time is lost");
+                held.get_mut(&id).expect("it is held").until = now + lengths[version];
+            } else {
+                processes.send(Operation::EndLease, &[charge]).await;
+                held.remove(&id);
+            }
+        }
+    })
+    .await;
+}
+
+/// When a ban in its state ends; `None` if none is in force.
+fn banned_until(now: u64, state: ChargeState) -> Option<u64> {
+    let rest = state.retry_after.filter(|_| state.remaining == 0)?;
+    Some(now + rest.as_micros() as u64)
+}
+
+#[tokio::test]
+async fn a_ban_of_one_version_is_in_force_for_both() {
+    hold(async |processes: &mut Processes<'_>| {
+        let rng = &mut processes.rng;
+        let version = |rng: &mut Rng| {
+            let window = MILLISECOND * [2, 10, 60][rng.usize(..3)];
+            let first = MILLISECOND * [1, 4, 20][rng.usize(..3)];
+            let longest = first * [1, 3, 20][rng.usize(..3)];
+            let ban = match rng.u32(..4) {
+                0 => Ban::by_hand().first(micros(MILLISECOND)).longest(micros(longest)),
+                _ => Ban::after(rng.u64(1..=4), micros(window))
+                    .first(micros(first))
+                    .longest(micros(longest)),
+            };
+            (
+                ban,
+                Limit::from(FixedWindow::new(rng.u64(1..=3), micros(MILLISECOND * 3))),
+            )
+        };
+        let versions = [version(rng), version(rng)];
+        let texts = versions.each_ref().map(|(ban, limit)| format!("{limit}, {ban}"));
+        processes.versions = texts.join("; then ");
+        let bans = versions.each_ref().map(|(ban, _)| Limit::Ban(*ban));
+        let lengths = versions.each_ref().map(|(ban, _)| ban.max_length().as_micros() as u64);
+        let fewest = versions.iter().filter_map(|(ban, _)| ban.denials()).min();
+        let key = Key::from("k");
+        // Until when a ban is in force, the end of the last one, and denials since then.
+        let (mut until, mut denials) = (0_u64, 0_u64);
+        for _ in 0..STEPS {
+            let end = until.saturating_sub(lengths[0]);
+            processes.wait(&[end], &lengths).await;
+            let (now, version) = (processes.clock.now(), processes.rng.usize(..2));
+            let guarded = Charge::new("p", &versions[version].1, &key, 1);
+            match processes.rng.u32(..16) {
+                0 => {
+                    let length = processes.rng.u64(1..=2 * lengths[version]);
+                    let charges = [Charge::new("p", &bans[version], &key, length)];
+                    processes.send(Operation::Charge, &charges).await;
+                    until = until.max(now + length.min(lengths[version]));
+                }
+                1 => {
+                    let charges = [Charge::new("p", &bans[version], &key, 1), guarded];
+                    processes.send(Operation::Reset, &charges).await;
+                    (until, denials) = (0, 0);
+                }
+                _ => {
+                    let charges = [Charge::new("p", &bans[version], &key, 1), guarded];
+                    let is_peek = processes.rng.u32(..4) == 0;
+                    let operation = if is_peek { Operation::Peek } else { Operation::Check };
+                    let outcome = processes.send(operation, &charges).await;
+                    let reported = banned_until(now, outcome.states()[0]);
+                    if until > now {
+                        let rest = until - now;
+                        processes.assert(
+                            !outcome.allowed,
+                            format_args!("it is admitted {rest} us before a ban ends"),
+                        );
+                        let same = reported == Some(until);
+                        processes.assert(
+                            same,
+                            format_args!("a ban ends in {rest} us, and this is reported: {reported:?}"),
+                        );
+                        continue;
+                    }
+                    denials += u64::from(!outcome.allowed && !is_peek);
+                    if let Some(reported) = reported {
+                        let enough = fewest.is_some_and(|fewest| denials >= fewest);
+                        processes.assert(enough && !is_peek, format_args!("it is banned after {denials} denials"));
+                        (until, denials) = (reported, 0);
+                    }
+                }
+            }
+        }
+    })
+    .await;
+}
