@@ -1,122 +1,116 @@
 -- Charges that do not decide alone: those of a request with several, of one with a role, and of operations other than checks.
 -- A request is admitted when all of its charges fit, and only then is anything added.
+--
+-- The rule of a charge calls a function of this file when it has read its key, with the request, the room, how many callers fit,
+-- the cost, the quota, and when it fits if it may wait for that. The function decides the charges after this one, so all keys of a
+-- request are read before anything is added to one. It returns how many callers are counted, whether the next one has to wait,
+-- and for a refund when it was admitted.
 
-if size > 1 or operation ~= 'check' or role ~= '' then
-  if not rest then
-    function rest(room, fitting, cost, _, own_turn)
-      if own_turn then
-        fitting, reserve.turn = times, math.max(reserve.turn, own_turn)
-      end
-      if fitting < fits then
-        fits = fitting
-      end
+-- By role: none is `rest`.
+local checked, exempt, marker
+-- The packed numbers of the call.
+local reply
 
-      local charge = following
-      if charge then
-        local n = at + 1
-        following, at = charge[C_NEXT], n
-        if reserve then
-          reserve.charge = charge
-        end
-        local _, remaining, wait, reset =
-          charge[C_RULE](
-            KEYS[n],
-            charge[C_NEEDS] or times,
-            charge[C_FINDS],
-            charge[C_COST],
-            charge[C_QUOTA],
-            charge[C_X],
-            charge[C_Y],
-            charge[C_Z],
-            reserve
-          )
-        reply[n + 1] = pack('<dddd', fits, remaining, wait, reset)
-      elseif operation ~= 'check' and operation ~= 'renew' and not reserve and (operation ~= 'peek' or fits > 0) then
-        fits = times
-      end
-
-      local counted = (operation == 'check' or operation == 'charge' or reserve) and fits or 0
-      -- One that would wait does not deny.
-      return counted, fits < times and not own_turn and room - counted * cost < cost, refunded_at
+if rest then
+  -- For a charge that is counted: decides the next charge.
+  function rest(request, room, fitting, cost, _, own_turn)
+    local times = request.times
+    if own_turn then
+      fitting, request.turn = times, math.max(request.turn, own_turn)
     end
-  end
-
-  if role ~= '' and not marker then
-    -- For a charge that is only checked.
-    function checked(room, fitting, cost)
-      rest(room, fitting > 0 and times or 0, cost)
-      return 0, fits < times and room < cost
+    if fitting < request.fits then
+      request.fits = fitting
     end
 
-    -- For a charge that a marker exempts: it neither counts nor denies.
-    local function exempt(room, _, cost)
-      rest(room, times, cost)
-      return 0, false
-    end
-
-    -- For a charge to count once, which is a marker. It does not deny, and it counts with the next charge. If it has counted
-    -- before and has room, that one is exempt.
-    function marker(room, _, cost, quota)
-      local full, marked = room < cost, following
-      if operation == 'refund' or operation == 'end' then
-        -- What was charged for a request has admitted its repetitions too.
-        if following and room + 1 < quota then
-          refunded_at = nil
-        end
-        return rest(room, times, cost)
+    local charge, place = request.charge, request.place + 1
+    if charge then
+      local finds = charge[C_FINDS]
+      if request.is_exempt then
+        finds, request.is_exempt = exempt, nil
       end
-      local counts = not full and marked and marked[C_FINDS] == rest
-      if not full and marked and marked[C_FINDS] ~= marker and room < quota then
-        following = { unpack(marked) }
-        following[C_FINDS] = exempt
-      end
-      local counted = rest(room, times, cost)
-      -- The repetitions of a request that waits would be admitted before it.
-      if reserve and reserve.turn > now and room == quota then
-        counts = false
-      end
-      return counts and counted or 0, full
+      request.deciding, request.charge, request.place = charge, charge[C_NEXT], place
+      local _, remaining, wait, reset = charge[C_RULE](
+        KEYS[place],
+        charge[C_NEEDS] or times,
+        finds,
+        charge[C_COST],
+        charge[C_QUOTA],
+        charge[C_X],
+        charge[C_Y],
+        charge[C_Z],
+        request
+      )
+      charge[C_RETRY] = wait
+      reply[place + 1] = pack('<dddd', request.fits, remaining, wait, reset)
+    elseif operation == 'charge' or operation == 'refund' or operation == 'end' or operation == 'reset' then
+      -- These do not require room.
+      request.fits = times
+    elseif operation == 'peek' and request.fits > 0 then
+      request.fits = times
     end
+    local counts = operation == 'check' or operation == 'charge' or operation == 'reserve'
+    local counted = counts and request.fits or 0
+    -- One that would wait does not deny.
+    local waits = request.fits < times and not own_turn and room - counted * cost < cost
+    return counted, waits, request.refunded_at
+  end
+end
+
+if has_roles then
+  -- For a charge that is only checked.
+  function checked(request, room, fitting, cost)
+    rest(request, room, fitting > 0 and request.times or 0, cost)
+    return 0, request.fits < request.times and room < cost
   end
 
-  reserve = nil
-  if operation == 'reserve' then
-    if not reservations then
-      -- The charge of the key that was read last, and when the charges so far fit.
-      reservations = { charge = nil, turn = now }
+  -- For a charge that a marker exempts: it neither counts nor denies.
+  function exempt(request, room, _, cost)
+    rest(request, room, request.times, cost)
+    return 0, false
+  end
 
-      -- When a charge fits that lacks so many units now, if it may wait for that. `wait`, with these arguments, returns for how
-      -- long, and whether that is only a lower bound.
-      function reservations.turn_of(need, cost, quota, wait, ...)
-        local charge = reserve.charge
-        if charge[C_FINDS] ~= rest or charge[C_LONGEST] == 0 or need > charge[C_WAITING] or cost > quota then
-          return nil
-        end
-        local time, is_bound = wait(...)
-        return not is_bound and time <= charge[C_LONGEST] and now + time or nil
+  -- For a charge to count once, which is a marker. It does not deny, and it counts with the next charge. If it has counted
+  -- before and has room, that one is exempt.
+  function marker(request, room, _, cost, quota)
+    local full, marked = room < cost, request.charge
+    if operation == 'refund' or operation == 'end' then
+      -- What was charged for a request has admitted its repetitions too.
+      if marked and room + 1 < quota then
+        request.refunded_at = nil
       end
+      return rest(request, room, request.times, cost)
     end
-    reserve = reservations
-  end
-
-  if operation == 'reset' then
-    -- Nothing reads the key afterwards: where its slot is moving to another node, that would be an error.
-    function rule(key, _, rest, cost, quota)
-      rest(quota, times, cost, quota)
-      call('UNLINK', key)
-      return 0, quota, 0, 0
+    local counts = not full and marked and marked[C_FINDS] == rest
+    if not full and marked and marked[C_FINDS] ~= marker and room < quota then
+      request.is_exempt = true
     end
+    local counted = rest(request, room, request.times, cost)
+    -- The repetitions of a request that waits would be admitted before it.
+    if operation == 'reserve' and request.turn > now and room == quota then
+      counts = false
+    end
+    return counts and counted or 0, full
   end
+end
 
-  local finds = role == 'checked' and checked or role == 'once' and marker or rest
-  -- A charge that is only checked needs room once, not for each caller, and a refund and the end of a lease need none.
-  local needs = (operation == 'refund' or operation == 'end') and 0 or role == 'checked' and 1
-  local charge = { rule, cost, quota, x, y, z, finds, needs, false }
-  if reserve then
-    charge[C_LONGEST], charge[C_WAITING], position = unpack_numbers('<dd', ARGV[run], position)
+if turn_of then
+  -- When a charge fits that lacks so many units now, if it may wait for that. `wait`, with these arguments, returns for how long,
+  -- and false if that is only a lower bound.
+  function turn_of(request, need, cost, quota, wait, ...)
+    local charge = request.deciding
+    if charge[C_FINDS] ~= rest or charge[C_LONGEST] == 0 or need > charge[C_WAITING] or cost > quota then
+      return nil
+    end
+    local time, is_known = wait(...)
+    return is_known ~= false and time <= charge[C_LONGEST] and now + time or nil
   end
-  if last then
-    last[C_NEXT] = charge
+end
+
+if reset_key then
+  -- Resets a key. Nothing reads it afterwards: where its slot is moving to another node, that would be an error.
+  function reset_key(key, _, rest, cost, quota, _, _, _, request)
+    rest(request, quota, request.times, cost, quota)
+    call('UNLINK', key)
+    return 0, quota, 0, 0
   end
-  all, last = all or charge, charge
 end

@@ -1,64 +1,106 @@
+-- Decides the runs, request by request.
+
+-- The errors, how many keys belong to requests that were decided, and the run that is decided.
+local errors, passed, at_run = nil, 0, 1
+
+local decide_runs
+
+if not single then
+  reply = { pack('<d', now), false, false }
+  -- How many callers send the next request of a run.
+  local function callers_of(run)
+    if run.times > 0 then
+      return run.times
+    end
+    local callers = unpack_numbers('<d', ARGV[at_run], run.position + (passed - run.before) / run.size * 8)
+    return callers
   end
 
-  -- Decides the run, request by request. A request that fails has added nothing, and those after it are decided as if it had
-  -- not been there.
-
-  -- Most calls are one check of one charge.
-  if requests == 1 and #ARGV == 1 and not all then
-    local fine, admitted, remaining, wait, reset = pcall(rule, KEYS[1], times, nil, cost, quota, x, y, z)
-    if fine then
-      return pack('<ddddd', now, admitted, remaining, wait, reset)
+  local check_alone
+  if not rest or #ARGV > 1 then
+    -- Decides checks of one charge, without a call of `pcall` for each.
+    function check_alone(run, finish)
+      local charge, keys = run.first, KEYS
+      local rule, cost, quota, x, y, z = unpack(charge)
+      for n = passed + 1, finish do
+        reply[n + 1] = pack('<dddd', rule(keys[n], callers_of(run), nil, cost, quota, x, y, z))
+        passed = n
+      end
     end
   end
 
-  reply = reply or { pack('<d', now), false, false }
-  local listed, finish = times == 0, passed + requests * size
-  -- Checks of one charge are decided without a call of `pcall` for each.
-  local checks = not all and function()
-    local keys = KEYS
-    for n = passed + 1, finish do
-      if listed then
-        times, position = unpack_numbers('<d', ARGV[run], position)
-      end
-      reply[n + 1] = pack('<dddd', rule(keys[n], times, nil, cost, quota, x, y, z))
-      passed = n
+  -- A request whose charges do not decide alone.
+  local request = rest
+    and {
+      times = 0,
+      -- How many callers fit the charges so far, and when that is; the charge that is decided, and the next one, with the number of
+      -- keys before it.
+      fits = 0,
+      turn = now,
+      deciding = false,
+      charge = false,
+      place = 0,
+      -- For a refund: when the request was admitted, unless it was repeated.
+      refunded_at = nil,
+      -- Whether one of its bans is in force.
+      is_banned = false,
+    }
+
+  -- Decides such a request.
+  local function decide(run)
+    local times = callers_of(run)
+    request.times, request.fits, request.turn, request.refunded_at = times, times, now, run.admitted_at
+    request.charge, request.place, request.is_banned, request.is_exempt = run.first, passed, false, nil
+    -- As after a charge that all callers fit.
+    rest(request, 0, times, 0)
+    passed = passed + run.size
+  end
+
+  for n = 1, #ARGV do
+    local charge, of_run = runs[n].first, runs[n].operation
+    while charge do
+      local name, role = charge[C_RULE], charge[C_ROLE]
+      charge[C_RULE] = of_run == 'reset' and reset_key
+        or name == 'log' and sliding_log
+        or name == 'counter' and sliding_counter
+        or name == 'fixed' and fixed_window
+        or name == 'bucket' and token_bucket
+        or name == 'concurrency' and concurrency
+        or ban
+      charge[C_FINDS] = role == 'checked' and checked or role == 'once' and marker or rest
+      -- A charge that is only checked needs room once, not for each caller, and a refund and the end of a lease need none.
+      charge[C_NEEDS] = (of_run == 'refund' or of_run == 'end') and 0 or role == 'checked' and 1
+      charge = charge[C_NEXT]
     end
   end
 
-  while passed < finish do
-    local fine, failure
-    if checks then
-      fine, failure = pcall(checks)
-    else
-      if listed then
-        times, position = unpack_numbers('<d', ARGV[run], position)
-      end
-      -- As after a charge that all callers fit.
-      fits, following, at, banned, refunded_at = times, all, passed, false, admitted_at
-      if reserve then
-        reserve.turn = now
-      end
-      fine, failure = pcall(rest, 0, times, 0)
-      if fine then
-        passed = passed + size
+  -- Decides what is left, and returns whether nothing is. A request that fails has added nothing: it is left, or its error is the
+  -- reply, and those after it are decided as if it had not been there.
+  function decide_runs(replies_with_errors)
+    for n = at_run, #ARGV do
+      local run = runs[n]
+      at_run, operation = n, run.operation
+      run.before = run.before or passed
+      local is_joint = operation ~= 'check' or run.size > 1 or run.first and run.first[C_ROLE] ~= ''
+      local finish = run.before + run.requests * run.size
+      while passed < finish do
+        local fine, failure = pcall(is_joint and decide or check_alone, run, finish)
+        if not fine and not replies_with_errors then
+          return false
+        elseif not fine then
+          errors = errors or {}
+          errors[#errors + 1] = failure
+          for place = 1, run.size do
+            reply[1 + passed + place] = pack('<dddd', -#errors, 0, 0, 0)
+          end
+          passed = passed + run.size
+        end
       end
     end
-
-    if not fine then
-      -- From its code on, which may follow the line of the script.
-      local message = tostring(failure)
-      errors = errors or {}
-      errors[#errors + 1] = string.match(message, '%u%u+ [^\r\n]*') or 'ERR ' .. message
-      for place = 1, size do
-        reply[1 + passed + place] = pack('<dddd', -#errors, 0, 0, 0)
-      end
-      passed = passed + size
-    end
+    return true
   end
 end
 
-local packed = reply and table.concat(reply, '', 1, passed + 1) or pack('<d', now)
-if errors then
-  return { packed, unpack(errors) }
+if decide_runs and not weighted_log and decide_runs(false) then
+  return table.concat(reply, '', 1, passed + 1)
 end
-return packed

@@ -1,16 +1,30 @@
+-- What rules of several algorithms need.
+
 -- Gives a key that has no expiry one, unless the request only reads.
-if not keep then
-  function keep(key, til)
-    if operation ~= 'peek' and call('PTTL', key) == -1 then
-      call('PEXPIREAT', key, expiry(til))
+local function keep(key, til)
+  if operation ~= 'peek' and call('PTTL', key) == -1 then
+    call('PEXPIREAT', key, expiry(til))
+  end
+end
+
+local digits, fetch, write
+
+if sliding_log or concurrency then
+  -- The digits of a whole number. In two halves, as those of an expiry; `%.0f` takes half as long again.
+  function digits(number)
+    local low = number % 10000000
+    if low == number then
+      return string.format('%d', low)
     end
+    return string.format('%d%07d', (number - low) / 10000000, low)
   end
 end
 
 -- Keys of three numbers, and until when the key holds them. They are little-endian doubles: to read and write them as text
 -- costs more than the decision.
-if algorithm ~= 'log' and algorithm ~= 'concurrency' and not fetch then
-  -- What a key holds, or zeros where it holds anything else.
+
+if sliding_counter or fixed_window or token_bucket or ban then
+  -- Returns what a key holds, or zeros where it holds anything else.
   function fetch(key)
     local value = call('GET', key)
     if value and #value == 32 then

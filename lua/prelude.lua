@@ -15,8 +15,11 @@
 --       nth of them, and the texts of their errors (`WRONGTYPE Operation ...`)
 --
 -- Times are microseconds and, like all numbers here, integers below 2^53. Names in capitals are constants, which the store
--- replaces by their values. A call of one check spends more on what is made here than on the check: a function or a number
--- as text costs as much as half a command. So a function is made when a charge needs it, once.
+-- replaces by their values.
+--
+-- A call of one check spends more on what is made here than on the check: a function costs a tenth of a command, a number as
+-- text most of one. So `lua/runs.lua` finds which rules the call needs, and the files after it make no others. What few charges
+-- need is made by a function `make_..`, once one does.
 
 local replicate_commands = redis.replicate_commands
 if replicate_commands then
@@ -27,24 +30,12 @@ local call, pack, unpack_numbers = redis.call, struct.pack, struct.unpack
 
 -- Two texts, or two numbers in Dragonfly.
 local time = call('TIME')
-local micros = time[2] .. ''
-local now_text = time[1] .. micros
-if #micros < 6 then
-  now_text = time[1] .. string.rep('0', 6 - #micros) .. micros
-end
-local now = time[1] * 1000000 + micros
+local now = time[1] * 1000000 + time[2]
 
--- PEXPIREAT's argument for a key that matters until then. In two halves, which fit where a C long has 32 bits; whole numbers,
+-- The argument of PEXPIREAT for a key that matters until then. In two halves, which fit where a C long has 32 bits; whole numbers,
 -- since Lua 5.4 formats no others as such.
 local function expiry(at)
   at = at + SLACK
   local rest = at % 1000000
   return string.format('%d%03d', (at - rest) / 1000000, (rest - rest % 1000) / 1000)
 end
-
--- How many members the call may still read to find out how long denied charges wait.
-local reads = ALL_READS
--- The packed numbers, and how many keys belong to requests that were decided.
-local reply, passed = nil, 0
--- The texts of errors, if there are any.
-local errors

@@ -1,40 +1,101 @@
--- The runs: reads a run and its charges. The files of the algorithms stand within these loops, which end in the driver.
+-- Reads the runs and their charges, and finds which rules they need.
 
--- The rules, one for each algorithm: (key, callers, rest, cost, quota, three parameters, `reserve`) -> how many callers are
--- counted, what remains, the wait, the time to a full reset. A rule reads its key, finds how many of the callers fit, and adds
--- their weight.
-local log, counter, fixed, bucket, concurrency, ban
--- The rule of a log that is not plain, when a charge has needed it, what makes it, and what both logs share.
-local weighted, make_weighted, admit
--- What the rules of keys of numbers share, and all rules.
-local fetch, write, keep
--- Called by the rule of a charge that does not decide alone, when it has read its key: (room, how many callers fit, cost,
--- quota) -> how many callers are counted, whether the next one has to wait, for a refund when it was admitted. It decides the
--- charges after that one, so all keys of a request are read before anything is added to one. By role: none, `checked`, `once`.
-local rest, checked, marker
--- In a run of `reserve`, what it needs beside that, else nil: the functions and values that `lua/charges.lua` lists.
-local reserve, reservations
+-- The rules: nil where no charge needs it, and `true` until the file of the algorithm makes it.
+--
+-- A rule is called with the key, how many callers there are, `rest`, the cost, the quota, three parameters and the request. It
+-- reads the key, finds how many of the callers fit, and adds their weight. It returns how many are counted, what remains, the
+-- wait, and the time to a full reset.
+local sliding_log, weighted_log, sliding_counter, fixed_window, token_bucket, concurrency, ban
+-- What decides the other charges of a request: nil where all charges decide alone, and `true` until `lua/charges.lua` makes it.
+local rest, turn_of, reset_key
+-- Whether a charge has a role.
+local has_roles = false
 
--- Of the request: how many callers send it, for a refund when it was admitted, unless it was repeated, how many callers fit the
--- charges so far, the charges that follow, linked, the position of the last key that was read, and whether a ban is in force.
-local operation, times, refunded_at, fits, following, at, banned
+-- Of a run, and of its last charge.
+local operation, requests, size, times, position
+local algorithm, role, cost, quota, x, y, z
+-- For each window of a log what is written as text once for all of its charges, linked: `lua/log_members.lua` fills it.
+local texts
+-- Whether the call is one check of one charge, as most are; for the others, the runs.
+local single, runs = #ARGV == 1, nil
 
-for run = 1, #ARGV do
-  local requests, size, position
+for n = 1, #ARGV do
+  operation, requests, size, times, position = unpack_numbers('<sddd', ARGV[n])
   local admitted_at
-  operation, requests, size, times, position = unpack_numbers('<sddd', ARGV[run])
-  if operation == 'refund' then
-    admitted_at, position = unpack_numbers('<d', ARGV[run], position)
+  if operation == 'reset' then
+    reset_key = true
+  elseif operation == 'refund' then
+    admitted_at, position = unpack_numbers('<d', ARGV[n], position)
   elseif operation == 'within' then
     if now < requests or now >= size then
       return pack('<d', now)
     end
-    size = 0
+    requests, size = 0, 0
   end
 
-  -- The last charge that was read, and all of them, linked, unless this one decides alone.
-  local rule, cost, quota, x, y, z
-  local all, last
-  for place = 1, size do
-    local algorithm, role
-    algorithm, role, cost, quota, x, y, z, position = unpack_numbers('<ssddddd', ARGV[run], position)
+  single = single and requests == 1 and size == 1
+  -- The charges are a linked list.
+  local first, last
+  for _ = 1, size do
+    algorithm, role, cost, quota, x, y, z, position = unpack_numbers('<ssddddd', ARGV[n], position)
+    if algorithm == 'log' then
+      sliding_log = true
+      if y > 0 or cost > 1 or operation == 'reserve' or operation == 'refund' then
+        weighted_log = true
+      else
+        if not texts or texts.window ~= x then
+          texts = { window = x, before = texts, header = false, expired = false, expires = false }
+        end
+        z = texts
+      end
+    elseif algorithm == 'counter' then
+      sliding_counter = true
+    elseif algorithm == 'bucket' then
+      token_bucket = true
+    elseif algorithm == 'concurrency' then
+      concurrency = true
+    elseif algorithm == 'ban' then
+      ban = true
+    else
+      fixed_window = true
+      if x == 0 then
+        -- The window of the calendar, which is one of three around the time that the caller guessed.
+        local boundaries = { unpack_numbers('<dddd', ARGV[n], position) }
+        position = boundaries[5]
+        for i = 2, 4 do
+          if boundaries[i - 1] <= now and now < boundaries[i] then
+            y, z = boundaries[i - 1], boundaries[i]
+          end
+        end
+      end
+    end
+
+    if size > 1 or operation ~= 'check' or role ~= '' then
+      single, rest, has_roles = false, true, has_roles or role ~= ''
+    end
+    if not single then
+      local charge = { algorithm, cost, quota, x, y, z, role, false, false, false, 0 }
+      if operation == 'reserve' then
+        turn_of = true
+        charge[C_LONGEST], charge[C_WAITING], position = unpack_numbers('<dd', ARGV[n], position)
+      end
+      if last then
+        last[C_NEXT] = charge
+      end
+      first, last = first or charge, charge
+    end
+  end
+  if not single then
+    runs = runs or {}
+    runs[n] = {
+      operation = operation,
+      requests = requests,
+      size = size,
+      times = times,
+      admitted_at = admitted_at,
+      first = first,
+      position = position,
+      before = false,
+    }
+  end
+end

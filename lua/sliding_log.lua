@@ -1,110 +1,60 @@
--- Sliding window log: a sorted set with a member for each admission, scored with its time. A charge fits while the window has
--- room for it.
+-- Sliding window log: a sorted set with a member for each admission, scored with its time.
 --
 -- The member `=<window>`, whose score is 0, is there while all others weigh 1 and were stored under this window: then they are
 -- counted. It stays when they have expired, since a key that is deleted cannot be created again on a node from which its slot
--- is moving. `lua/weighted_log.lua` has all that is not so plain.
+-- is moving. `lua/weighted_log.lua` decides all other logs, and long ones of which a charge may have to remove more than its
+-- budget: what has expired, or is ahead of the clock.
 
-if algorithm == 'log' then
-  if not log then
-    -- Adds members of weight 1. A name that is there already was added in the same microsecond.
-    function admit(key, count, stored)
-      local missing, attempt = count - call('ZADD', key, now_text, now_text), stored
-      while missing > 0 do
-        local members = {}
-        for i = 1, missing do
-          attempt = attempt + 1
-          members[2 * i - 1], members[2 * i] = now_text, now_text .. '-' .. attempt
-        end
-        missing = missing - call('ZADD', key, unpack(members))
+if sliding_log then
+  -- Decides a charge of 1 for each of a few callers, without a precision.
+  function sliding_log(key, times, rest, cost, quota, window, grain, text, request)
+    local is_plain = cost == 1 and grain == 0 and times <= FEW and operation ~= 'reserve' and operation ~= 'refund'
+    local stored = is_plain and call('ZREVRANK', key, text.header)
+    local members = is_plain and (stored and stored + 1 or call('ZCARD', key))
+    local ahead, removed, skipped = now + math.min(SLACK, window), 0, 0
+    if stored then
+      text.expired = text.expired or digits(now - window)
+      if stored > BUDGET - 2 and (call('ZCOUNT', key, '(0', text.expired) > BUDGET - 2 or time_at(key, '-1') > ahead) then
+        return weighted_log(key, times, rest, cost, quota, window, grain, request, members)
+      end
+      -- 1. Remove what has expired. A peek skips it.
+      if operation == 'peek' then
+        skipped = call('ZCOUNT', key, '(0', text.expired)
+      else
+        removed = call('ZREMRANGEBYSCORE', key, '(0', text.expired)
+      end
+    elseif members ~= 0 then
+      return weighted_log(key, times, rest, cost, quota, window, grain, request, members)
+    end
+    -- 2. Count.
+    local total = (stored or 0) - removed - skipped
+    -- 3. Compare with the limit.
+    local room, newest = math.max(0, quota - total), nil
+    local counted, waits = math.min(times, room), room < times
+    if waits then
+      newest = total > 0 and time_at(key, '-1')
+      if newest and (operation == 'charge' or newest > ahead) then
+        return weighted_log(key, times, rest, cost, quota, window, grain, request, members - removed)
       end
     end
-
-    local function time_of(member)
-      return tonumber(member) or tonumber(string.match(member, '^%d+')) or 0
+    if rest then
+      counted, waits = rest(request, room, counted, cost, quota)
+    end
+    if counted > 0 then
+      -- 4. Add.
+      admit(key, counted, total, members == 0 and text.header)
+      -- 5. Set the expiry.
+      call('PEXPIREAT', key, text.expires)
+      total, room, newest = total + counted, math.max(0, room - counted), now
     end
 
-    function log(key, times, rest, cost, quota, window, grain, text, reserve)
-      local few = times <= FEW
-      local plain, stored, late = few and call('ZSCORE', key, text.header), few and call('ZCARD', key), 0
-      if not few or not plain and stored > 0 then
-        return (weighted or make_weighted())(key, times, rest, cost, quota, window, grain, text, reserve, stored)
-      end
-
-      -- Removes what has expired, a part of it if there is much.
-      local removed = 0
-      if plain then
-        stored = stored - 1
-        text.expired = text.expired or string.format('%.0f', now - window)
-        if stored < BUDGET and operation ~= 'peek' then
-          removed = call('ZREMRANGEBYSCORE', key, '(0', text.expired)
-        else
-          late = call('ZCOUNT', key, '(0', text.expired)
-          removed = operation ~= 'peek' and math.min(late, BUDGET - 2) or 0
-          if removed > 0 then
-            call('ZREMRANGEBYRANK', key, '1', removed)
-          end
-          late = late - removed
-        end
-        stored = stored - removed
-      end
-
-      -- Counts, and compares with the limit.
-      local room, counted, newest = math.max(0, quota - stored + late), times, nil
-      if room < times then
-        newest = stored > 0 and time_of(call('ZRANGE', key, '-1', '-1')[1])
-        if newest and (operation == 'charge' or newest > now + math.min(SLACK, window)) then
-          return (weighted or make_weighted())(
-            key, times, rest, cost, quota, window, grain, text, reserve, stored + 1, removed
-          )
-        end
-        counted = room
-      end
-      local waits = counted < times
-      if rest then
-        counted, waits = rest(room, counted, cost, quota)
-      end
-
-      -- Adds, and sets the expiry.
-      if counted > 0 then
-        if not plain then
-          call('ZADD', key, '0', text.header)
-        end
-        admit(key, counted, stored)
-        text.expires = text.expires or expiry(now + window)
-        call('PEXPIREAT', key, text.expires)
-        stored, room = stored + counted, math.max(0, room - counted)
-        if not waits then
-          return counted, room, 0, window
-        end
-      end
-
-      -- The wait of a denied charge, until as many members have expired as it lacks.
-      local wait = 0
-      if waits then
-        local total = stored - late
-        local need = math.min(total + 1 - quota, total)
-        wait = window
-        if need > 0 then
-          local rank = late + need
-          wait = math.max(1, time_of(call('ZRANGE', key, rank, rank)[1]) + window - now)
-          keep(key, now + window)
-        end
-      end
-      local reset = window
-      if counted == 0 then
-        newest = newest or stored > late and time_of(call('ZRANGE', key, '-1', '-1')[1])
-        reset = newest and math.max(0, math.min(window, newest + window - now)) or 0
-      end
-      return counted, room, wait, reset
+    -- The wait of a denied charge, until as many have expired as it lacks; and the time until all have.
+    local wait, need = waits and window or 0, math.min(total + 1 - quota, total)
+    if waits and need > 0 then
+      keep(key, now + window)
+      wait = math.max(1, time_at(key, skipped + need) + window - now)
     end
-  end
-
-  -- What is written as text is so once for all requests of the run.
-  local digits = string.format('%.0f', x)
-  z = { digits = digits, header = '=' .. digits }
-  rule = log
-  if y > 0 or cost > 1 or operation == 'reserve' or operation == 'refund' then
-    rule = weighted or make_weighted()
+    newest = newest or total > 0 and time_at(key, '-1')
+    return counted, room, wait, newest and math.max(0, math.min(window, newest + window - now)) or 0
   end
 end

@@ -16,6 +16,7 @@ if ARGV[1] == 'trial' then
     { 'ZCARD', key },
     { 'ZCOUNT', key, '-inf', '+inf' },
     { 'ZSCORE', key, 'member' },
+    { 'ZREVRANK', key, 'member' },
     { 'ZRANGE', key, '0', '0' },
     { 'ZRANGEBYSCORE', key, '0', '1', 'LIMIT', '0', '1' },
     { 'ZREVRANGEBYSCORE', key, '1', '0', 'LIMIT', '0', '1' },

@@ -1,7 +1,7 @@
 //! The permissions that a store requires in Redis, and the errors that name a missing one.
 
 /// The commands that the script calls.
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "time",
     "get",
     "set",
@@ -19,6 +19,7 @@ const COMMANDS: [&str; 18] = [
     "zrem",
     "zremrangebyrank",
     "zremrangebyscore",
+    "zrevrank",
     "zscore",
 ];
 

@@ -18,16 +18,23 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/trial.lua"),
     include_str!("../../../lua/runs.lua"),
     include_str!("../../../lua/numbers.lua"),
-    include_str!("../../../lua/log_entries.lua"),
-    include_str!("../../../lua/weighted_log.lua"),
+    include_str!("../../../lua/log_members.lua"),
     include_str!("../../../lua/sliding_log.lua"),
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
     include_str!("../../../lua/token_bucket.lua"),
     include_str!("../../../lua/concurrency.lua"),
-    include_str!("../../../lua/ban.lua"),
+    include_str!("../../../lua/single.lua"),
     include_str!("../../../lua/charges.lua"),
+    include_str!("../../../lua/ban.lua"),
     include_str!("../../../lua/driver.lua"),
+    include_str!("../../../lua/log_entries.lua"),
+    include_str!("../../../lua/log_windows.lua"),
+    include_str!("../../../lua/log_reservations.lua"),
+    include_str!("../../../lua/log_merges.lua"),
+    include_str!("../../../lua/log_waits.lua"),
+    include_str!("../../../lua/weighted_log.lua"),
+    include_str!("../../../lua/again.lua"),
 );
 
 /// The most callers of one check that are an entry of a log each.
@@ -39,18 +46,20 @@ const ALL_READS: u64 = 8 * BUDGET as u64;
 /// The constants of the script, which a call of the script would otherwise make anew.
 ///
 /// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
-const CONSTANTS: [(&str, u64); 25] = [
+const CONSTANTS: [(&str, u64); 27] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
     ("C_COST", 2),
-    ("C_FINDS", 7),
-    ("C_LONGEST", 10),
-    ("C_NEEDS", 8),
-    ("C_NEXT", 9),
+    ("C_FINDS", 8),
+    ("C_LONGEST", 12),
+    ("C_NEEDS", 9),
+    ("C_NEXT", 10),
     ("C_QUOTA", 3),
+    ("C_RETRY", 11),
+    ("C_ROLE", 7),
     ("C_RULE", 1),
-    ("C_WAITING", 11),
+    ("C_WAITING", 13),
     ("C_X", 4),
     ("C_Y", 5),
     ("C_Z", 6),

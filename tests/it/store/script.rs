@@ -102,6 +102,22 @@ async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Reque
     replies
 }
 
+/// No loop or function of the script is in two of its files.
+#[tokio::test]
+async fn each_file_of_the_script_loads_alone() {
+    let redis = Redis::start();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/lua");
+    let mut count = 0;
+    for file in std::fs::read_dir(folder).expect("the folder of the script") {
+        let path = file.expect("a file").path();
+        let text = std::fs::read(&path).expect("a file of the script");
+        let sha1: Value = redis.command_of_bytes("SCRIPT", vec![b"LOAD".to_vec(), text]).await;
+        assert_eq!(sha1.as_string().map(|sha1| sha1.len()), Some(40), "{}", path.display());
+        count += 1;
+    }
+    assert!(count > 10, "{count} files were found");
+}
+
 #[tokio::test]
 async fn callers_that_are_merged_are_decided_and_counted_as_if_each_was_sent() {
     let redis = Redis::start();

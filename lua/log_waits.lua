@@ -1,0 +1,69 @@
+-- The wait of a charge that a sliding log denies, and the reset of the log.
+
+-- Makes the functions that find these times.
+local function make_log_waits(parts_of, at_rank)
+  -- How many entries the call may still read to find out how long denied charges wait.
+  local reads = ALL_READS
+
+  -- How many entries a charge may read for its wait. Most waits are for one of the first, which each charge may read.
+  local function bound_of(log, reserves)
+    if reserves or reads >= log.budget then
+      return log.budget - 1
+    end
+    return math.min(log.budget - 1, math.max(8, reads))
+  end
+
+  -- The time of the entry whose expiry frees this much weight, and whether it is known: past the budget it is that of the last
+  -- entry read.
+  local function freed_at(log, need, reserves)
+    local first = log.headers + log.skipped
+    if log.kind == '=' or log.weight == log.stored then
+      local member = at_rank(log, first + need - 1)
+      return member and parts_of(member) or now, true
+    end
+    local at, read, size, bound = now, 0, 8, bound_of(log, reserves)
+    while need > 0 and read < bound and log.skipped + read < log.stored do
+      local upto = math.min(read + size, bound)
+      for _, member in ipairs(call('ZRANGE', log.key, first + read, first + upto - 1)) do
+        if need > 0 then
+          local weight
+          at, weight = parts_of(member)
+          need = need - weight
+        end
+      end
+      read, size = upto, size * 8
+    end
+    if not reserves then
+      reads = reads - read
+    end
+    return at, need <= 0
+  end
+
+  -- The time until a charge fits, and whether it is known.
+  local function wait(log, cost, quota, window, reserves)
+    local need = math.min(log.total + cost - quota, log.total)
+    if need <= 0 then
+      return window, true
+    end
+    local at, is_known = freed_at(log, need, reserves)
+    local time = math.max(1, at + window - now)
+    -- One that is further ahead is of a clock that is gone.
+    return log.kind == '@' and time or math.min(time, window + SLACK), is_known
+  end
+
+  -- The time until nothing counts.
+  local function reset(log, window)
+    if log.stored <= log.gone then
+      return 0
+    end
+    local member = at_rank(log, -1 - log.gone)
+    local time = math.max(0, parts_of(member) + window - now)
+    local made = log.kind == '@' and string.match(member, '@(%d+)')
+    if made and tonumber(made) <= now + math.min(SLACK, log.longest) then
+      return time
+    end
+    return math.min(window, time)
+  end
+
+  return { wait = wait, reset = reset }
+end
