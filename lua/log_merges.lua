@@ -5,15 +5,17 @@
 local function make_log_merges(parts_of, first_at, insert)
   -- Adds weight, merged with the entries of its step. Of charges beyond the limit the last entry is enough.
   local function merge(log, weight, step, beyond)
-    local earliest = now
+    local earliest, begin = now, now - now % step
     local limit = beyond and 1 or log.budget - 1
     -- One ahead of the clock is a reservation, or of a clock that is gone.
-    local members = call('ZREVRANGEBYSCORE', log.key, now_text, digits(now - now % step), 'LIMIT', '0', limit)
+    local members = call('ZREVRANGEBYSCORE', log.key, now_text, digits(begin), 'LIMIT', '0', limit)
     for _, member in ipairs(members) do
       local at, merged, mark, number = parts_of(member)
-      if not beyond or mark == '~' then
+      local first = first_at(at, mark, number)
+      -- An entry of another precision may begin before the step: merged, it would expire too late.
+      if first >= begin and (not beyond or mark == '~') then
         weight = weight + merged
-        earliest = math.min(earliest, first_at(at, mark, number))
+        earliest = math.min(earliest, first)
         call('ZREM', log.key, member)
         log.stored = log.stored - 1
       end

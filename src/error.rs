@@ -170,7 +170,7 @@ impl StoreError {
     }
 
     /// The same error, of a check that the store has recorded in the health of its nodes.
-    #[cfg(any(feature = "fred", feature = "redis"))]
+    #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) fn recorded(mut self) -> Self {
         self.is_recorded = true;
         self

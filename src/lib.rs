@@ -69,10 +69,9 @@
 //! | feature | default | effect |
 //! | --- | --- | --- |
 //! | `fred` | yes | [`RedisStore`] through the client fred: single servers and Sentinel |
-//! | `enable-rustls-ring` | | TLS for fred: `rediss://` |
 //! | `unix-sockets` | | Unix sockets for fred: `redis+unix:///run/redis.sock` |
-//! | `redis` | | [`RedisStore`] through the client redis-rs: clusters; also single servers and Sentinel, with [`ClientLibrary::RedisRs`], without `fred`, or where `fred` lacks a feature for the URL |
-//! | `tokio-rustls-comp` | | TLS for redis-rs: `rediss://` |
+//! | `cluster` | | [`RedisStore`] through the client redis-rs: clusters; also single servers and Sentinel, with [`ClientLibrary::RedisRs`], without `fred`, or where `fred` lacks a feature for the URL |
+//! | `tls` | | TLS: `rediss://` |
 //! | `axum` | | [`key::route`](fn@key::route), the peer address that axum provides, [`Decision`] as an extractor, [`Denied`] as a response |
 //! | `tonic` | | the peer address that tonic provides, the layer around a single tonic service, [`Denied`] as a `Status` |
 //! | `tonic-tls` | | the peer address behind the TLS of tonic's server |
@@ -129,7 +128,7 @@ pub use self::admin::Admin;
 pub use self::middleware::MissingDecision;
 #[cfg(feature = "serde")]
 pub use self::policy::{LivePolicies, Policies};
-#[cfg(any(feature = "fred", feature = "redis"))]
+#[cfg(any(feature = "fred", feature = "cluster"))]
 pub use self::store::redis::{ApplicationClient, ClientLibrary, ConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
     decision::{Completion, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots, response},
@@ -145,7 +144,7 @@ pub use tower_layer::Layer;
 
 #[cfg(feature = "fred")]
 pub use fred;
-#[cfg(feature = "redis")]
+#[cfg(feature = "cluster")]
 pub use redis as redis_rs;
 
 /// The programs of the README.

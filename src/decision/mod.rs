@@ -18,6 +18,7 @@ mod slots;
 #[cfg(feature = "tracing")]
 mod span;
 mod undecided;
+mod untaken;
 
 use std::{
     fmt,

@@ -3,8 +3,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{
     completion::CompletionRule,
     context::{CheckContext, Marker, Plan, PolicyContext},
-    receipt::Untaken,
     slots::Ticket,
+    untaken::Untaken,
 };
 use crate::{
     FailureMode, Key, Limit,

@@ -3,10 +3,7 @@ use std::{fmt, sync::Arc};
 use smallvec::SmallVec;
 
 use super::{Decision, context::Plan, policy::PolicyDecision, responses::Responses};
-use crate::{
-    store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreId, StoreRequest},
-    sync::atomic::{AtomicBool, Ordering},
-};
+use crate::store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreId, StoreRequest};
 
 /// The charges of an admitted request, to settle or refund them.
 ///
@@ -373,46 +370,5 @@ impl Adjustment {
                 .map(|marker| marker.removal(&charge)),
         };
         marker.into_iter().chain([charge]).collect()
-    }
-}
-
-/// Whether a policy was charged, and its receipt is not taken. A clone has no receipt.
-#[derive(Default)]
-pub(crate) struct Untaken(AtomicBool);
-
-impl Untaken {
-    pub(super) fn new(charged: bool) -> Self {
-        Self(AtomicBool::new(charged))
-    }
-
-    /// Returns whether this is the first call for a charged policy.
-    pub(super) fn take(&self) -> bool {
-        self.0.swap(false, Ordering::Relaxed)
-    }
-}
-
-impl Clone for Untaken {
-    fn clone(&self) -> Self {
-        Self::default()
-    }
-}
-
-#[cfg(all(test, feature = "loom"))]
-mod threads {
-    use loom::{model, sync::Arc, thread::spawn};
-
-    use super::*;
-
-    #[test]
-    fn one_of_several_threads_takes_a_receipt() {
-        model(|| {
-            let untaken = Arc::new(Untaken::new(true));
-            let thread = spawn({
-                let untaken = untaken.clone();
-                move || untaken.take()
-            });
-            let own = untaken.take();
-            assert!(own ^ thread.join().expect("no panic"));
-        });
     }
 }

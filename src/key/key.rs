@@ -2,7 +2,7 @@ use std::{fmt, net::Ipv4Addr};
 
 use smallvec::SmallVec;
 
-#[cfg(any(feature = "fred", feature = "redis"))]
+#[cfg(any(feature = "fred", feature = "cluster"))]
 use super::secret::Secret;
 
 /// The identity that a request is counted under: one component or several, such as an address and a path.
@@ -193,7 +193,7 @@ impl Key {
     }
 
     /// A keyed hash of the text, as a key. The key of a marker remains one.
-    #[cfg(any(feature = "fred", feature = "redis"))]
+    #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) fn hashed(&self, secret: &Secret) -> Self {
         let digest = |bytes| u128::from_be_bytes(secret.digest(bytes));
         let (caller, marker) = self.split_marker();

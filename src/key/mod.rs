@@ -73,7 +73,7 @@ mod within;
 #[cfg(feature = "axum")]
 pub use self::path::{Route, route};
 pub(crate) use self::secret::Secret;
-#[cfg(any(feature = "fred", feature = "redis"))]
+#[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) use self::secret::ShortSecret;
 pub use self::{
     client_ip::{ClientIp, ClientIpSource, client_ip},

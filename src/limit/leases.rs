@@ -162,7 +162,7 @@ impl LeaseId {
     }
 
     /// The id with these parts, of which the first is not 0.
-    #[cfg(all(test, any(feature = "fred", feature = "redis")))]
+    #[cfg(all(test, any(feature = "fred", feature = "cluster")))]
     pub(crate) fn of_parts([high, low]: [u64; 2]) -> Option<Self> {
         Some(Self(NonZeroU64::new(high)?, low))
     }

@@ -195,7 +195,7 @@ pub use self::{
     sliding_log::SlidingLog,
     token_bucket::TokenBucket,
 };
-#[cfg(any(feature = "fred", feature = "redis"))]
+#[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
     concurrency::{HEAVIEST, RETRY_US},

@@ -6,19 +6,19 @@
 mod failover;
 mod fold;
 #[cfg_attr(
-    not(any(feature = "fred", feature = "redis")),
+    not(any(feature = "fred", feature = "cluster")),
     expect(dead_code, reason = "other stores have no nodes")
 )]
 mod health;
 mod memory;
 mod operation;
 mod outstanding;
-#[cfg(any(feature = "fred", feature = "redis"))]
+#[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) mod redis;
 mod request;
 mod response;
 mod status;
-#[cfg(any(feature = "fred", feature = "redis"))]
+#[cfg(any(feature = "fred", feature = "cluster"))]
 mod uncounted;
 
 use std::{pin::Pin, sync::Arc, time::Duration};

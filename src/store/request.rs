@@ -15,7 +15,7 @@ pub struct StoreRequest<'a> {
     operation: Operation,
     charges: &'a [Charge<'a>],
     #[cfg_attr(
-        not(any(feature = "fred", feature = "redis")),
+        not(any(feature = "fred", feature = "cluster")),
         expect(dead_code, reason = "only Redis fails for some requests of a list")
     )]
     is_optional: bool,
@@ -35,7 +35,7 @@ impl<'a> StoreRequest<'a> {
     }
 
     /// Another operation on other charges in the place of this request.
-    #[cfg(any(feature = "fred", feature = "redis"))]
+    #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(super) fn with<'b>(&self, operation: Operation, charges: &'b [Charge<'b>]) -> StoreRequest<'b> {
         StoreRequest {
             operation,
@@ -53,7 +53,7 @@ impl<'a> StoreRequest<'a> {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "redis"))]
+    #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) fn is_optional(&self) -> bool {
         self.is_optional
     }

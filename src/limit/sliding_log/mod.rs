@@ -8,7 +8,7 @@ use super::{constructors::constructors, limit::Share, rate::WindowText};
 use crate::ConfigError;
 
 pub(crate) use self::entries::Log;
-#[cfg(any(feature = "fred", feature = "redis"))]
+#[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) use self::{entries::BUDGET, windows::LONGER_WINDOWS};
 
 /// Sliding window log: at most the quota in any window, exactly.

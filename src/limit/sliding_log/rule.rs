@@ -1,3 +1,5 @@
+use smallvec::SmallVec;
+
 use super::{
     SlidingLog,
     entries::{Entry, Kind, Log, Mark, View},
@@ -63,19 +65,22 @@ impl Rule for SlidingLog {
 
         // An entry ahead of the clock is a reservation, or of a clock that is gone.
         let (step, end) = (self.step_around(now).0, log.until(now));
-        let merging = match (self.precision, beyond) {
-            (0, false) => 0..0,
-            (0, true) => {
-                let merges = |newest: &Entry| newest.is_beyond() && newest.at >= step;
-                let merges = end > 0 && log.entries.get(end - 1).is_some_and(merges);
-                end - usize::from(merges)..end
-            }
-            _ => log.before(step).max(end.saturating_sub(log.view.budget - 1))..end,
+        let candidates = match (self.precision, beyond) {
+            (0, false) => 0,
+            (0, true) => 1,
+            _ => log.view.budget - 1,
         };
+        let begin = log.before(step).max(end.saturating_sub(candidates));
         let (mut weight, mut first_at) = (weight, now);
-        for merged in log.entries.drain(merging) {
-            weight += merged.weight;
-            first_at = first_at.min(merged.first_at());
+        let candidates: SmallVec<[Entry; 2]> = log.entries.drain(begin.min(end)..end).collect();
+        for entry in candidates {
+            // An entry of another precision may begin before the step: merged, it would expire too late.
+            if entry.first_at() < step || beyond && !entry.is_beyond() {
+                log.insert(entry);
+                continue;
+            }
+            weight += entry.weight;
+            first_at = first_at.min(entry.first_at());
         }
         let mark = match now - first_at {
             span if beyond => Mark::Beyond(span),

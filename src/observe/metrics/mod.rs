@@ -4,13 +4,13 @@
 //! of this crate: no key, address of a caller or path is one, so callers cannot add series.
 
 #[cfg_attr(
-    not(any(feature = "fred", feature = "redis")),
+    not(any(feature = "fred", feature = "cluster")),
     expect(dead_code, reason = "some metrics are of Redis")
 )]
 #[cfg(feature = "metrics")]
 mod recorded;
 #[cfg_attr(
-    not(any(feature = "fred", feature = "redis")),
+    not(any(feature = "fred", feature = "cluster")),
     expect(dead_code, reason = "some metrics are of Redis")
 )]
 #[cfg(not(feature = "metrics"))]

@@ -104,21 +104,21 @@ impl From<fred::clients::Pool> for ApplicationClient {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "cluster")]
 impl From<redis::Client> for ApplicationClient {
     fn from(client: redis::Client) -> Self {
         Self(Source::RedisRs(Box::new(client)))
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "cluster")]
 impl<const N: usize> From<[redis::Client; N]> for ApplicationClient {
     fn from(nodes: [redis::Client; N]) -> Self {
         Self(Source::RedisRsCluster(nodes.into()))
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "cluster")]
 impl From<Vec<redis::Client>> for ApplicationClient {
     fn from(nodes: Vec<redis::Client>) -> Self {
         Self(Source::RedisRsCluster(nodes.into()))
@@ -140,9 +140,9 @@ pub(super) enum Source {
     Url(Box<str>),
     #[cfg(feature = "fred")]
     Fred(Box<[fred::clients::Client]>),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "cluster")]
     RedisRs(Box<redis::Client>),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "cluster")]
     RedisRsCluster(Box<[redis::Client]>),
 }
 
@@ -153,7 +153,7 @@ impl Source {
             Self::Url(_) => None,
             #[cfg(feature = "fred")]
             Self::Fred(_) => Some(ClientLibrary::Fred),
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "cluster")]
             Self::RedisRs(_) | Self::RedisRsCluster(_) => Some(ClientLibrary::RedisRs),
         }
     }

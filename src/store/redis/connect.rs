@@ -4,7 +4,7 @@ use tokio::runtime::Handle;
 
 #[cfg(feature = "fred")]
 use super::client::fred::FredClient;
-#[cfg(feature = "redis")]
+#[cfg(feature = "cluster")]
 use super::client::redis_rs::RedisRsClient;
 use super::{
     backend::Backend,
@@ -158,12 +158,12 @@ impl RedisStoreBuilder {
             Some(Source::Url(url)) => url,
             #[cfg(feature = "fred")]
             Some(Source::Fred(clients)) => return FredClient::from_clients(clients).map(RedisClient::Fred),
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "cluster")]
             Some(Source::RedisRs(client)) => {
                 let client = RedisRsClient::from_client(client, connections);
                 return Ok(RedisClient::RedisRs(client));
             }
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "cluster")]
             Some(Source::RedisRsCluster(nodes)) => {
                 let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();
                 return RedisRsClient::cluster(&nodes, connections).map(RedisClient::RedisRs);
@@ -173,7 +173,7 @@ impl RedisStoreBuilder {
         match parsed.library {
             #[cfg(feature = "fred")]
             ClientLibrary::Fred => FredClient::connect(url, connections).map(RedisClient::Fred),
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "cluster")]
             ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, connections).map(RedisClient::RedisRs),
         }
     }

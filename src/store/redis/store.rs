@@ -39,9 +39,9 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 /// | one server | `redis://user:password@127.0.0.1:6379/0` |
 /// | a Unix socket | `redis+unix:///run/redis.sock` (with fred: feature `unix-sockets`) |
 /// | Sentinel | `redis-sentinel://user:password@host:26379/0?sentinelServiceName=name&node=host:26379`; with credentials of the sentinels, `&sentinelUsername=user&sentinelPassword=password` |
-/// | a cluster | `redis-cluster://user:password@host:6379?node=host:6379`, any of its nodes (feature `redis`) |
+/// | a cluster | `redis-cluster://user:password@host:6379?node=host:6379`, any of its nodes (feature `cluster`) |
 ///
-/// `rediss` in place of `redis` means TLS (feature `enable-rustls-ring` for fred, `tokio-rustls-comp` for redis-rs). The
+/// `rediss` in place of `redis` means TLS (feature `tls`). The
 /// certificate of Redis must be signed by an authority of the system, or by one in the file that the environment variable
 /// `SSL_CERT_FILE` names.
 ///

@@ -2,7 +2,7 @@ use super::client::{BUILT_IN, BuiltIn, ClientLibrary};
 use crate::ConfigError;
 
 /// A URL that all clients read alike. No error contains it, since it may contain a password.
-#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "fred reads the URL by itself"))]
+#[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "fred reads the URL by itself"))]
 pub(super) struct Url<'a> {
     tls: bool,
     kind: Kind,
@@ -57,7 +57,7 @@ impl<'a> Url<'a> {
             query,
         };
 
-        #[cfg(any(feature = "enable-rustls-ring", feature = "tokio-rustls-comp"))]
+        #[cfg(feature = "tls")]
         if tls {
             choose_crypto_provider();
         }
@@ -113,9 +113,9 @@ fn library(
 fn supports(built_in: &BuiltIn, scheme: &str, kind: Kind, tls: bool) -> Result<(), ConfigError> {
     #[cfg(feature = "fred")]
     if kind == Kind::Cluster && built_in.library == ClientLibrary::Fred {
-        let needed = match cfg!(feature = "redis") {
+        let needed = match cfg!(feature = "cluster") {
             true => "redis-rs",
-            false => "the feature `redis`",
+            false => "the feature `cluster`",
         };
         return Err(ConfigError::new(format!(
             "a cluster needs {needed}: {FRED_IN_A_CLUSTER}"
@@ -126,21 +126,15 @@ fn supports(built_in: &BuiltIn, scheme: &str, kind: Kind, tls: bool) -> Result<(
     }
     // Without TLS built in, fred would connect in plain text.
     if tls && !built_in.tls {
-        let feature = match built_in.library {
-            #[cfg(feature = "fred")]
-            ClientLibrary::Fred => "enable-rustls-ring",
-            #[cfg(feature = "redis")]
-            ClientLibrary::RedisRs => "tokio-rustls-comp",
-        };
         return Err(ConfigError::new(format!(
-            "`{scheme}://` means TLS: turn on the feature `{feature}`"
+            "`{scheme}://` means TLS: turn on the feature `tls`"
         )));
     }
     Ok(())
 }
 
 /// Where the application has two providers compiled in and has chosen none, rustls would panic.
-#[cfg(any(feature = "enable-rustls-ring", feature = "tokio-rustls-comp"))]
+#[cfg(feature = "tls")]
 fn choose_crypto_provider() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // An error means that another thread has installed one.
@@ -153,7 +147,7 @@ fn choose_crypto_provider() {
 pub(super) const FRED_IN_A_CLUSTER: &str = "while slots move, fred 10 may return the reply to one caller to another, and \
                                             while one primary is down it serves none";
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "cluster")]
 pub(super) enum Topology {
     SingleServer,
     /// The primary of this name, and the credentials of the sentinels.
@@ -165,7 +159,7 @@ pub(super) enum Topology {
 }
 
 /// URLs of single servers, for redis-rs, which reads no others.
-#[cfg(feature = "redis")]
+#[cfg(feature = "cluster")]
 impl<'a> Url<'a> {
     pub(super) fn topology(&self) -> Topology {
         match self.kind {
@@ -265,18 +259,14 @@ mod tests {
             "rediss-sentinel://127.0.0.1?sentinelServiceName=main",
         ] {
             let refused = parse(url).err().map(|error| error.to_string());
-            let built_in = cfg!(any(feature = "enable-rustls-ring", feature = "tokio-rustls-comp"));
-            let feature = match cfg!(feature = "redis") {
-                true => "feature `tokio-rustls-comp`",
-                false => "feature `enable-rustls-ring`",
-            };
+            let built_in = cfg!(feature = "tls");
             assert_eq!(refused.is_none(), built_in, "{url}");
-            assert!(refused.is_none_or(|error| error.contains(feature)));
+            assert!(refused.is_none_or(|error| error.contains("feature `tls`")));
         }
     }
 
     #[test]
-    #[cfg(all(feature = "fred", feature = "redis"))]
+    #[cfg(all(feature = "fred", feature = "cluster"))]
     fn the_first_library_that_supports_a_url_connects() {
         let (fred, redis_rs) = (ClientLibrary::Fred, ClientLibrary::RedisRs);
         let built_in = |library, tls, unix_sockets| BuiltIn {
@@ -308,10 +298,10 @@ mod tests {
 
         // The application has chosen: no other library connects.
         for (url, chosen, features, feature) in [
-            (tls, Some(fred), with_redis_rs, "enable-rustls-ring"),
-            (tls, Some(redis_rs), with_fred, "tokio-rustls-comp"),
-            (tls, None, with_none, "tokio-rustls-comp"),
-            (cluster_tls, None, with_fred, "tokio-rustls-comp"),
+            (tls, Some(fred), with_redis_rs, "tls"),
+            (tls, Some(redis_rs), with_fred, "tls"),
+            (tls, None, with_none, "tls"),
+            (cluster_tls, None, with_fred, "tls"),
             (unix, Some(fred), with_none, "unix-sockets"),
         ] {
             let error = library(url, chosen, &features).unwrap_err().to_string();
@@ -332,18 +322,18 @@ mod tests {
     }
 
     #[test]
-    #[cfg(not(feature = "redis"))]
+    #[cfg(not(feature = "cluster"))]
     fn a_cluster_without_redis_rs_is_refused_with_the_fix() {
         let error = parse("redis-cluster://:secret@127.0.0.1")
             .err()
             .expect("an error")
             .to_string();
-        assert!(error.contains("feature `redis`"), "{error}");
+        assert!(error.contains("feature `cluster`"), "{error}");
         assert!(!error.contains("secret"), "{error}");
     }
 
     #[test]
-    #[cfg(all(feature = "fred", feature = "redis"))]
+    #[cfg(all(feature = "fred", feature = "cluster"))]
     fn only_redis_rs_serves_a_cluster() {
         let url = "redis-cluster://127.0.0.1";
         assert_eq!(parse(url).expect("a good URL").library, ClientLibrary::RedisRs);
@@ -354,14 +344,14 @@ mod tests {
         assert!(error.contains("a cluster needs redis-rs"), "{error}");
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "cluster")]
     fn urls_in(url: &str) -> (String, Vec<String>) {
         let url = parse(url).expect("a good URL");
         (url.server_url(), url.node_urls().collect())
     }
 
     #[test]
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "cluster")]
     fn sentinels_have_credentials_of_their_own_and_no_database() {
         let url = "redis-sentinel://u:p@a:1/3?sentinelServiceName=s&node=[::1]&node=b&sentinelPassword=x+y";
         let sentinels = ["a:1", "[::1]:26379", "b:26379"].map(|node| format!("redis://:x%20y@{node}"));
@@ -369,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "cluster")]
     fn nodes_of_a_cluster_share_their_credentials() {
         let (_, nodes) = urls_in("valkey-cluster://u:p@a:1?node=b:2");
         assert_eq!(nodes, ["redis://u:p@a:1", "redis://u:p@b:2"]);

@@ -127,6 +127,14 @@ fn timelines() -> Vec<Timeline> {
              10_000: check 4 -> denied for 10_000, 1 left, full in 10_000
              9_500: peek 2 -> denied for 1_500, 1 left, full in 10_000",
         ),
+        // An entry of a precision that begins before a grain of another one is not merged into it.
+        Timeline {
+            limits: [coarse(3, 184, 4), coarse(10, 25, 4)],
+            steps: "2_300: check 1 -> 183 left, full in 3_000
+             2_600: check 1 -> 182 left, full in 3_000
+             4_900: check 1 of the other limit -> 22 left, full in 10_000
+             4_900: peek 23 of the other limit -> denied for 7_700, 22 left, full in 10_000",
+        },
         // A refund of a reservation whose turn has passed, at that of a later one.
         Timeline::of(
             bucket(1, 10_000, 1),

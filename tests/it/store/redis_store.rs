@@ -254,7 +254,7 @@ async fn a_clustered_client_is_refused_with_the_fix() {
         .set_policy(ReconnectPolicy::new_constant(0, 150))
         .with_connection_config(|connection| connection.max_command_attempts = 1);
     let fault = fault(&builder);
-    assert!(fault.contains("feature `redis`"), "{fault}");
+    assert!(fault.contains("feature `cluster`"), "{fault}");
 }
 
 #[tokio::test]

@@ -94,8 +94,8 @@ fn the_docs_have_the_number_of_crates_in_a_build() {
     for (build, features) in [
         ("default: Redis through fred", &[][..]),
         (
-            "`default-features = false`, feature `redis`: Redis through redis-rs",
-            &["--no-default-features", "--features", "redis"],
+            "`default-features = false`, feature `cluster`: Redis through redis-rs",
+            &["--no-default-features", "--features", "cluster"],
         ),
         (
             "`default-features = false`: `MemoryStore` only",

@@ -4,7 +4,7 @@
 
 #[cfg(feature = "fred")]
 pub(super) mod fred;
-#[cfg(feature = "redis")]
+#[cfg(feature = "cluster")]
 pub(super) mod redis_rs;
 
 use std::{ops::Deref, sync::Arc};
@@ -25,7 +25,7 @@ use crate::store::health::{Health, Node};
 pub(super) enum RedisClient {
     #[cfg(feature = "fred")]
     Fred(fred::FredClient),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "cluster")]
     RedisRs(redis_rs::RedisRsClient),
     #[cfg(test)]
     Simulated(Network),
@@ -46,7 +46,7 @@ impl RedisClient {
                 let reply = match self {
                     #[cfg(feature = "fred")]
                     Self::Fred(client) => client.eval(script, command, call, deadline).await,
-                    #[cfg(feature = "redis")]
+                    #[cfg(feature = "cluster")]
                     Self::RedisRs(client) => client.eval(script, command, call).await,
                     #[cfg(test)]
                     Self::Simulated(network) => network.eval(command, call).await,
@@ -66,7 +66,7 @@ impl RedisClient {
     /// A hash tag in a slot of each known primary; an error if none is known.
     pub(super) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
         match self {
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "cluster")]
             Self::RedisRs(client) => client.hash_tags(),
             #[cfg(feature = "fred")]
             Self::Fred(_) => Ok(vec!["0".to_owned()]),
@@ -80,7 +80,7 @@ impl RedisClient {
         match self {
             #[cfg(feature = "fred")]
             Self::Fred(client) => client.health(),
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "cluster")]
             Self::RedisRs(client) => client.health(),
             #[cfg(test)]
             Self::Simulated(network) => network.health(),
@@ -89,14 +89,14 @@ impl RedisClient {
 
     /// The health of the server of a slot.
     #[cfg_attr(
-        not(feature = "redis"),
+        not(feature = "cluster"),
         expect(unused_variables, reason = "only clusters have slots")
     )]
     pub(super) fn node(&self, slot: impl FnOnce() -> u16) -> NodeOfSlot<'_> {
         let node = match self {
             #[cfg(feature = "fred")]
             Self::Fred(client) => Some(NodeOfSlot::Fixed(client.node())),
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "cluster")]
             Self::RedisRs(client) => client.node(slot),
             #[cfg(test)]
             Self::Simulated(_) => None,
@@ -109,7 +109,7 @@ impl RedisClient {
         match self {
             #[cfg(feature = "fred")]
             Self::Fred(_) => false,
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "cluster")]
             Self::RedisRs(client) => client.is_clustered(),
             #[cfg(test)]
             Self::Simulated(network) => network.is_clustered(),
@@ -124,7 +124,7 @@ impl RedisClient {
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
-/// # #[cfg(feature = "redis")]
+/// # #[cfg(feature = "cluster")]
 /// # {
 /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379").client_library(ClientLibrary::RedisRs);
 /// assert!(builder.connect_lazy().is_ok());
@@ -138,7 +138,7 @@ pub enum ClientLibrary {
     #[cfg(feature = "fred")]
     Fred,
     /// [redis-rs](https://crates.io/crates/redis), for one server, Sentinel or a cluster.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "cluster")]
     RedisRs,
 }
 
@@ -155,13 +155,13 @@ pub(in crate::store::redis) const BUILT_IN: &[BuiltIn] = &[
     #[cfg(feature = "fred")]
     BuiltIn {
         library: ClientLibrary::Fred,
-        tls: cfg!(feature = "enable-rustls-ring"),
+        tls: cfg!(feature = "tls"),
         unix_sockets: cfg!(feature = "unix-sockets"),
     },
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "cluster")]
     BuiltIn {
         library: ClientLibrary::RedisRs,
-        tls: cfg!(feature = "tokio-rustls-comp"),
+        tls: cfg!(feature = "tls"),
         unix_sockets: true,
     },
 ];
@@ -169,7 +169,7 @@ pub(in crate::store::redis) const BUILT_IN: &[BuiltIn] = &[
 /// The health of the server of a slot.
 pub(in crate::store::redis) enum NodeOfSlot<'a> {
     Fixed(&'a Node),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "cluster")]
     Current(Arc<Node>),
 }
 
@@ -179,7 +179,7 @@ impl Deref for NodeOfSlot<'_> {
     fn deref(&self) -> &Node {
         match self {
             Self::Fixed(node) => node,
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "cluster")]
             Self::Current(node) => node,
         }
     }

@@ -314,7 +314,7 @@ pub(super) fn at(template: &ConnectionInfo, host: String, port: u16) -> Connecti
 mod tests {
     use super::*;
 
-    #[cfg(feature = "tokio-rustls-comp")]
+    #[cfg(feature = "tls")]
     #[test]
     fn a_node_is_connected_to_with_the_encryption_of_the_template() {
         for (url, is_encrypted) in [("redis://a:1", false), ("rediss://a:1", true)] {
