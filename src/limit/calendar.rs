@@ -1,5 +1,5 @@
 use jiff::{
-    SignedDuration, Span, Timestamp, Zoned,
+    SignedDuration, Span, Timestamp, ZonedDateTime,
     civil::{Date, Weekday},
     tz::TimeZone,
 };
@@ -53,7 +53,7 @@ impl Calendar {
             .ok()
             .and_then(|now| Timestamp::from_microsecond(now).ok())
             .and_then(|now| {
-                let now = now.to_zoned(zone.clone());
+                let now = now.to_zoned_datetime(zone.clone());
                 let window = match self {
                     Self::Hour => hour_around(&now),
                     Self::Day | Self::Week | Self::Month | Self::Year => self.days_around(&now),
@@ -64,7 +64,7 @@ impl Calendar {
         window.unwrap_or((0, MAX_EXACT - 1))
     }
 
-    fn days_around(self, now: &Zoned) -> Result<(Timestamp, Timestamp), jiff::Error> {
+    fn days_around(self, now: &ZonedDateTime) -> Result<(Timestamp, Timestamp), jiff::Error> {
         let zone = now.time_zone();
         let mut first = self.first_day(now.date())?;
         loop {
@@ -100,12 +100,12 @@ impl Calendar {
 
 /// The start of a day. If a change of the clocks skips midnight, it is the end of that change.
 fn starts(date: Date, zone: &TimeZone) -> Result<Timestamp, jiff::Error> {
-    Ok(date.to_zoned(zone.clone())?.start_of_day()?.timestamp())
+    Ok(date.to_zoned_datetime(zone.clone())?.start_of_day()?.timestamp())
 }
 
 /// The hour around `now`, by the elapsed time: an hour that the clocks repeat is two windows. A change of the clocks by a part
 /// of an hour, as on Lord Howe Island, ends an hour and starts a shorter one.
-fn hour_around(now: &Zoned) -> Result<(Timestamp, Timestamp), jiff::Error> {
+fn hour_around(now: &ZonedDateTime) -> Result<(Timestamp, Timestamp), jiff::Error> {
     const HOUR: SignedDuration = SignedDuration::from_hours(1);
 
     let passed = SignedDuration::new(
@@ -149,12 +149,12 @@ mod tests {
 
     /// The window around a moment, in the local time of its zone.
     fn window(calendar: Calendar, moment: &str) -> (String, String) {
-        let moment: Zoned = moment.parse().unwrap();
+        let moment: ZonedDateTime = moment.parse().unwrap();
         let (start, end) = calendar.around(micros(moment.timestamp()), moment.time_zone());
         let show = |at: u64| {
             let at = Timestamp::from_microsecond(at as i64)
                 .unwrap()
-                .to_zoned(moment.time_zone().clone());
+                .to_zoned_datetime(moment.time_zone().clone());
             at.strftime("%F %H:%M%:z").to_string()
         };
         (show(start), show(end))

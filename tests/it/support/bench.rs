@@ -103,7 +103,7 @@ impl Bench {
 
     /// Sets the clock to a moment such as `2028-02-29T23:59:59.999999+01:00[Europe/Berlin]`.
     pub(crate) async fn set(&self, moment: &str) {
-        let moment: jiff::Zoned = moment.parse().expect("a moment and its zone");
+        let moment: jiff::ZonedDateTime = moment.parse().expect("a moment and its zone");
         self.set_to(moment.timestamp().as_microsecond() as u64).await;
     }
 
