@@ -6,11 +6,12 @@ use axum::{Router, routing::get as route};
 use http::request::Parts;
 
 use tower_quota::{
-    Acquire, AcquireError, Admin, Ban, BanError, ClientLibrary, Completion, Concurrency, ConfigError, ConnectError,
-    Decision, Denial, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode, FixedWindow, Headers, Key,
-    KeyExtractor, Keyed, Limit, Limiter, LivePolicies, ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision,
-    Permit, Policies, Policy, PolicyDecision, RateLimit, RateLimitLayer, Receipt, RedisStore, RedisStoreBuilder,
-    ResetFormat, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
+    Acquire, AcquireError, Admin, ApplicationClient, Ban, BanError, ClientLibrary, Completion, Concurrency,
+    ConfigError, ConnectError, Decision, Denial, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode,
+    FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, LivePolicies, ManualClock, MemoryStore,
+    MemoryStoreBuilder, MissingDecision, Permit, Policies, Policy, PolicyDecision, RateLimit, RateLimitLayer, Receipt,
+    RedisStore, RedisStoreBuilder, ResetFormat, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots,
+    TokenBucket, Unkeyed,
     key::{
         self, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip, KeyError, Method, Or, Path, PeerAddr,
         Route, UnixPeer,
@@ -36,6 +37,7 @@ fn moved<T: Unpin>() {}
 #[test]
 fn public_types_are_shared_and_cloned() {
     shared::<Admin>();
+    shared::<ApplicationClient>();
     shared::<ClientLibrary>();
     shared::<Decision>();
     shared::<Denial>();

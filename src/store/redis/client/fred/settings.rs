@@ -54,7 +54,7 @@ pub(super) fn check_settings(client: &Client) -> Result<(), ConfigError> {
     if client.is_clustered() {
         return Err(ConfigError::new(format!(
             "this fred client is clustered, and {FRED_IN_A_CLUSTER}; use the URL `redis-cluster://..` with the feature \
-             `redis`"
+             `cluster`"
         )));
     }
     if client.client_reconnect_policy().is_none() {
