@@ -18,7 +18,7 @@ use crate::{
     Decision, PolicyDecision,
     decision::{
         Completion, CompletionRule, End, LostSettlements, Responses, Settlement, awaits_trailers, denied,
-        grpc_status_in, pause, response::OwnRejection,
+        grpc_status_in, requested_pause, response::OwnRejection,
     },
     store::{Owed, OwedKind},
 };
@@ -101,7 +101,8 @@ impl AwaitedCompletion {
     /// Bans the key for the pause that a response asks for.
     #[cold]
     fn learn<B>(&self, decision: &Decision, response: Option<&Response<B>>, lost: &Arc<LostSettlements>) {
-        let in_head = response.and_then(|response| pause::requested_by(response.status(), response.headers()));
+        let in_head =
+            response.and_then(|response| requested_pause::requested_by(response.status(), response.headers()));
         if let Some(pause) = in_head.or(self.pause).filter(|pause| !pause.is_zero())
             && let Some(response) = bans::send(decision, pause, PolicyDecision::learns)
             && let Some(owed) = decision.owe(OwedKind::Settlement)
@@ -150,7 +151,7 @@ pub(crate) fn observe_frame<D, E>(
         Poll::Ready(Some(Ok(frame))) => match frame.trailers_ref() {
             Some(trailers) => {
                 if let Some(awaited) = awaited {
-                    awaited.pause = pause::requested_by_grpc(trailers);
+                    awaited.pause = requested_pause::requested_by_grpc(trailers);
                 }
                 End::Body(grpc_status_in(trailers))
             }

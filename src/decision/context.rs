@@ -11,10 +11,10 @@ use super::denials::Denials;
 use super::span;
 use super::{
     headers::Fields,
+    policy_settings::Settings,
     response::{Negotiated, ResponseFormat},
-    responses::LostSettlements,
-    settings::Settings,
     slots::Keeper,
+    store_replies::LostSettlements,
 };
 use crate::{
     Key, Limit,

@@ -8,15 +8,15 @@ mod denials;
 pub(crate) mod denied;
 mod headers;
 mod outcome;
-pub(crate) mod pause;
 mod policy;
+mod policy_settings;
 mod receipt;
+pub(crate) mod requested_pause;
 pub mod response;
-mod responses;
-mod settings;
 mod slots;
 #[cfg(feature = "tracing")]
 mod span;
+mod store_replies;
 mod undecided;
 mod untaken;
 
@@ -51,10 +51,10 @@ pub(crate) use self::{
     completion::{CompletionRule, End, awaits_trailers, grpc_status_in},
     context::{CheckContext, Plan, PolicyContext, PolicyFile},
     headers::policy_item,
+    policy_settings::{Condition, Cost, Settings},
     receipt::Settlement,
-    responses::{LostSettlements, Responses},
-    settings::{Condition, Cost, Settings},
     slots::{Release, Ticket, release_unknown},
+    store_replies::{LostSettlements, Responses},
     undecided::Undecided,
 };
 

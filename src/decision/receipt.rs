@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Decision, context::Plan, policy::PolicyDecision, responses::Responses};
+use super::{Decision, context::Plan, policy::PolicyDecision, store_replies::Responses};
 use crate::store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreId, StoreRequest};
 
 /// The charges of an admitted request, to settle or refund them.

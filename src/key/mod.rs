@@ -60,12 +60,12 @@ mod header;
 mod ip;
 #[expect(clippy::module_inception, reason = "the type `Key` is where a reader looks for it")]
 mod key;
+mod normalize;
 #[cfg(feature = "admin")]
 mod parse;
 mod path;
 mod peer;
 mod secret;
-mod spelling;
 #[cfg(feature = "serde")]
 mod text;
 mod within;
@@ -87,6 +87,6 @@ pub use self::{
 };
 #[cfg(feature = "serde")]
 pub(crate) use self::{
-    spelling::{Form, PathBytes, Segments, Spellings, decoded, normalized, trimmed},
+    normalize::{Form, PathBytes, Segments, Spellings, decoded, normalized, trimmed},
     text::{KeySpec, Registered},
 };

@@ -3,8 +3,8 @@ use http::request::Parts;
 use super::{
     extractor::{KeyError, KeyExtractor, inherent_or},
     key::Key,
-    spelling,
-    spelling::{PathBytes, whole_path},
+    normalize,
+    normalize::{PathBytes, whole_path},
 };
 
 /// The path of the request, without the query.
@@ -127,15 +127,15 @@ impl Path {
     }
 
     fn canonical(self, path: &str) -> PathBytes {
-        let mut canonical = spelling::decoded(path);
+        let mut canonical = normalize::decoded(path);
         if self.collapse_slashes {
-            canonical = spelling::merged(canonical);
+            canonical = normalize::merged(canonical);
         }
         if self.remove_dot_segments {
-            canonical = spelling::without_dot_segments(&canonical);
+            canonical = normalize::without_dot_segments(&canonical);
         }
         if self.strip_trailing_slash {
-            spelling::strip_trailing_slashes(&mut canonical);
+            normalize::strip_trailing_slashes(&mut canonical);
         }
         if self.ignore_case {
             canonical.make_ascii_lowercase();

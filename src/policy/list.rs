@@ -108,7 +108,7 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
 #[cfg(feature = "serde")]
 pub(super) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
     let mut files = Vec::<Arc<Access>>::new();
-    let listed = |policy: &'_ Policy<K>| policy.of_file.as_ref()?.listed.clone();
+    let listed = |policy: &'_ Policy<K>| policy.from_file.as_ref()?.listed.clone();
     for listed in policies.iter().filter_map(listed) {
         if !files.iter().any(|file| Arc::ptr_eq(file, &listed)) {
             files.push(listed);

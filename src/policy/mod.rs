@@ -13,7 +13,7 @@ mod plan;
 #[cfg(feature = "serde")]
 mod scope;
 mod set;
-mod settings;
+mod setters;
 mod wait;
 
 #[cfg(feature = "admin")]
@@ -23,7 +23,7 @@ use std::{fmt, sync::Arc};
 use http::request::Parts;
 
 #[cfg(feature = "serde")]
-use self::file::OfFile;
+use self::file::FromFile;
 #[cfg(all(feature = "admin", feature = "serde"))]
 use self::live::RefusedReload;
 use self::plan::{Plans, Terms};
@@ -83,7 +83,7 @@ pub struct Policy<K = Keyed> {
     settings: Settings,
     /// What the file of the policy has beside its terms.
     #[cfg(feature = "serde")]
-    of_file: Option<OfFile>,
+    from_file: Option<FromFile>,
     /// The first setting that is not valid.
     fault: Option<ConfigError>,
     extractor: K,
@@ -112,7 +112,7 @@ impl Policy<Unkeyed> {
             terms: Terms::new(name.into(), limit),
             settings: Settings::default(),
             #[cfg(feature = "serde")]
-            of_file: None,
+            from_file: None,
             fault: None,
             extractor: Unkeyed,
         }
@@ -205,8 +205,8 @@ impl<K> Policy<K> {
     /// The settings in code, or those of the file.
     fn all_settings(&self) -> Settings {
         #[cfg(feature = "serde")]
-        if let Some(of_file) = &self.of_file {
-            return self.settings.over(&of_file.settings);
+        if let Some(from_file) = &self.from_file {
+            return self.settings.over(&from_file.settings);
         }
         self.settings.clone()
     }
@@ -229,7 +229,7 @@ impl<K> Policy<K> {
             terms: self.terms,
             settings: self.settings,
             #[cfg(feature = "serde")]
-            of_file: self.of_file,
+            from_file: self.from_file,
             fault: self.fault,
             extractor,
         }

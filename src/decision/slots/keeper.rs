@@ -105,7 +105,7 @@ impl State {
     }
 
     fn shortest_orphan_pause(&self) -> Option<Duration> {
-        self.orphans.values().map(|lease| pause(lease)).min()
+        self.orphans.values().map(|lease| lease.renewal_pause()).min()
     }
 
     /// The tasks that sleep for longer than an orphan can wait.
@@ -125,12 +125,6 @@ fn hurry(tasks: &[Arc<Notify>]) {
     for task in tasks {
         task.notify_one();
     }
-}
-
-/// How often it is looked whether a lease is due. It is after the same time again, so that it is renewed at least every third
-/// of its length, and most requests end before.
-fn pause(lease: &Lease) -> Duration {
-    lease.length() / 6
 }
 
 /// The task that renews the leases of a runtime.
@@ -168,7 +162,7 @@ impl Task {
     fn next_pause(&self) -> Option<Duration> {
         let mut state = self.keeper.state();
         let group = state.take_over(self.runtime);
-        let shortest = group.held.values().map(|lease| pause(lease)).min();
+        let shortest = group.held.values().map(|lease| lease.renewal_pause()).min();
         match shortest {
             Some(pause) => group.task = Some((self.number, pause)),
             None => drop(state.groups.remove(&self.runtime)),

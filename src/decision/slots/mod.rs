@@ -12,7 +12,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{PolicyDecision, responses::Responses};
+use super::{PolicyDecision, store_replies::Responses};
 use crate::{
     Decision,
     observe::metrics::HeldSlots,

@@ -22,7 +22,7 @@ use crate::{
 
 /// What a file has about one policy.
 #[derive(Clone)]
-pub(in crate::policy) struct Described {
+pub(in crate::policy) struct FilePolicy {
     pub(in crate::policy) terms: Terms,
     settings: Settings,
     pub(in crate::policy) key: Option<Arc<dyn KeyExtractor>>,
@@ -30,7 +30,7 @@ pub(in crate::policy) struct Described {
 
 /// What a policy has of its file, beside its terms and its key.
 #[derive(Clone)]
-pub(in crate::policy) struct OfFile {
+pub(in crate::policy) struct FromFile {
     /// Those for which code has no others.
     pub(in crate::policy) settings: Settings,
     /// The requests that the file lists as skipped or blocked.
@@ -43,8 +43,8 @@ pub(in crate::policy) struct OfFile {
 
 impl Policy<Unkeyed> {
     /// A policy as these policies describe it.
-    pub(in crate::policy) fn described(described: Described, policies: &Policies, file: Option<&Arc<File>>) -> Self {
-        let of_file = OfFile {
+    pub(in crate::policy) fn described(described: FilePolicy, policies: &Policies, file: Option<&Arc<File>>) -> Self {
+        let from_file = FromFile {
             settings: described.settings,
             listed: policies.listed(),
             file: file.cloned(),
@@ -53,7 +53,7 @@ impl Policy<Unkeyed> {
         Self {
             terms: policies.switched(described.terms),
             settings: Settings::default(),
-            of_file: Some(of_file),
+            from_file: Some(from_file),
             fault: None,
             extractor: Unkeyed,
         }
@@ -61,8 +61,8 @@ impl Policy<Unkeyed> {
 
     /// The policy with the key of its file.
     pub(in crate::policy) fn with_file_key(mut self, key: Arc<dyn KeyExtractor>) -> Policy {
-        if let Some(of_file) = &mut self.of_file {
-            of_file.has_key = true;
+        if let Some(from_file) = &mut self.from_file {
+            from_file.has_key = true;
         }
         self.with_key(Keyed(key))
     }
@@ -71,16 +71,16 @@ impl Policy<Unkeyed> {
 impl<K> Policy<K> {
     /// The file that the policy follows.
     pub(in crate::policy) fn followed(&self) -> Option<&Arc<File>> {
-        self.of_file.as_ref()?.file.as_ref()
+        self.from_file.as_ref()?.file.as_ref()
     }
 }
 
 /// Replaces what a policy has of its file.
-pub(in crate::policy) fn renew<K: PolicyKey>(policy: &mut Policy<K>, policies: &Policies, described: &Described) {
-    let Some(of_file) = &mut policy.of_file else { return };
-    of_file.listed = policies.listed();
-    of_file.settings = described.settings.clone();
-    if let Some(key) = described.key.as_ref().filter(|_| of_file.has_key) {
+pub(in crate::policy) fn renew<K: PolicyKey>(policy: &mut Policy<K>, policies: &Policies, described: &FilePolicy) {
+    let Some(from_file) = &mut policy.from_file else { return };
+    from_file.listed = policies.listed();
+    from_file.settings = described.settings.clone();
+    if let Some(key) = described.key.as_ref().filter(|_| from_file.has_key) {
         policy.extractor.replace(key);
     }
     policy.terms = policies.switched(described.terms.clone());
@@ -88,7 +88,7 @@ pub(in crate::policy) fn renew<K: PolicyKey>(policy: &mut Policy<K>, policies: &
 
 impl Policies {
     /// What the file has about a policy, with its key if that is needed.
-    pub(in crate::policy) fn describe(&self, name: &str, needs_key: bool) -> Result<Described, ConfigError> {
+    pub(in crate::policy) fn describe(&self, name: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
         let Entry { fields, plans } = self.entry(name)?;
         let without_plan = fields.limit.clone();
         let limit = match plans {
@@ -107,7 +107,7 @@ impl Policies {
         let scope = (!scope.is_everything())
             .then(|| -> Condition { Arc::new(move |parts| scope.contains(parts, Spelling::Either)) });
 
-        Ok(Described {
+        Ok(FilePolicy {
             terms: if fields.enabled { terms } else { terms.switched_off() },
             settings: Settings {
                 cost: Some(Cost::Fixed(fields.cost)),

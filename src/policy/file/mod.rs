@@ -26,7 +26,7 @@ use super::{
 };
 use crate::ConfigError;
 
-pub(super) use self::described::{Described, OfFile, renew};
+pub(super) use self::described::{FilePolicy, FromFile, renew};
 #[cfg(feature = "file")]
 pub(super) use self::read::read;
 

@@ -22,12 +22,12 @@ use crate::{
 
 /// The requests that a file skips or blocks: those of each of these tables.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Requests(Vec<Described>);
+pub(super) struct Requests(Vec<RequestMatcher>);
 
 /// Requests as a table describes them: those for which all of its fields hold.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Fields")]
-struct Described(Fields);
+struct RequestMatcher(Fields);
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,7 +48,7 @@ enum Clients {
     Unknown,
 }
 
-impl TryFrom<Fields> for Described {
+impl TryFrom<Fields> for RequestMatcher {
     type Error = &'static str;
 
     fn try_from(fields: Fields) -> Result<Self, &'static str> {
@@ -72,7 +72,7 @@ impl Requests {
         client_ip: Option<&key::Ip>,
         spelling: Spelling,
     ) -> Result<Vec<Condition>, ConfigError> {
-        let condition = |Described(fields): &Described| -> Result<Condition, ConfigError> {
+        let condition = |RequestMatcher(fields): &RequestMatcher| -> Result<Condition, ConfigError> {
             let scope = Scope {
                 routes: fields.routes.scope(Vec::new),
                 methods: fields.methods.0.clone(),
@@ -115,14 +115,14 @@ impl<'de> Deserialize<'de> for Requests {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Requests, A::Error> {
-                let only = Described::deserialize(MapAccessDeserializer::new(map))?;
+                let only = RequestMatcher::deserialize(MapAccessDeserializer::new(map))?;
                 Ok(Requests(vec![only]))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Requests, A::Error> {
                 let mut all = Vec::new();
-                while let Some(described) = list.next_element()? {
-                    all.push(described);
+                while let Some(matcher) = list.next_element()? {
+                    all.push(matcher);
                 }
                 match all.is_empty() {
                     true => Err(A::Error::custom("an empty list describes no request; leave it out")),

@@ -1,9 +1,9 @@
 //! Policies that follow a file.
 
-#[cfg(feature = "file")]
-mod changes;
-mod file;
+mod reload;
 mod subscriber;
+#[cfg(feature = "file")]
+mod watch;
 
 use std::{fmt, path::PathBuf, sync::Arc};
 #[cfg(feature = "file")]
@@ -14,9 +14,9 @@ use super::file::read;
 use super::{Policy, Unkeyed, file::Policies};
 use crate::ConfigError;
 
-pub(crate) use self::file::File;
+pub(crate) use self::reload::File;
 #[cfg(feature = "admin")]
-pub(crate) use self::file::RefusedReload;
+pub(crate) use self::reload::RefusedReload;
 pub(super) use self::subscriber::Live;
 
 /// [`Policies`] that follow their file: a reload changes the limits of layers and limiters that are in use.
@@ -324,7 +324,7 @@ impl LivePolicies {
     /// ```
     #[cfg(feature = "file")]
     pub fn reload_on_change(&self, interval: Duration) -> Result<(), ConfigError> {
-        changes::follow(self.file.clone(), interval)
+        watch::follow(self.file.clone(), interval)
     }
 }
 

@@ -2,7 +2,7 @@ use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 
-use super::file::{File, Load, Subscriber, lock_loads};
+use super::reload::{File, Load, Subscriber, lock_loads};
 use crate::{
     ConfigError,
     policy::{Basis, Policy, file, list::PolicyKey},

@@ -1,4 +1,4 @@
-mod advanced;
+mod charging;
 mod clock;
 mod shard;
 mod shards;

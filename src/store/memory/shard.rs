@@ -8,7 +8,7 @@ use std::{
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::advanced::Decided;
+use super::charging::Decided;
 use crate::{Key, limit::State, store::Charge};
 
 /// The identity of a count: policy, algorithm and key.

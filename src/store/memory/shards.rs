@@ -10,7 +10,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    advanced::{Advanced, Decided, allows},
+    charging::{Advanced, Decided, allows},
     clock::Clock,
     shard::{Id, Shard},
 };

@@ -5,7 +5,7 @@ use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::{
-    bounds::Bounds,
+    reply_bounds::Bounds,
     request::{OwnedCharge, OwnedRequest},
 };
 use crate::{

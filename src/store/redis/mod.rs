@@ -1,7 +1,6 @@
 mod acl;
 mod across_slots;
 mod backend;
-mod bounds;
 mod breaker;
 mod builder;
 mod call;
@@ -13,6 +12,7 @@ mod failure;
 mod key_format;
 mod queues;
 mod reply;
+mod reply_bounds;
 mod request;
 mod script;
 #[cfg(test)]

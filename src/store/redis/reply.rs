@@ -4,10 +4,10 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{
-    bounds::Bounds,
     call,
     call::{ReplyShape, ScriptCall},
     failure::{CallFailure, Failure, error_of_request, shortened_bytes},
+    reply_bounds::Bounds,
     request::OwnedRequest,
 };
 use crate::{

@@ -11,7 +11,7 @@ use tokio::{
     time::{self, Instant, MissedTickBehavior},
 };
 
-use super::file::File;
+use super::reload::File;
 use crate::{ConfigError, policy::file::read};
 
 /// The shortest time for which a content is the same before it is applied, at shorter intervals than this.

@@ -18,7 +18,7 @@ use crate::policy::file::read;
 use crate::{
     ConfigError,
     decision::{Plan, PolicyFile},
-    policy::file::{Described, Policies},
+    policy::file::{FilePolicy, Policies},
 };
 
 /// A file, or the configuration of an application in place of one.
@@ -36,7 +36,7 @@ pub(super) struct State {
     /// The text that they were read from.
     text: Option<String>,
     /// The policies that the application has, each as of the last load that contains it.
-    used: BTreeMap<String, Described>,
+    used: BTreeMap<String, FilePolicy>,
     subscribers: Vec<Weak<dyn Subscriber>>,
     loaded_at: Option<SystemTime>,
 }
@@ -51,7 +51,7 @@ pub(super) trait Subscriber: Send + Sync {
 pub(super) struct Load<'a> {
     pub(super) file: &'a File,
     pub(super) policies: &'a Policies,
-    pub(super) used: &'a BTreeMap<String, Described>,
+    pub(super) used: &'a BTreeMap<String, FilePolicy>,
 }
 
 /// Why the file is not applied as it is.
@@ -244,7 +244,7 @@ impl File {
 
 impl State {
     /// What the policies have about one that the application uses from now on.
-    pub(super) fn take_up(&mut self, name: &str, needs_key: bool) -> Result<Described, ConfigError> {
+    pub(super) fn take_up(&mut self, name: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
         let has_key = self.used.get(name).is_some_and(|used| used.key.is_some());
         let described = self.policies.describe(name, needs_key || has_key)?;
         self.used.insert(name.to_owned(), described.clone());
