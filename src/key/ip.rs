@@ -283,6 +283,36 @@ impl KeyExtractor for Ip {
     }
 }
 
+/// The address as a value.
+impl Ip {
+    /// The address of the client by the same rule as the key, whole and in canonical form, for logs, lock-outs and other
+    /// decisions of the application about it.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::key::{self, ClientIpSource, PeerAddr};
+    ///
+    /// let client = key::client_ip(ClientIpSource::XForwardedFor).trusted(["10.0.0.0/8"])?;
+    /// for (peer, address) in [("10.0.0.2:80", "198.51.100.9"), ("203.0.113.7:80", "203.0.113.7")] {
+    ///     let request = Request::get("/").extension(PeerAddr(peer.parse()?)).header("x-forwarded-for", "1.2.3.4, 198.51.100.9");
+    ///     let (parts, ()) = request.body(())?.into_parts();
+    ///     assert_eq!(client.address(&parts)?.to_string(), address);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the request has no peer address, or the peer is on a Unix socket and no proxy has recorded an address.
+    pub fn address(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
+        match self.client(parts).map(|client| client.address) {
+            Some(Peer::Address(address)) => Ok(address),
+            Some(Peer::Unix) => Err(KeyError::absent("a peer on a Unix socket has no address")),
+            None => Err(KeyError::misconfigured(NO_PEER)),
+        }
+    }
+}
+
 impl Ip {
     /// The client of a request, in canonical form; `None` without a peer.
     #[inline]

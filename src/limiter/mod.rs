@@ -2,6 +2,7 @@
 
 mod acquire;
 mod ban;
+mod operations;
 mod settings;
 
 use std::{convert::identity, fmt};
@@ -97,158 +98,8 @@ impl Limiter {
     }
 }
 
-/// Operations.
-///
-/// A string is a key; [`Key::header`] and its siblings make the keys that a layer makes. While the store fails, the policies'
-/// [`FailureMode`](crate::FailureMode)s apply to all of these but resets: by default this process counts, and
-/// [`Decision::store_error`] returns the failure.
+/// The path of an operation.
 impl Limiter {
-    /// Counts the cost of the policies if it fits; the default cost is 1.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
-    pub async fn check(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.perform(Operation::Check, key.into(), None).await
-    }
-
-    /// Counts this cost if it fits, in place of the cost of the policies.
-    ///
-    /// A cost above the limit is denied with [`Denial::CostAboveLimit`](crate::Denial::CostAboveLimit), without a call of the
-    /// store. A cost of 0 is admitted and not counted.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_quota::{Denial, Limiter, MemoryStore, Policy, TokenBucket};
-    ///
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", TokenBucket::per_minute(1_000)));
-    ///
-    /// assert_eq!(rows.check_n("42", 600).await?.remaining(), 400);
-    /// assert_eq!(rows.check_n("42", 600).await?.retry_after(), Some(Duration::from_secs(12)));
-    ///
-    /// let never = rows.check_n("42", 2_000).await?;
-    /// assert_eq!(never.retry_after(), None);
-    /// assert_eq!(never.policies().next().and_then(|policy| policy.denial()), Some(Denial::CostAboveLimit));
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
-    pub async fn check_n(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
-        self.perform(Operation::Check, key.into(), Some(cost)).await
-    }
-
-    /// Counts the cost of the policies if it fits, unless a request of this key with this id was counted already.
-    ///
-    /// For the window of the limit after that, a repetition is admitted without being counted. [`Policy::once_per`] describes
-    /// what that costs and what callers can do, and [`Policy::max_repetitions`] sets the number. The id is a key:
-    /// `Key::header("idempotency-key", id)` is what a layer extracts from that header.
-    ///
-    /// ```
-    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
-    ///
-    /// // The queue delivers a job again after a crash.
-    /// assert!(mails.check_once("42", "job-1").await?.is_allowed());
-    /// assert!(mails.check_once("42", "job-1").await?.is_allowed());
-    /// assert!(!mails.check_once("42", "job-2").await?.is_allowed());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
-    pub async fn check_once(&self, key: impl Into<Key>, id: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.perform_on(Operation::Check, key.into(), Some(id.into()), None, identity)
-            .await
-    }
-
-    /// Counts a cost unconditionally, even if it exceeds the limit. Later requests are denied until enough of it has expired.
-    ///
-    /// The decision is always allowed. A cost above the limit counts in full, up to 999,999,999,999,999; a larger one counts as
-    /// that. A cost of 0 counts nothing.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_quota::{Limiter, MemoryStore, Policy, TokenBucket};
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let tokens = Limiter::new(MemoryStore::new(), Policy::new("tokens", TokenBucket::per_second(10)));
-    ///
-    /// // The response was three times as long as the limit.
-    /// assert!(tokens.charge("42", 30).await?.is_allowed());
-    ///
-    /// // 21 tokens must be restored before one more fits.
-    /// assert_eq!(tokens.check("42").await?.retry_after(), Some(Duration::from_millis(2_100)));
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
-    pub async fn charge(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
-        self.perform(Operation::Charge, key.into(), Some(cost)).await
-    }
-
-    /// Returns what [`check`](Self::check) would return, and counts nothing.
-    ///
-    /// ```
-    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(3)));
-    /// mails.check("42").await?;
-    ///
-    /// assert_eq!(mails.peek("42").await?.remaining(), 2);
-    /// assert_eq!(mails.peek("42").await?.remaining(), 2);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
-    pub async fn peek(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.perform(Operation::Peek, key.into(), None).await
-    }
-
-    /// Removes all counts of the key, and its [bans](Policy::ban).
-    ///
-    /// The counts of a policy that is now [`Limit::Unlimited`](crate::Limit::Unlimited) or
-    /// [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire. Nor are the ids of
-    /// [`check_once`](Self::check_once) and [`Policy::once_per`]: a request with an id that was counted before is still a
-    /// repetition.
-    ///
-    /// ```
-    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let login = Limiter::new(MemoryStore::new(), Policy::new("login", SlidingLog::per_hour(1)));
-    /// login.check("42").await?;
-    /// assert!(!login.check("42").await?.is_allowed());
-    ///
-    /// // The user has reset the password.
-    /// login.reset("42").await?;
-    /// assert!(login.check("42").await?.is_allowed());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the store fails. The counts of this process are removed then too.
-    pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
-        self.perform(Operation::Reset, key.into(), None).await.map(drop)
-    }
-
     async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
         self.perform_on(operation, key, None, cost, identity).await
     }
@@ -262,11 +113,15 @@ impl Limiter {
         wait: impl Fn(Waiting) -> Waiting,
     ) -> Result<Decision, StoreError> {
         key.bound();
-        let undecided = self.undecided(operation, (&key, id.as_ref()), cost, wait);
-        let decision = match check::begin(operation, undecided) {
+        let decision = match self.begin(operation, (&key, id.as_ref()), cost, wait) {
             Check::Decided(decision) => decision,
             Check::Pending(check) => check.await,
         };
+        self.observe(operation, decision)
+    }
+
+    /// Notifies the callbacks.
+    fn observe(&self, operation: Operation, decision: Result<Decision, StoreError>) -> Result<Decision, StoreError> {
         if let Some(error) = failure(&decision) {
             self.on_failure.notify(error);
         }
@@ -278,19 +133,21 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// The policies that apply to a key, and to the id of a request if it has one, with their costs.
-    fn undecided(
+    fn begin(
         &self,
         operation: Operation,
         key: (&Key, Option<&Key>),
         cost: Option<u64>,
         wait: impl Fn(Waiting) -> Waiting,
-    ) -> Undecided {
-        self.policies
-            .with_newest(|newest| undecided_by(newest, operation, key, cost, wait))
+    ) -> Check {
+        let undecided = self
+            .policies
+            .with_newest(|newest| undecided_by(newest, operation, key, cost, wait));
+        check::begin(operation, undecided)
     }
 }
 
+/// The policies that apply to a key, and to the id of a request if it has one, with their costs.
 fn undecided_by(
     Basis { policies, context, .. }: &Basis<Unkeyed>,
     operation: Operation,

@@ -113,6 +113,13 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// Whether each response is [ready](StoreFuture::ready) when [`decide`](Self::decide) returns, as
+    /// [`Limiter::check_now`](crate::Limiter::check_now) needs it. A store that wraps another one returns what that store does.
+    /// The default is `false`.
+    fn replies_at_once(&self) -> bool {
+        false
+    }
+
     /// What the store reports about itself to operators, from memory: no call of a server is made for it.
     ///
     /// A store that wraps another one returns the status of that store. The default is `None`.
@@ -206,6 +213,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         Some((**self).id().unwrap_or_else(|| StoreId::of(self)))
     }
 
+    fn replies_at_once(&self) -> bool {
+        (**self).replies_at_once()
+    }
+
     fn status(&self) -> Option<StoreStatus> {
         (**self).status()
     }
@@ -218,6 +229,10 @@ impl<S: Store + ?Sized> Store for Box<S> {
 
     fn id(&self) -> Option<StoreId> {
         (**self).id()
+    }
+
+    fn replies_at_once(&self) -> bool {
+        (**self).replies_at_once()
     }
 
     fn status(&self) -> Option<StoreStatus> {

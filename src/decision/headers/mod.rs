@@ -6,6 +6,8 @@ mod legacy;
 mod values;
 mod write;
 
+use std::time::Duration;
+
 use crate::key::Secret;
 
 pub use self::dialect::{Headers, ResetFormat};
@@ -21,6 +23,8 @@ pub(crate) struct Fields {
     pub(crate) dialect: Headers,
     pub(crate) legacy: Option<ResetFormat>,
     pub(crate) partition_key: Option<Secret>,
+    /// The longest wait that a response asks for.
+    pub(crate) longest_retry_after: Option<Duration>,
     /// Whether policies that only observe have a field.
     pub(crate) observed: bool,
     /// Whether there is a field for the degree.

@@ -216,14 +216,22 @@ impl Rejection<'_> {
         }
     }
 
-    /// The wait before the next attempt, the same in every field of the response.
+    /// The wait before the next attempt, the same in every field of the response: that of the decision, or the
+    /// [longest](crate::RateLimitLayer::longest_retry_after) one.
     ///
     /// `None` if waiting does not help: the cost of the request is above the limit, the limit admits nothing, the key cannot be
     /// extracted, or the request is blocked.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Limited(decision) => decision.retry_after(),
+            Self::Limited(decision) => {
+                let longest = decision
+                    .policies()
+                    .filter_map(|policy| policy.context.fields.longest_retry_after)
+                    .min();
+                let wait = decision.retry_after();
+                wait.map(|wait| longest.map_or(wait, |longest| wait.min(longest)))
+            }
             Self::Refused(_) | Self::Blocked => None,
             Self::Failed { retry_after, .. } => Some(*retry_after),
         }

@@ -8,7 +8,10 @@ mod read;
 mod requests;
 mod texts;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use serde::Deserialize;
 
@@ -219,6 +222,8 @@ pub struct Policies {
     listed: Option<Arc<Access>>,
     policies: BTreeMap<String, Entry>,
     extensions: Extensions,
+    /// The names of the policies that were taken.
+    taken: Arc<Mutex<BTreeSet<String>>>,
 }
 
 /// Accessors.
@@ -256,7 +261,12 @@ impl Policies {
     ///
     /// If there is no such policy.
     pub fn unkeyed(&self, name: &str) -> Result<Policy<Unkeyed>, ConfigError> {
-        Ok(Policy::described(self.describe(name, false)?, self, None))
+        let policy = Policy::described(self.describe(name, false)?, self, None);
+        self.taken
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name.to_owned());
+        Ok(policy)
     }
 
     /// The names of all policies, in alphabetical order.
@@ -272,6 +282,32 @@ impl Policies {
     /// ```
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.policies.keys().map(String::as_str)
+    }
+
+    /// The names of the policies that neither [`get`](Self::get), [`unkeyed`](Self::unkeyed) nor [`layer`](Self::layer) of this
+    /// value or a clone of it has returned: they are configured, and limit nothing. Look at it when all layers are built.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policies};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let policies = Policies::from_toml(
+    ///     "policies.mails.limit = 'sliding-log 3/h'
+    ///      policies.logins.limit = 'sliding-log 5/min'",
+    /// )?;
+    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
+    /// assert_eq!(policies.unused(), ["logins"]);
+    /// # let _ = mails;
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn unused(&self) -> Vec<String> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        self.names()
+            .filter(|name| !taken.contains(*name))
+            .map(str::to_owned)
+            .collect()
     }
 }
 
@@ -354,6 +390,7 @@ impl TryFrom<Table> for Policies {
             client_ip: table.client_ip,
             policies: policies.map(|(Name(name), entry)| (name, entry)).collect(),
             extensions: Extensions::default(),
+            taken: Arc::default(),
         })
     }
 }

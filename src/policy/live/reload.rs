@@ -243,6 +243,14 @@ impl File {
 }
 
 impl State {
+    pub(super) fn unused(&self) -> Vec<String> {
+        let names = self.policies.names();
+        names
+            .filter(|name| !self.used.contains_key(*name))
+            .map(str::to_owned)
+            .collect()
+    }
+
     /// What the policies have about one that the application uses from now on.
     pub(super) fn take_up(&mut self, name: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
         let has_key = self.used.get(name).is_some_and(|used| used.key.is_some());

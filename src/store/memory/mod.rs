@@ -188,6 +188,10 @@ impl Store for MemoryStore {
         Some(StoreId::of(&self.shards))
     }
 
+    fn replies_at_once(&self) -> bool {
+        true
+    }
+
     fn status(&self) -> Option<StoreStatus> {
         let status = StoreStatus::new("memory").number("keys", self.len() as u64);
         let status = status.number("capacity", self.capacity() as u64);

@@ -114,10 +114,17 @@ fn key_of(extractor: &Ip, vector: &Vector) -> String {
         request.headers_mut().append(name, header.value());
     }
 
-    let key = extractor
-        .extract(&request.into_parts().0)
-        .expect("a key")
-        .expect("a key");
+    let (parts, ()) = request.into_parts();
+    let key = extractor.extract(&parts).expect("a key").expect("a key");
+    match extractor.address(&parts) {
+        Ok(address) => assert_eq!(extractor.key_of(address), key, "{}", vector.id),
+        Err(error) => assert_eq!(
+            (error.is_absent(), &*key.to_string()),
+            (true, "ip=unix"),
+            "{}",
+            vector.id
+        ),
+    }
     key.to_string().strip_prefix("ip=").expect("an address").to_owned()
 }
 

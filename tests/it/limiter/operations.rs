@@ -19,6 +19,9 @@ each_store! { with crate::support::Unclocked:
     a_check_has_the_cost_of_the_policy
     a_charge_may_exceed_the_limit_and_later_checks_pay
     peek_counts_nothing
+    a_check_of_a_cost_of_zero_is_a_peek
+    a_peek_of_a_cost_returns_what_its_check_would
+    a_check_without_a_future_needs_a_store_that_replies_at_once
     reset_forgets
     a_refund_removes_the_charge_of_a_check
     a_refund_is_for_all_policies
@@ -92,6 +95,37 @@ async fn peek_counts_nothing(store: Arc<impl Store>) {
     let peeked = limiter.peek("k").await.expect("the store answers");
     assert!(!peeked.is_allowed());
     assert!(peeked.retry_after().is_some());
+}
+
+async fn a_check_of_a_cost_of_zero_is_a_peek(store: Arc<impl Store>) {
+    let limiter = limiter(&store, LOG_OF_5);
+    let _ = check_n(&limiter, 2).await;
+    let zero = check_n(&limiter, 0).await;
+    assert_eq!((zero.is_allowed(), zero.limit(), zero.remaining()), (true, 5, 3));
+    let _ = check_n(&limiter, 3).await;
+    assert_eq!(check_n(&limiter, 0).await.remaining(), 0);
+}
+
+async fn a_peek_of_a_cost_returns_what_its_check_would(store: Arc<impl Store>) {
+    let limiter = limiter(&store, LOG_OF_5);
+    let _ = check_n(&limiter, 2).await;
+    for (cost, fits) in [(0, true), (3, true), (4, false), (6, false)] {
+        let peeked = limiter.peek_n("k", cost).await.expect("the store answers");
+        assert_eq!(
+            (peeked.is_allowed(), peeked.take_receipt().is_empty()),
+            (fits, true),
+            "{cost}"
+        );
+    }
+    assert!(check_n(&limiter, 3).await.is_allowed());
+}
+
+async fn a_check_without_a_future_needs_a_store_that_replies_at_once(store: Arc<impl Store>) {
+    let limiter = limiter(&store, LOG_OF_5);
+    let checked = limiter.check_now("k");
+    assert_eq!(checked.is_ok(), store.replies_at_once(), "{checked:?}");
+    let counted = u64::from(checked.is_ok_and(|decision| decision.is_allowed()));
+    assert_eq!(check_n(&limiter, 0).await.remaining(), 5 - counted);
 }
 
 async fn reset_forgets(store: Arc<impl Store>) {
