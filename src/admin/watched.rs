@@ -36,16 +36,16 @@ impl Watched {
         let policies = self.policies();
         let count = |denials: &Denials| denials.watch(policies.len(), keys);
         match self {
-            Self::Layer(enforcer) => enforcer.policies.with_newest(|newest| count(&newest.context.denials)),
-            Self::Limiter(limiter) => limiter.policies.with_newest(|newest| count(&newest.context.denials)),
+            Self::Layer(enforcer) => count(&enforcer.policies.newest().context.denials),
+            Self::Limiter(limiter) => count(&limiter.policies.newest().context.denials),
         }
     }
 
     /// Its policies after the last reload, in their order.
     pub(super) fn policies(&self) -> Vec<WatchedPolicy> {
         match self {
-            Self::Layer(enforcer) => enforcer.policies.with_newest(policies),
-            Self::Limiter(limiter) => limiter.policies.with_newest(policies),
+            Self::Layer(enforcer) => policies(&enforcer.policies.newest()),
+            Self::Limiter(limiter) => policies(&limiter.policies.newest()),
         }
     }
 }

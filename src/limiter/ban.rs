@@ -42,8 +42,8 @@ impl Limiter {
     pub async fn ban(&self, key: impl Into<Key>, length: Duration) -> Result<(), BanError> {
         let mut key = key.into();
         key.bound();
-        let (decision, longest) = self.policies.with_newest(|newest| {
-            let context = &newest.context;
+        let (decision, longest) = {
+            let context = self.policies.newest().context.clone();
             // Also those that are not limited now: the ban applies when they are.
             let policies = 0..context.policies.len();
             let undecided =
@@ -51,7 +51,7 @@ impl Limiter {
             let bans = context.policies.iter().filter_map(|policy| policy.ban.as_ref());
             let longest = bans.filter_map(Limit::longest_ban).min();
             (Decision::new(true, undecided.collect()), longest)
-        });
+        };
         if let Some(longest) = longest.filter(|longest| length.as_micros() > longest.as_micros()) {
             return Err(BanError::TooLong { longest });
         }

@@ -140,9 +140,7 @@ impl Limiter {
         cost: Option<u64>,
         wait: impl Fn(Waiting) -> Waiting,
     ) -> Check {
-        let undecided = self
-            .policies
-            .with_newest(|newest| undecided_by(newest, operation, key, cost, wait));
+        let undecided = undecided_by(&self.policies.newest(), operation, key, cost, wait);
         check::begin(operation, undecided)
     }
 }
@@ -202,7 +200,7 @@ fn failure(decision: &Result<Decision, StoreError>) -> Option<&StoreError> {
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
-            .field("policies", &self.policies.with_newest(|newest| newest.policies.clone()))
+            .field("policies", &self.policies.newest().policies)
             .finish_non_exhaustive()
     }
 }

@@ -4,7 +4,6 @@ use super::Limiter;
 use crate::{
     Decision, Key,
     check::Check,
-    policy::{Basis, Unkeyed},
     store::{ErrorKind, Operation, Store, StoreError},
 };
 
@@ -76,8 +75,7 @@ impl Limiter {
     ///
     /// If the store does not reply at once, such as a `RedisStore`: then nothing is sent and nothing is counted.
     pub fn check_now(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
-        let replies_at_once = |newest: &Basis<Unkeyed>| newest.context.store.replies_at_once();
-        if !self.policies.with_newest(replies_at_once) {
+        if !self.policies.newest().context.store.replies_at_once() {
             return Err(StoreError::new(
                 ErrorKind::Refused,
                 "the store does not reply at once; use `check(..).await`, or a `MemoryStore`",

@@ -125,7 +125,7 @@ impl Enforcer {
     /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Undecided>, Unchecked> {
-        self.policies.with_newest(|newest| self.undecided_by_all(newest, parts))
+        self.undecided_by_all(&self.policies.newest(), parts)
     }
 
     #[inline(always)]
@@ -356,9 +356,7 @@ impl Enforcer {
     }
 
     fn reject(&self, rejection: Rejection<'_>, parts: &Parts) -> Rejected {
-        let response = self
-            .policies
-            .with_newest(|newest| respond(&*newest.context.format, rejection, parts));
+        let response = respond(&*self.policies.newest().context.format, rejection, parts);
         Rejected::new(response, parts)
     }
 

@@ -132,10 +132,7 @@ impl<S: fmt::Debug> fmt::Debug for RateLimit<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field(
-                "policies",
-                &self.enforcer.policies.with_newest(|newest| newest.policies.clone()),
-            )
+            .field("policies", &self.enforcer.policies.newest().policies)
             .finish_non_exhaustive()
     }
 }

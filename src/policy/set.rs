@@ -1,4 +1,7 @@
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
+
+#[cfg(feature = "serde")]
+use arc_swap::Guard;
 
 use super::{
     Policy,
@@ -42,13 +45,13 @@ impl<K: PolicyKey> PolicySet<K> {
         Basis::new(store, policies).map(Arc::new).map(Self::Fixed)
     }
 
-    /// Applies what requests are decided by now.
+    /// What requests are decided by now.
     #[inline(always)]
-    pub(crate) fn with_newest<R>(&self, apply: impl FnOnce(&Basis<K>) -> R) -> R {
+    pub(crate) fn newest(&self) -> Newest<'_, K> {
         match self {
-            Self::Fixed(basis) => apply(basis),
+            Self::Fixed(basis) => Newest::Fixed(basis),
             #[cfg(feature = "serde")]
-            Self::Live(live) => live.with_newest(apply),
+            Self::Live(live) => Newest::Live(live.newest()),
         }
     }
 
@@ -70,6 +73,26 @@ impl<K: PolicyKey> PolicySet<K> {
             Self::Fixed(basis) => change(Arc::make_mut(basis)),
             #[cfg(feature = "serde")]
             Self::Live(live) => *live = live.changed(change),
+        }
+    }
+}
+
+/// A basis, which a reload does not replace meanwhile.
+pub(crate) enum Newest<'a, K> {
+    Fixed(&'a Basis<K>),
+    #[cfg(feature = "serde")]
+    Live(Guard<Arc<Basis<K>>>),
+}
+
+impl<K> Deref for Newest<'_, K> {
+    type Target = Basis<K>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Basis<K> {
+        match self {
+            Self::Fixed(basis) => basis,
+            #[cfg(feature = "serde")]
+            Self::Live(basis) => basis,
         }
     }
 }

@@ -225,12 +225,9 @@ impl Rejection<'_> {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Limited(decision) => {
-                let longest = decision
-                    .policies()
-                    .filter_map(|policy| policy.context.fields.longest_retry_after)
-                    .min();
-                let wait = decision.retry_after();
-                wait.map(|wait| longest.map_or(wait, |longest| wait.min(longest)))
+                let wait = decision.retry_after()?;
+                let first = decision.as_slice().first()?;
+                Some(wait.min(first.context.fields.longest_retry_after.unwrap_or(Duration::MAX)))
             }
             Self::Refused(_) | Self::Blocked => None,
             Self::Failed { retry_after, .. } => Some(*retry_after),

@@ -6,13 +6,7 @@ mod settings;
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::enforce::Enforcer;
-use crate::{
-    ConfigError, IntoPolicies,
-    decision::CheckContext,
-    observe::Observer,
-    policy::{Basis, Keyed, PolicySet},
-    store::Store,
-};
+use crate::{ConfigError, IntoPolicies, decision::CheckContext, observe::Observer, policy::PolicySet, store::Store};
 
 /// Layer that limits how often a caller may use a service.
 ///
@@ -275,8 +269,8 @@ impl RateLimitLayer {
     /// ```
     #[must_use]
     pub fn lost_settlements(&self) -> u64 {
-        let count = |newest: &Basis<Keyed>| newest.context.lost.as_ref().map_or(0, |lost| lost.count());
-        self.enforcer.policies.with_newest(count)
+        let newest = self.enforcer.policies.newest();
+        newest.context.lost.as_ref().map_or(0, |lost| lost.count())
     }
 }
 
@@ -296,11 +290,10 @@ impl RateLimitLayer {
 
 impl fmt::Debug for RateLimitLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.enforcer.policies.with_newest(|newest| {
-            f.debug_struct("RateLimitLayer")
-                .field("policies", &newest.policies)
-                .field("headers", &newest.context.fields)
-                .finish_non_exhaustive()
-        })
+        let newest = self.enforcer.policies.newest();
+        f.debug_struct("RateLimitLayer")
+            .field("policies", &newest.policies)
+            .field("headers", &newest.context.fields)
+            .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 use std::sync::{Arc, Weak};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 
 use super::reload::{File, Load, Subscriber, lock_loads};
 use crate::{
@@ -47,8 +47,8 @@ impl<K: PolicyKey> Live<K> {
     }
 
     #[inline]
-    pub(crate) fn with_newest<R>(&self, apply: impl FnOnce(&Basis<K>) -> R) -> R {
-        apply(&self.basis.load())
+    pub(crate) fn newest(&self) -> Guard<Arc<Basis<K>>> {
+        self.basis.load()
     }
 }
 
