@@ -13,7 +13,7 @@
 //! | `bare` | to the service without the layer |
 //! | `admitted` | admitted, with header fields and extensions |
 //! | `fields`, `extensions`, `least` | admitted, with header fields only, with extensions only, with neither |
-//! | `metrics` | as `admitted`, with a recorder of atomics ; the others have none. Features are those of the tests, which are all |
+//! | `metrics` | as `admitted`, with a recorder of atomics; the others have none. Features are those of the tests, which are all |
 //! | `plans` | as `admitted`, under a limit that is chosen for each request |
 //! | `live`, `reloaded` | as `least`, by a policy that follows a file, before and after a reload |
 //! | `denied` | denied by a `MemoryStore` |

@@ -304,10 +304,8 @@ impl Policies {
     #[must_use]
     pub fn unused(&self) -> Vec<String> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        self.names()
-            .filter(|name| !taken.contains(*name))
-            .map(str::to_owned)
-            .collect()
+        let unused = self.names().filter(|name| !taken.contains(*name));
+        unused.map(str::to_owned).collect()
     }
 }
 
