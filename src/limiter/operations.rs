@@ -25,7 +25,7 @@ impl Limiter {
     /// Counts this cost if it fits, in place of the cost of the policies.
     ///
     /// A cost above the limit is denied with [`Denial::CostAboveLimit`](crate::Denial::CostAboveLimit), without a call of the
-    /// store. A cost of 0 counts nothing: that is a [`peek`](Self::peek).
+    /// store. A cost of 0 counts nothing: that is a [`peek`](Self::peek), which is denied if a cost of 1 would be.
     ///
     /// ```
     /// use std::time::Duration;
