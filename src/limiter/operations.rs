@@ -58,8 +58,8 @@ impl Limiter {
     /// Counts the cost of the policies if it fits, as [`check`](Self::check) does, without a future: for code that is not
     /// `async`.
     ///
-    /// It needs a store that replies at once: a [`MemoryStore`](crate::MemoryStore), whose decisions take no longer than a lock of
-    /// a part of its keys.
+    /// It needs a store that replies at once: a [`MemoryStore`](crate::MemoryStore). A decision waits at most for the lock of a part
+    /// of its keys.
     ///
     /// ```
     /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

@@ -8,7 +8,7 @@ use crate::{
     policy::{Basis, Policy, file, list::PolicyKey},
 };
 
-/// What a layer or a limiter whose policies follow files decides requests by: a load of a file replaces it.
+/// The [`Basis`] of a layer or a limiter with policies that follow files. A load of a file replaces it.
 pub(crate) struct Live<K> {
     basis: ArcSwap<Basis<K>>,
 }
