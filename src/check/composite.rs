@@ -36,9 +36,9 @@ pub(crate) fn send<'a>(
 ) -> Option<StoreFuture> {
     let undecided = policies.iter().zip(charges).filter(|(policy, _)| is_undecided(policy));
     let (observed, enforced): (Vec<_>, Vec<_>) = undecided.partition(|(policy, _)| policy.is_observed());
-    let guarded = |(policy, charge): (&'a PolicyDecision, &Charge<'a>)| policy.guarded(operation, *charge);
-    let enforced: Vec<Charge<'_>> = enforced.into_iter().flat_map(guarded).collect();
-    let observed: Vec<Vec<Charge<'_>>> = observed.into_iter().map(|policy| guarded(policy).collect()).collect();
+    let charges = |(policy, charge): (&'a PolicyDecision, &Charge<'a>)| policy.charges(operation, *charge);
+    let enforced: Vec<Charge<'_>> = enforced.into_iter().flat_map(charges).collect();
+    let observed: Vec<Vec<Charge<'_>>> = observed.into_iter().map(|policy| charges(policy).collect()).collect();
 
     let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced));
     // The node of a cluster that has the key of a policy which observes may fail while the others reply.
@@ -65,7 +65,7 @@ pub(crate) fn record(
         .split_at_checked(usize::from(!enforced.is_empty()))
         .ok_or_else(mismatch)?;
     let states = together.iter().flat_map(|outcome| outcome.states());
-    let charges_sent = |policy: &PolicyDecision| policy.guarded_charges_sent(operation);
+    let charges_sent = |policy: &PolicyDecision| policy.charges_sent(operation);
     let sent: usize = enforced.into_iter().map(charges_sent).sum();
     let sent_alone = observed.into_iter().map(charges_sent);
     let is_complete = |(outcome, sent): (&Outcome, usize)| outcome.is_unknown() || outcome.states().len() == sent;
@@ -83,7 +83,7 @@ pub(crate) fn record(
             return true;
         }
         if !policy.is_observed() {
-            policy.record_guarded(operation, &mut states, response.server_time, counts);
+            policy.record(operation, &mut states, response.server_time, counts);
             return true;
         }
         let Some(outcome) = alone.next().filter(|outcome| !outcome.is_unknown()) else {
@@ -95,7 +95,7 @@ pub(crate) fn record(
         // The store has taken its slots even if the other policies deny the request.
         let taken = operation.counts() && outcome.allowed;
         let lease = policy.lease.clone().filter(|_| taken);
-        policy.record_guarded(
+        policy.record(
             operation,
             &mut outcome.states().iter(),
             response.server_time,

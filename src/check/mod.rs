@@ -68,7 +68,9 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
             policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
         }
         [first, ..] => {
-            let charges = policies.iter().flat_map(|policy| policy.marked(policy.charge()));
+            let charges = policies
+                .iter()
+                .flat_map(|policy| policy.charges(operation, policy.charge()));
             let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
             first.context.store.decide(&[StoreRequest::new(operation, &charges)])
         }
@@ -278,11 +280,11 @@ fn record_outcome(response: &StoreResponse, operation: Operation, undecided: &mu
     if undecided.is_composite() {
         return composite::record(response, operation, undecided);
     }
-    let charges: usize = undecided.as_slice().iter().map(PolicyDecision::charges_sent).sum();
+    let sent = undecided.as_slice().iter().map(|policy| policy.charges_sent(operation));
+    let charges: usize = sent.sum();
     match response.outcomes() {
         [outcome, ..] if outcome.states().len() == charges => {
-            let charged = outcome.allowed && operation.counts();
-            undecided.record(response, outcome, charged);
+            undecided.record(operation, response, outcome);
             Ok(())
         }
         _ => Err(composite::mismatch()),
@@ -371,7 +373,7 @@ fn closes(policy: &PolicyDecision) -> bool {
 /// Removes the counts of this process.
 fn reset_locally(policies: &[PolicyDecision]) {
     for policy in policies {
-        let charges: SmallVec<[Charge<'_>; 2]> = policy.guarded(Operation::Reset, policy.charge()).collect();
+        let charges: SmallVec<[Charge<'_>; 2]> = policy.charges(Operation::Reset, policy.charge()).collect();
         policy.context.failover.reset(&charges);
     }
 }

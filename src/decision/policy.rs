@@ -162,14 +162,19 @@ impl PolicyDecision {
         }
     }
 
-    /// Records the next states: that of the marker, if there is one, and that of the charge.
+    /// Records the next states: those of its [charges](Self::charges) for this operation.
     #[inline(always)]
     pub(crate) fn record<'a>(
         &mut self,
+        operation: Operation,
         states: &mut impl Iterator<Item = &'a ChargeState>,
         server_time: Duration,
         charged: bool,
     ) {
+        let banned_for = match self.ban(operation) {
+            Some(_) => states.next().and_then(|ban| ban.retry_after),
+            None => None,
+        };
         let counted = charged && !self.is_charged_later();
         if let Some(marker) = &self.marker
             && let Some(state) = states.next()
@@ -189,6 +194,9 @@ impl PolicyDecision {
         if let Some(turn) = state.decided_at {
             self.decided_at = turn;
             self.reset_after = self.reset_after.saturating_sub(turn.saturating_sub(server_time));
+        }
+        if let Some(rest) = banned_for {
+            self.deny_for(rest);
         }
         // Whether it is a repetition may change until it is charged.
         let has_receipt = charged && (!self.is_repetition || self.is_charged_later());
@@ -261,19 +269,29 @@ impl PolicyDecision {
         matches!(self.completion_rule(), Some(CompletionRule::ChargeIf(_)))
     }
 
-    /// This charge of the policy, after its ban if it has bans, and after its marker if the request has an id.
-    pub(crate) fn guarded<'a>(&'a self, operation: Operation, charge: Charge<'a>) -> impl Iterator<Item = Charge<'a>> {
+    /// What a store request has for this charge of the policy: its ban if it has bans, its marker if the request has an id, and
+    /// the charge.
+    #[inline]
+    pub(crate) fn charges<'a>(&'a self, operation: Operation, charge: Charge<'a>) -> impl Iterator<Item = Charge<'a>> {
         let ban = self.ban(operation).map(|ban| charge.ban(ban, 1));
-        ban.into_iter().chain(self.marked(charge))
+        let marker = self.marker.as_ref().map(|marker| marker.charge(&charge));
+        ban.into_iter().chain(marker).chain([charge])
+    }
+
+    /// The number of the [charges](Self::charges).
+    #[inline]
+    pub(crate) fn charges_sent(&self, operation: Operation) -> usize {
+        1 + usize::from(self.marker.is_some()) + usize::from(self.ban(operation).is_some())
     }
 
     /// The bans of the policy, if this operation regards them.
+    #[inline]
     fn ban(&self, operation: Operation) -> Option<&Limit> {
-        let regards = match operation {
-            Operation::Check | Operation::Reserve | Operation::Peek | Operation::Reset => true,
-            Operation::Charge | Operation::Refund { .. } | Operation::RenewLease | Operation::EndLease => false,
-        };
-        self.policy().ban.as_ref().filter(|_| regards)
+        let ban = self.policy().ban.as_ref()?;
+        match operation {
+            Operation::Check | Operation::Reserve | Operation::Peek | Operation::Reset => Some(ban),
+            Operation::Charge | Operation::Refund { .. } | Operation::RenewLease | Operation::EndLease => None,
+        }
     }
 
     /// Whether responses begin bans.
@@ -287,22 +305,8 @@ impl PolicyDecision {
         Some(self.charge().ban(ban, length))
     }
 
-    /// Records the next states: that of the ban, if there is one, and those of [`record`](Self::record).
-    pub(crate) fn record_guarded<'a>(
-        &mut self,
-        operation: Operation,
-        states: &mut impl Iterator<Item = &'a ChargeState>,
-        server_time: Duration,
-        charged: bool,
-    ) {
-        let ban = self.ban(operation).is_some().then(|| states.next()).flatten();
-        self.record(states, server_time, charged);
-        if let Some(rest) = ban.and_then(|ban| ban.retry_after) {
-            self.deny_for(rest);
-        }
-    }
-
     /// Denies the request for the rest of a ban.
+    #[cold]
     fn deny_for(&mut self, rest: Duration) {
         self.denial = Some(Denial::Banned);
         self.remaining = 0;
@@ -317,24 +321,6 @@ impl PolicyDecision {
         banned.decided_at = now;
         banned.deny_for(rest);
         banned
-    }
-
-    /// The number of charges in a store request, with the ban and the marker.
-    pub(crate) fn guarded_charges_sent(&self, operation: Operation) -> usize {
-        self.charges_sent() + usize::from(self.ban(operation).is_some())
-    }
-
-    /// This charge of the policy, after its marker if the request has an id.
-    #[inline]
-    pub(crate) fn marked<'a>(&'a self, charge: Charge<'a>) -> impl Iterator<Item = Charge<'a>> {
-        let marker = self.marker.as_ref().map(|marker| marker.charge(&charge));
-        marker.into_iter().chain([charge])
-    }
-
-    /// The number of charges in a store request, with the marker.
-    #[inline]
-    pub(crate) fn charges_sent(&self) -> usize {
-        1 + usize::from(self.marker.is_some())
     }
 
     /// The reason why the policy never admits the request, if there is one.

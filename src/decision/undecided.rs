@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, slots::Slots};
 use crate::{
     Key,
-    store::{LocalCharge, Outcome, Owed, OwedKind, StoreError, StoreResponse},
+    store::{LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreResponse},
 };
 
 /// The policies that apply to a request, with its keys and costs, and what a store replies about them.
@@ -100,13 +100,14 @@ impl Undecided {
 impl Undecided {
     /// Records the outcome of one request for all policies.
     #[inline(always)]
-    pub(crate) fn record(&mut self, response: &StoreResponse, outcome: &Outcome, charged: bool) {
+    pub(crate) fn record(&mut self, operation: Operation, response: &StoreResponse, outcome: &Outcome) {
         let inner = self.inner();
         inner.allowed = outcome.allowed;
         inner.server_time = response.server_time;
+        let charged = outcome.allowed && operation.counts();
         let mut states = outcome.states().iter();
         for policy in &mut inner.policies {
-            policy.record(&mut states, response.server_time, charged);
+            policy.record(operation, &mut states, response.server_time, charged);
         }
     }
 

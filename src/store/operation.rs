@@ -107,6 +107,19 @@ pub enum ChargeRole {
     Ban,
 }
 
+impl ChargeRole {
+    /// The position of the charge that a marker or a ban at this position is for; `None` if it is neither, or if there is none.
+    pub(super) fn subject<T>(charges: &[T], position: usize, role: impl Fn(&T) -> Self) -> Option<usize> {
+        let own = role(&charges[position]);
+        let is_subject = |next: &usize| match own {
+            Self::Counted | Self::CheckedOnly => false,
+            Self::Once => *next == position + 1,
+            Self::Ban => role(&charges[*next]) != Self::Once,
+        };
+        (position + 1..charges.len()).find(is_subject)
+    }
+}
+
 /// How long a charge may wait for its limit, and how many units may wait for it at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {

@@ -100,17 +100,10 @@ impl Part {
     }
 }
 
-/// Whether a store is needed for the charge at this position. A marker and a ban need none if the next charge does not.
+/// Whether a store is needed for the charge at this position. A marker and a ban need none if the charge that they are for
+/// does not.
 fn is_counted(charges: &[Charge<'_>], position: usize) -> bool {
-    let is_counted = |charge: &Charge<'_>| charge.limit().is_counted();
-    let charge = &charges[position];
-    let next = match charge.role() {
-        ChargeRole::Counted | ChargeRole::CheckedOnly => None,
-        ChargeRole::Once => charges.get(position + 1),
-        ChargeRole::Ban => {
-            let mut next = charges[position + 1..].iter();
-            next.find(|charge| charge.role() != ChargeRole::Once)
-        }
-    };
-    is_counted(charge) && next.is_none_or(is_counted)
+    let subject = ChargeRole::subject(charges, position, Charge::role);
+    let mut needed = [Some(position), subject].into_iter().flatten();
+    needed.all(|position| charges[position].limit().is_counted())
 }

@@ -81,9 +81,12 @@ impl<'a> Advanced<'a> {
 
     /// Applies the markers of a request. A marker without a next charge is not counted.
     pub(super) fn apply_markers(charges: &mut [Self]) {
-        for position in 1..charges.len() {
-            let [marker, next] = &mut charges[position - 1..=position] else {
-                return;
+        for position in 0..charges.len() {
+            let Some(subject) = Self::subject(charges, position) else {
+                continue;
+            };
+            let Ok([marker, next]) = charges.get_disjoint_mut([position, subject]) else {
+                continue;
             };
             if marker.charge.role() != ChargeRole::Once {
                 continue;
@@ -100,12 +103,12 @@ impl<'a> Advanced<'a> {
 
     /// Leaves all charges of a refund if one of its markers has counted repetitions: what was charged has admitted these too.
     pub(super) fn keep_repeated(charges: &mut [Self]) {
-        let Some((_, markers)) = charges.split_last() else {
-            return;
+        let was_repeated = |position: usize| {
+            let charge = &charges[position];
+            let marks = charge.charge.role() == ChargeRole::Once && Self::subject(charges, position).is_some();
+            marks && charge.room + 1 < charge.charge.limit().quota()
         };
-        let was_repeated =
-            |charge: &Self| charge.charge.role() == ChargeRole::Once && charge.room + 1 < charge.charge.limit().quota();
-        if markers.iter().any(was_repeated) {
+        if (0..charges.len()).any(was_repeated) {
             for charge in charges {
                 charge.stays = true;
             }
@@ -141,9 +144,12 @@ impl<'a> Advanced<'a> {
 
     /// The charge that the one at this position is for, if that is a ban.
     fn guarded(charges: &[Self], position: usize) -> Option<&Self> {
-        let mut next = charges[position + 1..].iter();
-        let guarded = next.find(|charge| charge.charge.role() != ChargeRole::Once);
-        guarded.filter(|_| charges[position].is_ban())
+        let subject = Self::subject(charges, position).filter(|_| charges[position].is_ban());
+        subject.map(|subject| &charges[subject])
+    }
+
+    fn subject(charges: &[Self], position: usize) -> Option<usize> {
+        ChargeRole::subject(charges, position, |charge| charge.charge.role())
     }
 
     fn is_ban(&self) -> bool {

@@ -3,12 +3,7 @@ use std::{sync::Arc, time::Duration};
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use super::{
-    key_format::slot_of,
-    queues::CommitQueues,
-    request::{OwnedCharge, OwnedRequest},
-    task::DetachOnDrop,
-};
+use super::{key_format::slot_of, queues::CommitQueues, request::OwnedRequest, task::DetachOnDrop};
 use crate::{
     observe::metrics::lost_settlement,
     store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreId, StoreResponse},
@@ -172,12 +167,14 @@ impl<'a> Progress<'a> {
 
     /// Those of the charges of an admitted part that were counted.
     fn counted(&self, positions: &[usize]) -> Positions {
+        let charges = &self.request.charges;
         let mut counted = Positions::new();
         let mut is_repetition = false;
-        for (place, position) in positions.iter().enumerate() {
-            let (charge, state) = (&self.request.charges[*position], &self.states[*position]);
-            let next = positions.get(place + 1).map(|next| self.request.charges[*next].role);
-            let marks = charge.role == ChargeRole::Once && next == Some(ChargeRole::Counted);
+        for position in positions {
+            let (charge, state) = (&charges[*position], &self.states[*position]);
+            let subject = ChargeRole::subject(charges, *position, |charge| charge.role);
+            let marks = charge.role == ChargeRole::Once
+                && subject.is_some_and(|subject| charges[subject].role == ChargeRole::Counted);
             let fitted = state.retry_after.is_none();
             if (charge.role == ChargeRole::Counted && !is_repetition) || (marks && fitted) {
                 counted.push(*position);
@@ -216,14 +213,10 @@ impl<'a> Progress<'a> {
 /// Each slot, and the positions of the charges that lie in it.
 fn by_slot(request: &OwnedRequest) -> Vec<(u16, Positions)> {
     let mut slots: Vec<(u16, Positions)> = Vec::new();
-    for (position, charge) in request.charges.iter().enumerate() {
-        // A marker and a ban lie in the slot of the next charge; if they do not, Redis refuses the call.
-        let is_beside = |charge: &&OwnedCharge| match charge.role {
-            ChargeRole::Once | ChargeRole::Ban => true,
-            ChargeRole::Counted | ChargeRole::CheckedOnly => false,
-        };
-        let next = request.charges[position..].iter().find(|charge| !is_beside(charge));
-        let slot = slot_of(&next.unwrap_or(charge).key);
+    for position in 0..request.charges.len() {
+        // A marker and a ban lie in the slot of the charge that they are for; if they do not, Redis refuses the call.
+        let subject = ChargeRole::subject(&request.charges, position, |charge| charge.role);
+        let slot = slot_of(&request.charges[subject.unwrap_or(position)].key);
         match slots.iter_mut().find(|(other, _)| *other == slot) {
             Some((_, positions)) => positions.push(position),
             None => slots.push((slot, smallvec![position])),
