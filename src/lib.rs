@@ -135,7 +135,7 @@ pub use self::{
     error::ConfigError,
     key::{Key, KeyExtractor},
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
-    limiter::{Acquire, AcquireError, BanError, Limiter, Permit},
+    limiter::{Acquire, AcquireError, BanError, Limiter, LimiterRequest, Permit},
     middleware::{DrainBody, DrainBodyFuture, DrainBodyLayer, RateLimit, RateLimitLayer, ResponseBody, ResponseFuture},
     policy::{IntoPolicies, Keyed, Policy, Unkeyed},
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder, StoreError},

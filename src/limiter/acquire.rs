@@ -1,6 +1,6 @@
 use std::{error::Error, fmt, pin::Pin, time::Duration};
 
-use super::Limiter;
+use super::{Limiter, LimiterRequest};
 use crate::{
     Decision, Denied, Key,
     store::{Operation, StoreError, Waiting},
@@ -36,12 +36,7 @@ impl Limiter {
     /// # }
     /// ```
     pub fn acquire(&self, key: impl Into<Key>) -> Acquire<'_> {
-        Acquire {
-            limiter: self,
-            key: key.into(),
-            cost: None,
-            max_wait: None,
-        }
+        self.request(key).acquire()
     }
 }
 
@@ -49,10 +44,8 @@ impl Limiter {
 #[derive(Debug)]
 #[must_use = "nothing is counted unless it is awaited"]
 pub struct Acquire<'a> {
-    limiter: &'a Limiter,
-    key: Key,
-    cost: Option<u64>,
-    max_wait: Option<Duration>,
+    pub(super) request: LimiterRequest<'a>,
+    pub(super) max_wait: Option<Duration>,
 }
 
 impl Acquire<'_> {
@@ -83,7 +76,7 @@ impl Acquire<'_> {
     /// # }
     /// ```
     pub fn cost(mut self, cost: u64) -> Self {
-        self.cost = Some(cost);
+        self.request = self.request.cost(cost);
         self
     }
 }
@@ -93,27 +86,16 @@ impl<'a> IntoFuture for Acquire<'a> {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self {
-            limiter,
-            key,
-            cost,
-            max_wait,
-        } = self;
-        Box::pin(async move {
-            let decision = limiter.reserve(key, cost, max_wait).await?;
-            decision.require()?;
-            Ok(Permit::new(decision))
-        })
-    }
-}
-
-impl Limiter {
-    async fn reserve(&self, key: Key, cost: Option<u64>, max_wait: Option<Duration>) -> Result<Decision, StoreError> {
-        let wait = |waiting: Waiting| match max_wait {
+        let Self { request, max_wait } = self;
+        let wait = move |waiting: Waiting| match max_wait {
             Some(longest) => Waiting::up_to(longest, waiting.most),
             None => waiting,
         };
-        self.perform_on(Operation::Reserve, key, None, cost, wait).await
+        Box::pin(async move {
+            let decision = request.perform(Operation::Reserve, wait).await?;
+            decision.require()?;
+            Ok(Permit::new(decision))
+        })
     }
 }
 

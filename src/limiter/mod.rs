@@ -3,12 +3,13 @@
 mod acquire;
 mod ban;
 mod operations;
+mod request;
 mod settings;
 
-use std::{convert::identity, fmt};
+use std::fmt;
 
 use crate::{
-    ConfigError, Decision, IntoPolicies, Key, Limit, Policy, PolicyDecision, check,
+    ConfigError, Decision, IntoPolicies, Limit, Policy, PolicyDecision, check,
     check::Check,
     decision::{Ticket, Undecided},
     observe::{Observer, metrics::PolicyOutcome},
@@ -19,12 +20,13 @@ use crate::{
 pub use self::{
     acquire::{Acquire, AcquireError, Permit},
     ban::BanError,
+    request::LimiterRequest,
 };
 
 /// A rate limiter without HTTP: for a job, a mail sender or a GraphQL resolver.
 ///
 /// It shares its counts with all limiters and layers that have the same store and policy name. All policies count under the
-/// key that a method is given; the keys of the policies are not used.
+/// key that a method is given, unless a [`request`](Self::request) has others; the keys of the policies are not used.
 ///
 /// ```
 /// use tower_quota::{Key, Limiter, MemoryStore, Policy, SlidingLog};
@@ -53,9 +55,8 @@ pub struct Limiter {
 impl Limiter {
     /// A limiter that counts in this store for one policy, or for several that are decided together.
     ///
-    /// Of several, a request is counted by all or, if one denies it, by none. An empty list admits everything. Policies with
-    /// keys of their own, such as an account and an address, have a limiter each: if the second denies,
-    /// [`refund`](crate::Receipt::refund) the decision of the first.
+    /// Of several, a request is counted by all or, if one denies it, by none. An empty list admits everything. [`request`](Self::request)
+    /// gives single policies keys of their own, such as an account and an address.
     ///
     /// # Panics
     ///
@@ -100,26 +101,6 @@ impl Limiter {
 
 /// The path of an operation.
 impl Limiter {
-    async fn perform(&self, operation: Operation, key: Key, cost: Option<u64>) -> Result<Decision, StoreError> {
-        self.perform_on(operation, key, None, cost, identity).await
-    }
-
-    async fn perform_on(
-        &self,
-        operation: Operation,
-        mut key: Key,
-        id: Option<Key>,
-        cost: Option<u64>,
-        wait: impl Fn(Waiting) -> Waiting,
-    ) -> Result<Decision, StoreError> {
-        key.bound();
-        let decision = match self.begin(operation, (&key, id.as_ref()), cost, wait) {
-            Check::Decided(decision) => decision,
-            Check::Pending(check) => check.await,
-        };
-        self.observe(operation, decision)
-    }
-
     /// Notifies the callbacks.
     fn observe(&self, operation: Operation, decision: Result<Decision, StoreError>) -> Result<Decision, StoreError> {
         if let Some(error) = failure(&decision) {
@@ -136,27 +117,28 @@ impl Limiter {
     fn begin(
         &self,
         operation: Operation,
-        key: (&Key, Option<&Key>),
-        cost: Option<u64>,
+        request: &LimiterRequest<'_>,
         wait: impl Fn(Waiting) -> Waiting,
-    ) -> Check {
-        let undecided = undecided_by(&self.policies.newest(), operation, key, cost, wait);
-        check::begin(operation, undecided)
+    ) -> Result<Check, StoreError> {
+        let basis = self.policies.newest();
+        request.validate(&basis.context)?;
+        Ok(check::begin(operation, undecided_by(&basis, operation, request, wait)))
     }
 }
 
-/// The policies that apply to a key, and to the id of a request if it has one, with their costs.
+/// The policies that apply to a request, with their keys and costs.
 fn undecided_by(
     Basis { policies, context, .. }: &Basis<Unkeyed>,
     operation: Operation,
-    (key, id): (&Key, Option<&Key>),
-    cost: Option<u64>,
+    request: &LimiterRequest<'_>,
     wait: impl Fn(Waiting) -> Waiting,
 ) -> Undecided {
-    let undecided = policies.iter().enumerate().map(|(position, _)| {
+    let undecided = policies.iter().enumerate().map(|(position, policy)| {
         let settings = &context.policies[position].settings;
-        let cost = cost.or(settings.fixed_cost()).unwrap_or(1);
+        let key = request.key_for(policy.name());
+        let cost = request.cost_for(policy.name()).or(settings.fixed_cost()).unwrap_or(1);
         let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
+        let id = request.request_id();
         let marker = id.and_then(|id| settings.marker((&undecided.named().limit, cost), key, id));
         let waiting = match undecided.is_observed() {
             true => Waiting::NONE,

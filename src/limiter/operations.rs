@@ -3,8 +3,7 @@ use std::convert::identity;
 use super::Limiter;
 use crate::{
     Decision, Key,
-    check::Check,
-    store::{ErrorKind, Operation, Store, StoreError},
+    store::{Operation, StoreError},
 };
 
 /// Operations.
@@ -19,7 +18,7 @@ impl Limiter {
     ///
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn check(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.perform(Operation::Check, key.into(), None).await
+        self.request(key).check().await
     }
 
     /// Counts this cost if it fits, in place of the cost of the policies.
@@ -49,10 +48,7 @@ impl Limiter {
     ///
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn check_n(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
-        match cost {
-            0 => self.peek(key).await,
-            _ => self.perform(Operation::Check, key.into(), Some(cost)).await,
-        }
+        self.request(key).cost(cost).check().await
     }
 
     /// Counts the cost of the policies if it fits, as [`check`](Self::check) does, without a future: for code that is not
@@ -75,21 +71,7 @@ impl Limiter {
     ///
     /// If the store does not reply at once, such as a `RedisStore`: then nothing is sent and nothing is counted.
     pub fn check_now(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
-        if !self.policies.newest().context.store.replies_at_once() {
-            return Err(StoreError::new(
-                ErrorKind::Refused,
-                "the store does not reply at once; use `check(..).await`, or a `MemoryStore`",
-            ));
-        }
-        let mut key = key.into();
-        key.bound();
-        match self.begin(Operation::Check, (&key, None), None, identity) {
-            Check::Decided(decision) => self.observe(Operation::Check, decision),
-            Check::Pending(_) => Err(StoreError::new(
-                ErrorKind::Protocol,
-                "the store that replies at once has not replied",
-            )),
-        }
+        self.request(key).check_now()
     }
 
     /// Counts the cost of the policies if it fits, unless a request of this key with this id was counted already.
@@ -116,8 +98,7 @@ impl Limiter {
     ///
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn check_once(&self, key: impl Into<Key>, id: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.perform_on(Operation::Check, key.into(), Some(id.into()), None, identity)
-            .await
+        self.request(key).id(id).check().await
     }
 
     /// Counts a cost unconditionally, even if it exceeds the limit. Later requests are denied until enough of it has expired.
@@ -145,7 +126,7 @@ impl Limiter {
     ///
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn charge(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
-        self.perform(Operation::Charge, key.into(), Some(cost)).await
+        self.request(key).cost(cost).charge().await
     }
 
     /// Returns what [`check`](Self::check) would return, and counts nothing.
@@ -167,7 +148,7 @@ impl Limiter {
     ///
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn peek(&self, key: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.perform(Operation::Peek, key.into(), None).await
+        self.request(key).peek().await
     }
 
     /// Returns what [`check_n`](Self::check_n) would return for this cost, and counts nothing. The smallest cost is 1.
@@ -189,7 +170,7 @@ impl Limiter {
     ///
     /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
     pub async fn peek_n(&self, key: impl Into<Key>, cost: u64) -> Result<Decision, StoreError> {
-        self.perform(Operation::Peek, key.into(), Some(cost.max(1))).await
+        self.request(key).cost(cost.max(1)).peek().await
     }
 
     /// Removes all counts of the key, and its [bans](crate::Policy::ban).
@@ -218,6 +199,6 @@ impl Limiter {
     ///
     /// If the store fails. The counts of this process are removed then too.
     pub async fn reset(&self, key: impl Into<Key>) -> Result<(), StoreError> {
-        self.perform(Operation::Reset, key.into(), None).await.map(drop)
+        self.request(key).perform(Operation::Reset, identity).await.map(drop)
     }
 }

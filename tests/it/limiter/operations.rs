@@ -22,6 +22,7 @@ each_store! { with crate::support::Unclocked:
     a_check_of_a_cost_of_zero_is_a_peek
     a_peek_of_a_cost_returns_what_its_check_would
     a_check_without_a_future_needs_a_store_that_replies_at_once
+    a_request_has_keys_and_costs_for_single_policies
     reset_forgets
     a_refund_removes_the_charge_of_a_check
     a_refund_is_for_all_policies
@@ -51,6 +52,45 @@ async fn check(limiter: &Limiter) -> Decision {
 
 async fn check_n(limiter: &Limiter, cost: u64) -> Decision {
     limiter.check_n("k", cost).await.expect("the store answers")
+}
+
+async fn a_request_has_keys_and_costs_for_single_policies(store: Arc<impl Store>) {
+    let policies = ["user", "team"].map(|name| Policy::new(name, LOG_OF_5));
+    let limiter = Limiter::new(store, policies);
+    let request = |user: &'static str| limiter.request(user).key_of("team", "red").cost_of("team", 2);
+    let remaining = |decision: &Decision| decision.policies().map(|policy| policy.remaining()).collect::<Vec<_>>();
+
+    let first = request("a").check().await.expect("a decision");
+    assert_eq!(remaining(&first), [4, 3]);
+    let second = request("b").check().await.expect("a decision");
+    assert_eq!(remaining(&second), [4, 1]);
+    let third = request("c").check().await.expect("a decision");
+    assert!(!third.is_allowed());
+    assert_eq!(remaining(&third), [5, 1], "all or nothing");
+    assert_eq!(remaining(&request("a").peek().await.expect("a decision")), [4, 1]);
+
+    first.take_receipt().refund().await.expect("the store answers");
+    assert_eq!(remaining(&request("a").peek().await.expect("a decision")), [5, 3]);
+    let never = request("a")
+        .cost(9)
+        .cost_of("team", 1)
+        .check()
+        .await
+        .expect("a decision");
+    let denials: Vec<_> = never
+        .policies()
+        .map(|policy| (policy.name(), policy.denial()))
+        .collect();
+    assert!(denials.contains(&("user", Some(Denial::CostAboveLimit))), "{denials:?}");
+    let charged = request("a").cost_of("user", 7).charge().await.expect("a decision");
+    assert_eq!(remaining(&charged), [0, 1]);
+
+    let error = request("a")
+        .cost_of("teams", 1)
+        .check()
+        .await
+        .expect_err("there is no such policy");
+    assert!(error.to_string().contains("`teams`; it has `user`, `team`"), "{error}");
 }
 
 /// What is left for the key `k`.

@@ -1,0 +1,333 @@
+use std::convert::identity;
+
+use super::Limiter;
+use crate::{
+    Decision, Key,
+    check::Check,
+    decision::CheckContext,
+    limiter::Acquire,
+    store::{ErrorKind, Operation, StoreError, Waiting},
+};
+
+/// A request to a [`Limiter`] in which policies have keys and costs of their own; made by [`Limiter::request`].
+#[derive(Clone, Debug)]
+#[must_use = "a request is decided by `check`, `check_now`, `peek`, `charge` or `acquire`"]
+pub struct LimiterRequest<'a> {
+    limiter: &'a Limiter,
+    key: Key,
+    id: Option<Key>,
+    cost: Option<u64>,
+    of_policies: Vec<OfPolicy<'a>>,
+}
+
+/// What one policy has in place of the others.
+#[derive(Clone, Debug)]
+struct OfPolicy<'a> {
+    policy: &'a str,
+    key: Option<Key>,
+    cost: Option<u64>,
+}
+
+/// Constructors.
+impl Limiter {
+    /// A request of this key, which may have other keys and costs for single policies.
+    ///
+    /// All policies are decided at once: the request is counted by all of them or, if one denies it, by none.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let model = Limiter::new(MemoryStore::new(), [
+    ///     Policy::new("requests", SlidingLog::per_minute(60)),
+    ///     Policy::new("tokens", TokenBucket::per_minute(10_000)),
+    ///     Policy::new("organization", TokenBucket::per_minute(50_000)),
+    /// ]);
+    ///
+    /// // One request of a user, with 800 tokens for the user and for the organization.
+    /// let request = model.request("user-7").key_of("organization", "acme");
+    /// let decision = request.cost_of("tokens", 800).cost_of("organization", 800).check().await?;
+    /// assert!(decision.is_allowed());
+    /// assert_eq!(decision.policies().map(|policy| policy.remaining()).collect::<Vec<_>>(), [59, 9_200, 49_200]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn request(&self, key: impl Into<Key>) -> LimiterRequest<'_> {
+        LimiterRequest {
+            limiter: self,
+            key: key.into(),
+            id: None,
+            cost: None,
+            of_policies: Vec::new(),
+        }
+    }
+}
+
+/// Settings.
+impl<'a> LimiterRequest<'a> {
+    /// The cost for each policy, in units of its limit, in place of the cost of the policy.
+    ///
+    /// A cost above a limit is denied with [`Denial::CostAboveLimit`](crate::Denial::CostAboveLimit), without a call of the store.
+    /// A [`check`](Self::check) of cost 0 is a [`peek`](Self::peek), and a [`charge`](Self::charge) of cost 0 counts nothing.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", SlidingLog::per_hour(100)));
+    /// assert_eq!(rows.request("42").cost(70).check().await?.remaining(), 30);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cost(mut self, cost: u64) -> Self {
+        self.cost = Some(cost);
+        self
+    }
+
+    /// The cost for the policy of this name, which takes precedence over [`cost`](Self::cost). With 0 the policy does not apply
+    /// to the request.
+    ///
+    /// The decision is an error of the kind [`Refused`](ErrorKind::Refused) if the limiter has no such policy.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, store::ErrorKind};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let policies = ["requests", "bytes"].map(|name| Policy::new(name, SlidingLog::per_hour(100)));
+    /// let uploads = Limiter::new(MemoryStore::new(), policies);
+    ///
+    /// let decision = uploads.request("42").cost_of("bytes", 64).check().await?;
+    /// assert_eq!(decision.policies().map(|policy| policy.remaining()).collect::<Vec<_>>(), [99, 36]);
+    /// let decision = uploads.request("42").cost_of("bytes", 0).check().await?;
+    /// assert_eq!(decision.policies().map(|policy| policy.name()).collect::<Vec<_>>(), ["requests"]);
+    ///
+    /// let unknown = uploads.request("42").cost_of("octets", 64).check().await.unwrap_err();
+    /// assert_eq!(unknown.kind(), ErrorKind::Refused);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cost_of(mut self, policy: &'a str, cost: u64) -> Self {
+        self.of(policy).cost = Some(cost);
+        self
+    }
+
+    /// The key for the policy of this name.
+    ///
+    /// The decision is an error of the kind [`Refused`](ErrorKind::Refused) if the limiter has no such policy. In a Redis cluster
+    /// keys lie in several slots: `RedisStore` has what that means.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let policies = [("account", 5), ("address", 20)].map(|(name, n)| Policy::new(name, SlidingLog::per_hour(n)));
+    /// let logins = Limiter::new(MemoryStore::new(), policies);
+    ///
+    /// for account in 0..20 {
+    ///     let login = logins.request(account).key_of("address", "198.51.100.7");
+    ///     assert!(login.check().await?.is_allowed());
+    /// }
+    /// // The address has none left, so nothing is counted for the account.
+    /// assert!(!logins.request(20).key_of("address", "198.51.100.7").check().await?.is_allowed());
+    /// assert_eq!(logins.request(20).key_of("address", "203.0.113.9").peek().await?.remaining(), 5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn key_of(mut self, policy: &'a str, key: impl Into<Key>) -> Self {
+        self.of(policy).key = Some(key.into());
+        self
+    }
+
+    /// The id of the request, whose repetitions are admitted without being counted, as by
+    /// [`check_once`](Limiter::check_once). It applies to [`check`](Self::check) and [`check_now`](Self::check_now).
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", SlidingLog::per_hour(100)));
+    /// for _ in 0..2 {
+    ///     assert_eq!(rows.request("42").cost(70).id("job-1").check().await?.remaining(), 30);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn id(mut self, id: impl Into<Key>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    fn of(&mut self, policy: &'a str) -> &mut OfPolicy<'a> {
+        let position = self.of_policies.iter().position(|of| of.policy == policy);
+        let position = position.unwrap_or_else(|| {
+            self.of_policies.push(OfPolicy {
+                policy,
+                key: None,
+                cost: None,
+            });
+            self.of_policies.len() - 1
+        });
+        &mut self.of_policies[position]
+    }
+}
+
+/// Decisions.
+impl<'a> LimiterRequest<'a> {
+    /// Counts the costs if all of them fit, as [`Limiter::check`] does.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed), or if the limiter has no policy of a name that
+    /// was given.
+    pub async fn check(mut self) -> Result<Decision, StoreError> {
+        let operation = self.check_operation();
+        self.perform(operation, identity).await
+    }
+
+    /// The same without a future, as [`Limiter::check_now`] does.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not reply at once, such as a `RedisStore`: then nothing is sent and nothing is counted. And as
+    /// [`check`](Self::check).
+    pub fn check_now(mut self) -> Result<Decision, StoreError> {
+        if !self.limiter.policies.newest().context.store.replies_at_once() {
+            return Err(StoreError::new(
+                ErrorKind::Refused,
+                "the store does not reply at once; use `check(..).await`, or a `MemoryStore`",
+            ));
+        }
+        let (limiter, operation) = (self.limiter, self.check_operation());
+        match self.begin(operation, identity)? {
+            Check::Decided(decision) => limiter.observe(operation, decision),
+            Check::Pending(_) => Err(StoreError::new(
+                ErrorKind::Protocol,
+                "the store that replies at once has not replied",
+            )),
+        }
+    }
+
+    /// Counts the costs unconditionally, even above the limits, as [`Limiter::charge`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub async fn charge(mut self) -> Result<Decision, StoreError> {
+        self.id = None;
+        self.perform(Operation::Charge, identity).await
+    }
+
+    /// Returns what [`check`](Self::check) would return, and counts nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub async fn peek(mut self) -> Result<Decision, StoreError> {
+        self.id = None;
+        self.perform(Operation::Peek, identity).await
+    }
+
+    /// Waits until the costs fit, and counts them, as [`Limiter::acquire`] does.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_quota::{Limiter, MemoryStore, Policy, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_quota::AcquireError> {
+    /// let policies = [("requests", 10), ("tokens", 100)].map(|(name, n)| Policy::new(name, TokenBucket::per_second(n)));
+    /// let model = Limiter::new(MemoryStore::new(), policies);
+    ///
+    /// let wait = Duration::from_secs(1);
+    /// let _first = model.request("42").cost_of("tokens", 100).acquire().max_wait(wait).await?;
+    /// let second = model.request("42").cost_of("tokens", 50).acquire().max_wait(wait).await?;
+    /// assert_eq!(second.decision().delay(), Duration::from_millis(500));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn acquire(mut self) -> Acquire<'a> {
+        self.id = None;
+        Acquire {
+            request: self,
+            max_wait: None,
+        }
+    }
+
+    /// A check of cost 0 is a peek.
+    fn check_operation(&mut self) -> Operation {
+        if self.cost == Some(0) && self.of_policies.is_empty() {
+            self.cost = None;
+            return Operation::Peek;
+        }
+        Operation::Check
+    }
+
+    pub(super) async fn perform(
+        self,
+        operation: Operation,
+        wait: impl Fn(Waiting) -> Waiting,
+    ) -> Result<Decision, StoreError> {
+        let limiter = self.limiter;
+        let decision = match self.begin(operation, wait)? {
+            Check::Decided(decision) => decision,
+            Check::Pending(check) => check.await,
+        };
+        limiter.observe(operation, decision)
+    }
+
+    fn begin(mut self, operation: Operation, wait: impl Fn(Waiting) -> Waiting) -> Result<Check, StoreError> {
+        let keys = self.of_policies.iter_mut().filter_map(|of| of.key.as_mut());
+        keys.chain([&mut self.key]).for_each(Key::bound);
+        self.limiter.begin(operation, &self, wait)
+    }
+}
+
+/// What a policy decides.
+impl LimiterRequest<'_> {
+    pub(super) fn key_for(&self, policy: &str) -> &Key {
+        self.find(policy).and_then(|of| of.key.as_ref()).unwrap_or(&self.key)
+    }
+
+    pub(super) fn cost_for(&self, policy: &str) -> Option<u64> {
+        self.find(policy).and_then(|of| of.cost).or(self.cost)
+    }
+
+    pub(super) fn request_id(&self) -> Option<&Key> {
+        self.id.as_ref()
+    }
+
+    #[inline]
+    fn find(&self, policy: &str) -> Option<&OfPolicy<'_>> {
+        self.of_policies.iter().find(|of| of.policy == policy)
+    }
+
+    /// Refuses a name that none of the policies has.
+    #[inline]
+    pub(super) fn validate(&self, context: &CheckContext) -> Result<(), StoreError> {
+        for of in &self.of_policies {
+            if context
+                .policies
+                .iter()
+                .all(|policy| *policy.plan.named.name != *of.policy)
+            {
+                return Err(unknown(of.policy, context));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn unknown(policy: &str, context: &CheckContext) -> StoreError {
+    let names = context.policies.iter().map(|policy| &*policy.plan.named.name);
+    let names = names.collect::<Vec<_>>().join("`, `");
+    StoreError::new(
+        ErrorKind::Refused,
+        format!("the limiter has no policy `{policy}`; it has `{names}`"),
+    )
+}
