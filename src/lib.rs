@@ -137,7 +137,7 @@ pub use self::{
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::{Acquire, AcquireError, BanError, Limiter, LimiterRequest, Permit},
     middleware::{DrainBody, DrainBodyFuture, DrainBodyLayer, RateLimit, RateLimitLayer, ResponseBody, ResponseFuture},
-    policy::{IntoPolicies, Keyed, Policy, Unkeyed},
+    policy::{IntoPolicies, Keyed, Plans, Policy, Unkeyed},
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder, StoreError},
 };
 pub use tower_layer::Layer;

@@ -114,7 +114,7 @@ function policyCard(policy) {
     element("ol", { tabIndex: 0, ariaLabel: `Subjects that ${policy.policy} denies most often` }, ...subjects),
   ] : [];
   return element("article", {},
-    top(policy.policy, policy.observed ? "observes only" : "enforced", policy.observed ? "none" : ""),
+    top(policy.plan ? `${policy.policy} (${policy.plan})` : policy.policy, policy.observed ? "observes only" : "enforced", policy.observed ? "none" : ""),
     terms([
       ["Limit", limit ?? `chosen for each request${known && ": "}${known}`],
       ["Window", limit && limits[0]?.window_seconds ? duration(limits[0].window_seconds) : null],

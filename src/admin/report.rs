@@ -58,6 +58,8 @@ struct NodeReport {
 #[derive(Serialize)]
 struct PolicyReport {
     policy: String,
+    /// None if it applies to requests of all plans.
+    plan: Option<String>,
     store: usize,
     /// None if it is chosen for each request.
     limit: Option<String>,
@@ -246,6 +248,7 @@ fn report_policy(
     let limits = limits.collect();
     PolicyReport {
         policy: policy.name.clone(),
+        plan: policy.of_plan.clone(),
         store,
         limit: policy.limit.clone(),
         limits,
@@ -281,7 +284,7 @@ impl PolicyReport {
     fn is_same(&self, other: &Self) -> bool {
         let limits = self.limit == other.limit && self.limits == other.limits;
         let settings = self.cost == other.cost && self.failure_mode == other.failure_mode && self.ban == other.ban;
-        let is_one = self.policy == other.policy && self.store == other.store;
+        let is_one = (&self.policy, &self.plan, self.store) == (&other.policy, &other.plan, other.store);
         is_one && limits && settings && self.observed == other.observed
     }
 }

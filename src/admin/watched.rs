@@ -56,6 +56,7 @@ fn policies<K>(newest: &Basis<K>) -> Vec<WatchedPolicy> {
         context: newest.context.clone(),
         position,
         name: policy.name().to_owned(),
+        of_plan: policy.plan_name().map(ToString::to_string),
         limit: policy.limit().map(ToString::to_string),
         plans: policy.known_plans(),
         cost: newest.context.policies[position].settings.fixed_cost(),
@@ -76,6 +77,8 @@ pub(super) struct WatchedPolicy {
     pub(super) context: Arc<CheckContext>,
     pub(super) position: usize,
     pub(super) name: String,
+    /// The name of the plan that it is of, if it is of one.
+    pub(super) of_plan: Option<String>,
     /// Unless it is chosen for each request.
     pub(super) limit: Option<String>,
     /// The limits that are known.

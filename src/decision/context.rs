@@ -138,11 +138,18 @@ pub(crate) struct PolicyContext {
     pub(crate) waiting: Waiting,
     /// The file that the policy follows, if it follows one.
     pub(crate) file: Option<Arc<dyn PolicyFile>>,
+    /// The name of the plan that it is of, if it is of one.
+    pub(crate) of_plan: Option<Arc<str>>,
     pub(crate) metrics: PolicyMetrics,
 }
 
 impl PolicyContext {
-    pub(crate) fn new(plan: Arc<Plan>, settings: Settings, file: Option<Arc<dyn PolicyFile>>) -> Self {
+    pub(crate) fn new(
+        plan: Arc<Plan>,
+        settings: Settings,
+        file: Option<Arc<dyn PolicyFile>>,
+        of_plan: Option<Arc<str>>,
+    ) -> Self {
         Self {
             ban: settings.bans(),
             waiting: settings.waiting(),
@@ -150,6 +157,7 @@ impl PolicyContext {
             plan,
             settings,
             file,
+            of_plan,
         }
     }
 
@@ -159,13 +167,13 @@ impl PolicyContext {
     }
 }
 
-/// A file that policies follow.
+/// What a policy follows of a file.
 pub(crate) trait PolicyFile: Send + Sync {
-    /// Its number in the process.
+    /// The number of the file in the process.
     fn number(&self) -> u64;
 
-    /// The plan of all requests of this policy as of the last load, if they have one.
-    fn newest_plan(&self, policy: &str) -> Option<Arc<Plan>>;
+    /// The plan of all requests of the policy as of the last load, if they have one.
+    fn newest_plan(&self) -> Option<Arc<Plan>>;
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.

@@ -161,6 +161,25 @@ impl Decision {
         self.0.server_time
     }
 
+    /// The [plan](crate::Plans) of the request; `None` if no policy of a plan applies to it.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Plans, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = |n| Policy::new("mails", SlidingLog::per_day(n));
+    /// let mails = Limiter::new(MemoryStore::new(), Plans::new("free", mails(3)).plan("pro", mails(100)));
+    /// assert_eq!(mails.check("42").await?.plan(), Some("free"));
+    /// assert_eq!(mails.request("42").plan("pro").check().await?.plan(), Some("pro"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn plan(&self) -> Option<&str> {
+        self.policies().find_map(PolicyDecision::plan_name)
+    }
+
     /// The failure of the store, if it did not decide: this process counted, or no policy was counted.
     ///
     /// The policies' [`FailureMode`](crate::FailureMode)s define what happens then.

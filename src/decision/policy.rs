@@ -215,6 +215,11 @@ impl PolicyDecision {
         &self.context.policies[self.position]
     }
 
+    /// The name of the plan that the policy is of, if it is of one.
+    pub(super) fn plan_name(&self) -> Option<&str> {
+        self.policy().of_plan.as_deref()
+    }
+
     #[inline]
     pub(crate) fn plan(&self) -> &Plan {
         match &self.chosen {

@@ -326,7 +326,7 @@ fn newest_plan(policy: &PolicyDecision) -> Arc<Plan> {
     let context = policy.policy();
     let charged = policy.chosen.as_ref().unwrap_or(&context.plan);
     let file = context.file.as_ref().filter(|_| policy.chosen.is_none());
-    let newest = file.and_then(|file| file.newest_plan(policy.name()));
+    let newest = file.and_then(|file| file.newest_plan());
     newest
         .filter(|newest| newest.named.limit.algorithm() == charged.named.limit.algorithm())
         .unwrap_or_else(|| charged.clone())

@@ -121,19 +121,30 @@ impl Limiter {
         wait: impl Fn(Waiting) -> Waiting,
     ) -> Result<Check, StoreError> {
         let basis = self.policies.newest();
-        request.validate(&basis.context)?;
+        request.validate(&basis)?;
         Ok(check::begin(operation, undecided_by(&basis, operation, request, wait)))
     }
 }
 
 /// The policies that apply to a request, with their keys and costs.
 fn undecided_by(
-    Basis { policies, context, .. }: &Basis<Unkeyed>,
+    basis: &Basis<Unkeyed>,
     operation: Operation,
     request: &LimiterRequest<'_>,
     wait: impl Fn(Waiting) -> Waiting,
 ) -> Undecided {
-    let undecided = policies.iter().enumerate().map(|(position, policy)| {
+    let Basis {
+        policies,
+        context,
+        plans,
+        ..
+    } = basis;
+    let plan = plans.as_ref().map_or(0, |plans| request.plan_among(plans));
+    let policies = policies
+        .iter()
+        .enumerate()
+        .filter(|(_, policy)| policy.is_of_plan(plan));
+    let undecided = policies.map(|(position, policy)| {
         let settings = &context.policies[position].settings;
         let key = request.key_for(policy.name());
         let cost = request.cost_for(policy.name()).or(settings.fixed_cost()).unwrap_or(1);

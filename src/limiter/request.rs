@@ -6,6 +6,7 @@ use crate::{
     check::Check,
     decision::CheckContext,
     limiter::Acquire,
+    policy::{Basis, PlanChoice, Unkeyed},
     store::{ErrorKind, Operation, StoreError, Waiting},
 };
 
@@ -17,6 +18,7 @@ pub struct LimiterRequest<'a> {
     key: Key,
     id: Option<Key>,
     cost: Option<u64>,
+    plan: Option<&'a str>,
     of_policies: Vec<OfPolicy<'a>>,
 }
 
@@ -59,6 +61,7 @@ impl Limiter {
             key: key.into(),
             id: None,
             cost: None,
+            plan: None,
             of_policies: Vec::new(),
         }
     }
@@ -159,6 +162,28 @@ impl<'a> LimiterRequest<'a> {
     /// ```
     pub fn id(mut self, id: impl Into<Key>) -> Self {
         self.id = Some(id.into());
+        self
+    }
+
+    /// The plan whose policies decide the request, where the limiter has [`Plans`](crate::Plans). The default is the first plan, and so is one
+    /// that does not exist.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Plans, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = |n| Policy::new("mails", SlidingLog::per_day(n));
+    /// let mails = Limiter::new(MemoryStore::new(), Plans::new("free", mails(3)).plan("pro", mails(100)));
+    ///
+    /// assert_eq!(mails.check("42").await?.remaining(), 2);
+    /// let decision = mails.request("42").plan("pro").check().await?;
+    /// assert_eq!((decision.plan(), decision.remaining()), (Some("pro"), 98));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn plan(mut self, name: &'a str) -> Self {
+        self.plan = Some(name);
         self
     }
 
@@ -297,6 +322,11 @@ impl LimiterRequest<'_> {
         self.find(policy).and_then(|of| of.cost).or(self.cost)
     }
 
+    /// The position of its plan among those of the limiter.
+    pub(super) fn plan_among(&self, plans: &PlanChoice) -> usize {
+        self.plan.and_then(|name| plans.position(name)).unwrap_or_default()
+    }
+
     pub(super) fn request_id(&self) -> Option<&Key> {
         self.id.as_ref()
     }
@@ -308,7 +338,7 @@ impl LimiterRequest<'_> {
 
     /// Refuses a name that none of the policies has.
     #[inline]
-    pub(super) fn validate(&self, context: &CheckContext) -> Result<(), StoreError> {
+    pub(super) fn validate(&self, Basis { context, .. }: &Basis<Unkeyed>) -> Result<(), StoreError> {
         for of in &self.of_policies {
             if context
                 .policies

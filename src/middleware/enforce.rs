@@ -125,14 +125,11 @@ impl Enforcer {
     /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Undecided>, Unchecked> {
-        self.undecided_by_all(&self.policies.newest(), parts)
-    }
-
-    #[inline(always)]
-    fn undecided_by_all(&self, basis: &Basis<Keyed>, parts: &Parts) -> Result<Option<Undecided>, Unchecked> {
+        let basis: &Basis<Keyed> = &self.policies.newest();
         let Basis {
             policies,
             context,
+            plans,
             access,
             ..
         } = basis;
@@ -149,7 +146,7 @@ impl Enforcer {
         }
 
         // Most layers have one policy. Going through a list costs such a request a twelfth more.
-        if let [policy] = &policies[..] {
+        if let ([policy], None) = (&policies[..], plans) {
             match self.undecided_by(policy, (context, 0), parts) {
                 Ok(Some(undecided)) => return Ok(Some(Undecided::new(SmallVec::from_buf([undecided])))),
                 Ok(None) => {}
@@ -159,8 +156,13 @@ impl Enforcer {
             return Ok(None);
         }
 
+        let plan = plans.as_ref().map_or(0, |plans| plans.of(parts));
         let mut undecided = PolicyDecisions::new();
-        for (position, policy) in policies.iter().enumerate() {
+        let of_plan = policies
+            .iter()
+            .enumerate()
+            .filter(|(_, policy)| policy.is_of_plan(plan));
+        for (position, policy) in of_plan {
             match self.undecided_by(policy, (context, position), parts) {
                 Ok(Some(policy)) => {
                     undecided.push(policy);

@@ -13,7 +13,7 @@ use crate::{
     store::Store,
 };
 
-/// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them.
+/// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them, or [`Plans`](crate::Plans).
 ///
 /// An empty list admits everything. The trait is sealed: it is implemented for these types only.
 ///
@@ -65,10 +65,12 @@ impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
 
 mod sealed {
     use super::Policy;
+    use crate::Plans;
 
     pub trait Sealed {}
 
     impl<K> Sealed for Policy<K> {}
+    impl<K> Sealed for Plans<K> {}
     impl<K> Sealed for Vec<Policy<K>> {}
     impl<K, const N: usize> Sealed for [Policy<K>; N] {}
 }
@@ -77,10 +79,12 @@ mod sealed {
 pub(super) fn validate_policies<K: PolicyKey>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
     for (position, policy) in policies.iter().enumerate() {
         policy.validate()?;
-        if policies[..position]
-            .iter()
-            .any(|earlier| earlier.name() == policy.name())
-        {
+        let in_one_plan = |earlier: &&Policy<K>| match (&earlier.plan, &policy.plan) {
+            (Some(one), Some(other)) => one.position == other.position,
+            _ => true,
+        };
+        let mut earlier = policies[..position].iter().filter(in_one_plan);
+        if earlier.any(|earlier| earlier.name() == policy.name()) {
             return Err(ConfigError::new(format!(
                 "two policies are named `{}`; counts are stored under the name, so each policy needs its own",
                 policy.name(),
@@ -98,9 +102,10 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
 
 /// The part of that context that depends on the policies.
 pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
-    let contexts = policies
-        .iter()
-        .map(|policy| PolicyContext::new(policy.terms.plan.clone(), policy.all_settings(), policy.file()));
+    let contexts = policies.iter().map(|policy| {
+        let plan = policy.plan_name().cloned();
+        PolicyContext::new(policy.terms.plan.clone(), policy.all_settings(), policy.file(), plan)
+    });
     contexts.collect()
 }
 

@@ -10,6 +10,7 @@ mod list;
 mod live;
 mod once;
 mod plan;
+mod plans;
 #[cfg(feature = "serde")]
 mod scope;
 mod set;
@@ -24,9 +25,14 @@ use http::request::Parts;
 
 #[cfg(feature = "serde")]
 use self::file::FromFile;
+#[cfg(feature = "serde")]
+use self::live::Place;
 #[cfg(all(feature = "admin", feature = "serde"))]
 use self::live::RefusedReload;
-use self::plan::{Plans, Terms};
+use self::{
+    plan::{Plans as ChosenLimits, Terms},
+    plans::PlanOf,
+};
 use crate::{
     ConfigError, KeyExtractor, Limit,
     decision::{Cost, Plan, PolicyFile, Settings},
@@ -35,15 +41,16 @@ use crate::{
     store::NamedLimit,
 };
 
-pub use self::list::IntoPolicies;
 #[cfg(test)]
 pub(crate) use self::list::context;
 pub(crate) use self::{
     access::Access,
+    plans::PlanChoice,
     set::{Basis, PolicySet},
 };
 #[cfg(feature = "serde")]
 pub use self::{file::Policies, live::LivePolicies};
+pub use self::{list::IntoPolicies, plans::Plans};
 
 /// A named limit and the key it applies to.
 ///
@@ -86,6 +93,8 @@ pub struct Policy<K = Keyed> {
     from_file: Option<FromFile>,
     /// The first setting that is not valid.
     fault: Option<ConfigError>,
+    /// The plan that the policy is of, unless it applies to requests of all plans.
+    plan: Option<PlanOf>,
     extractor: K,
 }
 
@@ -114,6 +123,7 @@ impl Policy<Unkeyed> {
             #[cfg(feature = "serde")]
             from_file: None,
             fault: None,
+            plan: None,
             extractor: Unkeyed,
         }
     }
@@ -214,7 +224,10 @@ impl<K> Policy<K> {
     /// The file that the policy follows.
     fn file(&self) -> Option<Arc<dyn PolicyFile>> {
         #[cfg(feature = "serde")]
-        return self.followed().map(|file| file.clone() as Arc<dyn PolicyFile>);
+        return self.followed().map(|(file, place)| {
+            let (file, place) = (file.clone(), place.clone());
+            Arc::new(Place { file, place }) as Arc<dyn PolicyFile>
+        });
         #[cfg(not(feature = "serde"))]
         None
     }
@@ -231,8 +244,23 @@ impl<K> Policy<K> {
             #[cfg(feature = "serde")]
             from_file: self.from_file,
             fault: self.fault,
+            plan: self.plan,
             extractor,
         }
+    }
+}
+
+/// Plans.
+impl<K> Policy<K> {
+    /// Whether it applies to requests of the plan at this position.
+    #[inline]
+    pub(crate) fn is_of_plan(&self, position: usize) -> bool {
+        self.plan.as_ref().is_none_or(|plan| plan.position == position)
+    }
+
+    /// The name of the plan that it is of, unless it is of all.
+    pub(crate) fn plan_name(&self) -> Option<&Arc<str>> {
+        self.plan.as_ref().map(PlanOf::name)
     }
 }
 
@@ -251,7 +279,7 @@ impl Policy {
         }
     }
 
-    fn choose_of(&self, plans: &Plans, parts: &Parts) -> Result<Arc<Plan>, KeyError> {
+    fn choose_of(&self, plans: &ChosenLimits, parts: &Parts) -> Result<Arc<Plan>, KeyError> {
         let plan = plans.of(parts)?;
         self.validate_chosen(&plan.named.limit)?;
         Ok(plan)
@@ -280,7 +308,7 @@ impl<K> Policy<K> {
     /// When the file of the policy was last loaded again.
     pub(crate) fn reloaded_at(&self) -> Option<SystemTime> {
         #[cfg(feature = "serde")]
-        return self.followed()?.reloaded_at();
+        return self.followed()?.0.reloaded_at();
         #[cfg(not(feature = "serde"))]
         None
     }
@@ -288,7 +316,7 @@ impl<K> Policy<K> {
     /// Why the file is not applied as it is.
     #[cfg(feature = "serde")]
     pub(crate) fn refused_reload(&self) -> Option<RefusedReload> {
-        self.followed()?.refused_reload()
+        self.followed()?.0.refused_reload()
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
     Policy,
     access::Access,
     list::{PolicyKey, context, validate_policies},
+    plans::PlanChoice,
 };
 #[cfg(feature = "serde")]
 use super::{
@@ -29,6 +30,8 @@ pub(crate) enum PolicySet<K> {
 pub(crate) struct Basis<K> {
     pub(crate) policies: Vec<Policy<K>>,
     pub(crate) context: Arc<CheckContext>,
+    /// How the plan of a request is found, if there are plans.
+    pub(crate) plans: Option<Arc<PlanChoice>>,
     /// The requests that are skipped or blocked, if there are conditions.
     pub(crate) access: Option<Access>,
     /// Those of them that are conditions in code.
@@ -107,6 +110,9 @@ impl<K: PolicyKey> Basis<K> {
             #[cfg(not(feature = "serde"))]
             access: None,
             own_access: Access::default(),
+            plans: policies
+                .iter()
+                .find_map(|policy| Some(policy.plan.as_ref()?.choice.clone())),
             policies,
         })
     }
@@ -122,6 +128,7 @@ impl<K: PolicyKey> Basis<K> {
             context: Arc::new(self.context.with_policies(contexts(&policies))),
             access: self.own_access.joined(&listed(&policies)),
             own_access: self.own_access.clone(),
+            plans: self.plans.clone(),
             policies,
         })
     }

@@ -1,10 +1,11 @@
-use crate::{ConfigError, LivePolicies, Policies, Policy, RateLimitLayer, store::Store};
+use crate::{ConfigError, IntoPolicies, LivePolicies, Policies, Policy, RateLimitLayer, store::Store};
 
 /// Layers.
 impl Policies {
     /// A layer that counts in this store for the policies of these names, which are decided together.
     ///
-    /// It is [`RateLimitLayer::try_new`] with what [`get`](Self::get) returns for each name.
+    /// It is [`RateLimitLayer::try_new`] with what [`get`](Self::get) returns for each name or, if the file has plans, with
+    /// [`plans`](Self::plans) of these names.
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::get};
@@ -44,7 +45,10 @@ impl Policies {
         store: impl Store,
         names: impl IntoIterator<Item = N>,
     ) -> Result<RateLimitLayer, ConfigError> {
-        layer(store, names, |name| self.get(name))
+        layer(store, names, |names| match self.has_plans() {
+            true => self.plans(names).map(IntoPolicies::into_policies),
+            false => names.iter().map(|name| self.get(name)).collect(),
+        })
     }
 }
 
@@ -52,7 +56,8 @@ impl Policies {
 impl LivePolicies {
     /// A layer that counts in this store for the policies of these names, which are decided together and follow the file.
     ///
-    /// It is [`RateLimitLayer::try_new`] with what [`get`](Self::get) returns for each name.
+    /// It is [`RateLimitLayer::try_new`] with what [`get`](Self::get) returns for each name or, if the file has plans, with
+    /// [`plans`](Self::plans) of these names.
     ///
     /// ```
     /// use tower_quota::{LivePolicies, MemoryStore, Policies};
@@ -74,23 +79,23 @@ impl LivePolicies {
         store: impl Store,
         names: impl IntoIterator<Item = N>,
     ) -> Result<RateLimitLayer, ConfigError> {
-        layer(store, names, |name| self.get(name))
+        layer(store, names, |names| match self.has_plans() {
+            true => self.plans(names).map(IntoPolicies::into_policies),
+            false => names.iter().map(|name| self.get(name)).collect(),
+        })
     }
 }
 
 fn layer<N: AsRef<str>>(
     store: impl Store,
     names: impl IntoIterator<Item = N>,
-    get: impl Fn(&str) -> Result<Policy, ConfigError>,
+    get: impl FnOnce(&[String]) -> Result<Vec<Policy>, ConfigError>,
 ) -> Result<RateLimitLayer, ConfigError> {
-    let policies: Vec<Policy> = names
-        .into_iter()
-        .map(|name| get(name.as_ref()))
-        .collect::<Result<_, _>>()?;
-    if policies.is_empty() {
+    let names: Vec<String> = names.into_iter().map(|name| name.as_ref().to_owned()).collect();
+    if names.is_empty() {
         return Err(ConfigError::new(
             "a layer of a file has at least one of its policies, by which it finds the file; name one",
         ));
     }
-    RateLimitLayer::try_new(store, policies)
+    RateLimitLayer::try_new(store, get(&names)?)
 }

@@ -6,6 +6,7 @@ use super::{
     Policies,
     entry::{Entry, Mode},
     of_policy,
+    plans::policy_at,
 };
 use crate::{
     ConfigError, KeyExtractor,
@@ -23,6 +24,8 @@ use crate::{
 /// What a file has about one policy.
 #[derive(Clone)]
 pub(in crate::policy) struct FilePolicy {
+    /// Where it is in the file.
+    place: Arc<str>,
     pub(in crate::policy) terms: Terms,
     settings: Settings,
     pub(in crate::policy) key: Option<Arc<dyn KeyExtractor>>,
@@ -35,8 +38,10 @@ pub(in crate::policy) struct FromFile {
     pub(in crate::policy) settings: Settings,
     /// The requests that the file lists as skipped or blocked.
     pub(in crate::policy) listed: Option<Arc<Access>>,
+    /// Where the file describes the policy: its name, after that of its plan and `/` if a plan has it.
+    place: Arc<str>,
     /// The file, if the policy follows it.
-    pub(in crate::policy) file: Option<Arc<File>>,
+    file: Option<Arc<File>>,
     /// Whether the key of the policy is that of the file.
     has_key: bool,
 }
@@ -47,6 +52,7 @@ impl Policy<Unkeyed> {
         let from_file = FromFile {
             settings: described.settings,
             listed: policies.listed(),
+            place: described.place,
             file: file.cloned(),
             has_key: false,
         };
@@ -55,6 +61,7 @@ impl Policy<Unkeyed> {
             settings: Settings::default(),
             from_file: Some(from_file),
             fault: None,
+            plan: None,
             extractor: Unkeyed,
         }
     }
@@ -69,9 +76,10 @@ impl Policy<Unkeyed> {
 }
 
 impl<K> Policy<K> {
-    /// The file that the policy follows.
-    pub(in crate::policy) fn followed(&self) -> Option<&Arc<File>> {
-        self.from_file.as_ref()?.file.as_ref()
+    /// The file that the policy follows, and where that describes it.
+    pub(in crate::policy) fn followed(&self) -> Option<(&Arc<File>, &Arc<str>)> {
+        let FromFile { file, place, .. } = self.from_file.as_ref()?;
+        Some((file.as_ref()?, place))
     }
 }
 
@@ -88,17 +96,17 @@ pub(in crate::policy) fn renew<K: PolicyKey>(policy: &mut Policy<K>, policies: &
 
 impl Policies {
     /// What the file has about a policy, with its key if that is needed.
-    pub(in crate::policy) fn describe(&self, name: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
-        let Entry { fields, plans } = self.entry(name)?;
+    pub(in crate::policy) fn describe(&self, place: &str, needs_key: bool) -> Result<FilePolicy, ConfigError> {
+        let Entry { fields, plans } = self.entry(place)?;
         let without_plan = fields.limit.clone();
         let limit = match plans {
             None => without_plan.into(),
-            Some(plans) => of_policy(name, plans.limit(without_plan, &self.extensions))?,
+            Some(plans) => of_policy(place, plans.limit(without_plan, &self.extensions))?,
         };
         if !fields.wait.is_zero() {
-            of_policy(name, fields.limit.validate_wait())?;
+            of_policy(place, fields.limit.validate_wait())?;
         }
-        let terms = Terms::new(name.into(), limit);
+        let terms = Terms::new(policy_at(place).into(), limit);
         terms.validate()?;
         let scope = Scope {
             routes: fields.routes.scope(|| self.scopes()),
@@ -108,6 +116,7 @@ impl Policies {
             .then(|| -> Condition { Arc::new(move |parts| scope.contains(parts, Spelling::Either)) });
 
         Ok(FilePolicy {
+            place: place.into(),
             terms: if fields.enabled { terms } else { terms.switched_off() },
             settings: Settings {
                 cost: Some(Cost::Fixed(fields.cost)),
@@ -120,7 +129,7 @@ impl Policies {
                 max_waiting: Some(fields.max_waiting),
                 ..Settings::default()
             },
-            key: needs_key.then(|| self.key(name)).transpose()?,
+            key: needs_key.then(|| self.key(place)).transpose()?,
         })
     }
 }

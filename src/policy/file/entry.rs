@@ -1,4 +1,4 @@
-use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use http::{HeaderName, request::Parts};
 use serde::{
@@ -7,13 +7,71 @@ use serde::{
 };
 
 use super::{
-    requests::Extensions,
+    Policies,
+    client_ip::ClientIp,
+    of_policy,
+    plans::join,
+    requests::{Extensions, Requests},
     texts::{Length, Methods, Routes},
 };
 use crate::{
-    Ban, ConfigError, FailureMode, Limit, decision::Thresholds, key::KeySpec, limit, limit::LimitSource,
-    policy::plan::validate_name, store::Waiting,
+    Ban, ConfigError, FailureMode, Limit,
+    decision::Thresholds,
+    key::KeySpec,
+    limit,
+    limit::LimitSource,
+    policy::{access::Access, plan::validate_name, scope::Spelling},
+    store::Waiting,
 };
+
+/// The fields of [`Policies`], before their keys are built.
+#[derive(Deserialize)]
+#[serde(
+    deny_unknown_fields,
+    rename_all = "kebab-case",
+    expecting = "a table with `policies`"
+)]
+pub(super) struct File {
+    #[serde(default = "yes")]
+    enabled: bool,
+    client_ip: Option<ClientIp>,
+    #[serde(default)]
+    skip: Requests,
+    #[serde(default)]
+    block: Requests,
+    policies: Unique<Name, Entry>,
+    plan: Option<Selector>,
+    #[serde(default)]
+    plans: Unique<String, Unique<Name, Entry>>,
+}
+
+impl TryFrom<File> for Policies {
+    type Error = ConfigError;
+
+    fn try_from(file: File) -> Result<Self, ConfigError> {
+        let client_ip = file.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip);
+        let (plans, policies) = join(file.policies, file.plans)?;
+        for (place, entry) in &policies {
+            if let Some(key) = &entry.fields.key {
+                of_policy(place, key.validate(client_ip))?;
+            }
+        }
+        let listed = Access {
+            skipped: file.skip.conditions(client_ip, Spelling::Both)?,
+            blocked: file.block.conditions(client_ip, Spelling::Either)?,
+        };
+        Ok(Self {
+            enabled: file.enabled,
+            listed: (!listed.is_empty()).then(|| Arc::new(listed)),
+            client_ip: file.client_ip,
+            policies,
+            plan: file.plan,
+            plans,
+            extensions: Extensions::default(),
+            taken: Arc::default(),
+        })
+    }
+}
 
 /// A policy as configuration describes it.
 #[derive(Clone, Debug, Deserialize)]
@@ -75,7 +133,7 @@ pub(super) enum Mode {
     Observe,
 }
 
-pub(super) fn yes() -> bool {
+fn yes() -> bool {
     true
 }
 
@@ -118,6 +176,12 @@ fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
 /// Values by name. A name that occurs twice, which JSON itself allows, is an error.
 #[derive(Clone, Debug)]
 pub(super) struct Unique<K, V>(pub(super) BTreeMap<K, V>);
+
+impl<K, V> Default for Unique<K, V> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
 
 impl<'de, K, V> Deserialize<'de> for Unique<K, V>
 where
@@ -273,7 +337,7 @@ impl TryFrom<String> for Selector {
 type Select = Box<dyn for<'a> Fn(&'a Parts) -> Option<Cow<'a, str>> + Send + Sync>;
 
 impl Selector {
-    fn select(&self, extensions: &Extensions) -> Result<Select, ConfigError> {
+    pub(super) fn select(&self, extensions: &Extensions) -> Result<Select, ConfigError> {
         match self {
             Self::Extension(name) => {
                 let text = extensions.text(name)?;

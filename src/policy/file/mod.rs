@@ -3,6 +3,7 @@
 mod client_ip;
 mod described;
 mod entry;
+mod plans;
 #[cfg(feature = "file")]
 mod read;
 mod requests;
@@ -17,16 +18,12 @@ use serde::Deserialize;
 
 use self::{
     client_ip::ClientIp,
-    entry::{Entry, Name, Unique, yes},
-    requests::{Extensions, Requests},
+    entry::{Entry, File, Selector},
+    plans::{is_of_plan, policy_at},
+    requests::Extensions,
     texts::Routes,
 };
-use super::{
-    Policy, Unkeyed,
-    access::Access,
-    plan::Terms,
-    scope::{Scope, Spelling},
-};
+use super::{Policy, Unkeyed, access::Access, plan::Terms, scope::Scope};
 use crate::ConfigError;
 
 pub(super) use self::described::{FilePolicy, FromFile, renew};
@@ -159,6 +156,12 @@ pub(super) use self::read::read;
 /// `plan` is `extension:<name>`, as [registered](Self::with_extension), or `header:<name>`: a header that only a proxy in front
 /// sets, since a client that can send it chooses its limit.
 ///
+/// What differs by more than the limit is a table of `plans` at the top: its policies take the place of those of the same names
+/// for requests of that plan, with settings of their own. What they are counted by and are for, which is `key`, `routes` and
+/// `methods`, is that of the policy outside of the plans unless they have it too. [`layer`](Self::layer), [`plans`](Self::plans)
+/// and [`unkeyed_plans`](Self::unkeyed_plans) return the policies of all plans. Requests without a plan, or with one that the
+/// file does not have, are of the plan `default`: the policies outside of plans, if no table has that name.
+///
 /// # Routes
 ///
 /// A route is a template such as `/users/{id}`, which is compared with that of the route that axum has matched. Where axum has
@@ -214,15 +217,19 @@ pub(super) use self::read::read;
 /// | `trusted` | a list of the networks of the proxies, whose header is read: `["10.0.0.0/8", "fd00::/8"]`; `"unix-peer"` for a proxy on a Unix socket; or `"any-peer"`, for a server that only its proxy can reach | required |
 /// | `hops` | with `x-forwarded-for`, the number of proxies: the client is the n-th entry from the right | none: the client is the first entry from the right that is not trusted |
 #[derive(Clone, Debug, Deserialize)]
-#[serde(try_from = "Table", expecting = "a table with `policies`")]
+#[serde(try_from = "File", expecting = "a table with `policies`")]
 #[must_use]
 pub struct Policies {
     enabled: bool,
     client_ip: Option<ClientIp>,
     listed: Option<Arc<Access>>,
+    /// By their places: their names, and `plan/name` for those of plans.
     policies: BTreeMap<String, Entry>,
+    /// What selects the plan of a request.
+    plan: Option<Selector>,
+    plans: BTreeSet<String>,
     extensions: Extensions,
-    /// The names of the policies that were taken.
+    /// The places of the policies that were taken.
     taken: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -262,10 +269,7 @@ impl Policies {
     /// If there is no such policy.
     pub fn unkeyed(&self, name: &str) -> Result<Policy<Unkeyed>, ConfigError> {
         let policy = Policy::described(self.describe(name, false)?, self, None);
-        self.taken
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(name.to_owned());
+        self.take(name);
         Ok(policy)
     }
 
@@ -281,7 +285,7 @@ impl Policies {
     /// # Ok::<(), serde_json::Error>(())
     /// ```
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.policies.keys().map(String::as_str)
+        self.places().filter(|place| !is_of_plan(place))
     }
 
     /// The names of the policies that neither [`get`](Self::get), [`unkeyed`](Self::unkeyed) nor [`layer`](Self::layer) of this
@@ -304,7 +308,7 @@ impl Policies {
     #[must_use]
     pub fn unused(&self) -> Vec<String> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let unused = self.names().filter(|name| !taken.contains(*name));
+        let unused = self.places().filter(|place| !taken.contains(*place));
         unused.map(str::to_owned).collect()
     }
 }
@@ -315,8 +319,10 @@ impl Policies {
         self.extensions.inherit(&earlier.extensions);
     }
 
-    pub(super) fn contains(&self, name: &str) -> bool {
-        self.policies.contains_key(name)
+    /// Notes that a policy is used.
+    fn take(&self, place: &str) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.insert(place.to_owned());
     }
 
     /// What the policies are for that are for some requests only, apart from those that are for the others.
@@ -341,54 +347,11 @@ impl Policies {
         self.listed.clone().filter(|_| self.enabled)
     }
 
-    fn entry(&self, name: &str) -> Result<&Entry, ConfigError> {
-        self.policies.get(name).ok_or_else(|| {
+    fn entry(&self, place: &str) -> Result<&Entry, ConfigError> {
+        self.policies.get(place).ok_or_else(|| {
+            let name = policy_at(place);
             let names: Vec<_> = self.names().map(|name| format!("`{name}`")).collect();
             ConfigError::new(format!("there is no policy `{name}`; there are {}", names.join(", ")))
-        })
-    }
-}
-
-/// The fields of [`Policies`], before their keys are built.
-#[derive(Deserialize)]
-#[serde(
-    deny_unknown_fields,
-    rename_all = "kebab-case",
-    expecting = "a table with `policies`"
-)]
-struct Table {
-    #[serde(default = "yes")]
-    enabled: bool,
-    client_ip: Option<ClientIp>,
-    #[serde(default)]
-    skip: Requests,
-    #[serde(default)]
-    block: Requests,
-    policies: Unique<Name, Entry>,
-}
-
-impl TryFrom<Table> for Policies {
-    type Error = ConfigError;
-
-    fn try_from(table: Table) -> Result<Self, ConfigError> {
-        let client_ip = table.client_ip.as_ref().map(|ClientIp(client_ip)| client_ip);
-        for (Name(name), entry) in &table.policies.0 {
-            if let Some(key) = &entry.fields.key {
-                of_policy(name, key.validate(client_ip))?;
-            }
-        }
-        let listed = Access {
-            skipped: table.skip.conditions(client_ip, Spelling::Both)?,
-            blocked: table.block.conditions(client_ip, Spelling::Either)?,
-        };
-        let policies = table.policies.0.into_iter();
-        Ok(Self {
-            enabled: table.enabled,
-            listed: (!listed.is_empty()).then(|| Arc::new(listed)),
-            client_ip: table.client_ip,
-            policies: policies.map(|(Name(name), entry)| (name, entry)).collect(),
-            extensions: Extensions::default(),
-            taken: Arc::default(),
         })
     }
 }

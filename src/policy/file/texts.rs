@@ -53,7 +53,7 @@ impl<'de> Deserialize<'de> for Texts {
 }
 
 /// The templates of routes, or the paths.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "Texts")]
 pub(super) enum Routes {
     #[default]
@@ -111,7 +111,7 @@ impl TryFrom<Texts> for Networks {
 }
 
 /// The methods of requests.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "Texts")]
 pub(super) struct Methods(pub(super) Vec<Method>);
 

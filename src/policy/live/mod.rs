@@ -14,9 +14,9 @@ use super::file::read;
 use super::{Policy, Unkeyed, file::Policies};
 use crate::ConfigError;
 
-pub(crate) use self::reload::File;
 #[cfg(feature = "admin")]
 pub(crate) use self::reload::RefusedReload;
+pub(crate) use self::reload::{File, Place};
 pub(super) use self::subscriber::Live;
 
 /// [`Policies`] that follow their file: a reload changes the limits of layers and limiters that are in use.
@@ -248,6 +248,13 @@ impl LivePolicies {
     #[must_use]
     pub fn unused(&self) -> Vec<String> {
         self.file.state().unused()
+    }
+}
+
+impl LivePolicies {
+    /// Those of the last load.
+    pub(super) fn policies(&self) -> Policies {
+        self.file.state().policies.clone()
     }
 }
 

@@ -162,8 +162,10 @@ impl File {
         let mut state = self.state();
         policies.inherit(&state.policies);
         let mut used = state.used.clone();
-        for (name, used) in used.iter_mut().filter(|(name, _)| policies.contains(name)) {
-            *used = policies.describe(name, used.key.is_some())?;
+        for (place, used) in &mut used {
+            if let Some(place) = policies.nearest(place) {
+                *used = policies.describe(place, used.key.is_some())?;
+            }
         }
 
         let load = Load {
@@ -175,13 +177,13 @@ impl File {
         let prepared: Result<Vec<_>, _> = subscribers.map(|subscriber| subscriber.prepare(&load)).collect();
         prepared?.into_iter().for_each(|apply| apply());
 
-        for name in used.keys().filter(|name| !policies.contains(name)) {
+        for place in used.keys().filter(|place| policies.nearest(place).is_none()) {
             #[cfg(feature = "tracing")]
             tracing::warn!(
-                policy = name,
+                policy = place,
                 "the file of limits has no such policy anymore; it keeps its last numbers"
             );
-            let _ = name;
+            let _ = place;
         }
         #[cfg(feature = "tracing")]
         tracing::info!(policies = policies.names().count(), "changed limits are applied");
@@ -244,8 +246,8 @@ impl File {
 
 impl State {
     pub(super) fn unused(&self) -> Vec<String> {
-        let names = self.policies.names();
-        names
+        let places = self.policies.places();
+        places
             .filter(|name| !self.used.contains_key(*name))
             .map(str::to_owned)
             .collect()
@@ -260,14 +262,20 @@ impl State {
     }
 }
 
-impl PolicyFile for File {
+/// A policy of a file.
+pub(crate) struct Place {
+    pub(crate) file: Arc<File>,
+    pub(crate) place: Arc<str>,
+}
+
+impl PolicyFile for Place {
     fn number(&self) -> u64 {
-        self.number
+        self.file.number
     }
 
-    fn newest_plan(&self, policy: &str) -> Option<Arc<Plan>> {
-        let state = self.state();
-        let terms = state.policies.switched(state.used.get(policy)?.terms.clone());
+    fn newest_plan(&self) -> Option<Arc<Plan>> {
+        let state = self.file.state();
+        let terms = state.policies.switched(state.used.get(&*self.place)?.terms.clone());
         terms.plans.is_none().then_some(terms.plan)
     }
 }

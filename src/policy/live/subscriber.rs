@@ -65,7 +65,7 @@ impl<K: PolicyKey> Subscriber for Live<K> {
 /// The files that policies follow, each of them once.
 fn files<K>(policies: &[Policy<K>]) -> Vec<Arc<File>> {
     let mut files = Vec::<Arc<File>>::new();
-    for file in policies.iter().filter_map(Policy::followed) {
+    for (file, _) in policies.iter().filter_map(Policy::followed) {
         if !files.iter().any(|other| Arc::ptr_eq(other, file)) {
             files.push(file.clone());
         }
@@ -75,9 +75,9 @@ fn files<K>(policies: &[Policy<K>]) -> Vec<Arc<File>> {
 
 /// Gives those of the policies that follow the file what it has about them.
 fn renew<K: PolicyKey>(policies: &mut [Policy<K>], load: &Load<'_>) {
-    let follows = |policy: &&mut Policy<K>| policy.followed().is_some_and(|file| std::ptr::eq(&**file, load.file));
-    for policy in policies.iter_mut().filter(follows) {
-        if let Some(described) = load.used.get(policy.name()) {
+    for policy in policies {
+        let place = policy.followed().filter(|(file, _)| std::ptr::eq(&***file, load.file));
+        if let Some(described) = place.and_then(|(_, place)| load.used.get(&**place)) {
             file::renew(policy, load.policies, described);
         }
     }

@@ -7,8 +7,8 @@ use http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_quota::{
-    Admin, Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy,
-    RateLimitLayer, RedisStore, SlidingLog, TokenBucket, key, limit,
+    Admin, Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, ManualClock, MemoryStore, Plans, Policies,
+    Policy, RateLimitLayer, RedisStore, SlidingLog, TokenBucket, key, limit,
     store::{Store, StoreStatus},
 };
 
@@ -95,6 +95,32 @@ fn api(limit: impl Into<Limit>) -> Policy {
 /// A layer with one policy that admits 2 requests a minute of each address.
 fn layer() -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new(), api(SlidingLog::per_minute(2)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_report_has_the_plan_of_a_policy_and_a_reset_is_for_all_plans() {
+    let requests = |quota| api(SlidingLog::per_hour(quota));
+    let plans = Plans::new("free", requests(1)).plan("pro", requests(5));
+    let layer = RateLimitLayer::new(
+        MemoryStore::new(),
+        plans.by(|parts| parts.headers.get("plan")?.to_str().ok()),
+    );
+    let operator = Operator::of(&layer);
+    let report = operator.report().await;
+    let of = |position: usize, field: &str| report["policies"][position][field].clone();
+    assert_eq!([of(0, "policy"), of(1, "policy")], ["api", "api"]);
+    assert_eq!([of(0, "plan"), of(1, "plan")], ["free", "pro"]);
+
+    let app = Router::new().route("/", route(async || "hi")).layer(layer);
+    let pro = async || {
+        let response = send(&app, get_from("192.0.2.1", "/").header("plan", "pro")).await;
+        response.field("ratelimit").map(str::to_owned)
+    };
+    let first = Some(r#""api";r=4;t=3600"#.to_owned());
+    assert_eq!(pro().await, first);
+    let reset = operator.reset("api", "ip=192.0.2.1").await;
+    assert!(reset.status.is_success(), "{}", reset.status);
+    assert_eq!(pro().await, first);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,276 @@
+//! The plans of a file: tables of policies by name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Policies,
+    entry::{Entry, Name, Unique},
+    texts::{Methods, Routes},
+};
+use crate::{
+    ConfigError,
+    policy::{LivePolicies, Plans, Policy, Unkeyed},
+};
+
+/// The plan of requests without one.
+const DEFAULT: &str = "default";
+
+/// The name of the policy at a place.
+pub(super) fn policy_at(place: &str) -> &str {
+    place.rsplit('/').next().unwrap_or(place)
+}
+
+pub(super) fn is_of_plan(place: &str) -> bool {
+    place.contains('/')
+}
+
+fn place_of(plan: &str, policy: &str) -> String {
+    format!("{plan}/{policy}")
+}
+
+type Places = BTreeMap<String, Entry>;
+
+/// The names of the plans, and all policies by their places.
+///
+/// What a policy is for and counted by is that of the policy of its name outside of the plans, unless the plan has others.
+pub(super) fn join(
+    Unique(policies): Unique<Name, Entry>,
+    Unique(plans): Unique<String, Unique<Name, Entry>>,
+) -> Result<(BTreeSet<String>, Places), ConfigError> {
+    let mut places: Places = policies.into_iter().map(|(Name(name), entry)| (name, entry)).collect();
+    let mut names = BTreeSet::new();
+    for (plan, Unique(policies)) in plans {
+        if plan.contains('/') {
+            return Err(ConfigError::new(format!(
+                "`{plan}` is no name of a plan, which contains no `/`"
+            )));
+        }
+        for (Name(name), mut entry) in policies {
+            if let Some(Entry { fields: common, .. }) = places.get(&name) {
+                let fields = &mut entry.fields;
+                fields.key = fields.key.take().or_else(|| common.key.clone());
+                if fields.routes == Routes::default() {
+                    fields.routes = common.routes.clone();
+                }
+                if fields.methods == Methods::default() {
+                    fields.methods = common.methods.clone();
+                }
+            }
+            places.insert(place_of(&plan, &name), entry);
+        }
+        names.insert(plan);
+    }
+    Ok((names, places))
+}
+
+/// Plans.
+impl Policies {
+    /// The policies of these names in each [plan](Self#plans) of the file, for a layer.
+    ///
+    /// The plan `default` is that of requests without one, or with one that the file does not have.
+    ///
+    /// ```
+    /// use tower_quota::{MemoryStore, Policies, RateLimitLayer};
+    ///
+    /// /// What authentication has found.
+    /// #[derive(Clone)]
+    /// struct User { id: u64, plan: &'static str }
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let policies = Policies::from_toml(r#"
+    ///     plan = "extension:plan"
+    ///
+    ///     [policies.requests]
+    ///     limit = "sliding-log 10/min"
+    ///     key = "extension:user"
+    ///
+    ///     [policies.streams]
+    ///     limit = "concurrency 1"
+    ///     key = "extension:user"
+    ///
+    ///     [plans.pro.requests]
+    ///     limit = "sliding-log 100/min"
+    ///     wait = "2s"
+    ///
+    ///     [plans.pro.streams]
+    ///     limit = "concurrency 5"
+    ///     failure-mode = "closed"
+    /// "#)?
+    /// .with_extension("user", |user: &User| user.id)
+    /// .with_extension("plan", |user: &User| user.plan.to_owned());
+    /// let layer = RateLimitLayer::try_new(MemoryStore::new(), policies.plans(["requests", "streams"])?)?;
+    /// # let _ = layer;
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If neither the file nor one of its plans has a policy of a name, if one has no key, if there are plans and no `plan` that
+    /// selects one, or if that is an extension that is not [registered](Self::with_extension).
+    pub fn plans<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Plans, ConfigError> {
+        let plans = self.plans_with(names, |place| self.get(place))?;
+        self.choosing(plans)
+    }
+
+    /// The same without keys, for a limiter, which [chooses the plan](crate::LimiterRequest::plan) of each request.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policies};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policies = Policies::from_toml("
+    ///     policies.mails.limit = 'sliding-log 3/h'
+    ///     plans.pro.mails.limit = 'sliding-log 100/h'
+    /// ")?;
+    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed_plans(["mails"])?);
+    /// assert_eq!(mails.check("42").await?.remaining(), 2);
+    /// assert_eq!(mails.request("42").plan("pro").check().await?.remaining(), 98);
+    /// # Ok(())
+    /// # }
+    /// # main().unwrap();
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If neither the file nor one of its plans has a policy of a name.
+    pub fn unkeyed_plans<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<Plans<Unkeyed>, ConfigError> {
+        self.plans_with(names, |place| self.unkeyed(place))
+    }
+
+    /// Where the file describes policies.
+    pub(in crate::policy) fn places(&self) -> impl Iterator<Item = &str> {
+        self.policies.keys().map(String::as_str)
+    }
+
+    fn contains(&self, place: &str) -> bool {
+        self.policies.contains_key(place)
+    }
+
+    /// Whether the file has plans.
+    pub(crate) fn has_plans(&self) -> bool {
+        !self.plans.is_empty()
+    }
+
+    /// The place itself, or where the file has the policy of the name for all plans, if it has either.
+    pub(in crate::policy) fn nearest<'a>(&self, place: &'a str) -> Option<&'a str> {
+        [place, policy_at(place)].into_iter().find(|place| self.contains(place))
+    }
+
+    fn plans_with<N: AsRef<str>, K>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+        get: impl Fn(&str) -> Result<Policy<K>, ConfigError>,
+    ) -> Result<Plans<K>, ConfigError> {
+        let mut places: Vec<(&str, Vec<Policy<K>>)> = Vec::new();
+        let others = self.plans.iter().map(String::as_str).filter(|plan| *plan != DEFAULT);
+        for plan in [DEFAULT].into_iter().chain(others) {
+            places.push((plan, Vec::new()));
+        }
+        for name in names {
+            let name = name.as_ref();
+            let mut is_known = false;
+            for (plan, policies) in &mut places {
+                if let Some(place) = self.nearest(&place_of(plan, name)) {
+                    policies.push(get(place)?);
+                    is_known = true;
+                }
+            }
+            if !is_known {
+                self.entry(name)?;
+            }
+        }
+        let mut places = places.into_iter();
+        let (default, policies) = places.next().unwrap_or((DEFAULT, Vec::new()));
+        Ok(places.fold(Plans::new(default, policies), |plans, (plan, policies)| {
+            plans.plan(plan, policies)
+        }))
+    }
+
+    /// The plans with what the file selects one by.
+    fn choosing<K>(&self, plans: Plans<K>) -> Result<Plans<K>, ConfigError> {
+        match &self.plan {
+            Some(selector) => Ok(plans.chosen_by(selector.select(&self.extensions)?.into())),
+            None if self.plans.is_empty() => Ok(plans),
+            None => Err(ConfigError::new(
+                "`plans` need a `plan` at the top of the file, which selects one, such as `\"extension:plan\"`",
+            )),
+        }
+    }
+}
+
+/// Plans.
+impl LivePolicies {
+    /// The policies of these names in each plan of the file, which follow it, as [`Policies::plans`].
+    ///
+    /// A reload changes what the plans have; requests of a plan that it removes meet the policies outside of plans. A plan that it
+    /// adds, and another `plan` to select by, are for the next start.
+    ///
+    /// ```
+    /// use tower_quota::{LivePolicies, MemoryStore, Policies, RateLimitLayer};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// let policies = LivePolicies::from(Policies::from_toml(r#"
+    ///     plan = "extension:plan"
+    ///     policies.search = { limit = "sliding-log 5/min", key = "ip" }
+    ///     plans.pro.search = { limit = "sliding-log 100/min", wait = "2s" }
+    /// "#)?)
+    /// .with_extension("plan", |plan: &&'static str| plan.to_string());
+    /// let layer = RateLimitLayer::try_new(MemoryStore::new(), policies.plans(["search"])?)?;
+    /// # let _ = layer;
+    /// # }
+    /// # Ok::<(), tower_quota::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Policies::plans`].
+    pub fn plans<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Plans, ConfigError> {
+        let policies = self.policies();
+        let plans = policies.plans_with(names, |place| self.get(place))?;
+        policies.choosing(plans)
+    }
+
+    /// The same without keys, for a limiter, as [`Policies::unkeyed_plans`].
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, LivePolicies, MemoryStore, Policies};
+    ///
+    /// # #[cfg(feature = "file")] {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let describe = |n| Policies::from_toml(&format!("
+    ///     policies.mails.limit = 'sliding-log 3/h'
+    ///     plans.pro.mails.limit = 'sliding-log {n}/h'
+    /// "));
+    /// let policies = LivePolicies::from(describe(100)?);
+    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed_plans(["mails"])?);
+    /// policies.replace(describe(200)?)?;
+    /// assert_eq!(mails.request("42").plan("pro").check().await?.remaining(), 199);
+    /// # Ok(())
+    /// # }
+    /// # main().unwrap();
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Policies::unkeyed_plans`].
+    pub fn unkeyed_plans<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<Plans<Unkeyed>, ConfigError> {
+        self.policies().plans_with(names, |place| self.unkeyed(place))
+    }
+
+    /// Whether the last load has plans.
+    pub(crate) fn has_plans(&self) -> bool {
+        self.policies().has_plans()
+    }
+}

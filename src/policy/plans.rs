@@ -1,0 +1,187 @@
+use std::{borrow::Cow, fmt, sync::Arc};
+
+use http::request::Parts;
+
+use super::{IntoPolicies, Keyed, Policy};
+
+/// The plans of callers, such as `free` and `pro`: each has policies of its own, of which a request meets those of its plan.
+///
+/// A plan is everything that is set for its policies: limits, waits, slots, costs, bans, failure modes. A layer finds the plan of a
+/// request by the function that [`by`](Self::by) takes; a [`Limiter`](crate::Limiter) is told by
+/// [`LimiterRequest::plan`](crate::LimiterRequest::plan). The first plan is that of requests without one, or with one that does not
+/// exist: let it be the strictest.
+///
+/// ```
+/// use std::time::Duration;
+/// use bytes::Bytes;
+/// use http::{Request, Response};
+/// use http_body_util::Empty;
+/// use tower::{Layer, ServiceExt, service_fn};
+/// use tower_quota::{key, FailureMode, MemoryStore, Plans, Policy, RateLimitLayer, SlidingLog, TokenBucket};
+///
+/// /// What authentication inserts.
+/// #[derive(Clone)]
+/// struct User { id: u64, plan: &'static str }
+///
+/// # type Body = Empty<Bytes>;
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let user = || key::extension("user", |user: &User| user.id);
+/// let plans = Plans::new("free", [Policy::new("requests", SlidingLog::per_minute(10)).key(user())])
+///     .plan("pro", [
+///         Policy::new("requests", SlidingLog::per_minute(100)).key(user()).wait_up_to(Duration::from_secs(2)),
+///         Policy::new("exports", TokenBucket::per_minute(5)).key(user()).failure_mode(FailureMode::Closed),
+///     ])
+///     .by(|parts| parts.extensions.get::<User>().map(|user| user.plan));
+/// let service = RateLimitLayer::new(MemoryStore::new(), plans).layer(service_fn(async |_: Request<Body>| {
+///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
+/// }));
+///
+/// // The second request is made after an upgrade. The first one still counts.
+/// for (plan, state) in [
+///     ("free", r#""requests";r=9;t=60"#),
+///     ("pro", r#""requests";r=98;t=60, "exports";r=4;t=12"#),
+///     ("unknown", r#""requests";r=7;t=60"#),
+/// ] {
+///     let request = Request::get("/").extension(User { id: 42, plan }).body(Body::new())?;
+///     let response = service.clone().oneshot(request).await?;
+///     assert_eq!(response.headers()["ratelimit"], state);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Counts of several plans
+///
+/// Policies of one name in several plans share their counts as the limits of [`limit::by`](crate::limit::by()) do: those of one
+/// algorithm and one window share the count of a key, whatever the numbers, so an upgrade keeps what was counted. Policies of
+/// different names, or of different algorithms, have separate counts.
+///
+/// A request is charged once where nested layers meet it with the same policy, whatever its plan.
+#[derive(Clone)]
+#[must_use]
+pub struct Plans<K = Keyed> {
+    plans: Vec<(Arc<str>, Vec<Policy<K>>)>,
+    in_each: Vec<Policy<K>>,
+    choose: Option<ChoosePlan>,
+}
+
+/// The name of the plan of a request, if it has one.
+pub(super) type ChoosePlan = Arc<dyn for<'a> Fn(&'a Parts) -> Option<Cow<'a, str>> + Send + Sync>;
+
+impl<K> Plans<K> {
+    /// The plan of requests that have no other one, with these policies.
+    pub fn new(name: impl Into<Arc<str>>, policies: impl IntoPolicies<K>) -> Self {
+        Self {
+            plans: vec![(name.into(), policies.into_policies())],
+            in_each: Vec::new(),
+            choose: None,
+        }
+    }
+
+    /// Another plan. A second one of the same name replaces the first. An empty list of policies limits nothing.
+    pub fn plan(mut self, name: impl Into<Arc<str>>, policies: impl IntoPolicies<K>) -> Self {
+        let (name, policies) = (name.into(), policies.into_policies());
+        match self.plans.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, replaced)) => *replaced = policies,
+            None => self.plans.push((name, policies)),
+        }
+        self
+    }
+
+    /// Policies that all requests meet, whatever their plan.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Plans, Policy, SlidingLog, Unkeyed};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = |n| Policy::new("mails", SlidingLog::per_day(n));
+    /// let plans = Plans::new("free", mails(1)).plan("pro", mails(100));
+    /// let mails = Limiter::new(MemoryStore::new(), plans.in_each(Policy::new("burst", SlidingLog::per_second(5))));
+    ///
+    /// assert_eq!(mails.request("42").plan("pro").check().await?.policies().count(), 2);
+    /// assert!(!mails.check("42").await?.is_allowed(), "the free plan has had its mail");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn in_each(mut self, policies: impl IntoPolicies<K>) -> Self {
+        self.in_each.extend(policies.into_policies());
+        self
+    }
+
+    /// The function that a layer finds the name of the plan of a request by; `None` for the first plan.
+    ///
+    /// It runs once for each request. Without it, a layer decides all requests by the first plan.
+    pub fn by(self, choose: impl Fn(&Parts) -> Option<&str> + Send + Sync + 'static) -> Self {
+        self.chosen_by(Arc::new(move |parts| choose(parts).map(Cow::Borrowed)))
+    }
+
+    pub(super) fn chosen_by(mut self, choose: ChoosePlan) -> Self {
+        self.choose = Some(choose);
+        self
+    }
+}
+
+impl<K> IntoPolicies<K> for Plans<K> {
+    /// The policies of each plan after each other, then those that all plans have.
+    fn into_policies(self) -> Vec<Policy<K>> {
+        let (names, of_plans): (Vec<_>, Vec<_>) = self.plans.into_iter().unzip();
+        let choice = Arc::new(PlanChoice {
+            names,
+            choose: self.choose,
+        });
+        let of_plans = of_plans.into_iter().enumerate().flat_map(|(position, policies)| {
+            let choice = choice.clone();
+            policies.into_iter().map(move |policy| Policy {
+                plan: Some(PlanOf {
+                    choice: choice.clone(),
+                    position,
+                }),
+                ..policy
+            })
+        });
+        of_plans.chain(self.in_each).collect()
+    }
+}
+
+impl<K> fmt::Debug for Plans<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plans")
+            .field("plans", &self.plans)
+            .field("in_each", &self.in_each)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which plan of a layer or limiter a policy is of.
+#[derive(Clone)]
+pub(super) struct PlanOf {
+    pub(super) choice: Arc<PlanChoice>,
+    pub(super) position: usize,
+}
+
+/// How the plan of a request is found.
+pub(crate) struct PlanChoice {
+    names: Vec<Arc<str>>,
+    choose: Option<ChoosePlan>,
+}
+
+impl PlanChoice {
+    /// The position of the plan of a request.
+    pub(crate) fn of(&self, parts: &Parts) -> usize {
+        let name = self.choose.as_ref().and_then(|choose| choose(parts));
+        name.and_then(|name| self.position(&name)).unwrap_or_default()
+    }
+
+    /// The position of the plan of this name.
+    pub(crate) fn position(&self, name: &str) -> Option<usize> {
+        self.names.iter().position(|known| **known == *name)
+    }
+}
+
+impl PlanOf {
+    pub(super) fn name(&self) -> &Arc<str> {
+        &self.choice.names[self.position]
+    }
+}

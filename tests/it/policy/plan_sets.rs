@@ -1,0 +1,247 @@
+//! Plans as sets of policies, in code and in files.
+
+use std::time::Duration;
+
+use axum::{Router, routing::get as route};
+use http::StatusCode;
+use tower_quota::{
+    Ban, Decision, FailureMode, Limiter, LivePolicies, MemoryStore, Plans, Policies, Policy, RateLimitLayer,
+    SlidingLog, TokenBucket, key,
+};
+
+use crate::support::{Broken, Clock, Received, get, send};
+
+fn requests(quota: u64) -> Policy {
+    Policy::new("requests", SlidingLog::per_hour(quota)).key(key::header("user"))
+}
+
+/// Chosen by a header.
+fn by_header(plans: Plans) -> Plans {
+    plans.by(|parts| parts.headers.get("plan")?.to_str().ok())
+}
+
+fn app(layer: RateLimitLayer) -> Router {
+    let show = async |decision: Decision| format!("{:?}", decision.plan());
+    Router::new().route("/", route(show).layer(layer))
+}
+
+async fn request(app: &Router, plan: &str) -> Received {
+    send(app, get("/").header("user", "42").header("plan", plan)).await
+}
+
+#[tokio::test]
+async fn a_request_meets_the_policies_of_its_plan_and_those_of_all() {
+    let total = Policy::new("total", SlidingLog::per_hour(100)).key(key::constant("all"));
+    let exports = Policy::new("exports", SlidingLog::per_hour(3)).key(key::header("user"));
+    let plans = Plans::new("free", requests(4))
+        .plan("pro", [requests(10), exports])
+        .in_each(total);
+    let app = app(RateLimitLayer::new(Clock::new().memory_store(), by_header(plans)));
+
+    for (plan, chosen, state) in [
+        ("free", "free", r#""requests";r=3;t=3600, "total";r=99;t=3600"#),
+        (
+            "pro",
+            "pro",
+            r#""requests";r=8;t=3600, "exports";r=2;t=3600, "total";r=98;t=3600"#,
+        ),
+        ("gold", "free", r#""requests";r=1;t=3600, "total";r=97;t=3600"#),
+        ("", "free", r#""requests";r=0;t=3600, "total";r=96;t=3600"#),
+    ] {
+        let response = request(&app, plan).await;
+        assert_eq!(response.body, format!("Some({chosen:?})"), "{plan}");
+        assert_eq!(response.field("ratelimit"), Some(state), "{plan}");
+    }
+    assert_eq!(request(&app, "free").await.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(request(&app, "pro").await.status, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_settings_of_a_policy_are_those_of_its_plan() {
+    let waits = TokenBucket::per_second(1);
+    let plans = Plans::new("free", requests(2).cost(2))
+        .plan(
+            "waits",
+            Policy::new("steady", waits)
+                .key(key::header("user"))
+                .wait_up_to(Duration::from_secs(9)),
+        )
+        .plan(
+            "strict",
+            requests(2).ban(Ban::after(1, Duration::from_secs(60)).first(Duration::from_secs(7_200))),
+        );
+    let app = app(RateLimitLayer::new(MemoryStore::new(), by_header(plans)));
+
+    for (plan, status) in [
+        ("free", 200),
+        ("free", 429),
+        ("waits", 200),
+        ("waits", 200),
+        ("strict", 429),
+        ("free", 429),
+    ] {
+        assert_eq!(request(&app, plan).await.status, status, "{plan}");
+    }
+    // The ban is one of its plan, and outlasts the window.
+    let banned = request(&app, "strict").await;
+    assert_eq!(banned.field("retry-after"), Some("7200"));
+
+    let plans = Plans::new("free", requests(9)).plan("closed", requests(9).failure_mode(FailureMode::Closed));
+    let app = self::app(RateLimitLayer::new(Broken::default(), by_header(plans)));
+    assert_eq!(request(&app, "free").await.status, StatusCode::OK);
+    assert_eq!(request(&app, "closed").await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn an_empty_plan_limits_nothing_and_one_with_one_policy_limits_no_other() {
+    let plans = Plans::new("free", vec![]).plan("pro", requests(1));
+    let app = app(RateLimitLayer::new(MemoryStore::new(), by_header(plans)));
+    for (plan, status) in [("free", 200), ("pro", 200), ("pro", 429), ("free", 200)] {
+        assert_eq!(request(&app, plan).await.status, status, "{plan}");
+    }
+    assert_eq!(request(&app, "free").await.body, "None");
+}
+
+#[tokio::test]
+async fn nested_layers_with_the_same_plans_charge_a_request_once() {
+    let store = Clock::new().memory_store();
+    let layer = || {
+        RateLimitLayer::new(
+            store.clone(),
+            by_header(Plans::new("free", requests(4)).plan("pro", requests(9))),
+        )
+    };
+    let app = Router::new()
+        .route("/", route(async || "hi"))
+        .layer(layer())
+        .layer(layer());
+    assert_eq!(
+        request(&app, "pro").await.field("ratelimit"),
+        Some(r#""requests";r=8;t=3600"#)
+    );
+}
+
+#[test]
+fn a_name_is_once_in_a_plan_and_in_any_number_of_plans() {
+    let layer = |plans: Plans| RateLimitLayer::try_new(MemoryStore::new(), plans).map(drop);
+    assert!(layer(Plans::new("free", requests(1)).plan("pro", requests(2))).is_ok());
+    assert!(
+        layer(Plans::new("free", requests(1)).plan("free", requests(2))).is_ok(),
+        "it is replaced"
+    );
+    for twice in [
+        Plans::new("free", [requests(1), requests(2)]),
+        Plans::new("free", requests(1)).in_each(requests(2)),
+    ] {
+        let error = layer(twice).unwrap_err().to_string();
+        assert!(error.contains("two policies are named `requests`"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_takes_plans_and_their_receipts() {
+    let mails = |quota| Policy::new("mails", SlidingLog::per_hour(quota));
+    let limiter = Limiter::new(
+        Clock::new().memory_store(),
+        Plans::new("free", mails(1)).plan("pro", mails(5)),
+    );
+
+    let first = limiter.request("42").plan("pro").check().await.expect("a decision");
+    assert_eq!((first.plan(), first.remaining()), (Some("pro"), 4));
+    assert!(!limiter.check("42").await.expect("a decision").is_allowed());
+    first.take_receipt().settle(3).await.expect("the store answers");
+    let left = limiter.request("42").plan("pro").peek().await.expect("a decision");
+    assert_eq!(left.remaining(), 2);
+}
+
+const FILE: &str = r#"
+plan = "header:plan"
+
+[policies.requests]
+limit = "sliding-log 4/h"
+key = "header:user"
+methods = "GET"
+
+[plans.pro.requests]
+limit = "sliding-log 10/h"
+
+[plans.pro.exports]
+limit = "sliding-log 30/h"
+key = "header:user"
+cost = 2
+"#;
+
+#[tokio::test]
+async fn the_plans_of_a_file_are_those_of_its_layers_and_follow_it() {
+    let live = LivePolicies::from(Policies::from_toml(FILE).unwrap());
+    assert_eq!(live.names(), ["requests"]);
+    assert_eq!(live.unused(), ["pro/exports", "pro/requests", "requests"]);
+    let layer = live
+        .layer(Clock::new().memory_store(), ["requests", "exports"])
+        .unwrap();
+    assert!(live.unused().is_empty());
+    let app = app(layer);
+
+    let free = r#""requests";r=3;t=3600"#;
+    assert_eq!(request(&app, "free").await.field("ratelimit"), Some(free));
+    let pro = r#""requests";r=8;t=3600, "exports";r=28;t=3600"#;
+    assert_eq!(request(&app, "pro").await.field("ratelimit"), Some(pro));
+
+    for (from, to, state) in [
+        ("10/h", "20/h", r#""requests";r=17;t=3600, "exports";r=26;t=3600"#),
+        // What is no part of the plan anymore is as for all.
+        (
+            "[plans.pro.requests]",
+            "[plans.gold.requests]",
+            r#""requests";r=0;t=3600, "exports";r=24;t=3600"#,
+        ),
+    ] {
+        live.replace(Policies::from_toml(&FILE.replace(from, to)).unwrap())
+            .unwrap();
+        assert_eq!(request(&app, "pro").await.field("ratelimit"), Some(state), "{to}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_settled_after_a_reload_is_settled_by_the_plan() {
+    let file = "policies.mails.limit = 'sliding-log 3/h'\nplans.pro.mails.limit = 'sliding-log 10/h'";
+    let live = LivePolicies::from(Policies::from_toml(file).unwrap());
+    let limiter = Limiter::new(Clock::new().memory_store(), live.unkeyed_plans(["mails"]).unwrap());
+    let decision = limiter.request("42").plan("pro").check().await.expect("a decision");
+
+    live.replace(Policies::from_toml(&file.replace("10/h", "20/h")).unwrap())
+        .unwrap();
+    decision.take_receipt().settle(5).await.expect("the store answers");
+    let left = limiter.request("42").plan("pro").peek().await.expect("a decision");
+    assert_eq!((left.limit(), left.remaining()), (20, 15));
+}
+
+#[test]
+fn plans_of_a_file_that_cannot_work_are_errors_with_the_fix() {
+    for (from, to, fix) in [
+        (
+            "plan = \"header:plan\"",
+            "",
+            "`plans` need a `plan` at the top of the file",
+        ),
+        ("header:plan", "extension:plan", "`with_extension(\"plan\","),
+        ("[plans.pro.exports]", "[plans.'a/b'.exports]", "contains no `/`"),
+        ("cost = 2", "costs = 2", "unknown field `costs`"),
+        (
+            "[policies.requests]",
+            "[policies.others]",
+            "the policy `pro/requests` has no key",
+        ),
+    ] {
+        let policies = Policies::from_toml(&FILE.replace(from, to));
+        let layer = policies.and_then(|policies| policies.layer(MemoryStore::new(), ["requests", "exports"]));
+        let error = layer.unwrap_err().to_string();
+        assert!(error.contains(fix), "{to}: {error}");
+    }
+    let policies = Policies::from_toml(FILE).unwrap();
+    let error = policies.plans(["imports"]).unwrap_err().to_string();
+    assert!(
+        error.contains("there is no policy `imports`; there are `requests`"),
+        "{error}"
+    );
+}
