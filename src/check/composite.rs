@@ -22,7 +22,7 @@ pub(crate) fn deny_permanently(operation: Operation, undecided: &Undecided) -> U
     let mut policies: SmallVec<[_; 1]> = policies.collect();
     let denied = policies.iter().any(PolicyDecision::denies);
     policies.retain(|policy| policy.is_observed() || policy.denies() || !denied);
-    let mut undecided = Undecided::new(policies);
+    let mut undecided = Undecided::new(policies).of_units(undecided.units());
     undecided.admit_unless_denied();
     undecided
 }
@@ -30,6 +30,7 @@ pub(crate) fn deny_permanently(operation: Operation, undecided: &Undecided) -> U
 /// Passes the requests for these charges, one of each policy, with their bans and markers to a store; `None` if all is decided.
 pub(crate) fn send<'a>(
     operation: Operation,
+    units: u32,
     policies: &'a [PolicyDecision],
     charges: &[Charge<'a>],
     decide: impl FnOnce(&[StoreRequest<'_>]) -> StoreFuture,
@@ -40,11 +41,11 @@ pub(crate) fn send<'a>(
     let enforced: Vec<Charge<'_>> = enforced.into_iter().flat_map(charges).collect();
     let observed: Vec<Vec<Charge<'_>>> = observed.into_iter().map(|policy| charges(policy).collect()).collect();
 
-    let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced));
+    let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced).units(units));
     // The node of a cluster that has the key of a policy which observes may fail while the others reply.
     let is_optional = together.is_some();
     let alone = observed.iter().map(|charges| {
-        let request = StoreRequest::new(operation, charges);
+        let request = StoreRequest::new(operation, charges).units(units);
         if is_optional { request.optional() } else { request }
     });
     let requests: Vec<StoreRequest<'_>> = together.into_iter().chain(alone).collect();
@@ -102,8 +103,12 @@ pub(crate) fn record(
             counts && taken,
         );
         policy.lease = lease;
+        if outcome.units > 1 {
+            policy.cost = policy.cost.saturating_mul(outcome.units.into());
+        }
         true
     });
+    undecided.record_units(together.first().map(|outcome| outcome.units));
     Ok(())
 }
 

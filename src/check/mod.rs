@@ -65,14 +65,17 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
         [] => return Check::Decided(Ok(undecided.admitted())),
         [policy] if policy.marker.is_none() => {
             let charge = policy.charge();
-            policy.context.store.decide(&[StoreRequest::new(operation, &[charge])])
+            let charges = [charge];
+            let request = StoreRequest::new(operation, &charges).units(undecided.units());
+            policy.context.store.decide(&[request])
         }
         [first, ..] => {
             let charges = policies
                 .iter()
                 .flat_map(|policy| policy.charges(operation, policy.charge()));
             let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
-            first.context.store.decide(&[StoreRequest::new(operation, &charges)])
+            let request = StoreRequest::new(operation, &charges).units(undecided.units());
+            first.context.store.decide(&[request])
         }
     };
     wait(response, operation, undecided)
@@ -85,7 +88,7 @@ fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
     let policies = undecided.as_slice();
     let charges: Vec<Charge<'_>> = policies.iter().map(PolicyDecision::charge).collect();
     let decide = |requests: &[StoreRequest<'_>]| policies[0].context.store.decide(requests);
-    match composite::send(operation, policies, &charges, decide) {
+    match composite::send(operation, undecided.units(), policies, &charges, decide) {
         Some(response) => wait(response, operation, undecided),
         None => {
             let decided = undecided.decided();
@@ -343,7 +346,7 @@ fn fail(error: StoreError, operation: Operation, undecided: &Undecided) -> Resul
     if counted.is_empty() {
         record(first, PolicyOutcome::Uncounted);
     }
-    let mut undecided = Undecided::new(counted);
+    let mut undecided = Undecided::new(counted).of_units(undecided.units());
     undecided.admit_unless_denied();
     let policies = undecided.as_slice();
     let scaled = policies.iter().zip(&charges).map(|(policy, charge)| match charge {
@@ -351,7 +354,9 @@ fn fail(error: StoreError, operation: Operation, undecided: &Undecided) -> Resul
         None => policy.charge(),
     });
     let scaled: Vec<Charge<'_>> = scaled.collect();
-    let response = composite::send(operation, policies, &scaled, |requests| failover.decide(requests));
+    let response = composite::send(operation, undecided.units(), policies, &scaled, |requests| {
+        failover.decide(requests)
+    });
     // A memory store replies at once.
     if let Some(Ok(response)) = response.map(StoreFuture::try_ready) {
         drop(scaled);

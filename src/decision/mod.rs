@@ -102,6 +102,8 @@ pub struct Decision(Arc<Inner>);
 
 struct Inner {
     allowed: bool,
+    /// How many units are asked for; when it is decided, how many are admitted if it is allowed.
+    units: u32,
     server_time: Duration,
     policies: PolicyDecisions,
     /// The failure of the store, if it did not decide.
@@ -121,6 +123,13 @@ impl Decision {
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.0.allowed
+    }
+
+    /// How many units [`Limiter::take_up_to`](crate::Limiter::take_up_to) has taken; of other decisions 1 if the request is admitted,
+    /// else 0.
+    #[must_use]
+    pub fn taken(&self) -> u32 {
+        if self.0.allowed { self.0.units } else { 0 }
     }
 
     /// The number of requests of cost 1 that the policy admits at once from empty counts; `u64::MAX` if no policy applies.
@@ -295,6 +304,7 @@ impl Decision {
     pub(crate) fn new(allowed: bool, policies: PolicyDecisions) -> Self {
         Self(Arc::new(Inner {
             allowed,
+            units: 1,
             server_time: Duration::ZERO,
             policies,
             store_error: None,
@@ -325,6 +335,7 @@ impl Decision {
         }
         Self(Arc::new(Inner {
             allowed: self.0.allowed,
+            units: self.0.units,
             server_time: self.0.server_time,
             policies,
             store_error: self.0.store_error.clone(),
@@ -337,6 +348,7 @@ impl Decision {
     pub(crate) fn followed_by(&self, later: &Self) -> Self {
         Self(Arc::new(Inner {
             allowed: later.is_allowed(),
+            units: later.0.units,
             server_time: later.server_time(),
             policies: self.policies().chain(later.policies()).cloned().collect(),
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),

@@ -36,6 +36,17 @@ impl Undecided {
         self.0
     }
 
+    /// The same for so many units, of which some may be admitted.
+    pub(crate) fn of_units(mut self, units: u32) -> Self {
+        self.inner().units = units;
+        self
+    }
+
+    #[inline]
+    pub(crate) fn units(&self) -> u32 {
+        self.0.0.units
+    }
+
     #[inline]
     fn inner(&mut self) -> &mut Inner {
         Arc::get_mut(&mut self.0.0).expect("it is not shared before it is decided")
@@ -109,6 +120,19 @@ impl Undecided {
         for policy in &mut inner.policies {
             policy.record(operation, &mut states, response.server_time, charged);
         }
+        if inner.units > 1 {
+            self.take(outcome.units);
+        }
+    }
+
+    /// Records how many units the enforced policies have admitted, which is their cost.
+    #[cold]
+    fn take(&mut self, units: u32) {
+        let inner = self.inner();
+        inner.units = units;
+        for policy in inner.policies.iter_mut().filter(|policy| !policy.is_observed()) {
+            policy.cost = policy.cost.saturating_mul(units.max(1).into());
+        }
     }
 
     /// Records the outcomes of several requests, and keeps the policies for which this returns `true`.
@@ -122,6 +146,13 @@ impl Undecided {
         inner.allowed = allowed;
         inner.server_time = server_time;
         inner.policies.retain(record);
+    }
+
+    /// Records the units of a decision some policies of which only observe.
+    pub(crate) fn record_units(&mut self, units: Option<u32>) {
+        if self.units() > 1 {
+            self.take(units.unwrap_or(self.units()));
+        }
     }
 
     /// Admits the request if no policy denies it, unless the outcome of a store is recorded after this.

@@ -179,7 +179,7 @@ fn undecided_by(
         }
         applies
     });
-    Undecided::new(applying.collect())
+    Undecided::new(applying.collect()).of_units(request.units)
 }
 
 /// The failure of the store, even if this process decided.

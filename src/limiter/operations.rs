@@ -51,6 +51,37 @@ impl Limiter {
         self.request(key).cost(cost).check().await
     }
 
+    /// Counts the cost of the policies as many times as it fits, at most `units` times: how many of n jobs may run now.
+    ///
+    /// [`Decision::taken`] is how many that were; the decision is allowed if it was at least one. It is one call of the store, and
+    /// of several policies all count as many. With 0 units it is a [`peek`](Self::peek).
+    ///
+    /// ```
+    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(10)));
+    ///
+    /// let decision = mails.take_up_to("42", 7).await?;
+    /// assert_eq!((decision.taken(), decision.remaining()), (7, 3));
+    /// let decision = mails.take_up_to("42", 7).await?;
+    /// assert_eq!((decision.taken(), decision.remaining()), (3, 0));
+    /// // Of the three, one was not needed.
+    /// decision.take_receipt().settle(2).await?;
+    /// assert_eq!(mails.take_up_to("42", 7).await?.taken(), 1);
+    /// assert_eq!(mails.take_up_to("42", 7).await?.taken(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed). And if a policy has slots or
+    /// [bans](crate::Policy::ban).
+    pub async fn take_up_to(&self, key: impl Into<Key>, units: u32) -> Result<Decision, StoreError> {
+        self.request(key).take_up_to(units).await
+    }
+
     /// Counts the cost of the policies if it fits, as [`check`](Self::check) does, without a future: for code that is not
     /// `async`.
     ///

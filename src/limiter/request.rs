@@ -19,6 +19,7 @@ pub struct LimiterRequest<'a> {
     id: Option<Key>,
     cost: Option<u64>,
     plan: Option<&'a str>,
+    pub(super) units: u32,
     of_policies: Vec<OfPolicy<'a>>,
 }
 
@@ -62,6 +63,7 @@ impl Limiter {
             id: None,
             cost: None,
             plan: None,
+            units: 1,
             of_policies: Vec::new(),
         }
     }
@@ -235,6 +237,29 @@ impl<'a> LimiterRequest<'a> {
                 "the store that replies at once has not replied",
             )),
         }
+    }
+
+    /// Counts the costs as many times as they fit, at most `units` times, as [`Limiter::take_up_to`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check). And if a policy has slots or bans, or keys of its own that lie in several slots of a Redis cluster.
+    pub async fn take_up_to(mut self, units: u32) -> Result<Decision, StoreError> {
+        self.id = None;
+        let counts = {
+            let basis = self.limiter.policies.newest();
+            let mut policies = basis.context.policies.iter();
+            policies.all(|policy| policy.ban.is_none() && !policy.plan.named.limit.is_held())
+        };
+        if !counts {
+            return Err(StoreError::new(
+                ErrorKind::Refused,
+                "units are taken one by one from policies with slots or bans; use `check`",
+            ));
+        }
+        self.units = units;
+        let operation = if units == 0 { Operation::Peek } else { Operation::Check };
+        self.perform(operation, identity).await
     }
 
     /// Counts the costs unconditionally, even above the limits, as [`Limiter::charge`] does.

@@ -7,6 +7,7 @@ pub(super) struct Folded<'a> {
     pub(super) operation: Operation,
     pub(super) charges: Cow<'a, [Charge<'a>]>,
     pub(super) folds: Folds,
+    pub(super) units: u32,
 }
 
 /// The position of each charge among the folded ones; `None` if no charges were folded.
@@ -26,6 +27,7 @@ pub(super) fn fold<'a>(request: &StoreRequest<'a>) -> Folded<'a> {
         operation: request.operation(),
         charges,
         folds,
+        units: request.unit_count(),
     }
 }
 

@@ -14,6 +14,8 @@ use crate::{
 pub struct StoreRequest<'a> {
     operation: Operation,
     charges: &'a [Charge<'a>],
+    /// How many equal requests this one stands for.
+    units: u32,
     #[cfg_attr(
         not(any(feature = "fred", feature = "cluster")),
         expect(dead_code, reason = "only Redis fails for some requests of a list")
@@ -30,8 +32,22 @@ impl<'a> StoreRequest<'a> {
         Self {
             operation,
             charges,
+            units: 1,
             is_optional: false,
         }
+    }
+
+    /// So many equal checks, each of them with these charges, of which as many are admitted as fit. None of the charges may have a
+    /// role or be of slots.
+    pub(crate) fn units(self, units: u32) -> Self {
+        Self {
+            units: units.max(1),
+            ..self
+        }
+    }
+
+    pub(super) fn unit_count(&self) -> u32 {
+        self.units
     }
 
     /// Another operation on other charges in the place of this request.
@@ -40,6 +56,7 @@ impl<'a> StoreRequest<'a> {
         StoreRequest {
             operation,
             charges,
+            units: self.units,
             is_optional: self.is_optional,
         }
     }

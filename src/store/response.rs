@@ -141,6 +141,8 @@ impl StoreResponse {
 pub struct Outcome {
     /// Whether the request is admitted. It is `true` for operations that do not require room.
     pub allowed: bool,
+    /// How many of the units of the request are admitted.
+    pub(crate) units: u32,
     /// Whether this process has decided without the store, such as by a cached denial. Here since it takes no memory.
     pub(crate) is_cached: bool,
     pub(crate) states: SmallVec<[ChargeState; 1]>,
@@ -149,7 +151,7 @@ pub struct Outcome {
 impl PartialEq for Outcome {
     /// Whether both decide alike, from the store or not.
     fn eq(&self, other: &Self) -> bool {
-        (self.allowed, &self.states) == (other.allowed, &other.states)
+        (self.allowed, self.units, &self.states) == (other.allowed, other.units, &other.states)
     }
 }
 
@@ -160,9 +162,15 @@ impl Outcome {
     pub fn new(allowed: bool, states: impl IntoIterator<Item = ChargeState>) -> Self {
         Self {
             allowed,
+            units: allowed.into(),
             is_cached: false,
             states: states.into_iter().collect(),
         }
+    }
+
+    /// The same where so many of the units of the request are admitted.
+    pub(super) fn of_units(self, units: u32) -> Self {
+        Self { units, ..self }
     }
 
     /// The outcome of an [optional](super::StoreRequest::optional) request for which the store has failed.

@@ -24,6 +24,7 @@ pub(super) fn apart(
 /// The part of a request that is decided without the store.
 struct Part {
     denied: bool,
+    units: u32,
     /// One for each charge; `None` for those that the store decides.
     states: SmallVec<[Option<ChargeState>; 1]>,
 }
@@ -72,6 +73,7 @@ fn part_of(request: &StoreRequest<'_>) -> Part {
     let denies = |charge: &Charge<'_>| *charge.limit() == Limit::DenyAll && charge.role() != ChargeRole::Once;
     Part {
         denied: request.operation().requires_room() && charges.iter().any(denies),
+        units: request.unit_count(),
         states: (0..charges.len()).map(state).collect(),
     }
 }
@@ -91,12 +93,14 @@ fn join(parts: Vec<Part>, mut response: StoreResponse) -> StoreResponse {
 impl Part {
     fn join(self, counted: Option<Outcome>) -> Outcome {
         let allowed = !self.denied && counted.as_ref().is_none_or(|outcome| outcome.allowed);
+        let counted_units = counted.as_ref().map_or(self.units, |outcome| outcome.units);
+        let units = if self.denied { 0 } else { counted_units };
         let mut counted = counted.into_iter().flat_map(|outcome| outcome.states);
         let states = self
             .states
             .into_iter()
             .filter_map(|state| state.or_else(|| counted.next()));
-        Outcome::new(allowed, states)
+        Outcome::new(allowed, states).of_units(units)
     }
 }
 

@@ -1,4 +1,5 @@
 use std::{
+    borrow::Cow,
     hash::RandomState,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -20,7 +21,7 @@ use crate::{
     observe::metrics::MemoryMetrics,
     store::{
         Charge, ChargeRole, ChargeState, Operation, Outcome, StoreRequest, StoreResponse,
-        fold::{Folded, fold},
+        fold::{Folded, Folds, fold},
     },
 };
 
@@ -73,6 +74,7 @@ impl Shards {
         if let [request] = requests
             && let [charge] = request.charges()
             && request.operation() != Operation::Reset
+            && request.unit_count() == 1
         {
             return self.decide_one(request.operation(), charge);
         }
@@ -111,6 +113,7 @@ impl Shards {
             server_time: Duration::from_micros(now),
             outcomes: SmallVec::from_buf([Outcome {
                 allowed,
+                units: allowed.into(),
                 is_cached: false,
                 states: SmallVec::from_buf([decided.charge_state]),
             }]),
@@ -132,6 +135,7 @@ impl Shards {
         let mut evicted = 0;
         let decide = |(request, ids): (&Folded<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation {
             Operation::Reset => Self::reset(request, ids, &mut shards),
+            Operation::Check if request.units > 1 => Self::decide_units(request, ids, &mut shards, now, &mut evicted),
             Operation::Check
             | Operation::Reserve
             | Operation::Charge
@@ -158,6 +162,39 @@ impl Shards {
         Outcome::new(true, request.folds.unfold(&states))
     }
 
+    /// Admits as many units of a request as fit.
+    fn decide_units(
+        request: &Folded<'_>,
+        ids: &[Id<'_>],
+        shards: &mut Locked<'_>,
+        now: u64,
+        evicted: &mut u64,
+    ) -> Outcome {
+        let peek = Folded {
+            operation: Operation::Peek,
+            charges: Cow::Borrowed(&request.charges),
+            folds: Folds::default(),
+            units: 1,
+        };
+        let peeked = Self::decide_several(&peek, ids, shards, now, evicted);
+        let charges = request.charges.iter();
+        let fitting = charges
+            .zip(peeked.states())
+            .map(|(charge, state)| state.remaining / charge.cost());
+        let fitting = fitting.min().unwrap_or_default().min(request.units.into());
+
+        let charges = request.charges.iter();
+        let charges = charges.map(|charge| charge.with(charge.limit(), charge.cost().saturating_mul(fitting.max(1))));
+        let check = Folded {
+            operation: Operation::Check,
+            charges: Cow::Owned(charges.collect()),
+            folds: request.folds.clone(),
+            units: 1,
+        };
+        let decided = Self::decide_several(&check, ids, shards, now, evicted);
+        decided.of_units(u32::try_from(fitting).unwrap_or(u32::MAX))
+    }
+
     fn decide_several(
         request: &Folded<'_>,
         ids: &[Id<'_>],
@@ -169,6 +206,7 @@ impl Shards {
             operation,
             charges,
             folds,
+            ..
         } = request;
         let never = |charge: &Charge<'_>| *charge.limit() == Limit::DenyAll && charge.role() != ChargeRole::Once;
         // It waits for nothing, and counts nothing.

@@ -52,6 +52,12 @@ async fn decide_one(
              key, or no `wait_up_to`",
         ));
     }
+    if request.units > 1 && slots.len() > 1 {
+        return Err(StoreError::new(
+            ErrorKind::Refused,
+            "the units of a request are counted in one slot of the cluster; give the policies the same key",
+        ));
+    }
     if request.operation == Operation::Check {
         check_breakers(queues, request, &slots)?;
     }
@@ -63,6 +69,7 @@ async fn decide_one(
 
     let Progress {
         allowed,
+        units,
         states,
         server_time: decided_at,
         ..
@@ -75,7 +82,7 @@ async fn decide_one(
         let generation = cache.generation_after_refunds(generation, request, &refunds);
         cache.insert(request, made_at, generation, *server_time, &states);
     }
-    Ok(Outcome::new(allowed, request.folds.unfold(&states)))
+    Ok(Outcome::new(allowed, request.folds.unfold(&states)).of_units(if allowed { units } else { 0 }))
 }
 
 /// Fails if one of the slots is known to fail, before anything is charged in the others.
@@ -92,6 +99,8 @@ struct Progress<'a> {
     queues: &'a CommitQueues,
     request: &'a OwnedRequest,
     allowed: bool,
+    /// How many of the units are admitted in each slot.
+    units: u32,
     states: SmallVec<[ChargeState; 1]>,
     /// The latest of the times of the slots.
     server_time: Duration,
@@ -107,6 +116,7 @@ impl<'a> Progress<'a> {
             queues,
             request,
             allowed: true,
+            units: request.units,
             states: smallvec![ChargeState::new(0, None, Duration::ZERO); request.charges.len()],
             server_time: Duration::ZERO,
             charged: Vec::new(),
@@ -206,6 +216,7 @@ impl<'a> Progress<'a> {
         }
         self.server_time = self.server_time.max(response.server_time);
         self.allowed &= outcome.allowed;
+        self.units = self.units.min(outcome.units);
         Ok(())
     }
 }

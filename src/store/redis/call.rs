@@ -262,7 +262,7 @@ pub(super) fn merge<'a>(
 
         let nth = merged[index].times;
         positions.push(BatchPosition { merged: index, nth });
-        merged[index].times += 1;
+        merged[index].times += u64::from(request.units);
     }
     (merged, positions)
 }

@@ -284,7 +284,7 @@ impl CallPermit {
         let queue = self.queue.clone();
         let merged = MergedRequest {
             request: &request,
-            times: 1,
+            times: request.units.into(),
         };
         let mut call = ScriptCall::new(&[merged], process_time_us());
         let reply = queue.backend.run(&queue.breaker, &mut call).await;

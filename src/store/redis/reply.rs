@@ -152,6 +152,15 @@ impl RequestReply {
 impl RequestReply {
     /// The outcome of the nth of the requests, from 0.
     pub(super) fn outcome(&self, request: &OwnedRequest, nth: u64) -> Outcome {
+        if request.units > 1 && self.admitted > 0 {
+            let states = self.states.iter().map(|state| ChargeState {
+                retry_after: None,
+                ..*state
+            });
+            let states: SmallVec<[ChargeState; 1]> = states.collect();
+            let units = u32::try_from(self.admitted).unwrap_or(u32::MAX);
+            return Outcome::new(true, request.folds.unfold(&states)).of_units(units);
+        }
         if nth >= self.admitted {
             return Outcome::new(false, request.folds.unfold(&self.states));
         }

@@ -26,6 +26,8 @@ pub(super) struct OwnedRequest {
     pub(super) charges: SmallVec<[OwnedCharge; 1]>,
     /// Which of the owned charges each charge of the store request is part of.
     pub(super) folds: Folds,
+    /// How many equal requests it stands for.
+    pub(super) units: u32,
     /// Whether its failure is none of the requests beside it.
     pub(super) is_optional: bool,
 }
@@ -77,6 +79,7 @@ impl OwnedRequest {
         Self {
             operation: folded.operation,
             charges,
+            units: folded.units,
             folds: folded.folds,
             is_optional,
         }
@@ -96,6 +99,7 @@ impl OwnedRequest {
                 .map(|position| self.charges[*position].clone())
                 .collect(),
             folds: Folds::default(),
+            units: self.units,
             is_optional: false,
         }
     }
@@ -131,6 +135,8 @@ impl OwnedRequest {
     pub(super) fn merges_with(&self, other: &Self) -> bool {
         self.is_check()
             && other.is_check()
+            && self.units == 1
+            && other.units == 1
             && self.charges == other.charges
             && !self.has_marker()
             && self.charges.iter().all(|charge| call::merges(&charge.limit))

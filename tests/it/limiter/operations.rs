@@ -23,6 +23,8 @@ each_store! { with crate::support::Unclocked:
     a_peek_of_a_cost_returns_what_its_check_would
     a_check_without_a_future_needs_a_store_that_replies_at_once
     a_request_has_keys_and_costs_for_single_policies
+    units_are_taken_as_far_as_they_fit
+    units_of_several_policies_are_those_of_the_strictest
     reset_forgets
     a_refund_removes_the_charge_of_a_check
     a_refund_is_for_all_policies
@@ -52,6 +54,61 @@ async fn check(limiter: &Limiter) -> Decision {
 
 async fn check_n(limiter: &Limiter, cost: u64) -> Decision {
     limiter.check_n("k", cost).await.expect("the store answers")
+}
+
+async fn units_are_taken_as_far_as_they_fit(store: Arc<impl Store>) {
+    for (position, limit) in [
+        "sliding-log 40/h",
+        "sliding-log 40/h precision 10",
+        "sliding-counter 40/h",
+        "fixed-window 40/h",
+        "token-bucket 40/h",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let policy = Policy::new(format!("units-{position}"), limit.parse::<Limit>().expect("a limit"));
+        let limiter = Limiter::new(store.clone(), policy.cost(3));
+        let take = async |units| {
+            let decision = limiter.take_up_to("k", units).await.expect("the store answers");
+            (
+                decision.taken(),
+                decision.is_allowed(),
+                decision.retry_after().is_some(),
+                decision.remaining(),
+            )
+        };
+        assert_eq!(take(0).await, (0, true, false, 40), "{limit}: a peek");
+        assert_eq!(take(4).await, (4, true, false, 28), "{limit}");
+        assert_eq!(take(u32::MAX).await, (9, true, false, 1), "{limit}");
+        assert_eq!(take(2).await, (0, false, true, 1), "{limit}");
+    }
+}
+
+async fn units_of_several_policies_are_those_of_the_strictest(store: Arc<impl Store>) {
+    let log = |name: &'static str, quota| Policy::new(name, SlidingLog::per_hour(quota));
+    let observed = log("observed", 3).observe_only();
+    let limiter = Limiter::new(store.clone(), [log("wide", 9), log("strict", 4).cost(2), observed]);
+    let decision = limiter.take_up_to("k", 7).await.expect("the store answers");
+    let remaining = |decision: &Decision| decision.policies().map(|policy| policy.remaining()).collect::<Vec<_>>();
+    assert_eq!((decision.taken(), remaining(&decision)), (2, vec![7, 0, 0]));
+
+    // Half of the units were not needed.
+    decision
+        .take_receipt_of("strict")
+        .settle(2)
+        .await
+        .expect("the store answers");
+    decision.take_receipt().refund().await.expect("the store answers");
+    let left = limiter.peek("k").await.expect("the store answers");
+    assert_eq!(remaining(&left), [9, 2, 3]);
+
+    let slots = Limiter::new(store, Policy::new("slots", tower_quota::Concurrency::new(3)));
+    let error = slots
+        .take_up_to("k", 2)
+        .await
+        .expect_err("each slot has a lease of its own");
+    assert!(error.to_string().contains("use `check`"), "{error}");
 }
 
 async fn a_request_has_keys_and_costs_for_single_policies(store: Arc<impl Store>) {
