@@ -42,6 +42,9 @@ if rest then
       )
       charge[C_RETRY] = wait
       reply[place + 1] = pack('<dddd', request.fits, remaining, wait, reset)
+    elseif request.lacks_slots and request.fits > 0 and request.turn <= now then
+      -- It waits for slots, and nothing of it is counted meanwhile.
+      request.fits, request.queues = 0, true
     elseif operation == 'charge' or operation == 'refund' or operation == 'end' or operation == 'reset' then
       -- These do not require room.
       request.fits = times

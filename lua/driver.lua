@@ -44,6 +44,9 @@ if not single then
       refunded_at = nil,
       -- Whether one of its bans is in force.
       is_banned = false,
+      -- Whether a limit has no free slots that the request may wait for, and whether it waits for them.
+      lacks_slots = false,
+      queues = false,
     }
 
   -- Decides such a request.
@@ -51,6 +54,7 @@ if not single then
     local times = callers_of(run)
     request.times, request.fits, request.turn, request.refunded_at = times, times, now, run.admitted_at
     request.charge, request.place, request.is_banned, request.is_exempt = run.first, passed, false, nil
+    request.lacks_slots, request.queues = false, false
     -- As after a charge that all callers fit.
     rest(request, 0, times, 0)
     passed = passed + run.size

@@ -1,85 +1,88 @@
 //! Admitted requests that wait for their turn.
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll, ready},
-};
+use std::pin::Pin;
 
 use tokio::{
     runtime::Handle,
-    time::{Sleep, sleep},
+    time::{Instant, sleep},
 };
 
-use super::bans;
+use super::{bans, queued};
 use crate::{
     Decision,
     decision::Settlement,
-    observe::metrics::WaitingRequest,
-    store::{ErrorKind, Owed, OwedKind, StoreError, StoreFuture},
+    store::{ErrorKind, Owed, OwedKind, StoreError},
 };
 
+/// A request that is held until its turn, or until slots are free for it.
+pub(crate) type Held = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
+
 /// An admitted request until its turn. Dropped before, it is refunded.
-pub(crate) struct Held {
+struct Admitted {
     decision: Option<Decision>,
-    sleep: Pin<Box<Sleep>>,
-    /// At its turn: the bans that may have begun meanwhile.
-    bans: Option<StoreFuture>,
-    waiting: Option<WaitingRequest>,
     _owed: Option<Owed>,
 }
 
-impl Held {
-    /// Holds a request that has just been decided.
-    pub(crate) fn new(decision: Decision) -> Result<Self, StoreError> {
-        if Handle::try_current().is_err() {
-            give_back(&decision);
-            return Err(StoreError::new(
-                ErrorKind::Refused,
-                "a request can wait only in a tokio runtime; check it there, or without `wait_up_to`",
-            ));
+/// Holds a request that has just been decided until its turn.
+pub(crate) fn until_turn(decision: Decision) -> Result<Held, StoreError> {
+    let admitted = Admitted {
+        _owed: decision.owe(OwedKind::Settlement),
+        decision: Some(decision),
+    };
+    require_runtime()?;
+    Ok(Box::pin(admitted.wait()))
+}
+
+/// An error outside of a runtime, which has no timer.
+pub(super) fn require_runtime() -> Result<(), StoreError> {
+    let error = |_| {
+        StoreError::new(
+            ErrorKind::Refused,
+            "a request can wait only in a tokio runtime; check it there, or without `wait_up_to`",
+        )
+    };
+    Handle::try_current().map(drop).map_err(error)
+}
+
+impl Admitted {
+    /// Waits for the turn, and takes the slots then. If a ban has begun meanwhile, or no slots are free, the request is denied,
+    /// and refunded.
+    async fn wait(mut self) -> Result<Decision, StoreError> {
+        let since = Instant::now();
+        {
+            let _waiting = self.decision().wait();
+            sleep(self.decision().delay()).await;
         }
-        Ok(Self {
-            sleep: Box::pin(sleep(decision.delay())),
-            bans: None,
-            waiting: decision.wait(),
-            _owed: decision.owe(OwedKind::Settlement),
-            decision: Some(decision),
-        })
+
+        // Without a reply it is admitted, as it was.
+        if let Some(bans) = bans::read(self.decision())
+            && let Ok(response) = bans.await
+            && let Some(denied) = bans::deny(self.decision(), &response)
+        {
+            drop(self);
+            denied.count_outcomes();
+            return Ok(denied);
+        }
+        let Some(slots) = self.decision().untaken_slots() else {
+            return Ok(self.admit());
+        };
+        let taken = queued::take(slots, since)?.await?;
+        match taken.is_allowed() {
+            true => Ok(self.admit().with_slots(taken)),
+            false => Ok(taken),
+        }
     }
 
-    /// Waits for the turn. If a ban has begun meanwhile, the request is denied for it, and refunded.
-    ///
-    /// # Panics
-    ///
-    /// If it is polled again after it was ready.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Decision> {
-        let decision = self.decision.as_ref().expect("polled after it was ready");
-        if self.bans.is_none() {
-            ready!(self.sleep.as_mut().poll(cx));
-            self.waiting = None;
-            self.bans = bans::read(decision);
-        }
-        let denied = match &mut self.bans {
-            // Without a reply it is admitted, as it was.
-            Some(bans) => match ready!(Pin::new(bans).poll(cx)) {
-                Ok(response) => bans::deny(decision, &response),
-                Err(_) => None,
-            },
-            None => None,
-        };
-        let admitted = self.decision.take().expect("it has just been read");
-        Poll::Ready(match denied {
-            Some(denied) => {
-                give_back(&admitted);
-                denied.count_outcomes();
-                denied
-            }
-            None => admitted,
-        })
+    fn decision(&self) -> &Decision {
+        self.decision.as_ref().expect("it is held")
+    }
+
+    fn admit(&mut self) -> Decision {
+        self.decision.take().expect("it is held")
     }
 }
 
-impl Drop for Held {
+impl Drop for Admitted {
     fn drop(&mut self) {
         if let Some(decision) = self.decision.take() {
             give_back(&decision);

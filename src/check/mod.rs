@@ -5,7 +5,9 @@
 pub(crate) mod bans;
 pub(crate) mod completed;
 mod composite;
+mod failing;
 mod held;
+mod queued;
 
 use std::{
     pin::Pin,
@@ -15,12 +17,16 @@ use std::{
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
-use self::held::{Held, give_back};
+use self::{
+    failing::{Local, fail, reset_locally},
+    held::{Held, give_back, until_turn},
+    queued::Queued,
+};
 use crate::{
-    Decision, FailureMode, PolicyDecision,
-    decision::{PolicyDecisions, Undecided, release_unknown},
-    observe::metrics::{Began, PolicyOutcome},
-    store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
+    Decision, PolicyDecision,
+    decision::{Undecided, leave_queue, release_unknown},
+    observe::metrics::Began,
+    store::{Charge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 
 pub(crate) use self::completed::AwaitedCompletion;
@@ -31,7 +37,7 @@ pub(crate) enum Check {
     Pending(PendingCheck),
 }
 
-/// A check that waits for the store, or for the turn of its request.
+/// A check that waits for the store, for the turn of its request, or for slots.
 pub(crate) enum PendingCheck {
     Store(StoreCheck),
     Held(Held),
@@ -119,11 +125,44 @@ fn decide(
     undecided: Undecided,
     began: Option<Began>,
 ) -> Check {
-    let decided = conclude(response, operation, undecided, began);
     if operation == Operation::Reserve {
-        return hold(decided);
+        return decide_reservation(response, undecided, began);
     }
-    Check::Decided(decided)
+    Check::Decided(conclude(response, operation, undecided, began))
+}
+
+/// The same for a request that may have to wait.
+#[cold]
+fn decide_reservation(
+    response: &Result<StoreResponse, StoreError>,
+    undecided: Undecided,
+    began: Option<Began>,
+) -> Check {
+    match response {
+        Ok(response) if queued::waits(response) => {
+            end_metrics(&undecided, began);
+            queue(Queued::in_store(undecided, response))
+        }
+        Ok(_) => hold(conclude(response, Operation::Reserve, undecided, began)),
+        Err(error) => {
+            end_metrics(&undecided, began);
+            if undecided.has_leases() {
+                end_unknown(Operation::Reserve, &undecided);
+            }
+            match Local::new(error.clone(), Operation::Reserve, &undecided) {
+                Ok(local) => local.decide(Operation::Reserve),
+                Err(error) => Check::Decided(Err(error)),
+            }
+        }
+    }
+}
+
+/// Holds a request that waits for slots.
+fn queue(queued: Queued) -> Check {
+    match queued.hold(false) {
+        Ok(held) => Check::Pending(PendingCheck::Held(held)),
+        Err(error) => Check::Decided(Err(error)),
+    }
 }
 
 /// Holds an admitted request that waits for its turn.
@@ -133,7 +172,7 @@ fn hold(decision: Result<Decision, StoreError>) -> Check {
         Ok(decision) if !decision.delay().is_zero() => decision,
         decided => return Check::Decided(decided),
     };
-    match Held::new(decision) {
+    match until_turn(decision) {
         Ok(held) => Check::Pending(PendingCheck::Held(held)),
         Err(error) => Check::Decided(Err(error)),
     }
@@ -154,7 +193,7 @@ fn deny_permanently(policies: &[PolicyDecision]) -> Decision {
 }
 
 impl PendingCheck {
-    /// Whether the request is admitted and waits for its turn.
+    /// Whether the request waits for its turn, or for slots.
     pub(crate) fn is_held(&self) -> bool {
         matches!(self, Self::Held(_))
     }
@@ -170,7 +209,7 @@ impl Future for PendingCheck {
         loop {
             let check = match &mut *self {
                 Self::Store(check) => ready!(check.poll(cx)),
-                Self::Held(held) => return held.poll(cx).map(Ok),
+                Self::Held(held) => return held.as_mut().poll(cx),
             };
             match check {
                 Check::Decided(decided) => return Poll::Ready(decided),
@@ -208,16 +247,35 @@ impl Drop for StoreCheck {
         let (operation, began, owed) = (self.operation, self.began, owed.due());
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
-                let response = response.await;
-                let decision = conclude(&response, operation, undecided, Some(began));
-                match decision.ok().filter(Decision::is_allowed) {
-                    Some(decision) if operation == Operation::Reserve => give_back(&decision),
-                    Some(decision) => drop(AwaitedCompletion::of(&decision)),
-                    None => {}
-                }
+                abandon(&response.await, operation, undecided, Some(began));
                 owed.confirm();
             });
         }
+    }
+}
+
+/// Ends a request that its caller has left.
+fn abandon(
+    response: &Result<StoreResponse, StoreError>,
+    operation: Operation,
+    undecided: Undecided,
+    began: Option<Began>,
+) {
+    if response.as_ref().is_ok_and(queued::waits) {
+        return leave_queue(&undecided, None);
+    }
+    let decision = conclude(response, operation, undecided, began);
+    match decision.ok().filter(Decision::is_allowed) {
+        Some(decision) if operation == Operation::Reserve => give_back(&decision),
+        Some(decision) => drop(AwaitedCompletion::of(&decision)),
+        None => {}
+    }
+}
+
+#[inline(always)]
+fn end_metrics(undecided: &Undecided, began: Option<Began>) {
+    if let Some(first) = undecided.as_slice().first() {
+        first.context.metrics.end(began);
     }
 }
 
@@ -228,9 +286,7 @@ fn conclude(
     mut undecided: Undecided,
     began: Option<Began>,
 ) -> Result<Decision, StoreError> {
-    if let Some(first) = undecided.as_slice().first() {
-        first.context.metrics.end(began);
-    }
+    end_metrics(&undecided, began);
     let recorded = match response {
         Ok(response) => record_outcome(response, operation, &mut undecided).map(|()| response.is_reply()),
         Err(error) => Err(error.clone()),
@@ -291,94 +347,5 @@ fn record_outcome(response: &StoreResponse, operation: Operation, undecided: &mu
             Ok(())
         }
         _ => Err(composite::mismatch()),
-    }
-}
-
-/// Decides by the failure modes of the policies.
-#[cold]
-fn fail(error: StoreError, operation: Operation, undecided: &Undecided) -> Result<Decision, StoreError> {
-    let policies = undecided.as_slice();
-    let Some(first) = policies.first() else {
-        return Err(error);
-    };
-    let failover = &first.context.failover;
-    failover.failed(&error);
-    first.context.metrics.failed(error.kind());
-    if operation == Operation::Reset {
-        reset_locally(policies);
-        return Err(error);
-    }
-    let count_one = |policy: &PolicyDecision, outcome| {
-        if operation.decides() {
-            policy.count(outcome);
-        }
-    };
-    let record = |policy: &PolicyDecision, outcome| {
-        if operation.decides() {
-            policy.context.record(outcome, Some(policy.position));
-        }
-    };
-    if let Some(closed) = policies.iter().find(|policy| closes(policy)) {
-        policies
-            .iter()
-            .for_each(|policy| count_one(policy, PolicyOutcome::Failed));
-        record(closed, PolicyOutcome::Failed);
-        return Err(error);
-    }
-
-    let local = policies.iter().filter_map(|policy| {
-        // Denied without the store.
-        if policy.denial.is_some() {
-            return Some((policy.clone(), None));
-        }
-        let Some(charge) = LocalCharge::new(policy.failure_mode(), operation, &policy.charge()) else {
-            count_one(policy, PolicyOutcome::Uncounted);
-            return None;
-        };
-        let policy = PolicyDecision {
-            cost: charge.cost,
-            is_local: true,
-            ..policy.clone()
-        };
-        Some((policy, Some(charge)))
-    });
-    let (counted, charges): (PolicyDecisions, Vec<Option<LocalCharge>>) = local.unzip();
-    if counted.is_empty() {
-        record(first, PolicyOutcome::Uncounted);
-    }
-    let mut undecided = Undecided::new(counted).of_units(undecided.units());
-    undecided.admit_unless_denied();
-    let policies = undecided.as_slice();
-    let scaled = policies.iter().zip(&charges).map(|(policy, charge)| match charge {
-        Some(charge) => charge.charge(&policy.charge()),
-        None => policy.charge(),
-    });
-    let scaled: Vec<Charge<'_>> = scaled.collect();
-    let response = composite::send(operation, undecided.units(), policies, &scaled, |requests| {
-        failover.decide(requests)
-    });
-    // A memory store replies at once.
-    if let Some(Ok(response)) = response.map(StoreFuture::try_ready) {
-        drop(scaled);
-        record_outcome(&response?, operation, &mut undecided)?;
-    }
-    if undecided.has_leases() {
-        undecided.hold_slots(Some(&charges));
-    }
-    undecided.record_failure(error);
-    Ok(undecided.decided())
-}
-
-/// Whether the request is rejected since the store has not decided about this policy.
-fn closes(policy: &PolicyDecision) -> bool {
-    let undecided = policy.denial.is_none() && !policy.is_observed();
-    undecided && policy.failure_mode() == FailureMode::Closed
-}
-
-/// Removes the counts of this process.
-fn reset_locally(policies: &[PolicyDecision]) {
-    for policy in policies {
-        let charges: SmallVec<[Charge<'_>; 2]> = policy.charges(Operation::Reset, policy.charge()).collect();
-        policy.context.failover.reset(&charges);
     }
 }

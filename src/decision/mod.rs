@@ -53,7 +53,7 @@ pub(crate) use self::{
     headers::policy_item,
     policy_settings::{Condition, Cost, Settings},
     receipt::Settlement,
-    slots::{Release, Ticket, release_unknown},
+    slots::{Release, Ticket, leave_queue, release_unknown},
     store_replies::{LostSettlements, Responses},
     undecided::Undecided,
 };
@@ -105,6 +105,8 @@ struct Inner {
     /// How many units are asked for; when it is decided, how many are admitted if it is allowed.
     units: u32,
     server_time: Duration,
+    /// How long the request has waited for slots before.
+    waited: Duration,
     policies: PolicyDecisions,
     /// The failure of the store, if it did not decide.
     store_error: Option<Box<StoreError>>,
@@ -197,8 +199,9 @@ impl Decision {
         self.0.store_error.as_deref()
     }
 
-    /// The time for which an admitted request is held after the decision: until its turn, from
-    /// [`server_time`](Self::server_time) on. Zero for a request that does not [wait](crate::Policy::wait_up_to).
+    /// The time for which an admitted request is held: until its turn, from [`server_time`](Self::server_time) on, and the time for
+    /// which it has waited for [slots](crate::Concurrency#waiting-for-a-slot). Zero for a request that does not
+    /// [wait](crate::Policy::wait_up_to).
     ///
     /// ```
     /// use std::time::Duration;
@@ -220,7 +223,7 @@ impl Decision {
             return Duration::ZERO;
         }
         let turn = self.enforced().map(|policy| policy.decided_at).max();
-        turn.map_or(Duration::ZERO, |turn| turn.saturating_sub(self.server_time()))
+        self.0.waited + turn.map_or(Duration::ZERO, |turn| turn.saturating_sub(self.server_time()))
     }
 
     /// The decisions of the policies, in the order in which the policies were given.
@@ -306,6 +309,7 @@ impl Decision {
             allowed,
             units: 1,
             server_time: Duration::ZERO,
+            waited: Duration::ZERO,
             policies,
             store_error: None,
             joined: None,
@@ -337,6 +341,7 @@ impl Decision {
             allowed: self.0.allowed,
             units: self.0.units,
             server_time: self.0.server_time,
+            waited: self.0.waited,
             policies,
             store_error: self.0.store_error.clone(),
             joined: None,
@@ -350,6 +355,7 @@ impl Decision {
             allowed: later.is_allowed(),
             units: later.0.units,
             server_time: later.server_time(),
+            waited: later.0.waited,
             policies: self.policies().chain(later.policies()).cloned().collect(),
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
             joined: Some([self.clone(), later.clone()]),

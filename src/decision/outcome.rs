@@ -28,6 +28,10 @@ impl Decision {
         let allowed = self.is_allowed();
         for policy in self.as_slice() {
             let outcome = policy.outcome();
+            // It is counted when its slots are taken.
+            if allowed && policy.takes_slots_after(self.server_time()) {
+                continue;
+            }
             let is_admission = matches!(outcome, PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally);
             if allowed || !is_admission {
                 policy.count(outcome);
@@ -52,7 +56,7 @@ impl Decision {
     /// Counts the request as waiting for the policy with the latest turn, until the guard is dropped.
     pub(crate) fn wait(&self) -> Option<WaitingRequest> {
         let latest = self.enforced().max_by_key(|policy| policy.decided_at);
-        latest.map(|policy| policy.policy().metrics.wait())
+        latest.map(PolicyDecision::wait)
     }
 }
 
@@ -79,6 +83,11 @@ impl PolicyDecision {
         if admitted && self.is_near() {
             metrics.near_limit();
         }
+    }
+
+    /// Counts the request as waiting for this policy, until the guard is dropped.
+    pub(crate) fn wait(&self) -> WaitingRequest {
+        self.policy().metrics.wait()
     }
 
     /// Counts slots that the request has taken of this policy, until the guard is dropped.

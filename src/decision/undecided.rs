@@ -86,10 +86,14 @@ impl Undecided {
     }
 
     /// Lets the request wait for a policy only as long as each one with another key allows. Returns whether it may wait for any.
+    ///
+    /// A request that waits for slots holds nothing of other policies, and one that waits for other policies holds no slots.
     #[cold]
     pub(crate) fn agree_on_waits(&mut self) -> bool {
         let policies = self.as_slice().iter();
-        let holding = policies.filter(|policy| !policy.is_observed() && !policy.is_charged_later());
+        let holds =
+            |policy: &&PolicyDecision| !policy.is_observed() && !policy.is_charged_later() && policy.lease.is_none();
+        let holding = policies.filter(holds);
         let holding: SmallVec<[(Key, u64); 4]> = holding
             .map(|policy| (policy.key.clone(), policy.waiting.longest_us))
             .collect();
@@ -100,7 +104,9 @@ impl Undecided {
         };
         let mut waits = false;
         for policy in &mut self.inner().policies {
-            policy.waiting.longest_us = agreed(policy);
+            if policy.lease.is_none() {
+                policy.waiting.longest_us = agreed(policy);
+            }
             waits |= policy.waiting.longest_us > 0;
         }
         waits
@@ -171,7 +177,11 @@ impl Undecided {
     #[cold]
     pub(crate) fn hold_slots(&mut self, local: Option<&[Option<LocalCharge>]>) {
         let mut slots = Slots::default();
+        let server_time = self.0.server_time();
         for (position, policy) in self.as_slice().iter().enumerate() {
+            if policy.takes_slots_after(server_time) {
+                continue;
+            }
             let local = local.and_then(|local| local.get(position)?.as_ref());
             policy.hold_slots_in(&mut slots, local);
         }

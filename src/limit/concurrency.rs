@@ -1,11 +1,6 @@
 use std::{fmt, time::Duration};
 
-use super::{
-    leases::{Lease, LeaseId, Leases},
-    limit::Share,
-    rate::LengthText,
-    rule::{Change, Rule},
-};
+use super::{limit::Share, rate::LengthText};
 use crate::ConfigError;
 
 /// Limits how many requests run concurrently, across all processes.
@@ -65,40 +60,53 @@ use crate::ConfigError;
 ///
 /// # Waiting for a slot
 ///
-/// [`Limiter::acquire`](crate::Limiter::acquire) does not wait for slots, since it is not known when one is free. Work that can
-/// wait tries again. The first check after a slot is free takes it, in no order:
+/// With [`Policy::wait_up_to`](crate::Policy::wait_up_to) a request waits for its slots in a queue, and so does a call of
+/// [`Limiter::acquire`](crate::Limiter::acquire). It holds none meanwhile, and takes them in the order of arrival, across all
+/// replicas:
 ///
 /// ```
 /// use std::time::Duration;
 /// use tokio::time::{Instant, sleep};
-/// use tower_quota::{Concurrency, Decision, Limiter, MemoryStore, Policy, store::StoreError};
-///
-/// async fn wait_for_slot(exports: &Limiter, user: &str) -> Result<Decision, StoreError> {
-///     loop {
-///         let decision = exports.check(user).await?;
-///         match decision.retry_after() {
-///             Some(wait) => sleep(wait).await,
-///             None => return Ok(decision),
-///         }
-///     }
-/// }
+/// use tower_quota::{AcquireError, Concurrency, Limiter, MemoryStore, Policy};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() -> Result<(), StoreError> {
-/// let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", Concurrency::new(1)));
+/// # async fn main() -> Result<(), AcquireError> {
+/// let streams = Policy::new("streams", Concurrency::new(1)).wait_up_to(Duration::from_secs(3));
+/// let streams = Limiter::new(MemoryStore::new(), streams);
 /// let start = Instant::now();
-/// let export = async || {
-///     let slot = wait_for_slot(&exports, "42").await?;
-///     sleep(Duration::from_millis(2_500)).await;
-///     drop(slot);
-///     Ok::<_, StoreError>(start.elapsed())
+/// let stream = async || {
+///     let _slot = streams.acquire("42").await?;
+///     let begun = start.elapsed().as_secs();
+///     sleep(Duration::from_secs(2)).await;
+///     Ok::<_, AcquireError>(begun)
 /// };
 ///
-/// let (first, second) = tokio::join!(export(), export());
-/// assert_eq!([first?, second?].map(|end| end.as_millis()), [2_500, 5_500]);
+/// let (first, second, third) = tokio::join!(stream(), stream(), stream());
+/// assert_eq!((first?, second?), (0, 2));
+/// assert!(matches!(third, Err(AcquireError::Denied(_)))); // no slot was free for it in 3 s
 /// # Ok(())
 /// # }
 /// ```
+///
+/// A slot that is released wakes the first request in the queue, which may be in another process. A request that does not wait
+/// is denied while others wait for the slots that are free, and a request of a higher cost at the head of the queue is not
+/// overtaken by others of a lower cost. [`max_waiting`](crate::Policy::max_waiting) bounds the queue of each key.
+///
+/// Nothing of a request that waits for slots is counted, by no policy. When its slots are free, one check admits it by all of its
+/// policies at that instant, or denies it if another one has no room then. A request that waits for its turn of another policy
+/// holds no slots either. It takes them at its turn, and may wait for them for the rest of their own wait, from the first check
+/// on; if none are free, it is denied and its turn is refunded.
+///
+/// Of several limits of slots, a request has a place in the queue of each one up to the first that has no slots for it, in the order
+/// of the policies, and blocks the requests behind it there. So put the policy with the narrower key first, such as that of a user
+/// before that of all users.
+///
+/// The place of a request is in the store, and is refreshed each second by a check. It ends 3 s after the last one, so a process
+/// that dies while its requests wait delays those behind them by up to 4 s. In Redis the release publishes a message to the
+/// channel of the process whose request is next, such as `quota:1:wake:4503599627370495`; a store subscribes to it, on a connection
+/// of its own, with its first request that waits. A message that is lost, and slots that are free without a release, such as by a
+/// lease that has expired or by a reset, are noticed within a second. [The user](crate::guide::redis#the-user) has the
+/// permissions; without them the checks alone find free slots.
 ///
 /// # Leases
 ///
@@ -121,7 +129,8 @@ use crate::ConfigError;
 ///
 /// One entry for each lease, of any cost, and two script calls for each request: one takes the slots, with those of other
 /// policies of the request in one decision, and one releases them. Denials of checks with slots are not cached in
-/// the process, since a slot can be free at any time.
+/// the process, since a slot can be free at any time. A request that waits is two entries, and one script call more when it is woken
+/// and each second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Concurrency {
@@ -285,77 +294,5 @@ impl fmt::Display for Concurrency {
             LEASE => Ok(()),
             lease => write!(f, " lease {}", LengthText(lease)),
         }
-    }
-}
-
-impl Concurrency {
-    fn lease_of(&self, id: LeaseId, weight: u64) -> Lease {
-        Lease {
-            id,
-            length: self.lease_us(),
-            weight: weight.min(HEAVIEST),
-        }
-    }
-}
-
-/// The counterpart of `lua/concurrency.lua`.
-impl Rule for Concurrency {
-    type State = Leases;
-
-    fn advance(&self, state: &mut Leases, now: u64, weight: u64, reads_only: bool) {
-        let Some(held) = &mut state.0 else { return };
-        held.find_expired(now);
-        if held.counted() + weight > self.quota {
-            held.find_gone(now);
-        }
-        if !reads_only {
-            held.remove_ended();
-        }
-    }
-
-    fn room(&self, state: &Leases, _: u64) -> u64 {
-        self.quota
-            .saturating_sub(state.0.as_ref().map_or(0, |held| held.counted()))
-    }
-
-    fn add(&self, state: &mut Leases, now: u64, weight: u64) {
-        self.change(state, now, Change::Add, weight, None);
-    }
-
-    fn wait(&self, _: &Leases, _: u64, _: u64) -> u64 {
-        RETRY_US
-    }
-
-    fn reset(&self, state: &Leases, now: u64) -> u64 {
-        let newest = state.0.as_ref().and_then(|held| held.newest());
-        newest.map_or(0, |expires_at| expires_at.saturating_sub(now))
-    }
-
-    fn refund(&self, _: &mut Leases, _: u64, _: u64, _: u64) -> bool {
-        false
-    }
-
-    fn holds(&self, state: &Leases, weight: u64, id: Option<LeaseId>) -> bool {
-        let (Some(held), Some(id)) = (&state.0, id) else {
-            return false;
-        };
-        held.expiries.contains_key(&self.lease_of(id, weight))
-    }
-
-    fn change(&self, state: &mut Leases, now: u64, change: Change, weight: u64, id: Option<LeaseId>) -> Option<u64> {
-        let changed = match change {
-            Change::Nothing | Change::Deny => false,
-            // Slots are held while the request waits for other limits.
-            Change::Add | Change::Reserve(_) | Change::Renew => {
-                let lease = self.lease_of(id.unwrap_or_else(LeaseId::random), weight);
-                state.0.get_or_insert_default().put(lease, now + lease.length);
-                true
-            }
-            Change::End | Change::Refund { .. } => match (&mut state.0, id) {
-                (Some(held), Some(id)) => held.remove(&self.lease_of(id, weight)),
-                _ => false,
-            },
-        };
-        changed.then_some(now)
     }
 }

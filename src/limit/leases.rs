@@ -10,7 +10,14 @@ use std::{
     },
 };
 
-use super::rule::BOUND;
+use smallvec::SmallVec;
+
+use super::{
+    Concurrency,
+    concurrency::{HEAVIEST, RETRY_US},
+    rule::{BOUND, Change, Rule},
+    slot_queue::{PLACE_US, SlotQueue},
+};
 
 /// The leases of one key.
 #[derive(Debug, Default)]
@@ -18,7 +25,7 @@ pub(crate) struct Leases(pub(super) Option<Box<Held>>);
 
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// The sum of their weights.
+    /// The sum of their weights, without those of places.
     pub(super) total: u64,
     /// In the order of their expiries.
     pub(super) order: BTreeSet<(u64, Lease)>,
@@ -26,21 +33,40 @@ pub(super) struct Held {
     /// What the charge that is decided has found, and not removed.
     expired: Ended,
     gone: Ended,
+    /// The requests that wait for slots, each with a lease that is its place.
+    pub(super) queue: SlotQueue,
 }
 
 /// A lease as it is stored. Those of one id differ if its length or its weight does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Lease {
     pub(super) id: LeaseId,
+    /// 0 for a place in the queue, which holds no slots.
     pub(super) length: u64,
     pub(super) weight: u64,
 }
 
 impl Lease {
     /// The name of its member in Redis, where members of one time are in the order of their names.
-    fn name(&self) -> [[u8; 8]; 4] {
+    fn name(&self) -> SmallVec<[[u8; 8]; 4]> {
         let [high, low] = self.id.parts();
-        [high, low, self.length, self.weight].map(|number| (number as f64).to_le_bytes())
+        let length = Some(self.length).filter(|_| !self.is_place());
+        let numbers = [Some(high), Some(low), length, Some(self.weight)].into_iter().flatten();
+        numbers.map(|number| (number as f64).to_le_bytes()).collect()
+    }
+
+    pub(super) fn is_place(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The place of the request that would take this lease.
+    pub(super) fn place(self) -> Self {
+        Self { length: 0, ..self }
+    }
+
+    /// How long it is held after it was renewed.
+    pub(super) fn held_for(&self) -> u64 {
+        if self.is_place() { PLACE_US } else { self.length }
     }
 }
 
@@ -56,21 +82,45 @@ impl PartialOrd for Lease {
     }
 }
 
+impl Leases {
+    /// Takes the requests whose places in the queue fit since the last decisions.
+    pub(super) fn take_woken(&mut self) -> Vec<LeaseId> {
+        self.0.as_mut().map(|held| held.queue.take_woken()).unwrap_or_default()
+    }
+}
+
 impl Held {
     pub(super) fn remove(&mut self, lease: &Lease) -> bool {
         let Some(expires_at) = self.expiries.remove(lease) else {
             return false;
         };
-        self.total -= lease.weight;
+        match lease.is_place() {
+            true => self.queue.leave(lease),
+            false => self.total -= lease.weight,
+        }
         self.order.remove(&(expires_at, *lease))
     }
 
     /// Adds a lease, or renews it.
-    pub(super) fn put(&mut self, lease: Lease, expires_at: u64) {
-        self.remove(&lease);
-        self.total += lease.weight;
+    pub(super) fn put(&mut self, lease: Lease, now: u64) {
+        if let Some(expires_at) = self.expiries.remove(&lease) {
+            self.order.remove(&(expires_at, lease));
+        } else if !lease.is_place() {
+            self.total += lease.weight;
+        }
+        if lease.is_place() {
+            self.queue.enter(lease, now);
+        }
+        let expires_at = now + lease.held_for();
         self.order.insert((expires_at, lease));
         self.expiries.insert(lease, expires_at);
+    }
+
+    /// Whether the place of a request ends, as was found and not removed.
+    pub(super) fn ends(&self, id: LeaseId) -> bool {
+        let expired = self.order.iter().take(self.expired.leases);
+        let gone = self.order.iter().rev().take(self.gone.leases);
+        expired.chain(gone).any(|(_, lease)| lease.is_place() && lease.id == id)
     }
 
     /// Finds those that have expired.
@@ -84,7 +134,7 @@ impl Held {
     /// next renewal is by the clock that was set back.
     pub(super) fn find_gone(&mut self, now: u64) {
         let order = self.order.iter().rev();
-        self.gone = Ended::of(order.take_while(|(expires_at, lease)| *expires_at > now + 2 * lease.length));
+        self.gone = Ended::of(order.take_while(|(expires_at, lease)| *expires_at > now + 2 * lease.held_for()));
     }
 
     pub(super) fn remove_ended(&mut self) {
@@ -122,15 +172,133 @@ impl Ended {
     fn of<'a>(leases: impl Iterator<Item = &'a (u64, Lease)>) -> Self {
         leases.take(BOUND).fold(Self::default(), |ended, (_, lease)| Self {
             leases: ended.leases + 1,
-            weight: ended.weight + lease.weight,
+            weight: ended.weight + if lease.is_place() { 0 } else { lease.weight },
         })
+    }
+}
+
+impl Concurrency {
+    /// The room behind all places, or for the request with this one.
+    fn room_before(&self, state: &Leases, own: Option<&Lease>) -> u64 {
+        let Some(held) = &state.0 else { return self.quota() };
+        let room = self.quota().saturating_sub(held.counted());
+        match held.queue.is_empty() {
+            true => room,
+            false => held.queue.room(room, own, |id| held.ends(*id)),
+        }
+    }
+
+    fn lease_of(&self, id: LeaseId, weight: u64) -> Lease {
+        Lease {
+            id,
+            length: self.lease_us(),
+            weight: weight.min(HEAVIEST),
+        }
+    }
+}
+
+/// The counterpart of `lua/concurrency.lua`.
+impl Rule for Concurrency {
+    type State = Leases;
+
+    fn advance(&self, state: &mut Leases, now: u64, weight: u64, reads_only: bool) {
+        let Some(held) = &mut state.0 else { return };
+        if !reads_only {
+            held.queue.begin(i128::from(self.quota()) - i128::from(held.total));
+        }
+        held.find_expired(now);
+        if held.counted() + weight > self.quota() {
+            held.find_gone(now);
+        }
+        if !reads_only {
+            held.remove_ended();
+        }
+    }
+
+    fn room(&self, state: &Leases, _: u64) -> u64 {
+        self.room_before(state, None)
+    }
+
+    fn own_room(&self, state: &Leases, _: u64, weight: u64, id: Option<LeaseId>) -> u64 {
+        let own = id.map(|id| self.lease_of(id, weight).place());
+        self.room_before(state, own.as_ref())
+    }
+
+    fn may_queue(&self, state: &Leases, weight: u64, id: Option<LeaseId>, most: u64) -> bool {
+        let place = id.map(|id| self.lease_of(id, weight).place());
+        let held = state.0.as_ref();
+        let has_place = held
+            .zip(place)
+            .is_some_and(|(held, place)| held.expiries.contains_key(&place));
+        let has_room = held.map_or(weight <= most, |held| held.queue.has_room(weight, most));
+        weight <= self.quota() && (has_place || has_room)
+    }
+
+    fn add(&self, state: &mut Leases, now: u64, weight: u64) {
+        self.change(state, now, Change::Add, weight, None);
+    }
+
+    fn wait(&self, _: &Leases, _: u64, _: u64) -> u64 {
+        RETRY_US
+    }
+
+    fn reset(&self, state: &Leases, now: u64) -> u64 {
+        let newest = state.0.as_ref().and_then(|held| held.newest());
+        newest.map_or(0, |expires_at| expires_at.saturating_sub(now))
+    }
+
+    fn refund(&self, _: &mut Leases, _: u64, _: u64, _: u64) -> bool {
+        false
+    }
+
+    fn holds(&self, state: &Leases, weight: u64, id: Option<LeaseId>) -> bool {
+        let (Some(held), Some(id)) = (&state.0, id) else {
+            return false;
+        };
+        held.expiries.contains_key(&self.lease_of(id, weight))
+    }
+
+    fn change(&self, state: &mut Leases, now: u64, change: Change, weight: u64, id: Option<LeaseId>) -> Option<u64> {
+        let changed = match change {
+            Change::Nothing | Change::Deny => false,
+            Change::Add | Change::Renew => {
+                let lease = self.lease_of(id.unwrap_or_else(LeaseId::random), weight);
+                let held = state.0.get_or_insert_default();
+                held.put(lease, now);
+                held.remove(&lease.place());
+                true
+            }
+            Change::Queue => {
+                let lease = self.lease_of(id.unwrap_or_else(LeaseId::random), weight);
+                state.0.get_or_insert_default().put(lease.place(), now);
+                true
+            }
+            // The slots of a reservation are taken at its turn.
+            Change::Reserve(_) | Change::Leave => match (&mut state.0, id) {
+                (Some(held), Some(id)) => held.remove(&self.lease_of(id, weight).place()),
+                _ => false,
+            },
+            Change::End | Change::Refund { .. } => match (&mut state.0, id) {
+                (Some(held), Some(id)) => {
+                    let lease = self.lease_of(id, weight);
+                    held.remove(&lease) || held.remove(&lease.place())
+                }
+                _ => false,
+            },
+        };
+        if let Some(held) = &mut state.0
+            && !held.queue.is_empty()
+        {
+            held.queue.wake(self.quota().saturating_sub(held.counted()));
+        }
+        changed.then_some(now)
     }
 }
 
 /// The id of a lease: what holds slots of a [`Concurrency`](crate::Concurrency) limit, until it ends or expires.
 ///
-/// It consists of two integers below 2^53, which a double holds exactly, and is unique across processes: 106 bits of a keyed
-/// hash with a random key.
+/// It consists of two integers below 2^53, which a double holds exactly: a number that is unique in the process, and the random
+/// number of the process.
 ///
 /// ```
 /// use tower_quota::store::LeaseId;
@@ -147,12 +315,17 @@ impl LeaseId {
     #[must_use]
     #[inline(never)]
     pub fn random() -> Self {
-        static SECRETS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        static NEXT: AtomicU64 = AtomicU64::new(1);
 
+        // No process takes as many as are exact in a double.
         let number = NEXT.fetch_add(1, atomic::Ordering::Relaxed);
-        let [high, low] = [&SECRETS[0], &SECRETS[1]].map(|secret| secret.hash_one(number) >> 11);
-        Self(NonZeroU64::new(high).unwrap_or(NonZeroU64::MIN), low)
+        Self(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN), Self::process())
+    }
+
+    /// The number of this process, which is the second part of its ids.
+    pub(crate) fn process() -> u64 {
+        static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0) >> 11);
+        *PROCESS
     }
 
     /// The two integers below 2^53 that a store keeps.
@@ -162,7 +335,7 @@ impl LeaseId {
     }
 
     /// The id with these parts, of which the first is not 0.
-    #[cfg(all(test, any(feature = "fred", feature = "cluster")))]
+    #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) fn of_parts([high, low]: [u64; 2]) -> Option<Self> {
         Some(Self(NonZeroU64::new(high)?, low))
     }

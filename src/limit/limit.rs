@@ -163,10 +163,7 @@ impl Limit {
     pub(crate) fn validate_wait(&self) -> Result<(), ConfigError> {
         let fault = match self {
             Self::SlidingLog(log) if log.grain().is_none() => return Ok(()),
-            Self::TokenBucket(_) | Self::Unlimited | Self::DenyAll => return Ok(()),
-            Self::Concurrency(_) => {
-                "since it is not known when a slot is free; leave the wait out, and try again after the `retry_after` of a denial"
-            }
+            Self::TokenBucket(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => return Ok(()),
             Self::SlidingLog(_) | Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Ban(_) => {
                 "which does not store when later ones are admitted; use a sliding log without a precision, or a token bucket"
             }

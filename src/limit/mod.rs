@@ -175,6 +175,7 @@ mod rate;
 mod rule;
 mod sliding_counter;
 mod sliding_log;
+mod slot_queue;
 mod state;
 mod token_bucket;
 
@@ -201,6 +202,7 @@ pub(crate) use self::{
     concurrency::{HEAVIEST, RETRY_US},
     rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
     sliding_log::{BUDGET, LONGER_WINDOWS, STEPS},
+    slot_queue::{PLACE_US, QUEUE_AT},
 };
 pub(crate) use self::{
     by::{ChooseLimit, Source},

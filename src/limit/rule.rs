@@ -18,6 +18,16 @@ pub(crate) trait Rule {
     /// The weight that fits.
     fn room(&self, state: &Self::State, now: u64) -> u64;
 
+    /// The weight that fits for the request of this lease, which may have a place in a queue.
+    fn own_room(&self, state: &Self::State, now: u64, _weight: u64, _: Option<LeaseId>) -> u64 {
+        self.room(state, now)
+    }
+
+    /// Whether a request that does not fit may enter the queue, or stay in it, if at most `most` units wait.
+    fn may_queue(&self, _: &Self::State, _weight: u64, _: Option<LeaseId>, _most: u64) -> bool {
+        false
+    }
+
     /// Adds weight, whether it fits or not.
     fn add(&self, state: &mut Self::State, now: u64, weight: u64);
 
@@ -72,7 +82,7 @@ pub(crate) trait Rule {
         _: Option<LeaseId>,
     ) -> Option<u64> {
         let changed = match change {
-            Change::Nothing | Change::Renew | Change::End => false,
+            Change::Nothing | Change::Renew | Change::End | Change::Queue | Change::Leave => false,
             Change::Add => {
                 self.add(state, now, weight);
                 true
@@ -100,8 +110,12 @@ pub(crate) enum Change {
     },
     /// Renews a lease, or adds it again.
     Renew,
-    /// Ends a lease.
+    /// Ends a lease, or removes the request from the queue.
     End,
+    /// Adds the request to the queue, or refreshes its place.
+    Queue,
+    /// Removes the request from the queue.
+    Leave,
 }
 
 /// When a request that waits is admitted.

@@ -79,6 +79,17 @@ impl State {
             mismatch => return false)
     }
 
+    /// Takes the requests that wait for slots and may take them now.
+    #[inline]
+    pub(crate) fn take_woken(&mut self) -> Vec<LeaseId> {
+        match self {
+            Self::Leases(leases) => leases.take_woken(),
+            Self::Log(_) | Self::Counter(_) | Self::Window(_) | Self::Bucket(_) | Self::Banned(_) | Self::Uncounted => {
+                Vec::new()
+            }
+        }
+    }
+
     /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::advance`] does is kept.
     ///
     /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired
@@ -140,6 +151,20 @@ impl Limit {
             rule.room(state, now)
         },
             uncounted => self.quota(),
+            mismatch => mismatch())
+    }
+
+    /// The weight that fits for the request of this lease, which may have a place in a queue.
+    pub(crate) fn own_room(&self, state: &State, now: u64, weight: u64, lease: Option<LeaseId>) -> u64 {
+        dispatch!(self, state, |rule, state| rule.own_room(state, now, weight, lease),
+            uncounted => self.quota(),
+            mismatch => mismatch())
+    }
+
+    /// Whether a request of this lease, which does not fit, may enter the queue for slots, or stay in it.
+    pub(crate) fn may_queue(&self, state: &State, weight: u64, lease: Option<LeaseId>, most: u64) -> bool {
+        dispatch!(self, state, |rule, state| rule.may_queue(state, weight, lease, most),
+            uncounted => false,
             mismatch => mismatch())
     }
 

@@ -13,7 +13,8 @@ impl Limiter {
     /// It waits for at most [`max_wait`](Acquire::max_wait), by default for the longest waits of the
     /// [policies](crate::Policy::wait_up_to); without either it does not wait. A call that would wait longer is denied at once,
     /// with the wait that it would take. Calls of one key are admitted in their order, across all replicas that share the
-    /// store, and each is one check. If the future is dropped before, the call is refunded.
+    /// store, and each is one check; those that wait for [slots](crate::Concurrency#waiting-for-a-slot) check again when these may be
+    /// free. If the future is dropped before, the call is refunded, and leaves the queue.
     ///
     /// ```
     /// use std::time::Duration;
@@ -51,7 +52,7 @@ pub struct Acquire<'a> {
 impl Acquire<'_> {
     /// The longest wait, in place of those of the policies: in microseconds, rounded down, and zero for what fits at once.
     ///
-    /// Policies with a limit that [cannot wait](crate::Policy::wait_up_to), such as [`Concurrency`](crate::Concurrency), must
+    /// Policies with a limit that [cannot wait](crate::Policy::wait_up_to), such as [`FixedWindow`](crate::FixedWindow), must
     /// have room at once.
     pub fn max_wait(mut self, longest: Duration) -> Self {
         self.max_wait = Some(longest);

@@ -11,7 +11,8 @@ impl<K> Policy<K> {
     /// It applies to [layers](crate::RateLimitLayer) and to [`Limiter::acquire`](crate::Limiter::acquire); the other methods of a
     /// limiter do not wait. The check reserves the time at which the request is admitted, its turn, and the request sleeps until
     /// then: one call of the store a request, and no polling. Requests are admitted in the order of their checks, across all
-    /// replicas. A turn counts from the check on, so checks of requests that do not wait queue behind those that do.
+    /// replicas. A turn counts from the check on, so checks of requests that do not wait queue behind those that do. When slots of
+    /// [`Concurrency`](crate::Concurrency) will be free is not known: a request has a place in their queue in place of a turn.
     ///
     /// | algorithm | can wait |
     /// | --- | --- |
@@ -19,21 +20,23 @@ impl<K> Policy<K> {
     /// | `SlidingLog` with a precision | no: its entries are those of many requests |
     /// | [`TokenBucket`](crate::TokenBucket) | yes: the tokens are taken in advance |
     /// | [`FixedWindow`](crate::FixedWindow), [`SlidingCounter`](crate::SlidingCounter) | no: they store the counts of the current window only |
-    /// | [`Concurrency`](crate::Concurrency) | no: it is not known when a slot is free, so [try again](crate::Concurrency#waiting-for-a-slot) |
+    /// | [`Concurrency`](crate::Concurrency) | yes: a slot that is released wakes the request that has [waited](crate::Concurrency#waiting-for-a-slot) longest |
     ///
     /// Of several policies, a request waits for the latest turn, and each of them must allow the wait for its own. Policies
-    /// that do not wait must have room at once. So must policies with [`charge_if`](Self::charge_if), which reserve nothing.
+    /// that do not wait must have room at once. So must policies with [`charge_if`](Self::charge_if), which reserve nothing. Slots
+    /// are taken at the turn.
     ///
     /// Only a `SlidingLog` without a precision counts the request at that turn, even if the policy does not wait itself. A bucket
     /// takes its tokens when it has them, and the other algorithms count the request at the check. So at a turn these
     /// policies may exceed their limits by the requests that waited for another policy. If that matters, use a `SlidingLog` in
     /// every policy of a request that waits.
     ///
-    /// A request that waits takes units of the other policies meanwhile: of a sliding log from the check to its turn and a window
-    /// more, and of [`Concurrency`](crate::Concurrency) a slot. A caller that waits for its own limit
+    /// A request that waits for its turn takes units of the other policies meanwhile: of a sliding log from the check to its turn
+    /// and a window more. A caller that waits for its own limit
     /// could thereby exhaust a limit that it shares with others. So in a layer, each policy with another key must permit the
     /// wait with its own `wait_up_to`; if one does not, the request does not wait. To wait nevertheless, put the shared policy
-    /// in an inner layer, which checks it when the request is admitted.
+    /// in an inner layer, which checks it when the request is admitted. Slots are not part of this: a request that waits for its
+    /// turn has none, and one that waits for slots takes no units of other policies.
     ///
     /// If the caller leaves, the request is refunded: a log has room for another one then. The next request may get that turn
     /// before others that wait already, whose turns stay as they are; if they were kept, the turns of callers that leave
@@ -95,8 +98,9 @@ impl<K> Policy<K> {
     /// The most units that wait for each key, from 1 to 999,999,999,999,999; a request is denied at once if more would.
     ///
     /// It applies with [`wait_up_to`](Self::wait_up_to). Units are those of the cost, and one that waits is one that must expire,
-    /// or a token that must come, before the request is admitted. The default is 500. Of a sliding log with requests of
-    /// different costs, the 990 oldest entries are read at most, so that no more than those can be waited for.
+    /// or a token that must come, before the request is admitted; of slots, one of a request in the queue. The default is 500. Of
+    /// a sliding log with requests of different costs, the 990 oldest entries are read at most, so that no more than those can be
+    /// waited for, and at most 999 requests wait for slots.
     ///
     /// ```
     /// use std::time::Duration;

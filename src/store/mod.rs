@@ -20,6 +20,7 @@ mod response;
 mod status;
 #[cfg(any(feature = "fred", feature = "cluster"))]
 mod uncounted;
+pub(crate) mod wakes;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -120,6 +121,14 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
+    /// Starts to receive the messages of other processes that wake requests which wait for
+    /// [slots](crate::Concurrency#waiting-for-a-slot), if the store has such messages. It is called for each request that waits, and
+    /// returns at once.
+    ///
+    /// A store that wraps another one calls this method of that store. The default does nothing: then a request that waits notices
+    /// within a second that slots are free for it.
+    fn receive_wakes(&self) {}
+
     /// What the store reports about itself to operators, from memory: no call of a server is made for it.
     ///
     /// A store that wraps another one returns the status of that store. The default is `None`.
@@ -161,6 +170,7 @@ pub trait Store: Send + Sync + 'static {
     /// | a [receipt](crate::Decision::take_receipt) that was taken | it is settled, refunded or dropped, and a settlement is confirmed |
     /// | a policy with [`refund_if`](crate::Policy::refund_if), [`charge_if`](crate::Policy::charge_if) or [`learn_from_responses`](crate::Policy::learn_from_responses) | its completion is known, and what follows is confirmed |
     /// | a [turn](crate::Policy::wait_up_to) to wait for | it is at its turn, or the refund of its turn is confirmed |
+    /// | [slots](crate::Concurrency#waiting-for-a-slot) to wait for | it is decided, or has left the queue |
     ///
     /// So what ends meanwhile is waited for too. Servers do not wait for upgraded connections: end the tasks that hold slots of
     /// these before.
@@ -217,6 +227,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).replies_at_once()
     }
 
+    fn receive_wakes(&self) {
+        (**self).receive_wakes();
+    }
+
     fn status(&self) -> Option<StoreStatus> {
         (**self).status()
     }
@@ -233,6 +247,10 @@ impl<S: Store + ?Sized> Store for Box<S> {
 
     fn replies_at_once(&self) -> bool {
         (**self).replies_at_once()
+    }
+
+    fn receive_wakes(&self) {
+        (**self).receive_wakes();
     }
 
     fn status(&self) -> Option<StoreStatus> {

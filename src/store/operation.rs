@@ -14,7 +14,11 @@ pub enum Operation {
     /// The [`decided_at`](super::ChargeState::decided_at) of the states is the time at which a charge counts. The request is
     /// admitted at the latest of them: the caller waits until then, from the
     /// [`server_time`](super::StoreResponse::server_time) of the response on, and [refunds](Self::Refund) its charges if it
-    /// leaves before.
+    /// leaves before. Slots of [`Limit::Concurrency`](crate::Limit::Concurrency) are not taken then, but by another request at that
+    /// time.
+    ///
+    /// Where only slots lack that charges may wait for, nothing is counted, and the outcome
+    /// [waits](super::Outcome::is_waiting).
     Reserve,
     /// Counts all charges, also above the limits; later requests wait for it. The [role](super::ChargeRole) of a charge can
     /// exempt it.

@@ -145,13 +145,16 @@ pub struct Outcome {
     pub(crate) units: u32,
     /// Whether this process has decided without the store, such as by a cached denial. Here since it takes no memory.
     pub(crate) is_cached: bool,
+    /// Whether the request is neither admitted nor denied: it waits for slots.
+    pub(crate) is_waiting: bool,
     pub(crate) states: SmallVec<[ChargeState; 1]>,
 }
 
 impl PartialEq for Outcome {
     /// Whether both decide alike, from the store or not.
     fn eq(&self, other: &Self) -> bool {
-        (self.allowed, self.units, &self.states) == (other.allowed, other.units, &other.states)
+        (self.allowed, self.is_waiting, self.units, &self.states)
+            == (other.allowed, other.is_waiting, other.units, &other.states)
     }
 }
 
@@ -164,6 +167,7 @@ impl Outcome {
             allowed,
             units: allowed.into(),
             is_cached: false,
+            is_waiting: false,
             states: states.into_iter().collect(),
         }
     }
@@ -177,6 +181,23 @@ impl Outcome {
     #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) fn unknown() -> Self {
         Self::new(false, [])
+    }
+
+    /// The same outcome, decided at this time of the clock of the store.
+    pub(crate) fn at(mut self, decided_at: Duration) -> Self {
+        for state in &mut self.states {
+            state.decided_at = state.decided_at.or(Some(decided_at));
+        }
+        self
+    }
+
+    /// Whether the request is neither admitted nor denied: after a [`Reserve`](super::Operation::Reserve) it waits for the slots of
+    /// those charges whose states have a [`retry_after`](ChargeState::retry_after), and nothing is counted. The same request with
+    /// the same [lease](super::Charge::lease) takes the slots once they are free for it. Its place in the queue ends 3 s after the
+    /// last such request.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.is_waiting
     }
 
     /// Whether the store has failed for this request alone.

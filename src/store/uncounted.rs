@@ -92,6 +92,7 @@ fn join(parts: Vec<Part>, mut response: StoreResponse) -> StoreResponse {
 
 impl Part {
     fn join(self, counted: Option<Outcome>) -> Outcome {
+        let is_waiting = counted.as_ref().is_some_and(|outcome| outcome.is_waiting);
         let allowed = !self.denied && counted.as_ref().is_none_or(|outcome| outcome.allowed);
         let counted_units = counted.as_ref().map_or(self.units, |outcome| outcome.units);
         let units = if self.denied { 0 } else { counted_units };
@@ -100,7 +101,10 @@ impl Part {
             .states
             .into_iter()
             .filter_map(|state| state.or_else(|| counted.next()));
-        Outcome::new(allowed, states).of_units(units)
+        Outcome {
+            is_waiting,
+            ..Outcome::new(allowed, states).of_units(units)
+        }
     }
 }
 

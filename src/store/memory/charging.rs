@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use crate::{
     limit::{Change, Effect, Saved, State, Turn},
-    store::{Charge, ChargeRole, ChargeState, Operation, Waiting},
+    store::{Charge, ChargeRole, ChargeState, LeaseId, Operation, Waiting},
 };
 
 /// A charge whose state was advanced to now, so that it is known whether it fits; the counterpart of a charge in `lua/driver.lua`.
@@ -15,6 +15,10 @@ pub(super) struct Advanced<'a> {
     fits: bool,
     /// When it fits, if it does not fit now and may wait for that.
     own_turn: Option<u64>,
+    /// Whether it may wait in the queue for slots.
+    may_queue: bool,
+    /// Whether it waits in the queue.
+    queues: bool,
     /// Whether a check is denied if it does not fit.
     may_deny: bool,
     /// Whether it is counted when the request is admitted.
@@ -33,6 +37,18 @@ pub(super) struct Decided {
     pub(super) expires_at: Option<u64>,
     /// The time until which a check of the same cost is denied, or slots are held; in the past if neither is.
     pub(super) denies_until: u64,
+    /// The requests that wait for slots and may take them now.
+    pub(super) woken: Vec<LeaseId>,
+}
+
+/// The decision about a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Denied,
+    /// It waits for slots.
+    Waits,
+    /// It is admitted at this time, or its operation requires no room.
+    Allowed(u64),
 }
 
 impl<'a> Advanced<'a> {
@@ -43,11 +59,18 @@ impl<'a> Advanced<'a> {
         let needed = if operation.compares_room() { cost } else { 0 };
         let room = charge.limit().advance(state, now, needed, operation == Operation::Peek);
         let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), cost);
-        let room = if held { room.max(cost) } else { room };
+        let room = if held {
+            room.max(cost)
+        } else if operation == Operation::Reserve && charge.limit().is_held() {
+            charge.limit().own_room(state, now, cost, charge.lease_id())
+        } else {
+            room
+        };
         let fits = room >= if role == ChargeRole::Ban { 1 } else { cost };
         // A ban is not waited for.
         let waits = !fits && operation == Operation::Reserve && role != ChargeRole::Ban;
         let own_turn = if waits { own_turn(charge, state, now) } else { None };
+        let may_queue = operation == Operation::Reserve && charge.limit().is_held() && may_queue(charge, state);
         Self {
             charge,
             state,
@@ -55,6 +78,8 @@ impl<'a> Advanced<'a> {
             room,
             fits,
             own_turn,
+            may_queue,
+            queues: false,
             may_deny: match role {
                 ChargeRole::Once => false,
                 ChargeRole::Ban => operation != Operation::RenewLease,
@@ -70,13 +95,32 @@ impl<'a> Advanced<'a> {
     /// Whether this charge does not deny a check.
     #[inline]
     pub(super) fn admits(&self) -> bool {
-        self.fits || self.own_turn.is_some() || !self.may_deny
+        self.fits || self.own_turn.is_some() || self.may_queue || !self.may_deny
     }
 
     /// When it is admitted, if it may be.
     #[inline]
     pub(super) fn turn(&self) -> u64 {
         self.own_turn.unwrap_or(self.now)
+    }
+
+    /// The decision about a request of these charges. One that waits for slots is in the queues up to the first limit without room.
+    #[inline]
+    pub(super) fn judge(operation: Operation, charges: &mut [Self], now: u64) -> Verdict {
+        if !allows(operation, charges.iter().all(Self::admits)) {
+            return Verdict::Denied;
+        }
+        let turn = charges.iter().map(Self::turn).max().unwrap_or(now);
+        let lacks = |charge: &Self| charge.may_queue && !charge.fits;
+        match charges.iter().position(lacks) {
+            Some(first) if turn <= now => {
+                for charge in &mut charges[..=first] {
+                    charge.queues = charge.may_queue;
+                }
+                Verdict::Waits
+            }
+            _ => Verdict::Allowed(turn),
+        }
     }
 
     /// Applies the markers of a request. A marker without a next charge is not counted.
@@ -97,6 +141,7 @@ impl<'a> Advanced<'a> {
                 next.may_deny = false;
                 next.counts = false;
                 next.own_turn = None;
+                next.may_queue = false;
             }
         }
     }
@@ -156,9 +201,13 @@ impl<'a> Advanced<'a> {
         self.charge.role() == ChargeRole::Ban
     }
 
-    /// Decides the charge of a request that is admitted at its turn, or not.
+    /// Decides the charge of a request.
     #[inline]
-    pub(super) fn decide(self, operation: Operation, allowed: bool, turn: u64) -> Decided {
+    pub(super) fn decide(self, operation: Operation, verdict: Verdict) -> Decided {
+        let (allowed, turn) = match verdict {
+            Verdict::Denied | Verdict::Waits => (false, self.now),
+            Verdict::Allowed(turn) => (true, turn),
+        };
         let Self {
             charge,
             state,
@@ -166,6 +215,8 @@ impl<'a> Advanced<'a> {
             room,
             fits,
             own_turn,
+            may_queue,
+            queues,
             may_deny,
             counts,
             denies,
@@ -173,9 +224,14 @@ impl<'a> Advanced<'a> {
             now,
         } = self;
         let (limit, cost, role) = (charge.limit(), charge.cost(), charge.role());
+        // Slots are taken at the turn.
+        let is_unmarked = role == ChargeRole::Once && room == limit.quota();
+        let takes_later = limit.is_held() && allowed && counts && turn > now && !is_unmarked;
 
         let change = match operation {
             Operation::Check | Operation::Reserve if denies => Change::Deny,
+            Operation::Reserve if queues => Change::Queue,
+            Operation::Reserve if limit.is_held() && !(allowed && counts && turn <= now) => Change::Leave,
             // Its repetitions would be admitted before it.
             Operation::Reserve if turn > now && role == ChargeRole::Once && room == limit.quota() => Change::Nothing,
             Operation::Reserve if allowed && counts && turn > now => Change::Reserve(Turn {
@@ -201,14 +257,18 @@ impl<'a> Advanced<'a> {
             changed, reset, lasts, ..
         } = effect;
         let room = match change {
-            Change::Add | Change::Reserve(_) if changed && role != ChargeRole::Ban => room.saturating_sub(cost),
+            Change::Add | Change::Reserve(_) if changed && role != ChargeRole::Ban && !limit.is_held() => {
+                room.saturating_sub(cost)
+            }
             Change::Add
             | Change::Reserve(_)
             | Change::Deny
             | Change::Nothing
             | Change::Refund { .. }
             | Change::Renew
-            | Change::End => effect.room,
+            | Change::End
+            | Change::Queue
+            | Change::Leave => effect.room,
         };
         let lacks_room = match role {
             ChargeRole::Once => !fits && operation.compares_room(),
@@ -216,12 +276,15 @@ impl<'a> Advanced<'a> {
             ChargeRole::Counted | ChargeRole::CheckedOnly if operation == Operation::RenewLease => {
                 !allowed && may_deny && !fits
             }
+            ChargeRole::Counted | ChargeRole::CheckedOnly if limit.is_held() => {
+                !allowed && may_deny && !fits && (!may_queue || verdict == Verdict::Waits)
+            }
             // One that would wait does not deny.
             ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost && own_turn.is_none(),
         };
         // The cost of a ban is its length.
         let needed = if role == ChargeRole::Ban { 1 } else { cost };
-        let wait = if room < needed {
+        let wait = if room < needed || limit.is_held() {
             limit.wait(state, now, needed)
         } else {
             0
@@ -232,13 +295,19 @@ impl<'a> Advanced<'a> {
             state.restore(saved);
         }
         let mut charge_state = ChargeState::new(room, retry_after, Duration::from_micros(reset));
-        if effect.turn > now {
-            charge_state = charge_state.at(Duration::from_micros(effect.turn));
+        let counts_at = if takes_later { turn } else { effect.turn };
+        if counts_at > now {
+            charge_state = charge_state.at(Duration::from_micros(counts_at));
         }
         Decided {
             charge_state,
             expires_at: changed.then_some(now + lasts),
             denies_until: now.saturating_add(kept_for),
+            woken: if limit.is_held() {
+                state.take_woken()
+            } else {
+                Vec::new()
+            },
         }
     }
 }
@@ -254,7 +323,15 @@ fn own_turn(charge: &Charge<'_>, state: &State, now: u64) -> Option<u64> {
     (turn - now <= longest_us).then_some(turn)
 }
 
+/// Whether a charge may wait in the queue for slots.
+#[cold]
+fn may_queue(charge: &Charge<'_>, state: &State) -> bool {
+    let Waiting { longest_us, most } = charge.waits();
+    let waits = charge.role() == ChargeRole::Counted && longest_us > 0;
+    waits && charge.limit().may_queue(state, charge.cost(), charge.lease_id(), most)
+}
+
 /// Whether a request is allowed, given whether all of its charges fit.
-pub(super) fn allows(operation: Operation, fit: bool) -> bool {
+fn allows(operation: Operation, fit: bool) -> bool {
     fit || !operation.requires_room()
 }

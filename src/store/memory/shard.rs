@@ -413,6 +413,7 @@ mod tests {
             charge_state: ChargeState::new(4, None, Duration::from_secs(1)),
             expires_at: Some(2),
             denies_until: 0,
+            woken: Vec::new(),
         };
         let mut shard = Shard::new(1_000);
         let (stay, go) = ids.split_at(100);

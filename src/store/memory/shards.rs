@@ -1,6 +1,7 @@
 use std::{
     borrow::Cow,
     hash::RandomState,
+    slice,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -11,7 +12,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    charging::{Advanced, Decided, allows},
+    charging::{Advanced, Decided, Verdict},
     clock::Clock,
     shard::{Id, Shard},
 };
@@ -20,8 +21,9 @@ use crate::{
     limit::State,
     observe::metrics::MemoryMetrics,
     store::{
-        Charge, ChargeRole, ChargeState, Operation, Outcome, StoreRequest, StoreResponse,
+        Charge, ChargeRole, ChargeState, LeaseId, Operation, Outcome, StoreRequest, StoreResponse,
         fold::{Folded, Folds, fold},
+        wakes::wake_all,
     },
 };
 
@@ -67,6 +69,15 @@ impl Shards {
     }
 }
 
+/// What follows from decisions when no shard is locked.
+#[derive(Default)]
+struct Unlocked {
+    /// The number of keys that were evicted before they expired.
+    evicted: u64,
+    /// The requests that wait for slots and may take them now.
+    woken: Vec<LeaseId>,
+}
+
 /// Decisions.
 impl Shards {
     #[inline]
@@ -95,10 +106,9 @@ impl Shards {
             None => new.insert(State::new(charge.limit())),
         };
 
-        let advanced = Advanced::new(operation, charge, state, now);
-        let allowed = allows(operation, advanced.admits());
-        let turn = advanced.turn();
-        let decided = advanced.decide(operation, allowed, turn);
+        let mut advanced = Advanced::new(operation, charge, state, now);
+        let verdict = Advanced::judge(operation, slice::from_mut(&mut advanced), now);
+        let decided = advanced.decide(operation, verdict);
 
         if let Some(count) = counted {
             if count.update(&decided, now) {
@@ -108,13 +118,18 @@ impl Shards {
             let evicted = shard.insert(&id, state, &decided, expires_at, now);
             drop(shard);
             self.count(evicted.into());
+        } else {
+            drop(shard);
         }
+        wake_all(&decided.woken);
+        let allowed = matches!(verdict, Verdict::Allowed(_));
         StoreResponse {
             server_time: Duration::from_micros(now),
             outcomes: SmallVec::from_buf([Outcome {
                 allowed,
                 units: allowed.into(),
                 is_cached: false,
+                is_waiting: verdict == Verdict::Waits,
                 states: SmallVec::from_buf([decided.charge_state]),
             }]),
         }
@@ -132,21 +147,22 @@ impl Shards {
         let mut shards = self.lock_all(ids.iter().flatten().map(|id| id.hash));
         let now = self.clock.now();
 
-        let mut evicted = 0;
+        let mut unlocked = Unlocked::default();
         let decide = |(request, ids): (&Folded<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation {
             Operation::Reset => Self::reset(request, ids, &mut shards),
-            Operation::Check if request.units > 1 => Self::decide_units(request, ids, &mut shards, now, &mut evicted),
+            Operation::Check if request.units > 1 => Self::decide_units(request, ids, &mut shards, now, &mut unlocked),
             Operation::Check
             | Operation::Reserve
             | Operation::Charge
             | Operation::Peek
             | Operation::Refund { .. }
             | Operation::RenewLease
-            | Operation::EndLease => Self::decide_several(request, ids, &mut shards, now, &mut evicted),
+            | Operation::EndLease => Self::decide_several(request, ids, &mut shards, now, &mut unlocked),
         };
         let outcomes = folded.iter().zip(&ids).map(decide).collect();
         drop(shards);
-        self.count(evicted);
+        self.count(unlocked.evicted);
+        wake_all(&unlocked.woken);
         StoreResponse {
             server_time: Duration::from_micros(now),
             outcomes,
@@ -168,7 +184,7 @@ impl Shards {
         ids: &[Id<'_>],
         shards: &mut Locked<'_>,
         now: u64,
-        evicted: &mut u64,
+        unlocked: &mut Unlocked,
     ) -> Outcome {
         let peek = Folded {
             operation: Operation::Peek,
@@ -176,7 +192,7 @@ impl Shards {
             folds: Folds::default(),
             units: 1,
         };
-        let peeked = Self::decide_several(&peek, ids, shards, now, evicted);
+        let peeked = Self::decide_several(&peek, ids, shards, now, unlocked);
         let charges = request.charges.iter();
         let fitting = charges
             .zip(peeked.states())
@@ -191,7 +207,7 @@ impl Shards {
             folds: request.folds.clone(),
             units: 1,
         };
-        let decided = Self::decide_several(&check, ids, shards, now, evicted);
+        let decided = Self::decide_several(&check, ids, shards, now, unlocked);
         decided.of_units(u32::try_from(fitting).unwrap_or(u32::MAX))
     }
 
@@ -200,7 +216,7 @@ impl Shards {
         ids: &[Id<'_>],
         shards: &mut Locked<'_>,
         now: u64,
-        evicted: &mut u64,
+        unlocked: &mut Unlocked,
     ) -> Outcome {
         let Folded {
             operation,
@@ -232,12 +248,10 @@ impl Shards {
             Advanced::keep_repeated(&mut advanced);
         }
         Advanced::apply_bans(operation, &mut advanced);
-        let allowed = allows(operation, advanced.iter().all(Advanced::admits));
-        let turn = advanced.iter().map(Advanced::turn).max().unwrap_or(now);
-        let decided = advanced
-            .into_iter()
-            .map(|charge| charge.decide(operation, allowed, turn));
+        let verdict = Advanced::judge(operation, &mut advanced, now);
+        let decided = advanced.into_iter().map(|charge| charge.decide(operation, verdict));
         let decided: SmallVec<[Decided; 4]> = decided.collect();
+        unlocked.woken.extend(decided.iter().flat_map(|decided| &decided.woken));
 
         let counts = ids.iter().zip(states).zip(&decided).zip(known);
         let (known, new): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) = counts.partition(|(_, known)| *known);
@@ -248,11 +262,14 @@ impl Shards {
         for (((id, state), decided), _) in new {
             if let Some(expires_at) = decided.expires_at {
                 let shard = shards.of(id.hash);
-                *evicted += u64::from(shard.insert(id, state, decided, expires_at, now));
+                unlocked.evicted += u64::from(shard.insert(id, state, decided, expires_at, now));
             }
         }
         let states: SmallVec<[ChargeState; 4]> = decided.iter().map(|decided| decided.charge_state).collect();
-        Outcome::new(allowed, folds.unfold(&states))
+        Outcome {
+            is_waiting: verdict == Verdict::Waits,
+            ..Outcome::new(matches!(verdict, Verdict::Allowed(_)), folds.unfold(&states))
+        }
     }
 }
 

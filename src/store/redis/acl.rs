@@ -23,6 +23,9 @@ const COMMANDS: [&str; 19] = [
     "zscore",
 ];
 
+/// The commands for the messages that wake requests which wait for slots. A store works without them.
+const MESSAGES: [&str; 2] = ["publish", "subscribe"];
+
 /// The command that creates a user with the permissions of a store with this prefix. A strict user may only run scripts that
 /// Redis has already.
 fn acl_line(prefix: &str, strict: bool) -> String {
@@ -31,7 +34,10 @@ fn acl_line(prefix: &str, strict: bool) -> String {
         false => ("limiter", " +eval"),
     };
     let commands = COMMANDS.join(" +");
-    format!("ACL SETUSER {user} reset on >password ~{prefix}:* +ping{eval} +evalsha +{commands}")
+    let messages = MESSAGES.join(" +");
+    format!(
+        "ACL SETUSER {user} reset on >password ~{prefix}:* &{prefix}:* +ping{eval} +evalsha +{commands} +{messages}"
+    )
 }
 
 /// The errors up to Redis 7.0 and since 7.2 if a script calls a command without permission.
@@ -173,7 +179,8 @@ mod tests {
             .filter_map(|rest| rest.split_once('\''))
             .map(|(command, _)| command.to_lowercase())
             .collect();
-        assert_eq!(called, COMMANDS.map(str::to_owned).into());
+        let permitted = COMMANDS.iter().chain(&MESSAGES[..1]);
+        assert_eq!(called, permitted.map(|command| (*command).to_owned()).collect());
     }
 
     #[test]
@@ -223,7 +230,7 @@ mod tests {
             let text = refusal.explain("shop");
             assert!(text.contains(names) && text.contains(error), "{text}");
             assert!(
-                text.contains("`ACL SETUSER limiter reset on >password ~shop:* +ping "),
+                text.contains("`ACL SETUSER limiter reset on >password ~shop:* &shop:* +ping "),
                 "{text}"
             );
         }

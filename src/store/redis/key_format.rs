@@ -54,6 +54,11 @@ impl KeyFormat {
         rest.is_some_and(<[u8]>::is_empty)
     }
 
+    /// The channel of a process, such as `quota:1:wake:4503599627370495`.
+    pub(super) fn wake_channel(&self, process: u64) -> String {
+        format!("{}wake:{process}", self.head)
+    }
+
     /// The key of a trial in the slot of this hash tag, such as `quota:1:trial:{0}`.
     pub(super) fn trial_key(&self, tag: &str) -> Bytes {
         format!("{}trial:{{{tag}}}", self.head).into()

@@ -23,6 +23,7 @@ mod task;
 mod threads;
 mod trial;
 mod url;
+mod wakes;
 
 pub use self::{
     builder::{ApplicationClient, RedisStoreBuilder},

@@ -11,7 +11,7 @@ use super::{
     request::OwnedRequest,
 };
 use crate::{
-    limit::MAX_EXACT,
+    limit::{MAX_EXACT, RETRY_US},
     store::{ChargeRole, ChargeState, Outcome},
 };
 
@@ -35,6 +35,8 @@ pub(super) struct ScriptReply {
 pub(super) struct RequestReply {
     /// How many of the requests are admitted: the first ones.
     pub(super) admitted: u64,
+    /// Whether the request, which is not merged, waits for slots.
+    pub(super) is_waiting: bool,
     /// The state of each key after the last request.
     pub(super) states: SmallVec<[ChargeState; 1]>,
 }
@@ -103,7 +105,7 @@ impl RequestReply {
         charges: impl Iterator<Item = (&'a [Double; 4], &'a Bounds)>,
         errors: &[String],
     ) -> Result<Self, CallFailure> {
-        let mut admitted = None;
+        let (mut admitted, mut is_waiting) = (None, false);
         let mut states = SmallVec::with_capacity(shape.keys);
         for ([count, remaining, wait, reset_after], bounds) in charges {
             let count = f64::from_le_bytes(*count);
@@ -124,6 +126,10 @@ impl RequestReply {
                 return Err(Failure::malformed_reply().into());
             }
             let (wait, turn) = match f64::from_le_bytes(*wait) {
+                wait if wait < 0.0 && count == 0 && bounds.may_queue => {
+                    is_waiting = true;
+                    (Some(Duration::from_micros(RETRY_US)), None)
+                }
                 wait if wait < 0.0 => (
                     None,
                     Some(server_time + duration((-wait).to_le_bytes(), bounds.turn_us)?),
@@ -145,7 +151,11 @@ impl RequestReply {
         if denies && !(waits && shape.requires_room) || waits && !may_wait || counts_later && denies {
             return Err(Failure::malformed_reply().into());
         }
-        Ok(Self { admitted, states })
+        Ok(Self {
+            admitted,
+            is_waiting,
+            states,
+        })
     }
 }
 
@@ -162,7 +172,10 @@ impl RequestReply {
             return Outcome::new(true, request.folds.unfold(&states)).of_units(units);
         }
         if nth >= self.admitted {
-            return Outcome::new(false, request.folds.unfold(&self.states));
+            return Outcome {
+                is_waiting: self.is_waiting,
+                ..Outcome::new(false, request.folds.unfold(&self.states))
+            };
         }
 
         let admitted_later = self.admitted - 1 - nth;

@@ -21,6 +21,8 @@ pub(super) struct Bounds {
     /// The time until a reservation counts: that of a request is the latest turn of its charges, each of which is within the
     /// longest wait of the charge.
     pub(super) turn_us: u64,
+    /// Whether the request may wait for slots of this charge.
+    pub(super) may_queue: bool,
 }
 
 impl Bounds {
@@ -31,6 +33,7 @@ impl Bounds {
         // A marker may exempt the other charges.
         let counts = request.is_check() && !request.has_marker();
         request.charges.iter().map(move |charge| Self {
+            may_queue: turn_us.is_some() && charge.limit.is_held(),
             turn_us: turn_us.unwrap_or_default(),
             ..Self::of_charge(charge, counts)
         })
@@ -47,6 +50,7 @@ impl Bounds {
             wait_us,
             reset_us,
             turn_us: 0,
+            may_queue: false,
         }
     }
 }

@@ -1,7 +1,8 @@
 use std::sync::LazyLock;
 
 use crate::limit::{
-    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, MAX_EXACT, MAX_TOTAL, NEVER, RETRY_US, SLACK, STEPS,
+    BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_US, QUEUE_AT, RETRY_US, SLACK,
+    STEPS,
 };
 
 /// A Lua script and its SHA-1 digest, by which `EVALSHA` names it.
@@ -23,6 +24,7 @@ const SOURCE: &str = concat!(
     include_str!("../../../lua/sliding_counter.lua"),
     include_str!("../../../lua/fixed_window.lua"),
     include_str!("../../../lua/token_bucket.lua"),
+    include_str!("../../../lua/slot_queue.lua"),
     include_str!("../../../lua/concurrency.lua"),
     include_str!("../../../lua/single.lua"),
     include_str!("../../../lua/charges.lua"),
@@ -46,7 +48,7 @@ const ALL_READS: u64 = 8 * BUDGET as u64;
 /// The constants of the script, which a call of the script would otherwise make anew.
 ///
 /// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
-const CONSTANTS: [(&str, u64); 27] = [
+const CONSTANTS: [(&str, u64); 30] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
@@ -71,6 +73,9 @@ const CONSTANTS: [(&str, u64); 27] = [
     ("LONGER_WINDOWS", LONGER_WINDOWS as u64),
     ("MAX_TOTAL", MAX_TOTAL),
     ("NEVER", NEVER),
+    ("PLACE_BYTES", 24),
+    ("PLACE_US", PLACE_US),
+    ("QUEUE_AT", QUEUE_AT),
     ("RETRY_US", RETRY_US),
     ("SLACK", SLACK),
     ("STEPS", STEPS),

@@ -8,6 +8,7 @@ use super::{
     request::{HashedRequest, OwnedRequest},
     script::SCRIPT,
     trial::ready,
+    wakes::Subscription,
 };
 use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreStatus, uncounted};
 
@@ -47,6 +48,9 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 ///
 /// With both libraries built in, fred connects if it supports the URL with the features that are on, else redis-rs;
 /// [`client_library`](crate::RedisStoreBuilder::client_library) sets one.
+///
+/// The first request that waits for [slots](crate::Concurrency#waiting-for-a-slot) adds a connection, to one server, which receives
+/// the messages that wake such requests.
 ///
 /// The connections belong to the runtime in which the store was built, and end with it. Checks can be made in other runtimes, and
 /// a runtime that ends delays no check of another.
@@ -128,6 +132,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 #[must_use]
 pub struct RedisStore {
     queues: Arc<CommitQueues>,
+    subscription: Arc<Subscription>,
 }
 
 /// Operations.
@@ -135,6 +140,7 @@ impl RedisStore {
     pub(super) fn new(queues: CommitQueues) -> Self {
         Self {
             queues: Arc::new(queues),
+            subscription: Arc::default(),
         }
     }
 
@@ -188,6 +194,10 @@ impl RedisStore {
 impl Store for RedisStore {
     fn id(&self) -> Option<StoreId> {
         Some(StoreId::of(&self.queues))
+    }
+
+    fn receive_wakes(&self) {
+        self.subscription.begin(&self.queues.backend);
     }
 
     fn status(&self) -> Option<StoreStatus> {

@@ -806,7 +806,7 @@ async fn a_layer_waits_as_long_as_each_policy_with_another_key_allows() {
     let windows = || Policy::new("windows", FixedWindow::per_minute(4));
     for (with, waits) in [
         (log().key(all()), 0),
-        (slots().key(all()), 0),
+        (slots().key(all()), 2),
         (windows().key(all()), 0),
         (log().key(all()).wait_up_to(SECOND), 1),
         (log().key(all()).wait_up_to(9 * SECOND), 2),

@@ -94,6 +94,24 @@ struct Taken<'a> {
     cost: u64,
 }
 
+/// The names of the policies.
+const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+
+impl Planned {
+    /// A charge in this role, of this lease if its limit has leases.
+    fn charge_of<'a>(&self, lease: Taken<'a>, role: ChargeRole, keys: &'a [Key], window: Duration) -> Charge<'a> {
+        let charge = Charge::new(NAMES[lease.policy], lease.limit, &keys[lease.key], lease.cost)
+            .wait_up_to(window / 2 * self.admission as u32)
+            .max_waiting([500, 3, 20][self.admission % 3]);
+        // Checks with ids of their own are not merged, and requests that differ in more than their keys are sent apart.
+        let charge = match lease.limit {
+            Limit::Concurrency(_) => charge.lease(lease.id),
+            _ => charge,
+        };
+        in_role(charge, role)
+    }
+}
+
 /// Most charges cost 1, few of them more than any limit.
 fn costs() -> impl Strategy<Value = u64> + Clone {
     prop_oneof![48 => Just(1), 16 => 1..=4u64, 1 => Just(u64::MAX)]
@@ -362,9 +380,10 @@ async fn agree_for<const LASTS: usize>(
 
     let mut keys = ["j", "k", "l"].map(Key::from);
     let mut latest = 0;
-    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let mut admissions = Vec::new();
     let mut taken: Vec<Taken<'_>> = Vec::new();
+    // Requests that wait for slots, with the leases and roles of their charges.
+    let mut waiting: Vec<Vec<(Taken<'_>, ChargeRole)>> = Vec::new();
     let mut recent = Vec::new();
     let mut total = 0;
     for number in 0..steps {
@@ -406,13 +425,23 @@ async fn agree_for<const LASTS: usize>(
         }
 
         let limit_of = |policy: usize| &policies[policy][number / LASTS % policies[policy].len()];
-        let mut charges_of = |planned: &Planned| -> Vec<_> {
-            let charges = planned.charges.iter().map(|(policy, cost, role)| {
+        let mut charges_of = |planned: &Planned| -> (Vec<_>, Vec<_>) {
+            let charge_of = |(lease, role)| planned.charge_of(lease, role, &keys, window);
+            let checks_again = planned.operation == Operation::Reserve && planned.admission % 4 != 2;
+            if checks_again && !waiting.is_empty() {
+                let again = waiting.remove(planned.admission % waiting.len());
+                let charges = again.iter().copied().map(charge_of).collect();
+                return (again, charges);
+            }
+            let leases = planned.charges.iter().map(|(policy, cost, role)| {
                 let takes = matches!(
                     planned.operation,
                     Operation::Check | Operation::Reserve | Operation::Charge
                 );
-                let same = |lease: &&Taken<'_>| lease.policy == *policy && lease.key == planned.key;
+                // What waits is not renewed: it holds nothing yet.
+                let renews = planned.operation == Operation::RenewLease;
+                let waits = |id| renews && waiting.iter().flatten().any(|(lease, _)| lease.id == id);
+                let same = |lease: &&Taken<'_>| lease.policy == *policy && lease.key == planned.key && !waits(lease.id);
                 let earlier = taken.iter().rev().filter(same).nth(planned.admission);
                 let lease = earlier.copied().filter(|_| !takes).unwrap_or_else(|| Taken {
                     id: LeaseId::random(),
@@ -424,17 +453,11 @@ async fn agree_for<const LASTS: usize>(
                 if takes {
                     taken.push(lease);
                 }
-                let charge = Charge::new(names[*policy], lease.limit, &keys[planned.key], lease.cost)
-                    .wait_up_to(window / 2 * planned.admission as u32)
-                    .max_waiting([500, 3, 20][planned.admission % 3]);
-                // Checks with ids of their own are not merged, and requests that differ in more than their keys are sent apart.
-                let charge = match lease.limit {
-                    Limit::Concurrency(_) => charge.lease(lease.id),
-                    _ => charge,
-                };
-                in_role(charge, *role)
+                (lease, *role)
             });
-            charges.collect()
+            let leases: Vec<_> = leases.collect();
+            let charges = leases.iter().copied().map(charge_of).collect();
+            (leases, charges)
         };
         recent.push(format!("{} {next:?}", clock.now()));
         let sent = next.requests.iter();
@@ -444,7 +467,7 @@ async fn agree_for<const LASTS: usize>(
             .collect();
         let requests = sent.iter();
         let requests: Vec<_> = requests
-            .map(|(operation, charges)| StoreRequest::new(*operation, charges))
+            .map(|(operation, (_, charges))| StoreRequest::new(*operation, charges))
             .collect();
         total += requests.len();
         let in_memory = memory.decide(&requests).await.expect("memory answers");
@@ -461,6 +484,11 @@ async fn agree_for<const LASTS: usize>(
             differs.map(|request| &in_redis.outcomes()[request]),
             &recent[recent.len().saturating_sub(20)..],
         );
+        let waits = sent
+            .iter()
+            .zip(in_redis.outcomes())
+            .filter(|(_, outcome)| outcome.is_waiting());
+        let waits: Vec<_> = waits.map(|((_, (leases, _)), _)| leases.clone()).collect();
         if number % EXPIRY_EVERY == 0 {
             let early = expire_early(redis, clock, requests.iter().zip(in_redis.outcomes())).await;
             assert!(
@@ -482,6 +510,7 @@ async fn agree_for<const LASTS: usize>(
             slot.map_or(clock.now(), |slot| slot.as_micros() as u64)
         });
         admissions.extend(slots.collect::<BTreeSet<_>>());
+        waiting.extend(waits);
     }
     total
 }

@@ -7,11 +7,11 @@ use fred::{
     types::{Builder, ClusterHash, CustomCommand, config::Config},
 };
 use tower_quota::{
-    ClientLibrary, RedisStore,
-    store::{ErrorKind, Operation},
+    ClientLibrary, Concurrency, Key, RedisStore,
+    store::{Charge, ErrorKind, LeaseId, Operation, Store, StoreRequest},
 };
 
-use crate::support::{Algorithm, Cluster, Redis, Sentinel, decide, each_client, patient, try_decide};
+use crate::support::{Algorithm, Cluster, Redis, Sentinel, decide, each_client, eventually, patient, try_decide};
 
 each_client! {
     the_plain_user_has_all_permissions_that_a_limiter_needs
@@ -72,6 +72,25 @@ async fn do_all(store: &RedisStore) {
     }
 }
 
+/// A request waits for a slot, whose release wakes it.
+async fn wait_for_a_slot(redis: &Redis, store: &RedisStore) {
+    let (limit, key) = (Concurrency::new(1).into(), Key::from("42"));
+    let leases = [LeaseId::random(), LeaseId::random()];
+    for (operation, lease) in [(Operation::Check, 0), (Operation::Reserve, 1), (Operation::EndLease, 0)] {
+        let charge = Charge::new("streams", &limit, &key, 1).lease(leases[lease]);
+        let charges = [charge.wait_up_to(Duration::from_secs(1))];
+        let response = store.decide(&[StoreRequest::new(operation, &charges)]).await;
+        let waits = response.expect("Redis replies").outcomes()[0].is_waiting();
+        assert_eq!(waits, operation == Operation::Reserve);
+    }
+    store.receive_wakes();
+    eventually("the store has subscribed", async || {
+        let channels: Vec<String> = redis.command("PUBSUB", ["CHANNELS", "quota:1:wake:*"]).await;
+        channels.len() == 1
+    })
+    .await;
+}
+
 /// The commands that Redis refused, without those that fred sends on connecting and does not need.
 async fn refused(redis: &Redis) -> Vec<String> {
     let log: Vec<HashMap<String, String>> = redis.command("ACL", ["LOG"]).await;
@@ -87,6 +106,7 @@ async fn the_plain_user_has_all_permissions_that_a_limiter_needs(library: Client
     allow(&redis, PLAIN).await;
     let store = connect(library, &url(&redis, "limiter")).await;
     do_all(&store).await;
+    wait_for_a_slot(&redis, &store).await;
     assert_eq!(refused(&redis).await, [""; 0]);
     no_other_command_runs(&redis, "limiter", &["KEYS *", "FLUSHALL", "GET other", "CONFIG GET *"]).await;
 }
@@ -100,6 +120,7 @@ async fn the_strict_user_works_after_the_script_is_loaded(library: ClientLibrary
 
     let store = connect(library, &url(&redis, "strict-limiter")).await;
     do_all(&store).await;
+    wait_for_a_slot(&redis, &store).await;
     assert_eq!(refused(&redis).await, [""; 0]);
     let forbidden = [
         "EVAL redis.call('TIME') 0",

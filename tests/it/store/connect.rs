@@ -94,8 +94,8 @@ async fn a_missing_command_is_named(library: ClientLibrary) {
         set_user(&redis, without.trim_end()).await;
         redis.command::<()>("SCRIPT", ["FLUSH"]).await;
         let connected = builder(library).url(&url(&redis, "limiter")).connect().await;
-        if command == "ping" {
-            drop(connected.expect("a check needs no `PING`"));
+        if ["ping", "publish", "subscribe"].contains(&command) {
+            drop(connected.expect("a check needs no `PING` and no message"));
             continue;
         }
         let error = connected.expect_err(command).to_string();

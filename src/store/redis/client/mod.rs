@@ -18,6 +18,7 @@ use super::{
     failure::Failure,
     reply::RawReply,
     script::{EvalCommand, Script},
+    wakes::Event,
 };
 use crate::store::health::{Health, Node};
 
@@ -61,6 +62,18 @@ impl RedisClient {
             }
         };
         deadline.wait(reply).await.unwrap_or(Err(Failure::Timeout))
+    }
+
+    /// Receives the messages of a channel on a connection of its own, until that is lost or refused.
+    pub(super) async fn receive_messages(&self, channel: &str, receive: &(dyn Fn(Event<'_>) + Sync)) -> Failure {
+        match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(client) => client.receive_messages(channel, receive).await,
+            #[cfg(feature = "cluster")]
+            Self::RedisRs(client) => client.receive_messages(channel, receive).await,
+            #[cfg(test)]
+            Self::Simulated(_) => std::future::pending().await,
+        }
     }
 
     /// A hash tag in a slot of each known primary; an error if none is known.

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     Key, Limit, MemoryStore,
+    limit::PLACE_US,
     store::{
         Charge, ChargeRole, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest,
         health::Health,
@@ -354,6 +355,7 @@ impl Network {
         }
 
         let micros = |time: Duration| time.as_micros() as f64;
+        let is_waiting = last.as_ref().is_some_and(Outcome::is_waiting);
         let states = last.map(|outcome| outcome.states).unwrap_or_default();
         for ChargeState {
             remaining,
@@ -364,7 +366,10 @@ impl Network {
         } in states
         {
             let counts_later = decided_at.map_or(0.0, |turn| now as f64 - micros(turn));
-            let wait = retry_after.map_or(counts_later, micros);
+            let wait = match retry_after {
+                Some(_) if is_waiting => -(PLACE_US as f64),
+                retry_after => retry_after.map_or(counts_later, micros),
+            };
             numbers.extend([admitted as f64, remaining as f64, wait, micros(reset_after)]);
         }
     }

@@ -2,25 +2,36 @@ mod connection;
 mod error;
 mod settings;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
+    time::Duration,
 };
 
 use fred::{
     bytes_utils::Str,
     clients::Client,
-    interfaces::ClientLike,
+    error::Error,
+    interfaces::{ClientLike, EventInterface, PubsubInterface},
     types::{
-        ClusterHash, CustomCommand, Resp3Frame, Value,
+        ClusterHash, CustomCommand, Message, Resp3Frame, Value,
         config::{Config, ServerConfig},
     },
+};
+use tokio::{
+    sync::broadcast::{self, error::RecvError},
+    time::timeout,
 };
 
 use self::{
     connection::{Connection, UnansweredCall},
-    error::call_failure,
-    settings::{build, check_settings, send_once},
+    error::{call_failure, connect_failure},
+    settings::{build, check_settings, send_once, subscriber},
 };
 use crate::{
     ConfigError,
@@ -32,7 +43,8 @@ use crate::{
             failure::{Failure, is_of_replica, shortened_bytes},
             reply::RawReply,
             script::{EvalCommand, Script},
-            task::DetachOnDrop,
+            task::{AbortOnDrop, DetachOnDrop},
+            wakes::Event,
         },
     },
 };
@@ -143,6 +155,77 @@ impl FredClient {
             connection.reconnect();
         }
         reply
+    }
+}
+
+/// Messages.
+impl FredClient {
+    /// Receives the messages of a channel, on a client with the configuration of the others.
+    pub(in crate::store::redis) async fn receive_messages(
+        &self,
+        channel: &str,
+        receive: &(dyn Fn(Event<'_>) + Sync),
+    ) -> Failure {
+        let Some(sender) = self.connection() else {
+            return Failure::Unreachable("the pool is empty".into());
+        };
+        match self.subscribed(sender, channel).await {
+            Ok((messages, connection)) => {
+                receive(Event::Subscribed);
+                // The script publishes with the permissions of the other connections.
+                let publish = CustomCommand::new_static("PUBLISH", ClusterHash::Random, false);
+                let client = sender.client.with_options(&send_once(Deadline::new(SUBSCRIBE_TIMEOUT)));
+                let published = client.custom_raw(publish, vec![channel, ""]).await;
+                if let Ok(Resp3Frame::SimpleError { data, .. }) = published {
+                    receive(Event::Refused(Failure::of_call(data)));
+                }
+                pass_on(messages, connection, receive).await
+            }
+            Err(failure) => failure,
+        }
+    }
+
+    /// A client that is subscribed to a channel: its messages, and the task of its connection.
+    async fn subscribed(
+        &self,
+        other: &Connection,
+        channel: &str,
+    ) -> Result<(broadcast::Receiver<Message>, AbortOnDrop<Result<(), Error>>), Failure> {
+        let client = subscriber(other.client.client_config()).map_err(call_failure)?;
+        let messages = client.message_rx();
+        let connecting = timeout(SUBSCRIBE_TIMEOUT, client.init()).await;
+        let connection = connecting.map_err(|_| Failure::Timeout)?;
+        let connection = AbortOnDrop(connection.map_err(|error| connect_failure(&error))?);
+        let subscribing = timeout(SUBSCRIBE_TIMEOUT, client.subscribe(channel)).await;
+        subscribing.map_err(|_| Failure::Timeout)?.map_err(call_failure)?;
+        Ok((messages, connection))
+    }
+}
+
+/// The time for the connection of a subscription, and again for the subscription.
+const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Passes on messages until the connection is lost.
+async fn pass_on(
+    mut messages: broadcast::Receiver<Message>,
+    mut connection: AbortOnDrop<Result<(), Error>>,
+    receive: &(dyn Fn(Event<'_>) + Sync),
+) -> Failure {
+    loop {
+        let mut next = pin!(messages.recv());
+        let message = poll_fn(|cx| match next.as_mut().poll(cx) {
+            Poll::Ready(message) => Poll::Ready(Some(message)),
+            Poll::Pending => Pin::new(&mut connection.0).poll(cx).map(|_| None),
+        });
+        match message.await {
+            Some(Ok(message)) => {
+                if let Some(content) = message.value.as_bytes() {
+                    receive(Event::Message(content));
+                }
+            }
+            Some(Err(RecvError::Lagged(_))) => receive(Event::Subscribed),
+            Some(Err(RecvError::Closed)) | None => return Failure::Unreachable("the connection was lost".into()),
+        }
     }
 }
 

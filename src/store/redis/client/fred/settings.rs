@@ -47,6 +47,16 @@ pub(super) fn build(config: Config) -> Result<Client, Error> {
         .build()
 }
 
+/// Builds a client for a subscription. It ends with its connection.
+pub(super) fn subscriber(config: Config) -> Result<Client, Error> {
+    Builder::from_config(config)
+        .with_connection_config(|connection| {
+            connection.connection_timeout = Duration::from_secs(1);
+            connection.internal_command_timeout = Duration::from_secs(1);
+        })
+        .build()
+}
+
 /// Refuses a client that cannot serve a limiter, and names the setting to change.
 pub(super) fn check_settings(client: &Client) -> Result<(), ConfigError> {
     let connection = client.connection_config();

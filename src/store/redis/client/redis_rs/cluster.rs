@@ -104,6 +104,13 @@ impl Cluster {
         Some(primary.health.clone())
     }
 
+    /// One of the nodes, each of which receives the messages that are published to any.
+    pub(super) fn any_node(&self) -> Option<ConnectionInfo> {
+        let nodes: Vec<_> = self.shared.slots().nodes.keys().cloned().collect();
+        let (host, port) = fastrand::choice(nodes)?;
+        Some(at(&self.shared.template, host, port))
+    }
+
     /// A hash tag in a slot of each primary; an error if no slot has a known one.
     pub(super) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
         // One in 16,384 tags lies in the slot of a primary that has a single one.

@@ -44,6 +44,7 @@ pub(super) enum Endpoint {
 
 /// Connections to one server, which are used in turn.
 pub(in crate::store::redis) struct Node {
+    pub(super) endpoint: Arc<Endpoint>,
     connections: Vec<ManagedConnection>,
     next: AtomicUsize,
 }
@@ -56,6 +57,7 @@ impl Node {
                 .map(|_| ManagedConnection::open(endpoint.clone()))
                 .collect(),
             next: AtomicUsize::new(0),
+            endpoint,
         }
     }
 
@@ -252,11 +254,15 @@ fn reports_replica(reply: &Value) -> bool {
 }
 
 impl Endpoint {
+    pub(super) async fn server(&self) -> Result<ConnectionInfo, RedisError> {
+        match self {
+            Self::Server(server) => Ok(server.clone()),
+            Self::SentinelPrimary(sentinels) => sentinels.primary().await,
+        }
+    }
+
     async fn connect(&self) -> Result<Connection, RedisError> {
-        let server = match self {
-            Self::Server(server) => server.clone(),
-            Self::SentinelPrimary(sentinels) => sentinels.primary().await?,
-        };
+        let server = self.server().await?;
         let health = Arc::<ConnectionHealth>::default();
         let of_push = health.clone();
         let config = AsyncConnectionConfig::new()

@@ -6,12 +6,16 @@ mod slot_ranges;
 
 use std::sync::Arc;
 
-use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, PushKind, RedisError, Value,
+    aio::MultiplexedConnection,
+};
+use tokio::{sync::mpsc, time::timeout};
 
 use self::{
     cluster::Cluster,
-    connection::{Endpoint, Node, for_limiter, parse, without_library_name},
-    error::error_text,
+    connection::{CONNECT_TIMEOUT, Endpoint, Node, for_limiter, parse, without_library_name},
+    error::{ServerFailure, error_text},
     sentinel::Sentinels,
 };
 use super::NodeOfSlot;
@@ -26,6 +30,7 @@ use crate::{
             reply::RawReply,
             script::{EvalCommand, Script},
             url::{Topology, Url},
+            wakes::Event,
         },
     },
 };
@@ -125,6 +130,56 @@ impl RedisRsClient {
             }
         };
         raw_reply(reply)
+    }
+
+    /// Receives the messages of a channel.
+    pub(in crate::store::redis) async fn receive_messages(
+        &self,
+        channel: &str,
+        receive: &(dyn Fn(Event<'_>) + Sync),
+    ) -> Failure {
+        let subscribing = timeout(CONNECT_TIMEOUT, self.subscribed(channel)).await;
+        let (mut connection, mut pushes) = match subscribing {
+            Ok(Ok(subscribed)) => subscribed,
+            Ok(Err(error)) => return ServerFailure::of_connection(&error).into(),
+            Err(_) => return Failure::Timeout,
+        };
+        receive(Event::Subscribed);
+        // The script publishes with the permissions of the other connections.
+        let publish = redis::cmd("PUBLISH").arg(channel).arg("").to_owned();
+        if let Ok(Value::ServerError(error)) = connection.send_packed_command(&publish).await {
+            receive(Event::Refused(Failure::of_call(error_text(
+                error.code(),
+                error.details(),
+            ))));
+        }
+        while let Some(push) = pushes.recv().await {
+            match (push.kind, &*push.data) {
+                (PushKind::Message, [_, Value::BulkString(message)]) => receive(Event::Message(message)),
+                (PushKind::Disconnection, _) => break,
+                _ => {}
+            }
+        }
+        Failure::Unreachable("the connection was lost".into())
+    }
+
+    async fn subscribed(
+        &self,
+        channel: &str,
+    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), RedisError> {
+        let server = match self {
+            Self::SingleServer(server) => server.connections.endpoint.server().await?,
+            Self::Cluster(cluster) => cluster
+                .any_node()
+                .ok_or_else(|| RedisError::from((ErrorKind::Io, "no node of the cluster is known")))?,
+        };
+        let (sender, pushes) = mpsc::unbounded_channel();
+        let config =
+            AsyncConnectionConfig::new().set_push_sender(move |push: PushInfo| sender.send(push).map_err(drop));
+        let client = redis::Client::open(server)?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        connection.subscribe(channel).await?;
+        Ok((connection, pushes))
     }
 
     pub(in crate::store::redis) fn health(&self) -> &Arc<Health> {

@@ -1,0 +1,90 @@
+//! The messages that wake requests of this process which wait for slots.
+//!
+//! The script publishes the first part of a lease to the channel of the process that is the second part, such as
+//! `quota:1:wake:4503599627370495`, when slots are free for the request that would take it. Messages may be lost: each request
+//! looks after its place each second in any case.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::{runtime::Handle, time::sleep};
+
+use super::{acl::Refusal, backend::Backend, failure::Failure, task::AbortOnDrop};
+use crate::store::{
+    LeaseId,
+    wakes::{wake_all, wake_everyone},
+};
+
+/// The subscription of a store, which begins with the first request that waits.
+#[derive(Default)]
+pub(super) struct Subscription(Mutex<Option<AbortOnDrop<()>>>);
+
+/// What a subscription receives.
+pub(super) enum Event<'a> {
+    /// Messages are received from now on.
+    Subscribed,
+    /// Redis refuses messages of this process.
+    Refused(Failure),
+    Message(&'a [u8]),
+}
+
+/// The least pause between two attempts to subscribe, and the pause after a refusal.
+const PAUSE: Duration = Duration::from_millis(500);
+const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
+
+impl Subscription {
+    /// Subscribes in a task, unless one runs. It ends with its runtime, and with the store.
+    pub(super) fn begin(&self, backend: &Arc<Backend>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut task = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if task.as_ref().is_none_or(|task| task.0.is_finished()) {
+            let channel = backend.key_format.wake_channel(LeaseId::process());
+            *task = Some(AbortOnDrop(
+                runtime.spawn(keep_subscribed(Arc::downgrade(backend), channel)),
+            ));
+        }
+    }
+}
+
+async fn keep_subscribed(backend: Weak<Backend>, channel: String) {
+    let logged = Mutex::new(false);
+    let receive = |event: Event<'_>| match event {
+        Event::Subscribed => wake_everyone(),
+        Event::Refused(failure) => log_refusal(&failure, &logged),
+        Event::Message(number) => {
+            let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+            let id = number.and_then(|number| LeaseId::of_parts([number, LeaseId::process()]));
+            wake_all(id.as_slice());
+        }
+    };
+    loop {
+        let Some(backend) = backend.upgrade() else { return };
+        let failure = backend.client.receive_messages(&channel, &receive).await;
+        drop(backend);
+        let pause = match &failure {
+            Failure::Forbidden(_) | Failure::Refused(_) => REFUSAL_PAUSE,
+            Failure::Timeout | Failure::Unreachable(_) | Failure::Protocol(_) => PAUSE,
+        };
+        log_refusal(&failure, &logged);
+        sleep(pause).await;
+    }
+}
+
+/// Logs the first refusal.
+fn log_refusal(failure: &Failure, logged: &Mutex<bool>) {
+    let error = match failure {
+        Failure::Forbidden(Refusal { error, .. }) | Failure::Refused(error) => error,
+        Failure::Timeout | Failure::Unreachable(_) | Failure::Protocol(_) => return,
+    };
+    let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
+    if !std::mem::replace(&mut logged, true) {
+        #[cfg(feature = "tracing")]
+        tracing::info!(
+            %error,
+            "Redis refuses the messages that wake requests which wait for slots; these take up to a second longer"
+        );
+    }
+    let _ = error;
+}
