@@ -54,6 +54,7 @@
 //! | [`Store`](store::Store) | storage backend for counts: [`RedisStore`] for all replicas, [`MemoryStore`] for one process |
 //! | [`FailureMode`] | what happens to requests while the store fails |
 //! | [`RateLimitLayer`] | applies one policy or [several](RateLimitLayer#several-policies-one-decision) to a service |
+//! | [`ReadBodyLayer`] | reads request bodies that keys, costs and plans depend on |
 //! | [`Limiter`] | applies policies without HTTP |
 //! | [`Permit`] | what [`Limiter::acquire`] resolves to, which [waits](Policy::wait_up_to) until a request is admitted |
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
@@ -136,7 +137,10 @@ pub use self::{
     key::{Key, KeyExtractor},
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::{Acquire, AcquireError, BanError, Limiter, LimiterRequest, Permit},
-    middleware::{DrainBody, DrainBodyFuture, DrainBodyLayer, RateLimit, RateLimitLayer, ResponseBody, ResponseFuture},
+    middleware::{
+        DrainBody, DrainBodyFuture, DrainBodyLayer, RateLimit, RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer,
+        ResponseBody, ResponseFuture,
+    },
     policy::{IntoPolicies, Keyed, Plans, Policy, Unkeyed},
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder, StoreError},
 };

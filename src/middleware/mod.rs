@@ -16,6 +16,7 @@ mod drain;
 mod enforce;
 mod future;
 mod layer;
+mod read_body;
 mod rejected;
 mod service;
 #[cfg(feature = "tonic")]
@@ -30,5 +31,6 @@ pub use self::{
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     future::ResponseFuture,
     layer::RateLimitLayer,
+    read_body::{ReadBody, ReadBodyFuture, ReadBodyLayer},
     service::RateLimit,
 };

@@ -10,6 +10,7 @@ mod hyper;
 mod nested;
 mod observers;
 mod paths;
+mod read_body;
 mod shutdown;
 mod stack;
 mod stalls;
