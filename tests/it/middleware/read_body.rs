@@ -380,7 +380,10 @@ async fn a_slow_body_holds_no_permit_and_waits_for_one_when_it_is_read() {
     assert!(slow.as_mut().poll(&mut cx).is_pending());
 
     // The permit is free, and this clone takes it.
-    let other = service.ready().await.expect("a service that does not fail");
+    let other = tokio::time::timeout(TIME, service.ready())
+        .await
+        .expect("a permit is free");
+    let Ok(other) = other;
     assert!(slow.as_mut().poll(&mut cx).is_pending(), "it waits for the permit");
     let Ok(response) = other.call(posted(Parts::new(["hi"]))).await;
     assert_eq!(response.status(), StatusCode::OK);

@@ -13,8 +13,8 @@ use tower_quota::{
     ReadBodyFuture, ReadBodyLayer, Receipt, RedisStore, RedisStoreBuilder, ResetFormat, ResponseBody, ResponseFuture,
     SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
     key::{
-        self, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip, KeyError, Method, Or, Path, PeerAddr,
-        Route, UnixPeer,
+        self, ClientAddr, ClientAddrRejection, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip,
+        KeyError, Method, Or, Path, PeerAddr, Route, UnixPeer,
     },
     limit::{Calendar, LimitSource, ParseLimitError, Share},
     response::{BodyError, Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
@@ -38,6 +38,7 @@ fn moved<T: Unpin>() {}
 fn public_types_are_shared_and_cloned() {
     shared::<Admin>();
     shared::<ApplicationClient>();
+    shared::<ClientAddr>();
     shared::<ClientLibrary>();
     shared::<Decision>();
     shared::<Denial>();
@@ -122,6 +123,7 @@ fn errors_go_into_a_box() {
     error::<AcquireError>();
     error::<BanError>();
     error::<BodyError>();
+    error::<ClientAddrRejection>();
     error::<ConfigError>();
     error::<ConnectError>();
     error::<Denied>();
