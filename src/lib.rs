@@ -132,7 +132,10 @@ pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "cluster"))]
 pub use self::store::redis::{ApplicationClient, ClientLibrary, ConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
-    decision::{Completion, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots, response},
+    decision::{
+        Completion, CustomHeaders, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots,
+        response,
+    },
     error::ConfigError,
     key::{Key, KeyExtractor},
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},

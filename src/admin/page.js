@@ -114,7 +114,11 @@ function policyCard(policy) {
     element("ol", { tabIndex: 0, ariaLabel: `Subjects that ${policy.policy} denies most often` }, ...subjects),
   ] : [];
   return element("article", {},
-    top(policy.plan ? `${policy.policy} (${policy.plan})` : policy.policy, policy.observed ? "observes only" : "enforced", policy.observed ? "none" : ""),
+    top(
+      policy.plan ? `${policy.policy} (${policy.plan})` : policy.policy,
+      policy.observed ? "observes only" : policy.enforced_share < 1 ? `enforced for ${policy.enforced_share * 100} % of the keys` : "enforced",
+      policy.observed ? "none" : "",
+    ),
     terms([
       ["Limit", limit ?? `chosen for each request${known && ": "}${known}`],
       ["Window", limit && limits[0]?.window_seconds ? duration(limits[0].window_seconds) : null],

@@ -69,6 +69,8 @@ struct PolicyReport {
     cost: Option<u64>,
     failure_mode: String,
     observed: bool,
+    /// The share of the keys that it is enforced for: 0 if it observes only.
+    enforced_share: f64,
     ban: Option<String>,
     since: u64,
     reloaded_at: Option<u64>,
@@ -255,6 +257,7 @@ fn report_policy(
         cost: policy.cost,
         failure_mode: policy.failure_mode().to_string(),
         observed: policy.is_observed(),
+        enforced_share: policy.enforced_share(),
         ban: policy.ban(),
         since: unix_seconds(policy.context.built_at),
         reloaded_at: policy.reloaded_at.map(unix_seconds),
@@ -285,6 +288,6 @@ impl PolicyReport {
         let limits = self.limit == other.limit && self.limits == other.limits;
         let settings = self.cost == other.cost && self.failure_mode == other.failure_mode && self.ban == other.ban;
         let is_one = (&self.policy, &self.plan, self.store) == (&other.policy, &other.plan, other.store);
-        is_one && limits && settings && self.observed == other.observed
+        is_one && limits && settings && self.enforced_share == other.enforced_share
     }
 }

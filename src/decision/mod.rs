@@ -6,6 +6,7 @@ mod degree;
 #[cfg(feature = "admin")]
 mod denials;
 pub(crate) mod denied;
+mod enforced_share;
 mod headers;
 mod outcome;
 mod policy;
@@ -42,7 +43,7 @@ pub(crate) use self::headers::GRPC_RETRY_PUSHBACK;
 pub use self::{
     completion::Completion,
     denied::Denied,
-    headers::{Headers, ResetFormat},
+    headers::{CustomHeaders, Headers, ResetFormat},
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
     slots::Slots,
@@ -50,6 +51,7 @@ pub use self::{
 pub(crate) use self::{
     completion::{CompletionRule, End, awaits_trailers, grpc_status_in},
     context::{CheckContext, Plan, PolicyContext, PolicyFile},
+    enforced_share::EnforcedShare,
     headers::policy_item,
     policy_settings::{Condition, Cost, Settings},
     receipt::Settlement,

@@ -3,7 +3,11 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::Policy;
-use crate::{ConfigError, decision::Cost, store::FailureMode};
+use crate::{
+    ConfigError,
+    decision::{Cost, EnforcedShare},
+    store::FailureMode,
+};
 
 /// Settings.
 impl<K> Policy<K> {
@@ -144,8 +148,51 @@ impl<K> Policy<K> {
     /// # }
     /// ```
     pub fn observe_only(mut self) -> Self {
-        self.settings.observed = true;
+        self.settings.enforced = EnforcedShare::NONE;
         self
+    }
+
+    /// Enforces the policy for this share of its keys, from 0 to 1, and [observes](Self::observe_only) the others: to roll a limit
+    /// out step by step.
+    ///
+    /// The keys are chosen by a hash of the name of the policy and the key, so each replica enforces the policy for the same keys,
+    /// and these stay when the share grows. [`PolicyDecision::is_observed`](crate::PolicyDecision::is_observed) is whether a key is
+    /// observed. With a share below 1, so is a request without a key. In a [file](crate::Policies) it is `enforce-share`; of both,
+    /// the smaller share holds. By default a policy is enforced for all keys.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = |share| Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)).enforce_share(share));
+    /// let (tenth, half) = (mails(0.1), mails(0.5));
+    ///
+    /// let (mut denied, mut denied_by_half) = (0, 0);
+    /// for user in 0..1_000 {
+    ///     let key = user.to_string();
+    ///     assert!(tenth.check(&*key).await?.is_allowed() && half.check(&*key).await?.is_allowed());
+    ///     let (second, second_by_half) = (tenth.check(&*key).await?, half.check(&*key).await?);
+    ///     denied += u32::from(!second.is_allowed());
+    ///     denied_by_half += u32::from(!second_by_half.is_allowed());
+    ///     assert!(second.is_allowed() || !second_by_half.is_allowed());
+    /// }
+    /// assert!((70..130).contains(&denied) && (450..550).contains(&denied_by_half));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A share that is not from 0 to 1 is an error of the layer or limiter that takes the policy.
+    pub fn enforce_share(mut self, share: f64) -> Self {
+        match EnforcedShare::new(share) {
+            Ok(share) => {
+                self.settings.enforced = share;
+                self
+            }
+            Err(error) => self.noting(Err(error)),
+        }
     }
 
     /// What happens to requests while the store fails.
