@@ -262,11 +262,21 @@ impl<K> Policy<K> {
     ///
     /// | response | pause |
     /// | --- | --- |
-    /// | `429` | `Retry-After` in seconds or as a date; else the longest `t` of `RateLimit` with `r=0` (drafts -07 to -11); else 1 s |
-    /// | `503` | `Retry-After`; without it none |
-    /// | gRPC `RESOURCE_EXHAUSTED`, `UNAVAILABLE`, in the head or in the trailers | `RetryInfo` in the details, else `grpc-retry-pushback-ms`; without them none |
+    /// | `429` | `Retry-After` in seconds or as a date; else the reset of the limits of which nothing remains; else 1 s |
+    /// | `503` | `Retry-After`; else that reset |
+    /// | gRPC `RESOURCE_EXHAUSTED`, `UNAVAILABLE`, in the head or in the trailers | `RetryInfo` in the details, else `grpc-retry-pushback-ms`; else that reset |
+    /// | any other, a success too | the reset of the limits of which nothing remains; else none |
     ///
-    /// A date is compared with the `Date` of the response. The pause is at most an hour, or the
+    /// The next request would be denied where nothing remains: `RateLimit` with `r=0` and `t` (drafts -08 to -11) or with
+    /// `remaining=0` and `reset` (draft -07), `RateLimit-Remaining: 0` (draft -06), `X-RateLimit-Remaining: 0`, and OpenAI's
+    /// `x-ratelimit-remaining-requests: 0` and `x-ratelimit-remaining-tokens: 0`, each with its reset, of which the longest holds. A
+    /// reset is a number of seconds, an epoch in seconds or milliseconds (from 10⁹ on), or a duration such as `6m0s`. Some servers
+    /// write the time until all of the limit is restored, and accept a request sooner: the pause is longer than needed then. On a
+    /// response that a layer of this process inside of this one has admitted, these fields are not read. An inner layer without
+    /// [`extensions`](crate::RateLimitLayer::extensions) leaves no mark: it is to have no fields either
+    /// ([`Headers::None`](crate::Headers::None)).
+    ///
+    /// [`Decision::requested_pause`](crate::Decision::requested_pause) has the pause in the decision of the response. A date is compared with the `Date` of the response. The pause is at most an hour, or the
     /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy; a longer ban by a policy of the same name
     /// elsewhere applies as it is. It applies to each later check of each process. Requests that [wait](Self::wait_up_to) are denied at their turn; requests that were sent before are not stopped.
     /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or

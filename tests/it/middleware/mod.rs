@@ -16,6 +16,7 @@ mod stack;
 mod stalls;
 mod tonic;
 mod tower_contract;
+mod typed_layers;
 mod upgraded;
 mod upload;
 mod wait_readiness;
