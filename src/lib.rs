@@ -126,7 +126,7 @@ mod sync;
 #[cfg(feature = "admin")]
 pub use self::admin::Admin;
 #[cfg(feature = "axum")]
-pub use self::middleware::MissingDecision;
+pub use self::middleware::{MissingDecision, undecided_routes};
 #[cfg(feature = "serde")]
 pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "cluster"))]

@@ -135,6 +135,11 @@ function policyCard(policy) {
   );
 }
 
+// A policy of a file that no layer or limiter has.
+function unusedCard(name) {
+  return element("article", {}, top(name, "not used by any layer or limiter", "bad"));
+}
+
 function subjectRow(policy, { subject: name, denials, error }) {
   const share = element("div", { className: "share" });
   share.style.width = `${(100 * denials) / policy.denials.subjects[0].denials}%`;
@@ -166,7 +171,7 @@ function draw() {
   const { stores: all } = report;
   time.textContent = `as of ${date(report.now)}`;
   stores.replaceChildren(...all.map(storeCard));
-  policies.replaceChildren(...report.policies.map(policyCard));
+  policies.replaceChildren(...report.policies.map(policyCard), ...report.unused_policies.map(unusedCard));
 
   const selected = policySelect.value;
   const choices = new Map(report.policies.map(({ policy, store }) => [JSON.stringify([policy, store]), { policy, store }]));

@@ -26,6 +26,8 @@ pub(super) struct Report {
     shows_keys: bool,
     stores: Vec<StoreReport>,
     policies: Vec<PolicyReport>,
+    /// The names of policies of files that no layer or limiter has.
+    unused_policies: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -108,7 +110,7 @@ pub(super) struct DeniedSubject {
 /// The most limits of a policy that a report lists.
 const MOST: usize = 20;
 
-pub(super) async fn report(watched: &[Watched], names: &SubjectNames) -> Report {
+pub(super) async fn report(watched: &[Watched], unused_policies: Vec<String>, names: &SubjectNames) -> Report {
     let policies: Vec<WatchedPolicy> = watched.iter().flat_map(Watched::policies).collect();
     let stores = stores(&policies);
     let mut store_reports = Vec::new();
@@ -131,6 +133,7 @@ pub(super) async fn report(watched: &[Watched], names: &SubjectNames) -> Report 
         shows_keys: names.show_keys,
         stores: store_reports,
         policies: policy_reports,
+        unused_policies,
     }
 }
 

@@ -21,11 +21,13 @@ mod rejected;
 mod service;
 #[cfg(feature = "tonic")]
 mod tonic;
-
 #[cfg(feature = "axum")]
-pub use self::axum::MissingDecision;
+mod undecided_routes;
+
 #[cfg(feature = "admin")]
 pub(crate) use self::enforce::Enforcer;
+#[cfg(feature = "axum")]
+pub use self::{axum::MissingDecision, undecided_routes::undecided_routes};
 pub use self::{
     body::ResponseBody,
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},

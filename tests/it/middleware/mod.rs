@@ -17,6 +17,7 @@ mod stalls;
 mod tonic;
 mod tower_contract;
 mod typed_layers;
+mod undecided_routes;
 mod upgraded;
 mod upload;
 mod wait_readiness;

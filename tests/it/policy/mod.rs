@@ -10,3 +10,4 @@ mod once;
 mod plan_sets;
 mod plans;
 mod reload;
+mod unused;
