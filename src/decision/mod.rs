@@ -23,10 +23,7 @@ mod untaken;
 
 use std::{
     fmt,
-    sync::{
-        Arc, LazyLock, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, LazyLock, Mutex, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -228,47 +225,6 @@ impl Decision {
         }
         let turn = self.enforced().map(|policy| policy.decided_at).max();
         turn.map_or(Duration::ZERO, |turn| turn.saturating_sub(self.server_time()))
-    }
-
-    /// The pause that the response to an admitted request asks for, if a policy [learns](crate::Policy::learn_from_responses) from
-    /// it: the time until the server accepts the next request.
-    ///
-    /// It is set in the decision of the response: when the head of the response is received, or the trailers of a gRPC call. It is
-    /// what the response asks for, also where that is above the longest ban of the policy. `None` if it asks for none.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use http::{Request, Response, StatusCode, header::RETRY_AFTER};
-    /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{Decision, key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
-    ///
-    /// # type Body = http_body_util::Empty<bytes::Bytes>;
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let api = Policy::new("api", SlidingLog::per_minute(100)).key(key::constant("token")).learn_from_responses();
-    /// let client = RateLimitLayer::new(MemoryStore::new(), api).layer(service_fn(async |_: Request<Body>| {
-    ///     let response = Response::builder().status(StatusCode::TOO_MANY_REQUESTS).header(RETRY_AFTER, 30);
-    ///     Ok::<_, std::convert::Infallible>(response.body(Body::new()).expect("a response"))
-    /// }));
-    ///
-    /// let response = client.oneshot(Request::new(Body::new())).await?;
-    /// let decision = response.extensions().get::<Decision>().expect("the layer decides");
-    /// assert!(decision.is_allowed()); // it was sent
-    /// assert_eq!(decision.requested_pause(), Some(Duration::from_secs(30)));
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn requested_pause(&self) -> Option<Duration> {
-        let joined = self.0.joined.iter().flatten().filter_map(Self::requested_pause).max();
-        let own = self.0.requested_pause.load(Ordering::Relaxed);
-        joined.max((own > 0).then(|| Duration::from_micros(own)))
-    }
-
-    /// Records what the response asks for, for all clones.
-    pub(crate) fn record_requested_pause(&self, pause: Duration) {
-        let pause = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
-        self.0.requested_pause.store(pause, Ordering::Relaxed);
     }
 
     /// The decisions of the policies, in the order in which the policies were given.
