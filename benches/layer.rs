@@ -113,13 +113,13 @@ mod whole {
 
     #[divan::bench(args = [Headers::Draft08, Headers::None])]
     fn admitted(bencher: Bencher<'_, '_>, headers: &Headers) {
-        let mut service = limited(admitting()).headers(*headers).layer(Bare);
+        let mut service = limited(admitting()).headers(headers.clone()).layer(Bare);
         bencher.bench_local(|| send(&mut service, request(1)));
     }
 
     #[divan::bench(args = [Headers::Draft08, Headers::None])]
     fn denied(bencher: Bencher<'_, '_>, headers: &Headers) {
-        let mut service = limited(denying()).headers(*headers).layer(Bare);
+        let mut service = limited(denying()).headers(headers.clone()).layer(Bare);
         send(&mut service, request(1));
         bencher.bench_local(|| send(&mut service, request(1)));
     }

@@ -23,7 +23,7 @@
 //! ```
 //!
 //! A key of a layer sees the head of a request only, so the handler counts by what it has read. Here the body is two words; with
-//! `axum::Form` or `axum::Json` the rest is the same.
+//! `axum::Form` or `axum::Json` the rest is the same. `ReadBodyLayer` is the alternative: it reads the body for the keys of a layer.
 
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 

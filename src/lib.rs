@@ -54,6 +54,7 @@
 //! | [`Store`](store::Store) | storage backend for counts: [`RedisStore`] for all replicas, [`MemoryStore`] for one process |
 //! | [`FailureMode`] | what happens to requests while the store fails |
 //! | [`RateLimitLayer`] | applies one policy or [several](RateLimitLayer#several-policies-one-decision) to a service |
+//! | [`ReadBodyLayer`] | reads request bodies that keys, costs and plans depend on |
 //! | [`Limiter`] | applies policies without HTTP |
 //! | [`Permit`] | what [`Limiter::acquire`] resolves to, which [waits](Policy::wait_up_to) until a request is admitted |
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
@@ -125,18 +126,24 @@ mod sync;
 #[cfg(feature = "admin")]
 pub use self::admin::Admin;
 #[cfg(feature = "axum")]
-pub use self::middleware::MissingDecision;
+pub use self::middleware::{MissingDecision, undecided_routes};
 #[cfg(feature = "serde")]
 pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "cluster"))]
 pub use self::store::redis::{ApplicationClient, ClientLibrary, ConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
-    decision::{Completion, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots, response},
+    decision::{
+        Completion, CustomHeaders, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots,
+        response,
+    },
     error::ConfigError,
     key::{Key, KeyExtractor},
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::{Acquire, AcquireError, BanError, Limiter, LimiterRequest, Permit},
-    middleware::{DrainBody, DrainBodyFuture, DrainBodyLayer, RateLimit, RateLimitLayer, ResponseBody, ResponseFuture},
+    middleware::{
+        DrainBody, DrainBodyFuture, DrainBodyLayer, RateLimit, RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer,
+        ResponseBody, ResponseFuture,
+    },
     policy::{IntoPolicies, Keyed, Plans, Policy, Unkeyed},
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder, StoreError},
 };

@@ -4,10 +4,12 @@ mod router;
 mod subject;
 mod watched;
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use self::{router::Shared, subject::SubjectNames, watched::Watched};
 use crate::{Limiter, RateLimitLayer};
+#[cfg(feature = "serde")]
+use crate::{LivePolicies, Policies};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
 /// to read and to reset.
@@ -136,9 +138,13 @@ use crate::{Limiter, RateLimitLayer};
 #[must_use]
 pub struct Admin {
     watched: Vec<Watched>,
+    files: Vec<NamesOfUnused>,
     names: SubjectNames,
     most_denied: usize,
 }
+
+/// The names of the policies of a file that no layer or limiter has now.
+type NamesOfUnused = Arc<dyn Fn() -> Vec<String> + Send + Sync>;
 
 /// Constructors.
 impl Admin {
@@ -146,6 +152,7 @@ impl Admin {
     pub fn new() -> Self {
         Self {
             watched: Vec::new(),
+            files: Vec::new(),
             names: SubjectNames::new(),
             most_denied: 100,
         }
@@ -181,6 +188,40 @@ impl Admin {
     /// ```
     pub fn limiter(mut self, limiter: &Limiter) -> Self {
         self.watched.push(limiter.into());
+        self
+    }
+
+    /// Adds the policies of a file, of which the report marks those that no layer or limiter has: `unused_policies`.
+    ///
+    /// ```
+    /// use tower_quota::{Admin, Policies};
+    ///
+    /// let policies: Policies = serde_json::from_str(r#"{"policies": {"mails": {"limit": "sliding-log 3/h"}}}"#)?;
+    /// let admin = Admin::new().policies(&policies);
+    /// # let _ = admin;
+    /// # Ok::<(), serde_json::Error>(())
+    /// ```
+    #[cfg(feature = "serde")]
+    pub fn policies(mut self, policies: &Policies) -> Self {
+        let policies = policies.clone();
+        self.files.push(Arc::new(move || policies.unused()));
+        self
+    }
+
+    /// The same for policies that are reloaded: the report marks those of the last load.
+    ///
+    /// ```
+    /// use tower_quota::{Admin, LivePolicies, Policies};
+    ///
+    /// let policies: Policies = serde_json::from_str(r#"{"policies": {"mails": {"limit": "sliding-log 3/h"}}}"#)?;
+    /// let admin = Admin::new().live_policies(&LivePolicies::from(policies));
+    /// # let _ = admin;
+    /// # Ok::<(), serde_json::Error>(())
+    /// ```
+    #[cfg(feature = "serde")]
+    pub fn live_policies(mut self, policies: &LivePolicies) -> Self {
+        let policies = policies.clone();
+        self.files.push(Arc::new(move || policies.unused()));
         self
     }
 
@@ -245,6 +286,7 @@ impl Admin {
             _denials: denials.collect(),
             names: self.names,
             watched: self.watched,
+            files: self.files,
         })
     }
 }

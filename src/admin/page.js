@@ -114,7 +114,11 @@ function policyCard(policy) {
     element("ol", { tabIndex: 0, ariaLabel: `Subjects that ${policy.policy} denies most often` }, ...subjects),
   ] : [];
   return element("article", {},
-    top(policy.plan ? `${policy.policy} (${policy.plan})` : policy.policy, policy.observed ? "observes only" : "enforced", policy.observed ? "none" : ""),
+    top(
+      policy.plan ? `${policy.policy} (${policy.plan})` : policy.policy,
+      policy.observed ? "observes only" : policy.enforced_share < 1 ? `enforced for ${policy.enforced_share * 100} % of the keys` : "enforced",
+      policy.observed ? "none" : "",
+    ),
     terms([
       ["Limit", limit ?? `chosen for each request${known && ": "}${known}`],
       ["Window", limit && limits[0]?.window_seconds ? duration(limits[0].window_seconds) : null],
@@ -129,6 +133,11 @@ function policyCard(policy) {
     ]),
     ...list,
   );
+}
+
+// A policy of a file that no layer or limiter has.
+function unusedCard(name) {
+  return element("article", {}, top(name, "not used by any layer or limiter", "bad"));
 }
 
 function subjectRow(policy, { subject: name, denials, error }) {
@@ -162,7 +171,7 @@ function draw() {
   const { stores: all } = report;
   time.textContent = `as of ${date(report.now)}`;
   stores.replaceChildren(...all.map(storeCard));
-  policies.replaceChildren(...report.policies.map(policyCard));
+  policies.replaceChildren(...report.policies.map(policyCard), ...report.unused_policies.map(unusedCard));
 
   const selected = policySelect.value;
   const choices = new Map(report.policies.map(({ policy, store }) => [JSON.stringify([policy, store]), { policy, store }]));

@@ -26,6 +26,8 @@ pub(super) struct Report {
     shows_keys: bool,
     stores: Vec<StoreReport>,
     policies: Vec<PolicyReport>,
+    /// The names of policies of files that no layer or limiter has.
+    unused_policies: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -69,6 +71,8 @@ struct PolicyReport {
     cost: Option<u64>,
     failure_mode: String,
     observed: bool,
+    /// The share of the keys that it is enforced for: 0 if it observes only.
+    enforced_share: f64,
     ban: Option<String>,
     since: u64,
     reloaded_at: Option<u64>,
@@ -106,7 +110,7 @@ pub(super) struct DeniedSubject {
 /// The most limits of a policy that a report lists.
 const MOST: usize = 20;
 
-pub(super) async fn report(watched: &[Watched], names: &SubjectNames) -> Report {
+pub(super) async fn report(watched: &[Watched], unused_policies: Vec<String>, names: &SubjectNames) -> Report {
     let policies: Vec<WatchedPolicy> = watched.iter().flat_map(Watched::policies).collect();
     let stores = stores(&policies);
     let mut store_reports = Vec::new();
@@ -129,6 +133,7 @@ pub(super) async fn report(watched: &[Watched], names: &SubjectNames) -> Report 
         shows_keys: names.show_keys,
         stores: store_reports,
         policies: policy_reports,
+        unused_policies,
     }
 }
 
@@ -255,6 +260,7 @@ fn report_policy(
         cost: policy.cost,
         failure_mode: policy.failure_mode().to_string(),
         observed: policy.is_observed(),
+        enforced_share: policy.enforced_share(),
         ban: policy.ban(),
         since: unix_seconds(policy.context.built_at),
         reloaded_at: policy.reloaded_at.map(unix_seconds),
@@ -285,6 +291,6 @@ impl PolicyReport {
         let limits = self.limit == other.limit && self.limits == other.limits;
         let settings = self.cost == other.cost && self.failure_mode == other.failure_mode && self.ban == other.ban;
         let is_one = (&self.policy, &self.plan, self.store) == (&other.policy, &other.plan, other.store);
-        is_one && limits && settings && self.observed == other.observed
+        is_one && limits && settings && self.enforced_share == other.enforced_share
     }
 }

@@ -18,7 +18,7 @@ use axum::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    page, report,
+    NamesOfUnused, page, report,
     report::DeniedSubject,
     subject,
     subject::{Counts, SubjectNames},
@@ -33,6 +33,8 @@ use crate::{
 /// What the routes share.
 pub(super) struct Shared {
     pub(super) watched: Vec<Watched>,
+    /// The names of unused policies of each file.
+    pub(super) files: Vec<NamesOfUnused>,
     pub(super) names: SubjectNames,
     /// Denials are counted for as long as there is a router.
     pub(super) _denials: Vec<DenialWatch>,
@@ -83,7 +85,8 @@ async fn protect(mut response: Response) -> Response {
 }
 
 async fn report(_: OwnOrigin, State(shared): State<Arc<Shared>>) -> Response {
-    json(&report::report(&shared.watched, &shared.names).await)
+    let unused = shared.files.iter().flat_map(|unused| unused()).collect();
+    json(&report::report(&shared.watched, unused, &shared.names).await)
 }
 
 /// A subject of a policy, as a query or a body.

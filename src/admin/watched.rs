@@ -101,7 +101,12 @@ impl WatchedPolicy {
 
     /// Whether it only observes.
     pub(super) fn is_observed(&self) -> bool {
-        self.policy().settings.observed
+        self.policy().settings.enforced.is_none()
+    }
+
+    /// The share of the keys that it is enforced for.
+    pub(super) fn enforced_share(&self) -> f64 {
+        self.policy().settings.enforced.fraction()
     }
 
     /// The settings of its bans as text, if it has bans.

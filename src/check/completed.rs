@@ -101,9 +101,16 @@ impl AwaitedCompletion {
     /// Bans the key for the pause that a response asks for.
     #[cold]
     fn learn<B>(&self, decision: &Decision, response: Option<&Response<B>>, lost: &Arc<LostSettlements>) {
-        let in_head =
-            response.and_then(|response| requested_pause::requested_by(response.status(), response.headers()));
-        if let Some(pause) = in_head.or(self.pause).filter(|pause| !pause.is_zero())
+        let in_head = response.and_then(|response| {
+            // A layer inside of this one has added its fields to a response that it admitted.
+            let are_own = response.extensions().get::<Decision>().is_some();
+            requested_pause::requested_by(response.status(), response.headers(), are_own)
+        });
+        let pause = in_head.max(self.pause).filter(|pause| !pause.is_zero());
+        if let Some(pause) = pause {
+            decision.record_requested_pause(pause);
+        }
+        if let Some(pause) = pause
             && let Some(response) = bans::send(decision, pause, PolicyDecision::learns)
             && let Some(owed) = decision.owe(OwedKind::Settlement)
         {

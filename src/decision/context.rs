@@ -121,7 +121,7 @@ impl CheckContext {
 fn is_composite(policies: &[PolicyContext]) -> bool {
     policies
         .iter()
-        .any(|policy| policy.settings.observed || policy.ban.is_some())
+        .any(|policy| !policy.settings.enforced.is_whole() || policy.ban.is_some())
 }
 
 fn waits(policies: &[PolicyContext]) -> bool {
@@ -144,6 +144,21 @@ pub(crate) struct PolicyContext {
 }
 
 impl PolicyContext {
+    /// Whether the policy only observes this key.
+    #[inline]
+    pub(crate) fn observes(&self, key: &Key) -> bool {
+        !self.settings.enforced.contains(&self.plan.named.name, key)
+    }
+
+    /// How long requests of this key wait. Those that are observed do not.
+    #[inline]
+    pub(super) fn waiting_of(&self, key: &Key) -> Waiting {
+        match self.observes(key) {
+            true => Waiting::NONE,
+            false => self.waiting,
+        }
+    }
+
     pub(crate) fn new(
         plan: Arc<Plan>,
         settings: Settings,

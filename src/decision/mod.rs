@@ -6,6 +6,7 @@ mod degree;
 #[cfg(feature = "admin")]
 mod denials;
 pub(crate) mod denied;
+mod enforced_share;
 mod headers;
 mod outcome;
 mod policy;
@@ -22,7 +23,7 @@ mod untaken;
 
 use std::{
     fmt,
-    sync::{Arc, LazyLock, Mutex},
+    sync::{Arc, LazyLock, Mutex, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -42,7 +43,7 @@ pub(crate) use self::headers::GRPC_RETRY_PUSHBACK;
 pub use self::{
     completion::Completion,
     denied::Denied,
-    headers::{Headers, ResetFormat},
+    headers::{CustomHeaders, Headers, ResetFormat},
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
     slots::Slots,
@@ -50,6 +51,7 @@ pub use self::{
 pub(crate) use self::{
     completion::{CompletionRule, End, awaits_trailers, grpc_status_in},
     context::{CheckContext, Plan, PolicyContext, PolicyFile},
+    enforced_share::EnforcedShare,
     headers::policy_item,
     policy_settings::{Condition, Cost, Settings},
     receipt::Settlement,
@@ -112,6 +114,8 @@ struct Inner {
     store_error: Option<Box<StoreError>>,
     /// The decisions of an outer and an inner layer, if this one joins them.
     joined: Option<[Decision; 2]>,
+    /// The pause that the response to an admitted request asks for, in microseconds; 0 for none.
+    requested_pause: AtomicU64,
     /// The slots of an admitted request, until they are taken or the last clone is dropped.
     slots: Option<Box<Mutex<Slots>>>,
 }
@@ -313,6 +317,7 @@ impl Decision {
             policies,
             store_error: None,
             joined: None,
+            requested_pause: AtomicU64::new(0),
             slots: None,
         }))
     }
@@ -345,6 +350,7 @@ impl Decision {
             policies,
             store_error: self.0.store_error.clone(),
             joined: None,
+            requested_pause: AtomicU64::new(0),
             slots: None,
         }))
     }
@@ -359,6 +365,7 @@ impl Decision {
             policies: self.policies().chain(later.policies()).cloned().collect(),
             store_error: self.0.store_error.clone().or_else(|| later.0.store_error.clone()),
             joined: Some([self.clone(), later.clone()]),
+            requested_pause: AtomicU64::new(0),
             slots: None,
         }))
     }

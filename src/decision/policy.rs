@@ -75,7 +75,7 @@ impl PolicyDecision {
     /// [`denial`](Self::denial).
     #[must_use]
     pub fn is_observed(&self) -> bool {
-        self.policy().settings.observed
+        self.policy().observes(&self.key)
     }
 
     /// The reason why this policy denied the request or, if it is [observed](Self::is_observed), would have denied it.
@@ -141,7 +141,7 @@ impl PolicyDecision {
     /// A decision that the store is to make.
     #[inline(always)]
     pub(crate) fn undecided(context: Arc<CheckContext>, position: usize, key: Key, cost: u64) -> Self {
-        let waiting = context.policies[position].waiting;
+        let waiting = context.policies[position].waiting_of(&key);
         Self {
             context,
             position,

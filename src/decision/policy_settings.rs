@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::{completion::CompletionRule, context::Marker, degree::Thresholds};
+use super::{completion::CompletionRule, context::Marker, degree::Thresholds, enforced_share::EnforcedShare};
 use crate::{
     Ban, Key, KeyExtractor, Limit,
     key::KeyError,
@@ -27,8 +27,8 @@ pub(crate) struct Settings {
     pub(crate) scope: Option<Condition>,
     pub(crate) failure_mode: Option<FailureMode>,
     pub(crate) completion: Option<CompletionRule>,
-    /// Whether the policy only observes.
-    pub(crate) observed: bool,
+    /// The keys that the policy is enforced for; others are observed.
+    pub(crate) enforced: EnforcedShare,
     pub(crate) thresholds: Thresholds,
     pub(crate) ban: Option<Ban>,
     /// Whether responses begin bans.
@@ -64,7 +64,7 @@ impl Settings {
             scope,
             failure_mode,
             completion,
-            observed,
+            enforced,
             thresholds,
             ban,
             learns,
@@ -79,7 +79,7 @@ impl Settings {
             scope: scope.or_else(|| file.scope.clone()),
             failure_mode: failure_mode.or(file.failure_mode),
             completion: completion.or_else(|| file.completion.clone()),
-            observed: observed || file.observed,
+            enforced: enforced.min(file.enforced),
             thresholds: if thresholds.is_empty() {
                 file.thresholds.clone()
             } else {
@@ -111,7 +111,7 @@ impl Settings {
 
     /// How long requests wait. Those of a policy that only observes do not.
     pub(super) fn waiting(&self) -> Waiting {
-        if self.observed {
+        if self.enforced.is_none() {
             return Waiting::NONE;
         }
         let longest = self.longest_wait.unwrap_or_default();

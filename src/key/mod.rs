@@ -51,6 +51,8 @@
 //! Each extractor has a constructor of [`Key`] that makes the same key, such as [`Key::ip`] for [`ip`](ip()). With it a
 //! [`Limiter`](crate::Limiter) reads or resets a count of a layer.
 
+#[cfg(feature = "axum")]
+mod client_addr;
 mod client_ip;
 mod extractor;
 mod forwarded;
@@ -70,11 +72,14 @@ mod secret;
 mod text;
 mod within;
 
-#[cfg(feature = "axum")]
-pub use self::path::{Route, route};
 pub(crate) use self::secret::Secret;
 #[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) use self::secret::ShortSecret;
+#[cfg(feature = "axum")]
+pub use self::{
+    client_addr::{ClientAddr, ClientAddrRejection},
+    path::{Route, route},
+};
 pub use self::{
     client_ip::{ClientIp, ClientIpSource, client_ip},
     extractor::{KeyError, KeyExtractor, Or},

@@ -19,6 +19,37 @@ pin_project! {
     /// Where the compiler expects this type and finds the body of the inner service, as with `tower::util::option_layer`
     /// around a router of axum, the two services that are to be alternatives have different bodies. Use a layer
     /// [without policies](crate::RateLimitLayer#turning-limits-off) as the alternative.
+    ///
+    /// A layer of axum that names the type of the response, such as `map_response` of a function that takes an
+    /// `axum::response::Response`, is not implemented around it within one tuple or `ServiceBuilder` (E0277). In two calls of
+    /// `Router::layer` it is; in a tuple, a layer between them maps the body:
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, middleware::map_response, response::Response, routing::get};
+    /// use http::Request;
+    /// use tower::ServiceExt;
+    /// use tower_http::map_response_body::MapResponseBodyLayer;
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, ResponseBody, SlidingLog};
+    ///
+    /// async fn stamp(mut response: Response) -> Response {
+    ///     response.headers_mut().insert("x-stamp", 1.into());
+    ///     response
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let hello = Policy::new("hello", SlidingLog::per_minute(1)).key(key::constant("all"));
+    /// let limit = RateLimitLayer::new(MemoryStore::new(), hello);
+    /// let to_axum = MapResponseBodyLayer::new(Body::new::<ResponseBody<Body>>);
+    /// let app: Router = Router::new().route("/", get(async || "hi")).layer((map_response(stamp), to_axum, limit));
+    ///
+    /// for status in [200, 429] {
+    ///     let Ok(response) = app.clone().oneshot(Request::new(Body::empty())).await;
+    ///     assert_eq!(response.status(), status);
+    ///     assert_eq!(response.headers()["x-stamp"], "1");
+    /// }
+    /// # }
+    /// ```
     pub struct ResponseBody<B> {
         #[pin]
         kind: Kind<B>,

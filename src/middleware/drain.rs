@@ -30,9 +30,9 @@ pub struct DrainBodyLayer {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Bounds {
-    bytes: u64,
-    time: Duration,
+pub(super) struct Bounds {
+    pub(super) bytes: u64,
+    pub(super) time: Duration,
 }
 
 /// Large request bodies.
@@ -202,7 +202,7 @@ impl<S, B, F> fmt::Debug for DrainBodyFuture<S, B, F> {
 
 pin_project! {
     /// Reads a body to its end, within bounds.
-    struct Drain<B> {
+    pub(super) struct Drain<B> {
         #[pin]
         body: B,
         left: u64,
@@ -213,7 +213,7 @@ pin_project! {
 
 impl<B: Body> Drain<B> {
     /// The future that reads the content, if that keeps the connection open.
-    fn new(body: B, Bounds { bytes, time }: Bounds, rejected: &Rejected) -> Option<Self> {
+    pub(super) fn new(body: B, Bounds { bytes, time }: Bounds, rejected: &Rejected) -> Option<Self> {
         let reads = rejected.gains_by_reading() && body.size_hint().lower() <= bytes;
         // Without a runtime of tokio there is no timer.
         (reads && tokio::runtime::Handle::try_current().is_ok()).then(|| Self {

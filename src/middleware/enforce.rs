@@ -226,7 +226,7 @@ impl Enforcer {
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
     #[cold]
     fn without_key(&self, (context, position): (&CheckContext, usize), error: KeyError) -> Result<(), KeyError> {
-        if !context.policies[position].settings.observed {
+        if context.policies[position].settings.enforced.is_whole() {
             context.count(position, PolicyOutcome::Refused);
             context.record(PolicyOutcome::Refused, Some(position));
             return Err(error);

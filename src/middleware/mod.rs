@@ -16,19 +16,23 @@ mod drain;
 mod enforce;
 mod future;
 mod layer;
+mod read_body;
 mod rejected;
 mod service;
 #[cfg(feature = "tonic")]
 mod tonic;
-
 #[cfg(feature = "axum")]
-pub use self::axum::MissingDecision;
+mod undecided_routes;
+
 #[cfg(feature = "admin")]
 pub(crate) use self::enforce::Enforcer;
+#[cfg(feature = "axum")]
+pub use self::{axum::MissingDecision, undecided_routes::undecided_routes};
 pub use self::{
     body::ResponseBody,
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     future::ResponseFuture,
     layer::RateLimitLayer,
+    read_body::{ReadBody, ReadBodyFuture, ReadBodyLayer},
     service::RateLimit,
 };

@@ -27,6 +27,10 @@ pub(crate) enum Content {
     Read,
 }
 
+/// A mark in the extensions of a request: its content was read before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ContentIsRead;
+
 /// hyper reads the head of a request into a buffer of this size. Content that is not in it is not read for a response
 /// that does not need it.
 const READ_WITH_THE_HEAD: u64 = 8_192;
@@ -36,14 +40,23 @@ impl Rejected {
         let headers = &request.headers;
         let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         let long = length.is_some_and(|length| length.parse().is_ok_and(|length: u64| length > READ_WITH_THE_HEAD));
+        // Where chunks end is known when the last one is read.
+        let long = long || headers.contains_key(TRANSFER_ENCODING);
         let expected = headers.get(EXPECT).and_then(|expected| expected.to_str().ok());
+        let awaits_continue = expected.is_some_and(|expected| expected.trim().eq_ignore_ascii_case("100-continue"));
+        let is_read = (long || awaits_continue) && request.extensions.get::<ContentIsRead>().is_some();
         Self {
             response,
-            shares_stream: request.version <= Version::HTTP_11,
-            awaits_continue: expected.is_some_and(|expected| expected.trim().eq_ignore_ascii_case("100-continue")),
-            // Where chunks end is known when the last one is read.
-            long: long || headers.contains_key(TRANSFER_ENCODING),
+            shares_stream: request.version <= Version::HTTP_11 && !is_read,
+            awaits_continue,
+            long,
         }
+    }
+
+    /// The same for a request whose client has received the `100 Continue` that it may have awaited.
+    pub(crate) fn without_continue(mut self) -> Self {
+        self.awaits_continue = false;
+        self
     }
 
     pub(crate) fn response_mut(&mut self) -> &mut Response<Bytes> {

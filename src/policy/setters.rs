@@ -3,7 +3,11 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::Policy;
-use crate::{ConfigError, decision::Cost, store::FailureMode};
+use crate::{
+    ConfigError,
+    decision::{Cost, EnforcedShare},
+    store::FailureMode,
+};
 
 /// Settings.
 impl<K> Policy<K> {
@@ -144,8 +148,51 @@ impl<K> Policy<K> {
     /// # }
     /// ```
     pub fn observe_only(mut self) -> Self {
-        self.settings.observed = true;
+        self.settings.enforced = EnforcedShare::NONE;
         self
+    }
+
+    /// Enforces the policy for this share of its keys, from 0 to 1, and [observes](Self::observe_only) the others: to roll a limit
+    /// out step by step.
+    ///
+    /// The keys are chosen by a hash of the name of the policy and the key, so each replica enforces the policy for the same keys,
+    /// and these stay when the share grows. [`PolicyDecision::is_observed`](crate::PolicyDecision::is_observed) is whether a key is
+    /// observed. With a share below 1, so is a request without a key. In a [file](crate::Policies) it is `enforce-share`; of both,
+    /// the smaller share holds. By default a policy is enforced for all keys.
+    ///
+    /// ```
+    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+    /// let mails = |share| Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)).enforce_share(share));
+    /// let (tenth, half) = (mails(0.1), mails(0.5));
+    ///
+    /// let (mut denied, mut denied_by_half) = (0, 0);
+    /// for user in 0..1_000 {
+    ///     let key = user.to_string();
+    ///     assert!(tenth.check(&*key).await?.is_allowed() && half.check(&*key).await?.is_allowed());
+    ///     let (second, second_by_half) = (tenth.check(&*key).await?, half.check(&*key).await?);
+    ///     denied += u32::from(!second.is_allowed());
+    ///     denied_by_half += u32::from(!second_by_half.is_allowed());
+    ///     assert!(second.is_allowed() || !second_by_half.is_allowed());
+    /// }
+    /// assert!((70..130).contains(&denied) && (450..550).contains(&denied_by_half));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A share that is not from 0 to 1 is an error of the layer or limiter that takes the policy.
+    pub fn enforce_share(mut self, share: f64) -> Self {
+        match EnforcedShare::new(share) {
+            Ok(share) => {
+                self.settings.enforced = share;
+                self
+            }
+            Err(error) => self.noting(Err(error)),
+        }
     }
 
     /// What happens to requests while the store fails.
@@ -215,11 +262,21 @@ impl<K> Policy<K> {
     ///
     /// | response | pause |
     /// | --- | --- |
-    /// | `429` | `Retry-After` in seconds or as a date; else the longest `t` of `RateLimit` with `r=0` (drafts -07 to -11); else 1 s |
-    /// | `503` | `Retry-After`; without it none |
-    /// | gRPC `RESOURCE_EXHAUSTED`, `UNAVAILABLE`, in the head or in the trailers | `RetryInfo` in the details, else `grpc-retry-pushback-ms`; without them none |
+    /// | `429` | `Retry-After` in seconds or as a date; else the reset of the limits of which nothing remains; else 1 s |
+    /// | `503` | `Retry-After`; else that reset |
+    /// | gRPC `RESOURCE_EXHAUSTED`, `UNAVAILABLE`, in the head or in the trailers | `RetryInfo` in the details, else `grpc-retry-pushback-ms`; else that reset |
+    /// | any other, a success too | the reset of the limits of which nothing remains; else none |
     ///
-    /// A date is compared with the `Date` of the response. The pause is at most an hour, or the
+    /// The next request would be denied where nothing remains: `RateLimit` with `r=0` and `t` (drafts -08 to -11) or with
+    /// `remaining=0` and `reset` (draft -07), `RateLimit-Remaining: 0` (draft -06), `X-RateLimit-Remaining: 0`, and OpenAI's
+    /// `x-ratelimit-remaining-requests: 0` and `x-ratelimit-remaining-tokens: 0`, each with its reset, of which the longest holds. A
+    /// reset is a number of seconds, an epoch in seconds or milliseconds (from 10⁹ on), or a duration such as `6m0s`. Some servers
+    /// write the time until all of the limit is restored, and accept a request sooner: the pause is longer than needed then. On a
+    /// response that a layer of this process inside of this one has admitted, these fields are not read. An inner layer without
+    /// [`extensions`](crate::RateLimitLayer::extensions) leaves no mark: it is to have no fields either
+    /// ([`Headers::None`](crate::Headers::None)).
+    ///
+    /// [`Decision::requested_pause`](crate::Decision::requested_pause) has the pause in the decision of the response. A date is compared with the `Date` of the response. The pause is at most an hour, or the
     /// [longest length](crate::Ban::max_length) of the [ban](Self::ban) of the policy; a longer ban by a policy of the same name
     /// elsewhere applies as it is. It applies to each later check of each process. Requests that [wait](Self::wait_up_to) are denied at their turn; requests that were sent before are not stopped.
     /// The request that received the response stays counted; [`refund_if`](Self::refund_if) can refund it. Denials by a layer or

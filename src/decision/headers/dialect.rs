@@ -1,3 +1,4 @@
+use super::CustomHeaders;
 use http::{HeaderName, header::RETRY_AFTER};
 
 /// Rate limit fields of responses.
@@ -56,7 +57,7 @@ use http::{HeaderName, header::RETRY_AFTER};
 /// assert!(fields(Headers::None).await.is_empty());
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Headers {
     /// `RateLimit` and `RateLimit-Policy` as in the IETF drafts -08 to -11 of *RateLimit header fields for HTTP*.
@@ -75,6 +76,8 @@ pub enum Headers {
         /// The format of `X-RateLimit-Reset`.
         reset: ResetFormat,
     },
+    /// Those of a function, made by [`custom`](Self::custom).
+    Custom(CustomHeaders),
     /// None. A denial has `Retry-After` all the same.
     None,
 }

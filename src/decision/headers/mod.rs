@@ -1,3 +1,4 @@
+mod custom;
 mod dialect;
 mod draft06;
 mod draft07;
@@ -10,7 +11,10 @@ use std::time::Duration;
 
 use crate::key::Secret;
 
-pub use self::dialect::{Headers, ResetFormat};
+pub use self::{
+    custom::CustomHeaders,
+    dialect::{Headers, ResetFormat},
+};
 pub(crate) use self::{
     dialect::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT},
     draft08::policy_item,

@@ -22,18 +22,19 @@ impl Fields {
         if self.degree {
             write_degree(decision, headers);
         }
-        if (self.dialect, self.legacy) == (Headers::None, None) {
+        if matches!((&self.dialect, self.legacy), (Headers::None, None)) {
             return;
         }
         let Some(foremost) = decision.foremost() else {
             return;
         };
 
-        match self.dialect {
+        match &self.dialect {
             Headers::Draft08 => draft08::write(decision, self.partition_key.as_ref(), headers),
             Headers::Draft07 => draft07::write(foremost, headers),
             Headers::Draft06 => draft06::write(foremost, headers),
-            Headers::Legacy { reset } => legacy::write(foremost, reset, headers),
+            Headers::Legacy { reset } => legacy::write(foremost, *reset, headers),
+            Headers::Custom(custom) => custom.write(decision, headers),
             Headers::None => {}
         }
         if let Some(reset) = self.legacy {
@@ -151,7 +152,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                written(&fields(headers), vec![state("default", None)], HeaderMap::new()),
+                written(&fields(headers.clone()), vec![state("default", None)], HeaderMap::new()),
                 lines,
                 "{headers:?}"
             );

@@ -1,8 +1,12 @@
 //! The pause that a response of another server asks for.
 
+mod legacy;
 mod retry_info;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use http::{
     HeaderMap, HeaderName, StatusCode,
@@ -10,25 +14,74 @@ use http::{
 };
 
 use self::retry_info::retry_delay;
-use super::headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT};
+use super::{
+    Decision,
+    headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT},
+};
+
+impl Decision {
+    /// The pause that the response to an admitted request asks for, if a policy [learns](crate::Policy::learn_from_responses) from
+    /// it: the time until the server accepts the next request.
+    ///
+    /// It is set in the decision of the response: when the head of the response is received, or the trailers of a gRPC call. It is
+    /// what the response asks for, also where that is above the longest ban of the policy. `None` if it asks for none.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::{Request, Response, StatusCode, header::RETRY_AFTER};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{Decision, key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// # type Body = http_body_util::Empty<bytes::Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Policy::new("api", SlidingLog::per_minute(100)).key(key::constant("token")).learn_from_responses();
+    /// let client = RateLimitLayer::new(MemoryStore::new(), api).layer(service_fn(async |_: Request<Body>| {
+    ///     let response = Response::builder().status(StatusCode::TOO_MANY_REQUESTS).header(RETRY_AFTER, 30);
+    ///     Ok::<_, std::convert::Infallible>(response.body(Body::new()).expect("a response"))
+    /// }));
+    ///
+    /// let response = client.oneshot(Request::new(Body::new())).await?;
+    /// let decision = response.extensions().get::<Decision>().expect("the layer decides");
+    /// assert!(decision.is_allowed()); // it was sent
+    /// assert_eq!(decision.requested_pause(), Some(Duration::from_secs(30)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn requested_pause(&self) -> Option<Duration> {
+        let joined = self.0.joined.iter().flatten().filter_map(Self::requested_pause).max();
+        let own = self.0.requested_pause.load(Ordering::Relaxed);
+        joined.max((own > 0).then(|| Duration::from_micros(own)))
+    }
+
+    /// Records what the response asks for, for all clones.
+    pub(crate) fn record_requested_pause(&self, pause: Duration) {
+        let pause = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
+        self.0.requested_pause.store(pause, Ordering::Relaxed);
+    }
+}
 
 /// The pause after a `429` that has no wait, which RFC 6585 §4 permits.
 const WITHOUT_WAIT: Duration = Duration::from_secs(1);
 
 /// The pause that the head of a response asks for, if it does.
 ///
-/// * `429`: `Retry-After`, else the wait of `RateLimit` where nothing remains, else 1 s.
-/// * `503` with `Retry-After`.
+/// * `429`: `Retry-After`, else the wait of a limit of which nothing remains, else 1 s.
+/// * `503`: `Retry-After`, else that wait.
 /// * gRPC `RESOURCE_EXHAUSTED` and `UNAVAILABLE` with `RetryInfo` or `grpc-retry-pushback-ms`.
-pub(crate) fn requested_by(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
+/// * Any other response: the wait of a limit of which nothing remains.
+///
+/// If the rate limit fields are those of a layer of this process, they are not read, unless the status is 429.
+pub(crate) fn requested_by(status: StatusCode, headers: &HeaderMap, are_own: bool) -> Option<Duration> {
+    let exhausted = || {
+        let are_read = !are_own || status == StatusCode::TOO_MANY_REQUESTS;
+        are_read.then(|| wait_of_exhausted(headers).max(legacy::wait_of_exhausted(headers)))?
+    };
     match status {
-        StatusCode::TOO_MANY_REQUESTS => Some(
-            retry_after(headers)
-                .or_else(|| wait_of_exhausted(headers))
-                .unwrap_or(WITHOUT_WAIT),
-        ),
-        StatusCode::SERVICE_UNAVAILABLE => retry_after(headers),
-        _ => requested_by_grpc(headers),
+        StatusCode::TOO_MANY_REQUESTS => Some(retry_after(headers).or_else(exhausted).unwrap_or(WITHOUT_WAIT)),
+        StatusCode::SERVICE_UNAVAILABLE => retry_after(headers).or_else(exhausted),
+        _ => requested_by_grpc(headers).or_else(exhausted),
     }
 }
 
@@ -66,6 +119,10 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    text_of(headers, name.as_str())
+}
+
+fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
@@ -129,7 +186,7 @@ mod tests {
         let fields = fields
             .iter()
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
-        let pause = requested_by(StatusCode::from_u16(status).unwrap(), &fields.collect());
+        let pause = requested_by(StatusCode::from_u16(status).unwrap(), &fields.collect(), false);
         pause.map(|pause| pause.as_millis() as u64)
     }
 
@@ -157,9 +214,38 @@ mod tests {
             (429, &[("retry-after", "-5")], Some(1_000)),
             (429, &[], Some(1_000)),
             (503, &[("retry-after", "30")], Some(30_000)),
-            (503, &[("ratelimit", "\"a\";r=0;t=9")], None),
+            (503, &[("ratelimit", "\"a\";r=0;t=9")], Some(9_000)),
             (503, &[], None),
-            (200, &[("retry-after", "30"), ("ratelimit", "\"a\";r=0;t=9")], None),
+            (
+                200,
+                &[("retry-after", "30"), ("ratelimit", "\"a\";r=0;t=9")],
+                Some(9_000),
+            ),
+            (200, &[("ratelimit", "\"a\";r=1;t=9")], None),
+            (404, &[("ratelimit", "limit=10, remaining=0, reset=7")], Some(7_000)),
+            (
+                200,
+                &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "5")],
+                Some(5_000),
+            ),
+            (
+                429,
+                &[
+                    ("retry-after", "3"),
+                    ("x-ratelimit-remaining-requests", "0"),
+                    ("x-ratelimit-reset-requests", "6m0s"),
+                ],
+                Some(3_000),
+            ),
+            (
+                429,
+                &[
+                    ("ratelimit", "\"a\";r=0;t=9"),
+                    ("x-ratelimit-remaining-tokens", "0"),
+                    ("x-ratelimit-reset-tokens", "10s"),
+                ],
+                Some(10_000),
+            ),
             (301, &[("retry-after", "30")], None),
             (
                 200,
@@ -183,7 +269,7 @@ mod tests {
     fn without_the_date_of_the_response_a_date_is_compared_with_the_clock() {
         let until = SystemTime::now() + Duration::from_secs(3_600);
         let fields = [(RETRY_AFTER, httpdate::fmt_http_date(until).parse().unwrap())];
-        let pause = requested_by(StatusCode::TOO_MANY_REQUESTS, &fields.into_iter().collect());
+        let pause = requested_by(StatusCode::TOO_MANY_REQUESTS, &fields.into_iter().collect(), false);
         let pause = pause.expect("a pause").as_secs();
         assert!((3_000..=3_600).contains(&pause), "{pause}");
     }

@@ -20,6 +20,7 @@ use crate::decision::headers::{GRPC_MESSAGE, GRPC_RETRY_PUSHBACK, GRPC_STATUS, G
 /// | limited, and waiting does not help | `RESOURCE_EXHAUSTED` (8) | `google.rpc.QuotaFailure` | -1 |
 /// | refused | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | | -1 |
 /// | blocked | `PERMISSION_DENIED` (7) | | -1 |
+/// | unread body | `RESOURCE_EXHAUSTED` (8) if it is too large, `DEADLINE_EXCEEDED` (4) if it is too slow, else `INVALID_ARGUMENT` (3) | | -1 |
 /// | failed | `UNAVAILABLE` (14) | `google.rpc.RetryInfo` with the wait | the wait |
 ///
 /// A streaming call counts once, when it begins. A gRPC call is a `POST` with the content type `application/grpc`,

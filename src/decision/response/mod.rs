@@ -78,6 +78,7 @@
 
 #[cfg(feature = "axum")]
 mod axum;
+mod body_error;
 mod format;
 mod grpc;
 mod grpc_status;
@@ -88,13 +89,14 @@ mod text;
 pub use self::axum::axum;
 #[cfg(feature = "tonic")]
 pub(crate) use self::grpc_status::GrpcStatus;
-pub(crate) use self::{
-    format::{OwnRejection, RETRY_AFTER_FAILURE, respond, write_fields},
-    problem::violates,
-};
 pub use self::{
+    body_error::BodyError,
     format::{Rejection, ResponseFormat},
     grpc::{Grpc, Negotiated},
     problem::Problem,
     text::{PlainText, StatusOnly, html, json},
+};
+pub(crate) use self::{
+    format::{OwnRejection, RETRY_AFTER_FAILURE, respond, write_fields},
+    problem::violates,
 };

@@ -110,6 +110,7 @@ where
 /// | limited | `Too many requests.` |
 /// | refused | `Bad request.`, or `Internal server error.` if the server is at fault |
 /// | blocked | `Forbidden.` |
+/// | unread body | the [error](super::BodyError), such as `the body is longer than 65536 bytes.` |
 /// | failed | `Temporarily unavailable.` |
 ///
 /// ```
@@ -129,16 +130,15 @@ pub struct PlainText;
 
 impl ResponseFormat for PlainText {
     fn respond(&self, rejection: Rejection<'_>, parts: &Parts) -> Response<Bytes> {
-        let text = match rejection {
-            Rejection::Limited(_) => "Too many requests.\n",
-            Rejection::Refused(error) if error.is_misconfigured() => "Internal server error.\n",
-            Rejection::Refused(_) => "Bad request.\n",
-            Rejection::Blocked => "Forbidden.\n",
-            Rejection::Failed { .. } => "Temporarily unavailable.\n",
+        let text: Bytes = match rejection {
+            Rejection::Limited(_) => "Too many requests.\n".into(),
+            Rejection::Refused(error) if error.is_misconfigured() => "Internal server error.\n".into(),
+            Rejection::Refused(_) => "Bad request.\n".into(),
+            Rejection::Blocked => "Forbidden.\n".into(),
+            Rejection::Unread(error) => format!("{error}.\n").into(),
+            Rejection::Failed { .. } => "Temporarily unavailable.\n".into(),
         };
-        let mut response = StatusOnly
-            .respond(rejection, parts)
-            .map(|_| Bytes::from_static(text.as_bytes()));
+        let mut response = StatusOnly.respond(rejection, parts).map(|_| text);
         response
             .headers_mut()
             .insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

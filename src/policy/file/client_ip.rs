@@ -7,6 +7,7 @@ use serde::{
     de::{SeqAccess, Visitor},
 };
 
+use super::Policies;
 use crate::{ConfigError, key, key::ClientIpSource};
 
 /// The client address as configuration describes it: the header, the networks whose header is read, and the number of proxies.
@@ -56,6 +57,31 @@ impl TryFrom<ClientIpTable> for ClientIp {
             Trusted::UnixPeer => Ok(Self(client_ip.trust_unix_peer())),
             Trusted::Networks(networks) => trusted(client_ip, &networks),
         }
+    }
+}
+
+impl Policies {
+    /// The rule for the address of the client: that of `[client-ip]`, or [`key::ip`](crate::key::ip()) if the file has no such table.
+    ///
+    /// It is for what the application does with the address: [`Ip::address`](crate::key::Ip::address), conditions on networks, and
+    /// with the feature `axum` the extractor `ClientAddr`. It is that of this load of the file.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_quota::{Policies, key::PeerAddr};
+    ///
+    /// let policies: Policies = serde_json::from_str(
+    ///     r#"{"policies": {}, "client-ip": {"header": "x-forwarded-for", "trusted": ["10.0.0.0/8"]}}"#,
+    /// )?;
+    /// let request = Request::get("/").extension(PeerAddr("10.0.0.2:80".parse()?)).header("x-forwarded-for", "198.51.100.9");
+    /// let (parts, ()) = request.body(())?.into_parts();
+    /// assert_eq!(policies.client_ip().address(&parts)?.to_string(), "198.51.100.9");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn client_ip(&self) -> key::Ip {
+        self.client_ip
+            .as_ref()
+            .map_or_else(key::ip, |ClientIp(client_ip)| client_ip.clone())
     }
 }
 

@@ -2,12 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    Policies,
-    entry::{Entry, Mode},
-    of_policy,
-    plans::policy_at,
-};
+use super::{Policies, entry::Entry, of_policy, plans::policy_at};
 use crate::{
     ConfigError, KeyExtractor,
     decision::{Condition, Cost, Settings},
@@ -122,7 +117,7 @@ impl Policies {
                 cost: Some(Cost::Fixed(fields.cost)),
                 scope,
                 failure_mode: Some(fields.failure_mode),
-                observed: fields.mode == Mode::Observe,
+                enforced: fields.enforced(),
                 thresholds: fields.warn_at.0.clone(),
                 ban: fields.ban,
                 longest_wait: Some(fields.wait),

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
-    decision::Thresholds,
+    decision::{EnforcedShare, Thresholds},
     key::KeySpec,
     limit,
     limit::LimitSource,
@@ -101,13 +101,25 @@ pub(super) struct Fields {
     #[serde(default = "most_waiting", deserialize_with = "max_waiting")]
     pub(super) max_waiting: u64,
     #[serde(default)]
-    pub(super) mode: Mode,
+    mode: Mode,
+    #[serde(default, deserialize_with = "enforce_share")]
+    enforce_share: EnforcedShare,
     #[serde(default)]
     pub(super) warn_at: WarnAt,
     #[serde(default, deserialize_with = "ban")]
     pub(super) ban: Option<Ban>,
     #[serde(default = "yes")]
     pub(super) enabled: bool,
+}
+
+impl Fields {
+    /// The keys that the policy is enforced for.
+    pub(super) fn enforced(&self) -> EnforcedShare {
+        match self.mode {
+            Mode::Enforce => self.enforce_share,
+            Mode::Observe => EnforcedShare::NONE,
+        }
+    }
 }
 
 impl TryFrom<Fields> for Entry {
@@ -127,7 +139,7 @@ impl TryFrom<Fields> for Entry {
 /// What a policy does with requests above its limit.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Mode {
+enum Mode {
     #[default]
     Enforce,
     Observe,
@@ -144,6 +156,10 @@ fn one() -> u64 {
 fn failure_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FailureMode, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(D::Error::custom)
+}
+
+fn enforce_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EnforcedShare, D::Error> {
+    EnforcedShare::new(f64::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
 fn wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {

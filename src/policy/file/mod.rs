@@ -8,6 +8,7 @@ mod plans;
 mod read;
 mod requests;
 mod texts;
+mod unused;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,9 +27,12 @@ use self::{
 use super::{Policy, Unkeyed, access::Access, plan::Terms, scope::Scope};
 use crate::ConfigError;
 
-pub(super) use self::described::{FilePolicy, FromFile, renew};
 #[cfg(feature = "file")]
 pub(super) use self::read::read;
+pub(super) use self::{
+    described::{FilePolicy, FromFile, renew},
+    unused::warn_of_unused,
+};
 
 /// Policies by name, from configuration.
 ///
@@ -96,6 +100,7 @@ pub(super) use self::read::read;
 /// | `wait` | how long a request may [wait](Policy::wait_up_to) until it fits, such as `2s` or `500ms` | it does not wait |
 /// | `max-waiting` | the most units that [wait](Policy::max_waiting) for each key | 500 |
 /// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
+/// | `enforce-share` | the [share of the keys](Policy::enforce_share) that the limit is enforced for, such as `0.1`; others are observed | 1 |
 /// | `warn-at` | a fraction of the quota from which on requests are [near the limit](Policy::warn_at), or a list of fractions | none |
 /// | `ban` | when callers are [banned](Policy::ban) and for how long, such as `{ after = 10, within = "1h", first = "1min", longest = "1d" }`; `first` and `longest` may be left out | none |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
@@ -286,30 +291,6 @@ impl Policies {
     /// ```
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places().filter(|place| !is_of_plan(place))
-    }
-
-    /// The names of the policies that neither [`get`](Self::get), [`unkeyed`](Self::unkeyed) nor [`layer`](Self::layer) of this
-    /// value or a clone of it has returned: they are configured, and limit nothing. Look at it when all layers are built.
-    ///
-    /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Policies};
-    ///
-    /// # #[cfg(feature = "file")] {
-    /// let policies = Policies::from_toml(
-    ///     "policies.mails.limit = 'sliding-log 3/h'
-    ///      policies.logins.limit = 'sliding-log 5/min'",
-    /// )?;
-    /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
-    /// assert_eq!(policies.unused(), ["logins"]);
-    /// # let _ = mails;
-    /// # }
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    #[must_use]
-    pub fn unused(&self) -> Vec<String> {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let unused = self.places().filter(|place| !taken.contains(*place));
-        unused.map(str::to_owned).collect()
     }
 }
 

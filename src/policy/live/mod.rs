@@ -2,6 +2,7 @@
 
 mod reload;
 mod subscriber;
+mod unused;
 #[cfg(feature = "file")]
 mod watch;
 
@@ -230,24 +231,6 @@ impl LivePolicies {
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         self.file.state().policies.names().map(str::to_owned).collect()
-    }
-
-    /// The names of the policies of the last load that no layer or limiter was given, as [`Policies::unused`].
-    ///
-    /// ```
-    /// use tower_quota::{LivePolicies, Policies};
-    ///
-    /// # #[cfg(feature = "file")] {
-    /// let policies = LivePolicies::from(Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?);
-    /// assert_eq!(policies.unused(), ["mails"]);
-    /// assert!(policies.unkeyed("mails").is_ok());
-    /// assert!(policies.unused().is_empty());
-    /// # }
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    #[must_use]
-    pub fn unused(&self) -> Vec<String> {
-        self.file.state().unused()
     }
 }
 

@@ -12,7 +12,10 @@ use tokio::{
 };
 
 use super::reload::File;
-use crate::{ConfigError, policy::file::read};
+use crate::{
+    ConfigError,
+    policy::file::{read, warn_of_unused},
+};
 
 /// The shortest time for which a content is the same before it is applied, at shorter intervals than this.
 const QUIET: Duration = Duration::from_secs(1);
@@ -44,8 +47,14 @@ pub(super) fn follow(file: Arc<File>, interval: Duration) -> Result<(), ConfigEr
         let mut ticks = time::interval(interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut changes = Changes::default();
+        let mut ticked = 0_u32;
         while watch.0.is_used() {
             let at = ticks.tick().await;
+            // The first tick is at once, when the application may still build its layers.
+            ticked = ticked.saturating_add(1);
+            if ticked == 2 {
+                warn_of_unused(&watch.0.state().unused());
+            }
             let path = path.clone();
             let mut reading = spawn_blocking(move || Reading::of(&path));
             let reading = match time::timeout(PATIENCE, &mut reading).await {

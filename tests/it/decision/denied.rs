@@ -114,7 +114,7 @@ async fn a_handler_denies_as_a_layer_does() {
 #[tokio::test]
 async fn the_fields_are_those_of_the_limiter_in_each_dialect() {
     for (headers, expected) in dialects() {
-        let denied = denied(&app(exports().headers(headers))).await;
+        let denied = denied(&app(exports().headers(headers.clone()))).await;
         assert_eq!(fields(&denied.headers), expected, "{headers:?}");
         assert_eq!(denied.field("retry-after"), Some("3600"), "{headers:?}");
     }
@@ -124,7 +124,7 @@ async fn the_fields_are_those_of_the_limiter_in_each_dialect() {
 async fn a_layer_outside_adds_its_fields_to_what_it_admits_and_not_to_the_denial() {
     for (headers, expected) in dialects() {
         for (outer, _) in dialects() {
-            let app = app(exports().headers(headers)).layer(layer("api").headers(outer));
+            let app = app(exports().headers(headers.clone())).layer(layer("api").headers(outer.clone()));
             let admitted = send(&app, get("/export")).await;
             assert_eq!(fields(&admitted.headers).is_empty(), outer == Headers::None);
 
@@ -314,7 +314,10 @@ async fn a_denial_of_a_layer_is_built_anew_with_its_format_fields_and_jitter() {
 async fn the_fields_of_a_decision_are_those_of_its_response() {
     for (outer, _) in dialects() {
         for (inner, _) in dialects() {
-            let layers = (layer("outer").headers(outer), layer("inner").headers(inner));
+            let layers = (
+                layer("outer").headers(outer.clone()),
+                layer("inner").headers(inner.clone()),
+            );
             let app = Router::new().route("/", route(async || "hi").layer(layers));
             let response = send(&app, get("/")).await;
             let decision = response.extensions.get::<Decision>().expect("a decision");

@@ -76,6 +76,12 @@ fn wait<B>(response: &Response<B>) -> Option<Duration> {
     decision.retry_after()
 }
 
+/// The pause that the decision of a response has.
+fn pause<B>(response: &Response<B>) -> Option<Duration> {
+    let decision = response.extensions().get::<Decision>().expect("a decision");
+    decision.requested_pause()
+}
+
 /// The pause after a response.
 async fn learnt(
     layer: &RateLimitLayer,
@@ -86,7 +92,9 @@ async fn learnt(
     let sent = client.clone().oneshot(request()).await.expect("infallible");
     assert_eq!((sent.status().as_u16(), wait(&sent)), (status, None), "it was sent");
     let next = client.oneshot(request()).await.expect("infallible");
-    wait(&next)
+    let denied = wait(&next);
+    assert_eq!(pause(&sent).is_some(), denied.is_some(), "the decision has the pause");
+    denied
 }
 
 #[tokio::test]
@@ -102,7 +110,22 @@ async fn each_response_that_asks_for_a_pause_begins_one() {
         (503, &[("retry-after", "30")], Some(30)),
         (503, &[], None),
         (403, &[("retry-after", "30")], None),
-        (200, &[("ratelimit", "\"a\";r=0;t=7")], None),
+        (200, &[("ratelimit", "\"a\";r=0;t=7")], Some(7)),
+        (200, &[("ratelimit", "\"a\";r=1;t=7")], None),
+        (404, &[("ratelimit", "limit=10, remaining=0, reset=7")], Some(7)),
+        (
+            200,
+            &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "7")],
+            Some(7),
+        ),
+        (
+            200,
+            &[
+                ("x-ratelimit-remaining-requests", "0"),
+                ("x-ratelimit-reset-requests", "6m0s"),
+            ],
+            Some(360),
+        ),
         (
             200,
             &[
@@ -117,6 +140,14 @@ async fn each_response_that_asks_for_a_pause_begins_one() {
         let layer = around(store, policy());
         let expected = seconds.map(Duration::from_secs);
         assert_eq!(learnt(&layer, status, fields).await, expected, "{status} {fields:?}");
+        let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
+        let client = around(store, policy()).layer(server(status, fields));
+        let sent = client.oneshot(request()).await.expect("infallible");
+        assert_eq!(
+            pause(&sent).map(|pause| pause.min(HOUR)),
+            expected,
+            "{status} {fields:?}"
+        );
         assert_eq!(layer.lost_settlements(), 0);
     }
 }
@@ -142,6 +173,19 @@ async fn a_policy_that_does_not_learn_and_one_of_another_key_are_not_banned() {
         let request = Request::get(path).body(Body::new()).expect("a good request");
         let response = client.clone().oneshot(request).await.expect("infallible");
         assert_eq!(wait(&response), expected.map(Duration::from_secs), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_fields_of_an_inner_layer_on_an_admitted_response_teach_nothing() {
+    let inner = Policy::new("inner", SlidingLog::per_hour(1)).key(key::path());
+    let inner = RateLimitLayer::new(MemoryStore::new(), inner);
+    let client = around(MemoryStore::new(), policy()).layer(inner.layer(server(200, &[])));
+    for path in ["/a", "/b", "/c"] {
+        let request = Request::get(path).body(Body::new()).expect("a good request");
+        let response = client.clone().oneshot(request).await.expect("infallible");
+        assert_eq!(response.headers()["ratelimit"], "\"inner\";r=0;t=3600");
+        assert_eq!((wait(&response), pause(&response)), (None, None), "{path}");
     }
 }
 
@@ -259,7 +303,10 @@ async fn a_failure_and_a_denial_without_extensions_of_an_inner_layer_teach_nothi
             503,
         ),
         (
-            RateLimitLayer::new(MemoryStore::new(), full.key(key::constant("all"))).extensions(false),
+            RateLimitLayer::new(MemoryStore::new(), full.key(key::constant("all")))
+                .extensions(false)
+                // On an admitted response its fields would be those of the server.
+                .headers(Headers::None),
             429,
         ),
     ] {

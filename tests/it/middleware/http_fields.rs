@@ -309,7 +309,7 @@ async fn hd_18_a_window_is_whole_seconds_of_at_least_one() {
         (Headers::Draft06, "5;w=1"),
     ] {
         let policy = Policy::new("default", half_a_second).key(key::ip());
-        let admitted = call(RateLimitLayer::new(Fixed::admitted(4, 500), policy).headers(style)).await;
+        let admitted = call(RateLimitLayer::new(Fixed::admitted(4, 500), policy).headers(style.clone())).await;
         assert_eq!(admitted.field("ratelimit-policy"), Some(line), "{style:?}");
     }
 }
@@ -464,7 +464,7 @@ async fn of_a_dictionary_and_a_list_the_one_with_less_left_is_shown() {
         ),
         (Headers::Draft07, OURS_AS_DICTIONARY, "\"a\"", false),
     ] {
-        let layer = RateLimitLayer::new(s1(), default()).headers(style);
+        let layer = RateLimitLayer::new(s1(), default()).headers(style.clone());
         let admitted = call_behind(layer, 200, &[("ratelimit", theirs)]).await;
         let shown = admitted.field("ratelimit");
         assert_eq!(shown, Some(if is_kept { theirs } else { ours }), "{style:?}");
@@ -493,9 +493,9 @@ async fn of_nested_layers_with_single_values_the_closest_to_exhaustion_is_shown(
         reset: ResetFormat::DeltaSeconds,
     };
     for (inner, outer, shown) in [(3, 4, ["100", "3"]), (4, 3, ["50", "3"]), (0, 4, ["100", "0"])] {
-        let inner = RateLimitLayer::new(Fixed::admitted(inner, 1_000), default()).headers(style);
+        let inner = RateLimitLayer::new(Fixed::admitted(inner, 1_000), default()).headers(style.clone());
         let everyone = Policy::new("everyone", SlidingLog::per_minute(50)).key(key::constant("all"));
-        let outer = RateLimitLayer::new(Fixed::admitted(outer, 1_000), everyone).headers(style);
+        let outer = RateLimitLayer::new(Fixed::admitted(outer, 1_000), everyone).headers(style.clone());
         let admitted = send(&hello(inner).layer(outer), support::get("/")).await;
         let fields = ["x-ratelimit-limit", "x-ratelimit-remaining"].map(|name| admitted.field(name).expect("a field"));
         assert_eq!(fields, shown);
@@ -514,7 +514,7 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
         &[LIMIT, HIGH[0], HIGH[1], LOW[0], LOW[1]],
         &[LIMIT, LOW[0], LOW[1], HIGH[0], HIGH[1]],
     ] {
-        let admitted = call_behind(RateLimitLayer::new(s1(), default()).headers(style), 200, theirs).await;
+        let admitted = call_behind(RateLimitLayer::new(s1(), default()).headers(style.clone()), 200, theirs).await;
         assert_eq!(
             lines(&admitted),
             [
@@ -544,7 +544,7 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
 async fn hd_24_a_redirect_has_no_fields_in_any_dialect() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
         let layer = RateLimitLayer::new(s1(), default())
-            .headers(style)
+            .headers(style.clone())
             .legacy_headers(ResetFormat::EpochSeconds);
         for status in [301, 304, 308] {
             let redirect = call_behind(layer.clone(), status, &[]).await;
@@ -592,7 +592,7 @@ async fn a_cost_above_the_limit_has_no_wait_in_any_dialect() {
     ] {
         let denied = call(
             RateLimitLayer::new(Clock::new().memory_store(), default().cost(101))
-                .headers(style)
+                .headers(style.clone())
                 .retry_jitter(Duration::from_secs(9)),
         )
         .await;
@@ -659,7 +659,7 @@ async fn hd_32_jitter_is_the_same_in_each_field() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
         let jitter = Duration::from_secs(1_000);
         let layer = RateLimitLayer::new(s2(), default())
-            .headers(style)
+            .headers(style.clone())
             .legacy_headers(ResetFormat::EpochSeconds);
         let app = hello(layer.retry_jitter(jitter));
         for _ in 0..20 {
@@ -861,7 +861,7 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
     let warning = RateLimitLayer::new(s1(), default().warn_at(0.5)).degree_header(true);
     let rejecting = each_rejection().into_iter().map(|(_, layer, _)| layer);
     for layer in rejecting.chain([observing, warning]) {
-        for style in styles {
+        for style in styles.clone() {
             let app = Router::new()
                 .fallback(async || "hi")
                 .layer(layer.clone().headers(style).legacy_headers(ResetFormat::DeltaSeconds));

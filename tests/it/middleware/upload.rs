@@ -37,26 +37,26 @@ fn denied() -> RateLimitLayer {
 }
 
 /// A connection to a server whose requests are all rejected.
-struct Connection(TcpStream);
+pub(super) struct Connection(TcpStream);
 
 impl Connection {
-    async fn to(app: Router) -> Self {
+    pub(super) async fn to(app: Router) -> Self {
         let url = serve(app).await;
         let authority = url.strip_prefix("http://").expect("a URL");
         Self(TcpStream::connect(authority).await.expect("the server listens"))
     }
 
-    async fn send(&mut self, bytes: &[u8]) {
+    pub(super) async fn send(&mut self, bytes: &[u8]) {
         self.0.write_all(bytes).await.expect("the server reads");
     }
 
-    async fn send_head(&mut self, fields: &str) {
+    pub(super) async fn send_head(&mut self, fields: &str) {
         self.send(format!("POST / HTTP/1.1\r\nhost: example.com\r\n{fields}\r\n").as_bytes())
             .await;
     }
 
     /// The head of the next response, whose content is read too.
-    async fn receive(&mut self) -> String {
+    pub(super) async fn receive(&mut self) -> String {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.push(self.0.read_u8().await.expect("a response"));
@@ -68,8 +68,13 @@ impl Connection {
         head
     }
 
+    /// Reads this many bytes.
+    pub(super) async fn read(&mut self, bytes: &mut [u8]) {
+        self.0.read_exact(bytes).await.expect("the server sends them");
+    }
+
     /// Whether another request has a response.
-    async fn is_kept(&mut self) -> bool {
+    pub(super) async fn is_kept(&mut self) -> bool {
         // It may be closed already.
         let again = b"POST / HTTP/1.1\r\nhost: example.com\r\ncontent-length: 0\r\n\r\n";
         let sent = self.0.write_all(again).await;
@@ -214,7 +219,7 @@ async fn a_response_has_connection_close_if_the_server_closes_the_connection() {
 }
 
 /// A body of frames of this size, each of which is ready at once if there is a size, and never if not.
-struct Frames(Option<usize>);
+pub(super) struct Frames(pub(super) Option<usize>);
 
 impl http_body::Body for Frames {
     type Data = Bytes;

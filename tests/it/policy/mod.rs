@@ -1,6 +1,7 @@
 //! Tests of `src/policy/`: policies, their files and their reload.
 
 mod bad_input;
+mod enforced_share;
 mod file_access;
 mod file_settings;
 mod files;
@@ -9,3 +10,4 @@ mod once;
 mod plan_sets;
 mod plans;
 mod reload;
+mod unused;

@@ -7,17 +7,17 @@ use http::request::Parts;
 
 use tower_quota::{
     Acquire, AcquireError, Admin, ApplicationClient, Ban, BanError, ClientLibrary, Completion, Concurrency,
-    ConfigError, ConnectError, Decision, Denial, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer, FailureMode,
-    FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, LivePolicies, ManualClock, MemoryStore,
-    MemoryStoreBuilder, MissingDecision, Permit, Policies, Policy, PolicyDecision, RateLimit, RateLimitLayer, Receipt,
-    RedisStore, RedisStoreBuilder, ResetFormat, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots,
-    TokenBucket, Unkeyed,
+    ConfigError, ConnectError, CustomHeaders, Decision, Denial, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer,
+    FailureMode, FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, LivePolicies, ManualClock,
+    MemoryStore, MemoryStoreBuilder, MissingDecision, Permit, Policies, Policy, PolicyDecision, RateLimit,
+    RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer, Receipt, RedisStore, RedisStoreBuilder, ResetFormat,
+    ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
     key::{
-        self, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip, KeyError, Method, Or, Path, PeerAddr,
-        Route, UnixPeer,
+        self, ClientAddr, ClientAddrRejection, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip,
+        KeyError, Method, Or, Path, PeerAddr, Route, UnixPeer,
     },
     limit::{Calendar, LimitSource, ParseLimitError, Share},
-    response::{Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
+    response::{BodyError, Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
     store::{
         Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Store,
         StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
@@ -38,7 +38,9 @@ fn moved<T: Unpin>() {}
 fn public_types_are_shared_and_cloned() {
     shared::<Admin>();
     shared::<ApplicationClient>();
+    shared::<ClientAddr>();
     shared::<ClientLibrary>();
+    shared::<CustomHeaders>();
     shared::<Decision>();
     shared::<Denial>();
     shared::<Denied>();
@@ -63,6 +65,8 @@ fn public_types_are_shared_and_cloned() {
     shared::<Problem>();
     shared::<RateLimit<String>>();
     shared::<RateLimitLayer>();
+    shared::<ReadBody<String>>();
+    shared::<ReadBodyLayer>();
     shared::<RedisStore>();
     shared::<RedisStoreBuilder>();
     shared::<ResetFormat>();
@@ -119,6 +123,8 @@ fn what_a_request_holds_is_sent_and_printed() {
 fn errors_go_into_a_box() {
     error::<AcquireError>();
     error::<BanError>();
+    error::<BodyError>();
+    error::<ClientAddrRejection>();
     error::<ConfigError>();
     error::<ConnectError>();
     error::<Denied>();
@@ -201,6 +207,7 @@ async fn a_boxed_store_shares_its_counts_with_the_store() {
 fn the_future_and_the_body_are_sent_where_those_of_the_service_are() {
     sent::<ResponseFuture<String, String, std::future::Ready<()>>>();
     sent::<DrainBodyFuture<String, String, std::future::Ready<()>>>();
+    sent::<ReadBodyFuture<String, String, std::future::Ready<()>>>();
     sent::<ResponseBody<String>>();
 }
 
@@ -210,6 +217,7 @@ fn what_is_polled_is_moved_where_that_of_the_service_is() {
     moved::<Permit>();
     moved::<RateLimit<String>>();
     moved::<RateLimitLayer>();
+    moved::<ReadBody<String>>();
     moved::<ResponseBody<String>>();
     moved::<ResponseFuture<String, String, std::future::Ready<()>>>();
     moved::<StoreFuture>();
