@@ -6,11 +6,13 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::task::JoinSet;
 use tower_quota::{
-    Key, Limit, RedisStore, SlidingLog,
+    Concurrency, FixedWindow, Key, Limit, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
+    limit::Calendar,
     store::{Charge, Operation, Outcome, Store, StoreRequest},
 };
 
@@ -97,6 +99,60 @@ async fn checks_of_many_slots_share_calls() {
         let left = decide(&store, Operation::Peek, &limit(5), &format!("s{number}"), 1).await;
         assert_eq!(left.states()[0].remaining, 4);
     }
+}
+
+#[tokio::test]
+async fn limits_of_all_algorithms_hold_in_a_call_of_many_slots() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let cluster = Cluster::start().await;
+    let store = store(&cluster).await;
+    let calendar = FixedWindow::calendar(5, Calendar::Year, "UTC").expect("the time zone is known");
+    let limits: [Limit; 7] = [
+        SlidingLog::new(5, HOUR).into(),
+        SlidingLog::new(5, HOUR).precision(10).into(),
+        SlidingCounter::new(5, HOUR).into(),
+        FixedWindow::new(5, HOUR).into(),
+        calendar.into(),
+        TokenBucket::new(5, HOUR).into(),
+        Concurrency::new(5).into(),
+    ];
+    let mut checks = JoinSet::new();
+    for _ in 0..7 {
+        for (position, limit) in limits.iter().enumerate() {
+            for number in 0..12 {
+                let (store, limit) = (store.clone(), limit.clone());
+                // Of one charge, of several on one key, and on several keys.
+                let key = format!("{position}-{number}");
+                let request = vec![key.clone(); 1 + number % 3];
+                let (other, several) = (format!("{key}-other"), number % 4 == 3);
+                checks.spawn(async move {
+                    let mut request: Vec<_> = request.iter().map(String::as_str).collect();
+                    if several {
+                        request.push(&other);
+                    }
+                    let decided = decide_all(&store, Operation::Check, &limit, &request).await;
+                    (key, decided.map(|outcome| outcome.allowed))
+                });
+            }
+        }
+    }
+    let mut admitted = HashMap::<String, u64>::new();
+    for (key, allowed) in checks.join_all().await {
+        *admitted.entry(key).or_default() += u64::from(allowed.expect("no slot moves"));
+    }
+    assert_eq!(admitted.len(), limits.len() * 12);
+    let wrong: Vec<_> = admitted.iter().filter(|(_, admitted)| **admitted != 5).collect();
+    // Of keys on several nodes, one check may deny another until it is refunded.
+    assert!(
+        wrong.iter().all(|(key, admitted)| is_several(key) && **admitted < 5),
+        "{wrong:?}"
+    );
+}
+
+/// Whether the requests of this key in the test above have another one.
+fn is_several(key: &str) -> bool {
+    let number = key.rsplit('-').next().and_then(|number| number.parse::<usize>().ok());
+    number.is_some_and(|number| number % 4 == 3)
 }
 
 #[tokio::test]
