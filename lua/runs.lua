@@ -17,7 +17,8 @@ local algorithm, role, cost, quota, x, y, z
 -- For each window of a log what is written as text once for all of its charges, linked: `lua/log_members.lua` fills it.
 local texts
 -- Whether the call is one check of one charge, as most are; for the others, the runs.
-local single, runs = #ARGV == 1, nil
+local single = #ARGV == 1
+local runs = not single and {} or nil
 -- The keys, and how many arguments are runs.
 local keys, last_run = KEYS, #ARGV
 
