@@ -1,6 +1,6 @@
 //! The instructions of Redis for a check, for each algorithm and shape of call, as in "Work in Redis" of `docs/speed.md`. They
 //! do not depend on the load of the machine. Requires valgrind. `cargo bench --bench script`; a part of the name of a row is an
-//! argument, and `TOWER_QUOTA_SCRIPT=path` measures another text of the script.
+//! argument, `cluster` measures calls to a node of a cluster with keys of several slots, and `TOWER_QUOTA_SCRIPT=path` measures another text of the script.
 //!
 //! Callgrind counts within `EVALSHA`, so the instructions exclude the connection. They include the garbage collection of Lua.
 
@@ -85,11 +85,13 @@ struct Server {
     /// Where callgrind writes what was executed since the last `LOLWUT`, with the number of the dump at the end.
     dumps: PathBuf,
     count: usize,
+    clustered: bool,
 }
 
 impl Server {
-    fn start(folder: &Path) -> Self {
-        let dumps = folder.join("dump");
+    /// Starts a server, or a node of a cluster with all slots.
+    async fn start(folder: &Path, clustered: bool) -> Self {
+        let dumps = folder.join(if clustered { "node" } else { "dump" });
         let mut valgrind = Command::new("valgrind");
         valgrind
             .args([
@@ -99,10 +101,27 @@ impl Server {
             ])
             .arg(format!("--callgrind-out-file={}", dumps.display()))
             .arg(redis::server().get_program());
+        if clustered {
+            valgrind.args(["--cluster-enabled", "yes"]);
+        }
+        let redis = Redis::start_by(valgrind);
+        if clustered {
+            let slots = (0..16_384).map(|slot: u16| slot.to_string());
+            let addslots = std::iter::once("ADDSLOTS".to_owned()).chain(slots);
+            redis.command::<()>("CLUSTER", addslots).await;
+            while !redis
+                .command::<String>("CLUSTER", ["INFO"])
+                .await
+                .contains("cluster_state:ok")
+            {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        }
         Self {
-            redis: Redis::start_by(valgrind),
+            redis,
             dumps,
             count: 0,
+            clustered,
         }
     }
 
@@ -141,7 +160,10 @@ impl Server {
         self.redis.command::<()>("FLUSHALL", ["SYNC"]).await;
         let parts: Vec<_> = charges.iter().map(|charge| charge(quota)).collect();
         let (size, parts) = (parts.len(), parts.join(" "));
-        let run = packed(&format!("check {checks} {size} {callers} {parts}"));
+        // In a cluster the keys of a batch lie in several slots, and are arguments. Each request has its own in one slot.
+        let is_across = self.clustered && checks > 1;
+        let spans = if is_across { " 0" } else { "" };
+        let run = packed(&format!("check {checks} {size} {callers}{spans} {parts}"));
         // So few keys that none expires meanwhile.
         let (rounds, keys) = match before {
             0 => (1, 2 * BATCH),
@@ -156,8 +178,15 @@ impl Server {
                     let address = call * checks + check;
                     (0..size).map(move |policy| format!("quota:1:log:policy-{policy}:{{ip=203.0.113.{address}}}"))
                 });
-                self.call(sha1, &keys.collect::<Vec<_>>(), std::slice::from_ref(&run))
-                    .await;
+                let keys: Vec<_> = keys.collect();
+                if is_across {
+                    let mut arguments = vec![run.clone()];
+                    arguments.extend(keys.iter().map(|key| key.clone().into_bytes()));
+                    arguments.push(packed("across 1"));
+                    self.call(sha1, &keys[..1], &arguments).await;
+                } else {
+                    self.call(sha1, &keys, std::slice::from_ref(&run)).await;
+                }
             }
         }
         self.instructions().await / (rounds * keys as u64)
@@ -185,13 +214,14 @@ impl Server {
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let folder = tempfile::tempdir().expect("a folder for the dumps");
-    let mut server = Server::start(folder.path());
+    let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    let mut server = Server::start(folder.path(), only.as_deref() == Some("cluster")).await;
+    let only = only.filter(|_| !server.clustered);
     let script = match std::env::var_os("TOWER_QUOTA_SCRIPT") {
         Some(path) => fs::read_to_string(path).expect("the other script"),
         None => RedisStore::scripts()[0].to_owned(),
     };
     let sha1 = server.load(&script).await;
-    let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let is_chosen = |name: &str| only.as_ref().is_none_or(|only| name.contains(only.as_str()));
 
     println!("| a check of | in a batch of {BATCH} | alone in its call | denied, in a batch | denied, alone |");

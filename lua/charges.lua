@@ -30,7 +30,7 @@ if rest then
       end
       request.deciding, request.charge, request.place = charge, charge[C_NEXT], place
       local _, remaining, wait, reset = charge[C_RULE](
-        KEYS[place],
+        keys[place],
         charge[C_NEEDS] or times,
         finds,
         charge[C_COST],

@@ -17,10 +17,10 @@ if not single then
   end
 
   local check_alone
-  if not rest or #ARGV > 1 then
+  if not rest or #runs > 1 then
     -- Decides checks of one charge, without a call of `pcall` for each.
     function check_alone(run, finish)
-      local charge, keys = run.first, KEYS
+      local charge = run.first
       local rule, cost, quota, x, y, z = unpack(charge)
       for n = passed + 1, finish do
         reply[n + 1] = pack('<dddd', rule(keys[n], callers_of(run), nil, cost, quota, x, y, z))
@@ -49,8 +49,27 @@ if not single then
       queues = false,
     }
 
+  local find_keys
+  if keys ~= KEYS then
+    -- Fails unless this node has all keys of a request whose keys lie in several slots.
+    --
+    -- A key of a slot that is moving away is found only after a command in its slot (Redis 7.4, Valkey), or in two slots
+    -- (Redis 8): so each slot is entered from another one before anything is added. What is found here is found by each later
+    -- command.
+    function find_keys(run)
+      local first = passed + 1
+      for place = first, first + run.size - 1 do
+        call('PTTL', keys[place])
+      end
+      call('PTTL', keys[first])
+    end
+  end
+
   -- Decides such a request.
   local function decide(run)
+    if run.spans then
+      find_keys(run)
+    end
     local times = callers_of(run)
     request.times, request.fits, request.turn, request.refunded_at = times, times, now, run.admitted_at
     request.charge, request.place, request.is_banned, request.is_exempt = run.first, passed, false, nil
@@ -60,7 +79,7 @@ if not single then
     passed = passed + run.size
   end
 
-  for n = 1, #ARGV do
+  for n = 1, #runs do
     local charge, of_run = runs[n].first, runs[n].operation
     while charge do
       local name, role = charge[C_RULE], charge[C_ROLE]
@@ -81,7 +100,7 @@ if not single then
   -- Decides what is left, and returns whether nothing is. A request that fails has added nothing: it is left, or its error is the
   -- reply, and those after it are decided as if it had not been there.
   function decide_runs(replies_with_errors)
-    for n = at_run, #ARGV do
+    for n = at_run, #runs do
       local run = runs[n]
       at_run, operation = n, run.operation
       run.before = run.before or passed

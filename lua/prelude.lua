@@ -1,12 +1,14 @@
 -- Decides a batch of requests at one instant of the server's own clock.
 --
--- KEYS  the keys of the charges, request after request
+-- KEYS  the keys of the charges, request after request; of a call across slots of a cluster, the first of them
 -- ARGV  runs of requests that look alike. Words end with a zero byte, numbers are little-endian doubles:
 --       run     operation, how many requests, how many charges each has, how many callers send each of them (0: a number
 --               for each request follows the charges), for a refund when it was admitted, and the charges
 --       charge  algorithm, role, cost, quota, three parameters of the algorithm, for a calendar four boundaries, and for
 --               `reserve` the longest wait and how many units may wait
 --       Where there are calendars, the first argument is `within` and the time that the boundaries of all of them enclose.
+--       Of a call across slots, each run has, after the callers, 1 where a request has keys in several slots. The keys follow
+--       the runs, and the last argument is `across` and the number of runs.
 -- reply little-endian doubles in one string: the time in microseconds, then for each charge of each request: how many of
 --       its callers are admitted, remaining, the wait of the next caller (0: this charge fits; negative: it is reserved, and
 --       counts after so much time), the time to a full reset;

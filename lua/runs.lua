@@ -12,15 +12,33 @@ local rest, turn_of, reset_key
 local has_roles = false
 
 -- Of a run, and of its last charge.
-local operation, requests, size, times, position
+local operation, requests, size, times, spans, position
 local algorithm, role, cost, quota, x, y, z
 -- For each window of a log what is written as text once for all of its charges, linked: `lua/log_members.lua` fills it.
 local texts
 -- Whether the call is one check of one charge, as most are; for the others, the runs.
-local single, runs = #ARGV == 1, nil
+local single = #ARGV == 1
+local runs = not single and {} or nil
+-- The keys, and how many arguments are runs.
+local keys, last_run = KEYS, #ARGV
 
-for n = 1, #ARGV do
-  operation, requests, size, times, position = unpack_numbers('<sddd', ARGV[n])
+if last_run > 1 then
+  local word, count = unpack_numbers('<sd', ARGV[last_run])
+  if word == 'across' then
+    keys = {}
+    for place = count + 1, last_run - 1 do
+      keys[place - count] = ARGV[place]
+    end
+    last_run = count
+  end
+end
+
+for n = 1, last_run do
+  if keys ~= KEYS then
+    operation, requests, size, times, spans, position = unpack_numbers('<sdddd', ARGV[n])
+  else
+    operation, requests, size, times, position = unpack_numbers('<sddd', ARGV[n])
+  end
   local admitted_at
   if operation == 'reset' then
     reset_key = true
@@ -97,5 +115,8 @@ for n = 1, #ARGV do
       position = position,
       before = false,
     }
+    if spans == 1 then
+      runs[n].spans = true
+    end
   end
 end

@@ -1,8 +1,8 @@
 -- The trial: runs each command of these scripts once, on a key that is gone afterwards, and replies with the first command
--- that Redis does not run, and its error. `TIME` ran before.
+-- that Redis does not run, and its error. `TIME` ran before. A key that is an argument is not declared.
 
 if ARGV[1] == 'trial' then
-  local key, expires = KEYS[1], expiry(now)
+  local key, expires = ARGV[2] or KEYS[1], expiry(now)
   for _, command in ipairs({
     { 'UNLINK', key },
     { 'SET', key, '0', 'PXAT', expires },

@@ -16,7 +16,7 @@ pub use self::{
     figures::{Latencies, median, ratio},
     options::Options,
     row::Row,
-    server::{Commands, Server},
+    server::{Cluster, Commands, Server},
     subject::{Bare, Load, Subject},
     table::{Table, count, decimal, targets, times},
     traffic::Traffic,

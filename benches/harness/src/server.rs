@@ -43,6 +43,11 @@ impl Server {
         self.redis.url()
     }
 
+    /// The id of its process.
+    pub async fn process(&self) -> String {
+        process_of(&self.redis).await
+    }
+
     /// One line on the machine.
     pub fn machine(&self) -> String {
         let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -100,6 +105,76 @@ impl Server {
         }
         bytes as f64 / keys.len() as f64
     }
+}
+
+/// Three primaries of a cluster, which end with the benchmark.
+pub struct Cluster {
+    primaries: Vec<Redis>,
+}
+
+impl Cluster {
+    /// Starts it; with `taskset` and a second core, its nodes share the core of the [`Server`].
+    pub async fn start() -> Self {
+        const PRIMARIES: usize = 3;
+        const SLOTS: usize = 16_384;
+
+        let settings = ["--cluster-enabled", "yes"];
+        let primaries: Vec<_> = (0..PRIMARIES).map(|_| Redis::start_with(&settings)).collect();
+        for (position, primary) in primaries.iter().enumerate() {
+            let slots = position * SLOTS / PRIMARIES..(position + 1) * SLOTS / PRIMARIES;
+            let slots = slots.map(|slot| slot.to_string());
+            let epoch = (position + 1).to_string();
+            primary.command::<()>("CLUSTER", ["SET-CONFIG-EPOCH", &epoch]).await;
+            primary
+                .command::<()>("CLUSTER", ["ADDSLOTS".to_owned()].into_iter().chain(slots))
+                .await;
+            let port = primaries[0].port().to_string();
+            primary.command::<()>("CLUSTER", ["MEET", "127.0.0.1", &port]).await;
+            pin(&process_of(primary).await, "1");
+        }
+        for primary in &primaries {
+            loop {
+                let info: String = primary.command("CLUSTER", ["INFO"]).await;
+                if info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3") {
+                    break;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        }
+        Self { primaries }
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> String {
+        format!("redis-cluster://127.0.0.1:{}", self.primaries[0].port())
+    }
+
+    /// The URLs of its nodes.
+    pub fn node_urls(&self) -> Vec<String> {
+        self.primaries.iter().map(Redis::url).collect()
+    }
+
+    /// The ids of its processes.
+    pub async fn processes(&self) -> Vec<String> {
+        let mut ids = Vec::new();
+        for primary in &self.primaries {
+            ids.push(process_of(primary).await);
+        }
+        ids
+    }
+
+    /// Removes all keys.
+    pub async fn flush(&self) {
+        for primary in &self.primaries {
+            primary.command::<()>("FLUSHALL", ["SYNC"]).await;
+        }
+    }
+}
+
+async fn process_of(redis: &Redis) -> String {
+    let info: String = redis.command("INFO", ["server"]).await;
+    let id = info.lines().find_map(|line| line.strip_prefix("process_id:"));
+    id.unwrap_or_default().to_owned()
 }
 
 fn pin(process: &str, core: &str) -> bool {

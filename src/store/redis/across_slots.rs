@@ -3,31 +3,54 @@ use std::{sync::Arc, time::Duration};
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use super::{key_format::slot_of, queues::CommitQueues, request::OwnedRequest, task::DetachOnDrop};
+use super::{
+    key_format::slot_of,
+    queues::{CommitQueues, DecidedPartly},
+    request::OwnedRequest,
+    task::DetachOnDrop,
+};
 use crate::{
     observe::metrics::lost_settlement,
     store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreId, StoreResponse},
 };
 
-/// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two.
+/// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two nodes.
 /// When a slot denies, the charges in the earlier ones are refunded, even if the caller drops its future.
 pub(super) async fn decide(
     queues: Arc<CommitQueues>,
     requests: Vec<OwnedRequest>,
     made_at: Instant,
 ) -> Result<StoreResponse, StoreError> {
-    DetachOnDrop::refunding(StoreId::of(&queues), decide_all(queues, requests, made_at)).await
+    let store = StoreId::of(&queues);
+    let none = DecidedPartly::none(requests);
+    DetachOnDrop::refunding(store, decide_all(queues, none, made_at, false)).await
+}
+
+/// Decides the requests that a call has not executed, in calls that declare all of their keys.
+pub(super) async fn decide_rest(
+    queues: Arc<CommitQueues>,
+    partly: DecidedPartly,
+    made_at: Instant,
+) -> Result<StoreResponse, StoreError> {
+    DetachOnDrop::refunding(StoreId::of(&queues), decide_all(queues, partly, made_at, true)).await
 }
 
 async fn decide_all(
     queues: Arc<CommitQueues>,
-    requests: Vec<OwnedRequest>,
+    partly: DecidedPartly,
     made_at: Instant,
+    declares_keys: bool,
 ) -> Result<StoreResponse, StoreError> {
-    let mut response = StoreResponse::new(Duration::ZERO, []);
+    let mut response = StoreResponse::new(partly.server_time, []);
     let mut failure = None;
-    for request in &requests {
-        let decided = decide_one(&queues, request, made_at, &mut response.server_time).await;
+    for (request, decided) in partly.requests.iter().zip(partly.outcomes) {
+        let decided = match decided {
+            Some(decided) => decided,
+            None => {
+                let progress = Progress::new(&queues, request, declares_keys);
+                decide_one(progress, made_at, &mut response.server_time).await
+            }
+        };
         match request.outcome(decided) {
             Ok(outcome) => response.outcomes.push(outcome),
             Err(error) if matches!(request.operation, Operation::Check | Operation::Reserve) => return Err(error),
@@ -39,11 +62,11 @@ async fn decide_all(
 }
 
 async fn decide_one(
-    queues: &CommitQueues,
-    request: &OwnedRequest,
+    mut progress: Progress<'_>,
     made_at: Instant,
     server_time: &mut Duration,
 ) -> Result<Outcome, StoreError> {
+    let Progress { queues, request, .. } = progress;
     let slots = by_slot(request);
     if request.operation == Operation::Reserve && slots.len() > 1 {
         return Err(StoreError::new(
@@ -63,7 +86,6 @@ async fn decide_one(
     }
     let cache = queues.deny_cache.as_deref().filter(|_| request.is_check());
     let generation = cache.map(|cache| cache.generation(request));
-    let mut progress = Progress::new(queues, request);
     progress.decide(slots).await?;
     let refunds = progress.refund().await?;
 
@@ -89,7 +111,7 @@ async fn decide_one(
 fn check_breakers(queues: &CommitQueues, request: &OwnedRequest, slots: &[(u16, Positions)]) -> Result<(), StoreError> {
     let queues = slots
         .iter()
-        .map(|(slot, positions)| (queues.queue_at(*slot), positions));
+        .map(|(slot, positions)| (queues.queue_at(*slot, false), positions));
     let mut failing = queues.filter(|(queue, _)| queue.is_failing());
     failing.try_for_each(|(queue, positions)| queue.check_breaker(1, &[request.part(request.operation, positions)]))
 }
@@ -98,6 +120,8 @@ fn check_breakers(queues: &CommitQueues, request: &OwnedRequest, slots: &[(u16, 
 struct Progress<'a> {
     queues: &'a CommitQueues,
     request: &'a OwnedRequest,
+    /// Whether each call declares all of its keys.
+    declares_keys: bool,
     allowed: bool,
     /// How many of the units are admitted in each slot.
     units: u32,
@@ -111,10 +135,11 @@ struct Progress<'a> {
 type Positions = SmallVec<[usize; 4]>;
 
 impl<'a> Progress<'a> {
-    fn new(queues: &'a CommitQueues, request: &'a OwnedRequest) -> Self {
+    fn new(queues: &'a CommitQueues, request: &'a OwnedRequest, declares_keys: bool) -> Self {
         Self {
             queues,
             request,
+            declares_keys,
             allowed: true,
             units: request.units,
             states: smallvec![ChargeState::new(0, None, Duration::ZERO); request.charges.len()],
@@ -197,8 +222,7 @@ impl<'a> Progress<'a> {
     /// Runs an operation on the charges in one slot.
     async fn run_in(&self, slot: u16, positions: &[usize], operation: Operation) -> Result<StoreResponse, StoreError> {
         let part = self.request.part(operation, positions);
-        let queue = self.queues.queue_at(slot);
-        queue.decide(vec![part], Instant::now(), None).await
+        self.queues.decide_at(slot, self.declares_keys, part).await
     }
 
     /// Records the states of one slot.

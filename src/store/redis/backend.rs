@@ -1,6 +1,9 @@
 use std::{
     pin::pin,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
@@ -34,6 +37,8 @@ pub(super) struct Backend {
     pub(super) script: &'static Script,
     pub(super) key_format: KeyFormat,
     pub(super) deadline: Deadline,
+    /// Whether a call can use keys of several slots of a node of a cluster, as a trial has found.
+    reaches_several_slots: AtomicBool,
     /// When a refusal was logged.
     refusal_logged_at: Mutex<Option<Instant>>,
     pub(super) metrics: RedisMetrics,
@@ -51,9 +56,19 @@ impl Backend {
             script,
             key_format,
             deadline: Deadline::new(deadline),
+            reaches_several_slots: AtomicBool::new(false),
             refusal_logged_at: Mutex::default(),
             metrics: RedisMetrics::default(),
         }
+    }
+
+    pub(super) fn reaches_several_slots(&self) -> bool {
+        self.reaches_several_slots.load(Ordering::Relaxed)
+    }
+
+    /// Sets what a trial has found.
+    pub(super) fn set_reaches_several_slots(&self, reaches: bool) {
+        self.reaches_several_slots.store(reaches, Ordering::Relaxed);
     }
 
     /// Fails while the breaker is open, for so many checks. The probes of a cluster node are sent to the node of the `key`.
@@ -121,12 +136,17 @@ impl Backend {
         match reply {
             // Its requests are sent once more, each alone.
             Err(failure) if failure.is_try_again && decided > 1 => {}
+            // They are sent once more, in calls for each slot.
+            Err(failure) if call.is_elsewhere(failure) => {}
             Err(failure) if failure.is_of_key => health.failed_by_key(node, decided, &failure.error),
             Err(failure) => health.failed(node, decided, &failure.error),
             Ok(reply) => {
                 for (shape, reply) in call.shape.iter().zip(&reply.replies) {
                     let Err(failure) = reply else { continue };
                     decided -= shape.times;
+                    if call.is_elsewhere(failure) {
+                        continue;
+                    }
                     match failure.is_of_key {
                         true => health.failed_by_key(node, shape.times, &failure.error),
                         false => health.failed(node, shape.times, &failure.error),

@@ -1,30 +1,23 @@
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::{
-    reply_bounds::Bounds,
-    request::{OwnedCharge, OwnedRequest},
+    failure::CallFailure, key_format::slot_of, merge::MergedRequest, reply_bounds::Bounds, request::OwnedCharge,
 };
 use crate::{
     Limit,
     store::{ChargeRole, LeaseId, Operation, Waiting},
 };
 
-/// Equal checks that are sent once with their number, or one other request.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MergedRequest<'a> {
-    pub(super) request: &'a OwnedRequest,
-    /// The number of requests.
-    pub(super) times: u64,
-}
-
 /// One call of the script: its keys, its arguments and the shape of its reply.
 pub(super) struct ScriptCall {
+    /// The keys that Redis is told of; of a call across slots the first one, which names the node.
     pub(super) keys: SmallVec<[Bytes; 1]>,
     pub(super) arguments: SmallVec<[Bytes; 1]>,
+    /// Whether the keys lie in several slots of a cluster. They are arguments then.
+    pub(super) is_across: bool,
     /// For each merged request, what its reply consists of.
     pub(super) shape: SmallVec<[ReplyShape; 1]>,
     /// For each key, the bounds of its state in the reply.
@@ -53,11 +46,23 @@ pub(super) struct ReplyShape {
 }
 
 impl ScriptCall {
-    /// A call for these requests. `now_us` is an approximate time of Redis in microseconds.
-    pub(super) fn new(merged: &[MergedRequest<'_>], now_us: u64) -> Self {
+    /// A call for these requests, to a server or a node of a cluster.
+    pub(super) fn new(merged: &[MergedRequest<'_>], clustered: bool) -> Self {
+        let is_across = clustered && are_in_several_slots(merged.iter().flat_map(|merged| &merged.request.charges));
+        Self::with_keys(merged, process_time_us(), is_across)
+    }
+
+    /// A call for these requests, of which all keys are declared. `now_us` is an approximate time of Redis in microseconds.
+    #[cfg(test)]
+    pub(super) fn at(merged: &[MergedRequest<'_>], now_us: u64) -> Self {
+        Self::with_keys(merged, now_us, false)
+    }
+
+    fn with_keys(merged: &[MergedRequest<'_>], now_us: u64, is_across: bool) -> Self {
         let mut call = Self {
             keys: SmallVec::new(),
             arguments: SmallVec::new(),
+            is_across,
             shape: merged
                 .iter()
                 .map(|merged| ReplyShape {
@@ -75,18 +80,36 @@ impl ScriptCall {
         let charges = || merged.iter().flat_map(|merged| &merged.request.charges);
         let length = charges().map(|charge| charge.key.len()).sum::<usize>();
         let mut buffer = BytesMut::with_capacity(length + 256);
-        call.keys.extend(charges().map(|charge| {
+        let keys = charges().map(|charge| {
             buffer.extend_from_slice(&charge.key);
             buffer.split().freeze()
-        }));
+        });
+        let mut keys: SmallVec<[Bytes; 1]> = keys.collect();
+        if is_across {
+            call.keys.extend(keys.first().cloned());
+        } else {
+            call.keys = std::mem::take(&mut keys);
+        }
         if let Some(within) = within(charges().map(|charge| &charge.limit), now_us) {
             call.arguments.push(within);
         }
         // Requests that differ only in their keys and numbers share an argument.
-        for run in merged.chunk_by(same_arguments) {
+        let is_same = |a: &_, b: &_| same_arguments(a, b) && (!is_across || spans_slots(a) == spans_slots(b));
+        for run in merged.chunk_by(is_same) {
             call.push_run(&mut buffer, run, now_us);
         }
+        if is_across {
+            write_word(&mut buffer, "across");
+            write_numbers(&mut buffer, [call.arguments.len() as u64]);
+            call.arguments.append(&mut keys);
+            call.arguments.push(buffer.split().freeze());
+        }
         call
+    }
+
+    /// Whether a request of this call was not executed, since the node does not have one of its keys.
+    pub(super) fn is_elsewhere(&self, failure: &CallFailure) -> bool {
+        self.is_across && failure.is_elsewhere
     }
 
     /// The number of requests.
@@ -105,6 +128,9 @@ impl ScriptCall {
         };
         write_word(buffer, operation_name(operation));
         write_numbers(buffer, [run.len() as u64, charges.len() as u64, times]);
+        if self.is_across {
+            write_numbers(buffer, [u64::from(spans_slots(first))]);
+        }
         if let Operation::Refund { admitted_at } = operation {
             write_numbers(buffer, [admitted_at.as_micros() as u64]);
         }
@@ -131,15 +157,17 @@ impl ScriptCall {
 
     /// A call without requests, sent to the node of this key.
     pub(super) fn probe(key: Option<Bytes>) -> Self {
-        let mut call = Self::new(&[], 0);
+        let mut call = Self::with_keys(&[], 0, false);
         call.keys.extend(key);
         call
     }
 
-    /// A call that runs each command of the script on this key.
-    pub(super) fn trial(key: Bytes) -> Self {
-        let mut call = Self::probe(Some(key));
+    /// A call that runs each command of the script on this key, or on one that is not declared.
+    pub(super) fn trial(declared: Bytes, other: Option<Bytes>) -> Self {
+        let mut call = Self::probe(Some(declared));
+        call.is_across = other.is_some();
         call.arguments.push(Bytes::from_static(b"trial"));
+        call.arguments.extend(other);
         call
     }
 
@@ -169,6 +197,14 @@ impl ScriptCall {
     }
 }
 
+/// The time of this process in microseconds, to find the windows of a calendar around the time of Redis.
+fn process_time_us() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_micros() as u64
+}
+
 /// `within` and the time that the boundaries of all calendars enclose, if there are calendars.
 fn within<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> Option<Bytes> {
     let boundaries = limits.filter_map(|limit| boundaries(limit, now_us));
@@ -176,7 +212,7 @@ fn within<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> Option<By
     let (from, until) = enclosed.reduce(|all, one| (all.0.max(one.0), all.1.min(one.1)))?;
     let mut buffer = BytesMut::new();
     write_word(&mut buffer, "within");
-    write_numbers(&mut buffer, [from, until, 0]);
+    write_numbers(&mut buffer, [from, until, 0, 0]);
     Some(buffer.freeze())
 }
 
@@ -221,50 +257,16 @@ fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
     a.operation == b.operation && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(same)
 }
 
-/// Where a request is in a call: its merged request, and how many requests of that come before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BatchPosition {
-    pub(super) merged: usize,
-    pub(super) nth: u64,
+fn spans_slots(merged: &MergedRequest<'_>) -> bool {
+    are_in_several_slots(&merged.request.charges)
 }
 
-/// Merges equal checks, and returns the position of each request.
-///
-/// A check is merged into an earlier one only if no other request between them has one of its keys, so the outcomes are those
-/// of the requests one after the other.
-pub(super) fn merge<'a>(
-    requests: impl ExactSizeIterator<Item = &'a [OwnedRequest]>,
-) -> (Vec<MergedRequest<'a>>, Vec<BatchPosition>) {
-    let count = requests.len();
-    let mut merged = Vec::<MergedRequest<'_>>::with_capacity(count);
-    let mut positions = Vec::with_capacity(count);
-    // The last merged request with each key.
-    let mut latest = HashTable::<(&OwnedCharge, usize)>::with_capacity(count);
-
-    for request in requests.flatten() {
-        let mut earlier = request.charges.iter().map(|charge| {
-            let same_key = latest.find(charge.hash, |(other, _)| other.key == charge.key);
-            same_key.map(|(_, index)| *index)
-        });
-        let equal = earlier
-            .next()
-            .flatten()
-            .filter(|index| earlier.all(|other| other == Some(*index)) && request.merges_with(merged[*index].request));
-        let index = equal.unwrap_or_else(|| {
-            for charge in &request.charges {
-                let same_key = |(other, _): &(&OwnedCharge, usize)| other.key == charge.key;
-                let entry = latest.entry(charge.hash, same_key, |(other, _)| other.hash);
-                entry.insert((charge, merged.len()));
-            }
-            merged.push(MergedRequest { request, times: 0 });
-            merged.len() - 1
-        });
-
-        let nth = merged[index].times;
-        positions.push(BatchPosition { merged: index, nth });
-        merged[index].times += u64::from(request.units);
-    }
-    (merged, positions)
+/// Whether the keys of charges lie in several slots of a cluster.
+pub(super) fn are_in_several_slots<'a>(charges: impl IntoIterator<Item = &'a OwnedCharge>) -> bool {
+    let mut charges = charges.into_iter();
+    let Some(first) = charges.next() else { return false };
+    let mut slot = None;
+    charges.any(|charge| slot_of(&charge.key) != *slot.get_or_insert_with(|| slot_of(&first.key)))
 }
 
 /// The parameters of a limit besides its quota, in the order in which the Lua file of the algorithm reads them.
@@ -363,12 +365,13 @@ pub(super) fn write_numbers(buffer: &mut BytesMut, numbers: impl IntoIterator<It
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::LazyLock, time::Duration};
-
     use super::*;
     use crate::{
-        Key, Limit, SlidingLog, TokenBucket,
-        store::{Charge, Operation, StoreRequest, redis::key_format::KeyFormat},
+        Key, Limit, SlidingLog,
+        store::{
+            Charge, Operation, StoreRequest,
+            redis::{key_format::KeyFormat, request::OwnedRequest},
+        },
     };
 
     /// Words that end with a zero byte, and numbers.
@@ -390,7 +393,7 @@ mod tests {
             [(&a, 1), (&b, 1), (&b, 3)].map(|(key, cost)| request(&[Charge::new("p", &limit, key, cost)]));
         let merged = |request, times| MergedRequest { request, times };
 
-        let call = ScriptCall::new(&[merged(&on_a, 1), merged(&on_b, 1), merged(&expensive, 1)], 0);
+        let call = ScriptCall::at(&[merged(&on_a, 1), merged(&on_b, 1), merged(&expensive, 1)], 0);
         let on_a_and_b = ["quota:1:log:p:{key=a}", "quota:1:log:p:{key=b}"];
         assert_eq!(call.keys[..], [on_a_and_b[0], on_a_and_b[1], on_a_and_b[1]]);
         let once = |count, cost| {
@@ -401,7 +404,7 @@ mod tests {
         };
         assert_eq!(call.arguments[..], [once(2, 1).concat(), once(1, 3).concat()]);
 
-        let call = ScriptCall::new(&[merged(&on_a, 1), merged(&on_b, 30)], 0);
+        let call = ScriptCall::at(&[merged(&on_a, 1), merged(&on_b, 30)], 0);
         assert_eq!(call.keys[..], on_a_and_b);
         let [_, charge] = once(2, 1);
         let run = [packed("check\0", &[2, 1, 0]), charge, packed("", &[1, 30])];
@@ -422,94 +425,39 @@ mod tests {
                 request: &request,
                 times: 1,
             };
-            let call = ScriptCall::new(&[merged], 0);
+            let call = ScriptCall::at(&[merged], 0);
             let words = format!("log\0{role}\0");
             let run = [packed("check\0", &[1, 1, 1]), packed(&words, &[1, 5, 60_000_000, 0, 0])];
             assert_eq!(call.arguments[..], [run.concat()]);
         }
     }
 
-    static KEY_FORMAT: LazyLock<KeyFormat> = LazyLock::new(|| KeyFormat::new("quota", None));
-
-    /// A request that charges these keys of one policy.
-    fn request_of(operation: Operation, limit: &Limit, keys: &[&str]) -> OwnedRequest {
-        let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
-        let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
-        OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(operation, &charges))
-    }
-
-    /// For each request its merged request, and the number of requests in each merged request.
-    fn merged(requests: &[OwnedRequest]) -> (Vec<usize>, Vec<u64>) {
-        let (merged, positions) = merge(requests.chunks(1));
-        (
-            positions.iter().map(|position| position.merged).collect(),
-            merged.iter().map(|merged| merged.times).collect(),
-        )
-    }
-
     #[test]
-    fn equal_checks_are_merged() {
-        let limit = SlidingLog::per_minute(5).into();
-        let [a, b] = ["a", "b"].map(|key| move |limit: &Limit| request_of(Operation::Check, limit, &[key]));
-        let requests = [a(&limit), b(&limit), a(&limit), a(&limit), b(&limit)];
-        assert_eq!(merged(&requests), (vec![0, 1, 0, 0, 1], vec![3, 2]));
-        let (_, positions) = merge(requests.chunks(1));
-        assert_eq!(positions[3], BatchPosition { merged: 0, nth: 2 });
-    }
+    fn the_keys_of_a_call_across_slots_are_arguments() {
+        let limit = Limit::from(SlidingLog::per_minute(5));
+        let (a, b) = (Key::from("a"), Key::from("b"));
+        let [on_a, on_b] = [&a, &b].map(|key| Charge::new("p", &limit, key, 1));
+        let requests = [&[on_a][..], &[on_b], &[on_a, on_b]].map(request);
+        let merged = requests.each_ref().map(|request| MergedRequest { request, times: 1 });
+        let [key_of_a, key_of_b] =
+            ["quota:1:log:p:{key=a}", "quota:1:log:p:{key=b}"].map(|key| key.as_bytes().to_vec());
 
-    #[test]
-    fn checks_with_another_request_on_their_key_between_them_are_not_merged() {
-        let limit = SlidingLog::per_minute(5).into();
-        let check = |keys| request_of(Operation::Check, &limit, keys);
-        for between in [
-            request_of(Operation::Reset, &limit, &["a"]),
-            check(&["a", "b"]),
-            check(&["b", "a"]),
-            request_of(Operation::Check, &SlidingLog::per_minute(6).into(), &["a"]),
-        ] {
-            let requests = [check(&["a"]), between, check(&["a"])];
-            assert_eq!(merged(&requests), (vec![0, 1, 2], vec![1, 1, 1]));
-        }
+        let call = ScriptCall::new(&merged, true);
+        assert!(call.is_across);
+        assert!(call.keys.iter().eq([&key_of_a]));
+        let charge = packed("log\0\0", &[1, 5, 60_000_000, 0, 0]);
+        let arguments = [
+            [packed("check\0", &[2, 1, 1, 0]), charge.clone()].concat(),
+            [packed("check\0", &[1, 2, 1, 1]), charge.clone(), charge].concat(),
+            key_of_a.clone(),
+            key_of_b.clone(),
+            key_of_a,
+            key_of_b,
+            packed("across\0", &[2]),
+        ];
+        assert_eq!(call.arguments[..], arguments);
 
-        let pairs = [check(&["a", "b"]), check(&["b"]), check(&["a", "b"])];
-        assert_eq!(merged(&pairs), (vec![0, 1, 2], vec![1, 1, 1]));
-        let pairs = [check(&["a", "b"]), check(&["c"]), check(&["a", "b"])];
-        assert_eq!(merged(&pairs), (vec![0, 1, 0], vec![2, 1]));
-    }
-
-    #[test]
-    fn only_checks_are_merged() {
-        let limit = SlidingLog::per_minute(5).into();
-        let refund = Operation::Refund {
-            admitted_at: Duration::ZERO,
-        };
-        for operation in [Operation::Charge, Operation::Peek, Operation::Reset, refund] {
-            let requests = [0; 2].map(|_| request_of(operation, &limit, &["a"]));
-            assert_eq!(merged(&requests), (vec![0, 1], vec![1, 1]), "{operation:?}");
-        }
-    }
-
-    #[test]
-    fn checks_of_a_bucket_whose_tokens_take_fractions_of_microseconds_are_not_merged() {
-        for (limit, count) in [(TokenBucket::per_second(7), 2), (TokenBucket::per_second(8), 1)] {
-            let requests = [0; 2].map(|_| request_of(Operation::Check, &limit.into(), &["a"]));
-            assert_eq!(merged(&requests).1.len(), count, "{limit}");
-        }
-    }
-
-    #[test]
-    fn requests_with_a_marker_are_not_merged_and_those_with_a_charge_that_is_only_checked_are() {
-        let (limit, key, id) = (SlidingLog::per_minute(5).into(), Key::from("a"), Key::from("id"));
-        let charge = Charge::new("p", &limit, &key, 1);
-        let marker = Charge::new("p", &limit, &id, 1).once();
-        let twice = |charges: &[Charge<'_>]| {
-            [0; 2].map(|_| OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, charges)))
-        };
-        assert_eq!(merged(&twice(&[charge.checked_only()])).1, [2]);
-        assert_eq!(merged(&twice(&[marker, charge])).1, [1, 1]);
-
-        let [counted, _] = twice(&[charge]);
-        let [checked, _] = twice(&[charge.checked_only()]);
-        assert_eq!(merged(&[counted, checked]).1, [1, 1]);
+        let call = ScriptCall::new(&merged[..1], true);
+        assert!(!call.is_across && call.keys.len() == 1, "all keys are in one slot");
     }
 }

@@ -4,7 +4,6 @@ use std::{
     pin::pin,
     sync::{Arc, PoisonError},
     task::Poll,
-    time::SystemTime,
 };
 
 use bytes::Bytes;
@@ -13,10 +12,11 @@ use tokio::time::Instant;
 use super::{
     backend::Backend,
     breaker::Breaker,
-    call::{BatchPosition, MergedRequest, ScriptCall, merge},
+    call::ScriptCall,
     deny_cache::{DenyCache, Generation},
     failure::Failure,
-    queues::{BatchLimits, QueuedRequest},
+    merge::{BatchPosition, MergedRequest, merge},
+    queues::{BatchLimits, CallReply, Decided, QueuedRequest},
     reply::ScriptReply,
     request::OwnedRequest,
     task::{DetachOnDrop, spawn},
@@ -26,14 +26,16 @@ use crate::{
     sync::{Mutex, MutexGuard},
 };
 
-/// Requests to a server or a slot of a cluster, which are sent in batches (group commit).
+/// Requests to a server, or to a node or a slot of a cluster, which are sent in batches (group commit).
 ///
 /// While script calls are in flight, requests wait in the queue, and the next call contains all of them. A request is sent at
 /// once if no call is in flight.
 pub(super) struct CommitQueue {
     backend: Arc<Backend>,
+    /// The only slot of its requests; 0 for all slots of a server or node.
     slot: u16,
-    breaker: Arc<Breaker>,
+    /// That of the server or node.
+    pub(super) breaker: Arc<Breaker>,
     deny_cache: Option<Arc<DenyCache>>,
     limits: BatchLimits,
     state: Mutex<State>,
@@ -54,13 +56,14 @@ impl CommitQueue {
     pub(super) fn new(
         backend: Arc<Backend>,
         slot: u16,
+        breaker: Arc<Breaker>,
         deny_cache: Option<Arc<DenyCache>>,
         limits: BatchLimits,
     ) -> Self {
         Self {
             backend,
             slot,
-            breaker: Arc::default(),
+            breaker,
             deny_cache,
             limits,
             state: Mutex::default(),
@@ -86,7 +89,7 @@ impl CommitQueue {
         mut requests: Vec<OwnedRequest>,
         made_at: Instant,
         generation: Option<Generation>,
-    ) -> Result<StoreResponse, StoreError> {
+    ) -> Result<Decided, StoreError> {
         self.check_breaker(requests.len(), &requests)?;
         if matches!(&*requests, [request] if request.is_check())
             && let Some(permit) = self.try_lone_permit()
@@ -196,7 +199,7 @@ impl CommitQueue {
         }
         let (mut call, positions) = {
             let (merged, positions) = merge(batch.iter().map(|request| &*request.requests));
-            (ScriptCall::new(&merged, process_time_us()), positions)
+            (ScriptCall::new(&merged, self.backend.client.is_clustered()), positions)
         };
 
         match self.backend.run(&self.breaker, &mut call).await {
@@ -206,7 +209,7 @@ impl CommitQueue {
                     Box::pin(self.send_batch(vec![request])).await;
                 }
             }
-            reply => self.respond_all(batch, &positions, &reply.map_err(StoreError::from)),
+            reply => self.respond_all(batch, &positions, &call, &reply),
         }
     }
 
@@ -215,7 +218,8 @@ impl CommitQueue {
         &self,
         batch: Vec<QueuedRequest>,
         mut positions: &[BatchPosition],
-        reply: &Result<ScriptReply, StoreError>,
+        call: &ScriptCall,
+        reply: &CallReply,
     ) {
         for request in batch {
             let (own, rest) = positions.split_at(request.requests.len().min(positions.len()));
@@ -223,7 +227,7 @@ impl CommitQueue {
             if let Some(cache) = &self.deny_cache {
                 request.update_cache(cache, own, reply);
             }
-            request.respond_with(own, reply);
+            request.respond_with(own, call, reply);
         }
     }
 
@@ -280,25 +284,32 @@ impl CallPermit {
         request: OwnedRequest,
         made_at: Instant,
         generation: Option<Generation>,
-    ) -> Result<StoreResponse, StoreError> {
+    ) -> Result<Decided, StoreError> {
         let queue = self.queue.clone();
         let merged = MergedRequest {
             request: &request,
             times: request.units.into(),
         };
-        let mut call = ScriptCall::new(&[merged], process_time_us());
+        let mut call = ScriptCall::new(&[merged], queue.backend.client.is_clustered());
         let reply = queue.backend.run(&queue.breaker, &mut call).await;
         self.release();
 
-        let ScriptReply { server_time, replies } = reply?;
+        let ScriptReply { server_time, replies } = match reply {
+            Err(failure) if call.is_elsewhere(&failure) => return Ok(Decided::nothing(vec![request])),
+            reply => reply?,
+        };
         let reply = match replies.into_iter().next() {
+            Some(Err(failure)) if call.is_elsewhere(&failure) => return Ok(Decided::nothing(vec![request])),
             Some(reply) => reply?,
             None => return Err(Failure::malformed_reply().into()),
         };
         if let (Some(cache), Some(generation), 0) = (&queue.deny_cache, generation, reply.admitted) {
             cache.insert(&request, made_at, generation, server_time, &reply.states);
         }
-        Ok(StoreResponse::new(server_time, [reply.outcome(&request, 0)]))
+        Ok(Decided::All(StoreResponse::new(
+            server_time,
+            [reply.outcome(&request, 0)],
+        )))
     }
 
     /// Sends the waiting requests.
@@ -386,14 +397,6 @@ fn runtime_shut_down() -> StoreError {
     )
 }
 
-/// The time of this process in microseconds, to find the windows of a calendar around the time of Redis.
-fn process_time_us() -> u64 {
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_micros() as u64
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -460,7 +463,7 @@ mod tests {
     /// A queue with these calls in flight, and one request that waits.
     fn waiting_behind(calls: usize) -> Arc<CommitQueue> {
         let backend = simulated_backend(Network::new(0, false));
-        let queue = CommitQueue::new(Arc::new(backend), 0, None, BatchLimits::GROUP_COMMIT);
+        let queue = CommitQueue::new(Arc::new(backend), 0, Arc::default(), None, BatchLimits::GROUP_COMMIT);
         let (waiting, _) = QueuedRequest::new(Vec::new(), Instant::now(), None);
         queue.state().calls = calls;
         queue.state().waiting.push_back(waiting);
@@ -507,7 +510,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_does_not_overtake_those_that_wait() {
         let backend = simulated_backend(Network::new(0, false));
-        let queue = CommitQueue::new(Arc::new(backend), 0, None, BatchLimits::GROUP_COMMIT);
+        let queue = CommitQueue::new(Arc::new(backend), 0, Arc::default(), None, BatchLimits::GROUP_COMMIT);
         let queue = Arc::new(queue);
         let lone = queue.try_lone_permit().expect("nothing waits");
         assert!(queue.try_lone_permit().is_none(), "one call is in flight");

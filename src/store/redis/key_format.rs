@@ -60,7 +60,7 @@ impl KeyFormat {
     }
 
     /// The key of a trial in the slot of this hash tag, such as `quota:1:trial:{0}`.
-    pub(super) fn trial_key(&self, tag: &str) -> Bytes {
+    pub(super) fn trial_key(&self, tag: u32) -> Bytes {
         format!("{}trial:{{{tag}}}", self.head).into()
     }
 

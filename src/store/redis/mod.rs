@@ -10,6 +10,7 @@ mod connect;
 mod deny_cache;
 mod failure;
 mod key_format;
+mod merge;
 mod queues;
 mod reply;
 mod reply_bounds;

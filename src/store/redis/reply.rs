@@ -224,7 +224,7 @@ mod tests {
         Key, Limit, SlidingLog, TokenBucket,
         store::{
             Charge, ErrorKind, Operation, StoreRequest,
-            redis::{call::MergedRequest, key_format::KeyFormat},
+            redis::{key_format::KeyFormat, merge::MergedRequest},
         },
     };
 
@@ -248,7 +248,7 @@ mod tests {
             .iter()
             .map(|request| MergedRequest { request, times: 1 })
             .collect();
-        ScriptCall::new(&merged, 0)
+        ScriptCall::at(&merged, 0)
     }
 
     /// Whether the first request fails because of the reply.
@@ -299,7 +299,7 @@ mod tests {
         let limit = Limit::from(TokenBucket::per_minute(60));
         let key = Key::from("a");
         let request = check(&[Charge::new("p", &limit, &key, 2)]);
-        let call = ScriptCall::new(
+        let call = ScriptCall::at(
             &[MergedRequest {
                 request: &request,
                 times: 4,
@@ -441,7 +441,7 @@ mod tests {
             request: &request,
             times: 3,
         }];
-        let call = ScriptCall::new(&merged, 0);
+        let call = ScriptCall::at(&merged, 0);
         let reply = ScriptReply::decode(&call, &raw(&[9, 3, 2, 0, 60, 3, 5, 0, 60])).unwrap();
         let reply = reply.replies[0].as_ref().unwrap();
         let remaining = [0, 1, 2].map(|nth| {

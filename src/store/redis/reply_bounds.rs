@@ -96,8 +96,9 @@ mod tests {
         store::{
             Charge, ErrorKind, StoreRequest,
             redis::{
-                call::{MergedRequest, ScriptCall},
+                call::ScriptCall,
                 key_format::KeyFormat,
+                merge::MergedRequest,
                 reply::{RawReply, ScriptReply},
             },
         },
@@ -107,7 +108,7 @@ mod tests {
     fn is_accepted(operation: Operation, charge: Charge<'_>, times: u64, state: [f64; 4]) -> bool {
         let charges = [charge];
         let request = OwnedRequest::of(&KeyFormat::new("quota", None), &StoreRequest::new(operation, &charges));
-        let call = ScriptCall::new(
+        let call = ScriptCall::at(
             &[MergedRequest {
                 request: &request,
                 times,

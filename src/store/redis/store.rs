@@ -4,7 +4,8 @@ use tokio::time::Instant;
 
 use super::{
     across_slots,
-    queues::CommitQueues,
+    failure::Failure,
+    queues::{CommitQueues, Decided},
     request::{HashedRequest, OwnedRequest},
     script::SCRIPT,
     trial::ready,
@@ -65,7 +66,8 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 ///
 /// A call has the [deadline](crate::RedisStoreBuilder::deadline), by default 100 ms, from when it is sent. A check that has to
 /// wait for other calls first waits for at most one deadline more. So a check takes at most two deadlines; in a cluster, two
-/// for each slot of its keys. A check that fails may have been counted if it was sent.
+/// for each slot of its keys, and two more while one of these slots moves. A check that fails may have been counted if it was
+/// sent.
 ///
 /// The deadline measures Redis and not this process. While handlers block the threads of the runtime, or the process is stopped,
 /// a reply that has arrived cannot be read. Such a stall does not count: the deadline is counted in four steps, and a step that
@@ -76,7 +78,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 ///
 /// After three calls in a row without a reply, a breaker opens: checks fail at once, and the
 /// [`FailureMode`](crate::FailureMode) defines what happens to the requests. While it is open, a task probes Redis every
-/// 100 ms; the first reply closes it. In a cluster each slot has a breaker of its own.
+/// 100 ms; the first reply closes it. In a cluster each primary has a breaker of its own.
 ///
 /// [`status`](Store::status) has the health of each server by the shares of its checks that have failed in the last minute, and
 /// changes of it are logged: [operating](crate::guide::operating#log-lines) has the lines.
@@ -85,7 +87,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 ///
 /// While script calls are in flight, checks wait in a queue, and the next call contains up to 256 of them. At most eight calls
 /// are in flight, and two when they contain many checks, each with half of them: Redis executes one while the callers of the
-/// other continue. In a cluster this holds for each slot. If no call is in flight, a check is sent at once and alone: no check
+/// other continue. In a cluster this holds for each primary. If no call is in flight, a check is sent at once and alone: no check
 /// waits for a timer. The decisions are those of the checks one by one, in the order in which they were made. Equal checks are
 /// sent once with their number, so a hot key costs Redis hardly more than a cold one.
 ///
@@ -109,9 +111,16 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 /// # In a cluster
 ///
 /// The policies of one caller lie in one slot and are decided together. Those of different keys, such as an address and a user,
-/// lie in several slots, and no call reaches two: they are decided one after the other, and when one denies, the charges in the
-/// earlier ones are refunded, even if the caller has left. Until then, or if the refund is lost, other requests may be denied
-/// for it: by that cost at most, and until it expires. If a later slot does not reply, the charges in the earlier ones stay.
+/// lie in several slots, which may be on several primaries. Then they are decided one after the other, and when one denies, the
+/// charges in the earlier ones are refunded, even if the caller has left. Until then, or if the refund is lost, other requests
+/// may be denied for it: by that cost at most, and until it expires. If a later slot does not reply, the charges in the earlier
+/// ones stay. Policies whose slots are on one primary and do not move are decided in one call.
+///
+/// A call contains checks of all slots of a primary. It declares one key, and the script uses the others as arguments. A check
+/// whose slot has moved, or is moving, is not executed there, and is sent once more with all of its keys declared, as the
+/// redirections of a cluster require. Redis since 6.2 and Valkey permit this. The store tries it when it connects; if a server
+/// refuses it, each call contains checks of one slot, and one line in the log says so (feature `tracing`, level `INFO`).
+///
 /// A request that [waits](crate::Policy::wait_up_to) needs all of its keys in one slot; else its check fails with an error.
 ///
 /// # Keys in Redis
@@ -243,10 +252,20 @@ impl RedisStore {
         let Some(queue) = queues.queue_of(&owned) else {
             return StoreFuture::pending(across_slots::decide(queues.clone(), owned, made_at));
         };
-        match queue.check_breaker(owned.len(), &owned) {
-            Ok(()) => StoreFuture::pending(queue.decide(owned, made_at, generation)),
-            Err(error) => StoreFuture::ready(Err(error)),
+        if let Err(error) = queue.check_breaker(owned.len(), &owned) {
+            return StoreFuture::ready(Err(error));
         }
+        let queues = Arc::downgrade(queues); // a waiting caller keeps no connection open
+        StoreFuture::pending(async move {
+            let partly = match queue.decide(owned, made_at, generation).await? {
+                Decided::All(response) => return Ok(response),
+                Decided::Partly(partly) => *partly,
+            };
+            match queues.upgrade() {
+                Some(queues) => Box::pin(across_slots::decide_rest(queues, partly, made_at)).await,
+                None => Err(Failure::Unreachable("the store was dropped".into()).into()),
+            }
+        })
     }
 }
 

@@ -23,8 +23,9 @@ pub(super) async fn run_trial(
     key_format: &KeyFormat,
 ) -> Result<(), Failure> {
     let mut tried = Ok(());
-    for tag in client.hash_tags()? {
-        match run_trial_at(client, script, key_format, &tag).await {
+    for tags in client.hash_tags()? {
+        let key = key_format.trial_key(tags.first);
+        match run_trial_at(client, script, ScriptCall::trial(key, None)).await {
             Err(refused @ Failure::Forbidden(_)) => return Err(refused),
             other => tried = tried.and(other),
         }
@@ -32,13 +33,7 @@ pub(super) async fn run_trial(
     tried
 }
 
-async fn run_trial_at(
-    client: &RedisClient,
-    script: &'static Script,
-    key_format: &KeyFormat,
-    tag: &str,
-) -> Result<(), Failure> {
-    let call = ScriptCall::trial(key_format.trial_key(tag));
+async fn run_trial_at(client: &RedisClient, script: &'static Script, call: ScriptCall) -> Result<(), Failure> {
     let reply = client.run(script, &call, Deadline::new(TRIAL_DEADLINE)).await;
     #[expect(clippy::wildcard_enum_match_arm, reason = "other failures stay the same")]
     let reply = reply.map_err(|failure| match failure {
@@ -53,6 +48,59 @@ async fn run_trial_at(
         Some(refusal) => Failure::Forbidden(refusal),
         None => Failure::Refused(error.clone()),
     })
+}
+
+/// Finds whether the script can use keys of several slots of each node of a cluster, of which only one is declared. Without that,
+/// each call contains requests of one slot.
+async fn try_several_slots(backend: &Backend) -> Result<(), Failure> {
+    // The slots of the keys may be moving.
+    const TRIALS: usize = 3;
+
+    if !backend.client.is_clustered() {
+        return Ok(());
+    }
+    let mut refused = None;
+    for _ in 0..TRIALS {
+        match try_two_slots(backend).await {
+            Ok(()) => {
+                backend.set_reaches_several_slots(true);
+                return Ok(());
+            }
+            Err(failure) if failure.is_no_reply() => return Err(failure),
+            Err(failure) => refused = Some(failure),
+        }
+    }
+    backend.set_reaches_several_slots(false);
+    let error = refused.map(cause);
+    #[cfg(feature = "tracing")]
+    tracing::info!(
+        error,
+        "a script can use the keys of one slot of this cluster only; each call of the store contains checks of one slot"
+    );
+    let _ = error;
+    Ok(())
+}
+
+/// Runs the commands of the script on a key that is not declared, in another slot than the one that is, on each primary.
+async fn try_two_slots(backend: &Backend) -> Result<(), Failure> {
+    for tags in backend.client.hash_tags()? {
+        if let Some(second) = tags.second {
+            let [declared, other] = [tags.first, second].map(|tag| backend.key_format.trial_key(tag));
+            run_trial_at(
+                &backend.client,
+                backend.script,
+                ScriptCall::trial(declared, Some(other)),
+            )
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+/// A trial of all that the store requires, then of what it can do without.
+async fn try_all(backend: &Backend) -> Result<(), Failure> {
+    run_trial(&backend.client, backend.script, &backend.key_format).await?;
+    try_several_slots(backend).await
 }
 
 /// The pauses between trials double from the first to the second of these.
@@ -89,7 +137,7 @@ fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
 async fn until_success(backend: &Backend, mut failed: impl FnMut(Failure)) -> Result<(), Refusal> {
     let [mut pause, longest] = TRIAL_PAUSES;
     loop {
-        match run_trial(&backend.client, backend.script, &backend.key_format).await {
+        match try_all(backend).await {
             Ok(()) => return Ok(()),
             Err(Failure::Forbidden(refusal)) => return Err(refusal),
             Err(failure) => failed(failure),
@@ -107,7 +155,7 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeou
     let mut warned = false;
     loop {
         let Some(backend) = backend.upgrade() else { return };
-        match run_trial(&backend.client, backend.script, &backend.key_format).await {
+        match try_all(&backend).await {
             Ok(()) => {
                 #[cfg(feature = "tracing")]
                 if warned {

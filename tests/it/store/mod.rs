@@ -12,6 +12,7 @@ mod group_commit;
 mod hostile;
 mod memory;
 mod memory_store;
+mod node_batches;
 mod redis_store;
 mod rolling_deploy;
 mod script;

@@ -1,10 +1,15 @@
 use std::{
     io,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
 };
 
-use tracing::{Level, subscriber::DefaultGuard};
+use tracing::{Dispatch, Level, level_filters::LevelFilter, subscriber::DefaultGuard};
 use tracing_subscriber::util::SubscriberInitExt;
+
+/// While there is a single subscriber, `tracing` takes the interest in an event from the thread that meets the event first, which
+/// may be that of another test. Of several, all are considered.
+static ANOTHER: LazyLock<Dispatch> =
+    LazyLock::new(|| Dispatch::new(tracing_subscriber::fmt().with_max_level(LevelFilter::OFF).finish()));
 
 /// What this thread logs while it exists.
 pub(crate) struct Log {
@@ -23,6 +28,7 @@ impl Log {
     }
 
     fn capture_from(level: Level) -> Self {
+        LazyLock::force(&ANOTHER);
         let sink = Sink::default();
         let writer = sink.clone();
         let subscriber = tracing_subscriber::fmt()

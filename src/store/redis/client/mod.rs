@@ -76,15 +76,27 @@ impl RedisClient {
         }
     }
 
-    /// A hash tag in a slot of each known primary; an error if none is known.
-    pub(super) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
+    /// For each known primary hash tags in up to two of its slots; an error if no primary is known.
+    pub(super) fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
         match self {
             #[cfg(feature = "cluster")]
             Self::RedisRs(client) => client.hash_tags(),
             #[cfg(feature = "fred")]
-            Self::Fred(_) => Ok(vec!["0".to_owned()]),
+            Self::Fred(_) => Ok(vec![HashTags::SINGLE_SERVER]),
             #[cfg(test)]
-            Self::Simulated(_) => Ok(vec!["0".to_owned()]),
+            Self::Simulated(_) => Ok(vec![HashTags::SINGLE_SERVER]),
+        }
+    }
+
+    /// The node of a cluster that has a slot, if it is known.
+    pub(super) fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
+        match self {
+            #[cfg(feature = "fred")]
+            Self::Fred(_) => None,
+            #[cfg(feature = "cluster")]
+            Self::RedisRs(client) => client.node_of(slot),
+            #[cfg(test)]
+            Self::Simulated(network) => network.node_of(slot),
         }
     }
 
@@ -178,6 +190,17 @@ pub(in crate::store::redis) const BUILT_IN: &[BuiltIn] = &[
         unix_sockets: true,
     },
 ];
+
+/// Hash tags in the slots of a server.
+pub(in crate::store::redis) struct HashTags {
+    pub(in crate::store::redis) first: u32,
+    /// One in another slot, if the server is a node of a cluster that has several.
+    pub(in crate::store::redis) second: Option<u32>,
+}
+
+impl HashTags {
+    pub(in crate::store::redis) const SINGLE_SERVER: Self = Self { first: 0, second: None };
+}
 
 /// The health of the server of a slot.
 pub(in crate::store::redis) enum NodeOfSlot<'a> {

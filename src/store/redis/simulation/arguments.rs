@@ -1,13 +1,16 @@
 //! The arguments of a script call, read back.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use bytes::Bytes;
 
 use crate::{
     Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{ChargeRole, LeaseId, Operation, Waiting},
+    store::{
+        ChargeRole, LeaseId, Operation, Waiting,
+        redis::{call::ScriptCall, key_format::slot_of},
+    },
 };
 
 /// A request that the script reads from its arguments.
@@ -15,6 +18,8 @@ pub(super) struct ParsedRequest {
     pub(super) operation: Operation,
     pub(super) times: u64,
     pub(super) charges: Vec<ParsedCharge>,
+    /// Whether its keys lie in several slots.
+    pub(super) spans: bool,
 }
 
 #[derive(Clone)]
@@ -48,13 +53,72 @@ impl Reader<'_> {
     }
 }
 
-/// The requests in the arguments of a call; `None` if the windows of calendars do not enclose the time.
-pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<ParsedRequest>> {
+/// The keys and arguments of a call, as a server receives them.
+#[derive(Clone)]
+pub(super) struct ReceivedCall {
+    pub(super) keys: Vec<String>,
+    runs: Vec<Bytes>,
+    /// Whether the keys lie in several slots, and are arguments.
+    pub(super) is_across: bool,
+}
+
+impl ReceivedCall {
+    pub(super) fn new(call: &ScriptCall) -> Self {
+        let (is_across, arguments) = (
+            call.arguments.last().is_some_and(|last| last.starts_with(b"across\0")),
+            &call.arguments,
+        );
+        let (keys, runs) = match is_across {
+            true => {
+                let mut footer = Reader(&arguments[arguments.len() - 1]);
+                let _across = footer.word();
+                let runs = footer.number() as usize;
+                (&arguments[runs..arguments.len() - 1], &arguments[..runs])
+            }
+            false => (&call.keys[..], &arguments[..]),
+        };
+        Self {
+            keys: keys
+                .iter()
+                .map(|key| String::from_utf8_lossy(key).into_owned())
+                .collect(),
+            runs: runs.to_vec(),
+            is_across,
+        }
+    }
+
+    /// That all keys lie on one node, and those of this request in one slot unless the call says otherwise.
+    pub(super) fn verify_slots(&self, keys: &[String], request: &ParsedRequest) {
+        let slots = |keys: &[String]| {
+            keys.iter()
+                .map(|key| usize::from(slot_of(key.as_bytes())))
+                .collect::<HashSet<_>>()
+        };
+        let nodes: HashSet<_> = slots(&self.keys).into_iter().map(|slot| slot % NODES).collect();
+        assert_eq!((slots(keys).len() > 1, nodes.len()), (request.spans, 1), "{keys:?}");
+    }
+
+    /// The requests of a call; `None` if the windows of calendars do not enclose the time.
+    pub(super) fn requests(&self, now: u64) -> Option<Vec<ParsedRequest>> {
+        parse_requests(&self.runs, self.is_across, now)
+    }
+}
+
+/// The nodes of a cluster, each with a quarter of the slots.
+pub(super) const NODES: usize = 4;
+
+/// Whether the slot of a key is among those that have moved in this call.
+pub(super) fn has_moved(number: usize, key: &str) -> bool {
+    (usize::from(slot_of(key.as_bytes())) / NODES + number).is_multiple_of(2)
+}
+
+fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<ParsedRequest>> {
     let mut requests = Vec::new();
     for argument in arguments {
         let mut run = Reader(argument);
         let operation = run.word();
         let [count, size, times] = run.numbers();
+        let spans = is_across && run.number() == 1;
         if operation == "within" {
             if !(count..size).contains(&now) {
                 return None;
@@ -80,6 +144,7 @@ pub(super) fn parse_requests(arguments: &[Bytes], now: u64) -> Option<Vec<Parsed
                 operation,
                 times: if times > 0 { times } else { run.number() },
                 charges: charges.clone(),
+                spans,
             });
         }
         assert!(run.0.is_empty(), "{} bytes are left", run.0.len());

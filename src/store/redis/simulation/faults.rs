@@ -19,6 +19,8 @@ pub(super) struct Faults {
     pub(super) error: u32,
     /// The server replies that it has only some of the keys.
     pub(super) try_again: u32,
+    /// Some slots of the call have moved to another server.
+    pub(super) moved: u32,
     /// One request of the call meets an error.
     pub(super) request_error: u32,
     /// The server forgets its scripts.
@@ -52,6 +54,8 @@ pub(super) enum Event {
     CutAfter,
     Error,
     TryAgain,
+    /// Those of a random half.
+    Moved,
     RequestError,
 }
 
@@ -65,6 +69,7 @@ impl Fate {
             cut_after,
             error,
             try_again,
+            moved,
             request_error,
             flush,
             clock_step,
@@ -79,6 +84,7 @@ impl Fate {
             (cut_after, Event::CutAfter),
             (error, Event::Error),
             (try_again, Event::TryAgain),
+            (moved, Event::Moved),
             (if keys > 0 { request_error } else { 0 }, Event::RequestError),
         ] {
             if rng.u32(..1_000) < chance {

@@ -69,6 +69,7 @@ fn a_network_with_faults_charges_nothing_twice_and_each_caller_has_a_response() 
                 cut_after: some(3, 60),
                 error: some(4, 60),
                 try_again: some(5, 150),
+                moved: 0,
                 request_error: some(6, 100),
                 flush: some(7, 100),
                 clock_step: 0,
@@ -128,10 +129,28 @@ fn a_reset_invalidates_the_deny_cache() {
 fn a_cluster_refunds_the_charges_before_a_denial() {
     simulate(|seed| Plan {
         clustered: true,
+        reaches_several_slots: seed % 3 == 0,
         runtimes: 2,
         faults: Faults {
             try_again: if seed % 2 == 0 { 0 } else { 100 },
             slow: if seed % 5 == 0 { 60 } else { 0 },
+            ..Faults::default()
+        },
+        ..Plan::default()
+    });
+}
+
+#[test]
+fn a_cluster_whose_slots_move_decides_each_request_once() {
+    simulate(|seed| Plan {
+        clustered: true,
+        reaches_several_slots: true,
+        runtimes: 2,
+        faults: Faults {
+            moved: 300,
+            try_again: if seed % 2 == 0 { 0 } else { 100 },
+            reply_lost: if seed % 3 == 0 { 20 } else { 0 },
+            cut_before: if seed % 3 == 0 { 20 } else { 0 },
             ..Faults::default()
         },
         ..Plan::default()

@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use fastrand::Rng;
 use tokio::{
     sync::oneshot,
@@ -18,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    arguments::{ParsedCharge, ParsedRequest, parse_requests},
+    arguments::{NODES, ParsedCharge, ParsedRequest, ReceivedCall, has_moved},
     faults::{Event, Fate, Faults},
 };
 use crate::{
@@ -26,7 +25,7 @@ use crate::{
     limit::PLACE_US,
     store::{
         Charge, ChargeRole, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest,
-        health::Health,
+        health::{Health, Node},
         redis::{call::ScriptCall, failure::Failure, reply::RawReply, script::EvalCommand},
     },
 };
@@ -41,6 +40,7 @@ struct Shared {
     clock: Arc<Clock>,
     counts: MemoryStore,
     health: Arc<Health>,
+    nodes: Vec<Arc<Node>>,
 }
 
 struct ServerState {
@@ -102,11 +102,17 @@ impl Network {
                 .build(),
             clock,
             health: Arc::default(),
+            nodes: (0..NODES).map(|node| Node::new(node.to_string())).collect(),
         }))
     }
 
     pub(in crate::store::redis) fn health(&self) -> &Arc<Health> {
         &self.0.health
+    }
+
+    /// The node of a slot, of which a cluster has [`NODES`].
+    pub(in crate::store::redis) fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
+        self.0.nodes.get(usize::from(slot) % NODES).cloned()
     }
 
     pub(in crate::store::redis) fn is_clustered(&self) -> bool {
@@ -182,33 +188,33 @@ impl Network {
         command: EvalCommand,
         call: &ScriptCall,
     ) -> Result<RawReply, Failure> {
-        let (number, fate) = self.send(call);
+        let received = ReceivedCall::new(call);
+        let (number, fate) = self.send(&received);
         let (sender, reply) = oneshot::channel();
-        let (network, keys, arguments) = (self.clone(), call.keys.to_vec(), call.arguments.to_vec());
+        let network = self.clone();
         if let Some(later) = fate.duplicate {
-            let (network, fate, keys, arguments) = (self.clone(), fate.clone(), keys.clone(), arguments.clone());
+            let (network, fate, received) = (self.clone(), fate.clone(), received.clone());
             tokio::spawn(async move {
                 sleep(later).await;
-                network.execute(number, &fate, command, &keys, &arguments)
+                network.execute(number, &fate, command, &received)
             });
         }
         tokio::spawn(async move {
-            let reply = network.deliver(number, fate, command, &keys, &arguments).await;
+            let reply = network.deliver(number, fate, command, &received).await;
             let _ = sender.send(reply);
         });
         reply.await.expect("the server does not panic")
     }
 
     /// Records a call, and chooses its fate.
-    fn send(&self, call: &ScriptCall) -> (usize, Fate) {
+    fn send(&self, call: &ReceivedCall) -> (usize, Fate) {
         let mut server = self.server();
         let number = server.calls;
         server.calls += 1;
         for (position, key) in call.keys.iter().enumerate() {
-            let key = String::from_utf8_lossy(key).into_owned();
-            server.sent.entry(key).or_default().push((number, position));
+            server.sent.entry(key.clone()).or_default().push((number, position));
         }
-        for request in parse_requests(&call.arguments, self.0.clock.now()).unwrap_or_default() {
+        for request in call.requests(self.0.clock.now()).unwrap_or_default() {
             for lease in request.charges.iter().filter_map(|charge| charge.lease) {
                 let sent = server.leases.entry(lease).or_default();
                 sent.push((Instant::now(), request.operation));
@@ -227,8 +233,7 @@ impl Network {
         number: usize,
         fate: Fate,
         command: EvalCommand,
-        keys: &[Bytes],
-        arguments: &[Bytes],
+        call: &ReceivedCall,
     ) -> Result<RawReply, Failure> {
         let lost = || Failure::Unreachable("the connection was lost".into());
         sleep(fate.there).await;
@@ -239,7 +244,7 @@ impl Network {
         }
 
         self.0.clock.step.fetch_add(fate.clock_step as u64, Ordering::Relaxed);
-        let reply = self.execute(number, &fate, command, keys, arguments);
+        let reply = self.execute(number, &fate, command, call);
         sleep(fate.back).await;
         match fate.event {
             Event::ReplyLost => pending().await,
@@ -253,8 +258,7 @@ impl Network {
         number: usize,
         fate: &Fate,
         command: EvalCommand,
-        keys: &[Bytes],
-        arguments: &[Bytes],
+        call: &ReceivedCall,
     ) -> Result<RawReply, Failure> {
         let refused = |error: &str| Err(Failure::Refused(error.into()));
         let mut server = self.server();
@@ -266,22 +270,37 @@ impl Network {
         }
         match fate.event {
             Event::Error => return refused("OOM command not allowed when used memory > 'maxmemory'."),
-            Event::TryAgain if keys.len() > 1 => return refused("TRYAGAIN Multiple keys request during rehashing"),
+            Event::TryAgain if call.keys.len() > 1 && !call.is_across => {
+                return refused("TRYAGAIN Multiple keys request during rehashing");
+            }
+            Event::Moved if call.is_across && has_moved(number, &call.keys[0]) => return refused("ASK 1 127.0.0.1:1"),
             _ => {}
         }
 
         let now = self.0.clock.now();
         let mut numbers = vec![now as f64];
-        let Some(requests) = parse_requests(arguments, now) else {
+        let Some(requests) = call.requests(now) else {
             return Ok(reply(&numbers, Vec::new()));
         };
         let mut errors = Vec::new();
-        let mut keys = keys.iter().map(|key| String::from_utf8_lossy(key).into_owned());
+        let mut keys = call.keys.iter().cloned();
         let count = requests.len();
         for (position, request) in requests.into_iter().enumerate() {
             let keys: Vec<_> = keys.by_ref().take(request.charges.len()).collect();
-            if fate.event == Event::RequestError && position == number % count {
-                errors.push("WRONGTYPE Operation against a key holding the wrong kind of value".into());
+            if self.0.clustered {
+                call.verify_slots(&keys, &request);
+            }
+            let error = match fate.event {
+                Event::RequestError if position == number % count => {
+                    Some("WRONGTYPE Operation against a key holding the wrong kind of value")
+                }
+                Event::Moved if call.is_across && keys.iter().any(|key| has_moved(number, key)) => {
+                    Some("ERR Script attempted to access a non local key in a cluster node")
+                }
+                _ => None,
+            };
+            if let Some(error) = error {
+                errors.push(error.into());
                 numbers.extend(keys.iter().flat_map(|_| [-(errors.len() as f64), 0.0, 0.0, 0.0]));
                 continue;
             }

@@ -14,6 +14,8 @@ pub(super) const DEADLINE: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) clustered: bool,
+    /// Whether a call can reach several slots of a node.
+    pub(super) reaches_several_slots: bool,
     pub(super) runtimes: usize,
     /// How many runtimes end while the faults last.
     pub(super) endings: usize,
@@ -30,6 +32,7 @@ impl Default for Plan {
     fn default() -> Self {
         Self {
             clustered: false,
+            reaches_several_slots: false,
             runtimes: 1,
             endings: 0,
             stalls: 0,

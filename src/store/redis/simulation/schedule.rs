@@ -29,8 +29,9 @@ use crate::{
     },
 };
 
-fn store(network: &Network) -> RedisStore {
+fn store(network: &Network, plan: &Plan) -> RedisStore {
     let backend = simulated_backend(network.clone());
+    backend.set_reaches_several_slots(plan.reaches_several_slots);
     let queues = CommitQueues::new(backend, Some(DenyCache::new()), BatchLimits::GROUP_COMMIT);
     RedisStore::new(queues)
 }
@@ -48,9 +49,9 @@ pub(super) fn run(seed: u64, plan: &Plan) {
 async fn play(seed: u64, plan: &Plan) {
     let mut rng = Rng::with_seed(seed);
     let network = Network::new(rng.u64(..), plan.clustered);
-    let store = store(&network);
+    let store = store(&network, plan);
     let started = Instant::now();
-    let others = (1..plan.processes).map(|_| self::store(&network));
+    let others = (1..plan.processes).map(|_| self::store(&network, plan));
     let stage = Stage {
         store: store.clone(),
         processes: iter::once(store.clone()).chain(others).collect(),
@@ -218,7 +219,8 @@ async fn verify_settled(plan: &Plan, stage: &Stage) {
         assert!(!denied, "{key} is denied, and nothing was charged for seconds");
     }
 
-    if plan.clustered && plan.faults.slow == 0 {
+    let has_replies = plan.faults.slow + plan.faults.reply_lost + plan.faults.cut_before == 0;
+    if plan.clustered && has_replies {
         for record in records.lock().expect("no panic").iter() {
             let is_refunded = match record.kind {
                 Kind::Across => true,

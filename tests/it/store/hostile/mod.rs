@@ -6,15 +6,43 @@
 mod client;
 mod server;
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
-use tower_quota::ClientLibrary::{self, Fred, RedisRs};
+use tower_quota::{
+    ClientLibrary::{self, Fred, RedisRs},
+    RedisStore,
+};
 
 use self::server::{Behavior, HostileServer, Reply};
+use crate::support::Log;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_application_uses_the_server_that_it_is_given() {
     client::work().await;
+}
+
+/// A cluster behind a proxy, or of another product, may permit the declared keys only.
+#[tokio::test]
+async fn a_cluster_that_refuses_keys_of_several_slots_in_a_call_is_logged_once_and_used() {
+    static TRIALS: AtomicU64 = AtomicU64::new(0);
+    let refusing = |command: &str, _, _| match command {
+        "EVALSHA" if TRIALS.fetch_add(1, Ordering::Relaxed) == 0 => Reply::Bytes(packed(&[1.8e15])),
+        "EVALSHA" => {
+            Reply::Bytes(b"-ERR Script attempted to access keys that do not hash to the same slot\r\n".to_vec())
+        }
+        _ => Reply::Honest,
+    };
+    let server = HostileServer::start(refusing);
+    let log = Log::capture();
+    let url = format!("redis-cluster://127.0.0.1:{}", server.port());
+    let _store = RedisStore::connect(&url).await.expect("the first trial succeeds");
+    let text = log.text();
+    assert_eq!(text.matches("INFO tower_quota").count(), 1, "{text}");
+    assert!(text.contains("the keys of one slot of this cluster only"), "{text}");
+    assert!(text.contains("do not hash to the same slot"), "{text}");
 }
 
 /// What an attacker gains.

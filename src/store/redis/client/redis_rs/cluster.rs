@@ -19,7 +19,7 @@ use super::{
 use crate::store::{
     health,
     health::Health,
-    redis::{failure::Failure, key_format::slot_of, task::AbortOnDrop},
+    redis::{client::HashTags, failure::Failure, key_format::slot_of, task::AbortOnDrop},
 };
 
 /// The nodes of a cluster, each with connections of its own, so that a node that hangs delays no other.
@@ -111,38 +111,54 @@ impl Cluster {
         Some(at(&self.shared.template, host, port))
     }
 
-    /// A hash tag in a slot of each primary; an error if no slot has a known one.
-    pub(super) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
+    /// For each primary hash tags in up to two of its slots; an error if no slot has a known one.
+    pub(super) fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
         // One in 16,384 tags lies in the slot of a primary that has a single one.
         const TAGS: u32 = 500_000;
+        const TAGS_FOR_SECOND: u32 = 20_000;
 
         let slots = self.shared.slots();
-        let mut primaries: Vec<_> = slots.ranges.values().map(|(_, primary)| Arc::as_ptr(primary)).collect();
-        primaries.sort_unstable();
-        primaries.dedup();
-        if primaries.is_empty() {
+        let mut tags = HashMap::<_, Option<HashTags>>::new();
+        tags.extend(slots.ranges.values().map(|(_, primary)| (Arc::as_ptr(primary), None)));
+        if tags.is_empty() {
             drop(slots);
             return Err(self.shared.no_primary());
         }
 
-        let mut tags = Vec::with_capacity(primaries.len());
-        for tag in 0..TAGS {
-            let tag = tag.to_string();
-            let owner = slots.primary_of(slot_of(tag.as_bytes()));
-            let owner = owner.and_then(|owner| primaries.iter().position(|primary| *primary == Arc::as_ptr(&owner)));
-            if let Some(position) = owner {
-                primaries.swap_remove(position);
-                tags.push(tag);
-            }
-            if primaries.is_empty() {
+        // Others each time: the slot of one may be moving.
+        let offset = fastrand::u32(..TAGS);
+        let slot_of = |tag: u32| slot_of(tag.to_string().as_bytes());
+        let mut last = offset + TAGS;
+        for tag in offset.. {
+            if tag == last || tags.values().flatten().filter(|found| found.second.is_some()).count() == tags.len() {
                 break;
             }
+            let owner = slots.primary_of(slot_of(tag)).map(|owner| Arc::as_ptr(&owner));
+            let Some(found) = owner.and_then(|owner| tags.get_mut(&owner)) else {
+                continue;
+            };
+            match found {
+                None => {
+                    *found = Some(HashTags {
+                        first: tag,
+                        second: None,
+                    });
+                    if tags.values().all(Option::is_some) {
+                        last = last.min(tag + TAGS_FOR_SECOND);
+                    }
+                }
+                Some(found) if found.second.is_none() && slot_of(found.first) != slot_of(tag) => {
+                    found.second = Some(tag);
+                }
+                Some(_) => {}
+            }
         }
-        Ok(tags)
+        Ok(tags.into_values().flatten().collect())
     }
 
-    /// Sends a command to the primary of this key. It follows redirections, which prove that nothing was executed.
-    pub(super) async fn send(&self, key: &[u8], command: &Cmd) -> Result<Value, Failure> {
+    /// Sends a command to the primary of this key. It follows redirections, which prove that nothing was executed, or returns
+    /// them: a command whose other keys are not declared must not be sent with `ASKING`, since that would create them.
+    pub(super) async fn send(&self, key: &[u8], command: &Cmd, follows: bool) -> Result<Value, Failure> {
         let Some(mut node) = self.shared.slots().primary_of(slot_of(key)) else {
             self.shared.outdated.notify_one();
             return Err(self.shared.no_primary());
@@ -161,6 +177,9 @@ impl Cluster {
             };
             if redirection.moved {
                 self.shared.outdated.notify_one();
+            }
+            if !follows {
+                return Ok(reply);
             }
             asking = !redirection.moved;
             node = self.shared.redirected_to(redirection.address(&node.host))?;

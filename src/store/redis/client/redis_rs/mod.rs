@@ -18,7 +18,7 @@ use self::{
     error::{ServerFailure, error_text},
     sentinel::Sentinels,
 };
-use super::NodeOfSlot;
+use super::{HashTags, NodeOfSlot};
 use crate::{
     ConfigError,
     store::{
@@ -108,9 +108,9 @@ impl RedisRsClient {
         Ok(Self::Cluster(Cluster::new(seeds, for_limiter(template), connections)))
     }
 
-    pub(in crate::store::redis) fn hash_tags(&self) -> Result<Vec<String>, Failure> {
+    pub(in crate::store::redis) fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
         match self {
-            Self::SingleServer(_) => Ok(vec!["0".to_owned()]),
+            Self::SingleServer(_) => Ok(vec![HashTags::SINGLE_SERVER]),
             Self::Cluster(cluster) => cluster.hash_tags(),
         }
     }
@@ -126,7 +126,7 @@ impl RedisRsClient {
             Self::SingleServer(server) => server.connections.send(&command, false).await?,
             Self::Cluster(cluster) => {
                 let key = call.keys.first().map_or(&b""[..], |key| key);
-                cluster.send(key, &command).await?
+                cluster.send(key, &command, !call.is_across).await?
             }
         };
         raw_reply(reply)
@@ -194,6 +194,14 @@ impl RedisRsClient {
         match self {
             Self::SingleServer(server) => Some(NodeOfSlot::Fixed(&server.node)),
             Self::Cluster(cluster) => cluster.node(slot()).map(NodeOfSlot::Current),
+        }
+    }
+
+    /// The node of a cluster that has a slot, if it is known.
+    pub(in crate::store::redis) fn node_of(&self, slot: u16) -> Option<Arc<health::Node>> {
+        match self {
+            Self::SingleServer(_) => None,
+            Self::Cluster(cluster) => cluster.node(slot),
         }
     }
 
