@@ -10,7 +10,7 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 pub(super) const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-3yHPmyHMn2+3jx3Pt4cEE0obDe8103EG2529B5XRvPA='; \
+     script-src 'sha256-Q4ewmW542cLGOywAGLvBfJ+DNYFc/Knpbwt8WsTrcEs='; \
      style-src 'sha256-t6zzetUD5oVUgEGH6vMf4i3oOG0nFFBzFOYsnAd/gBI='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
