@@ -28,7 +28,7 @@ const MESSAGES: [&str; 2] = ["publish", "subscribe"];
 
 /// The command that creates a user with the permissions of a store with this prefix. A strict user may only run scripts that
 /// Redis has already.
-fn acl_line(prefix: &str, strict: bool) -> String {
+fn acl_line(prefix: &str, strict: bool, more: &str) -> String {
     let (user, eval) = match strict {
         true => ("strict-limiter", ""),
         false => ("limiter", " +eval"),
@@ -36,7 +36,7 @@ fn acl_line(prefix: &str, strict: bool) -> String {
     let commands = COMMANDS.join(" +");
     let messages = MESSAGES.join(" +");
     format!(
-        "ACL SETUSER {user} reset on >password ~{prefix}:* &{prefix}:* +ping{eval} +evalsha +{commands} +{messages}"
+        "ACL SETUSER {user} reset on >password ~{prefix}:* &{prefix}:* +ping{eval} +evalsha +{commands} +{messages}{more}"
     )
 }
 
@@ -103,14 +103,35 @@ impl Refusal {
     /// Names the missing permission and what grants it, for a store with this prefix.
     pub(super) fn explain(&self, prefix: &str) -> String {
         let error = &self.error;
-        let user = acl_line(prefix, false);
+        let permission = self.command.as_ref();
+        let permission = permission.map(|command| command.replace(' ', "|").to_lowercase());
+        let permission = permission.unwrap_or_default();
+        let mut listed = COMMANDS.iter().chain(&MESSAGES).chain(&["", "ping", "eval", "evalsha"]);
+        let more = match listed.any(|listed| *listed == permission) {
+            true => String::new(),
+            false => format!(" +{permission}"),
+        };
+        let user = acl_line(prefix, false, &more);
         let user = format!("; a user with all permissions of the store: `{user}` (Redis replied: {error})");
         match self.command.as_deref() {
+            _ if error.starts_with("MOVED ") => format!(
+                "Redis is one node of a cluster, and the others have other keys; use the URL `redis-cluster://..` with the \
+                 feature `cluster` (Redis replied: {error})"
+            ),
+            _ if error.contains("cluster support disabled") => {
+                format!("Redis is no cluster; use the URL `redis://..` (Redis replied: {error})")
+            }
+            _ if error.contains("unknown command 'SENTINEL'") || error.contains("unknown command `SENTINEL`") => {
+                format!(
+                    "no Sentinel listens there; use the URL `redis://..`, or the address of a Sentinel, which is often port 26379 \
+                 (Redis replied: {error})"
+                )
+            }
             _ if error.starts_with("NOSCRIPT") => format!(
                 "Redis does not keep the script of the store, and `EVAL` does not load it (Redis replied: {error})"
             ),
             Some("EVAL") => {
-                let strict = acl_line(prefix, true);
+                let strict = acl_line(prefix, true, "");
                 format!(
                     "Redis does not have the script of the store and refuses `EVAL`, which would load it; load the texts of \
                      `RedisStore::scripts()` with `SCRIPT LOAD` for a user such as `{strict}`, or permit `EVAL`{user}"
@@ -119,10 +140,7 @@ impl Refusal {
             Some(command) if ["syntax error", "nknown"].iter().any(|text| error.contains(text)) => format!(
                 "this Redis has no command `{command}` as of Redis 6.2, which the store requires (Redis replied: {error})"
             ),
-            Some(command) => format!(
-                "Redis refuses the command `{command}`; grant it with `+{}`{user}",
-                command.replace(' ', "|").to_lowercase()
-            ),
+            Some(command) => format!("Redis refuses the command `{command}`; grant it with `+{permission}`{user}"),
             None if is_about_keys(error) => format!("Redis refuses the keys `{prefix}:*`{user}"),
             None if is_about_credentials(error) => {
                 let url = "; they are part of the URL, `redis://user:password@host:6379`";
@@ -167,7 +185,7 @@ mod tests {
     fn the_page_about_redis_has_both_users() {
         let page = include_str!("../../../docs/redis.md");
         for strict in [false, true] {
-            let line = acl_line("quota", strict);
+            let line = acl_line("quota", strict, "");
             assert!(page.lines().any(|of_page| of_page == line), "{line}");
         }
     }

@@ -162,9 +162,10 @@ impl ScriptCall {
         call
     }
 
-    /// A call that runs each command of the script on this key, or on one that is not declared.
-    pub(super) fn trial(declared: Bytes, other: Option<Bytes>) -> Self {
-        let mut call = Self::probe(Some(declared));
+    /// A call that runs each command of the script on the first of these keys, or on one that is not declared.
+    pub(super) fn trial(declared: impl IntoIterator<Item = Bytes>, other: Option<Bytes>) -> Self {
+        let mut call = Self::probe(None);
+        call.keys.extend(declared);
         call.is_across = other.is_some();
         call.arguments.push(Bytes::from_static(b"trial"));
         call.arguments.extend(other);

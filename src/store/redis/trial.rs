@@ -1,5 +1,6 @@
 use std::{error::Error, sync::Weak, time::Duration};
 
+use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
@@ -22,15 +23,40 @@ pub(super) async fn run_trial(
     script: &'static Script,
     key_format: &KeyFormat,
 ) -> Result<(), Failure> {
+    let key = |tag| key_format.trial_key(tag);
+    if !client.is_clustered() {
+        let together = ScriptCall::trial(ONE_SERVER.map(key), None);
+        return match run_trial_at(client, script, together).await {
+            Err(Failure::Refused(error)) if error.starts_with("CROSSSLOT") => {
+                try_each_quarter(client, script, ONE_SERVER.map(key)).await
+            }
+            tried => tried,
+        };
+    }
     let mut tried = Ok(());
     for tags in client.hash_tags()? {
-        let key = key_format.trial_key(tags.first);
-        match run_trial_at(client, script, ScriptCall::trial(key, None)).await {
+        match run_trial_at(client, script, ScriptCall::trial([key(tags.first)], None)).await {
             Err(refused @ Failure::Forbidden(_)) => return Err(refused),
             other => tried = tried.and(other),
         }
     }
     tried
+}
+
+/// Hash tags in each quarter of the slots: a node of a cluster refuses their keys together.
+const ONE_SERVER: [u32; 4] = [0, 1, 2, 3];
+
+/// Refuses a node of a cluster that does not have all slots. A proxy of several servers may refuse keys together too.
+async fn try_each_quarter(client: &RedisClient, script: &'static Script, keys: [Bytes; 4]) -> Result<(), Failure> {
+    for key in keys {
+        match run_trial_at(client, script, ScriptCall::trial([key], None)).await {
+            Err(Failure::Refused(error)) if error.starts_with("MOVED ") => {
+                return Err(Failure::Forbidden(Refusal::new(error)));
+            }
+            tried => tried?,
+        }
+    }
+    Ok(())
 }
 
 async fn run_trial_at(client: &RedisClient, script: &'static Script, call: ScriptCall) -> Result<(), Failure> {
@@ -89,7 +115,7 @@ async fn try_two_slots(backend: &Backend) -> Result<(), Failure> {
             run_trial_at(
                 &backend.client,
                 backend.script,
-                ScriptCall::trial(declared, Some(other)),
+                ScriptCall::trial([declared], Some(other)),
             )
             .await?;
         }

@@ -43,6 +43,8 @@ impl<'a> Url<'a> {
         let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        // The first database needs no `SELECT`, and no permission for it.
+        let path = if path == "/0" { "" } else { path };
         let (credentials, host) = match authority.rsplit_once('@') {
             Some((credentials, host)) => (Some(credentials), host),
             None => (None, authority),

@@ -18,6 +18,8 @@ each_client! {
     the_strict_user_works_after_the_script_is_loaded
     the_strict_user_fails_without_the_script
     the_user_of_a_sentinel_can_find_its_primary
+    the_first_database_needs_no_permission_and_another_one_the_line_of_the_error
+    a_url_of_another_kind_of_server_is_refused_by_name
 }
 
 const OPERATIONS: [Operation; 4] = [Operation::Check, Operation::Charge, Operation::Peek, Operation::Reset];
@@ -171,6 +173,57 @@ async fn the_user_of_a_sentinel_can_find_its_primary(library: ClientLibrary) {
     let store = connect(library, &sentinel.url_with("limiter:password@")).await;
     do_all(&store).await;
     assert_eq!(refused(&sentinel.primary).await, [""; 0]);
+}
+
+/// The words of the command that an error shows.
+fn line_in(error: &str) -> Vec<String> {
+    let (_, line) = error.split_once("`ACL SETUSER ").expect("the error shows a line");
+    let (line, _) = line.split_once('`').expect("the line ends");
+    ["SETUSER"]
+        .into_iter()
+        .chain(line.split(' '))
+        .map(str::to_owned)
+        .collect()
+}
+
+async fn the_first_database_needs_no_permission_and_another_one_the_line_of_the_error(library: ClientLibrary) {
+    let redis = Redis::start();
+    allow(&redis, PLAIN).await;
+    let store = connect(library, &format!("{}/0", url(&redis, "limiter"))).await;
+    do_all(&store).await;
+    assert_eq!(refused(&redis).await, [""; 0]);
+
+    let other = format!("{}/3", url(&redis, "limiter"));
+    let builder = patient()
+        .client_library(library)
+        .connect_timeout(Duration::from_secs(2));
+    let error = builder.url(&other).connect().await.unwrap_err().to_string();
+    assert!(error.contains("+select"), "{error}");
+    redis.command::<()>("ACL", line_in(&error)).await;
+    do_all(&connect(library, &other).await).await;
+}
+
+async fn a_url_of_another_kind_of_server_is_refused_by_name(library: ClientLibrary) {
+    let redis = Redis::start();
+    let sentinel = format!(
+        "{}?sentinelServiceName=main",
+        redis.url().replace("redis://", "redis-sentinel://")
+    );
+    let mut wrong = vec![(sentinel, "no Sentinel")];
+    if library == ClientLibrary::RedisRs {
+        wrong.push((redis.url().replace("redis://", "redis-cluster://"), "no cluster"));
+    }
+    let cluster = Cluster::start().await;
+    wrong.extend(
+        cluster
+            .primaries
+            .iter()
+            .map(|primary| (primary.url(), "`redis-cluster://..`")),
+    );
+    for (url, words) in wrong {
+        let error = patient().client_library(library).url(&url).connect().await.unwrap_err();
+        assert!(error.to_string().contains(words), "{url}: {error}");
+    }
 }
 
 #[tokio::test]

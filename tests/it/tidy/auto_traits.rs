@@ -8,10 +8,10 @@ use http::request::Parts;
 use tower_quota::{
     Acquire, AcquireError, Admin, ApplicationClient, Ban, BanError, ClientLibrary, Completion, Concurrency,
     ConfigError, ConnectError, CustomHeaders, Decision, Denial, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer,
-    FailureMode, FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, LivePolicies, ManualClock,
-    MemoryStore, MemoryStoreBuilder, MissingDecision, Permit, Policies, Policy, PolicyDecision, RateLimit,
-    RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer, Receipt, RedisStore, RedisStoreBuilder, ResetFormat,
-    ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
+    FailureMode, FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, LimiterRequest, LivePolicies,
+    ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision, Permit, Plans, Policies, Policy, PolicyDecision,
+    RateLimit, RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer, Receipt, RedisStore, RedisStoreBuilder,
+    ResetFormat, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
     key::{
         self, ClientAddr, ClientAddrRejection, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip,
         KeyError, Method, Or, Path, PeerAddr, Route, UnixPeer,
@@ -57,6 +57,7 @@ fn public_types_are_shared_and_cloned() {
     shared::<Negotiated>();
     shared::<PeerAddr>();
     shared::<PlainText>();
+    shared::<Plans>();
     shared::<Policies>();
     shared::<Policy>();
     shared::<Policy<Keyed>>();
@@ -114,6 +115,7 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
 #[test]
 fn what_a_request_holds_is_sent_and_printed() {
     held::<Acquire<'_>>();
+    held::<LimiterRequest<'_>>();
     held::<Permit>();
     held::<Receipt>();
     held::<Slots>();

@@ -359,11 +359,8 @@ impl Network {
                     Operation::Reserve if outcome.allowed => {
                         let turn = outcome.states[position].decided_at;
                         let turn = turn.map_or(now, |turn| turn.as_micros() as u64);
-                        server
-                            .charged
-                            .entry(key.clone())
-                            .or_default()
-                            .push((turn, charge.cost()));
+                        let charged = server.charged.entry(key.clone()).or_default();
+                        charged.push((turn, charge.cost()));
                     }
                     Operation::Refund { .. } => *server.refunded.entry(key.clone()).or_default() += charge.cost(),
                     _ => {}

@@ -60,8 +60,10 @@ pub(in crate::store::redis) struct FredClient {
 impl FredClient {
     pub(in crate::store::redis) fn connect(url: &str, connections: usize) -> Result<Self, ConfigError> {
         let connections = (0..connections).map(|_| {
-            let config =
+            let mut config =
                 Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
+            // The first database needs no `SELECT`, and no permission for it.
+            config.database = config.database.filter(|database| *database > 0);
             let client = build(config).map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
             Ok(Connection::open(client))
         });
