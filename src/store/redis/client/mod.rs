@@ -89,6 +89,10 @@ impl RedisClient {
     }
 
     /// The node of a cluster that has a slot, if it is known.
+    #[cfg_attr(
+        not(any(feature = "cluster", test)),
+        expect(unused_variables, reason = "fred serves no cluster")
+    )]
     pub(super) fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
         match self {
             #[cfg(feature = "fred")]
