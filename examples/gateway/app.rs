@@ -1,0 +1,218 @@
+//! The routes of the gateway, and their limits.
+
+use std::{convert::Infallible, iter, mem, sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Json, Router,
+    body::Body,
+    extract::Request,
+    http::{
+        HeaderMap, HeaderValue, Response, StatusCode,
+        header::{AUTHORIZATION, CONTENT_TYPE},
+        request::Parts,
+    },
+    middleware::{Next, from_fn},
+    response::IntoResponse,
+    routing::{get, post},
+};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+use tokio_stream::StreamExt;
+use tower_quota::{
+    Concurrency, Decision, Headers, Key, Limiter, Plans, Policy, RateLimitLayer, ReadBodyLayer, Receipt, SlidingLog,
+    TokenBucket, key, response::Rejection, store::Store,
+};
+
+/// The customer that an API key belongs to.
+#[derive(Clone)]
+struct Account {
+    id: u64,
+    plan: &'static str,
+}
+
+impl Account {
+    /// A table in place of a database.
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        let (id, plan) = match headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")? {
+            "sk-free" => (1, "free"),
+            "sk-pro" => (2, "pro"),
+            _ => return None,
+        };
+        Some(Self { id, plan })
+    }
+}
+
+/// A request for a completion, as far as the gateway reads it.
+#[derive(Clone, Deserialize)]
+struct Completion {
+    max_tokens: u64,
+}
+
+/// What each plan has: requests, tokens, and streams at once, which others wait for.
+fn plans() -> Plans {
+    let plan = |requests, tokens, streams| {
+        let account = || key::extension("account", |account: &Account| account.id);
+        let requested = |parts: &Parts| parts.extensions.get::<Completion>().map_or(1, |body| body.max_tokens);
+        [
+            Policy::new("requests", SlidingLog::per_minute(requests)).key(account()),
+            Policy::new("tokens", TokenBucket::per_minute(tokens))
+                .key(account())
+                .cost_fn(requested),
+            Policy::new("streams", Concurrency::new(streams))
+                .key(account())
+                .wait_up_to(Duration::from_secs(3)),
+        ]
+    };
+    Plans::new("free", plan(3, 1_000, 1))
+        .plan("pro", plan(100, 100_000, 2))
+        .by(|parts| parts.extensions.get::<Account>().map(|account| account.plan))
+}
+
+/// The same limits without HTTP, to show what is left of them.
+fn usage_of(store: impl Store) -> Limiter {
+    let requests = |quota| Policy::new("requests", SlidingLog::per_minute(quota));
+    let tokens = |quota| Policy::new("tokens", TokenBucket::per_minute(quota));
+    let streams = |slots| Policy::new("streams", Concurrency::new(slots));
+    let plans = Plans::new("free", [requests(3), tokens(1_000), streams(1)]);
+    Limiter::new(store, plans.plan("pro", [requests(100), tokens(100_000), streams(2)]))
+}
+
+pub(crate) fn app(store: impl Store + Clone) -> Router {
+    let body = ReadBodyLayer::json::<Completion>(64 << 10, Duration::from_secs(10));
+    let limits = RateLimitLayer::new(store.clone(), plans());
+    let complete = post(complete).layer((
+        body.format(error),
+        limits.headers(Headers::custom(fields)).format(error),
+    ));
+    let usage = Arc::new(usage_of(store));
+    Router::new()
+        .route("/v1/chat/completions", complete)
+        .route("/v1/usage", get(async move |account| show_usage(&usage, account).await))
+        .layer(from_fn(authenticate))
+}
+
+async fn authenticate(mut request: Request, next: Next) -> Response<Body> {
+    let Some(account) = Account::of(request.headers()) else {
+        return (
+            StatusCode::UNAUTHORIZED,
+            Json(shape("invalid_api_key", "The API key is not valid.")),
+        )
+            .into_response();
+    };
+    request.extensions_mut().insert(account);
+    next.run(request).await
+}
+
+/// Streams tokens, as a language model would, and settles their number when the stream ends or its client leaves.
+async fn complete(decision: Decision, Json(completion): Json<Completion>) -> impl IntoResponse + use<> {
+    let mut used = Used {
+        tokens: 0,
+        receipt: decision.take_receipt_of("tokens"),
+    };
+    // The model stops early.
+    let length = completion.max_tokens / 2;
+    let tokens = iter::repeat_n(
+        "data: {\"token\":\"tick\"}\n\n",
+        usize::try_from(length).unwrap_or(usize::MAX),
+    );
+    let model = tokio_stream::iter(tokens).then(async |token| {
+        sleep(Duration::from_millis(20)).await;
+        token
+    });
+    let stream = Body::from_stream(model.map(move |token| {
+        used.count();
+        Ok::<_, Infallible>(token)
+    }));
+    ([(CONTENT_TYPE, "text/event-stream")], stream)
+}
+
+/// The tokens that were streamed.
+struct Used {
+    tokens: u64,
+    receipt: Receipt,
+}
+
+impl Used {
+    fn count(&mut self) {
+        self.tokens += 1;
+    }
+}
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        tokio::spawn(mem::take(&mut self.receipt).settle(self.tokens));
+    }
+}
+
+/// What is left for the account.
+async fn show_usage(usage: &Limiter, Extension(account): Extension<Account>) -> Response<Body> {
+    let request = usage.request(Key::extension("account", account.id)).plan(account.plan);
+    match request.peek().await {
+        Ok(decision) => {
+            let left = decision.policies().map(|policy| {
+                let left = json!({ "limit": policy.limit(), "remaining": policy.remaining() });
+                (policy.name().to_owned(), left)
+            });
+            Json(json!({ "plan": account.plan, "left": left.collect::<serde_json::Map<_, _>>() })).into_response()
+        }
+        Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+/// The fields that clients of OpenAI read.
+fn fields(decision: &Decision, headers: &mut HeaderMap) {
+    for policy in decision.policies() {
+        let names = match policy.name() {
+            "requests" => [
+                "x-ratelimit-limit-requests",
+                "x-ratelimit-remaining-requests",
+                "x-ratelimit-reset-requests",
+            ],
+            "tokens" => [
+                "x-ratelimit-limit-tokens",
+                "x-ratelimit-remaining-tokens",
+                "x-ratelimit-reset-tokens",
+            ],
+            _ => continue,
+        };
+        let reset = format!("{}ms", policy.reset_after().as_millis());
+        let reset = HeaderValue::try_from(reset).expect("digits and letters");
+        for (name, value) in names
+            .into_iter()
+            .zip([policy.limit().into(), policy.remaining().into(), reset])
+        {
+            headers.insert(name, value);
+        }
+    }
+}
+
+/// The error shape that clients of OpenAI read.
+fn error(rejection: Rejection<'_>, _: &Parts) -> Response<Bytes> {
+    let (code, message) = match rejection {
+        Rejection::Limited(decision) => {
+            let denied = decision.policies().filter(|policy| policy.denies());
+            let names = denied.map(|policy| policy.name()).collect::<Vec<_>>().join(", ");
+            let advice = match decision.retry_after() {
+                Some(_) => "try again after the time in `retry-after`",
+                None => "the request needs more than the limit",
+            };
+            ("rate_limit_exceeded", format!("Limit of {names}: {advice}."))
+        }
+        Rejection::Unread(body) => ("invalid_request_error", body.to_string()),
+        _ => (
+            "server_error",
+            "The request could not be checked. Try again.".to_owned(),
+        ),
+    };
+    let mut response = Response::new(Bytes::from(shape(code, &message).to_string()));
+    *response.status_mut() = rejection.status();
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
+}
+
+fn shape(code: &str, message: &str) -> Value {
+    json!({ "error": { "type": code, "code": code, "message": message, "param": null } })
+}
