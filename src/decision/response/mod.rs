@@ -82,6 +82,7 @@ mod body_error;
 mod format;
 mod grpc;
 mod grpc_status;
+pub(crate) mod openapi;
 mod problem;
 mod text;
 

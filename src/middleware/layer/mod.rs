@@ -1,6 +1,7 @@
 mod access;
 #[cfg(feature = "serde")]
 mod of_file;
+mod openapi;
 mod settings;
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -9,6 +9,7 @@ mod http_fields;
 mod hyper;
 mod nested;
 mod observers;
+mod openapi;
 mod paths;
 mod read_body;
 mod shutdown;

@@ -1,0 +1,89 @@
+//! The components of OpenAPI, compared with the responses that they describe.
+
+use axum::{Router, routing::get as route};
+use http::StatusCode;
+use serde_json::Value;
+use tower_quota::{
+    FailureMode, Headers, MemoryStore, Plans, Policy, RateLimitLayer, ResetFormat, SlidingLog, key, limit,
+};
+
+use crate::support::{Broken, get, send};
+
+fn policy() -> Policy {
+    Policy::new("api", SlidingLog::per_minute(1)).key(key::constant("all"))
+}
+
+/// Each field of the response and of its content is described, and each that is described is there.
+fn assert_describes(components: &Value, name: &str, received: &crate::support::Received) {
+    let described = &components["responses"][name];
+    let headers = described["headers"].as_object().expect("fields");
+    for (field, header) in headers {
+        let value = received.field(field).unwrap_or_else(|| panic!("no {field}"));
+        let is_number = value.parse::<u64>().is_ok();
+        assert_eq!(header["schema"]["type"] == "integer", is_number, "{field}: {value}");
+    }
+    let lower: Vec<String> = headers.keys().map(|name| name.to_lowercase()).collect();
+    for field in received
+        .headers
+        .keys()
+        .filter(|field| field.as_str().contains("ratelimit"))
+    {
+        assert!(lower.contains(&field.to_string()), "{field} is not described");
+    }
+    let schema = &described["content"]["application/problem+json"]["schema"];
+    let content = received.json();
+    let properties = schema["properties"].as_object().expect("properties");
+    assert!(
+        content
+            .as_object()
+            .expect("an object")
+            .keys()
+            .all(|key| properties.contains_key(key))
+    );
+    assert!(
+        schema["required"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .all(|key| !content[key.as_str().unwrap()].is_null())
+    );
+    assert_eq!(properties["status"]["const"], content["status"]);
+}
+
+#[tokio::test]
+async fn the_components_describe_the_responses() {
+    let reset = ResetFormat::EpochSeconds;
+    for headers in [
+        Headers::Draft08,
+        Headers::Draft07,
+        Headers::Draft06,
+        Headers::Legacy { reset },
+        Headers::None,
+    ] {
+        let layer = RateLimitLayer::new(MemoryStore::new(), policy())
+            .headers(headers)
+            .legacy_headers(reset);
+        let components = layer.openapi();
+        assert!(components["responses"]["ServiceUnavailable"].is_null());
+        let app = Router::new().route("/", route(async || "hi").layer(layer));
+        send(&app, get("/")).await;
+        let denied = send(&app, get("/")).await;
+        assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
+        assert_describes(&components, "TooManyRequests", &denied);
+    }
+
+    let layer = RateLimitLayer::new(Broken::default(), policy().failure_mode(FailureMode::Closed));
+    let components = layer.openapi();
+    let app = Router::new().route("/", route(async || "hi").layer(layer));
+    assert_describes(&components, "ServiceUnavailable", &send(&app, get("/")).await);
+}
+
+#[test]
+fn the_description_names_plans_and_limits_that_are_chosen() {
+    let chosen = Policy::new("chosen", limit::by(|_| SlidingLog::per_minute(1))).key(key::constant("all"));
+    let layer = RateLimitLayer::new(MemoryStore::new(), Plans::new("free", policy()).in_each(chosen));
+    let description = layer.openapi()["responses"]["TooManyRequests"]["description"].clone();
+    let expected =
+        "A limit denies the request: `api` of the plan `free` (sliding-log 1/min), `chosen` (chosen for each request).";
+    assert_eq!(description, expected);
+}
