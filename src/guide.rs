@@ -1,5 +1,5 @@
 //! Long pages: the first ten minutes, recipes, what is promised, choosing an algorithm, a service behind proxies, Redis for
-//! limits, operating, metrics, what clients do with denials, testing an application, a comparison with other libraries and the
+//! limits, deploying, operating, metrics, what clients do with denials, testing an application, a comparison with other libraries and the
 //! migration from them, and measurements of speed and of behavior under faults.
 //!
 //! These pages are in the folder `docs` of the repository. The module exists only in this documentation.
@@ -13,6 +13,10 @@ pub mod clients {}
 #[cfg(feature = "axum")]
 #[doc = include_str!("../docs/comparison.md")]
 pub mod comparison {}
+
+#[cfg(feature = "axum")]
+#[doc = include_str!("../docs/deploy.md")]
+pub mod deploy {}
 
 #[doc = include_str!("../docs/faults.md")]
 pub mod faults {}
