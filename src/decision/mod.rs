@@ -40,6 +40,8 @@ pub(crate) use self::degree::Thresholds;
 pub(crate) use self::denials::{DenialWatch, Denials, Summary};
 #[cfg(feature = "tonic")]
 pub(crate) use self::headers::GRPC_RETRY_PUSHBACK;
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) use self::slots::Keeper;
 pub use self::{
     completion::Completion,
     denied::Denied,

@@ -15,7 +15,7 @@ use super::{Keeper, Lease, Place, Slots, Ticket};
 use crate::{
     Concurrency, Key, Limit, MemoryStore,
     observe::metrics::PolicyMetrics,
-    store::{Charge, LeaseId, Operation, Store, StoreFuture, StoreRequest},
+    store::{Charge, LeaseId, Operation, Outstanding, OwedKind, Store, StoreFuture, StoreRequest},
 };
 
 /// A store that decides some time after the request was sent, in the order of the requests.
@@ -90,6 +90,7 @@ fn take(store: &Arc<SlowStore>, keeper: &Arc<Keeper>) -> (Slots, LeaseId) {
     ticket.made_at -= limit().lease_length().expect("a lease") / 2;
     let (place, policy) = (Place::Store(Arc::new(Shared(store.clone()))), "exports".into());
     let lease = Lease::new(place, (policy, limit()), Key::from("42"), 1, &ticket).expect("a lease");
+    let lease = lease.owing(Arc::<Outstanding>::default().owe(OwedKind::Release));
     let mut slots = Slots::default();
     slots.push(lease, keeper, PolicyMetrics::new("exports".into()).hold(1));
     (slots, ticket.id)

@@ -316,11 +316,10 @@ pub(super) fn at(template: &ConnectionInfo, host: String, port: u16) -> Connecti
     template.clone().set_addr(address)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tls"))]
 mod tests {
     use super::*;
 
-    #[cfg(feature = "tls")]
     #[test]
     fn a_node_is_connected_to_with_the_encryption_of_the_template() {
         for (url, is_encrypted) in [("redis://a:1", false), ("rediss://a:1", true)] {
