@@ -102,6 +102,7 @@ pub(crate) fn app(store: Arc<dyn Store>, file: &str) -> Result<Router, ConfigErr
 
     Ok(Router::new()
         .route("/hello/sayHi", get(async || "hi\n"))
+        .route("/hello/sayGoodMorning", get(async || "good morning\n"))
         .route("/hello/sayBye", say_bye)
         .route("/news", news)
         .route("/reports/calendarHour", get(async || "a report\n"))
