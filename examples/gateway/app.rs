@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tokio_stream::StreamExt;
 use tower_quota::{
     Concurrency, Decision, Headers, Key, Limiter, Plans, Policy, RateLimitLayer, ReadBodyLayer, Receipt, SlidingLog,
-    TokenBucket, key, response::Rejection, store::Store,
+    key, response::Rejection, store::Store,
 };
 
 /// The customer that an API key belongs to.
@@ -57,7 +57,7 @@ fn plans() -> Plans {
         let requested = |parts: &Parts| parts.extensions.get::<Completion>().map_or(1, |body| body.max_tokens);
         [
             Policy::new("requests", SlidingLog::per_minute(requests)).key(account()),
-            Policy::new("tokens", TokenBucket::per_minute(tokens))
+            Policy::new("tokens", SlidingLog::per_minute(tokens))
                 .key(account())
                 .cost_fn(requested),
             Policy::new("streams", Concurrency::new(streams))
@@ -73,7 +73,7 @@ fn plans() -> Plans {
 /// The same limits without HTTP, to show what is left of them.
 fn usage_of(store: impl Store) -> Limiter {
     let requests = |quota| Policy::new("requests", SlidingLog::per_minute(quota));
-    let tokens = |quota| Policy::new("tokens", TokenBucket::per_minute(quota));
+    let tokens = |quota| Policy::new("tokens", SlidingLog::per_minute(quota));
     let streams = |slots| Policy::new("streams", Concurrency::new(slots));
     let plans = Plans::new("free", [requests(3), tokens(1_000), streams(1)]);
     Limiter::new(store, plans.plan("pro", [requests(100), tokens(100_000), streams(2)]))
