@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Key, Limit,
     observe::metrics::{CheckMetrics, ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{Charge, ChargeState, Failover, NamedLimit, Outstanding, Store, Waiting},
+    store::{Charge, ChargeState, Failover, NamedLimit, Outstanding, Overrides, Store, Waiting},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -27,6 +27,7 @@ use crate::{
 pub(crate) struct CheckContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) failover: Arc<Failover>,
+    pub(crate) overrides: Option<Overrides>,
     /// Renews leases.
     pub(crate) keeper: Arc<Keeper>,
     /// What [`Store::drained`] waits for.
@@ -57,6 +58,7 @@ impl CheckContext {
             failover: Failover::of(&store),
             keeper: Keeper::of(&store),
             outstanding: Outstanding::of(store.id()),
+            overrides: store.overrides().cloned(),
             store: Arc::new(store),
             lost: policies.iter().any(awaits_completion).then(Arc::default),
             is_composite: is_composite(&policies),

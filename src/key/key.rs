@@ -204,6 +204,16 @@ impl Key {
         key
     }
 
+    /// The key whose text a store has; `None` if no key has it.
+    #[cfg(any(feature = "fred", feature = "cluster"))]
+    pub(crate) fn from_stored(text: &str) -> Option<Self> {
+        let is_text =
+            !text.is_empty() && text.len() <= MAX_TEXT && text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+        is_text.then(|| Self {
+            text: SmallVec::from_slice(text.as_bytes()),
+        })
+    }
+
     /// The key of the marker of a request of this cost that this caller sends with this id. The caller is [bound](Self::bound)
     /// already.
     pub(crate) fn marker(&self, id: &Self, cost: u64) -> Self {

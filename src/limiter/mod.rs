@@ -3,6 +3,7 @@
 mod acquire;
 mod ban;
 mod operations;
+mod overrides;
 mod request;
 mod settings;
 
@@ -148,7 +149,8 @@ fn undecided_by(
         let settings = &context.policies[position].settings;
         let key = request.key_for(policy.name());
         let cost = request.cost_for(policy.name()).or(settings.fixed_cost()).unwrap_or(1);
-        let undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
+        let mut undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
+        undecided.chosen = policy.overriding(context, &undecided.named().limit, key);
         let id = request.request_id();
         let marker = id.and_then(|id| settings.marker((&undecided.named().limit, cost), key, id));
         let waiting = match undecided.is_observed() {

@@ -378,7 +378,7 @@ impl LimiterRequest<'_> {
 }
 
 #[cold]
-fn unknown(policy: &str, context: &CheckContext) -> StoreError {
+pub(super) fn unknown(policy: &str, context: &CheckContext) -> StoreError {
     let names = context.policies.iter().map(|policy| &*policy.plan.named.name);
     let names = names.collect::<Vec<_>>().join("`, `");
     StoreError::new(

@@ -9,8 +9,6 @@
 //!                    denied             -> reject: limited
 //!                    store failed       -> reject: failed, if a policy is `Closed`
 //! ```
-//!
-//! The body of the request and the inner service are in the hands of [`RateLimit`](crate::RateLimit) and its future.
 
 use std::{
     mem,
@@ -201,6 +199,11 @@ impl Enforcer {
             return Ok(None);
         };
         key.bound();
+        let chosen = policy.overriding(context, &named.limit, &key).or(chosen);
+        let named = policy.named_of(chosen.as_deref());
+        if matches!(named.limit, Limit::Unlimited) {
+            return Ok(None);
+        }
 
         let earlier = parts.extensions.get::<Decision>();
         let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), named, &key));
@@ -242,11 +245,8 @@ impl Enforcer {
     fn rest_of(&self, cost: u64, charged: u64, named: &NamedLimit) -> Option<u64> {
         self.warned.of_repetition(named);
         // A cost above the limit is never admitted, however it is divided between layers.
-        let rest = if cost > named.limit.quota() {
-            cost
-        } else {
-            cost.saturating_sub(charged)
-        };
+        let charged = charged * u64::from(cost <= named.limit.quota());
+        let rest = cost.saturating_sub(charged);
         (rest > 0).then_some(rest)
     }
 

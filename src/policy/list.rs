@@ -159,7 +159,7 @@ impl<K> Policy<K> {
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
         let settings = self.all_settings();
         let for_requests = "leave it out, and call the limiter for the requests that the policy is for";
-        let (setting, instead) = if self.terms.plans.is_some() {
+        let (setting, instead) = if self.terms.choose.is_some() {
             (
                 "`limit::by(..)`",
                 "make a limiter for each plan, with this policy name and one store: they share their counts",

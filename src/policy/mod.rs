@@ -29,13 +29,10 @@ use self::file::FromFile;
 use self::live::Place;
 #[cfg(all(feature = "admin", feature = "serde"))]
 use self::live::RefusedReload;
-use self::{
-    plan::{Plans as ChosenLimits, Terms},
-    plans::PlanOf,
-};
+use self::{plan::Terms, plans::PlanOf};
 use crate::{
-    ConfigError, KeyExtractor, Limit,
-    decision::{Cost, Plan, PolicyFile, Settings},
+    ConfigError, Key, KeyExtractor, Limit,
+    decision::{CheckContext, Cost, Plan, PolicyFile, Settings},
     key::KeyError,
     limit::LimitSource,
     store::NamedLimit,
@@ -206,7 +203,7 @@ impl<K> Policy<K> {
     /// The limit; `None` if it is [chosen](crate::limit::by()) for each request.
     #[must_use]
     pub fn limit(&self) -> Option<&Limit> {
-        match self.terms.plans {
+        match self.terms.choose {
             Some(_) => None,
             None => Some(&self.terms.plan.named.limit),
         }
@@ -273,16 +270,10 @@ impl Policy {
     /// The plan that is chosen for a request, unless all requests have the same.
     #[inline]
     pub(crate) fn choose_plan(&self, parts: &Parts) -> Result<Option<Arc<Plan>>, KeyError> {
-        match &self.terms.plans {
+        match &self.terms.choose {
             None => Ok(None),
-            Some(plans) => self.choose_of(plans, parts).map(Some),
+            Some(choose) => self.plan_of(choose(parts)).map(Some),
         }
-    }
-
-    fn choose_of(&self, plans: &ChosenLimits, parts: &Parts) -> Result<Arc<Plan>, KeyError> {
-        let plan = plans.of(parts)?;
-        self.validate_chosen(&plan.named.limit)?;
-        Ok(plan)
     }
 
     /// What applies to a request for which this plan is chosen.
@@ -292,13 +283,45 @@ impl Policy {
     }
 }
 
+/// Limits that apply to some requests alone.
+impl<K> Policy<K> {
+    /// The plan of a limit, unless the settings of the policy contradict it.
+    fn plan_of(&self, limit: Limit) -> Result<Arc<Plan>, KeyError> {
+        let plan = self.terms.rendered.of(limit)?;
+        self.validate_chosen(&plan.named.limit)?;
+        Ok(plan)
+    }
+
+    /// The plan of an override of this key, if there is one that can be applied in place of this limit.
+    #[inline]
+    pub(crate) fn overriding(&self, context: &CheckContext, own: &Limit, key: &Key) -> Option<Arc<Plan>> {
+        let overrides = context
+            .overrides
+            .as_ref()
+            .filter(|_| !matches!(own, Limit::Unlimited))?;
+        let limit = overrides.limit_of(self.name(), key)?;
+        self.validate_override(own, limit).ok()
+    }
+
+    /// The plan of an override in place of this limit. Counts of one algorithm are no counts of another.
+    pub(crate) fn validate_override(&self, own: &Limit, limit: Limit) -> Result<Arc<Plan>, KeyError> {
+        if limit.is_counted() && own.is_counted() && limit.algorithm() != own.algorithm() {
+            return Err(KeyError::misconfigured(format!(
+                "`{limit}` cannot override `{own}`, whose algorithm counts otherwise; use the same algorithm, `unlimited` or \
+                 `deny-all`"
+            )));
+        }
+        self.plan_of(limit)
+    }
+}
+
 /// What operators see.
 #[cfg(feature = "admin")]
 impl<K> Policy<K> {
     /// The plans of the policy, as far as they are known, the smallest first.
     pub(crate) fn known_plans(&self) -> Vec<Arc<Plan>> {
-        let mut known = match &self.terms.plans {
-            Some(plans) => plans.chosen(),
+        let mut known = match &self.terms.choose {
+            Some(_) => self.terms.rendered.all(),
             None => vec![self.terms.plan.clone()],
         };
         known.sort_by_key(|plan| plan.named.limit.quota());

@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use http::request::Parts;
-
 use crate::{
     ConfigError, Limit,
     decision::{Plan, policy_item, response::violates},
@@ -17,18 +15,21 @@ use crate::{
 pub(super) struct Terms {
     /// The plan of all requests; if plans are chosen, one of the same name that limits nothing.
     pub(super) plan: Arc<Plan>,
-    pub(super) plans: Option<Arc<Plans>>,
+    pub(super) choose: Option<ChooseLimit>,
+    /// Those of limits that apply to some requests alone.
+    pub(super) rendered: Arc<Rendered>,
 }
 
 impl Terms {
     pub(super) fn new(name: Arc<str>, limit: impl Into<LimitSource>) -> Self {
-        let (limit, plans) = match limit.into().0 {
+        let (limit, choose) = match limit.into().0 {
             Source::Fixed(limit) => (limit, None),
-            Source::Chosen(choose) => (Limit::Unlimited, Some(Plans::new(name.clone(), choose))),
+            Source::Chosen(choose) => (Limit::Unlimited, Some(choose)),
         };
         Self {
+            rendered: Arc::new(Rendered::new(name.clone())),
             plan: plan(name, limit),
-            plans: plans.map(Arc::new),
+            choose,
         }
     }
 
@@ -73,12 +74,11 @@ fn plan(name: Arc<str>, limit: Limit) -> Arc<Plan> {
     })
 }
 
-/// The plans of a policy whose limit is chosen for each request.
-pub(super) struct Plans {
+/// The plans of limits that apply to some requests of a policy alone.
+pub(super) struct Rendered {
     policy: Arc<str>,
-    choose: ChooseLimit,
-    /// Those that were chosen before, each near the place of its limit. None is removed, so reading takes no lock.
-    seen: Box<[OnceLock<Arc<Plan>>; PLACES]>,
+    /// Those that were rendered before, each near the place of its limit. None is removed, so reading takes no lock.
+    seen: OnceLock<Box<[OnceLock<Arc<Plan>>; PLACES]>>,
 }
 
 const PLACES: usize = 512;
@@ -86,19 +86,17 @@ const PLACES: usize = 512;
 /// The number of places that are searched for a limit.
 const REACH: usize = 32;
 
-impl Plans {
-    pub(super) fn new(policy: Arc<str>, choose: ChooseLimit) -> Self {
+impl Rendered {
+    fn new(policy: Arc<str>) -> Self {
         Self {
             policy,
-            choose,
-            seen: Box::new([const { OnceLock::new() }; PLACES]),
+            seen: OnceLock::new(),
         }
     }
 
-    /// The plan of a request.
+    /// The plan of a limit.
     #[inline]
-    pub(super) fn of(&self, parts: &Parts) -> Result<Arc<Plan>, KeyError> {
-        let limit = (self.choose)(parts);
+    pub(super) fn of(&self, limit: Limit) -> Result<Arc<Plan>, KeyError> {
         let mut seen = self.near(&limit).map_while(OnceLock::get);
         match seen.find(|plan| plan.named.limit == limit) {
             Some(plan) => Ok(plan.clone()),
@@ -125,10 +123,11 @@ impl Plans {
         Ok(new)
     }
 
-    /// The limits that were chosen, as far as there is room for them.
+    /// All of them, as far as there is room for them.
     #[cfg(feature = "admin")]
-    pub(super) fn chosen(&self) -> Vec<Arc<Plan>> {
-        self.seen.iter().filter_map(OnceLock::get).cloned().collect()
+    pub(super) fn all(&self) -> Vec<Arc<Plan>> {
+        let places = self.seen.get().into_iter().flat_map(|seen| seen.iter());
+        places.filter_map(OnceLock::get).cloned().collect()
     }
 
     /// The places where the plan of a limit may be.
@@ -137,7 +136,8 @@ impl Plans {
         let window = limit.window().map_or(0, |window| window.as_micros() as u64);
         let hash = (limit.quota() ^ window.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (hash >> 32) as usize;
-        (first..first + REACH).map(|place| &self.seen[place % PLACES])
+        let seen = self.seen.get_or_init(|| Box::new([const { OnceLock::new() }; PLACES]));
+        (first..first + REACH).map(move |place| &seen[place % PLACES])
     }
 }
 
@@ -146,18 +146,12 @@ mod tests {
     use super::*;
     use crate::SlidingLog;
 
-    /// Chooses the quota that the path contains.
-    fn plans() -> Plans {
-        let choose = |parts: &Parts| {
-            let quota = parts.uri.path()[1..].parse().expect("a number");
-            SlidingLog::per_minute(quota).into()
-        };
-        Plans::new("api".into(), Arc::new(choose))
+    fn plans() -> Rendered {
+        Rendered::new("api".into())
     }
 
-    fn chosen(plans: &Plans, quota: u64) -> Result<Arc<Plan>, KeyError> {
-        let request = http::Request::get(format!("/{quota}")).body(()).expect("a request");
-        plans.of(&request.into_parts().0)
+    fn chosen(plans: &Rendered, quota: u64) -> Result<Arc<Plan>, KeyError> {
+        plans.of(SlidingLog::per_minute(quota).into())
     }
 
     #[test]
@@ -179,7 +173,8 @@ mod tests {
                 assert_eq!(plan.policy_item, format!("\"api\";q={quota};w=60"));
             }
         }
-        assert!(plans.seen.iter().all(|place| place.get().is_some()));
+        let seen = plans.seen.get().unwrap();
+        assert!(seen.iter().all(|place| place.get().is_some()));
     }
 
     #[test]

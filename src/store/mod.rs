@@ -13,6 +13,7 @@ mod health;
 mod memory;
 mod operation;
 mod outstanding;
+mod overrides;
 #[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) mod redis;
 mod request;
@@ -30,6 +31,7 @@ pub use self::{
     failover::FailureMode,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
     outstanding::{StoreId, Undrained},
+    overrides::{Override, Overrides},
     request::StoreRequest,
     response::{StoreFuture, StoreResponse},
     status::{NodeState, NodeStatus, StoreStatus},
@@ -128,6 +130,13 @@ pub trait Store: Send + Sync + 'static {
     /// A store that wraps another one calls this method of that store. The default does nothing: then a request that waits notices
     /// within a second that slots are free for it.
     fn receive_wakes(&self) {}
+
+    /// The [overrides](crate::Limiter::override_limit) of single keys.
+    ///
+    /// A store that wraps another one returns those of that store. The default is `None`: then no limit can be overridden.
+    fn overrides(&self) -> Option<&Overrides> {
+        None
+    }
 
     /// What the store reports about itself to operators, from memory: no call of a server is made for it.
     ///
@@ -231,6 +240,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).receive_wakes();
     }
 
+    fn overrides(&self) -> Option<&Overrides> {
+        (**self).overrides()
+    }
+
     fn status(&self) -> Option<StoreStatus> {
         (**self).status()
     }
@@ -251,6 +264,10 @@ impl<S: Store + ?Sized> Store for Box<S> {
 
     fn receive_wakes(&self) {
         (**self).receive_wakes();
+    }
+
+    fn overrides(&self) -> Option<&Overrides> {
+        (**self).overrides()
     }
 
     fn status(&self) -> Option<StoreStatus> {

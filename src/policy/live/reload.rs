@@ -276,6 +276,6 @@ impl PolicyFile for Place {
     fn newest_plan(&self) -> Option<Arc<Plan>> {
         let state = self.file.state();
         let terms = state.policies.switched(state.used.get(&*self.place)?.terms.clone());
-        terms.plans.is_none().then_some(terms.plan)
+        terms.choose.is_none().then_some(terms.plan)
     }
 }

@@ -6,7 +6,7 @@ mod shards;
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{clock::Clock, shards::Shards};
-use super::{Store, StoreFuture, StoreId, StoreRequest, StoreStatus};
+use super::{Overrides, Store, StoreFuture, StoreId, StoreRequest, StoreStatus, overrides::Source};
 
 pub use self::clock::ManualClock;
 
@@ -78,6 +78,7 @@ pub use self::clock::ManualClock;
 #[must_use]
 pub struct MemoryStore {
     shards: Arc<Shards>,
+    overridden: Overrides,
 }
 
 /// Constructors.
@@ -192,6 +193,10 @@ impl Store for MemoryStore {
         true
     }
 
+    fn overrides(&self) -> Option<&Overrides> {
+        Some(&self.overridden)
+    }
+
     fn status(&self) -> Option<StoreStatus> {
         let status = StoreStatus::new("memory").number("keys", self.len() as u64);
         let status = status.number("capacity", self.capacity() as u64);
@@ -290,8 +295,11 @@ impl MemoryStoreBuilder {
     /// ```
     pub fn build(self) -> MemoryStore {
         let clock = self.clock.unwrap_or_else(Clock::monotonic);
+        let shards = Arc::new(Shards::new(self.capacity, clock));
+        let clock = shards.clone();
         MemoryStore {
-            shards: Arc::new(Shards::new(self.capacity, clock)),
+            overridden: Overrides::new(Source::Memory(Box::new(move || clock.now()))),
+            shards,
         }
     }
 }

@@ -64,6 +64,11 @@ impl Shards {
         places.map(|place| self.lock(place).len()).sum()
     }
 
+    /// The time, since the Unix epoch.
+    pub(super) fn now(&self) -> Duration {
+        Duration::from_micros(self.clock.now())
+    }
+
     pub(super) fn evictions(&self) -> u64 {
         self.evictions.load(Ordering::Relaxed)
     }

@@ -37,6 +37,7 @@ pub struct RedisStoreBuilder {
     pub(super) secret: Option<Result<Secret, ShortSecret>>,
     pub(super) group_commit: bool,
     pub(super) deny_cache: bool,
+    pub(super) overrides: bool,
     pub(super) script: &'static Script,
 }
 
@@ -171,6 +172,7 @@ impl RedisStoreBuilder {
             secret: None,
             group_commit: true,
             deny_cache: true,
+            overrides: false,
             script: &SCRIPT,
         }
     }
@@ -355,6 +357,18 @@ impl RedisStoreBuilder {
     /// The default is `true`.
     pub fn deny_cache(mut self, on: bool) -> Self {
         self.deny_cache = on;
+        self
+    }
+
+    /// Sets whether the [overrides](crate::Limiter::override_limit) of single keys apply, and can be set.
+    ///
+    /// The store then calls Redis once a second, in addition to the checks. A change applies in the process that made it at
+    /// once, and in others with this setting within a second. While Redis cannot be used, the overrides that were read last
+    /// apply until they expire. They are stored under one key, such as `quota:1:overrides`.
+    ///
+    /// The default is `false`: no call is made, and no override applies.
+    pub fn overrides(mut self, on: bool) -> Self {
+        self.overrides = on;
         self
     }
 

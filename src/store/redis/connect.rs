@@ -12,13 +12,18 @@ use super::{
     client::{ClientLibrary, RedisClient},
     deny_cache::DenyCache,
     key_format::KeyFormat,
+    overrides::read_newest,
     queues::{BatchLimits, CommitQueues},
     store::RedisStore,
     task::spawn,
     trial::{connect_in_background, connected},
     url::Url,
 };
-use crate::{ConfigError, error::write_with_cause, store::StoreError};
+use crate::{
+    ConfigError,
+    error::write_with_cause,
+    store::{Store, StoreError},
+};
 
 const MAX_TIMEOUT: Duration = Duration::from_secs(3_600);
 const MAX_CONNECTIONS: usize = 64;
@@ -107,6 +112,9 @@ impl RedisStoreBuilder {
         let connect_timeout = self.connect_timeout;
         let store = self.build()?;
         connected(&store.queues().backend, connect_timeout).await?;
+        if let Some(overrides) = Store::overrides(&store) {
+            read_newest(overrides).await;
+        }
         Ok(store)
     }
 
@@ -148,7 +156,8 @@ impl RedisStoreBuilder {
             false => BatchLimits::NO_BATCHES,
         };
         let deny_cache = self.deny_cache.then(DenyCache::new);
-        Ok(RedisStore::new(CommitQueues::new(backend, deny_cache, limits)))
+        let store = RedisStore::new(CommitQueues::new(backend, deny_cache, limits));
+        Ok(if self.overrides { store.with_overrides() } else { store })
     }
 
     fn redis_client(&self) -> Result<RedisClient, ConfigError> {

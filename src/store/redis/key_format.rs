@@ -38,7 +38,7 @@ impl KeyFormat {
     /// requests, such as `quota:1:fixed:payments:{key=42}|once=0123456789abcdef0123456789abcdef`. There are no other braces.
     pub(super) fn redis_key(&self, charge: &Charge<'_>) -> RedisKey {
         let mut redis_key = RedisKey::new();
-        for part in self.parts(charge, &self.stored_key(charge)) {
+        for part in self.parts(charge, &self.stored_key(charge.key())) {
             redis_key.extend_from_slice(part);
         }
         redis_key
@@ -46,7 +46,7 @@ impl KeyFormat {
 
     /// Whether this is the Redis key of a charge, without an allocation.
     pub(super) fn is_key_of(&self, redis_key: &[u8], charge: &Charge<'_>) -> bool {
-        let stored_key = self.stored_key(charge);
+        let stored_key = self.stored_key(charge.key());
         let rest = self
             .parts(charge, &stored_key)
             .into_iter()
@@ -57,6 +57,11 @@ impl KeyFormat {
     /// The channel of a process, such as `quota:1:wake:4503599627370495`.
     pub(super) fn wake_channel(&self, process: u64) -> String {
         format!("{}wake:{process}", self.head)
+    }
+
+    /// The key of the overrides, such as `quota:1:overrides`.
+    pub(super) fn overrides_key(&self) -> Bytes {
+        format!("{}overrides", self.head).into()
     }
 
     /// The key of a trial in the slot of this hash tag, such as `quota:1:trial:{0}`.
@@ -74,10 +79,11 @@ impl KeyFormat {
         charge.hash(&self.hasher)
     }
 
-    fn stored_key<'a>(&self, charge: &Charge<'a>) -> Cow<'a, Key> {
+    /// The key of a caller as it is stored.
+    pub(super) fn stored_key<'a>(&self, key: &'a Key) -> Cow<'a, Key> {
         match &self.secret {
-            Some(secret) => Cow::Owned(charge.key().hashed(secret)),
-            None => Cow::Borrowed(charge.key()),
+            Some(secret) => Cow::Owned(key.hashed(secret)),
+            None => Cow::Borrowed(key),
         }
     }
 

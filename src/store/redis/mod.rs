@@ -11,6 +11,7 @@ mod deny_cache;
 mod failure;
 mod key_format;
 mod merge;
+pub(super) mod overrides;
 mod queues;
 mod reply;
 mod reply_bounds;

@@ -14,6 +14,10 @@ pub(super) struct Script {
 /// The script of the store.
 pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(with_constants(SOURCE).leak()));
 
+/// The script of the overrides.
+pub(super) static OVERRIDES: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("../../../lua/overrides.lua")));
+
 const SOURCE: &str = concat!(
     include_str!("../../../lua/prelude.lua"),
     include_str!("../../../lua/trial.lua"),

@@ -1,17 +1,24 @@
-use std::{fmt, slice, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+};
 
 use tokio::time::Instant;
 
 use super::{
     across_slots,
     failure::Failure,
+    overrides::{RedisOverrides, follow},
     queues::{CommitQueues, Decided},
     request::{HashedRequest, OwnedRequest},
-    script::SCRIPT,
+    script::{OVERRIDES, SCRIPT},
+    task::spawn,
     trial::ready,
     wakes::Subscription,
 };
-use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreStatus, uncounted};
+use crate::store::{
+    Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreStatus, overrides, uncounted,
+};
 
 /// Storage backend in Redis 6.2 or later, or Valkey, shared by all replicas of a service.
 ///
@@ -142,6 +149,7 @@ use crate::store::{Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreS
 pub struct RedisStore {
     queues: Arc<CommitQueues>,
     subscription: Arc<Subscription>,
+    followed: Option<Overrides>,
 }
 
 /// Operations.
@@ -150,7 +158,17 @@ impl RedisStore {
         Self {
             queues: Arc::new(queues),
             subscription: Arc::default(),
+            followed: None,
         }
+    }
+
+    /// The same with overrides, which a task reads.
+    pub(super) fn with_overrides(mut self) -> Self {
+        let redis = RedisOverrides::new(self.queues.backend.clone());
+        let overrides = Overrides::new(overrides::Source::Redis(redis));
+        spawn(follow(overrides.downgrade()));
+        self.followed = Some(overrides);
+        self
     }
 
     pub(super) fn queues(&self) -> &CommitQueues {
@@ -191,12 +209,13 @@ impl RedisStore {
     ///
     /// for script in RedisStore::scripts() {
     ///     // redis-cli SCRIPT LOAD "$script"
-    ///     assert!(script.starts_with("-- Decides a batch of requests"));
+    ///     assert!(script.starts_with("-- "));
     /// }
     /// ```
     #[must_use]
     pub fn scripts() -> &'static [&'static str] {
-        slice::from_ref(&SCRIPT.source)
+        static SCRIPTS: LazyLock<[&str; 2]> = LazyLock::new(|| [SCRIPT.source, OVERRIDES.source]);
+        &*SCRIPTS
     }
 }
 
@@ -207,6 +226,10 @@ impl Store for RedisStore {
 
     fn receive_wakes(&self) {
         self.subscription.begin(&self.queues.backend);
+    }
+
+    fn overrides(&self) -> Option<&Overrides> {
+        self.followed.as_ref()
     }
 
     fn status(&self) -> Option<StoreStatus> {

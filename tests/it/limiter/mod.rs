@@ -1,3 +1,4 @@
 //! Tests of `src/limiter/`: limiters without HTTP.
 
 mod operations;
+mod overrides;

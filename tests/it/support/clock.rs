@@ -93,7 +93,7 @@ impl Clock {
     /// The script of the store, with the time from Redis keys, and keys that expire [`LATER`](Self::LATER), since the time of the
     /// test is not that of Redis.
     fn script() -> String {
-        let &[script] = RedisStore::scripts() else {
+        let &[script, ..] = RedisStore::scripts() else {
             panic!("the store has one script");
         };
         let [seconds, micros] = Self::KEYS;

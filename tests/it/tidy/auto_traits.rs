@@ -19,8 +19,8 @@ use tower_quota::{
     limit::{Calendar, LimitSource, ParseLimitError, Share},
     response::{BodyError, Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
     store::{
-        Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Store,
-        StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
+        Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Override,
+        Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
     },
 };
 
@@ -55,6 +55,8 @@ fn public_types_are_shared_and_cloned() {
     shared::<ManualClock>();
     shared::<MemoryStore>();
     shared::<Negotiated>();
+    shared::<Override>();
+    shared::<Overrides>();
     shared::<PeerAddr>();
     shared::<PlainText>();
     shared::<Plans>();

@@ -1,0 +1,292 @@
+//! Overrides: other limits of single keys of a policy, for a time.
+
+#[cfg(any(feature = "fred", feature = "cluster"))]
+use std::sync::Weak;
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use super::StoreError;
+#[cfg(any(feature = "fred", feature = "cluster"))]
+use super::redis::overrides::RedisOverrides;
+use crate::{Key, Limit, error::ErrorKind};
+
+/// A limit that applies to one key of a policy for a time, in place of the limit of the policy.
+///
+/// [`Limiter::override_limit`](crate::Limiter::override_limit) sets one, and [`Limiter::overrides`](crate::Limiter::overrides)
+/// lists them.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Override {
+    policy: Box<str>,
+    key: Key,
+    limit: Limit,
+    /// Since the Unix epoch by the clock of the store.
+    expires_at: Duration,
+}
+
+impl Override {
+    pub(super) fn new(policy: &str, key: Key, limit: Limit, expires_at: Duration) -> Self {
+        Self {
+            policy: policy.into(),
+            key,
+            limit,
+            expires_at,
+        }
+    }
+
+    /// The name of the policy.
+    #[must_use]
+    pub fn policy(&self) -> &str {
+        &self.policy
+    }
+
+    /// The key. A store that [hashes keys](crate::RedisStoreBuilder::hash_keys) has the hash.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// The limit of the key.
+    #[must_use]
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// When it ends, since the Unix epoch by the clock of the store.
+    #[must_use]
+    pub fn expires_at(&self) -> Duration {
+        self.expires_at
+    }
+}
+
+/// Without the key, which may contain an address or a user.
+impl fmt::Debug for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Override")
+            .field("policy", &self.policy)
+            .field("limit", &self.limit)
+            .field("expires_at", &self.expires_at)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The overrides of a store. Clones share them.
+///
+/// A store that wraps another one passes them on, as [`Store::overrides`](super::Store::overrides) says.
+#[derive(Clone)]
+pub struct Overrides(Arc<Shared>);
+
+/// Overrides whose store may be dropped.
+#[cfg(any(feature = "fred", feature = "cluster"))]
+pub(super) struct WeakOverrides(Weak<Shared>);
+
+#[cfg(any(feature = "fred", feature = "cluster"))]
+impl WeakOverrides {
+    pub(super) fn upgrade(&self) -> Option<Overrides> {
+        self.0.upgrade().map(Overrides)
+    }
+}
+
+struct Shared {
+    /// Whether there are none, as nearly always.
+    is_empty: AtomicBool,
+    table: RwLock<Table>,
+    source: Source,
+}
+
+/// What stores the overrides, and their clock.
+pub(super) enum Source {
+    Memory(Box<dyn Fn() -> Duration + Send + Sync>),
+    #[cfg(any(feature = "fred", feature = "cluster"))]
+    Redis(RedisOverrides),
+}
+
+/// The overrides of each policy, by key.
+#[derive(Default)]
+struct Table(HashMap<Box<str>, HashMap<Key, Override>>);
+
+/// The most overrides of a store: all of them are read at once.
+pub(super) const MAX_OVERRIDES: usize = 10_000;
+
+impl Overrides {
+    pub(super) fn new(source: Source) -> Self {
+        Self(Arc::new(Shared {
+            is_empty: AtomicBool::new(true),
+            table: RwLock::default(),
+            source,
+        }))
+    }
+
+    /// The limit of a key that overrides the one of its policy.
+    #[inline]
+    pub(crate) fn limit_of(&self, policy: &str, key: &Key) -> Option<Limit> {
+        match self.0.is_empty.load(Ordering::Relaxed) {
+            true => None,
+            false => self.find(policy, key),
+        }
+    }
+
+    #[cold]
+    fn find(&self, policy: &str, key: &Key) -> Option<Limit> {
+        let table = self.0.read();
+        let of_policy = table.0.get(policy)?;
+        let found = match &self.0.source {
+            Source::Memory(_) => of_policy.get(key),
+            #[cfg(any(feature = "fred", feature = "cluster"))]
+            Source::Redis(redis) => of_policy.get(&*redis.stored_key(key)),
+        };
+        let found = found.filter(|found| self.now() < found.expires_at)?;
+        Some(found.limit.clone())
+    }
+
+    /// The overrides that have not ended, by policy and key.
+    pub(crate) fn list(&self) -> Vec<Override> {
+        let (now, table) = (self.now(), self.0.read());
+        let mut list: Vec<_> = table.iter().filter(|found| now < found.expires_at).cloned().collect();
+        list.sort_by(|a, b| (&a.policy, a.key.as_str()).cmp(&(&b.policy, b.key.as_str())));
+        list
+    }
+
+    /// Sets the limit of a key for so long, or ends its override without a limit.
+    pub(crate) async fn set(
+        &self,
+        policy: &str,
+        key: &Key,
+        limit: Option<(Limit, Duration)>,
+    ) -> Result<(), StoreError> {
+        match &self.0.source {
+            Source::Memory(now) => self.change(now(), policy, key, limit),
+            #[cfg(any(feature = "fred", feature = "cluster"))]
+            Source::Redis(redis) => redis.set(self, policy, key, limit).await,
+        }
+    }
+
+    fn change(
+        &self,
+        now: Duration,
+        policy: &str,
+        key: &Key,
+        limit: Option<(Limit, Duration)>,
+    ) -> Result<(), StoreError> {
+        self.0.write(|table| {
+            table.forget_expired(now);
+            table.remove(policy, key);
+            let Some((limit, lasts)) = limit else { return Ok(()) };
+            if table.iter().count() >= MAX_OVERRIDES {
+                return Err(too_many());
+            }
+            table.insert(Override::new(policy, key.clone(), limit, now.saturating_add(lasts)));
+            Ok(())
+        })
+    }
+
+    /// Replaces all by what the store has.
+    #[cfg(any(feature = "fred", feature = "cluster", test))]
+    pub(super) fn replace(&self, list: Vec<Override>) {
+        self.0.write(|table| {
+            *table = Table::default();
+            list.into_iter().for_each(|one| table.insert(one));
+        });
+    }
+
+    #[cfg(any(feature = "fred", feature = "cluster"))]
+    pub(super) fn redis(&self) -> Option<&RedisOverrides> {
+        match &self.0.source {
+            Source::Memory(_) => None,
+            Source::Redis(redis) => Some(redis),
+        }
+    }
+
+    #[cfg(any(feature = "fred", feature = "cluster"))]
+    pub(super) fn downgrade(&self) -> WeakOverrides {
+        WeakOverrides(Arc::downgrade(&self.0))
+    }
+
+    /// The time by the clock of the store.
+    fn now(&self) -> Duration {
+        match &self.0.source {
+            Source::Memory(now) => now(),
+            #[cfg(any(feature = "fred", feature = "cluster"))]
+            Source::Redis(redis) => redis.now(),
+        }
+    }
+}
+
+impl Shared {
+    fn write<R>(&self, change: impl FnOnce(&mut Table) -> R) -> R {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut table);
+        self.is_empty.store(table.0.is_empty(), Ordering::Relaxed);
+        result
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn iter(&self) -> impl Iterator<Item = &Override> {
+        self.0.values().flat_map(HashMap::values)
+    }
+
+    fn insert(&mut self, one: Override) {
+        let of_policy = self.0.entry(one.policy.clone()).or_default();
+        of_policy.insert(one.key.clone(), one);
+    }
+
+    fn remove(&mut self, policy: &str, key: &Key) {
+        if let Some(of_policy) = self.0.get_mut(policy) {
+            of_policy.remove(key);
+        }
+    }
+
+    fn forget_expired(&mut self, now: Duration) {
+        self.0.retain(|_, of_policy| {
+            of_policy.retain(|_, one| now < one.expires_at);
+            !of_policy.is_empty()
+        });
+    }
+}
+
+impl fmt::Debug for Overrides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.list()).finish()
+    }
+}
+
+pub(super) fn too_many() -> StoreError {
+    StoreError::new(
+        ErrorKind::Refused,
+        format!("a store has at most {MAX_OVERRIDES} overrides; end some, or give the callers plans"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SlidingLog;
+
+    #[tokio::test]
+    async fn there_is_a_bounded_number_of_them() {
+        let (limit, lasts) = (Limit::from(SlidingLog::per_hour(9)), Duration::from_secs(9));
+        let overrides = Overrides::new(Source::Memory(Box::new(|| Duration::ZERO)));
+        let all = (0..MAX_OVERRIDES as u64).map(|n| Override::new("p", n.into(), limit.clone(), lasts));
+        overrides.replace(all.collect());
+
+        let set = async |key: u64| overrides.set("p", &key.into(), Some((limit.clone(), lasts))).await;
+        let error = set(MAX_OVERRIDES as u64).await.unwrap_err();
+        assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
+        assert_eq!(
+            set(1).await.map_err(|error| error.to_string()),
+            Ok(()),
+            "it replaces one"
+        );
+        assert_eq!(overrides.list().len(), MAX_OVERRIDES);
+    }
+}

@@ -1,0 +1,154 @@
+//! The overrides of a store in Redis: one sorted set, which each process reads once a second if it has changed.
+
+use std::{
+    borrow::Cow,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep},
+};
+
+use super::{backend::Backend, call::ScriptCall, failure::Failure, script::OVERRIDES};
+use crate::{
+    Key, Limit,
+    store::{
+        StoreError,
+        overrides::{MAX_OVERRIDES, Override, Overrides, WeakOverrides, too_many},
+    },
+};
+
+/// Reads and changes the overrides in Redis.
+pub(in crate::store) struct RedisOverrides {
+    backend: Arc<Backend>,
+    /// The version that was read last, as text. Calls are made one after the other, so that none applies an older one.
+    version: Mutex<String>,
+    started: Instant,
+    /// The time of Redis at the start, in microseconds.
+    started_at_us: AtomicU64,
+}
+
+/// The pause between two reads.
+const PAUSE: Duration = Duration::from_secs(1);
+
+impl RedisOverrides {
+    pub(super) fn new(backend: Arc<Backend>) -> Self {
+        Self {
+            backend,
+            version: Mutex::new("0".to_owned()),
+            started: Instant::now(),
+            started_at_us: AtomicU64::new(0),
+        }
+    }
+
+    /// The key as it is stored.
+    pub(in crate::store) fn stored_key<'a>(&self, key: &'a Key) -> Cow<'a, Key> {
+        self.backend.key_format.stored_key(key)
+    }
+
+    /// The time of Redis, since the Unix epoch.
+    pub(in crate::store) fn now(&self) -> Duration {
+        Duration::from_micros(self.started_at_us.load(Ordering::Relaxed)) + self.started.elapsed()
+    }
+
+    /// Sets the limit of a key for so long, or ends its override without a limit.
+    pub(in crate::store) async fn set(
+        &self,
+        overrides: &Overrides,
+        policy: &str,
+        key: &Key,
+        limit: Option<(Limit, Duration)>,
+    ) -> Result<(), StoreError> {
+        let subject = format!("{policy}\n{}\n", self.stored_key(key));
+        let (limit, lasts) = limit.map_or_else(Default::default, |(limit, lasts)| (limit.to_string(), lasts));
+        let change = [subject, limit, lasts.as_micros().to_string(), MAX_OVERRIDES.to_string()];
+        self.call(overrides, change.map(Bytes::from)).await
+    }
+
+    async fn call(&self, overrides: &Overrides, change: impl IntoIterator<Item = Bytes>) -> Result<(), StoreError> {
+        let mut version = self.version.lock().await;
+        let mut call = ScriptCall::probe(Some(self.backend.key_format.overrides_key()));
+        call.arguments.push(Bytes::from(version.clone()));
+        call.arguments.extend(change);
+        let reply = self
+            .backend
+            .client
+            .run(&OVERRIDES, &call, self.backend.deadline)
+            .await?;
+        let malformed = || StoreError::from(Failure::malformed_reply());
+        let mut rest = &*reply.numbers;
+        let [Some(now), Some(newest), Some(count)] = [(); 3].map(|()| number(&mut rest)) else {
+            return Err(malformed());
+        };
+        let elapsed = self.started.elapsed().as_micros() as f64;
+        self.started_at_us.store((now - elapsed) as u64, Ordering::Relaxed);
+        let newest = format!("{newest:.0}");
+        if count < 0.0 {
+            return Err(too_many());
+        } else if *version != newest {
+            overrides.replace(list(rest, count as usize).ok_or_else(malformed)?);
+            *version = newest;
+        }
+        Ok(())
+    }
+}
+
+/// Takes a little-endian double.
+fn number(bytes: &mut &[u8]) -> Option<f64> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(f64::from_le_bytes(*number))
+}
+
+/// The overrides of a reply. Those that another version of the crate has written, and this one cannot read, are left out.
+fn list(mut bytes: &[u8], count: usize) -> Option<Vec<Override>> {
+    let mut list = Vec::new();
+    for _ in 0..count {
+        let expires_at = number(&mut bytes)?;
+        let end = bytes.iter().position(|byte| *byte == 0)?;
+        let (member, rest) = bytes.split_at(end);
+        bytes = &rest[1..];
+        list.extend(read(member, expires_at));
+    }
+    Some(list)
+}
+
+fn read(member: &[u8], expires_at: f64) -> Option<Override> {
+    let mut lines = std::str::from_utf8(member).ok()?.split('\n');
+    let [policy, key, limit] = [lines.next()?, lines.next()?, lines.next()?];
+    let expires_at = Duration::from_micros(expires_at as u64);
+    Some(Override::new(
+        policy,
+        Key::from_stored(key)?,
+        limit.parse().ok()?,
+        expires_at,
+    ))
+}
+
+/// Reads the overrides until the store is dropped.
+pub(super) async fn follow(overrides: WeakOverrides) {
+    loop {
+        if let Some(overrides) = overrides.upgrade() {
+            read_newest(&overrides).await;
+        } else {
+            return;
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Reads the overrides, unless Redis cannot be used: then those that were read last apply.
+pub(super) async fn read_newest(overrides: &Overrides) {
+    let Some(redis) = overrides.redis() else { return };
+    if let Err(error) = redis.call(overrides, []).await {
+        #[cfg(feature = "tracing")]
+        tracing::debug!(%error, "the overrides cannot be read; those that were read last apply");
+        let _ = error;
+    }
+}

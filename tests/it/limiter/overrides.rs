@@ -1,0 +1,300 @@
+//! Overrides of single keys: in each store, in all processes, and while Redis is away.
+
+use std::time::Duration;
+
+use tower_quota::{
+    ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, RedisStore,
+    RedisStoreBuilder, SlidingLog, TokenBucket, key,
+    limit::by,
+    store::{ErrorKind, Store},
+};
+
+use crate::support::{Cluster, Counted, Redis, connected, each_client, eventually, get, less_patient, patient, send};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn log(quota: u64) -> SlidingLog {
+    SlidingLog::per_hour(quota)
+}
+
+fn limiter(store: impl Store) -> Limiter {
+    Limiter::new(store, Policy::new("mails", log(5)))
+}
+
+fn builder() -> RedisStoreBuilder {
+    patient().overrides(true)
+}
+
+/// The quota of a key, and what remains of it.
+async fn state(limiter: &Limiter, key: &str) -> (u64, u64) {
+    let peeked = limiter.peek(key).await.expect("the store answers");
+    let policy = peeked.policies().next().expect("the limiter has a policy");
+    (policy.limit(), policy.remaining())
+}
+
+async fn has_quota(limiter: &Limiter, key: &str, quota: u64) {
+    eventually("the override is known", async || state(limiter, key).await.0 == quota).await;
+}
+
+#[tokio::test]
+async fn an_override_ends_at_its_time() {
+    let clock = ManualClock::new();
+    let mails = limiter(MemoryStore::builder().manual_clock(&clock).build());
+    mails
+        .override_limit("mails", "a", log(9), HOUR)
+        .await
+        .expect("it is valid");
+    clock.advance(HOUR - Duration::from_micros(1));
+    assert_eq!(state(&mails, "a").await, (9, 9));
+    assert_eq!(mails.overrides().len(), 1);
+    clock.advance(Duration::from_micros(1));
+    assert_eq!(state(&mails, "a").await, (5, 5));
+    assert_eq!(mails.overrides(), []);
+}
+
+#[tokio::test]
+async fn only_overrides_that_can_be_applied_are_set() {
+    let store = MemoryStore::new();
+    let slots = Policy::new("slots", Concurrency::new(3));
+    let both = Limiter::new(store.clone(), [Policy::new("mails", log(5)), slots]);
+    let set = async |policy: &str, limit: Limit| match both.override_limit(policy, "a", limit, HOUR).await {
+        Ok(()) => String::new(),
+        Err(error) if error.kind() == ErrorKind::Refused => error.to_string(),
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!(
+        set("mail", log(9).into()).await,
+        "the limiter has no policy `mail`; it has `mails`, `slots`"
+    );
+    let other = set("mails", TokenBucket::per_second(9).into()).await;
+    assert!(
+        other.contains("`token-bucket 9/s` cannot override `sliding-log 5/h`"),
+        "{other}"
+    );
+    let large = set("mails", SlidingLog::per_hour(1_000_000).into()).await;
+    assert!(large.contains(".precision("), "{large}");
+    assert_eq!(both.overrides(), []);
+
+    for limit in [Limit::Unlimited, Limit::DenyAll, log(9).into()] {
+        assert_eq!(set("mails", limit).await, "");
+    }
+    assert_eq!(set("slots", Concurrency::new(9).into()).await, "");
+    let names = both.overrides();
+    assert_eq!(
+        names
+            .iter()
+            .map(|one| (one.policy(), one.key().as_str()))
+            .collect::<Vec<_>>(),
+        [("mails", "key=a"), ("slots", "key=a")]
+    );
+
+    let none = limiter(Counted::new(store))
+        .override_limit("mails", "a", log(9), HOUR)
+        .await;
+    assert!(none.unwrap_err().to_string().contains("`.overrides(true)`"));
+}
+
+#[tokio::test]
+async fn an_override_to_unlimited_or_deny_all_is_applied() {
+    let mails = limiter(MemoryStore::new());
+    let _ = mails.charge("a", 9).await.expect("it is charged");
+    mails
+        .override_limit("mails", "a", Limit::Unlimited, HOUR)
+        .await
+        .expect("it is valid");
+    assert!(mails.check("a").await.expect("the store answers").is_allowed());
+    mails
+        .override_limit("mails", "b", Limit::DenyAll, HOUR)
+        .await
+        .expect("it is valid");
+    assert!(!mails.check("b").await.expect("the store answers").is_allowed());
+}
+
+#[tokio::test]
+async fn a_layer_applies_an_override_to_fixed_and_to_chosen_limits() {
+    let store = MemoryStore::new();
+    let chosen = Policy::new("mails", by(|_| log(3))).key(key::header("user"));
+    let fixed = Policy::new("mails", log(5)).key(key::header("user"));
+    let key = Key::header("user", "a");
+    limiter(store.clone())
+        .override_limit("mails", key, log(9), HOUR)
+        .await
+        .expect("it is valid");
+    let own = limiter(store.clone());
+    let unlimited = own.override_limit("mails", Key::header("user", "c"), Limit::Unlimited, HOUR);
+    unlimited.await.expect("it is valid");
+    for (policy, quota) in [(chosen, 3), (fixed, 5)] {
+        let app = axum::Router::new().route("/", axum::routing::get(|| async {}));
+        let app = app.layer(RateLimitLayer::new(store.clone(), policy));
+        for (user, quota) in [("a", 9), ("b", quota)] {
+            let response = send(&app, get("/").header("user", user)).await;
+            assert_eq!(
+                response.field("ratelimit-policy"),
+                Some(&*format!("\"mails\";q={quota};w=3600"))
+            );
+        }
+        send(&app, get("/").header("user", "c")).await.assert_silent();
+    }
+}
+
+each_client! {
+    an_override_is_known_to_all_processes
+    a_denial_that_is_cached_is_none_under_a_higher_limit
+    overrides_apply_while_redis_is_away
+    hashed_keys_have_overrides_without_a_readable_key
+    a_store_has_a_bounded_number_of_overrides
+}
+
+async fn two(builder: RedisStoreBuilder, redis: &Redis) -> [Limiter; 2] {
+    let stores = [
+        connected(builder.clone(), &redis.url()).await,
+        connected(builder, &redis.url()).await,
+    ];
+    stores.map(limiter)
+}
+
+async fn an_override_is_known_to_all_processes(library: ClientLibrary) {
+    let redis = Redis::start();
+    let [one, other] = two(builder().client_library(library), &redis).await;
+    one.override_limit("mails", "a", log(9), HOUR)
+        .await
+        .expect("it is valid");
+    assert_eq!(state(&one, "a").await, (9, 9));
+    has_quota(&other, "a", 9).await;
+    assert_eq!(state(&other, "b").await, (5, 5));
+    assert_eq!(other.overrides(), one.overrides());
+
+    // One that starts later knows it at once.
+    let later = limiter(connected(builder().client_library(library), &redis.url()).await);
+    assert_eq!(state(&later, "a").await, (9, 9));
+    // One without the setting has none.
+    let without = limiter(connected(patient().client_library(library), &redis.url()).await);
+    assert_eq!(state(&without, "a").await, (5, 5));
+
+    other
+        .override_limit("mails", "a", log(7), HOUR)
+        .await
+        .expect("it is valid");
+    has_quota(&one, "a", 7).await;
+    assert_eq!(one.overrides().len(), 1);
+    one.end_override("mails", "a").await.expect("it is valid");
+    assert_eq!(state(&one, "a").await, (5, 5));
+    has_quota(&other, "a", 5).await;
+    assert_eq!(other.overrides(), []);
+
+    one.override_limit("mails", "a", log(8), Duration::from_millis(1))
+        .await
+        .expect("it is valid");
+    has_quota(&one, "a", 5).await;
+}
+
+async fn a_denial_that_is_cached_is_none_under_a_higher_limit(library: ClientLibrary) {
+    let redis = Redis::start();
+    let [one, other] = two(builder().client_library(library), &redis).await;
+    let _ = one.charge("a", 5).await.expect("it is charged");
+    for limiter in [&one, &other] {
+        assert!(!limiter.check("a").await.expect("the store answers").is_allowed());
+    }
+    one.override_limit("mails", "a", log(6), HOUR)
+        .await
+        .expect("it is valid");
+    has_quota(&other, "a", 6).await;
+    assert!(other.check("a").await.expect("the store answers").is_allowed());
+    assert!(!one.check("a").await.expect("the store answers").is_allowed());
+}
+
+async fn overrides_apply_while_redis_is_away(library: ClientLibrary) {
+    let mut redis = Redis::start();
+    let [one, other] = two(less_patient().overrides(true).client_library(library), &redis).await;
+    one.override_limit("mails", "a", log(9), HOUR)
+        .await
+        .expect("it is valid");
+    has_quota(&other, "a", 9).await;
+
+    redis.kill();
+    eventually("this process counts", async || {
+        let decision = other.check("a").await.expect("this process counts");
+        decision.store_error().is_some()
+    })
+    .await;
+    assert_eq!(state(&other, "a").await.0, 9);
+    assert!(one.override_limit("mails", "a", log(7), HOUR).await.is_err());
+    assert_eq!(state(&one, "a").await.0, 9);
+
+    redis.restart();
+    eventually("Redis, which has lost it, is read again", async || {
+        other.overrides().is_empty()
+    })
+    .await;
+}
+
+async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrary) {
+    let redis = Redis::start();
+    let builder = builder().client_library(library).hash_keys("sixteen random bytes");
+    let [one, other] = two(builder, &redis).await;
+    one.override_limit("mails", "ann@example.com", log(9), HOUR)
+        .await
+        .expect("it is valid");
+    has_quota(&other, "ann@example.com", 9).await;
+    let members: Vec<String> = redis.command("ZRANGE", ["quota:1:overrides", "0", "-1"]).await;
+    assert!(members.iter().all(|member| !member.contains("ann")), "{members:?}");
+    assert!(one.overrides()[0].key().as_str().starts_with("keyed="));
+}
+
+async fn a_store_has_a_bounded_number_of_overrides(library: ClientLibrary) {
+    let redis = Redis::start();
+    let [one, _] = two(builder().client_library(library), &redis).await;
+    one.override_limit("mails", "a", log(9), HOUR)
+        .await
+        .expect("it is valid");
+    let expires = "9999999999999999";
+    let members = (1..10_000).flat_map(|n| [expires.to_owned(), format!("mails\nkey={n}\nsliding-log 9/h")]);
+    let words = std::iter::once("quota:1:overrides".to_owned()).chain(members);
+    redis.command::<()>("ZADD", words).await;
+
+    let error = one.override_limit("mails", "b", log(9), HOUR).await.unwrap_err();
+    assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
+    one.override_limit("mails", "a", log(8), HOUR)
+        .await
+        .expect("it replaces one");
+    assert_eq!(one.overrides().len(), 10_000);
+    assert_eq!(state(&one, "9999").await.0, 9);
+    one.end_override("mails", "a").await.expect("it is valid");
+    one.override_limit("mails", "b", log(9), HOUR)
+        .await
+        .expect("there is room");
+}
+
+#[tokio::test]
+async fn what_a_later_version_has_written_is_left_out() {
+    let redis = Redis::start();
+    let [one, _] = two(builder(), &redis).await;
+    let words = [
+        "quota:1:overrides",
+        "-1",
+        "#",
+        "9999999999999999",
+        "mails\nkey=a\nfuture 9",
+        "9999999999999999",
+        "mails\nkey=b\nsliding-log 9/h",
+    ];
+    redis.command::<()>("ZADD", words).await;
+    has_quota(&one, "b", 9).await;
+    assert_eq!(state(&one, "a").await, (5, 5));
+    assert_eq!(one.overrides()[0].key(), &Key::from("b"));
+}
+
+#[tokio::test]
+async fn a_cluster_has_overrides() {
+    let cluster = Cluster::start().await;
+    let stores: [RedisStore; 2] = [
+        connected(builder(), &cluster.url()).await,
+        connected(builder(), &cluster.url()).await,
+    ];
+    cluster.serves(&stores[0]).await;
+    let [one, other] = stores.map(limiter);
+    one.override_limit("mails", "a", log(9), HOUR)
+        .await
+        .expect("it is valid");
+    has_quota(&other, "a", 9).await;
+}
