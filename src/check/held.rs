@@ -1,17 +1,17 @@
 //! Admitted requests that wait for their turn.
 
-use std::pin::Pin;
+use std::{pin::Pin, time::Duration};
 
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep},
 };
 
-use super::{bans, queued};
+use super::{Check, bans, begin, queued};
 use crate::{
-    Decision,
-    decision::Settlement,
-    store::{ErrorKind, Owed, OwedKind, StoreError},
+    Decision, PolicyDecision,
+    decision::{Settlement, Undecided},
+    store::{ErrorKind, Operation, Owed, OwedKind, StoreError},
 };
 
 /// A request that is held until its turn, or until slots are free for it.
@@ -31,6 +31,24 @@ pub(crate) fn until_turn(decision: Decision) -> Result<Held, StoreError> {
     };
     require_runtime()?;
     Ok(Box::pin(admitted.wait()))
+}
+
+/// Holds a request until the end of a pause, and checks it then.
+pub(super) fn after_pause(pause: Duration, again: Undecided, waited: Duration) -> Result<Held, StoreError> {
+    require_runtime()?;
+    Ok(Box::pin(async move {
+        let since = Instant::now();
+        {
+            let _waiting = again.as_slice().first().map(PolicyDecision::wait);
+            sleep(pause).await;
+        }
+        let waited = waited + since.elapsed();
+        let decision = match begin(Operation::Reserve, again) {
+            Check::Decided(decision) => decision?,
+            Check::Pending(check) => check.await?,
+        };
+        Ok(decision.after_waiting(waited))
+    }))
 }
 
 /// An error outside of a runtime, which has no timer.
@@ -60,6 +78,10 @@ impl Admitted {
             && let Some(denied) = bans::deny(self.decision(), &response)
         {
             drop(self);
+            let waited = since.elapsed();
+            if let Some((pause, again)) = denied.after_pause(waited) {
+                return after_pause(pause, again, waited)?.await;
+            }
             denied.count_outcomes();
             return Ok(denied);
         }

@@ -12,6 +12,7 @@ mod queued;
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use smallvec::SmallVec;
@@ -143,7 +144,16 @@ fn decide_reservation(
             end_metrics(&undecided, began);
             queue(Queued::in_store(undecided, response))
         }
-        Ok(_) => hold(conclude(response, Operation::Reserve, undecided, began)),
+        Ok(_) => match settle(response, Operation::Reserve, undecided, began) {
+            Ok(decision) => match decision.after_pause(Duration::ZERO) {
+                Some((pause, again)) => pause_until(pause, again),
+                None => {
+                    decision.count_outcomes();
+                    hold(Ok(decision))
+                }
+            },
+            failed => Check::Decided(failed),
+        },
         Err(error) => {
             end_metrics(&undecided, began);
             if undecided.has_leases() {
@@ -160,6 +170,14 @@ fn decide_reservation(
 /// Holds a request that waits for slots.
 fn queue(queued: Queued) -> Check {
     match queued.hold(false) {
+        Ok(held) => Check::Pending(PendingCheck::Held(held)),
+        Err(error) => Check::Decided(Err(error)),
+    }
+}
+
+/// Holds a request that waits for the end of a pause.
+fn pause_until(pause: Duration, again: Undecided) -> Check {
+    match held::after_pause(pause, again, Duration::ZERO) {
         Ok(held) => Check::Pending(PendingCheck::Held(held)),
         Err(error) => Check::Decided(Err(error)),
     }
@@ -283,6 +301,21 @@ fn end_metrics(undecided: &Undecided, began: Option<Began>) {
 fn conclude(
     response: &Result<StoreResponse, StoreError>,
     operation: Operation,
+    undecided: Undecided,
+    began: Option<Began>,
+) -> Result<Decision, StoreError> {
+    let decided = settle(response, operation, undecided, began);
+    if let Ok(decision) = &decided {
+        count(operation, decision);
+    }
+    decided
+}
+
+/// Makes the decision, whose outcomes are not counted yet.
+#[inline(always)]
+fn settle(
+    response: &Result<StoreResponse, StoreError>,
+    operation: Operation,
     mut undecided: Undecided,
     began: Option<Began>,
 ) -> Result<Decision, StoreError> {
@@ -291,7 +324,7 @@ fn conclude(
         Ok(response) => record_outcome(response, operation, &mut undecided).map(|()| response.is_reply()),
         Err(error) => Err(error.clone()),
     };
-    let decided = match recorded {
+    match recorded {
         Ok(is_reply) => {
             if is_reply && let Some(first) = undecided.as_slice().first() {
                 first.context.failover.replied();
@@ -310,11 +343,7 @@ fn conclude(
             }
             fail(error, operation, &undecided)
         }
-    };
-    if let Ok(decision) = &decided {
-        count(operation, decision);
     }
-    decided
 }
 
 /// Counts the outcomes of a decision, if the operation is one that decides about a request.

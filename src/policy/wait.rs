@@ -48,6 +48,9 @@ impl<K> Policy<K> {
     /// `tower::load_shed`, applies to requests that are admitted; outside of it, also to those that wait. `poll_ready` of the
     /// layer does not wait for turns. The runtime of tokio needs its timers (`enable_time`).
     ///
+    /// A policy that [learns](Self::learn_from_responses), and has no bans of its own, waits out a pause that ends in time: the
+    /// request holds nothing meanwhile, and is checked again when the pause has ended.
+    ///
     /// A request whose key is [banned](Self::ban) while it waits is denied at its turn: a policy with bans, or one that
     /// [learns](Self::learn_from_responses), reads them then, which is a second call of the store. If that fails, the request is
     /// admitted as it was.

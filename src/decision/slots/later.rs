@@ -2,9 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::Ticket;
 use crate::{
-    Decision, PolicyDecision,
+    Decision, Denial, PolicyDecision,
     decision::{PolicyDecisions, Undecided},
+    store::Waiting,
 };
 
 impl Decision {
@@ -23,6 +25,18 @@ impl Decision {
             .filter(|policy| policy.takes_slots_after(self.server_time()));
         let untaken: PolicyDecisions = untaken.map(PolicyDecision::again).collect();
         (!untaken.is_empty()).then(|| Undecided::new(untaken))
+    }
+
+    /// For a request that has waited this long, is denied for nothing but pauses which responses have asked for, and may wait until
+    /// they end: the time until then, and the request, which is to be checked again.
+    #[cold]
+    pub(crate) fn after_pause(&self, waited: Duration) -> Option<(Duration, Undecided)> {
+        let mut pause = Duration::ZERO;
+        for denial in self.policies().filter(|policy| policy.denies()) {
+            pause = pause.max(denial.pause_to_wait_out(waited)?);
+        }
+        let again = self.policies().map(|policy| policy.again().after(waited + pause));
+        (!pause.is_zero()).then(|| (pause, Undecided::new(again.collect())))
     }
 
     /// The same decision with the slots that were taken at the turn.
@@ -53,6 +67,22 @@ impl PolicyDecision {
     #[inline]
     pub(crate) fn takes_slots_after(&self, server_time: Duration) -> bool {
         self.lease.is_some() && self.decided_at > server_time && !self.is_observed()
+    }
+
+    /// How long the request is denied, if it is for a pause that a response has asked for, and it may wait that long.
+    fn pause_to_wait_out(&self, waited: Duration) -> Option<Duration> {
+        let is_for_pause = self.denial == Some(Denial::Banned) && self.learns() && self.policy().settings.ban.is_none();
+        let longest = Duration::from_micros(self.waiting.longest_us);
+        self.retry_after
+            .filter(|rest| is_for_pause && waited + *rest <= longest)
+    }
+
+    /// The same policy for a check of the request after this time.
+    fn after(mut self, waited: Duration) -> Self {
+        let waited_us = Waiting::up_to(waited, 0).longest_us;
+        self.waiting.longest_us = self.waiting.longest_us.saturating_sub(waited_us);
+        self.lease = Ticket::of(&self.named().limit);
+        self
     }
 
     /// The same policy for another check of the request.

@@ -5,7 +5,7 @@ use std::{
     env,
     process::Stdio,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, ur
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Empty, StreamBody};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::Instant};
 use tonic::{
     client,
     server::NamedService,
@@ -241,7 +241,7 @@ async fn a_pause_ends_and_a_limiter_sees_and_lifts_it() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_are_not_sent_during_a_pause() {
     let policy = Policy::new("api", SlidingLog::per_second(1)).key(key::constant("token"));
-    let policy = policy.wait_up_to(Duration::from_secs(60)).learn_from_responses();
+    let policy = policy.wait_up_to(Duration::from_secs(20)).learn_from_responses();
     let store = MemoryStore::new();
     let server = server(429, &[("retry-after", "30")]);
     let client = around(store.clone(), policy).layer(service_fn(move |request| {
@@ -273,6 +273,63 @@ async fn requests_that_wait_are_not_sent_during_a_pause() {
             .remaining(),
         1
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_may_wait_wait_out_a_pause() {
+    let policy = Policy::new("api", SlidingLog::per_second(1)).key(key::constant("token"));
+    let policy = policy.wait_up_to(Duration::from_secs(32)).learn_from_responses();
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let (start, times) = (Instant::now(), sent.clone());
+    let client = around(MemoryStore::new(), policy).layer(service_fn(move |_: Request<Body>| {
+        let mut times = times.lock().expect("no panic");
+        times.push(start.elapsed().as_secs());
+        let response = match times.len() {
+            1 => Response::builder().status(429).header("retry-after", "30"),
+            _ => Response::builder(),
+        };
+        std::future::ready(Ok::<_, Infallible>(
+            response.body(Body::new()).expect("a good response"),
+        ))
+    }));
+
+    let first = client.clone().oneshot(request()).await.expect("infallible");
+    assert_eq!((first.status(), wait(&first)), (StatusCode::TOO_MANY_REQUESTS, None));
+    let later: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(client.clone().oneshot(request())))
+        .collect();
+    let mut statuses = Vec::new();
+    for response in later {
+        let response = response.await.expect("no panic").expect("infallible");
+        let retry_after = response
+            .headers()
+            .get("retry-after")
+            .map(|wait| wait.to_str().unwrap_or("").to_owned());
+        statuses.push((response.status().as_u16(), retry_after));
+    }
+    // The turns after the pause are at 30, 31 and 32 s; the others are denied then.
+    let denied = (429, Some("3".to_owned()));
+    assert_eq!(
+        statuses,
+        [(200, None), (200, None), (200, None), denied.clone(), denied]
+    );
+    assert_eq!(*sent.lock().expect("no panic"), [0, 30, 31, 32]);
+}
+
+#[tokio::test]
+async fn a_pause_longer_than_the_wait_denies_at_once() {
+    for bench in [Bench::memory_store().await, Bench::redis_store().await] {
+        let policy = policy().wait_up_to(Duration::from_secs(29));
+        let client = around(bench.store.clone(), policy).layer(server(429, &[("retry-after", "30")]));
+        assert_eq!(
+            wait(&client.clone().oneshot(request()).await.expect("infallible")),
+            None
+        );
+        eventually("the pause is stored", async || {
+            wait(&client.clone().oneshot(request()).await.expect("infallible")) == Some(Duration::from_secs(30))
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
