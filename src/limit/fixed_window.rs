@@ -8,6 +8,7 @@ use super::{calendar::Calendar, constructors::Fault};
 use super::{
     constructors::{MAX_WINDOW, MIN_WINDOW, constructors},
     limit::Share,
+    prefetch::{PrefetchText, prefetch},
     rate::WindowText,
     rule::{MAX_EXACT, MAX_TOTAL, Rule, SLACK},
 };
@@ -68,6 +69,8 @@ use crate::ConfigError;
 pub struct FixedWindow {
     quota: u64,
     kind: Kind,
+    /// For how long units are taken ahead; zero if they are not.
+    ahead: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +85,8 @@ enum Kind {
 
 constructors!(FixedWindow, |quota, window| Self {
     quota,
-    kind: Kind::Anchored(window)
+    kind: Kind::Anchored(window),
+    ahead: Duration::ZERO
 });
 
 /// Windows of a calendar.
@@ -122,6 +126,7 @@ impl FixedWindow {
         Ok(Self {
             quota,
             kind: Kind::Calendar(calendar, zone),
+            ahead: Duration::ZERO,
         })
     }
 
@@ -161,6 +166,16 @@ impl FixedWindow {
         self
     }
 }
+
+prefetch!(
+    FixedWindow,
+    "FixedWindow::per_second(100_000)",
+    |fixed| match fixed.kind {
+        Kind::Anchored(window) | Kind::Aligned(window) => window.as_micros() / 10,
+        #[cfg(feature = "calendar")]
+        Kind::Calendar(..) => u128::MAX,
+    }
+);
 
 /// Accessors.
 impl FixedWindow {
@@ -243,6 +258,7 @@ impl FixedWindow {
         Self {
             quota,
             kind: Kind::Anchored(window.clamp(MIN_WINDOW, MAX_WINDOW)),
+            ahead: Duration::ZERO,
         }
     }
 
@@ -315,11 +331,12 @@ impl fmt::Display for FixedWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "fixed-window {}/", self.quota)?;
         match &self.kind {
-            Kind::Anchored(window) => WindowText(*window).fmt(f),
-            Kind::Aligned(window) => write!(f, "{} aligned", WindowText(*window)),
+            Kind::Anchored(window) => WindowText(*window).fmt(f)?,
+            Kind::Aligned(window) => write!(f, "{} aligned", WindowText(*window))?,
             #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar, zone) => write!(f, "{} {}", calendar.name(), name_of(zone)),
+            Kind::Calendar(calendar, zone) => write!(f, "{} {}", calendar.name(), name_of(zone))?,
         }
+        PrefetchText(self.ahead).fmt(f)
     }
 }
 

@@ -205,6 +205,20 @@ impl Limit {
         }
     }
 
+    /// For how long units may be [taken ahead](SlidingLog::prefetch); `None` if they are not.
+    #[inline]
+    pub(crate) fn prefetch_time(&self) -> Option<Duration> {
+        let ahead = match self {
+            Self::SlidingLog(log) => log.ahead(),
+            Self::FixedWindow(fixed) => fixed.ahead(),
+            Self::TokenBucket(bucket) => bucket.ahead(),
+            Self::SlidingCounter(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll | Self::Ban(_) => {
+                return None;
+            }
+        };
+        (!ahead.is_zero()).then_some(ahead)
+    }
+
     /// Whether a request holds what it takes until it ends.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {

@@ -171,6 +171,7 @@ mod leases;
 #[expect(clippy::module_inception, reason = "the type `Limit` is where a reader looks for it")]
 mod limit;
 mod parse;
+mod prefetch;
 mod rate;
 mod rule;
 mod sliding_counter;

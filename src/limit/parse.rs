@@ -1,4 +1,4 @@
-use std::{error::Error, fmt, str::FromStr};
+use std::{error::Error, fmt, str::FromStr, time::Duration};
 
 use super::{
     concurrency::Concurrency,
@@ -56,6 +56,7 @@ const ALIGNED_WINDOW: &str = "fixed-window 3/h aligned";
 #[cfg(feature = "calendar")]
 const CALENDAR: &str = "fixed-window 3/month Europe/Berlin";
 const BUCKET: &str = "token-bucket 10/s burst 30";
+const PREFETCH: &str = "sliding-log 100000/s precision 100 prefetch 10ms";
 const SLOTS: &str = "concurrency 3";
 const LEASED_SLOTS: &str = "concurrency 3 lease 30s";
 
@@ -66,18 +67,34 @@ fn sliding_log(text: &str) -> Result<Limit, ParseLimitError> {
 
 fn log_of(rate: &Rate<'_>, options: &[&str]) -> Result<Limit, ParseLimitError> {
     let log = SlidingLog::try_new(rate.quota, rate.window()?).map_err(invalid(LOG))?;
+    let (options, ahead) = split_prefetch(options)?;
+    let log = log_with(log, rate, options)?;
+    Ok(log.try_prefetch(ahead).map_err(invalid(PREFETCH))?.into())
+}
+
+fn log_with(log: SlidingLog, rate: &Rate<'_>, options: &[&str]) -> Result<SlidingLog, ParseLimitError> {
     match options {
         [] if rate.quota > SlidingLog::MAX_QUOTA => Err(ParseLimitError::new(
             format_args!("a sliding log of more than {} needs a precision", SlidingLog::MAX_QUOTA),
             format_args!("{log} precision 1000"),
         )),
-        [] => Ok(log.into()),
+        [] => Ok(log),
         ["precision", n] => {
             let n = u32::try_from(whole_number(n, COARSE_LOG)?).unwrap_or(u32::MAX);
-            Ok(log.try_precision(n).map_err(invalid(COARSE_LOG))?.into())
+            log.try_precision(n).map_err(invalid(COARSE_LOG))
         }
         _ => Err(unknown(options, "sliding-log", COARSE_LOG)),
     }
+}
+
+/// The other settings, and for how long units are taken ahead, which is the last one.
+fn split_prefetch<'a, 'b>(options: &'a [&'b str]) -> Result<(&'a [&'b str], Duration), ParseLimitError> {
+    let [others @ .., "prefetch", time] = options else {
+        return Ok((options, Duration::ZERO));
+    };
+    let time = parse_length(time)
+        .ok_or_else(|| ParseLimitError::new(format_args!("`{time}` is not a length of time"), PREFETCH))?;
+    Ok((others, time))
 }
 
 fn sliding_counter(text: &str) -> Result<Limit, ParseLimitError> {
@@ -91,25 +108,25 @@ fn sliding_counter(text: &str) -> Result<Limit, ParseLimitError> {
 
 fn fixed_window(text: &str) -> Result<Limit, ParseLimitError> {
     let (rate, options) = Rate::parse(text, WINDOW)?;
-    let aligned = match options[..] {
-        [] => false,
-        ["aligned"] => true,
-        [zone] => return calendar(&rate, zone),
-        _ => return Err(unknown(&options, "fixed-window", ALIGNED_WINDOW)),
+    let (others, ahead) = split_prefetch(&options)?;
+    let fixed = || FixedWindow::try_new(rate.quota, rate.window()?).map_err(invalid(WINDOW));
+    let fixed = match others {
+        [] => fixed()?,
+        ["aligned"] => fixed()?.aligned(),
+        [zone] => calendar(&rate, zone)?,
+        _ => return Err(unknown(others, "fixed-window", ALIGNED_WINDOW)),
     };
-    let fixed = FixedWindow::try_new(rate.quota, rate.window()?).map_err(invalid(WINDOW))?;
-    Ok(if aligned { fixed.aligned() } else { fixed }.into())
+    Ok(fixed.try_prefetch(ahead).map_err(invalid(PREFETCH))?.into())
 }
 
 #[cfg(feature = "calendar")]
-fn calendar(rate: &Rate<'_>, zone: &str) -> Result<Limit, ParseLimitError> {
+fn calendar(rate: &Rate<'_>, zone: &str) -> Result<FixedWindow, ParseLimitError> {
     let calendar = rate.calendar()?;
-    let fixed = FixedWindow::calendar(rate.quota, calendar, zone).map_err(invalid(CALENDAR))?;
-    Ok(fixed.into())
+    FixedWindow::calendar(rate.quota, calendar, zone).map_err(invalid(CALENDAR))
 }
 
 #[cfg(not(feature = "calendar"))]
-fn calendar(_: &Rate<'_>, zone: &str) -> Result<Limit, ParseLimitError> {
+fn calendar(_: &Rate<'_>, zone: &str) -> Result<FixedWindow, ParseLimitError> {
     Err(ParseLimitError::new(
         format_args!(
             "`{zone}` is not a setting of `fixed-window`; time zones need the feature `calendar` of tower-quota"
@@ -121,14 +138,16 @@ fn calendar(_: &Rate<'_>, zone: &str) -> Result<Limit, ParseLimitError> {
 fn token_bucket(text: &str) -> Result<Limit, ParseLimitError> {
     let (rate, options) = Rate::parse(text, BUCKET)?;
     let bucket = TokenBucket::try_new(rate.quota, rate.window()?).map_err(invalid(BUCKET))?;
-    let bucket = match options[..] {
+    let (others, ahead) = split_prefetch(&options)?;
+    let bucket = match others {
         [] => bucket,
         ["burst", burst] => {
             let burst = whole_number(burst, BUCKET)?;
             bucket.try_burst(burst).map_err(invalid(BUCKET))?
         }
-        _ => return Err(unknown(&options, "token-bucket", BUCKET)),
+        _ => return Err(unknown(others, "token-bucket", BUCKET)),
     };
+    let bucket = bucket.try_prefetch(ahead).map_err(invalid(PREFETCH))?;
     bucket.validate().map_err(invalid(BUCKET))?;
     Ok(bucket.into())
 }
@@ -169,7 +188,7 @@ fn concurrency(text: &str) -> Result<Limit, ParseLimitError> {
 fn unnamed(text: &str) -> Result<Limit, ParseLimitError> {
     let (rate, options) = Rate::parse(text, LOG)?;
     match options[..] {
-        [zone] if zone != "aligned" && zone != "precision" => calendar(&rate, zone),
+        [zone] if zone != "aligned" && zone != "precision" => Ok(calendar(&rate, zone)?.into()),
         ["aligned"] => Err(unknown(&options, "sliding-log", fixed_window(text)?)),
         ["burst", _] => Err(unknown(&options, "sliding-log", token_bucket(text)?)),
         _ => log_of(&rate, &options),
@@ -267,6 +286,12 @@ mod tests {
             "fixed-window 3/2w aligned",
             "token-bucket 10/s",
             "token-bucket 10/s burst 30",
+            "sliding-log 100000/s prefetch 10ms",
+            "sliding-log 1000000/10s precision 1000 prefetch 10ms",
+            "fixed-window 3/d prefetch 1s",
+            "fixed-window 3/2w aligned prefetch 1500us",
+            "token-bucket 10000/s prefetch 100ms",
+            "token-bucket 10000/s burst 20000 prefetch 100ms",
             "concurrency 3",
             "concurrency 3 lease 1min",
             "concurrency 3 lease 1500ms",

@@ -4,7 +4,12 @@ mod windows;
 
 use std::{fmt, time::Duration};
 
-use super::{constructors::constructors, limit::Share, rate::WindowText};
+use super::{
+    constructors::constructors,
+    limit::Share,
+    prefetch::{PrefetchText, prefetch},
+    rate::WindowText,
+};
 use crate::ConfigError;
 
 pub(crate) use self::entries::Log;
@@ -93,12 +98,15 @@ pub struct SlidingLog {
     window: Duration,
     /// The number of parts that the window is divided into; 0 for no division.
     precision: u32,
+    /// For how long units are taken ahead; zero if they are not.
+    ahead: Duration,
 }
 
 constructors!(SlidingLog, |quota, window| Self {
     quota,
     window,
-    precision: 0
+    precision: 0,
+    ahead: Duration::ZERO
 });
 
 /// Settings.
@@ -148,6 +156,11 @@ impl SlidingLog {
         n > 0 && n as u64 <= Self::MAX_QUOTA
     }
 }
+
+prefetch!(SlidingLog, "SlidingLog::per_second(100_000).precision(100)", |log| log
+    .window
+    .as_micros()
+    / 10);
 
 /// Accessors.
 impl SlidingLog {
@@ -214,15 +227,16 @@ impl SlidingLog {
         }
     }
 
+    /// For how long an admission counts: one window, and the time for which its unit may have been taken ahead.
     pub(crate) fn window_us(&self) -> u64 {
-        self.window.as_micros() as u64
+        (self.window + self.ahead).as_micros() as u64
     }
 
     /// The [grain](Self::grain) in microseconds; 0 without a precision.
     pub(crate) fn grain_us(&self) -> u64 {
         match self.precision {
             0 => 0,
-            n => self.window_us().div_ceil(n.into()),
+            n => (self.window.as_micros() as u64).div_ceil(n.into()),
         }
     }
 
@@ -244,9 +258,9 @@ pub(crate) const STEPS: u64 = 1_000;
 impl fmt::Display for SlidingLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sliding-log {}/{}", self.quota, WindowText(self.window))?;
-        match self.precision {
-            0 => Ok(()),
-            n => write!(f, " precision {n}"),
+        if self.precision > 0 {
+            write!(f, " precision {}", self.precision)?;
         }
+        PrefetchText(self.ahead).fmt(f)
     }
 }

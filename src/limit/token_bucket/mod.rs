@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use super::{
     constructors::constructors,
     limit::Share,
+    prefetch::{PrefetchText, prefetch},
     rate::WindowText,
     rule::{MAX_EXACT, MAX_QUOTA},
 };
@@ -90,6 +91,8 @@ pub struct TokenBucket {
     reduced: (u64, u64),
     /// The largest number of tokens: below it all products are exact in Lua.
     cap: u64,
+    /// For how long units are taken ahead; zero if they are not.
+    ahead: Duration,
 }
 
 constructors!(TokenBucket, |quota, window| Self::with(quota, window, quota));
@@ -133,6 +136,11 @@ impl TokenBucket {
     }
 }
 
+prefetch!(TokenBucket, "TokenBucket::per_second(100_000)", |bucket| bucket
+    .period
+    .as_micros()
+    / 10);
+
 /// Accessors.
 impl TokenBucket {
     pub(crate) const NAME: &'static str = "bucket";
@@ -145,6 +153,7 @@ impl TokenBucket {
             burst,
             reduced,
             cap: cap(reduced),
+            ahead: Duration::ZERO,
         }
     }
 
@@ -155,9 +164,12 @@ impl TokenBucket {
     /// assert_eq!(TokenBucket::per_second(10).quota(), 10);
     /// assert_eq!(TokenBucket::per_second(10).burst(30).quota(), 30);
     /// ```
+    ///
+    /// With [`prefetch`](Self::prefetch), it is lower by the tokens that come in that time.
     #[must_use]
     pub const fn quota(&self) -> u64 {
-        self.burst
+        let come = (self.ahead.as_micros() * self.reduced.0 as u128).div_ceil(self.reduced.1 as u128);
+        self.burst.saturating_sub(come as u64)
     }
 
     /// The time in which an empty bucket becomes full, rounded up to a microsecond.
@@ -169,7 +181,7 @@ impl TokenBucket {
     /// ```
     #[must_use]
     pub fn window(&self) -> Duration {
-        Duration::from_micros(self.time(self.burst))
+        Duration::from_micros(self.time(self.quota()))
     }
 
     /// The number of tokens that come in each [`period`](Self::period).
@@ -197,6 +209,12 @@ impl TokenBucket {
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let (rate, _) = self.reduced();
+        if self.quota() == 0 {
+            return Err(ConfigError::new(format!(
+                "the bucket of `{self}` is empty, since the tokens that come in the time of the prefetch are held back; use a \
+                 larger burst, or a shorter time",
+            )));
+        }
         if self.burst > MAX_QUOTA || self.burst.saturating_add(rate) > self.cap() {
             return Err(ConfigError::new(format!(
                 "the numbers of `{self}` are too large for exact arithmetic; use a smaller burst, or a rounder rate",
@@ -211,7 +229,10 @@ impl TokenBucket {
         let exact = || {
             let period = self.period.checked_mul(share.of())?;
             let rate = self.rate.checked_mul(share.parts().into())?;
-            let scaled = Self::with(rate, period, burst);
+            let scaled = Self {
+                ahead: self.ahead,
+                ..Self::with(rate, period, burst)
+            };
             let exact = period.as_micros() < MAX_EXACT.into() && scaled.validate().is_ok();
             exact.then_some(scaled)
         };
@@ -282,10 +303,10 @@ const fn gcd(mut a: u64, mut b: u64) -> u64 {
 impl fmt::Display for TokenBucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "token-bucket {}/{}", self.rate, WindowText(self.period))?;
-        if self.burst == self.rate {
-            return Ok(());
+        if self.burst != self.rate {
+            write!(f, " burst {}", self.burst)?;
         }
-        write!(f, " burst {}", self.burst)
+        PrefetchText(self.ahead).fmt(f)
     }
 }
 

@@ -12,6 +12,7 @@ mod failure;
 mod key_format;
 mod merge;
 pub(super) mod overrides;
+mod prefetch;
 mod queues;
 mod reply;
 mod reply_bounds;

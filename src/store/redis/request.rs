@@ -85,7 +85,6 @@ impl OwnedRequest {
         }
     }
 
-    #[cfg(test)]
     pub(super) fn of(key_format: &KeyFormat, request: &StoreRequest<'_>) -> Self {
         Self::new(key_format, HashedRequest::new(key_format, request))
     }

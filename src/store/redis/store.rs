@@ -1,6 +1,6 @@
 use std::{
     fmt,
-    sync::{Arc, LazyLock},
+    sync::{Arc, LazyLock, Weak},
 };
 
 use tokio::time::Instant;
@@ -8,7 +8,9 @@ use tokio::time::Instant;
 use super::{
     across_slots,
     failure::Failure,
+    key_format::slot_of,
     overrides::{RedisOverrides, follow},
+    prefetch::Prefetch,
     queues::{CommitQueues, Decided},
     request::{HashedRequest, OwnedRequest},
     script::{OVERRIDES, SCRIPT},
@@ -17,7 +19,7 @@ use super::{
     wakes::Subscription,
 };
 use crate::store::{
-    Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreStatus, overrides, uncounted,
+    Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, overrides, uncounted,
 };
 
 /// Storage backend in Redis 6.2 or later, or Valkey, shared by all replicas of a service.
@@ -150,6 +152,7 @@ pub struct RedisStore {
     queues: Arc<CommitQueues>,
     subscription: Arc<Subscription>,
     followed: Option<Overrides>,
+    prefetch: Arc<Prefetch>,
 }
 
 /// Operations.
@@ -159,6 +162,7 @@ impl RedisStore {
             queues: Arc::new(queues),
             subscription: Arc::default(),
             followed: None,
+            prefetch: Arc::new(Prefetch::new()),
         }
     }
 
@@ -250,14 +254,25 @@ impl RedisStore {
         let queues = &self.queues;
         let (cache, key_format) = (queues.deny_cache.as_deref(), &queues.backend.key_format);
         let made_at = Instant::now();
+        let mut prefetched = None;
         let owned: Vec<_> = match requests {
             [request] => {
-                let request = HashedRequest::new(key_format, request);
-                if let Some(response) = cache.and_then(|cache| cache.get(key_format, &request, made_at)) {
+                let hashed = HashedRequest::new(key_format, request);
+                if let (Some(limited), [hash]) = (Prefetch::charge_of(request), &hashed.hashes[..]) {
+                    let (response, more) = self.prefetch.use_for(limited, *hash, key_format, made_at);
+                    if let Some(more) = more {
+                        self.prefetch.ask(queues, more);
+                    }
+                    if let Some(response) = response {
+                        return StoreFuture::ready(Ok(response));
+                    }
+                    prefetched = Some((self.prefetch.clone(), *hash));
+                }
+                if let Some(response) = cache.and_then(|cache| cache.get(key_format, &hashed, made_at)) {
                     queues.backend.metrics.deny_cache_hit();
                     return StoreFuture::ready(Ok(response));
                 }
-                vec![OwnedRequest::new(key_format, request)]
+                vec![OwnedRequest::new(key_format, hashed)]
             }
             _ => requests
                 .iter()
@@ -272,6 +287,7 @@ impl RedisStore {
             }
             cache.invalidate(&owned);
         }
+        self.prefetch.forget(&owned);
         let Some(queue) = queues.queue_of(&owned) else {
             return StoreFuture::pending(across_slots::decide(queues.clone(), owned, made_at));
         };
@@ -280,16 +296,36 @@ impl RedisStore {
         }
         let queues = Arc::downgrade(queues); // a waiting caller keeps no connection open
         StoreFuture::pending(async move {
-            let partly = match queue.decide(owned, made_at, generation).await? {
-                Decided::All(response) => return Ok(response),
-                Decided::Partly(partly) => *partly,
-            };
-            match queues.upgrade() {
-                Some(queues) => Box::pin(across_slots::decide_rest(queues, partly, made_at)).await,
-                None => Err(Failure::Unreachable("the store was dropped".into()).into()),
+            let response = finish(queue.decide(owned, made_at, generation).await?, &queues, made_at).await?;
+            if let Some((prefetch, hash)) = prefetched
+                && let Some(more) = prefetch.note(hash, &response, Instant::now())
+                && let Some(queues) = queues.upgrade()
+            {
+                prefetch.ask(&queues, more);
             }
+            Ok(response)
         })
     }
+}
+
+/// Decides what a call to a node of a cluster has left.
+async fn finish(decided: Decided, queues: &Weak<CommitQueues>, made_at: Instant) -> Result<StoreResponse, StoreError> {
+    let partly = match decided {
+        Decided::All(response) => return Ok(response),
+        Decided::Partly(partly) => *partly,
+    };
+    match queues.upgrade() {
+        Some(queues) => Box::pin(across_slots::decide_rest(queues, partly, made_at)).await,
+        None => Err(Failure::Unreachable("the store was dropped".into()).into()),
+    }
+}
+
+/// Sends a request of one charge.
+pub(super) async fn send(queues: Arc<CommitQueues>, request: OwnedRequest) -> Result<StoreResponse, StoreError> {
+    let slot = request.charges.first().map_or(0, |charge| slot_of(&charge.key));
+    let queue = queues.queue_at(slot, false);
+    queue.check_breaker(1, std::slice::from_ref(&request))?;
+    queues.decide_at(slot, false, request).await
 }
 
 impl fmt::Debug for RedisStore {

@@ -131,6 +131,23 @@ impl Network {
         });
     }
 
+    /// From now on, calls and replies are lost, late and refused at random.
+    pub(in crate::store::redis) fn fail_at_random(&self, rng: &mut Rng) {
+        let mut chance = || [0, 0, 20, 100][rng.usize(..4)];
+        self.set_faults(Faults {
+            request_lost: chance(),
+            reply_lost: chance(),
+            cut_before: chance(),
+            cut_after: chance(),
+            error: chance(),
+            slow: chance(),
+            ..Faults::default()
+        });
+    }
+
+    /// The time of the server when the network was made, in microseconds.
+    pub(in crate::store::redis) const EPOCH: u64 = EPOCH;
+
     pub(in crate::store::redis) fn heal(&self) {
         self.set_faults(Faults::default());
     }

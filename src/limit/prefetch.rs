@@ -1,0 +1,85 @@
+//! Units that are taken ahead.
+
+use std::{fmt, time::Duration};
+
+use super::rate::LengthText;
+
+/// The times for which units may be taken ahead.
+const SHORTEST: u128 = 1_000;
+const LONGEST: u128 = 1_000_000;
+
+/// Whether units may be taken ahead for this time, where the limit permits so many microseconds.
+pub(super) const fn is_prefetch(time: Duration, most: u128) -> bool {
+    let micros = time.as_micros();
+    micros >= SHORTEST && micros <= LONGEST && micros <= most && time.subsec_nanos().is_multiple_of(1_000)
+}
+
+pub(super) const FAULT: &str =
+    "units are taken ahead for 1 ms to 1 s, in whole microseconds, and at most for a tenth of the window";
+
+/// The setting of an algorithm whose units can be taken ahead, for at most so many microseconds.
+macro_rules! prefetch {
+    ($name:ident, $example:literal, |$limit:ident| $most:expr) => {
+        /// Units that are taken ahead.
+        impl $name {
+            /// Lets a process take units ahead for this time, so that requests of a hot key are decided without a call of Redis.
+            ///
+            /// The limit holds exactly as without it; [units that are taken ahead](crate::limit#units-that-are-taken-ahead) has
+            /// how, and what it costs. By default no units are taken ahead.
+            ///
+            /// # Panics
+            ///
+            /// If the time is not a whole number of microseconds from 1 ms to 1 s, or longer than a tenth of the window; at compile
+            /// time in a `const`.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            #[doc = concat!("# use tower_quota::{Limit, ", stringify!($name), "};")]
+            #[doc = concat!("let limit = Limit::from(", $example, ".prefetch(Duration::from_millis(10)));")]
+            /// assert!(limit.to_string().ends_with(" prefetch 10ms"));
+            /// assert_eq!(limit.to_string().parse(), Ok(limit));
+            /// ```
+            #[track_caller]
+            pub const fn prefetch(mut self, time: std::time::Duration) -> Self {
+                let $limit = &self;
+                assert!(
+                    $crate::limit::prefetch::is_prefetch(time, $most),
+                    "{}",
+                    $crate::limit::prefetch::FAULT
+                );
+                self.ahead = time;
+                self
+            }
+
+            /// Like [`prefetch`](Self::prefetch), with an error in place of a panic, for texts. Zero is the default.
+            pub(super) fn try_prefetch(self, time: std::time::Duration) -> Result<Self, $crate::ConfigError> {
+                let $limit = &self;
+                if time.is_zero() {
+                    return Ok(self);
+                }
+                if !$crate::limit::prefetch::is_prefetch(time, $most) {
+                    return Err($crate::ConfigError::new($crate::limit::prefetch::FAULT));
+                }
+                Ok(self.prefetch(time))
+            }
+
+            /// For how long units are taken ahead; zero if they are not.
+            pub(crate) const fn ahead(&self) -> std::time::Duration {
+                self.ahead
+            }
+        }
+    };
+}
+pub(super) use prefetch;
+
+/// The setting in a text, if it is set.
+pub(super) struct PrefetchText(pub(super) Duration);
+
+impl fmt::Display for PrefetchText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.is_zero() {
+            true => Ok(()),
+            false => write!(f, " prefetch {}", LengthText(self.0)),
+        }
+    }
+}

@@ -1,0 +1,533 @@
+//! Units that this process has taken ahead, by which requests of hot keys are decided without a call.
+//!
+//! A grant is a charge of units that no request has made yet. Requests use them until the time of the grant ends by the clock of this
+//! process, which is counted from before the call; what is left then is refunded.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::{key_format::KeyFormat, queues::CommitQueues, request::OwnedRequest, store::send, task::try_spawn};
+use crate::{
+    Limit,
+    store::{
+        Charge, ChargeRole, ChargeState, Operation, Outcome, Outstanding, OwedKind, StoreId, StoreRequest,
+        StoreResponse,
+    },
+    sync::{Mutex, MutexGuard},
+};
+
+/// The keys with limits whose units are taken ahead, by the hash of the charge.
+pub(super) struct Prefetch {
+    shards: [Mutex<HashMap<u64, HotKey>>; SHARDS],
+}
+
+/// A key, how much its requests use, and the units that were taken for them.
+struct HotKey {
+    /// A request of it.
+    request: OwnedRequest,
+    /// For how long units are taken ahead.
+    time: Duration,
+    /// What requests have used in the time that began then, and in the time before.
+    began: Instant,
+    used: u64,
+    used_before: u64,
+    /// The oldest first.
+    grants: Vec<Grant>,
+    /// What was left by the last reply of Redis, or 0 if that is not known.
+    left: u64,
+    /// Whether a grant is being asked for.
+    is_asking: bool,
+}
+
+/// Units that were charged in Redis, as far as no request has used them.
+#[derive(Clone, Copy)]
+struct Grant {
+    units: u64,
+    charged_at: Duration,
+    asked_at: Instant,
+    ends_at: Instant,
+    /// When nothing of the key counts, as of the grant.
+    resets_at: Instant,
+}
+
+const SHARDS: usize = 16;
+
+/// The most keys of a shard.
+const MOST_KEYS: usize = 1_024;
+
+/// The least units of a grant: fewer are not worth a call. A key with fewer in the time of a grant is not hot.
+const LEAST: u64 = 8;
+
+/// The part of what is left that a grant may have, so that other processes have room, and near the limit Redis decides.
+const SHARE: u64 = 4;
+
+/// The part of its time that a grant is not used for, since the clocks of this process and of Redis may run at different rates.
+const MARGIN: u32 = 64;
+
+impl Prefetch {
+    pub(super) fn new() -> Self {
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+        }
+    }
+
+    /// The charge of a request that may be decided by a grant: a check of one charge without a role.
+    #[inline]
+    pub(super) fn charge_of<'a>(request: &StoreRequest<'a>) -> Option<(&'a Charge<'a>, Duration)> {
+        let [charge] = request.charges() else { return None };
+        let time = charge.limit().prefetch_time()?;
+        let is_plain = request.operation() == Operation::Check && charge.role() == ChargeRole::Counted;
+        (is_plain && request.unit_count() == 1).then_some((charge, time))
+    }
+
+    /// Uses units for a request, if there are enough. It returns also the request for more of them, if it is time for that.
+    pub(super) fn use_for(
+        &self,
+        (charge, time): (&Charge<'_>, Duration),
+        hash: u64,
+        key_format: &KeyFormat,
+        now: Instant,
+    ) -> (Option<StoreResponse>, Option<OwnedRequest>) {
+        let mut keys = self.lock(hash);
+        if !keys.contains_key(&hash) {
+            if keys.len() >= MOST_KEYS {
+                keys.retain(|_, key| !key.is_idle(now));
+            }
+            if keys.len() >= MOST_KEYS {
+                return (None, None);
+            }
+            let request = StoreRequest::new(Operation::Check, std::slice::from_ref(charge));
+            keys.insert(hash, HotKey::new(OwnedRequest::of(key_format, &request), time, now));
+        }
+        let Some(key) = keys.get_mut(&hash) else {
+            return (None, None);
+        };
+        if !key.is_of(charge, key_format) {
+            // Its limit was changed, or another key has this hash. The units that were taken are refunded at their end.
+            if key.is_idle(now) {
+                keys.remove(&hash);
+            }
+            return (None, None);
+        }
+        key.count(charge.cost(), now);
+        let response = key.take(charge.cost(), now);
+        (response, key.ask(now))
+    }
+
+    /// Notes the reply of Redis to a request of this key. It returns the request for units, if it is time for that.
+    pub(super) fn note(&self, hash: u64, response: &StoreResponse, now: Instant) -> Option<OwnedRequest> {
+        let mut keys = self.lock(hash);
+        let key = keys.get_mut(&hash)?;
+        key.left = left_by(response);
+        key.ask(now)
+    }
+
+    /// Forgets the units of keys that are reset.
+    pub(super) fn forget(&self, requests: &[OwnedRequest]) {
+        let resets = requests.iter().filter(|request| request.operation == Operation::Reset);
+        for charge in resets.flat_map(|request| &request.charges) {
+            if charge.limit.prefetch_time().is_some()
+                && let Some(key) = self.lock(charge.hash).get_mut(&charge.hash)
+            {
+                key.grants.clear();
+            }
+        }
+    }
+
+    /// Asks for units, and keeps what Redis grants until its end.
+    pub(super) fn ask(self: &Arc<Self>, queues: &Arc<CommitQueues>, request: OwnedRequest) {
+        let (prefetch, queues) = (self.clone(), Arc::downgrade(queues));
+        try_spawn(async move {
+            let (Some(hash), Some(store)) = (request.charges.first().map(|charge| charge.hash), queues.upgrade())
+            else {
+                return;
+            };
+            let owed = Outstanding::of(Some(StoreId::of(&store)))
+                .owe(OwedKind::Settlement)
+                .due();
+            let asked_at = Instant::now();
+            let response = send(store, request.clone()).await;
+            let Some(grant) = prefetch.keep(hash, &request, response.as_ref().ok(), asked_at) else {
+                return owed.confirm();
+            };
+            sleep_until(grant.ends_at).await;
+            let unused = prefetch.end(hash, &grant);
+            if unused == 0 {
+                return owed.confirm();
+            }
+            let mut refund = request.part(
+                Operation::Refund {
+                    admitted_at: grant.charged_at,
+                },
+                &[0],
+            );
+            refund.charges[0].cost = unused;
+            if let Some(store) = queues.upgrade() {
+                owed.end(&send(store, refund).await);
+            }
+        });
+    }
+
+    /// Keeps what Redis has granted.
+    fn keep(
+        &self,
+        hash: u64,
+        request: &OwnedRequest,
+        response: Option<&StoreResponse>,
+        asked_at: Instant,
+    ) -> Option<Grant> {
+        let mut keys = self.lock(hash);
+        let key = keys.get_mut(&hash)?;
+        key.is_asking = false;
+        let response = response?;
+        key.left = left_by(response);
+        let outcome = response.outcomes().first().filter(|outcome| outcome.allowed)?;
+        let (state, charge) = (outcome.states().first()?, request.charges.first()?);
+        // The units of a window end with it.
+        let time = match charge.limit {
+            Limit::FixedWindow(_) => key.time.min(state.reset_after),
+            _ => key.time,
+        };
+        let grant = Grant {
+            units: charge.cost,
+            charged_at: state.decided_at.unwrap_or(response.server_time),
+            asked_at,
+            ends_at: asked_at + time - time / MARGIN,
+            resets_at: asked_at + state.reset_after,
+        };
+        key.grants.push(grant);
+        Some(grant)
+    }
+
+    /// Ends a grant, and returns what was not used of it.
+    fn end(&self, hash: u64, grant: &Grant) -> u64 {
+        let mut keys = self.lock(hash);
+        let Some(key) = keys.get_mut(&hash) else { return 0 };
+        let is_it = |other: &Grant| other.charged_at == grant.charged_at && other.asked_at == grant.asked_at;
+        let ended = key.grants.extract_if(.., |other| is_it(other));
+        let unused = ended.map(|ended| ended.units).sum();
+        key.left += unused;
+        unused
+    }
+
+    fn lock(&self, hash: u64) -> MutexGuard<'_, HashMap<u64, HotKey>> {
+        let shard = &self.shards[hash as usize % SHARDS];
+        shard.lock().unwrap_or_else(PoisonError::into_inner) // no code panics while it is locked
+    }
+}
+
+/// What a reply says is left of the limit of its one charge.
+fn left_by(response: &StoreResponse) -> u64 {
+    let states = response.outcomes().iter().flat_map(Outcome::states);
+    states.map(|state| state.remaining).min().unwrap_or_default()
+}
+
+impl HotKey {
+    fn new(request: OwnedRequest, time: Duration, now: Instant) -> Self {
+        Self {
+            request,
+            time,
+            began: now,
+            used: 0,
+            used_before: 0,
+            grants: Vec::new(),
+            left: 0,
+            is_asking: false,
+        }
+    }
+
+    fn is_of(&self, charge: &Charge<'_>, key_format: &KeyFormat) -> bool {
+        let own = self.request.charges.first();
+        own.is_some_and(|own| own.limit == *charge.limit() && key_format.is_key_of(&own.key, charge))
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        self.grants.is_empty() && !self.is_asking && now >= self.began + 2 * self.time
+    }
+
+    /// Counts what a request uses.
+    fn count(&mut self, cost: u64, now: Instant) {
+        if now >= self.began + self.time {
+            let is_next = now < self.began + 2 * self.time;
+            self.used_before = if is_next { self.used } else { 0 };
+            (self.used, self.began) = (0, now);
+        }
+        self.used = self.used.saturating_add(cost);
+    }
+
+    /// Uses units of the oldest grant that has enough.
+    fn take(&mut self, cost: u64, now: Instant) -> Option<StoreResponse> {
+        let usable = |grant: &&mut Grant| now < grant.ends_at && grant.units >= cost;
+        let grant = self.grants.iter_mut().find(usable)?;
+        grant.units -= cost;
+        let grant = *grant;
+        // Only what this process can admit is known to fit.
+        let state = ChargeState::new(
+            self.available(now),
+            None,
+            grant.resets_at.saturating_duration_since(now),
+        );
+        let outcome = Outcome::new(true, [state.at(grant.charged_at)]);
+        let server_time = grant.charged_at + now.saturating_duration_since(grant.asked_at);
+        Some(StoreResponse::without_reply(server_time, [outcome]))
+    }
+
+    fn available(&self, now: Instant) -> u64 {
+        let usable = self.grants.iter().filter(|grant| now < grant.ends_at);
+        usable.map(|grant| grant.units).sum()
+    }
+
+    /// The request for as many units as were used in the last time of a grant, if less than half of that is there.
+    fn ask(&mut self, now: Instant) -> Option<OwnedRequest> {
+        let (wanted, available) = (self.used.max(self.used_before), self.available(now));
+        let units = wanted.saturating_sub(available).min(self.left / SHARE);
+        if self.is_asking || 2 * available > wanted || units < LEAST {
+            return None;
+        }
+        self.is_asking = true;
+        let mut request = self.request.clone();
+        request.charges[0].cost = units;
+        Some(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fastrand::Rng;
+    use tokio::{runtime::Builder, task::JoinSet, time::sleep};
+
+    use super::*;
+    use crate::{
+        FixedWindow, Key, SlidingLog, TokenBucket,
+        store::{
+            Store,
+            redis::{
+                queues::BatchLimits,
+                simulation::{backend::simulated_backend, network::Network},
+                store::RedisStore,
+            },
+        },
+    };
+
+    const QUOTA: u64 = 200;
+    const WINDOW: Duration = Duration::from_millis(500);
+    const TIME: Duration = Duration::from_millis(40);
+
+    /// When a unit was admitted, in microseconds by the clock of the server, and by which request.
+    type Admitted = Vec<u64>;
+
+    fn store(network: &Network) -> RedisStore {
+        let backend = simulated_backend(network.clone());
+        RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT))
+    }
+
+    fn limits() -> [Limit; 5] {
+        [
+            SlidingLog::new(QUOTA, WINDOW).prefetch(TIME).into(),
+            SlidingLog::new(QUOTA, WINDOW).precision(20).prefetch(TIME).into(),
+            FixedWindow::new(QUOTA, WINDOW).prefetch(TIME).into(),
+            FixedWindow::new(QUOTA, WINDOW).aligned().prefetch(TIME).into(),
+            TokenBucket::new(QUOTA, WINDOW).prefetch(TIME).into(),
+        ]
+    }
+
+    /// Sends one request, and returns when it was admitted, if it was.
+    async fn send_one(store: &RedisStore, limit: &Limit, cost: u64, started: Instant) -> Option<u64> {
+        let key = Key::from("hot");
+        let charges = [Charge::new("p", limit, &key, cost)];
+        let called_at = started.elapsed().as_micros() as u64;
+        let response = store
+            .decide(&[StoreRequest::new(Operation::Check, &charges)])
+            .await
+            .ok()?;
+        let decided_at = match response.is_reply() {
+            true => response.server_time.as_micros() as u64 - Network::EPOCH,
+            false => called_at,
+        };
+        response.outcomes()[0].allowed.then_some(decided_at)
+    }
+
+    /// Sends requests for a while, and returns when each unit was admitted.
+    async fn send_many(store: RedisStore, limit: Limit, started: Instant, seed: u64, mut rng: Rng) -> Admitted {
+        let mut admitted = Admitted::new();
+        while started.elapsed() < 4 * WINDOW {
+            let cost = rng.u64(1..=3);
+            if let Some(decided_at) = send_one(&store, &limit, cost, started).await {
+                admitted.extend((0..cost).map(|_| decided_at));
+            }
+            // Busy and quiet times are those of all callers.
+            let phase = Rng::with_seed(seed ^ (started.elapsed().as_millis() / 30) as u64).u32(..4);
+            let longest = [300, 3_000, 10_000, 40_000][phase as usize];
+            sleep(Duration::from_micros(rng.u64(..longest))).await;
+        }
+        admitted
+    }
+
+    /// What three processes with two callers each have admitted together, in the order of time.
+    fn admitted(limit: &Limit, seed: u64) -> Admitted {
+        let runtime = Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let (network, started, mut rng) = (Network::new(seed, false), Instant::now(), Rng::with_seed(seed));
+            network.fail_at_random(&mut rng);
+            let mut callers = JoinSet::new();
+            for _ in 0..3 {
+                let store = store(&network);
+                for _ in 0..2 {
+                    let caller = send_many(store.clone(), limit.clone(), started, seed, rng.fork());
+                    callers.spawn(caller);
+                }
+            }
+            let mut all: Admitted = callers.join_all().await.into_iter().flatten().collect();
+            all.sort_unstable();
+            all
+        })
+    }
+
+    /// Panics if more than the quota was admitted.
+    fn assert_holds(limit: &Limit, all: &[u64], seed: u64) {
+        let window = WINDOW.as_micros() as u64;
+        for (position, first) in all.iter().enumerate() {
+            let after = |units: u64| all.get(position + units as usize).copied().unwrap_or(u64::MAX);
+            let is_kept = match limit {
+                Limit::SlidingLog(_) => after(QUOTA) >= first + window,
+                Limit::FixedWindow(fixed) if fixed.is_aligned() => after(QUOTA) / window > first / window,
+                Limit::FixedWindow(_) => after(2 * QUOTA - 1) >= first + window,
+                _ => all[position..].iter().zip(0..).all(|(at, more)| {
+                    let come = ((at - first) * QUOTA).div_ceil(window);
+                    more < QUOTA + come.max(1)
+                }),
+            };
+            assert!(is_kept, "{limit}: too many from {first} us on, seed {seed}");
+        }
+    }
+
+    /// One process uses a few units all the time, and stops when it has some. It uses what it has later, and another one all that is
+    /// left.
+    async fn taken_in_turn(limit: &Limit, stops_after: Duration, pause: Duration) -> Admitted {
+        let (network, started) = (Network::new(1, false), Instant::now());
+        let [first, other] = [store(&network), store(&network)];
+        let mut all = Admitted::new();
+        sleep(stops_after - Duration::from_millis(100)).await;
+        while started.elapsed() < stops_after {
+            all.extend(send_one(&first, limit, 1, started).await);
+            sleep(Duration::from_micros(2_700)).await;
+        }
+        sleep(pause).await;
+        for store in [&first, &other] {
+            let costs = [50, 50, 50, 20, 10, 5, 5, 5, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1];
+            let mut sent = JoinSet::new();
+            for cost in costs.into_iter().rev() {
+                let (store, limit) = (store.clone(), limit.clone());
+                sent.spawn(async move { (cost, send_one(&store, &limit, cost, started).await) });
+            }
+            for (cost, decided_at) in sent.join_all().await {
+                all.extend(decided_at.iter().flat_map(|at| std::iter::repeat_n(at, cost as usize)));
+            }
+        }
+        all.sort_unstable();
+        all
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn units_that_are_used_late_are_within_the_quota() {
+        for limit in limits() {
+            for stops_after in (460..520).step_by(4) {
+                for pause in (0..38).step_by(3) {
+                    let [stops_after, pause] = [stops_after, pause].map(Duration::from_millis);
+                    let all = taken_in_turn(&limit, stops_after, pause).await;
+                    assert_holds(&limit, &all, stops_after.as_millis() as u64);
+                }
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hot_key_needs_few_calls_and_what_is_not_used_is_returned() {
+        for limit in limits() {
+            let (network, started) = (Network::new(1, false), Instant::now());
+            let store = store(&network);
+            let mut admitted = 0;
+            for _ in 0..100 {
+                admitted += u64::from(send_one(&store, &limit, 1, started).await.is_some());
+                sleep(Duration::from_micros(500)).await;
+            }
+            assert_eq!(admitted, 100, "{limit}");
+            assert!(network.calls() < 60, "{limit}: {} calls", network.calls());
+
+            store
+                .drained(Duration::from_secs(5))
+                .await
+                .expect("the network is good");
+            let key = Key::from("hot");
+            let charges = [Charge::new("p", &limit, &key, 1)];
+            let left = store
+                .decide(&[StoreRequest::new(Operation::Peek, &charges)])
+                .await
+                .expect("the network is good");
+            let left = left.outcomes()[0].states()[0].remaining;
+            let least = limit.quota() - 100;
+            assert!(left >= least, "{limit}: {left} of {least}");
+            if matches!(limit, Limit::SlidingLog(_) | Limit::FixedWindow(_)) {
+                assert_eq!(left, least, "{limit}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_is_not_hot_is_decided_by_redis() {
+        for limit in limits() {
+            let (network, started) = (Network::new(1, false), Instant::now());
+            let store = store(&network);
+            for calls in 1..20 {
+                assert!(send_one(&store, &limit, 1, started).await.is_some());
+                assert_eq!(network.calls(), calls + 1, "{limit}, and one call to learn the script");
+                sleep(TIME / 4).await;
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reset_forgets_what_was_taken() {
+        let (network, started) = (Network::new(1, false), Instant::now());
+        let (store, limit, key) = (store(&network), &limits()[0], Key::from("hot"));
+        for _ in 0..60 {
+            assert!(send_one(&store, limit, 1, started).await.is_some());
+            sleep(Duration::from_micros(500)).await;
+        }
+        let charges = [Charge::new("p", limit, &key, 1)];
+        let reset = store.decide(&[StoreRequest::new(Operation::Reset, &charges)]).await;
+        assert!(reset.is_ok());
+        let peeked = store
+            .decide(&[StoreRequest::new(Operation::Peek, &charges)])
+            .await
+            .expect("the network is good");
+        assert_eq!(peeked.outcomes()[0].states()[0].remaining, QUOTA);
+        let calls = network.calls();
+        assert!(send_one(&store, limit, 1, started).await.is_some());
+        assert!(network.calls() > calls, "Redis has decided");
+    }
+
+    #[test]
+    fn no_window_holds_more_than_the_quota() {
+        let given = std::env::var("TOWER_QUOTA_SEED")
+            .ok()
+            .map(|seed| seed.parse().expect("a seed"));
+        let first = given.unwrap_or_else(|| u64::from(fastrand::u32(..)));
+        for seed in first..first + if given.is_some() { 1 } else { 30 } {
+            for limit in limits() {
+                let all = admitted(&limit, seed);
+                assert!(all.len() as u64 > QUOTA, "{limit}: {} units, seed {seed}", all.len());
+                assert_holds(&limit, &all, seed);
+            }
+        }
+    }
+}
