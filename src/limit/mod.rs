@@ -78,7 +78,7 @@
 //! | quota | a whole number: `100`, `1000000` or `1_000_000` |
 //! | `/` | `/` or `per`; spaces around `/` are allowed |
 //! | window | a unit of time, or a number of them: `min`, `15min`, `15 minutes` |
-//! | settings | those of the algorithm: `precision <n>` of a sliding log, `aligned` or a time zone of a fixed window, `burst <n>` of a token bucket, `lease <time>` of concurrency |
+//! | settings | those of the algorithm: `precision <n>` of a sliding log, `aligned` or a time zone of a fixed window, `burst <n>` of a token bucket, `lease <time>` of concurrency; last `prefetch <time>` of a sliding log, a fixed window or a token bucket |
 //!
 //! The unit that is displayed is the first of each line:
 //!
@@ -102,6 +102,7 @@
 //! | `5/15m`, `5 per 15 minutes` | `SlidingLog::new(5, Duration::from_secs(900))` | `sliding-log 5/15min` |
 //! | `1 per 500ms` | `SlidingLog::new(1, Duration::from_millis(500))` | `sliding-log 1/500ms` |
 //! | `1_000_000/10s precision 1000` | `SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000)` | `sliding-log 1000000/10s precision 1000` |
+//! | `100000/s precision 100 prefetch 10ms` | `SlidingLog::per_second(100_000).precision(100).prefetch(Duration::from_millis(10))` | `sliding-log 100000/s precision 100 prefetch 10ms` |
 //! | `sliding-counter 1000/hour` | `SlidingCounter::per_hour(1_000)` | `sliding-counter 1000/h` |
 //! | `fixed-window 3/day` | `FixedWindow::per_day(3)` | `fixed-window 3/d` |
 //! | `fixed-window 3/h aligned` | `FixedWindow::per_hour(3).aligned()` | `fixed-window 3/h aligned` |
@@ -154,6 +155,30 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Units that are taken ahead
+//!
+//! With [`prefetch`](SlidingLog::prefetch), a process takes units of a hot key from Redis ahead, for a time of some milliseconds, and
+//! admits requests by them without a call. It adapts: a key that has used less than 8 units within that time is checked as without
+//! it. A hotter one is granted as many as it has used, and at most a quarter of what is left, so that near the limit Redis decides
+//! each request. What was not used when the time ends is returned. What a process that dies has taken stays counted until it expires.
+//!
+//! The limit holds as without it, at each instant and for all processes together:
+//!
+//! | algorithm | why | what it costs |
+//! | --- | --- | --- |
+//! | [`SlidingLog`] | A unit is used less than the time of the prefetch after it was counted. So those that are used in a window were counted in that window or that time before, and Redis admits no more than N in both together: each admission counts for the window and the time of the prefetch | an admission counts too long by that time |
+//! | [`FixedWindow`] | A unit is used in the window in which it was counted: its time ends with the window | nothing |
+//! | [`TokenBucket`] | Those that are used in a time T were taken in T or the time of the prefetch before. The tokens that come in the latter are held back: the bucket in Redis has as much less | the quota is lower by them |
+//!
+//! The time is counted by the clock of the process, from before the call, and ends a 64th earlier, so the clocks of processes and of
+//! Redis may run at rates that differ by 1 %. It does not hold for a process that is suspended with its clock, as in a snapshot of a
+//! virtual machine, and then uses what it had: the units of one grant. All processes of a service need the same setting: one without it
+//! does not see what others may still use. A reset takes effect at once in its process, and in others when their units have ended.
+//!
+//! `remaining` of a request that is admitted so is what this process has left: a lower bound. A denial is always by Redis or its cached
+//! denial, and its `retry_after` is exact. Requests of several policies, ids, bans, waits and slots are decided by Redis.
+//! [`MemoryStore`](crate::MemoryStore) needs no units ahead, and applies the same numbers.
 //!
 //! # Implementation
 //!

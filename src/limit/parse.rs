@@ -407,6 +407,9 @@ mod tests {
             SlidingLog::new(5, Duration::from_secs(900)),
             SlidingLog::new(1, Duration::from_millis(500)),
             SlidingLog::new(1_000_000, Duration::from_secs(10)).precision(1_000),
+            SlidingLog::per_second(100_000)
+                .precision(100)
+                .prefetch(Duration::from_millis(10)),
             SlidingCounter::per_hour(1_000),
             FixedWindow::per_day(3),
             FixedWindow::per_hour(3).aligned(),

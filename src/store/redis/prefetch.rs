@@ -314,7 +314,7 @@ mod tests {
         },
     };
 
-    const QUOTA: u64 = 200;
+    const QUOTA: u64 = 500;
     const WINDOW: Duration = Duration::from_millis(500);
     const TIME: Duration = Duration::from_millis(40);
 
@@ -356,7 +356,7 @@ mod tests {
     async fn send_many(store: RedisStore, limit: Limit, started: Instant, seed: u64, mut rng: Rng) -> Admitted {
         let mut admitted = Admitted::new();
         while started.elapsed() < 4 * WINDOW {
-            let cost = rng.u64(1..=3);
+            let cost = rng.u64(2..=8);
             if let Some(decided_at) = send_one(&store, &limit, cost, started).await {
                 admitted.extend((0..cost).map(|_| decided_at));
             }
@@ -412,20 +412,20 @@ mod tests {
 
     /// One process uses a few units all the time, and stops when it has some. It uses what it has later, and another one all that is
     /// left.
-    async fn taken_in_turn(limit: &Limit, stops_after: Duration, pause: Duration) -> Admitted {
+    async fn taken_in_turn(limit: &Limit, used_for: u64, stops_after: Duration, pause: Duration) -> Admitted {
         let (network, started) = (Network::new(1, false), Instant::now());
         let [first, other] = [store(&network), store(&network)];
         let mut all = Admitted::new();
-        sleep(stops_after - Duration::from_millis(100)).await;
+        sleep(stops_after - Duration::from_millis(used_for)).await;
         while started.elapsed() < stops_after {
-            all.extend(send_one(&first, limit, 1, started).await);
+            all.extend(send_one(&first, limit, 2, started).await.iter().flat_map(|at| [*at; 2]));
             sleep(Duration::from_micros(2_700)).await;
         }
         sleep(pause).await;
-        for store in [&first, &other] {
-            let costs = [50, 50, 50, 20, 10, 5, 5, 5, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1];
+        let all_that_is_left = [200, 100, 100, 50, 50, 20, 20, 10, 10, 5, 5, 2, 2, 1, 1];
+        for (store, costs) in [(&first, &[2; 20][..]), (&other, &all_that_is_left)] {
             let mut sent = JoinSet::new();
-            for cost in costs.into_iter().rev() {
+            for cost in costs.iter().copied() {
                 let (store, limit) = (store.clone(), limit.clone());
                 sent.spawn(async move { (cost, send_one(&store, &limit, cost, started).await) });
             }
@@ -440,10 +440,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn units_that_are_used_late_are_within_the_quota() {
         for limit in limits() {
-            for stops_after in (460..520).step_by(4) {
-                for pause in (0..38).step_by(3) {
+            for (used_for, stops_after) in [100, 300]
+                .into_iter()
+                .flat_map(|used| (460..520).step_by(6).map(move |at| (used, at)))
+            {
+                for pause in (0..38).step_by(4) {
                     let [stops_after, pause] = [stops_after, pause].map(Duration::from_millis);
-                    let all = taken_in_turn(&limit, stops_after, pause).await;
+                    let all = taken_in_turn(&limit, used_for, stops_after, pause).await;
                     assert_holds(&limit, &all, stops_after.as_millis() as u64);
                 }
             }

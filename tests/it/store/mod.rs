@@ -13,6 +13,7 @@ mod hostile;
 mod memory;
 mod memory_store;
 mod node_batches;
+mod prefetch;
 mod redis_store;
 mod rolling_deploy;
 mod script;

@@ -1,0 +1,155 @@
+//! Units that are taken ahead, on Redis: the limit holds, and hot keys need few calls.
+
+use std::time::{Duration, Instant};
+
+use tokio::{runtime::Builder, task::JoinSet};
+use tower_quota::{
+    ClientLibrary, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket,
+    store::{Charge, Operation, Store, StoreRequest},
+};
+
+use crate::support::{Cluster, Redis, connected, each_client, patient};
+
+const QUOTA: u64 = 3_000;
+const WINDOW: Duration = Duration::from_secs(1);
+const TIME: Duration = Duration::from_millis(50);
+
+fn limits() -> [Limit; 3] {
+    [
+        SlidingLog::new(QUOTA, WINDOW).precision(20).prefetch(TIME).into(),
+        FixedWindow::new(QUOTA, WINDOW).prefetch(TIME).into(),
+        TokenBucket::new(QUOTA, WINDOW).prefetch(TIME).into(),
+    ]
+}
+
+/// Sends requests for three windows. Returns when each one that was admitted was sent, and answered.
+async fn send_many(store: RedisStore, limit: Limit, started: Instant) -> Vec<[Duration; 2]> {
+    let limiter = Limiter::new(store, Policy::new("hot", limit));
+    let mut admitted = Vec::new();
+    while started.elapsed() < 3 * WINDOW {
+        let sent = started.elapsed();
+        if limiter.check("k").await.expect("Redis answers").is_allowed() {
+            admitted.push([sent, started.elapsed()]);
+        }
+        tokio::task::yield_now().await;
+    }
+    admitted
+}
+
+each_client! {
+    no_window_holds_more_than_the_quota
+    a_hot_key_needs_few_calls
+}
+
+async fn no_window_holds_more_than_the_quota(library: ClientLibrary) {
+    for limit in limits() {
+        let redis = Redis::start();
+        let mut callers = JoinSet::new();
+        let started = Instant::now();
+        for _ in 0..3 {
+            let store = connected(patient().client_library(library), &redis.url()).await;
+            for _ in 0..4 {
+                callers.spawn(send_many(store.clone(), limit.clone(), started));
+            }
+        }
+        let mut admitted = callers.join_all().await.concat();
+        assert!(admitted.len() as u64 > QUOTA, "{limit}: {}", admitted.len());
+        admitted.sort_unstable();
+        // Those that were both sent and answered in a window were admitted in it.
+        for (position, [from, _]) in admitted.iter().enumerate() {
+            let within = |[_, answered]: &&[Duration; 2]| *answered < *from + WINDOW;
+            let inside = admitted[position..].iter().filter(within).count() as u64;
+            let most = if matches!(limit, Limit::SlidingLog(_)) {
+                QUOTA
+            } else {
+                2 * QUOTA - 1
+            };
+            assert!(inside <= most, "{limit}: {inside} from {from:?} on");
+            if position > 2_000 {
+                break;
+            }
+        }
+    }
+}
+
+/// How often the script was called.
+async fn calls(redis: &Redis) -> u64 {
+    let statistics: String = redis.command("INFO", ["commandstats"]).await;
+    let line = statistics
+        .lines()
+        .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// With a time of a second, however slow the machine is.
+async fn a_hot_key_needs_few_calls(library: ClientLibrary) {
+    const REQUESTS: u64 = 2_000;
+    let limit = Limit::from(SlidingLog::per_minute(20_000).prefetch(Duration::from_secs(1)));
+    let redis = Redis::start();
+    let store = connected(patient().client_library(library), &redis.url()).await;
+    let limiter = Limiter::new(store.clone(), Policy::new("hot", limit.clone()));
+    let before = calls(&redis).await;
+    for _ in 0..REQUESTS {
+        assert!(limiter.check("k").await.expect("Redis answers").is_allowed());
+        tokio::task::yield_now().await;
+    }
+    let made = calls(&redis).await - before;
+    assert!(made < REQUESTS / 5, "{made} calls");
+
+    // What was not used is returned.
+    store.drained(Duration::from_secs(60)).await.expect("Redis answers");
+    assert_eq!(
+        limiter.peek("k").await.expect("Redis answers").remaining(),
+        20_000 - REQUESTS
+    );
+}
+
+#[test]
+fn units_of_a_store_that_is_dropped_are_returned_or_expire() {
+    let redis = Redis::start();
+    let limit = Limit::from(FixedWindow::per_hour(1_000).prefetch(Duration::from_secs(1)));
+    let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime().block_on(async {
+        let store = connected(patient(), &redis.url()).await;
+        let limiter = Limiter::new(store, Policy::new("hot", limit.clone()));
+        for _ in 0..100 {
+            assert!(limiter.check("k").await.expect("Redis answers").is_allowed());
+        }
+    });
+    // The process is gone with what it had.
+    runtime().block_on(async {
+        let store = connected(patient(), &redis.url()).await;
+        let key = Key::from("k");
+        let charges = [Charge::new("hot", &limit, &key, 1)];
+        let peeked = store
+            .decide(&[StoreRequest::new(Operation::Peek, &charges)])
+            .await
+            .expect("Redis answers");
+        assert!(peeked.outcomes()[0].states()[0].remaining <= 900);
+    });
+}
+
+#[tokio::test]
+async fn a_cluster_grants_units() {
+    let cluster = Cluster::start().await;
+    let store = connected(patient(), &cluster.url()).await;
+    cluster.serves(&store).await;
+    let limit = Limit::from(SlidingLog::per_minute(20_000).prefetch(Duration::from_secs(1)));
+    let limiter = Limiter::new(store.clone(), Policy::new("hot", limit));
+    let mut least = u64::MAX;
+    for _ in 0..300 {
+        let decision = limiter.check("k").await.expect("the cluster answers");
+        assert!(decision.is_allowed());
+        least = least.min(decision.remaining());
+        tokio::task::yield_now().await;
+    }
+    assert!(least < 10_000, "some were decided by what this process has: {least}");
+    store
+        .drained(Duration::from_secs(60))
+        .await
+        .expect("the cluster answers");
+    assert_eq!(
+        limiter.peek("k").await.expect("the cluster answers").remaining(),
+        20_000 - 300
+    );
+}
