@@ -8,7 +8,7 @@ use http::HeaderValue;
 #[cfg(feature = "admin")]
 use super::denials::Denials;
 #[cfg(feature = "tracing")]
-use super::span;
+use super::outcome::record_in_span;
 use super::{
     headers::Fields,
     policy_settings::Settings,
@@ -103,7 +103,7 @@ impl CheckContext {
     /// has caused it.
     pub(crate) fn record(&self, outcome: PolicyOutcome, position: Option<usize>) {
         #[cfg(feature = "tracing")]
-        span::record(
+        record_in_span(
             outcome,
             position.map(|position| &*self.policies[position].plan.named.name),
             None,

@@ -4,7 +4,7 @@ use super::{
     completion::CompletionRule,
     context::{CheckContext, Marker, Plan, PolicyContext},
     slots::Ticket,
-    untaken::Untaken,
+    undecided::Untaken,
 };
 use crate::{
     FailureMode, Key, Limit,

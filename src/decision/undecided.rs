@@ -11,6 +11,7 @@ use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, s
 use crate::{
     Key,
     store::{LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreResponse},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 /// The policies that apply to a request, with its keys and costs, and what a store replies about them.
@@ -188,5 +189,46 @@ impl Undecided {
         if self.0.is_allowed() && !slots.is_empty() {
             self.inner().slots = Some(Box::new(Mutex::new(slots)));
         }
+    }
+}
+
+/// Whether a policy was charged, and its receipt is not taken. A clone has no receipt.
+#[derive(Default)]
+pub(crate) struct Untaken(AtomicBool);
+
+impl Untaken {
+    pub(super) fn new(charged: bool) -> Self {
+        Self(AtomicBool::new(charged))
+    }
+
+    /// Returns whether this is the first call for a charged policy.
+    pub(super) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Clone for Untaken {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod threads {
+    use loom::{model, sync::Arc, thread::spawn};
+
+    use super::*;
+
+    #[test]
+    fn one_of_several_threads_takes_a_receipt() {
+        model(|| {
+            let untaken = Arc::new(Untaken::new(true));
+            let thread = spawn({
+                let untaken = untaken.clone();
+                move || untaken.take()
+            });
+            let own = untaken.take();
+            assert!(own ^ thread.join().expect("no panic"));
+        });
     }
 }
