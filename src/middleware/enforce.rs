@@ -22,7 +22,7 @@ use std::{
 use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
-use super::rejected::Rejected;
+use super::drain::Rejected;
 use crate::{
     Decision, Limit, Policy, PolicyDecision, ResponseBody, check,
     check::{AwaitedCompletion, Check, PendingCheck},

@@ -10,8 +10,8 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
+    drain::{Content, Rejected},
     enforce::{Action, Admitted, Enforcer},
-    rejected::{Content, Rejected},
 };
 use crate::{
     ResponseBody,

@@ -17,17 +17,14 @@ mod enforce;
 mod future;
 mod layer;
 mod read_body;
-mod rejected;
 mod service;
 #[cfg(feature = "tonic")]
 mod tonic;
-#[cfg(feature = "axum")]
-mod undecided_routes;
 
+#[cfg(feature = "axum")]
+pub use self::axum::{MissingDecision, undecided_routes};
 #[cfg(feature = "admin")]
 pub(crate) use self::enforce::Enforcer;
-#[cfg(feature = "axum")]
-pub use self::{axum::MissingDecision, undecided_routes::undecided_routes};
 pub use self::{
     body::ResponseBody,
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},

@@ -1,21 +1,17 @@
 //! Named limits and the keys that they apply to.
 
-mod access;
 mod ban;
-mod completion;
+mod costs;
+mod enforcement;
 #[cfg(feature = "serde")]
 mod file;
-mod list;
 #[cfg(feature = "serde")]
 mod live;
-mod once;
 mod plan;
 mod plans;
 #[cfg(feature = "serde")]
 mod scope;
 mod set;
-mod setters;
-mod wait;
 
 #[cfg(feature = "admin")]
 use std::time::SystemTime;
@@ -29,7 +25,16 @@ use self::file::FromFile;
 use self::live::Place;
 #[cfg(all(feature = "admin", feature = "serde"))]
 use self::live::RefusedReload;
+#[cfg(test)]
+pub(crate) use self::set::context;
+#[cfg(feature = "serde")]
+pub use self::{file::Policies, live::LivePolicies};
 use self::{plan::Terms, plans::PlanOf};
+pub(crate) use self::{
+    plans::PlanChoice,
+    set::{Access, Basis, PolicySet},
+};
+pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{
     ConfigError, Key, KeyExtractor, Limit,
     decision::{CheckContext, Cost, Plan, PolicyFile, Settings},
@@ -37,17 +42,6 @@ use crate::{
     limit::LimitSource,
     store::NamedLimit,
 };
-
-#[cfg(test)]
-pub(crate) use self::list::context;
-pub(crate) use self::{
-    access::Access,
-    plans::PlanChoice,
-    set::{Basis, PolicySet},
-};
-#[cfg(feature = "serde")]
-pub use self::{file::Policies, live::LivePolicies};
-pub use self::{list::IntoPolicies, plans::Plans};
 
 /// A named limit and the key it applies to.
 ///

@@ -6,8 +6,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 
 pub(crate) use self::{
-    write::policy_item,
     values::{delay_secs, retry_after},
+    write::policy_item,
 };
 use crate::{Decision, key::Secret};
 

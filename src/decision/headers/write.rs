@@ -4,9 +4,8 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::{
-    Fields,
-            Headers, RATELIMIT, RATELIMIT_DEGREE, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY,
-        RATELIMIT_REMAINING, RATELIMIT_RESET, ResetFormat, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET,
+    Fields, Headers, RATELIMIT, RATELIMIT_DEGREE, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY,
+    RATELIMIT_REMAINING, RATELIMIT_RESET, ResetFormat, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET,
     values::{Text, append, ceil_secs, count, keep_one_line, least_remaining, remaining, standing},
 };
 use crate::{Decision, Limit, PolicyDecision, key::Secret};

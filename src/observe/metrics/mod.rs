@@ -9,13 +9,6 @@
 )]
 #[cfg(feature = "metrics")]
 mod recorded;
-#[cfg_attr(
-    not(any(feature = "fred", feature = "cluster")),
-    expect(dead_code, reason = "some metrics are of Redis")
-)]
-#[cfg(not(feature = "metrics"))]
-mod unrecorded;
-
 #[cfg(feature = "metrics")]
 pub(crate) use self::recorded::*;
 #[cfg(not(feature = "metrics"))]
@@ -58,4 +51,99 @@ impl PolicyOutcome {
     pub(crate) fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
+}
+
+/// The types and functions of `recorded.rs`, empty.
+#[cfg_attr(
+    not(any(feature = "fred", feature = "cluster")),
+    expect(dead_code, reason = "some metrics are of Redis")
+)]
+#[cfg(not(feature = "metrics"))]
+mod unrecorded {
+    use std::sync::Arc;
+
+    use super::PolicyOutcome;
+    use crate::error::ErrorKind;
+
+    pub(crate) const ENABLED: bool = false;
+
+    #[derive(Clone)]
+    pub(crate) struct PolicyMetrics;
+
+    impl PolicyMetrics {
+        pub(crate) fn new(_: Arc<str>) -> Self {
+            Self
+        }
+
+        pub(crate) fn count(&self, _: PolicyOutcome) {}
+
+        pub(crate) fn near_limit(&self) {}
+
+        pub(crate) fn hold(&self, _: u64) -> HeldSlots {
+            HeldSlots
+        }
+
+        pub(crate) fn wait(&self) -> WaitingRequest {
+            WaitingRequest
+        }
+    }
+
+    pub(crate) struct HeldSlots;
+
+    pub(crate) struct WaitingRequest;
+
+    #[derive(Clone, Default)]
+    pub(crate) struct CheckMetrics(());
+
+    impl CheckMetrics {
+        pub(crate) fn end(&self, _: Option<Began>) {}
+
+        pub(crate) fn failed(&self, _: ErrorKind) {}
+    }
+
+    #[derive(Clone, Copy)]
+    pub(crate) struct Began;
+
+    impl Began {
+        pub(crate) fn now() -> Self {
+            Self
+        }
+    }
+
+    #[derive(Default)]
+    pub(crate) struct RedisMetrics(());
+
+    impl RedisMetrics {
+        pub(crate) fn call(&self, _: u64) {}
+
+        pub(crate) fn deny_cache_hit(&self) {}
+    }
+
+    #[derive(Default)]
+    pub(crate) struct NodeMetrics(());
+
+    impl NodeMetrics {
+        pub(crate) fn new(_: &str) -> Self {
+            Self(())
+        }
+
+        pub(crate) fn decided(&self, _: u64) {}
+
+        pub(crate) fn failed(&self, _: u64) {}
+
+        pub(crate) fn failed_by_key(&self, _: u64) {}
+    }
+
+    #[derive(Default)]
+    pub(crate) struct MemoryMetrics(());
+
+    impl MemoryMetrics {
+        pub(crate) fn evicted(&self, _: u64) {}
+    }
+
+    pub(crate) fn lost_settlement() {}
+
+    pub(crate) fn breaker_opened() {}
+
+    pub(crate) fn breaker_closed() {}
 }

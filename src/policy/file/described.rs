@@ -8,11 +8,10 @@ use crate::{
     decision::{Condition, Cost, Settings},
     policy::{
         Keyed, Policy, Unkeyed,
-        access::Access,
-        list::PolicyKey,
         live::File,
         plan::Terms,
         scope::{Scope, Spelling},
+        set::{Access, PolicyKey},
     },
 };
 

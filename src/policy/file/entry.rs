@@ -20,7 +20,7 @@ use crate::{
     key::KeySpec,
     limit,
     limit::LimitSource,
-    policy::{access::Access, plan::validate_name, scope::Spelling},
+    policy::{plan::validate_name, scope::Spelling, set::Access},
     store::Waiting,
 };
 

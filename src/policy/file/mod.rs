@@ -17,6 +17,8 @@ use std::{
 
 use serde::Deserialize;
 
+#[cfg(feature = "file")]
+pub(super) use self::read::read;
 use self::{
     client_ip::ClientIp,
     entry::{Entry, File, Selector},
@@ -24,15 +26,12 @@ use self::{
     requests::Extensions,
     texts::Routes,
 };
-use super::{Policy, Unkeyed, access::Access, plan::Terms, scope::Scope};
-use crate::ConfigError;
-
-#[cfg(feature = "file")]
-pub(super) use self::read::read;
 pub(super) use self::{
     described::{FilePolicy, FromFile, renew},
     unused::warn_of_unused,
 };
+use super::{Policy, Unkeyed, plan::Terms, scope::Scope, set::Access};
+use crate::ConfigError;
 
 /// Policies by name, from configuration.
 ///
