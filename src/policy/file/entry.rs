@@ -7,12 +7,10 @@ use serde::{
 };
 
 use super::{
-    Policies,
-    client_ip::ClientIp,
-    of_policy,
+    Policies, of_policy,
     plans::join,
     requests::{Extensions, Requests},
-    texts::{Length, Methods, Routes},
+    values::{ClientIp, Length, Methods, Routes},
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,

@@ -1,14 +1,13 @@
 //! Policies in configuration files.
 
-mod client_ip;
 mod described;
 mod entry;
 mod plans;
 #[cfg(feature = "file")]
 mod read;
 mod requests;
-mod texts;
 mod unused;
+mod values;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,16 +18,15 @@ use serde::Deserialize;
 
 #[cfg(feature = "file")]
 pub(super) use self::read::read;
-use self::{
-    client_ip::ClientIp,
-    entry::{Entry, File, Selector},
-    plans::{is_of_plan, policy_at},
-    requests::Extensions,
-    texts::Routes,
-};
 pub(super) use self::{
     described::{FilePolicy, FromFile, renew},
     unused::warn_of_unused,
+};
+use self::{
+    entry::{Entry, File, Selector},
+    plans::{is_of_plan, policy_at},
+    requests::Extensions,
+    values::{ClientIp, Routes},
 };
 use super::{Policy, Unkeyed, plan::Terms, scope::Scope, set::Access};
 use crate::ConfigError;
