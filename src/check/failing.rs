@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Decision, FailureMode, PolicyDecision,
     decision::{PolicyDecisions, Undecided},
-    observe::metrics::PolicyOutcome,
+    observe::PolicyOutcome,
     store::{Charge, LocalCharge, Operation, StoreError, StoreResponse},
 };
 

@@ -25,7 +25,7 @@ use self::{
 use crate::{
     Decision, PolicyDecision,
     decision::{Undecided, leave_queue, release_unknown},
-    observe::metrics::Began,
+    observe::Began,
     store::{Charge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
 

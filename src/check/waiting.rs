@@ -16,7 +16,7 @@ use super::{Check, abandon, bans, begin, decide, failing::Local};
 use crate::{
     Decision, PolicyDecision,
     decision::{Settlement, Undecided, leave_queue},
-    observe::metrics::WaitingRequest,
+    observe::WaitingRequest,
     store::{
         Charge, ErrorKind, LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreFuture, StoreRequest,
         StoreResponse, wakes::Waiter,

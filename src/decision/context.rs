@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Key, Limit,
-    observe::metrics::{CheckMetrics, ENABLED, PolicyMetrics, PolicyOutcome},
+    observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
     store::{Charge, ChargeState, Failover, NamedLimit, Outstanding, Overrides, Store, Waiting},
 };
 
@@ -88,7 +88,7 @@ impl CheckContext {
     /// Counts a request by what the policy at this position has done with it.
     #[inline]
     pub(crate) fn count(&self, position: usize, outcome: PolicyOutcome) {
-        if ENABLED {
+        if METRICS_ENABLED {
             self.policies[position].metrics.count(outcome);
         }
         #[cfg(feature = "tracing")]

@@ -4,7 +4,7 @@
 use tracing::{Span, level_filters::LevelFilter};
 
 use super::{Decision, Denial, PolicyDecision};
-use crate::observe::metrics::{ENABLED, HeldSlots, PolicyOutcome, WaitingRequest};
+use crate::observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitingRequest};
 
 impl Decision {
     /// Counts what each policy has done with the request.
@@ -70,7 +70,7 @@ impl PolicyDecision {
             retry_after = self.retry_after.map(|wait| wait.as_secs_f64()),
             "a policy has decided about a request"
         );
-        if !ENABLED {
+        if !METRICS_ENABLED {
             return;
         }
         let metrics = &self.policy().metrics;
@@ -111,7 +111,7 @@ fn is_watched() -> bool {
     if tracing::enabled!(tracing::Level::DEBUG) {
         return true;
     }
-    ENABLED
+    METRICS_ENABLED
 }
 
 /// Whether there may be spans: without a subscriber there are none.

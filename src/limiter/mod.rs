@@ -16,7 +16,7 @@ use crate::{
     ConfigError, Decision, Headers, IntoPolicies, Limit, Policy, PolicyDecision, check,
     check::Check,
     decision::{Ticket, Undecided, response::ResponseFormat},
-    observe::{Observer, metrics::PolicyOutcome},
+    observe::{Observer, PolicyOutcome},
     policy::{Basis, PolicySet, Unkeyed},
     store::{Operation, Store, StoreError, Waiting},
 };

@@ -17,7 +17,7 @@ use tokio::time::{Sleep, sleep};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::future::Completed;
+use super::service::Completed;
 use crate::{RateLimit, RateLimitLayer, ResponseBody, ResponseFuture};
 
 /// A [`RateLimitLayer`] that reads the bodies of rejected requests, within bounds.

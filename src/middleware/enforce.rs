@@ -31,7 +31,7 @@ use crate::{
         response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
     },
     key::KeyError,
-    observe::{Observer, metrics::PolicyOutcome},
+    observe::{Observer, PolicyOutcome},
     policy::{Basis, Keyed, PolicySet},
     store::{NamedLimit, Operation, StoreError},
 };

@@ -14,7 +14,6 @@ mod axum;
 mod body;
 mod drain;
 mod enforce;
-mod future;
 mod layer;
 mod read_body;
 mod service;
@@ -28,8 +27,7 @@ pub(crate) use self::enforce::Enforcer;
 pub use self::{
     body::ResponseBody,
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
-    future::ResponseFuture,
     layer::RateLimitLayer,
     read_body::{ReadBody, ReadBodyFuture, ReadBodyLayer},
-    service::RateLimit,
+    service::{RateLimit, ResponseFuture},
 };

@@ -1,6 +1,5 @@
 //! The slots that this process holds: their leases, and the task that renews them.
 
-mod later;
 mod leases;
 #[cfg(all(test, feature = "shuttle"))]
 mod threads;
@@ -15,7 +14,7 @@ use smallvec::SmallVec;
 use super::{PolicyDecision, Undecided, store_replies::Responses};
 use crate::{
     Decision,
-    observe::metrics::HeldSlots,
+    observe::HeldSlots,
     store::{LocalCharge, Operation, Owed, OwedKind, StoreError},
 };
 
