@@ -48,7 +48,7 @@ pub use self::{
 };
 pub(crate) use self::{
     completion::{CompletionRule, End, awaits_trailers, grpc_status_in},
-    context::{CheckContext, Plan, PolicyContext, PolicyFile},
+    context::{CheckContext, PolicyContext, PolicyFile, RenderedLimit},
     headers::policy_item,
     policy_settings::{Condition, Cost, EnforcedShare, Settings},
     receipt::Settlement,

@@ -186,7 +186,7 @@ impl Enforcer {
         if !settings.apply_to(parts) {
             return Ok(None);
         }
-        let chosen = policy.choose_plan(parts)?;
+        let chosen = policy.choose_limit(parts)?;
         let named = policy.named_of(chosen.as_deref());
         if matches!(named.limit, Limit::Unlimited) {
             return Ok(None);

@@ -108,7 +108,12 @@ pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckCont
 pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
     let contexts = policies.iter().map(|policy| {
         let plan = policy.plan_name().cloned();
-        PolicyContext::new(policy.terms.plan.clone(), policy.all_settings(), policy.file(), plan)
+        PolicyContext::new(
+            policy.policy_limit.fixed.clone(),
+            policy.all_settings(),
+            policy.file(),
+            plan,
+        )
     });
     contexts.collect()
 }
@@ -163,7 +168,7 @@ impl<K> Policy<K> {
     pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
         let settings = self.all_settings();
         let for_requests = "leave it out, and call the limiter for the requests that the policy is for";
-        let (setting, instead) = if self.terms.choose.is_some() {
+        let (setting, instead) = if self.policy_limit.choose.is_some() {
             (
                 "`limit::by(..)`",
                 "make a limiter for each plan, with this policy name and one store: they share their counts",
@@ -301,7 +306,7 @@ impl<K: PolicyKey> Basis<K> {
         })
     }
 
-    /// The same with other terms of its policies.
+    /// The same with other limits of its policies.
     #[cfg(feature = "serde")]
     pub(super) fn renewed(&self, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
         for policy in &policies {

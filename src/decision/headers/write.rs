@@ -64,12 +64,12 @@ fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &
 fn policies(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue {
     let mut policies = decision.enforced();
     if let (Some(only), None, None) = (policies.next(), policies.next(), partition_key) {
-        return only.plan().policy_item.clone();
+        return only.rendered().policy_item.clone();
     }
 
     let mut list = Text::new();
     for policy in decision.enforced() {
-        list.delimit().bytes(policy.plan().policy_item.as_bytes());
+        list.delimit().bytes(policy.rendered().policy_item.as_bytes());
         write_partition_key(policy, partition_key, &mut list);
     }
     list.into()
@@ -102,7 +102,7 @@ fn write_observed(decision: &Decision, headers: &mut HeaderMap) {
 /// `"burst";r=1;t=1`
 fn write_state(policy: &PolicyDecision, list: &mut Text) {
     let (remaining, reset) = standing(policy);
-    let quoted = &policy.plan().policy_item.as_bytes()[..policy.name().len() + 2];
+    let quoted = &policy.rendered().policy_item.as_bytes()[..policy.name().len() + 2];
     list.delimit().bytes(quoted).text(";r=").number(remaining);
     if let Some(reset) = reset {
         list.text(";t=").number(ceil_secs(reset));

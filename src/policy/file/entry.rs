@@ -18,7 +18,7 @@ use crate::{
     key::KeySpec,
     limit,
     limit::LimitSource,
-    policy::{plan::validate_name, scope::Spelling, set::Access},
+    policy::{limit::validate_name, scope::Spelling, set::Access},
     store::Waiting,
 };
 

@@ -28,7 +28,7 @@ use self::{
     requests::Extensions,
     values::{ClientIp, Routes},
 };
-use super::{Policy, Unkeyed, plan::Terms, scope::Scope, set::Access};
+use super::{Policy, Unkeyed, limit::PolicyLimit, scope::Scope, set::Access};
 use crate::ConfigError;
 
 /// Policies by name, from configuration.
@@ -315,9 +315,9 @@ impl Policies {
         scopes.filter(|scope| !scope.is_everything()).collect()
     }
 
-    /// The terms of a policy by the switch at the top of the file.
-    pub(super) fn switched(&self, terms: Terms) -> Terms {
-        if self.enabled { terms } else { terms.switched_off() }
+    /// The limit of a policy by the switch at the top of the file.
+    pub(super) fn switched(&self, limit: PolicyLimit) -> PolicyLimit {
+        if self.enabled { limit } else { limit.switched_off() }
     }
 
     /// The requests that the file skips or blocks, unless it is switched off.

@@ -19,7 +19,7 @@ use arc_swap::{ArcSwap, Guard};
 use crate::policy::file::read;
 use crate::{
     ConfigError,
-    decision::{Plan, PolicyFile},
+    decision::{PolicyFile, RenderedLimit},
     policy::{
         Basis, Policy, file,
         file::{FilePolicy, Policies},
@@ -279,10 +279,12 @@ impl PolicyFile for Place {
         self.file.number
     }
 
-    fn newest_plan(&self) -> Option<Arc<Plan>> {
+    fn newest_limit(&self) -> Option<Arc<RenderedLimit>> {
         let state = self.file.state();
-        let terms = state.policies.switched(state.used.get(&*self.place)?.terms.clone());
-        terms.choose.is_none().then_some(terms.plan)
+        let limit = state
+            .policies
+            .switched(state.used.get(&*self.place)?.policy_limit.clone());
+        limit.choose.is_none().then_some(limit.fixed)
     }
 }
 
