@@ -88,6 +88,8 @@ pub enum Headers {
     },
     /// Those of a function, made by [`custom`](Self::custom).
     Custom(CustomHeaders),
+    /// Those of two, made by [`and`](Self::and).
+    Both(Box<[Self; 2]>),
     /// None. A denial has `Retry-After` all the same.
     None,
 }
@@ -109,6 +111,42 @@ pub enum ResetFormat {
 }
 
 impl Headers {
+    /// These fields, and beside them those of another dialect: the legacy ones for clients that read only these.
+    ///
+    /// Some clients prefer `RateLimit` and ignore the legacy fields. Version 0.1.0 of the npm package `ratelimit-header-parser`
+    /// parses every `RateLimit` field as draft -07, and returns `NaN` for [`Draft08`](Self::Draft08). For such clients use
+    /// [`Draft07`](Self::Draft07), [`Draft06`](Self::Draft06) or [`Legacy`](Self::Legacy) alone. Drafts have fields of the same
+    /// names, so at most one of both is a draft.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, Response};
+    /// use http_body_util::Empty;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_quota::{key, Headers, MemoryStore, Policy, RateLimitLayer, ResetFormat, SlidingLog};
+    ///
+    /// # type Body = Empty<Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
+    /// let legacy = Headers::Legacy { reset: ResetFormat::DeltaSeconds };
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).headers(Headers::Draft08.and(legacy));
+    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::new()))
+    /// }));
+    ///
+    /// let response = service.oneshot(Request::new(Body::new())).await?;
+    /// assert_eq!(response.headers()["ratelimit"], r#""hello";r=4;t=60"#);
+    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "4");
+    /// assert_eq!(response.headers()["x-ratelimit-reset"], "60");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self::Both(Box::new([self, other]))
+    }
+
     /// The names of all fields that a layer may add, those of gRPC included, for `CorsLayer::expose_headers`.
     ///
     /// A browser hides response fields from scripts of another origin unless CORS exposes them. A gRPC-Web client whose
@@ -251,11 +289,10 @@ impl fmt::Debug for CustomHeaders {
     }
 }
 
-/// The rate limit fields of responses: those of one dialect, and the legacy ones beside it if set.
+/// The rate limit fields of responses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fields {
     pub(crate) dialect: Headers,
-    pub(crate) legacy: Option<ResetFormat>,
     pub(crate) partition_key: Option<Secret>,
     /// The longest wait that a response asks for.
     pub(crate) longest_retry_after: Option<Duration>,

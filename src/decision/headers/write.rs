@@ -23,23 +23,30 @@ impl Fields {
         if self.degree {
             write_degree(decision, headers);
         }
-        if matches!((&self.dialect, self.legacy), (Headers::None, None)) {
+        if matches!(self.dialect, Headers::None) {
             return;
         }
-        let Some(foremost) = decision.foremost() else {
-            return;
-        };
+        if let Some(foremost) = decision.foremost() {
+            self.write_dialect(&self.dialect, (decision, foremost), headers);
+        }
+    }
 
-        match &self.dialect {
+    fn write_dialect(
+        &self,
+        dialect: &Headers,
+        (decision, foremost): (&Decision, &PolicyDecision),
+        headers: &mut HeaderMap,
+    ) {
+        match dialect {
             Headers::Draft08 => write_draft08(decision, self.partition_key.as_ref(), headers),
             Headers::Draft07 => write_draft07(foremost, headers),
             Headers::Draft06 => write_draft06(foremost, headers),
             Headers::Legacy { reset } => write_legacy(foremost, *reset, headers),
             Headers::Custom(custom) => custom.write(decision, headers),
+            Headers::Both(both) => both
+                .iter()
+                .for_each(|dialect| self.write_dialect(dialect, (decision, foremost), headers)),
             Headers::None => {}
-        }
-        if let Some(reset) = self.legacy {
-            write_legacy(foremost, reset, headers);
         }
     }
 }
@@ -389,10 +396,10 @@ mod tests {
 
     #[test]
     fn the_legacy_fields_go_beside_a_draft() {
-        let both = Fields {
-            legacy: Some(ResetFormat::DeltaSeconds),
-            ..Fields::default()
+        let legacy = Headers::Legacy {
+            reset: ResetFormat::DeltaSeconds,
         };
+        let both = fields(Headers::Draft08.and(legacy));
         assert_eq!(written(&both, vec![state("a", None)], HeaderMap::new()).len(), 5);
     }
 

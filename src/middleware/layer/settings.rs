@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    ConfigError, Headers, RateLimitLayer, ResetFormat,
+    ConfigError, Headers, RateLimitLayer,
     decision::response::{ResponseFormat, openapi::components},
     key::Secret,
 };
@@ -12,44 +12,10 @@ use crate::{
 impl RateLimitLayer {
     /// Sets the rate limit fields of responses.
     ///
-    /// The default is [`Headers::Draft08`]. See [`Headers`] for an example of each.
+    /// [`Headers::and`] adds those that some clients read alone. The default is [`Headers::Draft08`]. See [`Headers`] for an example
+    /// of each.
     pub fn headers(mut self, headers: Headers) -> Self {
         self.change_context(|context| context.fields.dialect = headers);
-        self
-    }
-
-    /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` beside the other fields, for clients that read only these.
-    ///
-    /// Some clients prefer `RateLimit` and ignore these fields. Version 0.1.0 of the npm package `ratelimit-header-parser` parses
-    /// every `RateLimit` field as draft -07, and returns `NaN` for [`Headers::Draft08`]. For such clients use
-    /// [`Headers::Draft07`],
-    /// [`Headers::Draft06`] or [`Headers::Legacy`]. By default they are not added.
-    ///
-    /// ```
-    /// use bytes::Bytes;
-    /// use http::Request;
-    /// use http_body_util::Empty;
-    /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, ResetFormat, SlidingLog};
-    ///
-    /// # type Body = Empty<Bytes>;
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).legacy_headers(ResetFormat::DeltaSeconds);
-    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
-    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
-    /// }));
-    ///
-    /// let response = service.oneshot(Request::new(Body::new())).await?;
-    /// assert_eq!(response.headers()["ratelimit"], r#""hello";r=4;t=60"#);
-    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "4");
-    /// assert_eq!(response.headers()["x-ratelimit-reset"], "60");
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn legacy_headers(mut self, reset: ResetFormat) -> Self {
-        self.change_context(|context| context.fields.legacy = Some(reset));
         self
     }
 
