@@ -106,8 +106,7 @@ impl PolicyOutcome {
 mod unrecorded {
     use std::sync::Arc;
 
-    use super::PolicyOutcome;
-    use crate::error::ErrorKind;
+    use crate::{error::ErrorKind, observe::PolicyOutcome};
 
     pub(crate) const METRICS_ENABLED: bool = false;
 

@@ -16,18 +16,15 @@ use std::{
 
 use serde::Deserialize;
 
-#[cfg(feature = "file")]
-pub(super) use self::read::read;
-pub(super) use self::{
-    described::{FilePolicy, FromFile, renew},
-    unused::warn_of_unused,
-};
+pub(super) use self::described::{FilePolicy, FromFile, renew};
 use self::{
     entry::{Entry, File, Selector},
     plans::{is_of_plan, policy_at},
     requests::Extensions,
     values::{ClientIp, Routes},
 };
+#[cfg(feature = "file")]
+pub(super) use self::{read::read, unused::warn_of_unused};
 use super::{Policy, Unkeyed, limit::PolicyLimit, scope::Scope, set::Access};
 use crate::ConfigError;
 
