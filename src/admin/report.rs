@@ -224,10 +224,10 @@ impl From<NodeStatus> for NodeReport {
 /// Peeks at a key that no caller has: the seconds until the store replies, or why it does not; `None` if its policies count
 /// nothing.
 async fn probe(policies: &[&WatchedPolicy]) -> Option<Result<f64, String>> {
-    let plans = policies.iter().flat_map(|policy| &policy.plans);
-    let plan = plans.into_iter().find(|plan| plan.named.limit.is_counted())?;
+    let mut limits = policies.iter().flat_map(|policy| &policy.limits);
+    let limit = limits.find(|limit| limit.named.limit.is_counted())?;
     let key = Key::constant("tower-quota-admin");
-    let charges = [Charge::on(&plan.named, &key, 1)];
+    let charges = [Charge::on(&limit.named, &key, 1)];
     let began = Instant::now();
     let response = policies[0]
         .context
@@ -245,10 +245,10 @@ fn report_policy(
     denials: Option<(SystemTime, Summary<Key>)>,
     names: &SubjectNames,
 ) -> PolicyReport {
-    let limits = policy.plans.iter().take(MOST).map(|plan| LimitReport {
-        limit: plan.named.limit.to_string(),
-        quota: Some(plan.named.limit.quota()).filter(|quota| *quota < u64::MAX),
-        window_seconds: plan.named.limit.window().map(|window| window.as_secs_f64()),
+    let limits = policy.limits.iter().take(MOST).map(|limit| LimitReport {
+        limit: limit.named.limit.to_string(),
+        quota: Some(limit.named.limit.quota()).filter(|quota| *quota < u64::MAX),
+        window_seconds: limit.named.limit.window().map(|window| window.as_secs_f64()),
     });
     let limits = limits.collect();
     PolicyReport {

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Decision, Denial, Key, Limit, PolicyDecision, check,
     check::Check,
-    decision::{Plan, Ticket, Undecided},
+    decision::{RenderedLimit, Ticket, Undecided},
     store::{ErrorKind, Operation, StoreError, StoreId, Waiting},
 };
 
@@ -52,10 +52,10 @@ pub(super) async fn peek(
     key: &Key,
 ) -> Result<Vec<Counts>, AdminError> {
     let mut counts = Vec::new();
-    for (policy, plan) in limits(watched, policy, store).into_iter().take(MOST) {
-        counts.push(match plan.named.limit.is_counted() {
-            true => peek_one(&policy, &plan, key).await?,
-            false => uncounted(&policy, &plan.named.limit),
+    for (policy, limit) in limits(watched, policy, store).into_iter().take(MOST) {
+        counts.push(match limit.named.limit.is_counted() {
+            true => peek_one(&policy, &limit, key).await?,
+            false => uncounted(&policy, &limit.named.limit),
         });
     }
     Ok(counts)
@@ -77,10 +77,10 @@ pub(super) async fn reset(
     }
     // Limits of one algorithm share the counts of a key.
     let mut done = Vec::new();
-    for (policy, plan) in limits {
-        let counts = (plan.named.limit.algorithm(), policy.ban());
-        if plan.named.limit.is_counted() && !done.contains(&counts) {
-            perform(Operation::Reset, undecided(&policy, &plan, key))
+    for (policy, limit) in limits {
+        let counts = (limit.named.limit.algorithm(), policy.ban());
+        if limit.named.limit.is_counted() && !done.contains(&counts) {
+            perform(Operation::Reset, undecided(&policy, &limit, key))
                 .await
                 .map(drop)?;
             done.push(counts);
@@ -92,27 +92,27 @@ pub(super) async fn reset(
 /// The limits of a policy in a store, each once.
 ///
 /// Layers and limiters on one store share the counts of a policy, and may have it with other numbers or with bans.
-fn limits(watched: &[Watched], name: &str, store: Option<StoreId>) -> Vec<(WatchedPolicy, Arc<Plan>)> {
+fn limits(watched: &[Watched], name: &str, store: Option<StoreId>) -> Vec<(WatchedPolicy, Arc<RenderedLimit>)> {
     let policies = watched.iter().flat_map(Watched::policies);
     let of_name = policies.filter(|policy| policy.name == name && policy.store() == store);
-    let mut limits: Vec<(WatchedPolicy, Arc<Plan>)> = Vec::new();
+    let mut limits: Vec<(WatchedPolicy, Arc<RenderedLimit>)> = Vec::new();
     for policy in of_name {
-        for plan in &policy.plans {
-            let is_same = |(other, known): &(WatchedPolicy, Arc<Plan>)| {
-                known.named.limit == plan.named.limit
+        for limit in &policy.limits {
+            let is_same = |(other, known): &(WatchedPolicy, Arc<RenderedLimit>)| {
+                known.named.limit == limit.named.limit
                     && other.ban() == policy.ban()
                     && other.is_observed() == policy.is_observed()
             };
             if !limits.iter().any(is_same) {
-                limits.push((policy.clone(), plan.clone()));
+                limits.push((policy.clone(), limit.clone()));
             }
         }
     }
     limits
 }
 
-async fn peek_one(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Result<Counts, AdminError> {
-    let decision = perform(Operation::Peek, undecided(policy, plan, key)).await?;
+async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key) -> Result<Counts, AdminError> {
+    let decision = perform(Operation::Peek, undecided(policy, limit, key)).await?;
     let store_error = decision.store_error().map(ToString::to_string);
     let Some(decided) = decision.policies().next() else {
         // The policy is `Open`.
@@ -120,7 +120,7 @@ async fn peek_one(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Result
         return Err(StoreError::new(ErrorKind::Unreachable, error).into());
     };
     Ok(Counts {
-        limit: plan.named.limit.to_string(),
+        limit: limit.named.limit.to_string(),
         allowed: decided.denial().is_none(),
         denial: decided.denial().map(denial_text),
         quota: Some(decided.limit()),
@@ -148,13 +148,13 @@ fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> Counts {
     }
 }
 
-fn undecided(policy: &WatchedPolicy, plan: &Arc<Plan>, key: &Key) -> Undecided {
+fn undecided(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key) -> Undecided {
     let cost = policy.cost.unwrap_or(1).max(1);
     let undecided = PolicyDecision::undecided(policy.context.clone(), policy.position, key.clone(), cost);
     let undecided = PolicyDecision {
-        chosen: Some(plan.clone()),
+        chosen: Some(limit.clone()),
         waiting: Waiting::NONE,
-        lease: Ticket::of(&plan.named.limit),
+        lease: Ticket::of(&limit.named.limit),
         ..undecided
     };
     Undecided::new(SmallVec::from_buf([undecided]))

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use super::router::Failure;
 use crate::{
     FailureMode, Limiter, RateLimitLayer,
-    decision::{CheckContext, DenialWatch, Denials, Plan, PolicyContext},
+    decision::{CheckContext, DenialWatch, Denials, PolicyContext, RenderedLimit},
     middleware::Enforcer,
     policy::Basis,
     store::{Store, StoreId},
@@ -58,7 +58,7 @@ fn policies<K>(newest: &Basis<K>) -> Vec<WatchedPolicy> {
         name: policy.name().to_owned(),
         of_plan: policy.plan_name().map(ToString::to_string),
         limit: policy.limit().map(ToString::to_string),
-        plans: policy.known_plans(),
+        limits: policy.known_limits(),
         cost: newest.context.policies[position].settings.fixed_cost(),
         reloaded_at: policy.reloaded_at(),
         #[cfg(feature = "serde")]
@@ -82,7 +82,7 @@ pub(super) struct WatchedPolicy {
     /// Unless it is chosen for each request.
     pub(super) limit: Option<String>,
     /// The limits that are known.
-    pub(super) plans: Vec<Arc<Plan>>,
+    pub(super) limits: Vec<Arc<RenderedLimit>>,
     /// Unless it is computed for each request.
     pub(super) cost: Option<u64>,
     pub(super) reloaded_at: Option<SystemTime>,

@@ -2,11 +2,14 @@
 
 use smallvec::SmallVec;
 
-use super::{Check, composite, count, hold, queue, queued, queued::Queued, record_outcome};
+use super::{
+    Check, composite, count, hold, queue, record_outcome,
+    waiting::{Queued, is_queued},
+};
 use crate::{
     Decision, FailureMode, PolicyDecision,
     decision::{PolicyDecisions, Undecided},
-    observe::metrics::PolicyOutcome,
+    observe::PolicyOutcome,
     store::{Charge, LocalCharge, Operation, StoreError, StoreResponse},
 };
 
@@ -126,7 +129,7 @@ impl Local {
     /// Decides about a request that may have to wait.
     pub(super) fn decide(self, operation: Operation) -> Check {
         match self.send(operation) {
-            Some(Ok(response)) if queued::waits(&response) => queue(Queued::in_process(self, &response)),
+            Some(Ok(response)) if is_queued(&response) => queue(Queued::in_process(self, &response)),
             response => self.conclude(operation, response),
         }
     }

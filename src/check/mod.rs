@@ -6,8 +6,7 @@ pub(crate) mod bans;
 pub(crate) mod completed;
 mod composite;
 mod failing;
-mod held;
-mod queued;
+mod waiting;
 
 use std::{
     pin::Pin,
@@ -18,19 +17,17 @@ use std::{
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
+pub(crate) use self::completed::AwaitedCompletion;
 use self::{
     failing::{Local, fail, reset_locally},
-    held::{Held, give_back, until_turn},
-    queued::Queued,
+    waiting::{Held, Queued, after_pause, give_back, is_queued, until_turn},
 };
 use crate::{
     Decision, PolicyDecision,
     decision::{Undecided, leave_queue, release_unknown},
-    observe::metrics::Began,
+    observe::Began,
     store::{Charge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse},
 };
-
-pub(crate) use self::completed::AwaitedCompletion;
 
 /// A check that is decided already, or waits for the store.
 pub(crate) enum Check {
@@ -140,7 +137,7 @@ fn decide_reservation(
     began: Option<Began>,
 ) -> Check {
     match response {
-        Ok(response) if queued::waits(response) => {
+        Ok(response) if is_queued(response) => {
             end_metrics(&undecided, began);
             queue(Queued::in_store(undecided, response))
         }
@@ -177,7 +174,7 @@ fn queue(queued: Queued) -> Check {
 
 /// Holds a request that waits for the end of a pause.
 fn pause_until(pause: Duration, again: Undecided) -> Check {
-    match held::after_pause(pause, again, Duration::ZERO) {
+    match after_pause(pause, again, Duration::ZERO) {
         Ok(held) => Check::Pending(PendingCheck::Held(held)),
         Err(error) => Check::Decided(Err(error)),
     }
@@ -279,7 +276,7 @@ fn abandon(
     undecided: Undecided,
     began: Option<Began>,
 ) {
-    if response.as_ref().is_ok_and(queued::waits) {
+    if response.as_ref().is_ok_and(is_queued) {
         return leave_queue(&undecided, None);
     }
     let decision = conclude(response, operation, undecided, began);

@@ -8,7 +8,7 @@ use http::HeaderValue;
 #[cfg(feature = "admin")]
 use super::denials::Denials;
 #[cfg(feature = "tracing")]
-use super::span;
+use super::outcome::record_in_span;
 use super::{
     headers::Fields,
     policy_settings::Settings,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Key, Limit,
-    observe::metrics::{CheckMetrics, ENABLED, PolicyMetrics, PolicyOutcome},
+    observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
     store::{Charge, ChargeState, Failover, NamedLimit, Outstanding, Overrides, Store, Waiting},
 };
 
@@ -88,12 +88,12 @@ impl CheckContext {
     /// Counts a request by what the policy at this position has done with it.
     #[inline]
     pub(crate) fn count(&self, position: usize, outcome: PolicyOutcome) {
-        if ENABLED {
+        if METRICS_ENABLED {
             self.policies[position].metrics.count(outcome);
         }
         #[cfg(feature = "tracing")]
         tracing::debug!(
-            policy = &*self.policies[position].plan.named.name,
+            policy = &*self.policies[position].limit.named.name,
             outcome = outcome.name(),
             "a policy has not decided about a request"
         );
@@ -103,9 +103,9 @@ impl CheckContext {
     /// has caused it.
     pub(crate) fn record(&self, outcome: PolicyOutcome, position: Option<usize>) {
         #[cfg(feature = "tracing")]
-        span::record(
+        record_in_span(
             outcome,
-            position.map(|position| &*self.policies[position].plan.named.name),
+            position.map(|position| &*self.policies[position].limit.named.name),
             None,
         );
         #[cfg(not(feature = "tracing"))]
@@ -133,7 +133,7 @@ fn waits(policies: &[PolicyContext]) -> bool {
 /// What the checks of one policy have in common.
 #[derive(Clone)]
 pub(crate) struct PolicyContext {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) limit: Arc<RenderedLimit>,
     pub(crate) settings: Settings,
     /// The [`Limit::Ban`] of the settings, if the policy has bans.
     pub(crate) ban: Option<Limit>,
@@ -149,7 +149,7 @@ impl PolicyContext {
     /// Whether the policy only observes this key.
     #[inline]
     pub(crate) fn observes(&self, key: &Key) -> bool {
-        !self.settings.enforced.contains(&self.plan.named.name, key)
+        !self.settings.enforced.contains(&self.limit.named.name, key)
     }
 
     /// How long requests of this key wait. Those that are observed do not.
@@ -162,7 +162,7 @@ impl PolicyContext {
     }
 
     pub(crate) fn new(
-        plan: Arc<Plan>,
+        limit: Arc<RenderedLimit>,
         settings: Settings,
         file: Option<Arc<dyn PolicyFile>>,
         of_plan: Option<Arc<str>>,
@@ -170,8 +170,8 @@ impl PolicyContext {
         Self {
             ban: settings.bans(),
             waiting: settings.waiting(),
-            metrics: PolicyMetrics::new(plan.named.name.clone()),
-            plan,
+            metrics: PolicyMetrics::new(limit.named.name.clone()),
+            limit,
             settings,
             file,
             of_plan,
@@ -189,13 +189,13 @@ pub(crate) trait PolicyFile: Send + Sync {
     /// The number of the file in the process.
     fn number(&self) -> u64;
 
-    /// The plan of all requests of the policy as of the last load, if they have one.
-    fn newest_plan(&self) -> Option<Arc<Plan>>;
+    /// The limit of all requests of the policy as of the last load, if they have one.
+    fn newest_limit(&self) -> Option<Arc<RenderedLimit>>;
 }
 
 /// A limit under the name of a policy, with the parts of responses that depend on these alone.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct RenderedLimit {
     pub(crate) named: NamedLimit,
     /// The member of `RateLimit-Policy`.
     pub(crate) policy_item: HeaderValue,

@@ -6,7 +6,6 @@ mod degree;
 #[cfg(feature = "admin")]
 mod denials;
 pub(crate) mod denied;
-mod enforced_share;
 mod headers;
 mod outcome;
 mod policy;
@@ -15,11 +14,8 @@ mod receipt;
 pub(crate) mod requested_pause;
 pub mod response;
 mod slots;
-#[cfg(feature = "tracing")]
-mod span;
 mod store_replies;
 mod undecided;
-mod untaken;
 
 use std::{
     fmt,
@@ -52,10 +48,9 @@ pub use self::{
 };
 pub(crate) use self::{
     completion::{CompletionRule, End, awaits_trailers, grpc_status_in},
-    context::{CheckContext, Plan, PolicyContext, PolicyFile},
-    enforced_share::EnforcedShare,
+    context::{CheckContext, PolicyContext, PolicyFile, RenderedLimit},
     headers::policy_item,
-    policy_settings::{Condition, Cost, Settings},
+    policy_settings::{Condition, Cost, EnforcedShare, Settings},
     receipt::Settlement,
     slots::{Release, Ticket, leave_queue, release_unknown},
     store_replies::{LostSettlements, Responses},

@@ -1,9 +1,10 @@
 //! The outcomes of a decision as metrics, as events of `tracing` at the level `DEBUG`, and in the current span.
 
-use super::{Decision, Denial, PolicyDecision};
 #[cfg(feature = "tracing")]
-use super::{span, span::Remaining};
-use crate::observe::metrics::{ENABLED, HeldSlots, PolicyOutcome, WaitingRequest};
+use tracing::{Span, level_filters::LevelFilter};
+
+use super::{Decision, Denial, PolicyDecision};
+use crate::observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitingRequest};
 
 impl Decision {
     /// Counts what each policy has done with the request.
@@ -12,15 +13,10 @@ impl Decision {
         #[cfg(feature = "admin")]
         self.count_denials();
         #[cfg(feature = "tracing")]
-        if span::are_recorded()
+        if has_spans()
             && let Some(policy) = self.foremost().or(self.as_slice().first())
         {
-            let remaining = Remaining {
-                limit: policy.limit(),
-                remaining: policy.remaining(),
-                retry_after: policy.retry_after(),
-            };
-            span::record(policy.outcome(), Some(policy.name()), Some(remaining));
+            record_in_span(policy.outcome(), Some(policy.name()), Some(policy));
         }
         if !is_watched() {
             return;
@@ -74,7 +70,7 @@ impl PolicyDecision {
             retry_after = self.retry_after.map(|wait| wait.as_secs_f64()),
             "a policy has decided about a request"
         );
-        if !ENABLED {
+        if !METRICS_ENABLED {
             return;
         }
         let metrics = &self.policy().metrics;
@@ -115,5 +111,36 @@ fn is_watched() -> bool {
     if tracing::enabled!(tracing::Level::DEBUG) {
         return true;
     }
-    ENABLED
+    METRICS_ENABLED
+}
+
+/// Whether there may be spans: without a subscriber there are none.
+#[cfg(feature = "tracing")]
+#[inline]
+fn has_spans() -> bool {
+    LevelFilter::current() != LevelFilter::OFF
+}
+
+/// Records in the current span what has been done with a request, by which policy, and the numbers of its decision. A span has
+/// only the fields that it declares.
+#[cfg(feature = "tracing")]
+#[inline]
+pub(super) fn record_in_span(outcome: PolicyOutcome, policy: Option<&str>, decision: Option<&PolicyDecision>) {
+    if !has_spans() {
+        return;
+    }
+    let span = Span::current();
+    if span.is_none() {
+        return;
+    }
+    span.record("rate_limit.outcome", outcome.name());
+    // No value can be removed from a span that has one of an earlier check.
+    span.record("rate_limit.policy", policy.unwrap_or_default());
+    if let Some(decision) = decision {
+        span.record("rate_limit.limit", decision.limit());
+        span.record("rate_limit.remaining", decision.remaining());
+        if let Some(wait) = decision.retry_after() {
+            span.record("rate_limit.retry_after", wait.as_secs_f64());
+        }
+    }
 }

@@ -2,9 +2,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     completion::CompletionRule,
-    context::{CheckContext, Marker, Plan, PolicyContext},
+    context::{CheckContext, Marker, PolicyContext, RenderedLimit},
     slots::Ticket,
-    untaken::Untaken,
+    undecided::Untaken,
 };
 use crate::{
     FailureMode, Key, Limit,
@@ -36,8 +36,8 @@ pub struct PolicyDecision {
     pub(crate) context: Arc<CheckContext>,
     /// The position of the policy in the context.
     pub(crate) position: usize,
-    /// The plan that was chosen for the request, unless all requests of the policy have the same.
-    pub(crate) chosen: Option<Arc<Plan>>,
+    /// The limit that was chosen for the request, unless all requests of the policy have the same.
+    pub(crate) chosen: Option<Arc<RenderedLimit>>,
     pub(crate) key: Key,
     /// If the request has an id.
     pub(crate) marker: Option<Arc<Marker>>,
@@ -221,16 +221,16 @@ impl PolicyDecision {
     }
 
     #[inline]
-    pub(crate) fn plan(&self) -> &Plan {
+    pub(crate) fn rendered(&self) -> &RenderedLimit {
         match &self.chosen {
             Some(chosen) => chosen,
-            None => &self.policy().plan,
+            None => &self.policy().limit,
         }
     }
 
     #[inline]
     pub(crate) fn named(&self) -> &NamedLimit {
-        &self.plan().named
+        &self.rendered().named
     }
 
     /// Whether the policy is one with this quota, which follows this file if it follows one.

@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Decision, context::Plan, policy::PolicyDecision, store_replies::Responses};
+use super::{Decision, context::RenderedLimit, policy::PolicyDecision, store_replies::Responses};
 use crate::store::{Charge, LocalCharge, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreId, StoreRequest};
 
 /// The charges of an admitted request, to settle or refund them.
@@ -230,7 +230,7 @@ impl ChargedPolicy {
 /// A refund or a charge of a cost.
 struct Adjustment {
     policy: PolicyDecision,
-    plan: Arc<Plan>,
+    limit: Arc<RenderedLimit>,
     operation: Operation,
     cost: u64,
     /// Whether the marker of the request is removed.
@@ -290,13 +290,13 @@ impl Settlement {
         let is_refund = matches!(operation, Operation::Refund { .. });
         let removes_marker = is_refund && cost == charge.cost();
         let ChargedPolicy { policy, locally } = charge;
-        let plan = newest_plan(&policy);
-        let whole = Charge::on(&plan.named, &policy.key, cost);
+        let limit = newest_limit(&policy);
+        let whole = Charge::on(&limit.named, &policy.key, cost);
         let local = locally.then(|| LocalCharge::new(policy.failure_mode(), operation, &whole));
         self.0.push(Adjustment {
             local: local.flatten(),
             policy,
-            plan,
+            limit,
             operation,
             cost,
             removes_marker,
@@ -319,14 +319,14 @@ impl Settlement {
     }
 }
 
-/// The plan that a settlement applies: that of the last load of a file, if the counts are the same.
+/// The limit that a settlement applies: that of the last load of a file, if the counts are the same.
 ///
 /// An older window would remove counts of the newest one.
-fn newest_plan(policy: &PolicyDecision) -> Arc<Plan> {
+fn newest_limit(policy: &PolicyDecision) -> Arc<RenderedLimit> {
     let context = policy.policy();
-    let charged = policy.chosen.as_ref().unwrap_or(&context.plan);
+    let charged = policy.chosen.as_ref().unwrap_or(&context.limit);
     let file = context.file.as_ref().filter(|_| policy.chosen.is_none());
-    let newest = file.and_then(|file| file.newest_plan());
+    let newest = file.and_then(|file| file.newest_limit());
     newest
         .filter(|newest| newest.named.limit.algorithm() == charged.named.limit.algorithm())
         .unwrap_or_else(|| charged.clone())
@@ -356,7 +356,7 @@ impl Adjustment {
     }
 
     fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
-        let charge = Charge::on(&self.plan.named, &self.policy.key, self.cost);
+        let charge = Charge::on(&self.limit.named, &self.policy.key, self.cost);
         let charge = match &self.local {
             Some(local) => local.charge(&charge),
             None => charge,

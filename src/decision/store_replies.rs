@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
 use crate::{
-    observe::metrics::lost_settlement,
+    observe::lost_settlement,
     store::{Owed, StoreError, StoreFuture, StoreResponse},
 };
 

@@ -7,10 +7,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, slots::Slots};
+use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, Ticket, slots::Slots};
 use crate::{
-    Key,
-    store::{LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreResponse},
+    Denial, Key,
+    store::{LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreResponse, Waiting},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 /// The policies that apply to a request, with its keys and costs, and what a store replies about them.
@@ -187,6 +188,136 @@ impl Undecided {
         }
         if self.0.is_allowed() && !slots.is_empty() {
             self.inner().slots = Some(Box::new(Mutex::new(slots)));
+        }
+    }
+}
+
+/// Whether a policy was charged, and its receipt is not taken. A clone has no receipt.
+#[derive(Default)]
+pub(crate) struct Untaken(AtomicBool);
+
+impl Untaken {
+    pub(super) fn new(charged: bool) -> Self {
+        Self(AtomicBool::new(charged))
+    }
+
+    /// Returns whether this is the first call for a charged policy.
+    pub(super) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Clone for Untaken {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod threads {
+    use loom::{model, sync::Arc, thread::spawn};
+
+    use super::*;
+
+    #[test]
+    fn one_of_several_threads_takes_a_receipt() {
+        model(|| {
+            let untaken = Arc::new(Untaken::new(true));
+            let thread = spawn({
+                let untaken = untaken.clone();
+                move || untaken.take()
+            });
+            let own = untaken.take();
+            assert!(own ^ thread.join().expect("no panic"));
+        });
+    }
+}
+
+impl Decision {
+    /// The same decision about a request that has waited for slots.
+    pub(crate) fn after_waiting(mut self, waited: Duration) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.waited += waited;
+        }
+        self
+    }
+
+    /// The policies whose slots are to be taken at the turn of the request, if there are any.
+    pub(crate) fn untaken_slots(&self) -> Option<Undecided> {
+        let untaken = self
+            .policies()
+            .filter(|policy| policy.takes_slots_after(self.server_time()));
+        let untaken: PolicyDecisions = untaken.map(PolicyDecision::again).collect();
+        (!untaken.is_empty()).then(|| Undecided::new(untaken))
+    }
+
+    /// For a request that has waited this long, is denied for nothing but pauses which responses have asked for, and may wait until
+    /// they end: the time until then, and the request, which is to be checked again.
+    #[cold]
+    pub(crate) fn after_pause(&self, waited: Duration) -> Option<(Duration, Undecided)> {
+        let mut pause = Duration::ZERO;
+        for denial in self.policies().filter(|policy| policy.denies()) {
+            pause = pause.max(denial.pause_to_wait_out(waited)?);
+        }
+        let again = self.policies().map(|policy| policy.again().after(waited + pause));
+        (!pause.is_zero()).then(|| (pause, Undecided::new(again.collect())))
+    }
+
+    /// The same decision with the slots that were taken at the turn.
+    pub(crate) fn with_slots(mut self, mut taken: Self) -> Self {
+        if let (Some(inner), Some(taken)) = (Arc::get_mut(&mut self.0), Arc::get_mut(&mut taken.0)) {
+            inner.waited += taken.waited;
+            for policy in taken.policies.drain(..) {
+                let same = inner
+                    .policies
+                    .iter_mut()
+                    .find(|other| other.position == policy.position);
+                if let Some(same) = same {
+                    // From its turn on, the request has waited by the clock of this process.
+                    *same = PolicyDecision {
+                        decided_at: same.decided_at,
+                        ..policy
+                    };
+                }
+            }
+            inner.slots = inner.slots.take().or(taken.slots.take());
+        }
+        self
+    }
+}
+
+impl PolicyDecision {
+    /// Whether its slots are taken after the decision, at the turn of the request.
+    #[inline]
+    pub(crate) fn takes_slots_after(&self, server_time: Duration) -> bool {
+        self.lease.is_some() && self.decided_at > server_time && !self.is_observed()
+    }
+
+    /// How long the request is denied, if it is for a pause that a response has asked for, and it may wait that long.
+    fn pause_to_wait_out(&self, waited: Duration) -> Option<Duration> {
+        let is_for_pause = self.denial == Some(Denial::Banned) && self.learns() && self.policy().settings.ban.is_none();
+        let longest = Duration::from_micros(self.waiting.longest_us);
+        self.retry_after
+            .filter(|rest| is_for_pause && waited + *rest <= longest)
+    }
+
+    /// The same policy for a check of the request after this time.
+    fn after(mut self, waited: Duration) -> Self {
+        let waited_us = Waiting::up_to(waited, 0).longest_us;
+        self.waiting.longest_us = self.waiting.longest_us.saturating_sub(waited_us);
+        self.lease = Ticket::of(&self.named().limit);
+        self
+    }
+
+    /// The same policy for another check of the request.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            chosen: self.chosen.clone(),
+            marker: self.marker.clone(),
+            cost: self.cost,
+            waiting: self.waiting,
+            lease: self.lease.clone(),
+            ..Self::undecided(self.context.clone(), self.position, self.key.clone(), self.cost)
         }
     }
 }

@@ -4,11 +4,10 @@ use http::{HeaderMap, HeaderName, header::FORWARDED};
 use ipnet::IpNet;
 
 use super::{
+    address::{Client, Grouping, Peer},
     forwarded,
     forwarded::Hop,
-    grouping::Grouping,
     ip::Ip,
-    peer::{Client, Peer},
 };
 use crate::ConfigError;
 

@@ -10,11 +10,10 @@ use ipnet::Ipv6Net;
 #[cfg(feature = "tracing")]
 use super::client_ip::are_forwarding;
 use super::{
+    address::{Client, Grouping, NO_PEER, Peer},
     client_ip::Proxies,
     extractor::{KeyError, KeyExtractor, inherent_or},
-    grouping::Grouping,
     key::Key,
-    peer::{Client, NO_PEER, Peer},
 };
 use crate::ConfigError;
 

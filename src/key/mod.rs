@@ -51,13 +51,13 @@
 //! Each extractor has a constructor of [`Key`] that makes the same key, such as [`Key::ip`] for [`ip`](ip()). With it a
 //! [`Limiter`](crate::Limiter) reads or resets a count of a layer.
 
+mod address;
 #[cfg(feature = "axum")]
 mod client_addr;
 mod client_ip;
 mod extractor;
 mod forwarded;
 mod from_fn;
-mod grouping;
 mod header;
 mod ip;
 #[expect(clippy::module_inception, reason = "the type `Key` is where a reader looks for it")]
@@ -66,7 +66,6 @@ mod normalize;
 #[cfg(feature = "admin")]
 mod parse;
 mod path;
-mod peer;
 mod secret;
 #[cfg(feature = "serde")]
 mod text;
@@ -75,12 +74,8 @@ mod within;
 pub(crate) use self::secret::Secret;
 #[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) use self::secret::ShortSecret;
-#[cfg(feature = "axum")]
 pub use self::{
-    client_addr::{ClientAddr, ClientAddrRejection},
-    path::{Route, route},
-};
-pub use self::{
+    address::{PeerAddr, UnixPeer},
     client_ip::{ClientIp, ClientIpSource, client_ip},
     extractor::{KeyError, KeyExtractor, Or},
     from_fn::{Constant, Extension, FromFn, IntoKey, constant, extension, from_fn},
@@ -88,7 +83,11 @@ pub use self::{
     ip::{Ip, ip},
     key::Key,
     path::{Path, path},
-    peer::{PeerAddr, UnixPeer},
+};
+#[cfg(feature = "axum")]
+pub use self::{
+    client_addr::{ClientAddr, ClientAddrRejection},
+    path::{Route, route},
 };
 #[cfg(feature = "serde")]
 pub(crate) use self::{

@@ -4,12 +4,11 @@ use http::request::Parts;
 use ipnet::IpNet;
 
 #[cfg(feature = "tracing")]
-use super::peer::NO_PEER;
+use super::address::NO_PEER;
 use super::{
+    address::{Client, Grouping, Peer},
     client_ip::network,
-    grouping::Grouping,
     ip::Ip,
-    peer::{Client, Peer},
 };
 use crate::ConfigError;
 

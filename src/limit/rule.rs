@@ -1,4 +1,12 @@
-use super::leases::LeaseId;
+use super::{
+    ban::Banned,
+    fixed_window::Window,
+    leases::{LeaseId, Leases},
+    limit::Limit,
+    sliding_counter::Counter,
+    sliding_log::Log,
+    token_bucket::Bucket,
+};
 
 /// The contract of an algorithm: how it changes what is stored for one key.
 ///
@@ -141,3 +149,270 @@ pub(crate) const MAX_EXACT: u64 = 1 << 53;
 
 /// The largest weight that is stored for one key, at which Lua still has halves. A larger debt makes no difference.
 pub(crate) const MAX_TOTAL: u64 = MAX_EXACT / 4;
+
+/// What is stored for one key: the state of the algorithm that the key is counted by.
+#[derive(Debug)]
+pub(crate) enum State {
+    Log(Log),
+    Counter(Counter),
+    Window(Window),
+    Bucket(Bucket),
+    Banned(Banned),
+    Leases(Leases),
+    /// Nothing is stored for limits that are not counted.
+    Uncounted,
+}
+
+/// Calls a rule with the state of its algorithm.
+///
+/// It has an arm for each variant of [`Limit`], so an algorithm that is missing here does not compile.
+macro_rules! dispatch {
+    ($limit:expr, $state:expr, |$rule:ident, $inner:ident| $call:expr,uncounted => $uncounted:expr,mismatch => $mismatch:expr) => {
+        match $limit {
+            Limit::SlidingLog($rule) => {
+                let State::Log($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::SlidingCounter($rule) => {
+                let State::Counter($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::FixedWindow($rule) => {
+                let State::Window($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::TokenBucket($rule) => {
+                let State::Bucket($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::Ban($rule) => {
+                let State::Banned($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::Concurrency($rule) => {
+                let State::Leases($inner) = $state else { $mismatch };
+                $call
+            }
+            Limit::Unlimited | Limit::DenyAll => $uncounted,
+        }
+    };
+}
+
+impl State {
+    /// The state of a key that nothing was counted on.
+    pub(crate) fn new(limit: &Limit) -> Self {
+        match limit {
+            Limit::SlidingLog(_) => Self::Log(Log::default()),
+            Limit::SlidingCounter(_) => Self::Counter(Counter::default()),
+            Limit::FixedWindow(_) => Self::Window(Window::default()),
+            Limit::TokenBucket(_) => Self::Bucket(Bucket::default()),
+            Limit::Ban(_) => Self::Banned(Banned::default()),
+            Limit::Concurrency(_) => Self::Leases(Leases::default()),
+            Limit::Unlimited | Limit::DenyAll => Self::Uncounted,
+        }
+    }
+
+    /// Whether it is a state of the algorithm of this limit.
+    #[inline]
+    pub(crate) fn is_of(&self, limit: &Limit) -> bool {
+        dispatch!(limit, self, |_rule, _state| true,
+            uncounted => matches!(self, Self::Uncounted),
+            mismatch => return false)
+    }
+
+    /// Takes the requests that wait for slots and may take them now.
+    #[inline]
+    pub(crate) fn take_woken(&mut self) -> Vec<LeaseId> {
+        match self {
+            Self::Leases(leases) => leases.take_woken(),
+            Self::Log(_) | Self::Counter(_) | Self::Window(_) | Self::Bucket(_) | Self::Banned(_) | Self::Uncounted => {
+                Vec::new()
+            }
+        }
+    }
+
+    /// What to [restore](Self::restore) if a decision changes nothing; `None` if what [`Limit::advance`] does is kept.
+    ///
+    /// In Redis, too, such a decision stores nothing, except that a log loses its expired entries, and slots their expired
+    /// leases.
+    #[inline]
+    pub(crate) fn saved(&self) -> Option<Saved> {
+        match self {
+            Self::Log(_) | Self::Leases(_) | Self::Uncounted => None,
+            Self::Counter(counter) => Some(Saved::Counter(*counter)),
+            Self::Window(window) => Some(Saved::Window(*window)),
+            Self::Bucket(bucket) => Some(Saved::Bucket(*bucket)),
+            Self::Banned(banned) => Some(Saved::Banned(*banned)),
+        }
+    }
+
+    pub(crate) fn restore(&mut self, saved: Saved) {
+        *self = match saved {
+            Saved::Counter(counter) => Self::Counter(counter),
+            Saved::Window(window) => Self::Window(window),
+            Saved::Bucket(bucket) => Self::Bucket(bucket),
+            Saved::Banned(banned) => Self::Banned(banned),
+        };
+    }
+}
+
+/// A state of an algorithm that stores a few numbers.
+#[derive(Clone, Copy)]
+pub(crate) enum Saved {
+    Counter(Counter),
+    Window(Window),
+    Bucket(Bucket),
+    Banned(Banned),
+}
+
+/// The result of a [`Change`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effect {
+    /// Whether the change has added or subtracted anything.
+    pub(crate) changed: bool,
+    /// The time at which a reservation counts.
+    pub(crate) turn: u64,
+    /// The weight that fits after the change.
+    pub(crate) room: u64,
+    /// The time until nothing counts.
+    pub(crate) reset: u64,
+    /// The time for which the state is stored.
+    pub(crate) lasts: u64,
+}
+
+/// The steps of a decision. The state is [of](State::is_of) this limit, and times are in microseconds.
+///
+/// All states of a request are advanced before any is changed, since a request is admitted if all of them fit.
+impl Limit {
+    /// Removes what no longer counts unless it `reads_only`, and returns the weight that fits.
+    #[inline]
+    pub(crate) fn advance(&self, state: &mut State, now: u64, weight: u64, reads_only: bool) -> u64 {
+        dispatch!(self, state, |rule, state| {
+            rule.advance(state, now, weight, reads_only);
+            rule.room(state, now)
+        },
+            uncounted => self.quota(),
+            mismatch => mismatch())
+    }
+
+    /// The weight that fits for the request of this lease, which may have a place in a queue.
+    pub(crate) fn own_room(&self, state: &State, now: u64, weight: u64, lease: Option<LeaseId>) -> u64 {
+        dispatch!(self, state, |rule, state| rule.own_room(state, now, weight, lease),
+            uncounted => self.quota(),
+            mismatch => mismatch())
+    }
+
+    /// Whether a request of this lease, which does not fit, may enter the queue for slots, or stay in it.
+    pub(crate) fn may_queue(&self, state: &State, weight: u64, lease: Option<LeaseId>, most: u64) -> bool {
+        dispatch!(self, state, |rule, state| rule.may_queue(state, weight, lease, most),
+            uncounted => false,
+            mismatch => mismatch())
+    }
+
+    /// Makes a change of this weight, of this lease if the algorithm has leases.
+    #[inline(always)]
+    pub(crate) fn change(
+        &self,
+        state: &mut State,
+        now: u64,
+        change: Change,
+        weight: u64,
+        lease: Option<LeaseId>,
+    ) -> Effect {
+        dispatch!(self, state, |rule, state| {
+            let counts_at = rule.change(state, now, change, weight, lease);
+            Effect {
+                changed: counts_at.is_some(),
+                turn: counts_at.unwrap_or(now),
+                room: rule.room(state, now),
+                reset: rule.reset(state, now),
+                lasts: rule.lasts(state, now),
+            }
+        },
+            uncounted => Effect { changed: false, turn: now, room: self.quota(), reset: 0, lasts: 0 },
+            mismatch => mismatch())
+    }
+
+    /// The time at which `cost`, which does not fit now, can be [reserved](Rule::turn), with at most `most` units that wait.
+    pub(crate) fn turn(&self, state: &State, now: u64, cost: u64, most: u64) -> Option<u64> {
+        dispatch!(self, state, |rule, state| rule.turn(state, now, cost, most),
+            uncounted => None,
+            mismatch => mismatch())
+    }
+
+    /// Whether the slots of this lease are held.
+    pub(crate) fn holds(&self, state: &State, lease: Option<LeaseId>, weight: u64) -> bool {
+        dispatch!(self, state, |rule, state| rule.holds(state, weight, lease),
+            uncounted => false,
+            mismatch => mismatch())
+    }
+
+    /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
+    pub(crate) fn wait(&self, state: &State, now: u64, cost: u64) -> u64 {
+        dispatch!(self, state, |rule, state| rule.wait(state, now, cost),
+            uncounted => 1,
+            mismatch => mismatch())
+    }
+}
+
+#[cold]
+fn mismatch() -> ! {
+    unreachable!("a state is looked up by its algorithm")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Ban;
+
+    /// One limit of each algorithm. The `match` does not compile without a new one.
+    fn limits() -> Vec<Limit> {
+        let texts = [
+            "sliding-log 1/s",
+            "sliding-counter 1/s",
+            "fixed-window 1/s",
+            "token-bucket 1/s",
+            "concurrency 1",
+            "unlimited",
+            "deny-all",
+        ];
+        let mut limits = texts.map(|text| text.parse::<Limit>().unwrap()).to_vec();
+        // A ban has no text that is parsed, since it is not a limit of a policy.
+        limits.push(Limit::Ban(Ban::after(1, Duration::from_secs(1))));
+        let variants = limits.iter().map(|limit| match limit {
+            Limit::SlidingLog(_) => 0,
+            Limit::SlidingCounter(_) => 1,
+            Limit::FixedWindow(_) => 2,
+            Limit::TokenBucket(_) => 3,
+            Limit::Concurrency(_) => 4,
+            Limit::Unlimited => 5,
+            Limit::DenyAll => 6,
+            Limit::Ban(_) => 7,
+        });
+        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        limits
+    }
+
+    #[test]
+    fn each_algorithm_has_a_state_of_its_own() {
+        for limit in limits() {
+            let state = State::new(&limit);
+            for other in limits() {
+                let same = limit == other || !(limit.is_counted() || other.is_counted());
+                assert_eq!(state.is_of(&other), same, "{limit} and {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_algorithm_that_counts_denies_the_request_after_the_last_one() {
+        for limit in limits().into_iter().filter(Limit::is_counted) {
+            let mut state = State::new(&limit);
+            assert_eq!(limit.advance(&mut state, 1, 1, false), 1, "{limit}");
+            limit.change(&mut state, 1, Change::Add, 1, None);
+            assert_eq!(limit.advance(&mut state, 1, 1, false), 0, "{limit}");
+        }
+    }
+}

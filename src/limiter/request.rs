@@ -249,7 +249,7 @@ impl<'a> LimiterRequest<'a> {
         let counts = {
             let basis = self.limiter.policies.newest();
             let mut policies = basis.context.policies.iter();
-            policies.all(|policy| policy.ban.is_none() && !policy.plan.named.limit.is_held())
+            policies.all(|policy| policy.ban.is_none() && !policy.limit.named.limit.is_held())
         };
         if !counts {
             return Err(StoreError::new(
@@ -368,7 +368,7 @@ impl LimiterRequest<'_> {
             if context
                 .policies
                 .iter()
-                .all(|policy| *policy.plan.named.name != *of.policy)
+                .all(|policy| *policy.limit.named.name != *of.policy)
             {
                 return Err(unknown(of.policy, context));
             }
@@ -379,7 +379,7 @@ impl LimiterRequest<'_> {
 
 #[cold]
 pub(super) fn unknown(policy: &str, context: &CheckContext) -> StoreError {
-    let names = context.policies.iter().map(|policy| &*policy.plan.named.name);
+    let names = context.policies.iter().map(|policy| &*policy.limit.named.name);
     let names = names.collect::<Vec<_>>().join("`, `");
     StoreError::new(
         ErrorKind::Refused,

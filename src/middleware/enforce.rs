@@ -22,7 +22,7 @@ use std::{
 use http::{Response, request::Parts};
 use smallvec::SmallVec;
 
-use super::rejected::Rejected;
+use super::drain::Rejected;
 use crate::{
     Decision, Limit, Policy, PolicyDecision, ResponseBody, check,
     check::{AwaitedCompletion, Check, PendingCheck},
@@ -31,7 +31,7 @@ use crate::{
         response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
     },
     key::KeyError,
-    observe::{Observer, metrics::PolicyOutcome},
+    observe::{Observer, PolicyOutcome},
     policy::{Basis, Keyed, PolicySet},
     store::{NamedLimit, Operation, StoreError},
 };
@@ -186,7 +186,7 @@ impl Enforcer {
         if !settings.apply_to(parts) {
             return Ok(None);
         }
-        let chosen = policy.choose_plan(parts)?;
+        let chosen = policy.choose_limit(parts)?;
         let named = policy.named_of(chosen.as_deref());
         if matches!(named.limit, Limit::Unlimited) {
             return Ok(None);

@@ -14,25 +14,20 @@ mod axum;
 mod body;
 mod drain;
 mod enforce;
-mod future;
 mod layer;
 mod read_body;
-mod rejected;
 mod service;
 #[cfg(feature = "tonic")]
 mod tonic;
-#[cfg(feature = "axum")]
-mod undecided_routes;
 
+#[cfg(feature = "axum")]
+pub use self::axum::{MissingDecision, undecided_routes};
 #[cfg(feature = "admin")]
 pub(crate) use self::enforce::Enforcer;
-#[cfg(feature = "axum")]
-pub use self::{axum::MissingDecision, undecided_routes::undecided_routes};
 pub use self::{
     body::ResponseBody,
     drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
-    future::ResponseFuture,
     layer::RateLimitLayer,
     read_body::{ReadBody, ReadBodyFuture, ReadBodyLayer},
-    service::RateLimit,
+    service::{RateLimit, ResponseFuture},
 };

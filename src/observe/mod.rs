@@ -1,8 +1,22 @@
-//! What applications and operators observe: callbacks and metrics.
+//! What applications and operators observe: callbacks, and metrics through the facade `metrics`.
+//!
+//! Without the feature of that name the types of metrics are empty and the functions do nothing. `docs/metrics.md` has the
+//! names. The only values of labels are names of policies, addresses of servers of Redis and words of this crate: no key, address
+//! of a caller or path is one, so callers cannot add series.
 
-pub(crate) mod metrics;
+#[cfg_attr(
+    not(any(feature = "fred", feature = "cluster")),
+    expect(dead_code, reason = "some metrics are of Redis")
+)]
+#[cfg(feature = "metrics")]
+mod metrics;
 
 use std::{fmt, sync::Arc};
+
+#[cfg(feature = "metrics")]
+pub(crate) use self::metrics::*;
+#[cfg(not(feature = "metrics"))]
+pub(crate) use self::unrecorded::*;
 
 /// A callback of the application, if it has set one.
 pub(crate) struct Observer<T>(Option<Arc<Callback<T>>>);
@@ -42,4 +56,137 @@ impl<T> fmt::Debug for Observer<T> {
             "Observer(None)"
         })
     }
+}
+
+/// What a policy has done with a request: a value of the label `outcome`, and the field of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PolicyOutcome {
+    Admitted,
+    Limited,
+    Banned,
+    Observed,
+    Skipped,
+    Blocked,
+    Refused,
+    Failed,
+    Uncounted,
+    AdmittedLocally,
+    LimitedLocally,
+}
+
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+impl PolicyOutcome {
+    /// The names of all outcomes, in their order.
+    pub(crate) const NAMES: [&str; 11] = [
+        "admitted",
+        "limited",
+        "banned",
+        "observed",
+        "skipped",
+        "blocked",
+        "refused",
+        "failed",
+        "uncounted",
+        "admitted_locally",
+        "limited_locally",
+    ];
+
+    #[cfg(feature = "tracing")]
+    pub(crate) fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+/// The types and functions of `metrics.rs`, empty.
+#[cfg_attr(
+    not(any(feature = "fred", feature = "cluster")),
+    expect(dead_code, reason = "some metrics are of Redis")
+)]
+#[cfg(not(feature = "metrics"))]
+mod unrecorded {
+    use std::sync::Arc;
+
+    use crate::{error::ErrorKind, observe::PolicyOutcome};
+
+    pub(crate) const METRICS_ENABLED: bool = false;
+
+    #[derive(Clone)]
+    pub(crate) struct PolicyMetrics;
+
+    impl PolicyMetrics {
+        pub(crate) fn new(_: Arc<str>) -> Self {
+            Self
+        }
+
+        pub(crate) fn count(&self, _: PolicyOutcome) {}
+
+        pub(crate) fn near_limit(&self) {}
+
+        pub(crate) fn hold(&self, _: u64) -> HeldSlots {
+            HeldSlots
+        }
+
+        pub(crate) fn wait(&self) -> WaitingRequest {
+            WaitingRequest
+        }
+    }
+
+    pub(crate) struct HeldSlots;
+
+    pub(crate) struct WaitingRequest;
+
+    #[derive(Clone, Default)]
+    pub(crate) struct CheckMetrics(());
+
+    impl CheckMetrics {
+        pub(crate) fn end(&self, _: Option<Began>) {}
+
+        pub(crate) fn failed(&self, _: ErrorKind) {}
+    }
+
+    #[derive(Clone, Copy)]
+    pub(crate) struct Began;
+
+    impl Began {
+        pub(crate) fn now() -> Self {
+            Self
+        }
+    }
+
+    #[derive(Default)]
+    pub(crate) struct RedisMetrics(());
+
+    impl RedisMetrics {
+        pub(crate) fn call(&self, _: u64) {}
+
+        pub(crate) fn deny_cache_hit(&self) {}
+    }
+
+    #[derive(Default)]
+    pub(crate) struct NodeMetrics(());
+
+    impl NodeMetrics {
+        pub(crate) fn new(_: &str) -> Self {
+            Self(())
+        }
+
+        pub(crate) fn decided(&self, _: u64) {}
+
+        pub(crate) fn failed(&self, _: u64) {}
+
+        pub(crate) fn failed_by_key(&self, _: u64) {}
+    }
+
+    #[derive(Default)]
+    pub(crate) struct MemoryMetrics(());
+
+    impl MemoryMetrics {
+        pub(crate) fn evicted(&self, _: u64) {}
+    }
+
+    pub(crate) fn lost_settlement() {}
+
+    pub(crate) fn breaker_opened() {}
+
+    pub(crate) fn breaker_closed() {}
 }

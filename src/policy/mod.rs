@@ -1,21 +1,17 @@
 //! Named limits and the keys that they apply to.
 
-mod access;
 mod ban;
-mod completion;
+mod costs;
+mod enforcement;
 #[cfg(feature = "serde")]
 mod file;
-mod list;
+mod limit;
 #[cfg(feature = "serde")]
 mod live;
-mod once;
-mod plan;
 mod plans;
 #[cfg(feature = "serde")]
 mod scope;
 mod set;
-mod setters;
-mod wait;
 
 #[cfg(feature = "admin")]
 use std::time::SystemTime;
@@ -29,25 +25,23 @@ use self::file::FromFile;
 use self::live::Place;
 #[cfg(all(feature = "admin", feature = "serde"))]
 use self::live::RefusedReload;
-use self::{plan::Terms, plans::PlanOf};
+#[cfg(test)]
+pub(crate) use self::set::context;
+#[cfg(feature = "serde")]
+pub use self::{file::Policies, live::LivePolicies};
+use self::{limit::PolicyLimit, plans::PlanOf};
+pub(crate) use self::{
+    plans::PlanChoice,
+    set::{Access, Basis, PolicySet},
+};
+pub use self::{plans::Plans, set::IntoPolicies};
 use crate::{
     ConfigError, Key, KeyExtractor, Limit,
-    decision::{CheckContext, Cost, Plan, PolicyFile, Settings},
+    decision::{CheckContext, Cost, PolicyFile, RenderedLimit, Settings},
     key::KeyError,
     limit::LimitSource,
     store::NamedLimit,
 };
-
-#[cfg(test)]
-pub(crate) use self::list::context;
-pub(crate) use self::{
-    access::Access,
-    plans::PlanChoice,
-    set::{Basis, PolicySet},
-};
-#[cfg(feature = "serde")]
-pub use self::{file::Policies, live::LivePolicies};
-pub use self::{list::IntoPolicies, plans::Plans};
 
 /// A named limit and the key it applies to.
 ///
@@ -82,10 +76,10 @@ pub use self::{list::IntoPolicies, plans::Plans};
 #[derive(Clone)]
 #[must_use]
 pub struct Policy<K = Keyed> {
-    terms: Terms,
+    policy_limit: PolicyLimit,
     /// Those in code.
     settings: Settings,
-    /// What the file of the policy has beside its terms.
+    /// What the file of the policy has beside its limit.
     #[cfg(feature = "serde")]
     from_file: Option<FromFile>,
     /// The first setting that is not valid.
@@ -115,7 +109,7 @@ impl Policy<Unkeyed> {
     /// [`validate`](Self::validate).
     pub fn new(name: impl Into<Arc<str>>, limit: impl Into<LimitSource>) -> Self {
         Self {
-            terms: Terms::new(name.into(), limit),
+            policy_limit: PolicyLimit::new(name.into(), limit),
             settings: Settings::default(),
             #[cfg(feature = "serde")]
             from_file: None,
@@ -173,7 +167,7 @@ impl<K> Policy<K> {
     /// [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst and rate are too large
     /// together for exact integers; or it is a [`Limit::Ban`], which [`ban`](Self::ban) sets beside the limit.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.terms.validate()?;
+        self.policy_limit.validate()?;
         let fault = match (&self.fault, self.limit()) {
             (Some(fault), _) => Some(fault.clone()),
             (None, Some(limit)) if self.settings.longest_wait.is_some() => limit.validate_wait().err(),
@@ -197,15 +191,15 @@ impl<K> Policy<K> {
     /// The name, under which counts are stored.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.terms.plan.named.name
+        &self.policy_limit.fixed.named.name
     }
 
     /// The limit; `None` if it is [chosen](crate::limit::by()) for each request.
     #[must_use]
     pub fn limit(&self) -> Option<&Limit> {
-        match self.terms.choose {
+        match self.policy_limit.choose {
             Some(_) => None,
-            None => Some(&self.terms.plan.named.limit),
+            None => Some(&self.policy_limit.fixed.named.limit),
         }
     }
 
@@ -236,7 +230,7 @@ impl<K> Policy<K> {
 
     fn with_key<L>(self, extractor: L) -> Policy<L> {
         Policy {
-            terms: self.terms,
+            policy_limit: self.policy_limit,
             settings: self.settings,
             #[cfg(feature = "serde")]
             from_file: self.from_file,
@@ -267,34 +261,34 @@ impl Policy {
         &*self.extractor.0
     }
 
-    /// The plan that is chosen for a request, unless all requests have the same.
+    /// The limit that is chosen for a request, unless all requests have the same.
     #[inline]
-    pub(crate) fn choose_plan(&self, parts: &Parts) -> Result<Option<Arc<Plan>>, KeyError> {
-        match &self.terms.choose {
+    pub(crate) fn choose_limit(&self, parts: &Parts) -> Result<Option<Arc<RenderedLimit>>, KeyError> {
+        match &self.policy_limit.choose {
             None => Ok(None),
-            Some(choose) => self.plan_of(choose(parts)).map(Some),
+            Some(choose) => self.rendered(choose(parts)).map(Some),
         }
     }
 
-    /// What applies to a request for which this plan is chosen.
+    /// What applies to a request for which this limit is chosen.
     #[inline]
-    pub(crate) fn named_of<'a>(&'a self, chosen: Option<&'a Plan>) -> &'a NamedLimit {
-        &chosen.unwrap_or(&self.terms.plan).named
+    pub(crate) fn named_of<'a>(&'a self, chosen: Option<&'a RenderedLimit>) -> &'a NamedLimit {
+        &chosen.unwrap_or(&self.policy_limit.fixed).named
     }
 }
 
 /// Limits that apply to some requests alone.
 impl<K> Policy<K> {
-    /// The plan of a limit, unless the settings of the policy contradict it.
-    fn plan_of(&self, limit: Limit) -> Result<Arc<Plan>, KeyError> {
-        let plan = self.terms.rendered.of(limit)?;
-        self.validate_chosen(&plan.named.limit)?;
-        Ok(plan)
+    /// A limit under the name of the policy, unless the settings of the policy contradict it.
+    fn rendered(&self, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
+        let limit = self.policy_limit.chosen.of(limit)?;
+        self.validate_chosen(&limit.named.limit)?;
+        Ok(limit)
     }
 
-    /// The plan of an override of this key, if there is one that can be applied in place of this limit.
+    /// The limit of an override of this key, if there is one that can be applied in place of this limit.
     #[inline]
-    pub(crate) fn overriding(&self, context: &CheckContext, own: &Limit, key: &Key) -> Option<Arc<Plan>> {
+    pub(crate) fn overriding(&self, context: &CheckContext, own: &Limit, key: &Key) -> Option<Arc<RenderedLimit>> {
         let overrides = context
             .overrides
             .as_ref()
@@ -303,28 +297,28 @@ impl<K> Policy<K> {
         self.validate_override(own, limit).ok()
     }
 
-    /// The plan of an override in place of this limit. Counts of one algorithm are no counts of another.
-    pub(crate) fn validate_override(&self, own: &Limit, limit: Limit) -> Result<Arc<Plan>, KeyError> {
+    /// The limit of an override in place of this limit. Counts of one algorithm are no counts of another.
+    pub(crate) fn validate_override(&self, own: &Limit, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
         if limit.is_counted() && own.is_counted() && limit.algorithm() != own.algorithm() {
             return Err(KeyError::misconfigured(format!(
                 "`{limit}` cannot override `{own}`, whose algorithm counts otherwise; use the same algorithm, `unlimited` or \
                  `deny-all`"
             )));
         }
-        self.plan_of(limit)
+        self.rendered(limit)
     }
 }
 
 /// What operators see.
 #[cfg(feature = "admin")]
 impl<K> Policy<K> {
-    /// The plans of the policy, as far as they are known, the smallest first.
-    pub(crate) fn known_plans(&self) -> Vec<Arc<Plan>> {
-        let mut known = match &self.terms.choose {
-            Some(_) => self.terms.rendered.all(),
-            None => vec![self.terms.plan.clone()],
+    /// The limits of the policy, as far as they are known, the smallest first.
+    pub(crate) fn known_limits(&self) -> Vec<Arc<RenderedLimit>> {
+        let mut known = match &self.policy_limit.choose {
+            Some(_) => self.policy_limit.chosen.all(),
+            None => vec![self.policy_limit.fixed.clone()],
         };
-        known.sort_by_key(|plan| plan.named.limit.quota());
+        known.sort_by_key(|limit| limit.named.limit.quota());
         known
     }
 

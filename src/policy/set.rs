@@ -1,20 +1,209 @@
-use std::{ops::Deref, sync::Arc};
+//! The policies of a layer or limiter.
+
+use std::{fmt, ops::Deref, sync::Arc};
 
 #[cfg(feature = "serde")]
 use arc_swap::Guard;
+use http::request::Parts;
 
-use super::{
-    Policy,
-    access::Access,
-    list::{PolicyKey, context, validate_policies},
-    plans::PlanChoice,
-};
 #[cfg(feature = "serde")]
-use super::{
-    list::{contexts, listed},
-    live::Live,
+use super::live::Live;
+use super::{Keyed, Policy, Unkeyed, plans::PlanChoice};
+#[cfg(feature = "serde")]
+use crate::KeyExtractor;
+use crate::{
+    ConfigError,
+    decision::{CheckContext, CompletionRule, Condition, Cost, PolicyContext},
+    store::Store,
 };
-use crate::{ConfigError, decision::CheckContext, store::Store};
+
+/// One policy, or several that are decided together: a [`Policy`], an array or a [`Vec`] of them, or [`Plans`](crate::Plans).
+///
+/// An empty list admits everything. The trait is sealed: it is implemented for these types only.
+///
+/// ```
+/// use tower_quota::{IntoPolicies, Limiter, MemoryStore, Policy, SlidingLog, Unkeyed};
+///
+/// fn limiter(policies: impl IntoPolicies<Unkeyed>) -> Limiter {
+///     Limiter::new(MemoryStore::new(), policies)
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_quota::store::StoreError> {
+/// let burst = || Policy::new("burst", SlidingLog::per_second(2));
+/// let daily = || Policy::new("daily", SlidingLog::per_day(100));
+/// for (limiter, policies) in [(limiter(burst()), 1), (limiter([burst(), daily()]), 2), (limiter(vec![]), 0)] {
+///     assert_eq!(limiter.check("42").await?.policies().count(), policies);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a policy with a key, nor a list of them",
+    note = "a policy has a key that requests are counted under: `.key(key::ip())`, or `.key(key::constant(\"all\"))` for one \
+            limit for all callers",
+    note = "a list is an array or a `Vec`, by value"
+)]
+pub trait IntoPolicies<K = Keyed>: sealed::Sealed {
+    /// The policies, in the order in which they are reported.
+    fn into_policies(self) -> Vec<Policy<K>>;
+}
+
+impl<K> IntoPolicies<K> for Policy<K> {
+    fn into_policies(self) -> Vec<Self> {
+        vec![self]
+    }
+}
+
+impl<K> IntoPolicies<K> for Vec<Policy<K>> {
+    fn into_policies(self) -> Self {
+        self
+    }
+}
+
+impl<K, const N: usize> IntoPolicies<K> for [Policy<K>; N] {
+    fn into_policies(self) -> Vec<Policy<K>> {
+        self.into()
+    }
+}
+
+mod sealed {
+    use super::Policy;
+    use crate::Plans;
+
+    pub trait Sealed {}
+
+    impl<K> Sealed for Policy<K> {}
+    impl<K> Sealed for Plans<K> {}
+    impl<K> Sealed for Vec<Policy<K>> {}
+    impl<K, const N: usize> Sealed for [Policy<K>; N] {}
+}
+
+/// Refuses policies that are not valid, or of which two would share their counts.
+pub(super) fn validate_policies<K: PolicyKey>(policies: &[Policy<K>]) -> Result<(), ConfigError> {
+    for (position, policy) in policies.iter().enumerate() {
+        policy.validate()?;
+        let in_one_plan = |earlier: &&Policy<K>| match (&earlier.plan, &policy.plan) {
+            (Some(one), Some(other)) => one.position == other.position,
+            _ => true,
+        };
+        let mut earlier = policies[..position].iter().filter(in_one_plan);
+        if earlier.any(|earlier| earlier.name() == policy.name()) {
+            return Err(ConfigError::new(format!(
+                "two policies are named `{}`; counts are stored under the name, so each policy needs its own",
+                policy.name(),
+            )));
+        }
+        K::validate(policy)?;
+    }
+    Ok(())
+}
+
+/// The context of the checks of these policies in a store.
+pub(crate) fn context<K>(store: impl Store, policies: &[Policy<K>]) -> CheckContext {
+    CheckContext::new(store, contexts(policies))
+}
+
+/// The part of that context that depends on the policies.
+pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
+    let contexts = policies.iter().map(|policy| {
+        let plan = policy.plan_name().cloned();
+        PolicyContext::new(
+            policy.policy_limit.fixed.clone(),
+            policy.all_settings(),
+            policy.file(),
+            plan,
+        )
+    });
+    contexts.collect()
+}
+
+/// The requests that the files of these policies list as skipped or blocked.
+#[cfg(feature = "serde")]
+pub(super) fn listed<K>(policies: &[Policy<K>]) -> Vec<Arc<Access>> {
+    let mut files = Vec::<Arc<Access>>::new();
+    let listed = |policy: &'_ Policy<K>| policy.from_file.as_ref()?.listed.clone();
+    for listed in policies.iter().filter_map(listed) {
+        if !files.iter().any(|file| Arc::ptr_eq(file, &listed)) {
+            files.push(listed);
+        }
+    }
+    files
+}
+
+/// A type parameter of [`Policy`], by which the policies of a layer and of a limiter differ.
+pub(crate) trait PolicyKey: Clone + Send + Sync + 'static {
+    /// Refuses a policy that does not fit the layer or the limiter.
+    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError>;
+
+    /// Replaces it by the key of a file.
+    #[cfg(feature = "serde")]
+    fn replace(&mut self, key: &Arc<dyn KeyExtractor>);
+}
+
+impl PolicyKey for Keyed {
+    fn validate(_: &Policy<Self>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    #[cfg(feature = "serde")]
+    fn replace(&mut self, key: &Arc<dyn KeyExtractor>) {
+        self.0 = key.clone();
+    }
+}
+
+impl PolicyKey for Unkeyed {
+    fn validate(policy: &Policy<Self>) -> Result<(), ConfigError> {
+        policy.validate_without_requests()
+    }
+
+    #[cfg(feature = "serde")]
+    fn replace(&mut self, _: &Arc<dyn KeyExtractor>) {}
+}
+
+/// The policies of a limiter.
+impl<K> Policy<K> {
+    /// Refuses settings that need an HTTP request, which a limiter does not have. The error names what a limiter has in
+    /// their place.
+    pub(crate) fn validate_without_requests(&self) -> Result<(), ConfigError> {
+        let settings = self.all_settings();
+        let for_requests = "leave it out, and call the limiter for the requests that the policy is for";
+        let (setting, instead) = if self.policy_limit.choose.is_some() {
+            (
+                "`limit::by(..)`",
+                "make a limiter for each plan, with this policy name and one store: they share their counts",
+            )
+        } else if matches!(settings.cost, Some(Cost::Computed(_))) {
+            ("`.cost_fn(..)`", "use `.cost(..)`, and `check_n` for other costs")
+        } else if settings.scope.is_some() {
+            ("the setting `routes` or `methods`", for_requests)
+        } else if settings.applies.is_some() {
+            ("`.apply_if(..)`", for_requests)
+        } else if settings.id.is_some() {
+            ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
+        } else if settings.learns {
+            (
+                "`.learn_from_responses()`",
+                "leave it out, set `.ban(Ban::by_hand())`, and `ban` the key when a response asks for a pause",
+            )
+        } else {
+            match settings.completion {
+                Some(CompletionRule::RefundIf(_)) => {
+                    ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
+                }
+                Some(CompletionRule::ChargeIf(_)) => (
+                    "`.charge_if(..)`",
+                    "leave it out, and use `peek` before and `charge` after the request",
+                ),
+                None => return Ok(()),
+            }
+        };
+        Err(ConfigError::new(format!(
+            "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",
+            self.name(),
+        )))
+    }
+}
 
 /// The policies of a layer or a limiter.
 #[derive(Clone)]
@@ -117,7 +306,7 @@ impl<K: PolicyKey> Basis<K> {
         })
     }
 
-    /// The same with other terms of its policies.
+    /// The same with other limits of its policies.
     #[cfg(feature = "serde")]
     pub(super) fn renewed(&self, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
         for policy in &policies {
@@ -131,5 +320,47 @@ impl<K: PolicyKey> Basis<K> {
             plans: self.plans.clone(),
             policies,
         })
+    }
+}
+
+/// The conditions under which a layer decides about a request without its policies.
+#[derive(Clone, Default)]
+pub(crate) struct Access {
+    pub(crate) blocked: Vec<Condition>,
+    pub(crate) skipped: Vec<Condition>,
+}
+
+impl Access {
+    pub(crate) fn blocks(&self, parts: &Parts) -> bool {
+        self.blocked.iter().any(|condition| condition(parts))
+    }
+
+    pub(crate) fn skips(&self, parts: &Parts) -> bool {
+        self.skipped.iter().any(|condition| condition(parts))
+    }
+
+    /// These conditions and those of the files of policies; `None` if there are none.
+    #[cfg(feature = "serde")]
+    pub(crate) fn joined(&self, files: &[Arc<Self>]) -> Option<Self> {
+        let mut all = self.clone();
+        for file in files {
+            all.blocked.extend_from_slice(&file.blocked);
+            all.skipped.extend_from_slice(&file.skipped);
+        }
+        (!all.is_empty()).then_some(all)
+    }
+
+    #[cfg(feature = "serde")]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocked.is_empty() && self.skipped.is_empty()
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access")
+            .field("blocked", &self.blocked.len())
+            .field("skipped", &self.skipped.len())
+            .finish()
     }
 }

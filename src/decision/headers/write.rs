@@ -1,13 +1,14 @@
 //! The fields of a decision.
 
-use http::{HeaderMap, StatusCode};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::{
-    Fields,
-    dialect::{Headers, RATELIMIT_DEGREE},
-    draft06, draft07, draft08, legacy,
+    Fields, Headers, RATELIMIT, RATELIMIT_DEGREE, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY,
+    RATELIMIT_REMAINING, RATELIMIT_RESET, ResetFormat, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET,
+    values::{Text, append, ceil_secs, count, keep_one_line, least_remaining, remaining, standing},
 };
-use crate::Decision;
+use crate::{Decision, Limit, PolicyDecision, key::Secret};
 
 impl Fields {
     /// Adds the fields of a decision to a response, beside those of an inner layer.
@@ -17,34 +18,41 @@ impl Fields {
             return;
         }
         if self.observed {
-            draft08::write_observed(decision, headers);
+            write_observed(decision, headers);
         }
         if self.degree {
             write_degree(decision, headers);
         }
-        if matches!((&self.dialect, self.legacy), (Headers::None, None)) {
+        if matches!(self.dialect, Headers::None) {
             return;
         }
-        let Some(foremost) = decision.foremost() else {
-            return;
-        };
+        if let Some(foremost) = decision.foremost() {
+            self.write_dialect(&self.dialect, (decision, foremost), headers);
+        }
+    }
 
-        match &self.dialect {
-            Headers::Draft08 => draft08::write(decision, self.partition_key.as_ref(), headers),
-            Headers::Draft07 => draft07::write(foremost, headers),
-            Headers::Draft06 => draft06::write(foremost, headers),
-            Headers::Legacy { reset } => legacy::write(foremost, *reset, headers),
+    fn write_dialect(
+        &self,
+        dialect: &Headers,
+        (decision, foremost): (&Decision, &PolicyDecision),
+        headers: &mut HeaderMap,
+    ) {
+        match dialect {
+            Headers::Draft08 => write_draft08(decision, self.partition_key.as_ref(), headers),
+            Headers::Draft07 => write_draft07(foremost, headers),
+            Headers::Draft06 => write_draft06(foremost, headers),
+            Headers::Legacy { reset } => write_legacy(foremost, *reset, headers),
             Headers::Custom(custom) => custom.write(decision, headers),
+            Headers::Both(both) => both
+                .iter()
+                .for_each(|dialect| self.write_dialect(dialect, (decision, foremost), headers)),
             Headers::None => {}
-        }
-        if let Some(reset) = self.legacy {
-            legacy::write(foremost, reset, headers);
         }
     }
 }
 
 /// Writes the degree of a decision, unless an inner layer has written a larger one.
-pub(super) fn write_degree(decision: &Decision, headers: &mut HeaderMap) {
+fn write_degree(decision: &Decision, headers: &mut HeaderMap) {
     if !decision.has_thresholds() {
         return;
     }
@@ -52,6 +60,155 @@ pub(super) fn write_degree(decision: &Decision, headers: &mut HeaderMap) {
     let inner = inner.and_then(|degree| degree.parse().ok());
     let degree = decision.degree().max(inner.unwrap_or(0));
     headers.insert(RATELIMIT_DEGREE, degree.into());
+}
+
+fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &mut HeaderMap) {
+    append(headers, || RATELIMIT_POLICY, policies(decision, partition_key));
+    append(headers, || RATELIMIT, states(decision, partition_key));
+}
+
+/// `"burst";q=2;w=1, "daily";q=100;w=86400`
+fn policies(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue {
+    let mut policies = decision.enforced();
+    if let (Some(only), None, None) = (policies.next(), policies.next(), partition_key) {
+        return only.rendered().policy_item.clone();
+    }
+
+    let mut list = Text::new();
+    for policy in decision.enforced() {
+        list.delimit().bytes(policy.rendered().policy_item.as_bytes());
+        write_partition_key(policy, partition_key, &mut list);
+    }
+    list.into()
+}
+
+/// `"burst";r=1;t=1, "daily";r=99;t=86400`
+fn states(decision: &Decision, partition_key: Option<&Secret>) -> HeaderValue {
+    let mut list = Text::new();
+    for policy in decision.enforced() {
+        write_state(policy, &mut list);
+        write_partition_key(policy, partition_key, &mut list);
+    }
+    list.into()
+}
+
+/// The policies that only observe, as members of `RateLimit`, with `denied` if one would have denied the request.
+fn write_observed(decision: &Decision, headers: &mut HeaderMap) {
+    let mut list = Text::new();
+    for policy in decision.policies().filter(|policy| policy.is_observed()) {
+        write_state(policy, &mut list);
+        if policy.denial().is_some() {
+            list.text(";denied");
+        }
+    }
+    if !list.is_empty() {
+        append(headers, || RATELIMIT_OBSERVED, list.into());
+    }
+}
+
+/// `"burst";r=1;t=1`
+fn write_state(policy: &PolicyDecision, list: &mut Text) {
+    let (remaining, reset) = standing(policy);
+    let quoted = &policy.rendered().policy_item.as_bytes()[..policy.name().len() + 2];
+    list.delimit().bytes(quoted).text(";r=").number(remaining);
+    if let Some(reset) = reset {
+        list.text(";t=").number(ceil_secs(reset));
+    }
+}
+
+/// A byte sequence of RFC 9651 §3.3.5: 128 bits of a keyed digest of the key, which does not reveal the key.
+fn write_partition_key(policy: &PolicyDecision, secret: Option<&Secret>, list: &mut Text) {
+    if let Some(secret) = secret {
+        let digest = secret.digest(policy.key.as_bytes());
+        list.text(";pk=:").text(&STANDARD.encode(digest)).text(":");
+    }
+}
+
+/// `"say-hi";q=2;w=30`. Policy names need no escaping as strings of RFC 9651 §3.3.3.
+pub(crate) fn policy_item(name: &str, limit: &Limit) -> HeaderValue {
+    let mut policy = Text::new();
+    policy.text("\"").text(name).text("\";q=").number(limit.quota());
+    if limit.is_held() {
+        policy.text(";qu=\"concurrent-requests\"");
+    }
+    // The months and days of a calendar differ in length.
+    if let Some(window) = limit.window() {
+        policy.text(";w=").number(ceil_secs(window).max(1));
+    }
+    policy.into()
+}
+
+fn write_draft07(policy: &PolicyDecision, headers: &mut HeaderMap) {
+    append(headers, || RATELIMIT_POLICY, single_policy(policy));
+    write_dictionary(policy, headers);
+}
+
+/// `limit=2, remaining=1, reset=30`, unless what is there, a dictionary or the list of a later draft, has less left.
+fn write_dictionary(policy: &PolicyDecision, headers: &mut HeaderMap) {
+    let is_list = |line: &HeaderValue| line.as_bytes().starts_with(b"\"");
+    let theirs = match headers.get(RATELIMIT).is_some_and(is_list) {
+        // Its lines are one value.
+        true => least_remaining(headers.get_all(RATELIMIT)),
+        false => keep_one_line(headers, [&RATELIMIT], &RATELIMIT, remaining),
+    };
+    let (remaining, reset) = standing(policy);
+    if theirs.is_some_and(|theirs| theirs <= remaining) {
+        return;
+    }
+
+    let mut value = Text::new();
+    value.text("limit=").number(policy.limit());
+    value.text(", remaining=").number(remaining);
+    if let Some(reset) = reset {
+        value.text(", reset=").number(ceil_secs(reset));
+    }
+    headers.insert(RATELIMIT, value.into());
+}
+
+fn write_draft06(policy: &PolicyDecision, headers: &mut HeaderMap) {
+    append(headers, || RATELIMIT_POLICY, single_policy(policy));
+    let names = [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET];
+    write_triple(policy, names, ResetFormat::DeltaSeconds, headers);
+}
+
+/// `2;w=30`, as in the drafts -06 and -07.
+fn single_policy(policy: &PolicyDecision) -> HeaderValue {
+    let mut value = Text::from(policy.limit());
+    if let Some(window) = policy.window() {
+        value.text(";w=").number(ceil_secs(window).max(1));
+    }
+    value.into()
+}
+
+fn write_legacy(policy: &PolicyDecision, reset_format: ResetFormat, headers: &mut HeaderMap) {
+    let names = [X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET];
+    write_triple(policy, names, reset_format, headers);
+}
+
+/// Writes three single values, unless those that are there have less left.
+fn write_triple(
+    policy: &PolicyDecision,
+    [limit_name, remaining_name, reset_name]: [HeaderName; 3],
+    reset_format: ResetFormat,
+    headers: &mut HeaderMap,
+) {
+    let names = [&limit_name, &remaining_name, &reset_name];
+    let theirs = keep_one_line(headers, names, &remaining_name, |line| count(line.trim()));
+    let (remaining, reset) = standing(policy);
+    if theirs.is_some_and(|theirs| theirs <= remaining) {
+        return;
+    }
+
+    headers.insert(limit_name, Text::from(policy.limit()).into());
+    headers.insert(remaining_name, Text::from(remaining).into());
+    headers.remove(&reset_name);
+    if let Some(reset) = reset {
+        let seconds = match reset_format {
+            ResetFormat::DeltaSeconds => ceil_secs(reset),
+            ResetFormat::EpochSeconds => ceil_secs(policy.decided_at.saturating_add(reset)),
+        };
+        headers.insert(reset_name, Text::from(seconds).into());
+    }
 }
 
 #[cfg(test)]
@@ -64,7 +221,7 @@ mod tests {
     use super::*;
     use crate::{
         Denial, Key, MemoryStore, Policy, PolicyDecision, ResetFormat, SlidingLog,
-        decision::headers::dialect::{RATELIMIT, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING},
+        decision::headers::{RATELIMIT, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING},
         key::Secret,
         policy,
     };
@@ -239,10 +396,10 @@ mod tests {
 
     #[test]
     fn the_legacy_fields_go_beside_a_draft() {
-        let both = Fields {
-            legacy: Some(ResetFormat::DeltaSeconds),
-            ..Fields::default()
+        let legacy = Headers::Legacy {
+            reset: ResetFormat::DeltaSeconds,
         };
+        let both = fields(Headers::Draft08.and(legacy));
         assert_eq!(written(&both, vec![state("a", None)], HeaderMap::new()).len(), 5);
     }
 

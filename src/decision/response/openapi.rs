@@ -4,14 +4,14 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     FailureMode, Headers, ResetFormat,
-    decision::{CheckContext, PolicyContext, headers::Fields},
+    decision::{CheckContext, PolicyContext},
 };
 
 /// The responses to requests that these policies reject.
 pub(crate) fn components(limits: &[String], context: &CheckContext) -> Value {
     let mut headers = Map::new();
     headers.insert("Retry-After".into(), retry_after());
-    for (name, header) in fields_of(&context.fields) {
+    for (name, header) in fields_of(&context.fields.dialect) {
         headers.insert(name.into(), header);
     }
     let mut responses = Map::new();
@@ -64,9 +64,9 @@ fn problem(status: u16, more: &Value) -> Value {
 }
 
 /// The rate limit fields of a denial.
-fn fields_of(fields: &Fields) -> Vec<(&'static str, Value)> {
+fn fields_of(dialect: &Headers) -> Vec<(&'static str, Value)> {
     let dictionary = "limit=100, remaining=0, reset=30";
-    let mut all = match &fields.dialect {
+    match dialect {
         Headers::Draft08 => vec![
             (
                 "RateLimit",
@@ -91,12 +91,9 @@ fn fields_of(fields: &Fields) -> Vec<(&'static str, Value)> {
             ("RateLimit-Policy", text("The limit.", "100;w=60")),
         ],
         Headers::Legacy { reset } => legacy(*reset).into(),
+        Headers::Both(both) => both.iter().flat_map(fields_of).collect(),
         Headers::Custom(_) | Headers::None => Vec::new(),
-    };
-    if let Some(reset) = fields.legacy {
-        all.extend(legacy(reset));
     }
-    all
 }
 
 fn legacy(reset: ResetFormat) -> [(&'static str, Value); 3] {

@@ -108,7 +108,7 @@ fn limited(decision: &Decision) -> Bytes {
         && only.denies()
         && !is_banned(only)
     {
-        return only.plan().problem.clone();
+        return only.rendered().problem.clone();
     }
 
     let violated = || decision.policies().filter(|policy| policy.denies());

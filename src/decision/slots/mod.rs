@@ -1,8 +1,6 @@
 //! The slots that this process holds: their leases, and the task that renews them.
 
-mod keeper;
-mod later;
-mod lease;
+mod leases;
 #[cfg(all(test, feature = "shuttle"))]
 mod threads;
 
@@ -16,14 +14,11 @@ use smallvec::SmallVec;
 use super::{PolicyDecision, Undecided, store_replies::Responses};
 use crate::{
     Decision,
-    observe::metrics::HeldSlots,
+    observe::HeldSlots,
     store::{LocalCharge, Operation, Owed, OwedKind, StoreError},
 };
 
-pub(crate) use self::{
-    keeper::Keeper,
-    lease::{Lease, Place, Ticket},
-};
+pub(crate) use self::leases::{Keeper, Lease, Place, Ticket};
 
 /// The slots that an admitted request holds of policies with a limit of [`Concurrency`](crate::Concurrency). Dropping them
 /// releases them.

@@ -14,7 +14,7 @@ use tokio::time::{Instant, clear_triggers, trigger_timeouts};
 use super::{Keeper, Lease, Place, Slots, Ticket};
 use crate::{
     Concurrency, Key, Limit, MemoryStore,
-    observe::metrics::PolicyMetrics,
+    observe::PolicyMetrics,
     store::{Charge, LeaseId, Operation, Outstanding, OwedKind, Store, StoreFuture, StoreRequest},
 };
 

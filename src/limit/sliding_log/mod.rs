@@ -1,6 +1,5 @@
 mod entries;
 mod rule;
-mod windows;
 
 use std::{fmt, time::Duration};
 
@@ -14,7 +13,7 @@ use crate::ConfigError;
 
 pub(crate) use self::entries::Log;
 #[cfg(any(feature = "fred", feature = "cluster"))]
-pub(crate) use self::{entries::BUDGET, windows::LONGER_WINDOWS};
+pub(crate) use self::entries::{BUDGET, LONGER_WINDOWS};
 
 /// Sliding window log: at most the quota in any window, exactly.
 ///

@@ -1,7 +1,6 @@
 mod access;
 #[cfg(feature = "serde")]
 mod of_file;
-mod openapi;
 mod settings;
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -1,49 +1,21 @@
 use std::{sync::Arc, time::Duration};
 
-use crate::{ConfigError, Headers, RateLimitLayer, ResetFormat, decision::response::ResponseFormat, key::Secret};
+use serde_json::Value;
+
+use crate::{
+    ConfigError, Headers, RateLimitLayer,
+    decision::response::{ResponseFormat, openapi::components},
+    key::Secret,
+};
 
 /// Settings.
 impl RateLimitLayer {
     /// Sets the rate limit fields of responses.
     ///
-    /// The default is [`Headers::Draft08`]. See [`Headers`] for an example of each.
+    /// [`Headers::and`] adds those that some clients read alone. The default is [`Headers::Draft08`]. See [`Headers`] for an example
+    /// of each.
     pub fn headers(mut self, headers: Headers) -> Self {
         self.change_context(|context| context.fields.dialect = headers);
-        self
-    }
-
-    /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` beside the other fields, for clients that read only these.
-    ///
-    /// Some clients prefer `RateLimit` and ignore these fields. Version 0.1.0 of the npm package `ratelimit-header-parser` parses
-    /// every `RateLimit` field as draft -07, and returns `NaN` for [`Headers::Draft08`]. For such clients use
-    /// [`Headers::Draft07`],
-    /// [`Headers::Draft06`] or [`Headers::Legacy`]. By default they are not added.
-    ///
-    /// ```
-    /// use bytes::Bytes;
-    /// use http::Request;
-    /// use http_body_util::Empty;
-    /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, ResetFormat, SlidingLog};
-    ///
-    /// # type Body = Empty<Bytes>;
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let policy = Policy::new("hello", SlidingLog::per_minute(5)).key(key::constant("all"));
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).legacy_headers(ResetFormat::DeltaSeconds);
-    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
-    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
-    /// }));
-    ///
-    /// let response = service.oneshot(Request::new(Body::new())).await?;
-    /// assert_eq!(response.headers()["ratelimit"], r#""hello";r=4;t=60"#);
-    /// assert_eq!(response.headers()["x-ratelimit-remaining"], "4");
-    /// assert_eq!(response.headers()["x-ratelimit-reset"], "60");
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn legacy_headers(mut self, reset: ResetFormat) -> Self {
-        self.change_context(|context| context.fields.legacy = Some(reset));
         self
     }
 
@@ -295,5 +267,50 @@ impl RateLimitLayer {
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
         self.change_context(|context| context.format = Arc::new(format));
         self
+    }
+}
+
+/// Documentation.
+impl RateLimitLayer {
+    /// The components of an OpenAPI 3.1 document for the responses to rejected requests: `TooManyRequests`, and
+    /// `ServiceUnavailable` if a policy is [`Closed`](crate::FailureMode::Closed).
+    ///
+    /// Each has its header fields with their schemas, as the layer writes them, and the content of
+    /// [`Problem`](crate::response::Problem); replace that if the layer has another format. The fields of
+    /// [`Headers::custom`](crate::Headers::custom) are not known. The description names the limits, as of the call.
+    ///
+    /// ```
+    /// use serde_json::json;
+    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
+    ///
+    /// let search = Policy::new("search", SlidingLog::per_minute(5)).key(key::ip());
+    /// let layer = RateLimitLayer::new(MemoryStore::new(), search);
+    /// let document = json!({
+    ///     "openapi": "3.1.0",
+    ///     "info": { "title": "search", "version": "1" },
+    ///     "components": layer.openapi(),
+    ///     "paths": { "/search": { "get": { "responses": {
+    ///         "429": { "$ref": "#/components/responses/TooManyRequests" },
+    ///     } } } },
+    /// });
+    ///
+    /// let denied = &document["components"]["responses"]["TooManyRequests"];
+    /// assert_eq!(denied["description"], "A limit denies the request: `search` (sliding-log 5/min).");
+    /// assert_eq!(denied["headers"]["Retry-After"]["schema"]["type"], "integer");
+    /// assert_eq!(denied["headers"]["RateLimit"]["example"], "\"default\";r=0;t=30");
+    /// ```
+    #[must_use]
+    pub fn openapi(&self) -> Value {
+        let newest = self.enforcer.policies.newest();
+        let limits = newest.policies.iter().map(|policy| {
+            let limit = policy
+                .limit()
+                .map_or("chosen for each request".to_owned(), ToString::to_string);
+            match policy.plan_name() {
+                Some(plan) => format!("`{}` of the plan `{plan}` ({limit})", policy.name()),
+                None => format!("`{}` ({limit})", policy.name()),
+            }
+        });
+        components(&limits.collect::<Vec<_>>(), &newest.context)
     }
 }

@@ -1,6 +1,5 @@
 //! Bodies of requests that limits depend on.
 
-mod read;
 mod service;
 
 use std::{fmt, sync::Arc, time::Duration};

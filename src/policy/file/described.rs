@@ -8,11 +8,10 @@ use crate::{
     decision::{Condition, Cost, Settings},
     policy::{
         Keyed, Policy, Unkeyed,
-        access::Access,
-        list::PolicyKey,
+        limit::PolicyLimit,
         live::File,
-        plan::Terms,
         scope::{Scope, Spelling},
+        set::{Access, PolicyKey},
     },
 };
 
@@ -21,12 +20,12 @@ use crate::{
 pub(in crate::policy) struct FilePolicy {
     /// Where it is in the file.
     place: Arc<str>,
-    pub(in crate::policy) terms: Terms,
+    pub(in crate::policy) policy_limit: PolicyLimit,
     settings: Settings,
     pub(in crate::policy) key: Option<Arc<dyn KeyExtractor>>,
 }
 
-/// What a policy has of its file, beside its terms and its key.
+/// What a policy has of its file, beside its limit and its key.
 #[derive(Clone)]
 pub(in crate::policy) struct FromFile {
     /// Those for which code has no others.
@@ -52,7 +51,7 @@ impl Policy<Unkeyed> {
             has_key: false,
         };
         Self {
-            terms: policies.switched(described.terms),
+            policy_limit: policies.switched(described.policy_limit),
             settings: Settings::default(),
             from_file: Some(from_file),
             fault: None,
@@ -86,7 +85,7 @@ pub(in crate::policy) fn renew<K: PolicyKey>(policy: &mut Policy<K>, policies: &
     if let Some(key) = described.key.as_ref().filter(|_| from_file.has_key) {
         policy.extractor.replace(key);
     }
-    policy.terms = policies.switched(described.terms.clone());
+    policy.policy_limit = policies.switched(described.policy_limit.clone());
 }
 
 impl Policies {
@@ -101,8 +100,8 @@ impl Policies {
         if !fields.wait.is_zero() {
             of_policy(place, fields.limit.validate_wait())?;
         }
-        let terms = Terms::new(policy_at(place).into(), limit);
-        terms.validate()?;
+        let policy_limit = PolicyLimit::new(policy_at(place).into(), limit);
+        policy_limit.validate()?;
         let scope = Scope {
             routes: fields.routes.scope(|| self.scopes()),
             methods: fields.methods.0.clone(),
@@ -112,7 +111,11 @@ impl Policies {
 
         Ok(FilePolicy {
             place: place.into(),
-            terms: if fields.enabled { terms } else { terms.switched_off() },
+            policy_limit: if fields.enabled {
+                policy_limit
+            } else {
+                policy_limit.switched_off()
+            },
             settings: Settings {
                 cost: Some(Cost::Fixed(fields.cost)),
                 scope,

@@ -7,12 +7,10 @@ use serde::{
 };
 
 use super::{
-    Policies,
-    client_ip::ClientIp,
-    of_policy,
+    Policies, of_policy,
     plans::join,
     requests::{Extensions, Requests},
-    texts::{Length, Methods, Routes},
+    values::{ClientIp, Length, Methods, Routes},
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
@@ -20,7 +18,7 @@ use crate::{
     key::KeySpec,
     limit,
     limit::LimitSource,
-    policy::{access::Access, plan::validate_name, scope::Spelling},
+    policy::{limit::validate_name, scope::Spelling, set::Access},
     store::Waiting,
 };
 

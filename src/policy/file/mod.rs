@@ -1,14 +1,13 @@
 //! Policies in configuration files.
 
-mod client_ip;
 mod described;
 mod entry;
 mod plans;
 #[cfg(feature = "file")]
 mod read;
 mod requests;
-mod texts;
 mod unused;
+mod values;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,22 +16,17 @@ use std::{
 
 use serde::Deserialize;
 
+pub(super) use self::described::{FilePolicy, FromFile, renew};
 use self::{
-    client_ip::ClientIp,
     entry::{Entry, File, Selector},
     plans::{is_of_plan, policy_at},
     requests::Extensions,
-    texts::Routes,
+    values::{ClientIp, Routes},
 };
-use super::{Policy, Unkeyed, access::Access, plan::Terms, scope::Scope};
-use crate::ConfigError;
-
 #[cfg(feature = "file")]
-pub(super) use self::read::read;
-pub(super) use self::{
-    described::{FilePolicy, FromFile, renew},
-    unused::warn_of_unused,
-};
+pub(super) use self::{read::read, unused::warn_of_unused};
+use super::{Policy, Unkeyed, limit::PolicyLimit, scope::Scope, set::Access};
+use crate::ConfigError;
 
 /// Policies by name, from configuration.
 ///
@@ -318,9 +312,9 @@ impl Policies {
         scopes.filter(|scope| !scope.is_everything()).collect()
     }
 
-    /// The terms of a policy by the switch at the top of the file.
-    pub(super) fn switched(&self, terms: Terms) -> Terms {
-        if self.enabled { terms } else { terms.switched_off() }
+    /// The limit of a policy by the switch at the top of the file.
+    pub(super) fn switched(&self, limit: PolicyLimit) -> PolicyLimit {
+        if self.enabled { limit } else { limit.switched_off() }
     }
 
     /// The requests that the file skips or blocks, unless it is switched off.

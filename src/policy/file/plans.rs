@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Policies,
     entry::{Entry, Name, Unique},
-    texts::{Methods, Routes},
+    values::{Methods, Routes},
 };
 use crate::{
     ConfigError,

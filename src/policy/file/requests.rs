@@ -7,10 +7,8 @@ use serde::{
 };
 
 use super::{
-    Policies,
-    client_ip::ClientIp,
-    of_policy,
-    texts::{Methods, Networks, Routes},
+    Policies, of_policy,
+    values::{ClientIp, Methods, Networks, Routes},
 };
 use crate::{
     ConfigError, KeyExtractor,

@@ -1,8 +1,6 @@
 //! Policies that follow a file.
 
 mod reload;
-mod subscriber;
-mod unused;
 #[cfg(feature = "file")]
 mod watch;
 
@@ -10,15 +8,14 @@ use std::{fmt, path::PathBuf, sync::Arc};
 #[cfg(feature = "file")]
 use std::{path::Path, time::Duration};
 
+pub(super) use self::reload::Live;
+#[cfg(feature = "admin")]
+pub(crate) use self::reload::RefusedReload;
+pub(crate) use self::reload::{File, Place};
 #[cfg(feature = "file")]
 use super::file::read;
 use super::{Policy, Unkeyed, file::Policies};
 use crate::ConfigError;
-
-#[cfg(feature = "admin")]
-pub(crate) use self::reload::RefusedReload;
-pub(crate) use self::reload::{File, Place};
-pub(super) use self::subscriber::Live;
 
 /// [`Policies`] that follow their file: a reload changes the limits of layers and limiters that are in use.
 ///
@@ -75,7 +72,7 @@ pub(super) use self::subscriber::Live;
 #[derive(Clone)]
 #[must_use]
 pub struct LivePolicies {
-    file: Arc<File>,
+    pub(super) file: Arc<File>,
 }
 
 /// Constructors, with the feature `file`.

@@ -13,12 +13,18 @@ use std::{
     time::SystemTime,
 };
 
+use arc_swap::{ArcSwap, Guard};
+
 #[cfg(feature = "file")]
 use crate::policy::file::read;
 use crate::{
     ConfigError,
-    decision::{Plan, PolicyFile},
-    policy::file::{FilePolicy, Policies},
+    decision::{PolicyFile, RenderedLimit},
+    policy::{
+        Basis, Policy, file,
+        file::{FilePolicy, Policies},
+        set::PolicyKey,
+    },
 };
 
 /// A file, or the configuration of an application in place of one.
@@ -31,7 +37,7 @@ pub(crate) struct File {
     faults: Mutex<Faults>,
 }
 
-pub(super) struct State {
+pub(in crate::policy) struct State {
     pub(super) policies: Policies,
     /// The text that they were read from.
     text: Option<String>,
@@ -103,7 +109,7 @@ impl File {
         }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(in crate::policy) fn state(&self) -> MutexGuard<'_, State> {
         // The state is replaced as a whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -245,7 +251,7 @@ impl File {
 }
 
 impl State {
-    pub(super) fn unused(&self) -> Vec<String> {
+    pub(in crate::policy) fn unused(&self) -> Vec<String> {
         let places = self.policies.places();
         places
             .filter(|name| !self.used.contains_key(*name))
@@ -273,9 +279,86 @@ impl PolicyFile for Place {
         self.file.number
     }
 
-    fn newest_plan(&self) -> Option<Arc<Plan>> {
+    fn newest_limit(&self) -> Option<Arc<RenderedLimit>> {
         let state = self.file.state();
-        let terms = state.policies.switched(state.used.get(&*self.place)?.terms.clone());
-        terms.choose.is_none().then_some(terms.plan)
+        let limit = state
+            .policies
+            .switched(state.used.get(&*self.place)?.policy_limit.clone());
+        limit.choose.is_none().then_some(limit.fixed)
+    }
+}
+
+/// The [`Basis`] of a layer or a limiter with policies that follow files. A load of a file replaces it.
+pub(crate) struct Live<K> {
+    basis: ArcSwap<Basis<K>>,
+}
+
+impl<K: PolicyKey> Live<K> {
+    /// Builds it of the policies as of the last loads of their files.
+    pub(crate) fn new(
+        mut policies: Vec<Policy<K>>,
+        build: impl FnOnce(Vec<Policy<K>>) -> Result<Basis<K>, ConfigError>,
+    ) -> Result<Arc<Self>, ConfigError> {
+        let _loads = lock_loads();
+        for file in files(&policies) {
+            file.with_load(|load| renew(&mut policies, load));
+        }
+        build(policies).map(Self::follow)
+    }
+
+    /// Another one with a change. This one stays as it is, for clones of its layer.
+    pub(crate) fn changed(&self, change: impl FnOnce(&mut Basis<K>)) -> Arc<Self> {
+        let _loads = lock_loads();
+        let mut basis = Basis::clone(&self.basis.load());
+        change(&mut basis);
+        Self::follow(basis)
+    }
+
+    fn follow(basis: Basis<K>) -> Arc<Self> {
+        let files = files(&basis.policies);
+        let live = Arc::new(Self {
+            basis: ArcSwap::from_pointee(basis),
+        });
+        for file in files {
+            let subscriber: Weak<Self> = Arc::downgrade(&live);
+            file.subscribe(subscriber);
+        }
+        live
+    }
+
+    #[inline]
+    pub(crate) fn newest(&self) -> Guard<Arc<Basis<K>>> {
+        self.basis.load()
+    }
+}
+
+impl<K: PolicyKey> Subscriber for Live<K> {
+    fn prepare(self: Arc<Self>, load: &Load<'_>) -> Result<Box<dyn FnOnce()>, ConfigError> {
+        let newest = self.basis.load();
+        let mut policies = newest.policies.clone();
+        renew(&mut policies, load);
+        let renewed = newest.renewed(policies)?;
+        Ok(Box::new(move || self.basis.store(Arc::new(renewed))))
+    }
+}
+
+/// The files that policies follow, each of them once.
+fn files<K>(policies: &[Policy<K>]) -> Vec<Arc<File>> {
+    let mut files = Vec::<Arc<File>>::new();
+    for (file, _) in policies.iter().filter_map(Policy::followed) {
+        if !files.iter().any(|other| Arc::ptr_eq(other, file)) {
+            files.push(file.clone());
+        }
+    }
+    files
+}
+
+/// Gives those of the policies that follow the file what it has about them.
+fn renew<K: PolicyKey>(policies: &mut [Policy<K>], load: &Load<'_>) {
+    for policy in policies {
+        let place = policy.followed().filter(|(file, _)| std::ptr::eq(&***file, load.file));
+        if let Some(described) = place.and_then(|(_, place)| load.used.get(&**place)) {
+            file::renew(policy, load.policies, described);
+        }
     }
 }

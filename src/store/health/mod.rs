@@ -24,7 +24,7 @@ use tokio::{
 use self::states::Subject;
 use self::states::{Counts, Line, States};
 use super::{NodeState, NodeStatus, StoreError};
-use crate::observe::metrics::NodeMetrics;
+use crate::observe::NodeMetrics;
 
 /// The health of the nodes of a store.
 #[derive(Default)]

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Limit,
     limit::State,
-    observe::metrics::MemoryMetrics,
+    observe::MemoryMetrics,
     store::{
         Charge, ChargeRole, ChargeState, LeaseId, Operation, Outcome, StoreRequest, StoreResponse,
         fold::{Folded, Folds, fold},

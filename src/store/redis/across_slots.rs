@@ -10,7 +10,7 @@ use super::{
     task::DetachOnDrop,
 };
 use crate::{
-    observe::metrics::lost_settlement,
+    observe::lost_settlement,
     store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreId, StoreResponse},
 };
 

@@ -27,7 +27,7 @@ use super::{
     trial::run_trial,
 };
 use crate::{
-    observe::metrics::RedisMetrics,
+    observe::RedisMetrics,
     store::{ErrorKind, StoreError, health::Node},
 };
 

@@ -3,7 +3,7 @@ use std::{sync::PoisonError, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    observe::metrics::{breaker_closed, breaker_opened},
+    observe::{breaker_closed, breaker_opened},
     sync::{
         Mutex,
         atomic::{AtomicU32, Ordering},

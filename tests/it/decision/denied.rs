@@ -137,7 +137,9 @@ async fn a_layer_outside_adds_its_fields_to_what_it_admits_and_not_to_the_denial
 
 #[tokio::test]
 async fn nested_layers_do_not_add_their_fields_to_the_denial() {
-    let legacy = layer("api").legacy_headers(ResetFormat::DeltaSeconds);
+    let legacy = layer("api").headers(Headers::Draft08.and(Headers::Legacy {
+        reset: ResetFormat::DeltaSeconds,
+    }));
     let denied = denied(&app(exports()).layer(layer("routes")).layer(legacy)).await;
     let (_, expected) = dialects()[0];
     assert_eq!(fields(&denied.headers), expected);

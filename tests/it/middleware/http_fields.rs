@@ -543,9 +543,7 @@ async fn of_several_lines_of_a_single_value_the_one_with_the_least_is_kept() {
 #[tokio::test]
 async fn hd_24_a_redirect_has_no_fields_in_any_dialect() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
-        let layer = RateLimitLayer::new(s1(), default())
-            .headers(style.clone())
-            .legacy_headers(ResetFormat::EpochSeconds);
+        let layer = RateLimitLayer::new(s1(), default()).headers(style.clone().and(legacy(ResetFormat::EpochSeconds)));
         for status in [301, 304, 308] {
             let redirect = call_behind(layer.clone(), status, &[]).await;
             assert_eq!(redirect.status, status);
@@ -566,7 +564,8 @@ async fn hd_25_an_error_of_the_service_has_fields() {
 
 #[tokio::test]
 async fn the_legacy_fields_go_beside_a_draft() {
-    let layer = |store| RateLimitLayer::new(store, default()).legacy_headers(ResetFormat::EpochSeconds);
+    let layer =
+        |store| RateLimitLayer::new(store, default()).headers(Headers::Draft08.and(legacy(ResetFormat::EpochSeconds)));
     assert_eq!(
         lines(&call(layer(s1())).await),
         [
@@ -658,9 +657,7 @@ fn waits(received: &Received) -> Vec<String> {
 async fn hd_32_jitter_is_the_same_in_each_field() {
     for style in [Headers::Draft08, Headers::Draft07, Headers::Draft06] {
         let jitter = Duration::from_secs(1_000);
-        let layer = RateLimitLayer::new(s2(), default())
-            .headers(style.clone())
-            .legacy_headers(ResetFormat::EpochSeconds);
+        let layer = RateLimitLayer::new(s2(), default()).headers(style.clone().and(legacy(ResetFormat::EpochSeconds)));
         let app = hello(layer.retry_jitter(jitter));
         for _ in 0..20 {
             let denied = send(&app, support::get("/")).await;
@@ -750,9 +747,13 @@ async fn hd_27_the_problem_names_the_policy_and_no_caller() {
     }
 }
 
+fn legacy(reset: ResetFormat) -> Headers {
+    Headers::Legacy { reset }
+}
+
 fn fails(mode: FailureMode) -> RateLimitLayer {
     let policy = default().failure_mode(mode);
-    RateLimitLayer::new(Broken::default(), policy).legacy_headers(ResetFormat::DeltaSeconds)
+    RateLimitLayer::new(Broken::default(), policy).headers(Headers::Draft08.and(legacy(ResetFormat::DeltaSeconds)))
 }
 
 #[tokio::test]
@@ -864,7 +865,7 @@ async fn each_field_that_a_layer_adds_is_in_the_list_for_cors() {
         for style in styles.clone() {
             let app = Router::new()
                 .fallback(async || "hi")
-                .layer(layer.clone().headers(style).legacy_headers(ResetFormat::DeltaSeconds));
+                .layer(layer.clone().headers(style.and(legacy(ResetFormat::DeltaSeconds))));
             for content_type in ["application/json", "application/grpc", "application/grpc-web+proto"] {
                 let request = support::get("/")
                     .method(Method::POST)
@@ -961,8 +962,11 @@ async fn an_empty_response_ends_with_its_header_section() {
 async fn a_cors_layer_outside_shows_the_fields_to_browsers_on_denials_too() {
     let cors = CorsLayer::new().allow_origin(Any).expose_headers(Headers::names());
     let policy = Policy::new("one", SlidingLog::per_minute(1)).key(key::ip());
-    let app = hello(RateLimitLayer::new(Clock::new().memory_store(), policy).legacy_headers(ResetFormat::DeltaSeconds))
-        .layer(cors);
+    let app = hello(
+        RateLimitLayer::new(Clock::new().memory_store(), policy)
+            .headers(Headers::Draft08.and(legacy(ResetFormat::DeltaSeconds))),
+    )
+    .layer(cors);
     let url = serve(app).await;
     let browser = Browser::http1();
 

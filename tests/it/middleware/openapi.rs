@@ -60,9 +60,7 @@ async fn the_components_describe_the_responses() {
         Headers::Legacy { reset },
         Headers::None,
     ] {
-        let layer = RateLimitLayer::new(MemoryStore::new(), policy())
-            .headers(headers)
-            .legacy_headers(reset);
+        let layer = RateLimitLayer::new(MemoryStore::new(), policy()).headers(headers.and(Headers::Legacy { reset }));
         let components = layer.openapi();
         assert!(components["responses"]["ServiceUnavailable"].is_null());
         let app = Router::new().route("/", route(async || "hi").layer(layer));

@@ -627,7 +627,7 @@ fn documented() -> BTreeSet<String> {
 
 #[test]
 fn the_page_lists_each_name_once_with_its_kind_and_labels() {
-    let source = include_str!("../../../src/observe/metrics/recorded.rs");
+    let source = include_str!("../../../src/observe/metrics.rs");
     let names = source.lines().filter_map(|line| {
         let (_, name) = line.strip_prefix("const ")?.split_once("&str = \"tower_quota_")?;
         Some(format!("tower_quota_{}", name.strip_suffix("\";")?))
@@ -637,7 +637,7 @@ fn the_page_lists_each_name_once_with_its_kind_and_labels() {
     assert_eq!(documented(), names);
 
     let page = include_str!("../../../docs/metrics.md");
-    let outcomes = include_str!("../../../src/observe/metrics/mod.rs");
+    let outcomes = include_str!("../../../src/observe/mod.rs");
     for outcome in outcomes
         .lines()
         .filter_map(|line| line.trim().strip_prefix('"')?.strip_suffix("\","))

@@ -1,11 +1,95 @@
-//! Counts of the most frequent items of a stream, in bounded memory.
+//! The denials of each key, which are counted while an [`Admin`](crate::Admin) has a router.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasher, Hash, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::SystemTime,
 };
 
 use hashbrown::HashTable;
+
+use crate::Key;
+
+/// The denials of the policies of a layer or a limiter, whose clones have them in common.
+#[derive(Clone, Default)]
+pub(crate) struct Denials(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    watches: AtomicUsize,
+    counted: Mutex<Option<Counted>>,
+}
+
+struct Counted {
+    since: SystemTime,
+    /// One for each policy, in their order.
+    sketches: Vec<SpaceSaving<Key>>,
+}
+
+impl Denials {
+    /// Whether denials are counted.
+    #[inline]
+    pub(crate) fn are_watched(&self) -> bool {
+        self.0.watches.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether these are the denials of clones of one layer or limiter.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Counts a denial by the policy at this position.
+    #[cold]
+    pub(crate) fn count(&self, position: usize, key: &Key) {
+        if let Some(counted) = &mut *self.0.counted()
+            && let Some(sketch) = counted.sketches.get_mut(position)
+        {
+            sketch.count(key);
+        }
+    }
+
+    /// Counts the denials of so many policies until what this returns is dropped, each for so many keys; that of the first
+    /// watch applies to later ones too.
+    pub(crate) fn watch(&self, policies: usize, keys: usize) -> DenialWatch {
+        let mut counted = self.0.counted();
+        counted.get_or_insert_with(|| Counted {
+            since: SystemTime::now(),
+            sketches: (0..policies).map(|_| SpaceSaving::new(keys)).collect(),
+        });
+        self.0.watches.fetch_add(1, Ordering::Relaxed);
+        DenialWatch(self.0.clone())
+    }
+
+    /// The denials of the policy at this position, and since when they are counted.
+    pub(crate) fn summary(&self, position: usize) -> Option<(SystemTime, Summary<Key>)> {
+        let counted = self.0.counted();
+        let counted = counted.as_ref()?;
+        Some((counted.since, counted.sketches.get(position)?.summary()))
+    }
+}
+
+impl Shared {
+    fn counted(&self) -> MutexGuard<'_, Option<Counted>> {
+        // No code panics while it is locked.
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Denials are counted until this is dropped.
+pub(crate) struct DenialWatch(Arc<Shared>);
+
+impl Drop for DenialWatch {
+    fn drop(&mut self) {
+        let mut counted = self.0.counted();
+        if self.0.watches.fetch_sub(1, Ordering::Relaxed) == 1 {
+            *counted = None;
+        }
+    }
+}
 
 /// The sketch Space-Saving: Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
 /// Streams", 2005.

@@ -1,19 +1,20 @@
 //! The pause that a response of another server asks for.
 
-mod legacy;
-mod retry_info;
-
 use std::{
     sync::atomic::Ordering,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use base64::{
+    Engine,
+    alphabet::STANDARD,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
 use http::{
     HeaderMap, HeaderName, StatusCode,
     header::{DATE, RETRY_AFTER},
 };
 
-use self::retry_info::retry_delay;
 use super::{
     Decision,
     headers::{GRPC_RETRY_PUSHBACK, GRPC_STATUS, GRPC_STATUS_DETAILS, RATELIMIT},
@@ -76,7 +77,7 @@ const WITHOUT_WAIT: Duration = Duration::from_secs(1);
 pub(crate) fn requested_by(status: StatusCode, headers: &HeaderMap, are_own: bool) -> Option<Duration> {
     let exhausted = || {
         let are_read = !are_own || status == StatusCode::TOO_MANY_REQUESTS;
-        are_read.then(|| wait_of_exhausted(headers).max(legacy::wait_of_exhausted(headers)))?
+        are_read.then(|| wait_of_exhausted(headers).max(wait_in_single_fields(headers)))?
     };
     match status {
         StatusCode::TOO_MANY_REQUESTS => Some(retry_after(headers).or_else(exhausted).unwrap_or(WITHOUT_WAIT)),
@@ -176,9 +177,175 @@ fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
     })
 }
 
+/// The names of what remains and of its reset: of draft -06, those that no standard defines, and those of OpenAI.
+const PAIRS: [[&str; 2]; 5] = [
+    ["ratelimit-remaining", "ratelimit-reset"],
+    ["x-ratelimit-remaining", "x-ratelimit-reset"],
+    ["x-rate-limit-remaining", "x-rate-limit-reset"],
+    ["x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+    ["x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+];
+
+/// The longest wait of the limits of which nothing remains, in fields with one value each.
+fn wait_in_single_fields(headers: &HeaderMap) -> Option<Duration> {
+    let waits = PAIRS.iter().filter_map(|[remaining, reset]| {
+        // Some services write a negative number, or `0.0`.
+        let remaining: f64 = text_of(headers, remaining)?.parse().ok()?;
+        (remaining <= 0.0).then(|| wait_until(text_of(headers, reset)?, headers))?
+    });
+    waits.max()
+}
+
+/// The least number that is an epoch in seconds, and the least that is one in milliseconds; below it is a wait in seconds.
+const EPOCHS: [f64; 2] = [1e9, 1e12];
+
+/// Seconds from now, an epoch in seconds or milliseconds, or a duration such as `6m0s`.
+fn wait_until(reset: &str, headers: &HeaderMap) -> Option<Duration> {
+    let Ok(number) = reset.parse::<f64>() else {
+        return duration(reset);
+    };
+    let [seconds, milliseconds] = EPOCHS;
+    let wait = match number {
+        epoch if epoch >= milliseconds => epoch / 1_000.0 - now(headers)?,
+        epoch if epoch >= seconds => epoch - now(headers)?,
+        wait => wait,
+    };
+    Duration::try_from_secs_f64(wait.max(0.0)).ok()
+}
+
+/// The time of the response by the clock of its server; without one, that of its receipt.
+fn now(headers: &HeaderMap) -> Option<f64> {
+    if let Some(sent) = text_of(headers, DATE.as_str()).and_then(seconds_of) {
+        return Some(sent as f64);
+    }
+    Some(SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64())
+}
+
+/// A duration as Go writes it: `6m0s`, `1.5s`, `20ms`.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut seconds = 0.0;
+    while !rest.is_empty() {
+        let (number, tail) = rest.split_at(rest.find(|char: char| !char.is_ascii_digit() && char != '.')?);
+        let (unit, tail) = tail.split_at(
+            tail.find(|char: char| char.is_ascii_digit() || char == '.')
+                .unwrap_or(tail.len()),
+        );
+        let scale = match unit {
+            "d" => 86_400.0,
+            "h" => 3_600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "\u{b5}s" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        seconds += number.parse::<f64>().ok()? * scale;
+        rest = tail;
+    }
+    (!text.is_empty()).then(|| Duration::try_from_secs_f64(seconds).ok())?
+}
+
+/// gRPC sends binary fields without padding, and some servers with it.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// The delay of the `google.rpc.RetryInfo` in a `google.rpc.Status`, the value of `grpc-status-details-bin`.
+fn retry_delay(details: &[u8]) -> Option<Duration> {
+    let status = BASE64.decode(details).ok()?;
+    let mut details = Fields(&status).filter(|(number, _)| *number == 3);
+    let delay = details.find_map(|(_, any)| {
+        let is_retry_info = any.message()?.any(|(number, url)| {
+            let url = url.bytes().filter(|_| number == 1);
+            url.is_some_and(|url| url.ends_with(b"/google.rpc.RetryInfo"))
+        });
+        let (_, info) = any.message()?.find(|(number, _)| is_retry_info && *number == 2)?;
+        let (_, delay) = info.message()?.find(|(number, _)| *number == 1)?;
+        delay.message()
+    })?;
+
+    let (mut seconds, mut nanos) = (0, 0);
+    for (number, value) in delay {
+        match (number, value) {
+            (1, Value::Number(value)) => seconds = value,
+            (2, Value::Number(value)) => nanos = value,
+            _ => {}
+        }
+    }
+    // A negative number is large as an unsigned one.
+    let nanos = u32::try_from(nanos).ok().filter(|nanos| *nanos < 1_000_000_000)?;
+    i64::try_from(seconds).ok().map(|_| Duration::new(seconds, nanos))
+}
+
+/// The fields of a message, with their numbers, up to the first one that is malformed.
+struct Fields<'a>(&'a [u8]);
+
+enum Value<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+    /// Of a fixed length, which the messages here do not have.
+    Fixed,
+}
+
+impl<'a> Value<'a> {
+    fn bytes(&self) -> Option<&'a [u8]> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Number(_) | Self::Fixed => None,
+        }
+    }
+
+    fn message(&self) -> Option<Fields<'a>> {
+        self.bytes().map(Fields)
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = (u64, Value<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let tag = self.varint()?;
+        let value = match tag & 7 {
+            0 => Value::Number(self.varint()?),
+            1 => self.take(8).map(|_| Value::Fixed)?,
+            2 => {
+                let length = self.varint()?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => self.take(4).map(|_| Value::Fixed)?,
+            _ => return None,
+        };
+        Some((tag >> 3, value))
+    }
+}
+
+impl<'a> Fields<'a> {
+    fn varint(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for position in 0..10 {
+            let (byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7f) << (7 * position);
+            if byte & 0x80 == 0 {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, length: u64) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(usize::try_from(length).ok()?)?;
+        self.0 = rest;
+        Some(taken)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderName, HeaderValue};
 
     use super::*;
 
@@ -341,6 +508,156 @@ mod tests {
                 expected.map(Duration::from_secs),
                 "{lines:?}"
             );
+        }
+    }
+
+    fn waits(fields: &[(&'static str, &'static str)]) -> Option<u64> {
+        let fields = fields
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        wait_in_single_fields(&fields.collect()).map(|wait| wait.as_millis() as u64)
+    }
+
+    #[test]
+    fn the_wait_is_that_of_the_limits_of_which_nothing_remains() {
+        let date = ("date", "Fri, 15 Jan 2027 08:00:00 GMT"); // 1,800,000,000 s
+        for (fields, expected) in [
+            (
+                &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "30")][..],
+                Some(30_000),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "1800000030"),
+                    date,
+                ],
+                Some(30_000),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "1800000030500"),
+                    date,
+                ],
+                Some(30_500),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "1799999999"),
+                    date,
+                ],
+                Some(0),
+            ),
+            (
+                &[("x-ratelimit-remaining", "0.0"), ("x-ratelimit-reset", "1.5")],
+                Some(1_500),
+            ),
+            (
+                &[("x-ratelimit-remaining", "-2"), ("x-ratelimit-reset", "7")],
+                Some(7_000),
+            ),
+            (&[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "0")], None),
+            (&[("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "soon")], None),
+            (&[("x-ratelimit-remaining", "none"), ("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "NaN"), ("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "NaN")], Some(0)),
+            (&[("ratelimit-remaining", "0"), ("ratelimit-reset", "9")], Some(9_000)),
+            (
+                &[("x-rate-limit-remaining", "0"), ("x-rate-limit-reset", "9")],
+                Some(9_000),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining-requests", "0"),
+                    ("x-ratelimit-reset-requests", "6m0s"),
+                    ("x-ratelimit-remaining-tokens", "149984"),
+                    ("x-ratelimit-reset-tokens", "10h"),
+                ],
+                Some(360_000),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining-requests", "0"),
+                    ("x-ratelimit-reset-requests", "8.64s"),
+                    ("x-ratelimit-remaining-tokens", "0"),
+                    ("x-ratelimit-reset-tokens", "1m6.5s"),
+                ],
+                Some(66_500),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining-tokens", "0"),
+                    ("x-ratelimit-reset-tokens", "20ms"),
+                ],
+                Some(20),
+            ),
+            (
+                &[
+                    ("x-ratelimit-remaining-tokens", "0"),
+                    ("x-ratelimit-reset-tokens", "20"),
+                ],
+                Some(20_000),
+            ),
+        ] {
+            assert_eq!(waits(fields), expected, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn a_duration_of_another_form_is_none() {
+        for text in ["", "m", "6x", "6m5", "1.2.3s", "-5s", "6 m", "1e400s"] {
+            assert_eq!(duration(text), None, "{text}");
+        }
+        assert_eq!(duration("1d2h3m4s5ms6us7ns").map(|wait| wait.as_secs()), Some(93_784));
+        assert_eq!(duration(&format!("{}h", "9".repeat(400))), None);
+    }
+}
+
+#[cfg(all(test, feature = "tonic"))]
+mod grpc_tests {
+    use proptest::{collection::vec, prelude::any, proptest};
+    use tonic_types::{ErrorDetails, StatusExt};
+
+    use super::*;
+
+    fn details(details: ErrorDetails) -> Vec<u8> {
+        let status = tonic::Status::with_error_details(tonic::Code::ResourceExhausted, "slow down", details);
+        status.details().to_vec()
+    }
+
+    #[test]
+    fn the_delay_is_read_from_what_tonic_writes() {
+        for delay in [
+            Duration::ZERO,
+            Duration::from_millis(1_500),
+            Duration::from_secs(86_400),
+            Duration::new(3, 1),
+        ] {
+            let mut all = ErrorDetails::new();
+            all.add_quota_failure_violation("policy:a", "10 a minute")
+                .set_retry_info(Some(delay))
+                .set_request_info("id", "data");
+            let written = details(all);
+            assert_eq!(retry_delay(BASE64.encode(&written).as_bytes()), Some(delay));
+            let padded = base64::engine::general_purpose::STANDARD.encode(&written);
+            assert_eq!(retry_delay(padded.as_bytes()), Some(delay));
+        }
+        let without = details(ErrorDetails::with_request_info("id", "data"));
+        assert_eq!(retry_delay(BASE64.encode(without).as_bytes()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(mut bytes in vec(any::<u8>(), 0..64), cut in 0..80_usize) {
+            let _ = retry_delay(&bytes);
+            let _ = retry_delay(BASE64.encode(&bytes).as_bytes());
+            let written = details(ErrorDetails::with_retry_info(Some(Duration::from_millis(1_500))));
+            bytes.splice(0..0, written.into_iter().take(cut));
+            let _ = retry_delay(BASE64.encode(&bytes).as_bytes());
         }
     }
 }

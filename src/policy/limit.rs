@@ -1,10 +1,10 @@
-//! The limits of a policy, under its name.
+//! The limits of a policy under its name, rendered as responses have them.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::{
     ConfigError, Limit,
-    decision::{Plan, policy_item, response::violates},
+    decision::{RenderedLimit, policy_item, response::violates},
     key::KeyError,
     limit::{ChooseLimit, LimitSource, Source},
     store::NamedLimit,
@@ -12,36 +12,36 @@ use crate::{
 
 /// The name and the limit of a policy.
 #[derive(Clone)]
-pub(super) struct Terms {
-    /// The plan of all requests; if plans are chosen, one of the same name that limits nothing.
-    pub(super) plan: Arc<Plan>,
+pub(super) struct PolicyLimit {
+    /// The limit of all requests; if limits are chosen, one of the same name that limits nothing.
+    pub(super) fixed: Arc<RenderedLimit>,
     pub(super) choose: Option<ChooseLimit>,
-    /// Those of limits that apply to some requests alone.
-    pub(super) rendered: Arc<Rendered>,
+    /// Those that apply to some requests alone.
+    pub(super) chosen: Arc<ChosenLimits>,
 }
 
-impl Terms {
+impl PolicyLimit {
     pub(super) fn new(name: Arc<str>, limit: impl Into<LimitSource>) -> Self {
         let (limit, choose) = match limit.into().0 {
             Source::Fixed(limit) => (limit, None),
             Source::Chosen(choose) => (Limit::Unlimited, Some(choose)),
         };
         Self {
-            rendered: Arc::new(Rendered::new(name.clone())),
-            plan: plan(name, limit),
+            chosen: Arc::new(ChosenLimits::new(name.clone())),
+            fixed: render(name, limit),
             choose,
         }
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        validate_name(&self.plan.named.name)?;
-        self.plan.named.limit.validate()
+        validate_name(&self.fixed.named.name)?;
+        self.fixed.named.limit.validate()
     }
 
-    /// The terms of a policy that a file has switched off: nothing is limited.
+    /// The limit of a policy that a file has switched off: nothing is limited.
     #[cfg(feature = "serde")]
     pub(super) fn switched_off(self) -> Self {
-        Self::new(self.plan.named.name.clone(), Limit::Unlimited)
+        Self::new(self.fixed.named.name.clone(), Limit::Unlimited)
     }
 }
 
@@ -63,22 +63,22 @@ pub(super) fn validate_name(name: &str) -> Result<(), ConfigError> {
     )))
 }
 
-/// Renders a plan.
-fn plan(name: Arc<str>, limit: Limit) -> Arc<Plan> {
+/// Renders the limit of a policy of this name.
+fn render(name: Arc<str>, limit: Limit) -> Arc<RenderedLimit> {
     // A name that is not valid is used for nothing but its error.
     let shown = if validate_name(&name).is_ok() { &name } else { "" };
-    Arc::new(Plan {
+    Arc::new(RenderedLimit {
         policy_item: policy_item(shown, &limit),
         problem: violates(&[shown]),
         named: NamedLimit::new(name, limit),
     })
 }
 
-/// The plans of limits that apply to some requests of a policy alone.
-pub(super) struct Rendered {
+/// The limits that apply to some requests of a policy alone: those that are chosen, and overrides.
+pub(super) struct ChosenLimits {
     policy: Arc<str>,
     /// Those that were rendered before, each near the place of its limit. None is removed, so reading takes no lock.
-    seen: OnceLock<Box<[OnceLock<Arc<Plan>>; PLACES]>>,
+    seen: OnceLock<Box<[OnceLock<Arc<RenderedLimit>>; PLACES]>>,
 }
 
 const PLACES: usize = 512;
@@ -86,7 +86,7 @@ const PLACES: usize = 512;
 /// The number of places that are searched for a limit.
 const REACH: usize = 32;
 
-impl Rendered {
+impl ChosenLimits {
     fn new(policy: Arc<str>) -> Self {
         Self {
             policy,
@@ -94,18 +94,18 @@ impl Rendered {
         }
     }
 
-    /// The plan of a limit.
+    /// A limit, which is rendered once.
     #[inline]
-    pub(super) fn of(&self, limit: Limit) -> Result<Arc<Plan>, KeyError> {
+    pub(super) fn of(&self, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
         let mut seen = self.near(&limit).map_while(OnceLock::get);
-        match seen.find(|plan| plan.named.limit == limit) {
-            Some(plan) => Ok(plan.clone()),
+        match seen.find(|seen| seen.named.limit == limit) {
+            Some(seen) => Ok(seen.clone()),
             None => self.add(limit),
         }
     }
 
     #[cold]
-    fn add(&self, limit: Limit) -> Result<Arc<Plan>, KeyError> {
+    fn add(&self, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
         if let Err(error) = limit.validate() {
             let policy = &self.policy;
             let message =
@@ -113,7 +113,7 @@ impl Rendered {
             return Err(KeyError::misconfigured(message));
         }
 
-        let new = plan(self.policy.clone(), limit);
+        let new = render(self.policy.clone(), limit);
         for place in self.near(&new.named.limit) {
             let seen = place.get_or_init(|| new.clone());
             if seen.named.limit == new.named.limit {
@@ -125,14 +125,14 @@ impl Rendered {
 
     /// All of them, as far as there is room for them.
     #[cfg(feature = "admin")]
-    pub(super) fn all(&self) -> Vec<Arc<Plan>> {
+    pub(super) fn all(&self) -> Vec<Arc<RenderedLimit>> {
         let places = self.seen.get().into_iter().flat_map(|seen| seen.iter());
         places.filter_map(OnceLock::get).cloned().collect()
     }
 
-    /// The places where the plan of a limit may be.
+    /// The places where a limit may be.
     #[inline]
-    fn near<'a>(&'a self, limit: &Limit) -> impl Iterator<Item = &'a OnceLock<Arc<Plan>>> + use<'a> {
+    fn near<'a>(&'a self, limit: &Limit) -> impl Iterator<Item = &'a OnceLock<Arc<RenderedLimit>>> + use<'a> {
         let window = limit.window().map_or(0, |window| window.as_micros() as u64);
         let hash = (limit.quota() ^ window.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (hash >> 32) as usize;
@@ -146,40 +146,40 @@ mod tests {
     use super::*;
     use crate::SlidingLog;
 
-    fn plans() -> Rendered {
-        Rendered::new("api".into())
+    fn limits() -> ChosenLimits {
+        ChosenLimits::new("api".into())
     }
 
-    fn chosen(plans: &Rendered, quota: u64) -> Result<Arc<Plan>, KeyError> {
-        plans.of(SlidingLog::per_minute(quota).into())
+    fn chosen(limits: &ChosenLimits, quota: u64) -> Result<Arc<RenderedLimit>, KeyError> {
+        limits.of(SlidingLog::per_minute(quota).into())
     }
 
     #[test]
     fn a_limit_that_was_chosen_before_is_not_rendered_again() {
-        let plans = plans();
-        let first: Vec<_> = (1..=100).map(|quota| chosen(&plans, quota).unwrap()).collect();
+        let limits = limits();
+        let first: Vec<_> = (1..=100).map(|quota| chosen(&limits, quota).unwrap()).collect();
         for (quota, first) in (1..=100).zip(first) {
-            assert!(Arc::ptr_eq(&first, &chosen(&plans, quota).unwrap()), "{quota}");
+            assert!(Arc::ptr_eq(&first, &chosen(&limits, quota).unwrap()), "{quota}");
         }
     }
 
     #[test]
     fn any_number_of_limits_can_be_chosen_in_bounded_memory() {
-        let plans = plans();
+        let limits = limits();
         for _ in 0..2 {
             for quota in 1..=10_000 {
-                let plan = chosen(&plans, quota).unwrap();
-                assert_eq!(plan.named.limit.quota(), quota);
-                assert_eq!(plan.policy_item, format!("\"api\";q={quota};w=60"));
+                let limit = chosen(&limits, quota).unwrap();
+                assert_eq!(limit.named.limit.quota(), quota);
+                assert_eq!(limit.policy_item, format!("\"api\";q={quota};w=60"));
             }
         }
-        let seen = plans.seen.get().unwrap();
+        let seen = limits.seen.get().unwrap();
         assert!(seen.iter().all(|place| place.get().is_some()));
     }
 
     #[test]
     fn an_invalid_limit_is_an_error_that_names_the_policy_and_the_fix() {
-        let error = chosen(&plans(), SlidingLog::MAX_QUOTA + 1).unwrap_err();
+        let error = chosen(&limits(), SlidingLog::MAX_QUOTA + 1).unwrap_err();
         assert!(error.is_misconfigured());
         for part in ["policy `api`", "`.precision(1000)`"] {
             assert!(error.to_string().contains(part), "{error}");

@@ -1,4 +1,4 @@
-//! The metrics of the feature `metrics`. The handles are obtained from the recorder once, with the first request, and are kept.
+//! The metrics. The handles are obtained from the recorder once, with the first request, and are kept.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ use super::PolicyOutcome;
 use crate::error::ErrorKind;
 
 /// Whether there are metrics.
-pub(crate) const ENABLED: bool = true;
+pub(crate) const METRICS_ENABLED: bool = true;
 
 const DECISIONS: &str = "tower_quota_decisions_total";
 const NEAR_LIMIT: &str = "tower_quota_near_limit_total";

@@ -1,4 +1,4 @@
-//! Requests that wait for slots.
+//! Requests that wait: admitted ones for their turn, others for slots.
 //!
 //! A request that waits for slots holds none, and nothing of it is counted: it has a place in the queue of each limit up to the
 //! first one without free slots. It is checked again when the store wakes it, since slots are free for it, and each second, which
@@ -9,23 +9,127 @@ use std::{future::poll_fn, pin::Pin, time::Duration};
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 
-use super::{
-    Check, abandon, decide,
-    failing::Local,
-    held::{Held, require_runtime},
-};
+use super::{Check, abandon, bans, begin, decide, failing::Local};
 use crate::{
     Decision, PolicyDecision,
-    decision::{Undecided, leave_queue},
-    observe::metrics::WaitingRequest,
+    decision::{Settlement, Undecided, leave_queue},
+    observe::WaitingRequest,
     store::{
-        Charge, LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreFuture, StoreRequest, StoreResponse,
-        wakes::Waiter,
+        Charge, ErrorKind, LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreFuture, StoreRequest,
+        StoreResponse, wakes::Waiter,
     },
 };
+
+/// A request that is held until its turn, or until slots are free for it.
+pub(crate) type Held = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
+
+/// An admitted request until its turn. Dropped before, it is refunded.
+struct Admitted {
+    decision: Option<Decision>,
+    _owed: Option<Owed>,
+}
+
+/// Holds a request that has just been decided until its turn.
+pub(crate) fn until_turn(decision: Decision) -> Result<Held, StoreError> {
+    let admitted = Admitted {
+        _owed: decision.owe(OwedKind::Settlement),
+        decision: Some(decision),
+    };
+    require_runtime()?;
+    Ok(Box::pin(admitted.wait()))
+}
+
+/// Holds a request until the end of a pause, and checks it then.
+pub(super) fn after_pause(pause: Duration, again: Undecided, waited: Duration) -> Result<Held, StoreError> {
+    require_runtime()?;
+    Ok(Box::pin(async move {
+        let since = Instant::now();
+        {
+            let _waiting = again.as_slice().first().map(PolicyDecision::wait);
+            sleep(pause).await;
+        }
+        let waited = waited + since.elapsed();
+        let decision = match begin(Operation::Reserve, again) {
+            Check::Decided(decision) => decision?,
+            Check::Pending(check) => check.await?,
+        };
+        Ok(decision.after_waiting(waited))
+    }))
+}
+
+/// An error outside of a runtime, which has no timer.
+fn require_runtime() -> Result<(), StoreError> {
+    let error = |_| {
+        StoreError::new(
+            ErrorKind::Refused,
+            "a request can wait only in a tokio runtime; check it there, or without `wait_up_to`",
+        )
+    };
+    Handle::try_current().map(drop).map_err(error)
+}
+
+impl Admitted {
+    /// Waits for the turn, and takes the slots then. If a ban has begun meanwhile, or no slots are free, the request is denied,
+    /// and refunded.
+    async fn wait(mut self) -> Result<Decision, StoreError> {
+        let since = Instant::now();
+        {
+            let _waiting = self.decision().wait();
+            sleep(self.decision().delay()).await;
+        }
+
+        // Without a reply it is admitted, as it was.
+        if let Some(bans) = bans::read(self.decision())
+            && let Ok(response) = bans.await
+            && let Some(denied) = bans::deny(self.decision(), &response)
+        {
+            drop(self);
+            let waited = since.elapsed();
+            if let Some((pause, again)) = denied.after_pause(waited) {
+                return after_pause(pause, again, waited)?.await;
+            }
+            denied.count_outcomes();
+            return Ok(denied);
+        }
+        let Some(slots) = self.decision().untaken_slots() else {
+            return Ok(self.admit());
+        };
+        let taken = take_slots(slots, since)?.await?;
+        match taken.is_allowed() {
+            true => Ok(self.admit().with_slots(taken)),
+            false => Ok(taken),
+        }
+    }
+
+    fn decision(&self) -> &Decision {
+        self.decision.as_ref().expect("it is held")
+    }
+
+    fn admit(&mut self) -> Decision {
+        self.decision.take().expect("it is held")
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        if let Some(decision) = self.decision.take() {
+            give_back(&decision);
+        }
+    }
+}
+
+/// Refunds an admitted request that its caller has left, in a task. If that fails, its turn expires.
+pub(crate) fn give_back(decision: &Decision) {
+    let locally = decision.store_error().is_some();
+    let mut settlement = Settlement::default();
+    for policy in decision.as_slice() {
+        settlement.refund(policy, locally);
+    }
+    settlement.send().receive(None);
+}
 
 /// The time after which a request that waits is checked again, which is a third of the time for which its place is held.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -44,12 +148,12 @@ pub(super) struct Queued {
 }
 
 /// Whether the response is that the request waits for slots.
-pub(super) fn waits(response: &StoreResponse) -> bool {
+pub(super) fn is_queued(response: &StoreResponse) -> bool {
     response.outcomes().first().is_some_and(Outcome::is_waiting)
 }
 
 /// Takes the slots of these policies, which may have to be waited for. The waits count since then.
-pub(super) fn take(undecided: Undecided, since: Instant) -> Result<Held, StoreError> {
+fn take_slots(undecided: Undecided, since: Instant) -> Result<Held, StoreError> {
     Queued::new(undecided, None, since).hold(true)
 }
 
@@ -137,7 +241,7 @@ impl Queued {
             let is_last = Instant::now() >= deadline;
             self.check = Some(self.check_again(is_last));
             let response = self.checked().await;
-            if !response.as_ref().is_ok_and(waits) {
+            if !response.as_ref().is_ok_and(is_queued) {
                 break response;
             }
         };
