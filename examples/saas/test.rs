@@ -1,0 +1,3 @@
+#[path = "app.rs"]
+mod app;
+mod webhooks;
