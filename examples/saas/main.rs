@@ -3,8 +3,9 @@
 mod app;
 mod webhooks;
 
-use std::{env, error::Error, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::HashMap, env, error::Error, net::SocketAddr, sync::Arc, time::Duration};
 
+use axum::http::Uri;
 use tokio::{net::TcpListener, signal};
 use tower_quota::{MemoryStore, RedisStore, store::Store};
 
@@ -18,7 +19,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     };
     let limits = env::var("LIMITS").unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/limits.toml").into());
-    let app = app::app(store.clone(), limits)?;
+    let receivers = HashMap::from([(10, Uri::from_static("http://127.0.0.1:4000/orders"))]);
+    let app = app::app(store.clone(), limits, receivers)?;
 
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:3001".into());
     let listener = TcpListener::bind(&addr).await?;
