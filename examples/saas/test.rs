@@ -1,3 +1,411 @@
+//! Two replicas of the application on one Redis, over HTTP as nginx sends it, and behind nginx.
+
 #[path = "app.rs"]
 mod app;
+#[path = "../../tests/it/support/faketime.rs"]
+#[allow(dead_code)]
+mod faketime;
+#[path = "../../tests/it/support/redis.rs"]
+#[allow(dead_code)]
+mod redis;
+#[path = "webhooks.rs"]
 mod webhooks;
+
+use std::{
+    collections::HashMap,
+    fs,
+    future::Future,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::{Child, Command},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{HeaderMap, Request, Uri, request::Builder},
+    response::IntoResponse,
+};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tower_quota::{Ban, Key, Limiter, Policy, RedisStore, SlidingLog};
+
+use self::{faketime::Faketime, redis::Redis};
+
+const FILE: &str = include_str!("limits.toml");
+const MINUTE: u64 = 60;
+
+/// Two replicas, the Redis that both count in, and the file that both follow.
+struct Service {
+    replicas: [SocketAddr; 2],
+    folder: TempDir,
+    redis: Redis,
+}
+
+impl Service {
+    async fn start() -> Self {
+        Self::start_with(Redis::start(), HashMap::new()).await
+    }
+
+    async fn start_with(redis: Redis, receivers: HashMap<u64, Uri>) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("limits.toml");
+        fs::write(&file, FILE).expect("a file");
+        let mut replicas = Vec::new();
+        for _ in 0..2 {
+            let store = RedisStore::builder().url(&redis.url()).overrides(true);
+            let store = store.connect().await.expect("Redis replies");
+            let app = app::app(store, &file, receivers.clone()).expect("the file has the policies");
+            replicas.push(serve(app).await);
+        }
+        let replicas = replicas.try_into().expect("two");
+        Self {
+            replicas,
+            folder,
+            redis,
+        }
+    }
+
+    /// Changes the file that both replicas follow.
+    fn write(&self, limits: &str) {
+        let [fresh, file] = ["fresh", "limits.toml"].map(|name| self.folder.path().join(name));
+        fs::write(&fresh, limits).expect("a file");
+        fs::rename(fresh, file).expect("the same folder");
+    }
+
+    /// A request that nginx has received from this client, to one of the replicas.
+    async fn from(&self, client: &str, replica: usize, request: Builder, body: impl ToString) -> Response {
+        let uri = request.uri_ref().expect("a path").clone();
+        let uri = format!("http://{}{uri}", self.replicas[replica]);
+        let request = request.uri(uri).header("x-forwarded-for", client);
+        send(&client_of([127, 0, 0, 1].into()), request, body).await
+    }
+
+    async fn log_in(&self, client: &str, replica: usize, name: &str, password: &str) -> Response {
+        let request = Request::post("/login").header("content-type", "application/json");
+        let body = json!({ "name": name, "password": password });
+        self.from(client, replica, request, body).await
+    }
+
+    async fn session(&self, name: &str, password: &str) -> Session<'_> {
+        let response = self.log_in("192.0.2.200", 0, name, password).await;
+        assert_eq!(response.status, 200, "{response:?}");
+        let cookie = response.field("set-cookie").expect("a cookie");
+        let (cookie, _) = cookie.split_once(';').expect("attributes");
+        Session {
+            service: self,
+            cookie: cookie.to_owned(),
+        }
+    }
+
+    /// A limiter of the test's own on the counts of the replicas.
+    async fn limiter(&self, policy: Policy<tower_quota::Unkeyed>) -> Limiter {
+        Limiter::new(
+            RedisStore::connect(&self.redis.url()).await.expect("Redis replies"),
+            policy,
+        )
+    }
+}
+
+/// What one user sends.
+struct Session<'a> {
+    service: &'a Service,
+    cookie: String,
+}
+
+impl Session<'_> {
+    async fn get(&self, path: &str) -> Response {
+        self.send(0, Request::get(path), "").await
+    }
+
+    async fn post(&self, replica: usize, path: &str, body: impl ToString) -> Response {
+        let request = Request::post(path).header("content-type", "application/json");
+        self.send(replica, request, body).await
+    }
+
+    async fn send(&self, replica: usize, request: Builder, body: impl ToString) -> Response {
+        let request = request.header("cookie", &self.cookie);
+        self.service.from("192.0.2.201", replica, request, body).await
+    }
+}
+
+#[derive(Debug)]
+struct Response {
+    status: u16,
+    fields: HeaderMap,
+    body: String,
+}
+
+impl Response {
+    fn field(&self, name: &str) -> Option<&str> {
+        self.fields.get(name).map(|value| value.to_str().expect("text"))
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).expect("JSON")
+    }
+}
+
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("a bound port");
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(axum::serve(listener, service).into_future());
+    addr
+}
+
+/// A client that connects from this address of the loopback network.
+fn client_of(address: IpAddr) -> Client<HttpConnector, Body> {
+    let mut connector = HttpConnector::new();
+    connector.set_local_address(Some(address));
+    Client::builder(TokioExecutor::new()).build(connector)
+}
+
+async fn send(client: &Client<HttpConnector, Body>, request: Builder, body: impl ToString) -> Response {
+    let request = request.body(Body::from(body.to_string())).expect("a request");
+    let (parts, body) = client.request(request).await.expect("a response").into_parts();
+    let body = to_bytes(Body::new(body), 1 << 20).await.expect("a body");
+    Response {
+        status: parts.status.as_u16(),
+        fields: parts.headers,
+        body: String::from_utf8(body.to_vec()).expect("text"),
+    }
+}
+
+async fn eventually<F: Future<Output = bool>>(what: &str, holds: impl Fn() -> F) {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < Duration::from_secs(60), "still not: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn failed_logins_are_limited_and_successful_ones_are_free() {
+    let service = Service::start().await;
+    let logins = Policy::new("logins", SlidingLog::new(3, Duration::from_secs(5 * MINUTE)));
+    let logins = service.limiter(logins).await;
+    let (attacker, ada) = ("203.0.113.7", Key::extension("account", "ada"));
+    let key = Key::ip(attacker.parse().expect("an address")).and(ada);
+    for _ in 0..6 {
+        assert_eq!(service.log_in(attacker, 0, "ada", "lovelace").await.status, 200);
+        eventually("it is refunded", async || {
+            logins
+                .peek(key.clone())
+                .await
+                .is_ok_and(|decision| decision.remaining() == 3)
+        })
+        .await;
+    }
+    for replica in [0, 1, 0] {
+        assert_eq!(service.log_in(attacker, replica, "ada", "guess").await.status, 401);
+    }
+    for (retry_after, kind) in [("300", "quota-exceeded"), ("900", "abnormal-usage-detected")] {
+        let denied = service.log_in(attacker, 1, "ada", "guess").await;
+        assert_eq!((denied.status, denied.field("retry-after")), (429, Some(retry_after)));
+        assert!(denied.body.contains(kind), "{denied:?}");
+    }
+    assert_eq!(
+        service.log_in(attacker, 0, "ada", "lovelace").await.status,
+        429,
+        "banned"
+    );
+    assert_eq!(
+        service.log_in("203.0.113.8", 0, "ada", "lovelace").await.status,
+        200,
+        "its owner is not"
+    );
+    assert_eq!(service.log_in(attacker, 0, "kei", "sakura").await.status, 200);
+
+    // An operator lifts the ban.
+    let reset = json!({ "policy": "logins", "key": key.as_str() });
+    assert_eq!(
+        service
+            .session("root", "change-me")
+            .await
+            .post(1, "/admin/reset", reset)
+            .await
+            .status,
+        200
+    );
+    eventually("no denial is cached", async || {
+        service.log_in(attacker, 0, "ada", "lovelace").await.status == 200
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_address_that_tries_many_accounts_is_limited() {
+    let service = Service::start().await;
+    for account in 0..30 {
+        let failed = service
+            .log_in("203.0.113.7", account % 2, &format!("user-{account}"), "123456")
+            .await;
+        assert_eq!(failed.status, 401);
+    }
+    let denied = service.log_in("203.0.113.7", 0, "ada", "lovelace").await;
+    assert_eq!(denied.status, 429);
+    assert_eq!(denied.json()["violated-policies"], json!(["addresses"]));
+    assert_eq!(service.log_in("203.0.113.8", 0, "ada", "lovelace").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_reload_of_the_file_changes_the_plans_and_keeps_what_was_counted() {
+    let service = Service::start().await;
+    let (ada, kei) = (
+        service.session("ada", "lovelace").await,
+        service.session("kei", "sakura").await,
+    );
+    for (replica, status) in [(0, 201), (1, 201), (0, 429)] {
+        assert_eq!(ada.post(replica, "/orders", "tea").await.status, status);
+    }
+    let ordered = kei.post(0, "/orders", "tea").await;
+    assert_eq!(ordered.field("ratelimit-policy"), Some(r#""orders";q=100;w=60"#));
+
+    let changed = FILE
+        .replace("sliding-log 2/min", "sliding-log 1000/min")
+        .replace("100/min", "200/min");
+    service.write(&changed);
+    for (session, policy, used) in [
+        (&ada, r#""orders";q=1000;w=60"#, 2),
+        (&kei, r#""orders";q=200;w=60"#, 1),
+    ] {
+        for replica in [0, 1] {
+            eventually("the plan has changed", async || {
+                let ordered = session.post(replica, "/orders", "tea").await;
+                ordered.field("ratelimit-policy") == Some(policy)
+            })
+            .await;
+        }
+        let quota = if used == 2 { 1_000 } else { 200 };
+        let left = session.post(0, "/orders", "tea").await;
+        let left = left
+            .field("ratelimit")
+            .and_then(|field| field.split(';').nth(1)?.strip_prefix("r=")?.parse().ok());
+        let left: u64 = left.expect("what is left");
+        assert!(left < quota - used, "{left} of {quota}");
+    }
+
+    // A mistake changes nothing, and operators see it.
+    let root = service.session("root", "change-me").await;
+    service.write(&changed.replace("200/min", "200/moon"));
+    eventually("the report has the mistake", async || {
+        root.get("/admin/report").await.body.contains("200/moon")
+    })
+    .await;
+    assert_eq!(
+        kei.post(0, "/orders", "tea").await.field("ratelimit-policy"),
+        Some(r#""orders";q=200;w=60"#)
+    );
+}
+
+#[tokio::test]
+async fn an_operator_gives_one_tenant_another_limit() {
+    let service = Service::start().await;
+    let (ada, root) = (
+        service.session("ada", "lovelace").await,
+        service.session("root", "change-me").await,
+    );
+    for status in [201, 201, 429] {
+        assert_eq!(ada.post(0, "/orders", "tea").await.status, status);
+    }
+    let raised = json!({ "tenant": 10, "limit": "sliding-log 50/min", "hours": 72 });
+    assert_eq!(ada.post(0, "/admin/overrides", &raised).await.status, 403);
+    let set = root.post(0, "/admin/overrides", &raised).await;
+    assert_eq!(
+        set.json(),
+        json!([{ "key": "ext:tenant=10", "limit": "sliding-log 50/min" }])
+    );
+    for replica in [0, 1] {
+        eventually("the replica has read it", async || {
+            ada.post(replica, "/orders", "tea").await.status == 201
+        })
+        .await;
+    }
+
+    let other = json!({ "tenant": 10, "limit": "token-bucket 50/min", "hours": 72 });
+    let refused = root.post(0, "/admin/overrides", other).await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.body.contains("token-bucket"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn the_admin_page_is_behind_the_login() {
+    let service = Service::start().await;
+    let unknown = service.from("203.0.113.7", 0, Request::get("/admin/report"), "").await;
+    assert_eq!(unknown.status, 401);
+    assert_eq!(service.session("ada", "lovelace").await.get("/admin").await.status, 403);
+
+    let root = service.session("root", "change-me").await;
+    let page = root.get("/admin").await;
+    assert_eq!(page.status, 200);
+    assert!(
+        page.field("content-type")
+            .is_some_and(|kind| kind.starts_with("text/html"))
+    );
+    let report = root.get("/admin/report").await.json();
+    let names = report["policies"]
+        .as_array()
+        .expect("policies")
+        .iter()
+        .map(|policy| policy["policy"].clone());
+    let names: Vec<_> = names.collect();
+    for name in ["addresses", "logins", "mails", "orders", "webhooks"] {
+        assert!(names.contains(&json!(name)), "{names:?}");
+    }
+    assert_eq!(report["unused_policies"], json!([]));
+}
+
+#[tokio::test]
+async fn no_replica_calls_a_receiver_before_it_accepts_calls_again() {
+    const PAUSE: Duration = Duration::from_secs(2);
+
+    let arrivals = Arc::new(Mutex::new(Vec::new()));
+    let seen = arrivals.clone();
+    let receiver = serve(Router::new().fallback(async move |event: String| {
+        let mut seen = seen.lock().expect("no thread panics with it");
+        seen.push((Instant::now(), event));
+        match seen.len() {
+            1 => (axum::http::StatusCode::TOO_MANY_REQUESTS, [("retry-after", "2")]).into_response(),
+            _ => "thanks".into_response(),
+        }
+    }))
+    .await;
+    let url = format!("http://{receiver}/orders").parse().expect("a URL");
+    let service = Service::start_with(Redis::start(), HashMap::from([(10, url)])).await;
+    let ada = service.session("ada", "lovelace").await;
+    let webhooks = Policy::new("webhooks", SlidingLog::per_second(10)).ban(Ban::by_hand());
+    let webhooks = service.limiter(webhooks).await;
+
+    assert_eq!(ada.post(0, "/orders", "tea").await.status, 201);
+    eventually("all replicas know of the pause", async || {
+        let peeked = webhooks.peek(receiver.to_string()).await;
+        peeked.is_ok_and(|decision| !decision.is_allowed())
+    })
+    .await;
+    assert_eq!(ada.post(1, "/orders", "milk").await.status, 201);
+    let arrived = || arrivals.lock().expect("no thread panics with it").clone();
+    eventually("both orders are delivered", async || arrived().len() == 3).await;
+
+    let [(denied_at, first), delivered @ ..] = &arrived()[..] else {
+        panic!("three arrivals")
+    };
+    assert_eq!(first, "tea");
+    for (at, event) in delivered {
+        assert!(
+            at.duration_since(*denied_at) >= PAUSE,
+            "{event} after {:?}",
+            at.duration_since(*denied_at)
+        );
+    }
+    let mut events: Vec<_> = delivered.iter().map(|(_, event)| &**event).collect();
+    events.sort_unstable();
+    assert_eq!(events, ["milk", "tea"]);
+}

@@ -38,17 +38,14 @@ impl Webhooks {
         for attempt in 0..10 {
             let request = Request::post(receiver).body(Body::from(event.clone()));
             let response = self.client.clone().oneshot(request.expect("a URL with a host")).await;
-            let mut pause = Duration::from_secs(1 << attempt);
-            if let Ok(response) = response {
-                if response.status().is_success() {
-                    return;
-                }
-                // Denied before it was sent, or by the receiver.
-                let decision = response.extensions().get::<Decision>();
-                let wait = decision.and_then(|decision| decision.retry_after().or(decision.requested_pause()));
-                pause = wait.unwrap_or(pause);
+            let response = response.as_ref().ok();
+            if response.is_some_and(|response| response.status().is_success()) {
+                return;
             }
-            sleep(pause).await;
+            // It was denied before it was sent, or by the receiver.
+            let decision = response.and_then(|response| response.extensions().get::<Decision>());
+            let pause = decision.and_then(|decision| decision.retry_after().or(decision.requested_pause()));
+            sleep(pause.unwrap_or(Duration::from_secs(1 << attempt))).await;
         }
         eprintln!("{receiver} does not accept {event}");
     }
