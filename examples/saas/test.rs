@@ -16,7 +16,6 @@ use std::{
     fs,
     future::Future,
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
     process::{Child, Command},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -34,8 +33,8 @@ use hyper_util::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
-use tower_quota::{Ban, Key, Limiter, Policy, RedisStore, SlidingLog};
+use tokio::net::{TcpListener, TcpStream};
+use tower_quota::{Ban, Key, Limiter, Policy, RedisStore, SlidingLog, Unkeyed};
 
 use self::{faketime::Faketime, redis::Redis};
 
@@ -106,11 +105,33 @@ impl Service {
     }
 
     /// A limiter of the test's own on the counts of the replicas.
-    async fn limiter(&self, policy: Policy<tower_quota::Unkeyed>) -> Limiter {
-        Limiter::new(
-            RedisStore::connect(&self.redis.url()).await.expect("Redis replies"),
-            policy,
-        )
+    async fn limiter(&self, policy: Policy<Unkeyed>) -> Limiter {
+        let store = RedisStore::connect(&self.redis.url()).await.expect("Redis replies");
+        Limiter::new(store, policy)
+    }
+
+    async fn logins(&self) -> Logins {
+        let logins = Policy::new("logins", SlidingLog::new(3, Duration::from_secs(5 * MINUTE)));
+        Logins(self.limiter(logins).await)
+    }
+}
+
+/// The counts of logins.
+struct Logins(Limiter);
+
+impl Logins {
+    fn key(client: &str, account: &str) -> Key {
+        let client = Key::ip(client.parse().expect("an address"));
+        client.and(Key::extension("account", account))
+    }
+
+    /// Returns when nothing is counted anymore.
+    async fn refunded(&self, client: &str, account: &str) {
+        eventually("it is refunded", async || {
+            let peeked = self.0.peek(Self::key(client, account)).await;
+            peeked.is_ok_and(|decision| decision.remaining() == 3)
+        })
+        .await;
     }
 }
 
@@ -190,19 +211,10 @@ async fn eventually<F: Future<Output = bool>>(what: &str, holds: impl Fn() -> F)
 #[tokio::test]
 async fn failed_logins_are_limited_and_successful_ones_are_free() {
     let service = Service::start().await;
-    let logins = Policy::new("logins", SlidingLog::new(3, Duration::from_secs(5 * MINUTE)));
-    let logins = service.limiter(logins).await;
-    let (attacker, ada) = ("203.0.113.7", Key::extension("account", "ada"));
-    let key = Key::ip(attacker.parse().expect("an address")).and(ada);
-    for _ in 0..6 {
-        assert_eq!(service.log_in(attacker, 0, "ada", "lovelace").await.status, 200);
-        eventually("it is refunded", async || {
-            logins
-                .peek(key.clone())
-                .await
-                .is_ok_and(|decision| decision.remaining() == 3)
-        })
-        .await;
+    let (logins, attacker) = (service.logins().await, "203.0.113.7");
+    for replica in [0, 1, 0, 1, 0, 1] {
+        assert_eq!(service.log_in(attacker, replica, "ada", "lovelace").await.status, 200);
+        logins.refunded(attacker, "ada").await;
     }
     for replica in [0, 1, 0] {
         assert_eq!(service.log_in(attacker, replica, "ada", "guess").await.status, 401);
@@ -225,7 +237,7 @@ async fn failed_logins_are_limited_and_successful_ones_are_free() {
     assert_eq!(service.log_in(attacker, 0, "kei", "sakura").await.status, 200);
 
     // An operator lifts the ban.
-    let reset = json!({ "policy": "logins", "key": key.as_str() });
+    let reset = json!({ "policy": "logins", "key": Logins::key(attacker, "ada").as_str() });
     assert_eq!(
         service
             .session("root", "change-me")
@@ -269,41 +281,38 @@ async fn a_reload_of_the_file_changes_the_plans_and_keeps_what_was_counted() {
     let ordered = kei.post(0, "/orders", "tea").await;
     assert_eq!(ordered.field("ratelimit-policy"), Some(r#""orders";q=100;w=60"#));
 
-    let changed = FILE
-        .replace("sliding-log 2/min", "sliding-log 1000/min")
-        .replace("100/min", "200/min");
+    let changed = FILE.replace("2/min", "3/min").replace("100/min", "1/s");
     service.write(&changed);
-    for (session, policy, used) in [
-        (&ada, r#""orders";q=1000;w=60"#, 2),
-        (&kei, r#""orders";q=200;w=60"#, 1),
+    // The status, once the plan has changed.
+    let ordered = async |session: &Session<'_>, replica, plan: &str| {
+        let ordered = session.post(replica, "/orders", "tea").await;
+        let has_changed = ordered.field("ratelimit-policy") == Some(plan);
+        has_changed.then_some(ordered.status)
+    };
+    for (session, plan, statuses) in [
+        (&ada, r#""orders";q=3;w=60"#, [201, 429]),
+        // These wait.
+        (&kei, r#""orders";q=1;w=1"#, [201, 201]),
     ] {
-        for replica in [0, 1] {
-            eventually("the plan has changed", async || {
-                let ordered = session.post(replica, "/orders", "tea").await;
-                ordered.field("ratelimit-policy") == Some(policy)
+        for (replica, status) in [0, 1].into_iter().zip(statuses) {
+            eventually("the plan changes", async || {
+                let ordered = ordered(session, replica, plan).await;
+                ordered
+                    .inspect(|ordered| assert_eq!(*ordered, status, "{plan}"))
+                    .is_some()
             })
             .await;
         }
-        let quota = if used == 2 { 1_000 } else { 200 };
-        let left = session.post(0, "/orders", "tea").await;
-        let left = left
-            .field("ratelimit")
-            .and_then(|field| field.split(';').nth(1)?.strip_prefix("r=")?.parse().ok());
-        let left: u64 = left.expect("what is left");
-        assert!(left < quota - used, "{left} of {quota}");
     }
 
     // A mistake changes nothing, and operators see it.
     let root = service.session("root", "change-me").await;
-    service.write(&changed.replace("200/min", "200/moon"));
+    service.write(&changed.replace("1/s\"", "1/moon\""));
     eventually("the report has the mistake", async || {
-        root.get("/admin/report").await.body.contains("200/moon")
+        root.get("/admin/report").await.body.contains("1/moon")
     })
     .await;
-    assert_eq!(
-        kei.post(0, "/orders", "tea").await.field("ratelimit-policy"),
-        Some(r#""orders";q=200;w=60"#)
-    );
+    assert_eq!(ordered(&kei, 0, r#""orders";q=1;w=1"#).await, Some(201));
 }
 
 #[tokio::test]
@@ -408,4 +417,158 @@ async fn no_replica_calls_a_receiver_before_it_accepts_calls_again() {
     let mut events: Vec<_> = delivered.iter().map(|(_, event)| &**event).collect();
     events.sort_unstable();
     assert_eq!(events, ["milk", "tea"]);
+}
+
+/// 15:00 in Berlin, and 23:00 in Tokyo.
+const AFTERNOON: u64 = 1_803_909_600;
+const HOUR: u64 = 60 * MINUTE;
+
+#[tokio::test]
+#[ignore = "needs faketime: `.ci/test`"]
+async fn mails_are_counted_by_the_calendar_day_of_each_user() {
+    let clock = Faketime::new();
+    clock.stop_at(AFTERNOON * 1_000_000);
+    let service = Service::start_with(clock.start_redis(), HashMap::new()).await;
+    let (ada, kei) = (
+        service.session("ada", "lovelace").await,
+        service.session("kei", "sakura").await,
+    );
+    for (session, hours) in [(&ada, 9), (&kei, 1)] {
+        for (replica, status, remaining) in [(0, 200, 1), (1, 200, 0), (0, 429, 0)] {
+            let response = session.post(replica, "/mails", "").await;
+            assert_eq!(response.status, status);
+            let field = format!(r#""mails";r={remaining};t={}"#, hours * HOUR);
+            assert_eq!(response.field("ratelimit"), Some(&*field));
+        }
+    }
+
+    clock.stop_at((AFTERNOON + HOUR) * 1_000_000);
+    eventually("a day begins in Tokyo", async || {
+        kei.post(0, "/mails", "").await.status == 200
+    })
+    .await;
+    let denied = ada.post(1, "/mails", "").await;
+    assert_eq!((denied.status, denied.field("retry-after")), (429, Some("28800")));
+}
+
+#[tokio::test]
+#[ignore = "needs faketime: `.ci/test`"]
+async fn each_ban_is_twice_as_long_as_the_one_before() {
+    let (clock, mut now) = (Faketime::new(), AFTERNOON);
+    clock.stop_at(now * 1_000_000);
+    let service = Service::start_with(clock.start_redis(), HashMap::new()).await;
+    let logins = service.logins().await;
+    for minutes in [15, 30, 60] {
+        for status in [401, 401, 401, 429] {
+            assert_eq!(service.log_in("203.0.113.7", 0, "ada", "guess").await.status, status);
+        }
+        let banned = service.log_in("203.0.113.7", 1, "ada", "guess").await;
+        let length = (minutes * MINUTE).to_string();
+        assert_eq!((banned.status, banned.field("retry-after")), (429, Some(&*length)));
+
+        now += minutes * MINUTE;
+        clock.stop_at(now * 1_000_000);
+        for replica in [0, 1] {
+            eventually("the ban has ended, and is not cached", async || {
+                service.log_in("203.0.113.7", replica, "ada", "lovelace").await.status == 200
+            })
+            .await;
+        }
+        logins.refunded("203.0.113.7", "ada").await;
+    }
+}
+
+/// An nginx of the test's own, with the file of this folder, which ends with it.
+struct Nginx {
+    process: Child,
+    addr: SocketAddr,
+    _folder: TempDir,
+}
+
+impl Nginx {
+    async fn start(replicas: [SocketAddr; 2]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder for nginx");
+        let addr = SocketAddr::from(([127, 0, 0, 1], redis::free_port()));
+        let mut server = include_str!("nginx.conf").to_owned();
+        for (shown, here) in [
+            ("127.0.0.1:3001", replicas[0]),
+            ("127.0.0.1:3002", replicas[1]),
+            ("8080", addr),
+        ] {
+            assert!(server.contains(shown), "{shown}");
+            server = server.replace(shown, &here.to_string());
+        }
+        let temporary = ["client_body", "fastcgi", "proxy", "scgi", "uwsgi"];
+        let temporary = temporary.map(|kind| format!("{kind}_temp_path {kind};")).concat();
+        let config = format!(
+            "daemon off; master_process off; pid nginx.pid; events {{}} http {{ access_log off; {temporary} {server} }}"
+        );
+        fs::write(folder.path().join("nginx.conf"), config).expect("a file");
+        let process = Command::new("nginx")
+            .args(["-e", "stderr", "-c", "nginx.conf", "-p"])
+            .arg(folder.path())
+            .spawn()
+            .expect("nginx runs; `.ci/test` installs it");
+        let nginx = Self {
+            process,
+            addr,
+            _folder: folder,
+        };
+        eventually("nginx listens", async || TcpStream::connect(addr).await.is_ok()).await;
+        nginx
+    }
+
+    async fn send(&self, client: &str, request: Builder, body: impl ToString) -> Response {
+        let uri = format!("http://{}{}", self.addr, request.uri_ref().expect("a path"));
+        let request = request.uri(uri).header("content-type", "application/json");
+        send(&client_of(client.parse().expect("an address")), request, body).await
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs nginx: `.ci/test`"]
+async fn behind_nginx_each_client_is_counted_by_its_own_address() {
+    // Other systems have not all addresses of 127.0.0.0/8.
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    let service = Service::start().await;
+    let nginx = Nginx::start(service.replicas).await;
+    let log_in = async |client: &str, forged: &str, name: &str, password: &str| {
+        let request = Request::post("/login").header("x-forwarded-for", forged);
+        let body = json!({ "name": name, "password": password });
+        nginx.send(client, request, body).await
+    };
+    for (forged, status) in [
+        ("192.0.2.1", 401),
+        ("192.0.2.2", 401),
+        ("192.0.2.3, 127.0.0.1", 401),
+        ("192.0.2.4", 429),
+    ] {
+        assert_eq!(log_in("127.0.0.2", forged, "ada", "guess").await.status, status);
+    }
+    let owner = log_in("127.0.0.3", "127.0.0.2", "ada", "lovelace").await;
+    assert_eq!(owner.status, 200);
+
+    // The page for operators compares the host with the origin of a request.
+    let root = log_in("127.0.0.3", "", "root", "change-me").await;
+    let cookie = root.field("set-cookie").and_then(|cookie| cookie.split_once(';'));
+    let (cookie, _) = cookie.expect("a cookie");
+    for (origin, status) in [
+        (format!("http://{}", nginx.addr), 200),
+        ("http://evil.example".to_owned(), 403),
+    ] {
+        let reset = Request::post("/admin/reset")
+            .header("cookie", cookie)
+            .header("origin", origin);
+        let key = json!({ "policy": "logins", "key": "ip=127.0.0.2|ext:account=ada" });
+        assert_eq!(nginx.send("127.0.0.3", reset, key).await.status, status);
+    }
 }
