@@ -1,25 +1,24 @@
 //! The routes of the application, and their limits.
 
-use std::{collections::HashMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use axum::{
     Extension, Json, Router,
     extract::{Request, State},
-    http::{HeaderMap, StatusCode, Uri, header, request::Parts},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::post,
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
 use tower_quota::{
     Admin, ConfigError, FixedWindow, Headers, Key, Limit, Limiter, Policies, Policy, RateLimitLayer, ReadBodyLayer,
     key::{self, KeyError},
     limit::{self, Calendar},
-    store::{ErrorKind, Override, Store},
+    store::{ErrorKind, Store},
 };
 
-use crate::webhooks::Webhooks;
+use crate::webhooks::{Receivers, Webhooks};
 
 /// What authentication inserts into the extensions of a request.
 #[derive(Clone)]
@@ -57,12 +56,8 @@ struct Services {
     orders: Limiter,
 }
 
-pub(crate) fn app(
-    store: impl Store + Clone,
-    limits: impl AsRef<Path>,
-    receivers: HashMap<u64, Uri>,
-) -> Result<Router, ConfigError> {
-    let policies = Policies::watch(limits)?
+pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -> Result<Router, ConfigError> {
+    let policies = Policies::watch(file)?
         .with_extension("account", |login: &Credentials| login.name.clone())
         .with_extension("tenant", |user: &User| user.tenant)
         .with_extension("plan", |user: &User| user.plan);
@@ -93,7 +88,7 @@ pub(crate) fn app(
         .live_policies(&policies)
         .show_keys(true)
         .router_behind_authentication();
-    let overrides = post(override_orders).with_state(services.clone());
+    let overrides = post(set_override).with_state(services.clone());
     let admin = admin.route("/overrides", overrides).layer(from_fn(require_staff));
 
     let credentials = ReadBodyLayer::json::<Credentials>(4 << 10, Duration::from_secs(10));
@@ -159,18 +154,16 @@ struct NewOverride {
     hours: u64,
 }
 
-/// Responds with all overrides.
-async fn override_orders(
-    services: State<Services>,
-    new: Json<NewOverride>,
-) -> Result<Json<Value>, (StatusCode, String)> {
+/// Responds with all overrides: the limit of each key.
+async fn set_override(all: State<Services>, new: Json<NewOverride>) -> Result<impl IntoResponse, (StatusCode, String)> {
+    let (orders, tenant) = (&all.orders, Key::extension("tenant", new.tenant));
     let lasts = Duration::from_secs(new.hours.saturating_mul(3_600));
-    let (orders, tenant) = (&services.orders, Key::extension("tenant", new.tenant));
     let set = orders.override_limit("orders", tenant, new.limit.clone(), lasts).await;
     set.map_err(|error| match error.kind() {
         ErrorKind::Refused => (StatusCode::BAD_REQUEST, error.to_string()),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "try again".to_owned()),
     })?;
-    let shown = |one: &Override| json!({ "key": one.key().as_str(), "limit": one.limit().to_string() });
-    Ok(Json(orders.overrides().iter().map(shown).collect()))
+    let shown = orders.overrides().into_iter();
+    let shown = shown.map(|one| (one.key().to_string(), one.limit().to_string()));
+    Ok(Json(shown.collect::<BTreeMap<_, _>>()))
 }

@@ -14,15 +14,17 @@ use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
 use tower_quota::{Decision, RateLimit, RateLimitLayer};
 
+/// The URL of each tenant.
+pub(crate) type Receivers = HashMap<u64, Uri>;
+
 #[derive(Clone)]
 pub(crate) struct Webhooks {
-    receivers: Arc<HashMap<u64, Uri>>,
+    receivers: Arc<Receivers>,
     client: RateLimit<Client<HttpConnector, Body>>,
 }
 
 impl Webhooks {
-    /// With the URL of each tenant.
-    pub(crate) fn new(limit: &RateLimitLayer, receivers: HashMap<u64, Uri>) -> Self {
+    pub(crate) fn new(limit: &RateLimitLayer, receivers: Receivers) -> Self {
         let client = Client::builder(TokioExecutor::new()).build_http();
         Self {
             receivers: Arc::new(receivers),
