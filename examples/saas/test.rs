@@ -24,7 +24,7 @@ use std::{
 use axum::{
     Router,
     body::{Body, to_bytes},
-    http::{HeaderMap, Request, Uri, request::Builder},
+    http::{HeaderMap, Request, StatusCode, Uri, request::Builder},
     response::IntoResponse,
 };
 use hyper_util::{
@@ -380,7 +380,7 @@ async fn no_replica_calls_a_receiver_before_it_accepts_calls_again() {
         let mut seen = seen.lock().expect("no thread panics with it");
         seen.push((Instant::now(), event));
         match seen.len() {
-            1 => (axum::http::StatusCode::TOO_MANY_REQUESTS, [("retry-after", "2")]).into_response(),
+            1 => (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "2")]).into_response(),
             _ => "thanks".into_response(),
         }
     }))
@@ -473,6 +473,123 @@ async fn each_ban_is_twice_as_long_as_the_one_before() {
             .await;
         }
         logins.refunded("203.0.113.7", "ada").await;
+    }
+}
+
+/// A command of the README with what it prints.
+struct Shown {
+    command: Vec<String>,
+    output: String,
+}
+
+/// The commands of the session in the README.
+fn session() -> Vec<Shown> {
+    let page = include_str!("README.md");
+    let blocks = page.split("```console\n").skip(2);
+    let blocks = blocks.map(|rest| rest.split("```").next().expect("a block"));
+    let mut shown: Vec<Shown> = Vec::new();
+    for line in blocks.flat_map(str::lines) {
+        let Some(command) = line.strip_prefix("$ ") else {
+            shown.last_mut().expect("a command").output += &format!("{line}\n");
+            continue;
+        };
+        // Quotes are around whole arguments.
+        let parts = command.split('\'').enumerate();
+        let command = parts.flat_map(|(number, part)| match number % 2 {
+            0 => part.split_whitespace().map(str::to_owned).collect(),
+            _ => vec![part.to_owned()],
+        });
+        let command = command.collect();
+        shown.push(Shown {
+            command,
+            output: String::new(),
+        });
+    }
+    shown
+}
+
+/// The clients whose cookies curl keeps in files of these names.
+type Jar = HashMap<String, String>;
+
+/// What curl prints, without the fields of the content.
+async fn curl(service: &Service, arguments: &[String], jar: &mut Jar) -> String {
+    let (mut arguments, mut body, mut saved, mut format) = (arguments.iter(), None, None, String::new());
+    let (mut request, mut shows_head, mut path) = (Request::get("/"), false, "");
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().expect("a value").clone();
+        match &**argument {
+            "-i" => shows_head = true,
+            "-s" => {}
+            "-b" => request = request.header("cookie", &jar[&value()]),
+            "-c" => saved = Some(value()),
+            "-d" => body = Some(value()),
+            "-o" => assert_eq!(value(), "/dev/null"),
+            "-w" => format = value(),
+            "-X" => body = (value() == "POST").then(String::new),
+            "--json" => {
+                request = request.header("content-type", "application/json");
+                body = Some(value());
+            }
+            url => path = url.strip_prefix("http://127.0.0.1:8080").expect("the URL of nginx"),
+        }
+    }
+    let method = if body.is_some() { "POST" } else { "GET" };
+    let request = request.method(method).uri(path);
+    let response = service.from("127.0.0.1", 0, request, body.unwrap_or_default()).await;
+    if let Some((file, cookie)) = saved.zip(response.field("set-cookie")) {
+        let (cookie, _) = cookie.split_once(';').expect("attributes");
+        jar.insert(file, cookie.to_owned());
+    }
+    if !format.is_empty() {
+        return format!("{}\n", response.status);
+    }
+    let mut printed = String::new();
+    if shows_head {
+        let status = StatusCode::from_u16(response.status).expect("a status");
+        printed = format!("HTTP/1.1 {status}\n");
+        for name in ["set-cookie", "retry-after", "ratelimit-policy", "ratelimit"] {
+            if let Some(value) = response.field(name) {
+                printed += &format!("{name}: {value}\n");
+            }
+        }
+        printed += "\n";
+    }
+    printed + &response.body
+}
+
+#[tokio::test]
+#[ignore = "needs faketime: `.ci/test`"]
+async fn curl_prints_what_the_readme_shows() {
+    let clock = Faketime::new();
+    clock.stop_at(AFTERNOON * 1_000_000);
+    let service = Service::start_with(clock.start_redis(), HashMap::new()).await;
+    let (logins, mut jar) = (service.logins().await, Jar::new());
+    let shown = session();
+    assert_eq!(shown.len(), 20);
+    for Shown { command, output } in shown {
+        match &*command[0] {
+            "sed" => {
+                let [_, from, to, _] = command[2].split(',').collect::<Vec<_>>()[..] else {
+                    panic!("{command:?}")
+                };
+                service.write(&FILE.replace(from, to));
+                let root = service.session("root", "change-me").await;
+                eventually("the file is reloaded", async || {
+                    root.get("/admin/report").await.body.contains(to)
+                })
+                .await;
+            }
+            "curl" => {
+                let printed = curl(&service, &command[1..], &mut jar).await;
+                assert_eq!(printed.trim(), output.trim(), "{command:?}");
+            }
+            _ => panic!("{command:?}"),
+        }
+        if output.contains("welcome") {
+            for account in ["ada", "root"] {
+                logins.refunded("127.0.0.1", account).await;
+            }
+        }
     }
 }
 
