@@ -161,6 +161,26 @@ fn pages_read_the_same_on_a_code_host() {
     }
 }
 
+/// What a page adds in a diff is compiled and run in one of its programs.
+#[test]
+fn the_lines_that_a_diff_adds_are_in_a_program_of_the_page() {
+    let page = read("docs/migration.md");
+    let mut language = "";
+    let (mut added, mut run) = (Vec::new(), BTreeSet::new());
+    for line in page.lines() {
+        match line.strip_prefix("```") {
+            Some(begin) => language = begin,
+            None if language == "rust" => drop(run.insert(line.trim())),
+            None if language == "diff" => added.extend(line.strip_prefix('+').map(str::trim)),
+            None => {}
+        }
+    }
+    assert!(added.len() > 20, "{} lines are added", added.len());
+    for line in added {
+        assert!(run.contains(line), "`{line}` is not in a program of docs/migration.md");
+    }
+}
+
 /// `BLESS=1` rewrites it.
 #[test]
 fn the_generated_module_of_the_examples_is_up_to_date() {

@@ -1,0 +1,54 @@
+//! Calls to the servers of tenants, which say themselves how many they accept.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    http::{Request, Uri},
+};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use tokio::time::sleep;
+use tower::{Layer, ServiceExt};
+use tower_quota::{Decision, RateLimit, RateLimitLayer};
+
+/// The URL of each tenant.
+pub(crate) type Receivers = HashMap<u64, Uri>;
+
+#[derive(Clone)]
+pub(crate) struct Webhooks {
+    receivers: Arc<Receivers>,
+    client: RateLimit<Client<HttpConnector, Body>>,
+}
+
+impl Webhooks {
+    pub(crate) fn new(limit: &RateLimitLayer, receivers: Receivers) -> Self {
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        Self {
+            receivers: Arc::new(receivers),
+            client: limit.layer(client),
+        }
+    }
+
+    /// Sends an event until the receiver accepts it, and waits as long as the receiver requires. A queue on a disk would keep it.
+    pub(crate) async fn deliver(self, tenant: u64, event: String) {
+        let Some(receiver) = self.receivers.get(&tenant) else {
+            return;
+        };
+        for attempt in 0..10 {
+            let request = Request::post(receiver).body(Body::from(event.clone()));
+            let response = self.client.clone().oneshot(request.expect("a URL with a host")).await;
+            let response = response.as_ref().ok();
+            if response.is_some_and(|response| response.status().is_success()) {
+                return;
+            }
+            // It was denied before it was sent, or by the receiver.
+            let decision = response.and_then(|response| response.extensions().get::<Decision>());
+            let pause = decision.and_then(|decision| decision.retry_after().or(decision.requested_pause()));
+            sleep(pause.unwrap_or(Duration::from_secs(1 << attempt))).await;
+        }
+        eprintln!("{receiver} does not accept {event}");
+    }
+}
