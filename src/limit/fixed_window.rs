@@ -170,10 +170,9 @@ impl FixedWindow {
 prefetch!(
     FixedWindow,
     "FixedWindow::per_second(100_000)",
-    |fixed| match fixed.kind {
-        Kind::Anchored(window) | Kind::Aligned(window) => window.as_micros() / 10,
-        #[cfg(feature = "calendar")]
-        Kind::Calendar(..) => u128::MAX,
+    |fixed| match fixed.window() {
+        Some(window) => window.as_micros() / 10,
+        None => u128::MAX,
     }
 );
 

@@ -64,6 +64,7 @@ macro_rules! prefetch {
             }
 
             /// For how long units are taken ahead; zero if they are not.
+            #[cfg(any(feature = "fred", feature = "cluster"))]
             pub(crate) const fn ahead(&self) -> std::time::Duration {
                 self.ahead
             }

@@ -191,7 +191,13 @@ impl Prefetch {
         // The units of a window end with it.
         let time = match charge.limit {
             Limit::FixedWindow(_) => key.time.min(state.reset_after),
-            _ => key.time,
+            Limit::SlidingLog(_)
+            | Limit::TokenBucket(_)
+            | Limit::SlidingCounter(_)
+            | Limit::Concurrency(_)
+            | Limit::Unlimited
+            | Limit::DenyAll
+            | Limit::Ban(_) => key.time,
         };
         let grant = Grant {
             units: charge.cost,
@@ -308,7 +314,11 @@ mod tests {
             Store,
             redis::{
                 queues::BatchLimits,
-                simulation::{backend::simulated_backend, network::Network},
+                simulation::{
+                    backend::simulated_backend,
+                    faults::Faults,
+                    network::{EPOCH, Network},
+                },
                 store::RedisStore,
             },
         },
@@ -346,7 +356,7 @@ mod tests {
             .await
             .ok()?;
         let decided_at = match response.is_reply() {
-            true => response.server_time.as_micros() as u64 - Network::EPOCH,
+            true => response.server_time.as_micros() as u64 - EPOCH,
             false => called_at,
         };
         response.outcomes()[0].allowed.then_some(decided_at)
@@ -377,7 +387,7 @@ mod tests {
             .expect("a runtime");
         runtime.block_on(async {
             let (network, started, mut rng) = (Network::new(seed, false), Instant::now(), Rng::with_seed(seed));
-            network.fail_at_random(&mut rng);
+            network.set_faults(Faults::at_random(&mut rng));
             let mut callers = JoinSet::new();
             for _ in 0..3 {
                 let store = store(&network);

@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 /// The probability of each fault of a call, in a thousandth.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Faults {
+pub(in crate::store::redis) struct Faults {
     /// The call does not arrive, and the connection stays open.
     pub(super) request_lost: u32,
     /// The call is executed, and the reply does not arrive.
@@ -31,6 +31,22 @@ pub(super) struct Faults {
     pub(super) slow: u32,
     /// The call is executed a second time, later.
     pub(super) duplicate: u32,
+}
+
+impl Faults {
+    /// Calls and replies that are lost, late and refused at random.
+    pub(in crate::store::redis) fn at_random(rng: &mut Rng) -> Self {
+        let mut chance = || [0, 0, 20, 100][rng.usize(..4)];
+        Self {
+            request_lost: chance(),
+            reply_lost: chance(),
+            cut_before: chance(),
+            cut_after: chance(),
+            error: chance(),
+            slow: chance(),
+            ..Self::default()
+        }
+    }
 }
 
 /// What happens to a call.

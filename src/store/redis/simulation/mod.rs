@@ -12,7 +12,7 @@
 mod arguments;
 pub(super) mod backend;
 mod caller;
-mod faults;
+pub(super) mod faults;
 mod history;
 pub(super) mod network;
 mod plan;

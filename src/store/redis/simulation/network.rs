@@ -66,7 +66,7 @@ struct Clock {
 }
 
 /// 2027-01-15 08:00:00 UTC, in microseconds.
-const EPOCH: u64 = 1_800_000_000_000_000;
+pub(in crate::store::redis) const EPOCH: u64 = 1_800_000_000_000_000;
 
 impl Clock {
     fn now(&self) -> u64 {
@@ -119,7 +119,7 @@ impl Network {
         self.0.clustered
     }
 
-    pub(super) fn set_faults(&self, faults: Faults) {
+    pub(in crate::store::redis) fn set_faults(&self, faults: Faults) {
         self.server().faults = faults;
     }
 
@@ -130,23 +130,6 @@ impl Network {
             ..Faults::default()
         });
     }
-
-    /// From now on, calls and replies are lost, late and refused at random.
-    pub(in crate::store::redis) fn fail_at_random(&self, rng: &mut Rng) {
-        let mut chance = || [0, 0, 20, 100][rng.usize(..4)];
-        self.set_faults(Faults {
-            request_lost: chance(),
-            reply_lost: chance(),
-            cut_before: chance(),
-            cut_after: chance(),
-            error: chance(),
-            slow: chance(),
-            ..Faults::default()
-        });
-    }
-
-    /// The time of the server when the network was made, in microseconds.
-    pub(in crate::store::redis) const EPOCH: u64 = EPOCH;
 
     pub(in crate::store::redis) fn heal(&self) {
         self.set_faults(Faults::default());
