@@ -7,6 +7,7 @@ mod cluster;
 mod conformance;
 mod connect;
 mod deny_cache;
+mod documented;
 mod failover;
 mod group_commit;
 mod hostile;
