@@ -28,7 +28,7 @@ each_client! {
 const OPERATIONS: [Operation; 4] = [Operation::Check, Operation::Charge, Operation::Peek, Operation::Reset];
 
 /// The words of the line of `docs/redis.md` that begins with this.
-fn line(begin: &str) -> Vec<String> {
+pub(super) fn line(begin: &str) -> Vec<String> {
     let page = include_str!("../../../docs/redis.md");
     let line = page.lines().find(|line| line.starts_with(begin));
     let line = line.unwrap_or_else(|| panic!("docs/redis.md has no line that begins with `{begin}`"));
@@ -48,7 +48,7 @@ async fn allow(redis: &Redis, begin: &str) {
     redis.command::<()>("ACL", line(begin)).await;
 }
 
-const PLAIN: &str = "ACL SETUSER limiter reset";
+pub(super) const PLAIN: &str = "ACL SETUSER limiter reset";
 const STRICT: &str = "ACL SETUSER strict-limiter reset";
 
 fn url(redis: &Redis, user: &str) -> String {

@@ -407,10 +407,14 @@ async fn each_url_and_each_user_of_the_docs_works(library: ClientLibrary) {
             continue;
         }
         for (number, (rules, file)) in all_rules.iter().enumerate() {
-            // A line that changes a user is one for a user that exists.
+            // A line that changes a user is one for a user that exists, and has the password that it removes.
             let base: &[&str] = if rules[0] == "reset" { &[] } else { &whole };
-            let mut rules: Vec<_> = base.iter().chain(rules).map(|&word| word.to_owned()).collect();
-            let password = rules.iter().rev().find_map(|word| word.strip_prefix('>'));
+            let removed: Vec<_> = rules.iter().filter_map(|word| word.strip_prefix('<')).collect();
+            let had = removed.iter().map(|password| format!(">{password}"));
+            let mut rules: Vec<_> = had.chain(rules.iter().map(|&word| word.to_owned())).collect();
+            rules.splice(..0, base.iter().map(|&word| word.to_owned()));
+            let mut passwords = rules.iter().rev().filter_map(|word| word.strip_prefix('>'));
+            let password = passwords.find(|password| !removed.contains(password));
             let credentials = format!("user-{number}:{}", password.expect("a user has a password"));
             let added = additions.iter().filter(|(case, _)| at.is(case, library));
             rules.extend(added.map(|(_, permission)| format!("+{permission}")));

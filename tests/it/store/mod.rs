@@ -6,6 +6,7 @@ mod breaker;
 mod cluster;
 mod conformance;
 mod connect;
+mod credentials;
 mod deny_cache;
 mod documented;
 mod failover;
