@@ -130,7 +130,9 @@ pub use self::middleware::{MissingDecision, undecided_routes};
 #[cfg(feature = "serde")]
 pub use self::policy::{LivePolicies, Policies};
 #[cfg(any(feature = "fred", feature = "cluster"))]
-pub use self::store::redis::{ApplicationClient, ClientLibrary, ConnectError, RedisStore, RedisStoreBuilder};
+pub use self::store::redis::{
+    ApplicationClient, ClientLibrary, ConnectError, Credentials, RedisStore, RedisStoreBuilder,
+};
 pub use self::{
     decision::{
         Completion, CustomHeaders, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots,

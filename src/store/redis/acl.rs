@@ -143,7 +143,8 @@ impl Refusal {
             Some(command) => format!("Redis refuses the command `{command}`; grant it with `+{permission}`{user}"),
             None if is_about_keys(error) => format!("Redis refuses the keys `{prefix}:*`{user}"),
             None if is_about_credentials(error) => {
-                let url = "; they are part of the URL, `redis://user:password@host:6379`";
+                let url = "; they are part of the URL, `redis://user:password@host:6379`, or set by \
+                           `RedisStoreBuilder::credentials`";
                 format!("Redis refuses the credentials{url}{user}")
             }
             None => format!("Redis refuses the connection (Redis replied: {error})"),

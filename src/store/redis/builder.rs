@@ -2,6 +2,7 @@ use std::{fmt, time::Duration};
 
 use super::{
     client::ClientLibrary,
+    credentials::CredentialSource,
     script::{SCRIPT, Script},
 };
 use crate::key::{Secret, ShortSecret};
@@ -31,6 +32,7 @@ pub struct RedisStoreBuilder {
     pub(super) source: Option<Source>,
     pub(super) client_library: Option<ClientLibrary>,
     pub(super) connections: Option<usize>,
+    pub(super) credentials: Option<CredentialSource>,
     pub(super) connect_timeout: Duration,
     pub(super) deadline: Duration,
     pub(super) prefix: Box<str>,
@@ -166,6 +168,7 @@ impl RedisStoreBuilder {
             source: None,
             client_library: None,
             connections: None,
+            credentials: None,
             connect_timeout: Duration::from_secs(5),
             deadline: Duration::from_millis(100),
             prefix: "quota".into(),

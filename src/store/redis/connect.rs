@@ -10,6 +10,7 @@ use super::{
     backend::Backend,
     builder::{RedisStoreBuilder, Source},
     client::{ClientLibrary, RedisClient},
+    credentials::ConnectionSettings,
     deny_cache::DenyCache,
     key_format::KeyFormat,
     overrides::read_newest,
@@ -161,7 +162,10 @@ impl RedisStoreBuilder {
     }
 
     fn redis_client(&self) -> Result<RedisClient, ConfigError> {
-        let connections = self.connections.unwrap_or(1);
+        let settings = &ConnectionSettings {
+            number: self.connections.unwrap_or(1),
+            credentials: self.credentials.clone(),
+        };
         let url = match &self.source {
             None => return Err(no_source()),
             Some(Source::Url(url)) => url,
@@ -169,21 +173,21 @@ impl RedisStoreBuilder {
             Some(Source::Fred(clients)) => return FredClient::from_clients(clients).map(RedisClient::Fred),
             #[cfg(feature = "cluster")]
             Some(Source::RedisRs(client)) => {
-                let client = RedisRsClient::from_client(client, connections);
+                let client = RedisRsClient::from_client(client, settings);
                 return Ok(RedisClient::RedisRs(client));
             }
             #[cfg(feature = "cluster")]
             Some(Source::RedisRsCluster(nodes)) => {
                 let nodes: Vec<_> = nodes.iter().map(|node| node.get_connection_info().clone()).collect();
-                return RedisRsClient::cluster(&nodes, connections).map(RedisClient::RedisRs);
+                return RedisRsClient::cluster(&nodes, settings).map(RedisClient::RedisRs);
             }
         };
-        let parsed = Url::parse(url, self.client_library)?;
+        let parsed = Url::parse(url, self.client_library, self.credentials.is_some())?;
         match parsed.library {
             #[cfg(feature = "fred")]
-            ClientLibrary::Fred => FredClient::connect(url, connections).map(RedisClient::Fred),
+            ClientLibrary::Fred => FredClient::connect(url, settings).map(RedisClient::Fred),
             #[cfg(feature = "cluster")]
-            ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, connections).map(RedisClient::RedisRs),
+            ClientLibrary::RedisRs => RedisRsClient::connect(&parsed, settings).map(RedisClient::RedisRs),
         }
     }
 
@@ -228,6 +232,9 @@ impl RedisStoreBuilder {
                  `.client(pool)`",
             )));
         }
+        if self.credentials.is_some() {
+            self.source.as_ref().map_or(Ok(()), validate_credentials)?;
+        }
         let source = self.source.as_ref().and_then(Source::client_library);
         match (source, self.client_library) {
             (Some(actual), Some(other)) if actual != other => Err(ConfigError::new(format!(
@@ -236,6 +243,26 @@ impl RedisStoreBuilder {
             ))),
             _ => Ok(()),
         }
+    }
+}
+
+/// That the client of the application has no credentials of its own beside a provider.
+fn validate_credentials(source: &Source) -> Result<(), ConfigError> {
+    #[cfg(feature = "cluster")]
+    let has_password = |client: &redis::Client| client.get_connection_info().redis_settings().password().is_some();
+    match source {
+        Source::Url(_) => Ok(()),
+        #[cfg(feature = "fred")]
+        Source::Fred(_) => Err(ConfigError::new(
+            "a client of fred authenticates by itself; set the `credential_provider` of its `Config` in place of \
+             `.credentials(..)` or `.password_file(..)`",
+        )),
+        #[cfg(feature = "cluster")]
+        Source::RedisRs(client) if has_password(client) => Err(super::url::two_credentials("client")),
+        #[cfg(feature = "cluster")]
+        Source::RedisRsCluster(nodes) if nodes.iter().any(has_password) => Err(super::url::two_credentials("client")),
+        #[cfg(feature = "cluster")]
+        Source::RedisRs(_) | Source::RedisRsCluster(_) => Ok(()),
     }
 }
 

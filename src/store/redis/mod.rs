@@ -7,6 +7,7 @@ mod call;
 mod client;
 mod commit_queue;
 mod connect;
+mod credentials;
 mod deny_cache;
 mod failure;
 mod key_format;
@@ -32,5 +33,6 @@ pub use self::{
     builder::{ApplicationClient, RedisStoreBuilder},
     client::ClientLibrary,
     connect::ConnectError,
+    credentials::Credentials,
     store::RedisStore,
 };

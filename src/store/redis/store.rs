@@ -56,6 +56,9 @@ use crate::store::{
 /// certificate of Redis must be signed by an authority of the system, or by one in the file that the environment variable
 /// `SSL_CERT_FILE` names.
 ///
+/// Credentials that are rotated or expire are set with
+/// [`password_file`](crate::RedisStoreBuilder::password_file) and [`credentials`](crate::RedisStoreBuilder::credentials).
+///
 /// With both libraries built in, fred connects if it supports the URL with the features that are on, else redis-rs;
 /// [`client_library`](crate::RedisStoreBuilder::client_library) sets one.
 ///

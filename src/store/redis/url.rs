@@ -24,8 +24,8 @@ enum Kind {
 }
 
 impl<'a> Url<'a> {
-    /// Reads a URL for this library, or for the first one that supports it.
-    pub(super) fn parse(url: &'a str, chosen: Option<ClientLibrary>) -> Result<Self, ConfigError> {
+    /// Reads a URL for this library, or for the first one that supports it, perhaps with a provider of credentials.
+    pub(super) fn parse(url: &'a str, chosen: Option<ClientLibrary>, has_provider: bool) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(not_redis)?;
         let (base, kind) = match scheme.split_once(['-', '+']) {
             Some((base, "sentinel")) => (base, Kind::Sentinel),
@@ -52,7 +52,7 @@ impl<'a> Url<'a> {
         let url = Self {
             tls,
             kind,
-            library: library((scheme, kind, tls), chosen, BUILT_IN)?,
+            library: library((scheme, kind, tls), has_provider, chosen, BUILT_IN)?,
             credentials,
             host,
             path,
@@ -67,6 +67,9 @@ impl<'a> Url<'a> {
             return Err(ConfigError::new(
                 "the URL has a user and no password; a password alone is written `redis://:password@host`",
             ));
+        }
+        if has_provider && credentials.is_some() {
+            return Err(two_credentials("URL"));
         }
         if url.parameter("db").is_some() {
             return Err(ConfigError::new(
@@ -99,20 +102,30 @@ impl<'a> Url<'a> {
 /// The chosen library, or the first of these that supports the URL.
 fn library(
     (scheme, kind, tls): (&str, Kind, bool),
+    has_provider: bool,
     chosen: Option<ClientLibrary>,
     built_in: &[BuiltIn],
 ) -> Result<ClientLibrary, ConfigError> {
     let candidates = built_in
         .iter()
         .filter(|built_in| chosen.is_none_or(|chosen| chosen == built_in.library));
-    let supporting = candidates.map(|candidate| supports(candidate, scheme, kind, tls).map(|()| candidate.library));
+    let supporting =
+        candidates.map(|candidate| supports(candidate, (scheme, kind, tls), has_provider).map(|()| candidate.library));
     // The error is that of the last one, since only redis-rs serves a cluster.
     let library = supporting.reduce(Result::or);
     library.expect("the chosen library is built in")
 }
 
 /// Refuses a URL for a library that does not support it.
-fn supports(built_in: &BuiltIn, scheme: &str, kind: Kind, tls: bool) -> Result<(), ConfigError> {
+#[cfg_attr(
+    not(feature = "fred"),
+    expect(unused_variables, reason = "fred alone has limits for providers")
+)]
+fn supports(
+    built_in: &BuiltIn,
+    (scheme, kind, tls): (&str, Kind, bool),
+    has_provider: bool,
+) -> Result<(), ConfigError> {
     #[cfg(feature = "fred")]
     if kind == Kind::Cluster && built_in.library == ClientLibrary::Fred {
         let needed = match cfg!(feature = "cluster") {
@@ -122,6 +135,13 @@ fn supports(built_in: &BuiltIn, scheme: &str, kind: Kind, tls: bool) -> Result<(
         return Err(ConfigError::new(format!(
             "a cluster needs {needed}: {FRED_IN_A_CLUSTER}"
         )));
+    }
+    #[cfg(feature = "fred")]
+    if kind == Kind::Sentinel && has_provider && built_in.library == ClientLibrary::Fred {
+        return Err(ConfigError::new(
+            "with Sentinel, `.credentials(..)` and `.password_file(..)` need redis-rs, by the feature `cluster`: fred 10 \
+             would send these credentials to the sentinels too",
+        ));
     }
     if kind == Kind::UnixSocket && !built_in.unix_sockets {
         return Err(ConfigError::new("a Unix socket needs the feature `unix-sockets`"));
@@ -223,6 +243,13 @@ impl<'a> Url<'a> {
     }
 }
 
+/// Of two credentials one may be out of date.
+pub(super) fn two_credentials(other: &str) -> ConfigError {
+    ConfigError::new(format!(
+        "the {other} has credentials, and `.credentials(..)` or `.password_file(..)` sets others; remove one of the two"
+    ))
+}
+
 fn not_redis() -> ConfigError {
     ConfigError::new("this is not the URL of a Redis; one looks like `redis://:password@127.0.0.1:6379/0`")
 }
@@ -232,7 +259,7 @@ mod tests {
     use super::*;
 
     fn parse(url: &str) -> Result<Url<'_>, ConfigError> {
-        Url::parse(url, None)
+        Url::parse(url, None, false)
     }
 
     #[test]
@@ -294,7 +321,7 @@ mod tests {
             (cluster_tls, [Some(redis_rs), Some(redis_rs), None, None]),
         ] {
             for (features, expected) in [with_both, with_redis_rs, with_fred, with_none].iter().zip(by_features) {
-                assert_eq!(library(url, None, features).ok(), expected, "{}", url.0);
+                assert_eq!(library(url, false, None, features).ok(), expected, "{}", url.0);
             }
         }
 
@@ -306,7 +333,7 @@ mod tests {
             (cluster_tls, None, with_fred, "tls"),
             (unix, Some(fred), with_none, "unix-sockets"),
         ] {
-            let error = library(url, chosen, &features).unwrap_err().to_string();
+            let error = library(url, false, chosen, &features).unwrap_err().to_string();
             assert!(error.contains(&format!("feature `{feature}`")), "{}: {error}", url.0);
         }
     }
@@ -339,7 +366,7 @@ mod tests {
     fn only_redis_rs_serves_a_cluster() {
         let url = "redis-cluster://127.0.0.1";
         assert_eq!(parse(url).expect("a good URL").library, ClientLibrary::RedisRs);
-        let error = Url::parse(url, Some(ClientLibrary::Fred))
+        let error = Url::parse(url, Some(ClientLibrary::Fred), false)
             .err()
             .expect("an error")
             .to_string();

@@ -1,6 +1,9 @@
 //! The Redis users in `docs/redis.md` have the permissions that a limiter needs, and no others.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use fred::{
     interfaces::ClientLike,
@@ -25,7 +28,7 @@ each_client! {
 const OPERATIONS: [Operation; 4] = [Operation::Check, Operation::Charge, Operation::Peek, Operation::Reset];
 
 /// The words of the line of `docs/redis.md` that begins with this.
-fn line(begin: &str) -> Vec<String> {
+pub(super) fn line(begin: &str) -> Vec<String> {
     let page = include_str!("../../../docs/redis.md");
     let line = page.lines().find(|line| line.starts_with(begin));
     let line = line.unwrap_or_else(|| panic!("docs/redis.md has no line that begins with `{begin}`"));
@@ -45,7 +48,7 @@ async fn allow(redis: &Redis, begin: &str) {
     redis.command::<()>("ACL", line(begin)).await;
 }
 
-const PLAIN: &str = "ACL SETUSER limiter reset";
+pub(super) const PLAIN: &str = "ACL SETUSER limiter reset";
 const STRICT: &str = "ACL SETUSER strict-limiter reset";
 
 fn url(redis: &Redis, user: &str) -> String {
@@ -58,7 +61,7 @@ async fn connect(library: ClientLibrary, url: &str) -> RedisStore {
 }
 
 /// Every algorithm and operation, the waits of what is denied, and a refund.
-async fn do_all(store: &RedisStore) {
+pub(super) async fn do_all(store: &RedisStore) {
     for (number, algorithm) in Algorithm::ALL.into_iter().enumerate() {
         let key = format!("k{number}");
         for operation in OPERATIONS {
@@ -75,8 +78,19 @@ async fn do_all(store: &RedisStore) {
 }
 
 /// A request waits for a slot, whose release wakes it.
-async fn wait_for_a_slot(redis: &Redis, store: &RedisStore) {
-    let (limit, key) = (Concurrency::new(1).into(), Key::from("42"));
+pub(super) async fn wait_for_a_slot(nodes: &[&Redis], store: &RedisStore, key: &str) {
+    let channels = async || {
+        let mut channels = BTreeSet::<String>::new();
+        for node in nodes {
+            channels.extend(node.command::<Vec<_>>("PUBSUB", ["CHANNELS", "quota:1:wake:*"]).await);
+        }
+        channels
+    };
+    eventually("the stores before have unsubscribed", async || {
+        channels().await.is_empty()
+    })
+    .await;
+    let (limit, key) = (Concurrency::new(1).into(), Key::from(key));
     let leases = [LeaseId::random(), LeaseId::random()];
     for (operation, lease) in [(Operation::Check, 0), (Operation::Reserve, 1), (Operation::EndLease, 0)] {
         let charge = Charge::new("streams", &limit, &key, 1).lease(leases[lease]);
@@ -86,9 +100,12 @@ async fn wait_for_a_slot(redis: &Redis, store: &RedisStore) {
         assert_eq!(waits, operation == Operation::Reserve);
     }
     store.receive_wakes();
-    eventually("the store has subscribed", async || {
-        let channels: Vec<String> = redis.command("PUBSUB", ["CHANNELS", "quota:1:wake:*"]).await;
-        channels.len() == 1
+    eventually("the store has subscribed, or may not", async || {
+        let mut refused = Vec::new();
+        for node in nodes {
+            refused.extend(self::refused(node).await);
+        }
+        !refused.is_empty() || channels().await.len() == 1
     })
     .await;
 }
@@ -97,10 +114,13 @@ async fn wait_for_a_slot(redis: &Redis, store: &RedisStore) {
 async fn refused(redis: &Redis) -> Vec<String> {
     let log: Vec<HashMap<String, String>> = redis.command("ACL", ["LOG"]).await;
     let objects = log.into_iter().filter_map(|mut entry| entry.remove("object"));
-    objects
-        // Redis 6.2 logs `client` for each of its subcommands.
-        .filter(|object| !["info", "client|id", "client"].contains(&object.as_str()))
-        .collect()
+    objects.filter(|object| !is_needless(object)).collect()
+}
+
+/// Whether it is a command that fred sends on connecting and does not need.
+pub(super) fn is_needless(object: &str) -> bool {
+    // Redis 6.2 logs `client` for each of its subcommands.
+    ["info", "client|id", "client"].contains(&object)
 }
 
 async fn the_plain_user_has_all_permissions_that_a_limiter_needs(library: ClientLibrary) {
@@ -108,7 +128,7 @@ async fn the_plain_user_has_all_permissions_that_a_limiter_needs(library: Client
     allow(&redis, PLAIN).await;
     let store = connect(library, &url(&redis, "limiter")).await;
     do_all(&store).await;
-    wait_for_a_slot(&redis, &store).await;
+    wait_for_a_slot(&[&redis], &store, "42").await;
     assert_eq!(refused(&redis).await, [""; 0]);
     no_other_command_runs(&redis, "limiter", &["KEYS *", "FLUSHALL", "GET other", "CONFIG GET *"]).await;
 }
@@ -122,7 +142,7 @@ async fn the_strict_user_works_after_the_script_is_loaded(library: ClientLibrary
 
     let store = connect(library, &url(&redis, "strict-limiter")).await;
     do_all(&store).await;
-    wait_for_a_slot(&redis, &store).await;
+    wait_for_a_slot(&[&redis], &store, "42").await;
     assert_eq!(refused(&redis).await, [""; 0]);
     let forbidden = [
         "EVAL redis.call('TIME') 0",

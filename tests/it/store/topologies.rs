@@ -234,7 +234,7 @@ async fn a_server_that_closes_each_connection_is_not_flooded_with_attempts(libra
 }
 
 /// A server that speaks TLS alone, and its certificate.
-fn tls() -> (Redis, u16) {
+pub(super) fn tls() -> (Redis, u16) {
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     let redis = Redis::not_started();
     fs::write(redis.path("certificate.pem"), certified.cert.pem()).expect("the certificate");

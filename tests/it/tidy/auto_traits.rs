@@ -7,11 +7,12 @@ use http::request::Parts;
 
 use tower_quota::{
     Acquire, AcquireError, Admin, ApplicationClient, Ban, BanError, ClientLibrary, Completion, Concurrency,
-    ConfigError, ConnectError, CustomHeaders, Decision, Denial, Denied, DrainBody, DrainBodyFuture, DrainBodyLayer,
-    FailureMode, FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, LimiterRequest, LivePolicies,
-    ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision, Permit, Plans, Policies, Policy, PolicyDecision,
-    RateLimit, RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer, Receipt, RedisStore, RedisStoreBuilder,
-    ResetFormat, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
+    ConfigError, ConnectError, Credentials, CustomHeaders, Decision, Denial, Denied, DrainBody, DrainBodyFuture,
+    DrainBodyLayer, FailureMode, FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, LimiterRequest,
+    LivePolicies, ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision, Permit, Plans, Policies, Policy,
+    PolicyDecision, RateLimit, RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer, Receipt, RedisStore,
+    RedisStoreBuilder, ResetFormat, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket,
+    Unkeyed,
     key::{
         self, ClientAddr, ClientAddrRejection, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip,
         KeyError, Method, Or, Path, PeerAddr, Route, UnixPeer,
@@ -40,6 +41,7 @@ fn public_types_are_shared_and_cloned() {
     shared::<ApplicationClient>();
     shared::<ClientAddr>();
     shared::<ClientLibrary>();
+    shared::<Credentials>();
     shared::<CustomHeaders>();
     shared::<Decision>();
     shared::<Denial>();

@@ -10,7 +10,7 @@ use fred::{
     clients::Client,
     error::{Error, ErrorKind},
     interfaces::{ClientLike, EventInterface},
-    types::{ClusterHash, CustomCommand, Value, config::Server},
+    types::{ClusterHash, CustomCommand, Resp3Frame, Value, config::Server},
 };
 use tokio::{
     sync::broadcast::{self, error::TryRecvError},
@@ -21,12 +21,15 @@ use tokio::{
 use super::{error::connect_failure, settings::send_once};
 use crate::store::redis::{
     backend::Deadline,
-    failure::Failure,
+    credentials::{Authenticator, Credentials},
+    failure::{Failure, shortened},
     task::{AbortOnDrop, try_spawn},
 };
 
 /// The time for a reply to `PING` after a call without a reply.
 const PING_TIMEOUT: Duration = Duration::from_millis(500);
+/// The time for a reply to `AUTH` on a connection that is authenticated again.
+const AUTH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause before a connection is checked or set up again.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -49,6 +52,8 @@ pub(super) struct Connection {
     pub(super) client: Client,
     /// If the store keeps the client connected.
     routing: Option<RoutingTask>,
+    /// Authenticates the connection again, if the credentials are those of a provider.
+    _authenticating: Option<AbortOnDrop<()>>,
     suspect: Arc<AtomicBool>,
     errors: Mutex<ConnectErrors>,
 }
@@ -67,12 +72,20 @@ struct RoutingTask {
 
 impl Connection {
     /// A client that the store keeps connected.
-    pub(super) fn open(client: Client) -> Self {
+    pub(super) fn open(client: Client, authenticator: Option<Arc<Authenticator>>) -> Self {
         // It subscribes to the errors before the client connects, since each is sent once.
         let connection = Self::new(client);
         let current = Arc::<Mutex<Option<AbortHandle>>>::default();
         let keeper = tokio::spawn(keep_connected(connection.client.clone(), current.clone()));
+        let authenticating = authenticator.map(|authenticator| {
+            let client = connection.client.clone();
+            tokio::spawn(async move {
+                let authenticate = |credentials| authenticate_again(client.clone(), credentials);
+                authenticator.keep_authenticated(authenticate).await;
+            })
+        });
         Self {
+            _authenticating: authenticating.map(AbortOnDrop),
             routing: Some(RoutingTask {
                 current,
                 _keeper: AbortOnDrop(keeper),
@@ -85,6 +98,7 @@ impl Connection {
     pub(super) fn new(client: Client) -> Self {
         Self {
             routing: None,
+            _authenticating: None,
             suspect: Arc::default(),
             errors: Mutex::new(ConnectErrors {
                 receiver: client.error_rx(),
@@ -200,6 +214,22 @@ async fn keep_connected(client: Client, current: Arc<Mutex<Option<AbortHandle>>>
             Err(aborted) if aborted.is_cancelled() => {}
             _ => sleep(RECONNECT_PAUSE).await,
         }
+    }
+}
+
+/// Authenticates the connection, if there is one. The next one is authenticated when it is made.
+async fn authenticate_again(client: Client, credentials: Credentials) -> Result<(), String> {
+    if !client.is_connected() {
+        return Ok(());
+    }
+    let deadline = Deadline::new(AUTH_TIMEOUT);
+    let command = CustomCommand::new_static("AUTH", ClusterHash::Random, false);
+    let client = client.with_options(&send_once(deadline));
+    let arguments = vec![String::from(credentials.user), credentials.password.into()];
+    match deadline.wait(client.custom_raw(command, arguments)).await {
+        Some(Ok(Resp3Frame::SimpleError { data, .. })) => Err(shortened(data)),
+        Some(Ok(_)) => Ok(()),
+        Some(Err(_)) | None => Err("Redis does not reply".to_owned()),
     }
 }
 

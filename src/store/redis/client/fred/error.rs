@@ -31,6 +31,8 @@ pub(super) fn connect_failure(error: &Error) -> Failure {
             Failure::Forbidden(Refusal::new(shortened(error.details())))
         }
         ErrorKind::Canceled => lost(),
+        // No reply, also if a provider of credentials has an error that looks like one.
+        ErrorKind::IO => Failure::Unreachable(shortened(plain_text(error.details())).into()),
         _ => Failure::of_connection(plain_text(error.details())),
     }
 }

@@ -31,7 +31,7 @@ use tokio::{
 use self::{
     connection::{Connection, UnansweredCall},
     error::{call_failure, connect_failure},
-    settings::{build, check_settings, send_once, subscriber},
+    settings::{build, check_settings, provider, send_once, subscriber},
 };
 use crate::{
     ConfigError,
@@ -40,6 +40,7 @@ use crate::{
         redis::{
             backend::Deadline,
             call::ScriptCall,
+            credentials::{Authenticator, ConnectionSettings, CredentialSource, until},
             failure::{Failure, is_of_replica, shortened_bytes},
             reply::RawReply,
             script::{EvalCommand, Script},
@@ -55,19 +56,26 @@ pub(in crate::store::redis) struct FredClient {
     next: AtomicUsize,
     health: Arc<Health>,
     node: Arc<Node>,
+    credentials: Option<CredentialSource>,
 }
 
 impl FredClient {
-    pub(in crate::store::redis) fn connect(url: &str, connections: usize) -> Result<Self, ConfigError> {
-        let connections = (0..connections).map(|_| {
+    pub(in crate::store::redis) fn connect(url: &str, settings: &ConnectionSettings) -> Result<Self, ConfigError> {
+        let connections = (0..settings.number).map(|_| {
             let mut config =
                 Config::from_url(url).map_err(|error| ConfigError::because("this Redis URL does not parse", error))?;
             // The first database needs no `SELECT`, and no permission for it.
             config.database = config.database.filter(|database| *database > 0);
+            let authenticator = settings.authenticator();
+            config.credential_provider = provider(authenticator.as_ref());
             let client = build(config).map_err(|error| ConfigError::because("this Redis URL cannot be used", error))?;
-            Ok(Connection::open(client))
+            Ok(Connection::open(client, authenticator))
         });
-        connections.collect::<Result<_, _>>().map(Self::new)
+        let connections = connections.collect::<Result<_, ConfigError>>()?;
+        Ok(Self {
+            credentials: settings.credentials.clone(),
+            ..Self::new(connections)
+        })
     }
 
     /// On clients that the application connects.
@@ -91,6 +99,7 @@ impl FredClient {
             next: AtomicUsize::new(0),
             health,
             node,
+            credentials: None,
         }
     }
 
@@ -162,7 +171,7 @@ impl FredClient {
 
 /// Messages.
 impl FredClient {
-    /// Receives the messages of a channel, on a client with the configuration of the others.
+    /// Receives the messages of a channel, on a client with the configuration of the others, until its credentials are due.
     pub(in crate::store::redis) async fn receive_messages(
         &self,
         channel: &str,
@@ -171,7 +180,8 @@ impl FredClient {
         let Some(sender) = self.connection() else {
             return Failure::Unreachable("the pool is empty".into());
         };
-        match self.subscribed(sender, channel).await {
+        let authenticator = self.credentials.clone().map(Authenticator::new).map(Arc::new);
+        match self.subscribed(sender, channel, authenticator.as_ref()).await {
             Ok((messages, connection)) => {
                 receive(Event::Subscribed);
                 // The script publishes with the permissions of the other connections.
@@ -181,7 +191,9 @@ impl FredClient {
                 if let Ok(Resp3Frame::SimpleError { data, .. }) = published {
                     receive(Event::Refused(Failure::of_call(data)));
                 }
-                pass_on(messages, connection, receive).await
+                let due = authenticator.and_then(|authenticator| authenticator.due());
+                let lost = until(due, pass_on(messages, connection, receive)).await;
+                lost.unwrap_or_else(|| Failure::Unreachable("the credentials are due".into()))
             }
             Err(failure) => failure,
         }
@@ -192,8 +204,13 @@ impl FredClient {
         &self,
         other: &Connection,
         channel: &str,
+        authenticator: Option<&Arc<Authenticator>>,
     ) -> Result<(broadcast::Receiver<Message>, AbortOnDrop<Result<(), Error>>), Failure> {
-        let client = subscriber(other.client.client_config()).map_err(call_failure)?;
+        let mut config = other.client.client_config();
+        if authenticator.is_some() {
+            config.credential_provider = provider(authenticator);
+        }
+        let client = subscriber(config).map_err(call_failure)?;
         let messages = client.message_rx();
         let connecting = timeout(SUBSCRIBE_TIMEOUT, client.init()).await;
         let connection = connecting.map_err(|_| Failure::Timeout)?;

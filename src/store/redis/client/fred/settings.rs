@@ -1,18 +1,18 @@
-use std::time::Duration;
+use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use fred::{
     clients::Client,
-    error::Error,
+    error::{Error, ErrorKind},
     interfaces::ClientLike,
     types::{
         Builder,
-        config::{Config, Options, ReconnectPolicy, TcpConfig, UnresponsiveConfig},
+        config::{Config, CredentialProvider, Options, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig},
     },
 };
 
 use crate::{
     ConfigError,
-    store::redis::{backend::Deadline, url::FRED_IN_A_CLUSTER},
+    store::redis::{backend::Deadline, credentials::Authenticator, url::FRED_IN_A_CLUSTER},
 };
 
 /// How much longer than the deadline fred may keep a command. A stall of this process for less than that is not a failure.
@@ -45,6 +45,37 @@ pub(super) fn build(config: Config) -> Result<Client, Error> {
             };
         })
         .build()
+}
+
+/// The provider of the credentials of a client, if they are not part of the URL.
+pub(super) fn provider(authenticator: Option<&Arc<Authenticator>>) -> Option<Arc<dyn CredentialProvider>> {
+    Some(Arc::new(Provider(authenticator?.clone())))
+}
+
+struct Provider(Arc<Authenticator>);
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Provider").finish_non_exhaustive()
+    }
+}
+
+type Fetched<'a> = Pin<Box<dyn Future<Output = Result<(Option<String>, Option<String>), Error>> + Send + 'a>>;
+
+impl CredentialProvider for Provider {
+    fn fetch<'a, 'b, 'c>(&'a self, _: Option<&'b Server>) -> Fetched<'c>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async {
+            let credentials = self.0.credentials().await;
+            // fred connects again after an error of this kind.
+            let credentials = credentials.map_err(|error| Error::new(ErrorKind::IO, error))?;
+            Ok((Some(credentials.user.into()), Some(credentials.password.into())))
+        })
+    }
 }
 
 /// Builds a client for a subscription. It ends with its connection.

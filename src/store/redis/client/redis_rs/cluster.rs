@@ -19,7 +19,9 @@ use super::{
 use crate::store::{
     health,
     health::Health,
-    redis::{client::HashTags, failure::Failure, key_format::slot_of, task::AbortOnDrop},
+    redis::{
+        client::HashTags, credentials::ConnectionSettings, failure::Failure, key_format::slot_of, task::AbortOnDrop,
+    },
 };
 
 /// The nodes of a cluster, each with connections of its own, so that a node that hangs delays no other.
@@ -35,7 +37,7 @@ struct Shared {
     seeds: Vec<Address>,
     /// The settings of connections to a node.
     template: ConnectionInfo,
-    connections: usize,
+    settings: ConnectionSettings,
     /// The runtime of all connections. A check that is redirected to a new node may be made in another one, which may end.
     runtime: Handle,
     slots: Mutex<SlotMap>,
@@ -74,11 +76,11 @@ const MAX_REDIRECTIONS: usize = 5;
 const MAX_REDIRECTED: usize = 100;
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Address>, template: ConnectionInfo, connections: usize) -> Self {
+    pub(super) fn new(seeds: Vec<Address>, template: ConnectionInfo, settings: &ConnectionSettings) -> Self {
         let shared = Arc::new(Shared {
             seeds,
             template,
-            connections,
+            settings: settings.clone(),
             runtime: Handle::current(),
             slots: Mutex::default(),
             health: Arc::default(),
@@ -102,6 +104,10 @@ impl Cluster {
     pub(super) fn node(&self, slot: u16) -> Option<Arc<health::Node>> {
         let primary = self.shared.slots().primary_of(slot)?;
         Some(primary.health.clone())
+    }
+
+    pub(super) fn settings(&self) -> &ConnectionSettings {
+        &self.shared.settings
     }
 
     /// One of the nodes, each of which receives the messages that are published to any.
@@ -267,7 +273,7 @@ impl Shared {
         Arc::new(ClusterNode {
             host: host.clone(),
             health: health::Node::new(server.addr().to_string()),
-            connections: Node::new(Endpoint::Server(server), self.connections),
+            connections: Node::new(Endpoint::Server(server), &self.settings),
         })
     }
 

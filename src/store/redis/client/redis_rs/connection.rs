@@ -17,11 +17,15 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{error::ServerFailure, sentinel::Sentinels};
+use super::{
+    error::{ServerFailure, error_text},
+    sentinel::Sentinels,
+};
 use crate::{
     ConfigError,
     store::redis::{
         backend::Deadline,
+        credentials::{Authenticator, ConnectionSettings, Credentials},
         failure::{Failure, is_of_replica, shortened},
         task::AbortOnDrop,
     },
@@ -50,11 +54,11 @@ pub(in crate::store::redis) struct Node {
 }
 
 impl Node {
-    pub(super) fn new(endpoint: Endpoint, connections: usize) -> Self {
+    pub(super) fn new(endpoint: Endpoint, settings: &ConnectionSettings) -> Self {
         let endpoint = Arc::new(endpoint);
         Self {
-            connections: (0..connections)
-                .map(|_| ManagedConnection::open(endpoint.clone()))
+            connections: (0..settings.number)
+                .map(|_| ManagedConnection::open(endpoint.clone(), settings.authenticator()))
                 .collect(),
             next: AtomicUsize::new(0),
             endpoint,
@@ -116,6 +120,8 @@ impl Node {
 struct ManagedConnection {
     state: watch::Receiver<ConnectionState>,
     _keeper: AbortOnDrop<()>,
+    /// Authenticates the connection again.
+    _authenticating: Option<AbortOnDrop<()>>,
 }
 
 enum ConnectionState {
@@ -125,27 +131,54 @@ enum ConnectionState {
 }
 
 impl ManagedConnection {
-    fn open(endpoint: Arc<Endpoint>) -> Self {
+    fn open(endpoint: Arc<Endpoint>, authenticator: Option<Arc<Authenticator>>) -> Self {
         let (sender, state) = watch::channel(ConnectionState::Connecting);
+        let authenticating = authenticator.clone().map(|authenticator| {
+            let state = state.clone();
+            tokio::spawn(async move {
+                let authenticate = |credentials| authenticate_again(state.clone(), credentials);
+                authenticator.keep_authenticated(authenticate).await;
+            })
+        });
         Self {
             state,
-            _keeper: AbortOnDrop(tokio::spawn(keep_connected(endpoint, sender))),
+            _keeper: AbortOnDrop(tokio::spawn(keep_connected(endpoint, authenticator, sender))),
+            _authenticating: authenticating.map(AbortOnDrop),
         }
     }
 }
 
+/// Authenticates the connection, if there is one. The next one is authenticated when it is made.
+async fn authenticate_again(state: watch::Receiver<ConnectionState>, credentials: Credentials) -> Result<(), String> {
+    let connection = match &*state.borrow() {
+        ConnectionState::Connected(connection) => connection.clone(),
+        ConnectionState::Connecting | ConnectionState::Failed(_) => return Ok(()),
+    };
+    let mut command = redis::cmd("AUTH");
+    command.arg(&*credentials.user).arg(&*credentials.password);
+    match timeout(CONNECT_TIMEOUT, connection.send(&command, false)).await {
+        Ok(Ok(Value::ServerError(error))) => Err(error_text(error.code(), error.details())),
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(_)) | Err(_) => Err("Redis does not reply".to_owned()),
+    }
+}
+
 /// Replaces the connection whenever it is lost, until the managed one is dropped.
-async fn keep_connected(endpoint: Arc<Endpoint>, state: watch::Sender<ConnectionState>) {
+async fn keep_connected(
+    endpoint: Arc<Endpoint>,
+    authenticator: Option<Arc<Authenticator>>,
+    state: watch::Sender<ConnectionState>,
+) {
     loop {
         let started = Instant::now();
-        match timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
+        match timeout(CONNECT_TIMEOUT, endpoint.connect(authenticator.as_deref())).await {
             Ok(Ok(connection)) => {
                 state.send_replace(ConnectionState::Connected(connection.clone()));
                 connection.lost().await;
                 state.send_replace(ConnectionState::Connecting);
             }
-            Ok(Err(error)) => {
-                state.send_replace(ConnectionState::Failed(ServerFailure::of_connection(&error)));
+            Ok(Err(failure)) => {
+                state.send_replace(ConnectionState::Failed(failure));
             }
             Err(_) => {
                 let error = io::Error::from(io::ErrorKind::TimedOut).into();
@@ -261,8 +294,17 @@ impl Endpoint {
         }
     }
 
-    async fn connect(&self) -> Result<Connection, RedisError> {
-        let server = self.server().await?;
+    async fn connect(&self, authenticator: Option<&Authenticator>) -> Result<Connection, ServerFailure> {
+        let server = self
+            .server()
+            .await
+            .map_err(|error| ServerFailure::of_connection(&error))?;
+        let server = with_credentials(server, authenticator).await?;
+        let connected = Self::connect_to(server).await;
+        connected.map_err(|error| ServerFailure::of_connection(&error))
+    }
+
+    async fn connect_to(server: ConnectionInfo) -> Result<Connection, RedisError> {
         let health = Arc::<ConnectionHealth>::default();
         let of_push = health.clone();
         let config = AsyncConnectionConfig::new()
@@ -279,6 +321,22 @@ impl Endpoint {
             .await?;
         Ok(Connection { redis, health })
     }
+}
+
+/// The same server, with credentials of the provider if there is one.
+pub(super) async fn with_credentials(
+    server: ConnectionInfo,
+    authenticator: Option<&Authenticator>,
+) -> Result<ConnectionInfo, ServerFailure> {
+    let Some(authenticator) = authenticator else {
+        return Ok(server);
+    };
+    let credentials = authenticator.credentials().await.map_err(ServerFailure::Unreachable)?;
+    let settings = server.redis_settings().clone();
+    let settings = settings
+        .set_username(credentials.user)
+        .set_password(credentials.password);
+    Ok(server.set_redis_settings(settings))
 }
 
 pub(super) fn parse(url: String) -> Result<ConnectionInfo, ConfigError> {

@@ -14,7 +14,7 @@ use tokio::{sync::mpsc, time::timeout};
 
 use self::{
     cluster::Cluster,
-    connection::{CONNECT_TIMEOUT, Endpoint, Node, for_limiter, parse, without_library_name},
+    connection::{CONNECT_TIMEOUT, Endpoint, Node, for_limiter, parse, with_credentials, without_library_name},
     error::{ServerFailure, error_text},
     sentinel::Sentinels,
 };
@@ -26,6 +26,7 @@ use crate::{
         health::Health,
         redis::{
             call::ScriptCall,
+            credentials::{Authenticator, ConnectionSettings, until},
             failure::Failure,
             reply::RawReply,
             script::{EvalCommand, Script},
@@ -44,17 +45,19 @@ pub(in crate::store::redis) enum RedisRsClient {
 /// A server, or the primary of a service of Sentinel.
 pub(in crate::store::redis) struct Server {
     connections: Node,
+    settings: ConnectionSettings,
     health: Arc<Health>,
     node: Arc<health::Node>,
 }
 
 impl Server {
-    fn new(address: String, endpoint: Endpoint, connections: usize) -> Self {
+    fn new(address: String, endpoint: Endpoint, settings: &ConnectionSettings) -> Self {
         let node = health::Node::new(address);
         let health = Arc::<Health>::default();
         health.set_nodes(vec![node.clone()]);
         Self {
-            connections: Node::new(endpoint, connections),
+            connections: Node::new(endpoint, settings),
+            settings: settings.clone(),
             health,
             node,
         }
@@ -62,7 +65,7 @@ impl Server {
 }
 
 impl RedisRsClient {
-    pub(in crate::store::redis) fn connect(url: &Url<'_>, connections: usize) -> Result<Self, ConfigError> {
+    pub(in crate::store::redis) fn connect(url: &Url<'_>, settings: &ConnectionSettings) -> Result<Self, ConfigError> {
         let (address, endpoint) = match url.topology() {
             Topology::SingleServer => {
                 let server = for_limiter(&parse(url.server_url())?);
@@ -80,23 +83,26 @@ impl RedisRsClient {
             }
             Topology::Cluster => {
                 let nodes = url.node_urls().map(parse).collect::<Result<Vec<_>, _>>()?;
-                return Self::cluster(&nodes, connections);
+                return Self::cluster(&nodes, settings);
             }
         };
-        Ok(Self::SingleServer(Server::new(address, endpoint, connections)))
+        Ok(Self::SingleServer(Server::new(address, endpoint, settings)))
     }
 
-    pub(in crate::store::redis) fn from_client(client: &redis::Client, connections: usize) -> Self {
+    pub(in crate::store::redis) fn from_client(client: &redis::Client, settings: &ConnectionSettings) -> Self {
         let server = for_limiter(client.get_connection_info());
         Self::SingleServer(Server::new(
             server.addr().to_string(),
             Endpoint::Server(server),
-            connections,
+            settings,
         ))
     }
 
     /// A cluster that these nodes belong to.
-    pub(in crate::store::redis) fn cluster(nodes: &[ConnectionInfo], connections: usize) -> Result<Self, ConfigError> {
+    pub(in crate::store::redis) fn cluster(
+        nodes: &[ConnectionInfo],
+        settings: &ConnectionSettings,
+    ) -> Result<Self, ConfigError> {
         let seeds = nodes.iter().map(|node| match node.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Ok((host.clone(), *port)),
             _ => Err(ConfigError::new("a cluster cannot be reached through a Unix socket")),
@@ -105,7 +111,7 @@ impl RedisRsClient {
         let Some(template) = nodes.first() else {
             return Err(ConfigError::new("a cluster needs at least one node to begin with"));
         };
-        Ok(Self::Cluster(Cluster::new(seeds, for_limiter(template), connections)))
+        Ok(Self::Cluster(Cluster::new(seeds, for_limiter(template), settings)))
     }
 
     pub(in crate::store::redis) fn hash_tags(&self) -> Result<Vec<HashTags>, Failure> {
@@ -132,18 +138,23 @@ impl RedisRsClient {
         raw_reply(reply)
     }
 
-    /// Receives the messages of a channel.
+    /// Receives the messages of a channel, until the credentials of the connection are due.
     pub(in crate::store::redis) async fn receive_messages(
         &self,
         channel: &str,
         receive: &(dyn Fn(Event<'_>) + Sync),
     ) -> Failure {
-        let subscribing = timeout(CONNECT_TIMEOUT, self.subscribed(channel)).await;
-        let (mut connection, mut pushes) = match subscribing {
+        let authenticator = match self {
+            Self::SingleServer(server) => server.settings.authenticator(),
+            Self::Cluster(cluster) => cluster.settings().authenticator(),
+        };
+        let subscribing = self.subscribed(channel, authenticator.as_deref());
+        let (mut connection, mut pushes) = match timeout(CONNECT_TIMEOUT, subscribing).await {
             Ok(Ok(subscribed)) => subscribed,
-            Ok(Err(error)) => return ServerFailure::of_connection(&error).into(),
+            Ok(Err(failure)) => return failure.into(),
             Err(_) => return Failure::Timeout,
         };
+        let due = authenticator.and_then(|authenticator| authenticator.due());
         receive(Event::Subscribed);
         // The script publishes with the permissions of the other connections.
         let publish = redis::cmd("PUBLISH").arg(channel).arg("").to_owned();
@@ -153,7 +164,7 @@ impl RedisRsClient {
                 error.details(),
             ))));
         }
-        while let Some(push) = pushes.recv().await {
+        while let Some(Some(push)) = until(due, pushes.recv()).await {
             match (push.kind, &*push.data) {
                 (PushKind::Message, [_, Value::BulkString(message)]) => receive(Event::Message(message)),
                 (PushKind::Disconnection, _) => break,
@@ -166,19 +177,26 @@ impl RedisRsClient {
     async fn subscribed(
         &self,
         channel: &str,
-    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), RedisError> {
+        authenticator: Option<&Authenticator>,
+    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), ServerFailure> {
         let server = match self {
-            Self::SingleServer(server) => server.connections.endpoint.server().await?,
+            Self::SingleServer(server) => server.connections.endpoint.server().await,
             Self::Cluster(cluster) => cluster
                 .any_node()
-                .ok_or_else(|| RedisError::from((ErrorKind::Io, "no node of the cluster is known")))?,
+                .ok_or_else(|| RedisError::from((ErrorKind::Io, "no node of the cluster is known"))),
         };
+        let server = server.map_err(|error| ServerFailure::of_connection(&error))?;
+        let server = with_credentials(server, authenticator).await?;
         let (sender, pushes) = mpsc::unbounded_channel();
         let config =
             AsyncConnectionConfig::new().set_push_sender(move |push: PushInfo| sender.send(push).map_err(drop));
-        let client = redis::Client::open(server)?;
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        connection.subscribe(channel).await?;
+        let subscribed = async {
+            let client = redis::Client::open(server)?;
+            let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+            connection.subscribe(channel).await?;
+            Ok(connection)
+        };
+        let connection = subscribed.await.map_err(|error| ServerFailure::of_connection(&error))?;
         Ok((connection, pushes))
     }
 

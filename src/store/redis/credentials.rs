@@ -1,0 +1,351 @@
+//! Credentials that change while the store runs.
+
+use std::{
+    error::Error,
+    fmt,
+    path::PathBuf,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    task::spawn_blocking,
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::{builder::RedisStoreBuilder, failure::shortened, task::AbortOnDrop};
+
+/// A user of Redis with its password, or with a token in place of the password.
+///
+/// The provider of [`RedisStoreBuilder::credentials`] returns it. [`Debug`](fmt::Debug) omits the password.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_quota::Credentials;
+///
+/// let credentials = Credentials::new("limiter", "s3cret").reauthenticate_after(Duration::from_secs(45 * 60));
+/// assert_eq!(format!("{credentials:?}"), "Credentials { user: \"limiter\", reauthenticate_after: Some(2700s), .. }");
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct Credentials {
+    pub(super) user: Box<str>,
+    pub(super) password: Box<str>,
+    reauthenticate_after: Option<Duration>,
+}
+
+impl Credentials {
+    /// The credentials of a user, which is `default` where Redis has only a password (`requirepass`).
+    pub fn new(user: impl Into<Box<str>>, password: impl Into<Box<str>>) -> Self {
+        Self {
+            user: user.into(),
+            password: password.into(),
+            reauthenticate_after: None,
+        }
+    }
+
+    /// Sets the time after which a connection with these credentials is authenticated again, with new ones of the provider.
+    ///
+    /// It is for servers that close a connection when its token expires. Set it to less than the time that is left until
+    /// then: if the provider or Redis refuses, the store tries again every 5 s.
+    ///
+    /// By default a connection stays authenticated until it is lost, as Redis keeps it.
+    pub fn reauthenticate_after(mut self, time: Duration) -> Self {
+        self.reauthenticate_after = Some(time);
+        self
+    }
+
+    /// When a connection that is made now is authenticated again.
+    pub(super) fn due(&self) -> Option<Instant> {
+        Instant::now().checked_add(self.reauthenticate_after?)
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("user", &self.user)
+            .field("reauthenticate_after", &self.reauthenticate_after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Settings of credentials.
+impl RedisStoreBuilder {
+    /// Sets a provider of credentials, in place of those in the [`url`](Self::url): for tokens that expire, and for passwords
+    /// that are rotated.
+    ///
+    /// The store calls it for each connection that it makes, and again [before a token
+    /// expires](Credentials::reauthenticate_after). Connections that are made at the same time share a call. A call takes at
+    /// most 30 s; one that takes longer than an attempt to connect is used by the next attempt.
+    ///
+    /// If it returns an error, there is no connection, and the store calls it again with the next attempt, after some 200 ms.
+    /// The error is the cause in the errors and the logs of the store, so it must not contain a secret.
+    ///
+    /// It is for data servers, of each topology. The credentials of sentinels are part of the URL, and Sentinel needs the client
+    /// redis-rs. Connecting is an error if the URL or the client of the application has credentials too, or the client is one
+    /// of fred, which has a provider of its own.
+    ///
+    /// [Rotating passwords](crate::guide::deploy#rotate-passwords) has sketches for AWS and Azure.
+    ///
+    /// ```
+    /// use std::{convert::Infallible, time::Duration};
+    /// use tower_quota::{Credentials, RedisStore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::ConfigError> {
+    /// async fn token() -> Result<Credentials, Infallible> {
+    ///     let (token, minutes) = ("eyJ0eXAi", 60); // from an identity provider
+    ///     Ok(Credentials::new("limiter", token).reauthenticate_after(Duration::from_secs(minutes * 45)))
+    /// }
+    ///
+    /// let builder = RedisStore::builder().credentials(token);
+    /// assert!(builder.clone().url("redis://127.0.0.1:6379").connect_lazy().is_ok());
+    /// assert!(builder.url("redis://user:password@127.0.0.1:6379").connect_lazy().is_err(), "which of the two?");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn credentials<F, Fut, E>(mut self, provider: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let provider = move || -> ProviderFuture {
+            let provided = provider();
+            Box::pin(async { provided.await.map_err(|error| in_full(&*error.into())) })
+        };
+        self.credentials = Some(CredentialSource(Arc::new(Source {
+            provider: Box::new(provider),
+            call: Mutex::default(),
+        })));
+        self
+    }
+
+    /// Sets a file with the password of a user, in place of credentials in the [`url`](Self::url).
+    ///
+    /// It is read for each connection that is made, so a password that was rotated is used by new connections; spaces and line
+    /// breaks around the password are removed. The user is `default` where Redis has only a password (`requirepass`). Without
+    /// the file there is no connection, and the error names it. For the rest it is a provider of
+    /// [`credentials`](Self::credentials).
+    ///
+    /// ```
+    /// use tower_quota::RedisStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379").password_file("limiter", "/run/secrets/redis");
+    /// assert!(builder.connect_lazy().is_ok());
+    /// # }
+    /// ```
+    pub fn password_file(self, user: impl Into<Box<str>>, path: impl Into<PathBuf>) -> Self {
+        let (user, path) = (user.into(), Arc::new(path.into()));
+        self.credentials(move || {
+            let (user, path) = (user.clone(), path.clone());
+            async move {
+                let file = path.clone();
+                let read = spawn_blocking(move || std::fs::read_to_string(&*file)).await;
+                let password = read.map_err(|error| error.to_string())?.map_err(|error| {
+                    let path = path.display();
+                    format!(
+                        "the file `{path}` cannot be read: {error}; write the password to it, readable to this process"
+                    )
+                })?;
+                Ok::<_, String>(Credentials::new(user, password.trim()))
+            }
+        })
+    }
+}
+
+type ProviderFuture = Pin<Box<dyn Future<Output = Result<Credentials, String>> + Send>>;
+
+/// The provider of the credentials of a store.
+#[derive(Clone)]
+pub(super) struct CredentialSource(Arc<Source>);
+
+struct Source {
+    provider: Box<dyn Fn() -> ProviderFuture + Send + Sync>,
+    /// The call that is made, or whose result no connection has used.
+    call: Mutex<Option<Call>>,
+}
+
+struct Call {
+    returned: watch::Receiver<Option<Returned>>,
+    _task: AbortOnDrop<()>,
+}
+
+#[derive(Clone)]
+struct Returned {
+    at: Instant,
+    credentials: Result<Credentials, String>,
+}
+
+/// The most time of a call of the provider.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time that an attempt to connect waits for credentials: less than the attempt has.
+const CONNECT_WAIT: Duration = Duration::from_millis(700);
+/// The time for which credentials are used that were returned too late for an attempt.
+const KEPT: Duration = Duration::from_secs(5);
+/// The pause before a connection is authenticated again after a failure.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
+
+impl CredentialSource {
+    /// The credentials for a connection that is made now, or why there are none.
+    async fn latest(&self, wait: Duration) -> Result<Credentials, String> {
+        let mut call = self.call();
+        let returned = match timeout(wait, call.wait_for(Option::is_some)).await {
+            Ok(Ok(returned)) => returned.clone(),
+            Ok(Err(_)) => None,
+            Err(_) => {
+                return Err(format!(
+                    "the provider of `RedisStoreBuilder::credentials` has not returned credentials within {wait:?}; they \
+                     are used when it does"
+                ));
+            }
+        };
+        let mut latest = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
+        if latest
+            .as_ref()
+            .is_some_and(|latest| latest.returned.same_channel(&call))
+        {
+            *latest = None;
+        }
+        drop(latest);
+
+        let credentials = returned.map_or(Err("it panicked".to_owned()), |returned| returned.credentials);
+        credentials.map_err(|error| {
+            format!(
+                "the provider of `RedisStoreBuilder::credentials` fails: {error} (the store calls it again with each attempt \
+                 to connect)"
+            )
+        })
+    }
+
+    /// The call that is made, or a new one.
+    fn call(&self) -> watch::Receiver<Option<Returned>> {
+        let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_usable = call.as_ref().is_some_and(|call| match &*call.returned.borrow() {
+            Some(returned) => returned.at.elapsed() < KEPT,
+            None => call.returned.has_changed().is_ok(),
+        });
+        if let (true, Some(call)) = (is_usable, &*call) {
+            return call.returned.clone();
+        }
+        let (sender, returned) = watch::channel(None);
+        let source = self.0.clone();
+        let task = tokio::spawn(async move {
+            let credentials = timeout(CALL_TIMEOUT, (source.provider)()).await;
+            let credentials = credentials.unwrap_or_else(|_| Err(format!("it did not return within {CALL_TIMEOUT:?}")));
+            sender.send_replace(Some(Returned {
+                at: Instant::now(),
+                credentials,
+            }));
+        });
+        *call = Some(Call {
+            returned: returned.clone(),
+            _task: AbortOnDrop(task),
+        });
+        returned
+    }
+}
+
+/// The credentials of one connection, which is made again when it is lost.
+pub(super) struct Authenticator {
+    source: CredentialSource,
+    /// When the connection is authenticated again.
+    due: watch::Sender<Option<Instant>>,
+}
+
+impl Authenticator {
+    pub(super) fn new(source: CredentialSource) -> Self {
+        let (due, _) = watch::channel(None);
+        Self { source, due }
+    }
+
+    /// The credentials for a connection that is made now, or why there are none.
+    pub(super) async fn credentials(&self) -> Result<Credentials, String> {
+        let credentials = self.source.latest(CONNECT_WAIT).await?;
+        self.due.send_replace(credentials.due());
+        Ok(credentials)
+    }
+
+    /// When the connection is authenticated again.
+    pub(super) fn due(&self) -> Option<Instant> {
+        *self.due.borrow()
+    }
+
+    /// Authenticates the connection again whenever that is due.
+    pub(super) async fn keep_authenticated<Fut>(&self, authenticate: impl Fn(Credentials) -> Fut)
+    where
+        Fut: Future<Output = Result<(), String>>,
+    {
+        let mut due = self.due.subscribe();
+        let mut fails = false;
+        loop {
+            let at = *due.borrow_and_update();
+            // The sender is borrowed, so an error of `changed` means that the time has passed.
+            if until(at, due.changed()).await.is_some() {
+                continue;
+            }
+            let authenticated = async {
+                let credentials = self.source.latest(CALL_TIMEOUT).await?;
+                authenticate(credentials.clone()).await.map(|()| credentials)
+            };
+            match authenticated.await {
+                Ok(credentials) => {
+                    fails = false;
+                    self.due.send_replace(credentials.due());
+                }
+                Err(error) => {
+                    #[cfg(feature = "tracing")]
+                    if !fails {
+                        tracing::warn!(
+                            error,
+                            "a connection to Redis cannot be authenticated again; the store tries every 5 s"
+                        );
+                    }
+                    let _ = (error, fails);
+                    fails = true;
+                    self.due.send_replace(Instant::now().checked_add(RETRY_PAUSE));
+                }
+            }
+        }
+    }
+}
+
+/// An error with its causes, in one line.
+fn in_full(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    shortened(text)
+}
+
+/// The output of a future; `None` if it is not ready when the time has come.
+pub(super) async fn until<T>(time: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
+    match time {
+        Some(time) => timeout_at(time, future).await.ok(),
+        None => Some(future.await),
+    }
+}
+
+/// The connections of a store to each server.
+#[derive(Clone)]
+pub(super) struct ConnectionSettings {
+    /// How many there are.
+    pub(super) number: usize,
+    pub(super) credentials: Option<CredentialSource>,
+}
+
+impl ConnectionSettings {
+    /// The credentials of a new connection, if they are not part of the URL.
+    pub(super) fn authenticator(&self) -> Option<Arc<Authenticator>> {
+        let source = self.credentials.clone()?;
+        Some(Arc::new(Authenticator::new(source)))
+    }
+}
