@@ -167,14 +167,7 @@ impl FixedWindow {
     }
 }
 
-prefetch!(
-    FixedWindow,
-    "FixedWindow::per_second(100_000)",
-    |fixed| match fixed.window() {
-        Some(window) => window.as_micros() / 10,
-        None => u128::MAX,
-    }
-);
+prefetch!(FixedWindow, "FixedWindow::per_second(9)", |fixed| fixed.window());
 
 /// Accessors.
 impl FixedWindow {

@@ -8,18 +8,22 @@ use super::rate::LengthText;
 const SHORTEST: u128 = 1_000;
 const LONGEST: u128 = 1_000_000;
 
-/// Whether units may be taken ahead for this time, where the limit permits so many microseconds.
-pub(super) const fn is_prefetch(time: Duration, most: u128) -> bool {
+/// Whether units may be taken ahead for this time by a limit with this window, or with windows of a calendar.
+pub(super) const fn is_prefetch(time: Duration, window: Option<Duration>) -> bool {
     let micros = time.as_micros();
+    let most = match window {
+        Some(window) => window.as_micros() / 10,
+        None => LONGEST,
+    };
     micros >= SHORTEST && micros <= LONGEST && micros <= most && time.subsec_nanos().is_multiple_of(1_000)
 }
 
 pub(super) const FAULT: &str =
     "units are taken ahead for 1 ms to 1 s, in whole microseconds, and at most for a tenth of the window";
 
-/// The setting of an algorithm whose units can be taken ahead, for at most so many microseconds.
+/// The setting of an algorithm whose units can be taken ahead, with its window.
 macro_rules! prefetch {
-    ($name:ident, $example:literal, |$limit:ident| $most:expr) => {
+    ($name:ident, $example:literal, |$limit:ident| $window:expr) => {
         /// Units that are taken ahead.
         impl $name {
             /// Lets a process take units ahead for this time, so that requests of a hot key are decided without a call of Redis.
@@ -43,7 +47,7 @@ macro_rules! prefetch {
             pub const fn prefetch(mut self, time: std::time::Duration) -> Self {
                 let $limit = &self;
                 assert!(
-                    $crate::limit::prefetch::is_prefetch(time, $most),
+                    $crate::limit::prefetch::is_prefetch(time, $window),
                     "{}",
                     $crate::limit::prefetch::FAULT
                 );
@@ -57,7 +61,7 @@ macro_rules! prefetch {
                 if time.is_zero() {
                     return Ok(self);
                 }
-                if !$crate::limit::prefetch::is_prefetch(time, $most) {
+                if !$crate::limit::prefetch::is_prefetch(time, $window) {
                     return Err($crate::ConfigError::new($crate::limit::prefetch::FAULT));
                 }
                 Ok(self.prefetch(time))

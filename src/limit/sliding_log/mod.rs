@@ -156,10 +156,11 @@ impl SlidingLog {
     }
 }
 
-prefetch!(SlidingLog, "SlidingLog::per_second(100_000).precision(100)", |log| log
-    .window
-    .as_micros()
-    / 10);
+prefetch!(
+    SlidingLog,
+    "SlidingLog::per_second(100_000).precision(100)",
+    |log| Some(log.window)
+);
 
 /// Accessors.
 impl SlidingLog {

@@ -136,10 +136,9 @@ impl TokenBucket {
     }
 }
 
-prefetch!(TokenBucket, "TokenBucket::per_second(100_000)", |bucket| bucket
-    .period
-    .as_micros()
-    / 10);
+prefetch!(TokenBucket, "TokenBucket::per_second(100_000)", |bucket| Some(
+    bucket.period
+));
 
 /// Accessors.
 impl TokenBucket {
