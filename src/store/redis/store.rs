@@ -260,17 +260,18 @@ impl RedisStore {
         let mut prefetched = None;
         let owned: Vec<_> = match requests {
             [request] => {
-                let hashed = HashedRequest::new(key_format, request);
-                if let (Some(limited), [hash]) = (Prefetch::charge_of(request), &hashed.hashes[..]) {
-                    let (response, more) = self.prefetch.use_for(limited, *hash, key_format, made_at);
+                if let Some(limited) = Prefetch::charge_of(request) {
+                    let hash = key_format.hash(limited.0);
+                    let (response, more) = self.prefetch.use_for(limited, hash, key_format, made_at);
                     if let Some(more) = more {
                         self.prefetch.ask(queues, more);
                     }
                     if let Some(response) = response {
                         return StoreFuture::ready(Ok(response));
                     }
-                    prefetched = Some((self.prefetch.clone(), *hash));
+                    prefetched = Some((self.prefetch.clone(), hash));
                 }
+                let hashed = HashedRequest::new(key_format, request);
                 if let Some(response) = cache.and_then(|cache| cache.get(key_format, &hashed, made_at)) {
                     queues.backend.metrics.deny_cache_hit();
                     return StoreFuture::ready(Ok(response));

@@ -1,0 +1,131 @@
+//! What units that are taken ahead save: a hot key on Redis beside the same key in memory, and a limit that three processes share under
+//! three times its load. `cargo bench --bench prefetch --all-features`.
+//!
+//! All of it runs on one core, and Redis on another; what is compared takes turns, and a ratio is the median of those within a round.
+
+use std::time::{Duration, Instant};
+
+use bench_harness::{Options, Server, Table, count, decimal, median, times};
+use tokio::{task::JoinSet, time::sleep};
+use tower_quota::{Limit, Limiter, MemoryStore, Policy, RedisStore, SlidingLog, store::Store};
+
+const SECOND: Duration = Duration::from_secs(1);
+const TIME: Duration = Duration::from_millis(10);
+const CALLERS: usize = 256;
+
+fn main() {
+    let options = Options::from_command_line();
+    bench_harness::run(async |server| {
+        hot_key(server, &options).await;
+        shared_limit(server).await;
+    });
+}
+
+fn ample() -> SlidingLog {
+    SlidingLog::new(1_000_000_000, SECOND).precision(100)
+}
+
+fn limiter(store: impl Store, limit: impl Into<Limit>) -> Limiter {
+    Limiter::new(store, Policy::new("hot", limit.into()))
+}
+
+async fn store(server: &Server) -> RedisStore {
+    let builder = RedisStore::builder()
+        .deadline(Duration::from_secs(10))
+        .url(&server.url());
+    builder.connect().await.expect("a store")
+}
+
+/// How many checks of one key are admitted and denied in so long, with a pause after each 16 of a caller.
+async fn send(limiter: &Limiter, key: &'static str, length: Duration, pause: Duration) -> [u64; 2] {
+    let mut callers = JoinSet::new();
+    let started = Instant::now();
+    for _ in 0..CALLERS {
+        let limiter = limiter.clone();
+        callers.spawn(async move {
+            let mut counts = [0, 0];
+            while started.elapsed() < length {
+                for _ in 0..16 {
+                    let decision = limiter.check(key).await.expect("the store answers");
+                    counts[usize::from(!decision.is_allowed())] += 1;
+                }
+                match pause.is_zero() {
+                    true => tokio::task::yield_now().await,
+                    false => sleep(pause).await,
+                }
+            }
+            counts
+        });
+    }
+    let counts = callers.join_all().await;
+    [0, 1].map(|which| counts.iter().map(|counts| counts[which]).sum())
+}
+
+async fn hot_key(server: &Server, options: &Options) {
+    let memory = limiter(MemoryStore::new(), ample());
+    let plain = limiter(store(server).await, ample());
+    let ahead = limiter(store(server).await, ample().prefetch(TIME));
+    let mut rounds = [Vec::new(), Vec::new(), Vec::new()];
+    for round in 0..options.rounds {
+        eprintln!("round {}", round + 1);
+        for (limiter, rounds) in [&memory, &plain, &ahead].into_iter().zip(&mut rounds) {
+            let [admitted, _] = send(limiter, "k", SECOND, Duration::ZERO).await;
+            rounds.push(admitted as f64);
+        }
+    }
+    let mut table = Table::new(&["a hot key", "checks/s", "of memory"]);
+    for (name, figures) in ["MemoryStore", "RedisStore", "RedisStore, prefetch 10ms"]
+        .iter()
+        .zip(&rounds)
+    {
+        let ratios: Vec<_> = figures
+            .iter()
+            .zip(&rounds[0])
+            .map(|(own, memory)| own / memory)
+            .collect();
+        table.row([(*name).to_owned(), count(median(figures)), times(median(&ratios))]);
+    }
+    println!("{table}");
+}
+
+/// A limit of 100,000 a second, and three stores that want three times as much.
+async fn shared_limit(server: &Server) {
+    const QUOTA: u64 = 100_000;
+    const SECONDS: u64 = 10;
+    /// For 300,000 a second by the callers of all three.
+    const PAUSE: Duration = Duration::from_millis(16 * 3 * CALLERS as u64 / 300);
+
+    let mut table = Table::new(&[
+        "100,000/s by three",
+        "admitted of the limit",
+        "script calls per admission",
+        "load",
+    ]);
+    for (name, limit) in [
+        ("without", SlidingLog::per_second(QUOTA).precision(100)),
+        (
+            "prefetch 10ms",
+            SlidingLog::per_second(QUOTA).precision(100).prefetch(TIME),
+        ),
+    ] {
+        server.flush().await;
+        let stores = [store(server).await, store(server).await, store(server).await];
+        server.commands().await;
+        let mut running = JoinSet::new();
+        for store in stores {
+            let limiter = limiter(store, limit);
+            running.spawn(async move { send(&limiter, "shared", SECONDS as u32 * SECOND, PAUSE).await });
+        }
+        let counts = running.join_all().await;
+        let [admitted, denied] = [0, 1].map(|which| counts.iter().map(|counts| counts[which]).sum::<u64>() as f64);
+        let calls = server.commands().await.scripts;
+        let most = (QUOTA * SECONDS) as f64;
+        table.row([
+            name.to_owned(),
+            format!("{:.3}", admitted / most),
+            format!("{:.4}", calls as f64 / admitted),
+            decimal((admitted + denied) / most),
+        ]);
+    }
+    println!("{table}");
+}
