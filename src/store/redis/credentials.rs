@@ -49,7 +49,7 @@ impl Credentials {
     /// Sets the time after which a connection with these credentials is authenticated again, with new ones of the provider.
     ///
     /// It is for servers that close a connection when its token expires. Set it to less than the time that is left until
-    /// then: if the provider or Redis refuses, the store tries again every 5 s.
+    /// then: if the provider or Redis refuses, the store tries again every 5 s. Less than 1 s is 1 s.
     ///
     /// By default a connection stays authenticated until it is lost, as Redis keeps it.
     pub fn reauthenticate_after(mut self, time: Duration) -> Self {
@@ -59,7 +59,8 @@ impl Credentials {
 
     /// When a connection that is made now is authenticated again.
     pub(super) fn due(&self) -> Option<Instant> {
-        Instant::now().checked_add(self.reauthenticate_after?)
+        let after = self.reauthenticate_after?.max(MIN_REAUTHENTICATION);
+        Instant::now().checked_add(after)
     }
 }
 
@@ -79,7 +80,8 @@ impl RedisStoreBuilder {
     ///
     /// The store calls it for each connection that it makes, and again [before a token
     /// expires](Credentials::reauthenticate_after). Connections that are made at the same time share a call. A call takes at
-    /// most 30 s; one that takes longer than an attempt to connect is used by the next attempt.
+    /// most 30 s. Credentials that arrive too late for an attempt to connect are used by the next one, within 5 s; so are those
+    /// that were not sent, since Redis was down.
     ///
     /// If it returns an error, there is no connection, and the store calls it again with the next attempt, after some 200 ms.
     /// The error is the cause in the errors and the logs of the store, so it must not contain a secret.
@@ -186,8 +188,10 @@ struct Returned {
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time that an attempt to connect waits for credentials: less than the attempt has.
 const CONNECT_WAIT: Duration = Duration::from_millis(700);
-/// The time for which credentials are used that were returned too late for an attempt.
+/// The time for which credentials are used that were returned too late for an attempt, or that no server has seen.
 const KEPT: Duration = Duration::from_secs(5);
+/// The least time after which a connection is authenticated again: the provider may return a token that expires now.
+const MIN_REAUTHENTICATION: Duration = Duration::from_secs(1);
 /// The pause before a connection is authenticated again after a failure.
 const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
@@ -205,22 +209,20 @@ impl CredentialSource {
                 ));
             }
         };
-        let mut latest = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest
-            .as_ref()
-            .is_some_and(|latest| latest.returned.same_channel(&call))
-        {
-            *latest = None;
-        }
-        drop(latest);
-
         let credentials = returned.map_or(Err("it panicked".to_owned()), |returned| returned.credentials);
         credentials.map_err(|error| {
+            self.used();
             format!(
                 "the provider of `RedisStoreBuilder::credentials` fails: {error} (the store calls it again with each attempt \
                  to connect)"
             )
         })
+    }
+
+    /// A server has seen the credentials that were returned last: the next connection gets others.
+    fn used(&self) {
+        let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
+        call.take_if(|call| call.returned.borrow().is_some());
     }
 
     /// The call that is made, or a new one.
@@ -264,11 +266,17 @@ impl Authenticator {
         Self { source, due }
     }
 
-    /// The credentials for a connection that is made now, or why there are none.
+    /// The credentials for a connection that is made now, or why there are none. Other connections get the same until they are
+    /// [used](Self::used).
     pub(super) async fn credentials(&self) -> Result<Credentials, String> {
         let credentials = self.source.latest(CONNECT_WAIT).await?;
         self.due.send_replace(credentials.due());
         Ok(credentials)
+    }
+
+    /// A server has seen the credentials: the next connection gets others.
+    pub(super) fn used(&self) {
+        self.source.used();
     }
 
     /// When the connection is authenticated again.
@@ -291,6 +299,7 @@ impl Authenticator {
             }
             let authenticated = async {
                 let credentials = self.source.latest(CALL_TIMEOUT).await?;
+                self.used();
                 authenticate(credentials.clone()).await.map(|()| credentials)
             };
             match authenticated.await {

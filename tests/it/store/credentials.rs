@@ -9,7 +9,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{sync::RwLock, task::JoinSet, time::sleep};
@@ -33,6 +33,8 @@ each_client! {
     a_provider_may_take_longer_than_an_attempt_to_connect
     credentials_that_redis_refuses_are_an_error_that_names_the_provider
     connections_that_are_made_together_share_a_call
+    while_redis_is_down_the_provider_is_called_seldom
+    a_token_that_expires_now_is_replaced_once_a_second
     the_url_has_no_credentials_beside_those_of_a_provider
     a_secret_of_a_provider_is_in_no_error_log_or_debug_output
 }
@@ -390,6 +392,42 @@ async fn connections_that_are_made_together_share_a_call(library: ClientLibrary)
     })
     .await;
     assert!(calls.load(Ordering::Relaxed) < 8, "{calls:?}");
+}
+
+async fn while_redis_is_down_the_provider_is_called_seldom(library: ClientLibrary) {
+    let calls = Arc::<AtomicUsize>::default();
+    let provider = calls.clone();
+    let builder = patient().client_library(library).credentials(move || {
+        provider.fetch_add(1, Ordering::Relaxed);
+        ready(Ok::<_, String>(Credentials::new("limiter", "password")))
+    });
+    let started = Instant::now();
+    let store = builder.url("redis://127.0.0.1:1").connect_lazy();
+    sleep(Duration::from_secs(2)).await;
+    let most = 1 + started.elapsed().as_secs() as usize / 5;
+    assert!(calls.load(Ordering::Relaxed) <= most, "{calls:?}");
+    drop(store.expect("the settings are good"));
+}
+
+async fn a_token_that_expires_now_is_replaced_once_a_second(library: ClientLibrary) {
+    let redis = Redis::start();
+    set_user(&redis, "limiter", ">password").await;
+    let calls = Arc::<AtomicUsize>::default();
+    let provider = calls.clone();
+    let builder = patient().client_library(library).credentials(move || {
+        provider.fetch_add(1, Ordering::Relaxed);
+        ready(Ok::<_, String>(
+            Credentials::new("limiter", "password").reauthenticate_after(Duration::ZERO),
+        ))
+    });
+    let started = Instant::now();
+    let store = builder.url(&redis.url()).connect().await.expect("Redis accepts them");
+    eventually("it was authenticated again twice", async || {
+        calls.load(Ordering::Relaxed) >= 3
+    })
+    .await;
+    assert!(started.elapsed() > Duration::from_secs(2), "{:?}", started.elapsed());
+    checks(&store).await;
 }
 
 async fn the_url_has_no_credentials_beside_those_of_a_provider(library: ClientLibrary) {

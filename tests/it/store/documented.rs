@@ -129,7 +129,7 @@ struct Servers {
 }
 
 /// A documented URL, at one of the servers.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct At {
     place: Place,
     /// The user and the password, such as `user:password`.
@@ -364,25 +364,22 @@ async fn each_url_and_each_user_of_the_docs_works(library: ClientLibrary) {
     assert_eq!(found.len(), 5, "the URLs were found: {found:?}");
     assert!(all_rules.len() >= 3, "the users were found: {all_rules:?}");
 
-    // As the docs say, in place of any.
-    let plain: Vec<_> = places.iter().filter(|(at, _)| at.place == Place::Single).collect();
-    let encrypted = plain
-        .into_iter()
-        .filter(|(at, _)| !at.is_locked(at.credentials.as_deref()))
-        .map(|(at, what)| {
+    // As the docs say, any scheme may be `rediss`, and any database another one.
+    let mut variants = Vec::new();
+    for (at, what) in &places {
+        if at.place == Place::Single && !at.is_locked(at.credentials.as_deref()) {
             let place = Place::Encrypted;
-            let (credentials, rest) = (at.credentials.clone(), at.rest.clone());
-            (
-                At {
-                    place,
-                    credentials,
-                    rest,
-                },
-                format!("{what} with `rediss`"),
-            )
-        });
-    let encrypted: Vec<_> = encrypted.collect();
-    places.extend(encrypted);
+            variants.push((At { place, ..at.clone() }, format!("{what} with `rediss`")));
+        }
+        if at.database() == "0" {
+            let rest = at.rest.replacen("/0", "/3", 1);
+            variants.push((At { rest, ..at.clone() }, format!("{what} with database 3")));
+        }
+    }
+    let of_other_databases = variants.iter().filter(|(at, _)| at.database() == "3");
+    let of_other_databases: BTreeSet<_> = of_other_databases.map(|(at, _)| at.place).collect();
+    assert_eq!(of_other_databases, [Place::Single, Place::Sentinel].into());
+    places.extend(variants);
 
     let page = texts
         .iter()

@@ -73,6 +73,7 @@ impl CredentialProvider for Provider {
             let credentials = self.0.credentials().await;
             // fred connects again after an error of this kind.
             let credentials = credentials.map_err(|error| Error::new(ErrorKind::IO, error))?;
+            self.0.used(); // it is connected
             Ok((Some(credentials.user.into()), Some(credentials.password.into())))
         })
     }

@@ -299,9 +299,7 @@ impl Endpoint {
             .server()
             .await
             .map_err(|error| ServerFailure::of_connection(&error))?;
-        let server = with_credentials(server, authenticator).await?;
-        let connected = Self::connect_to(server).await;
-        connected.map_err(|error| ServerFailure::of_connection(&error))
+        authenticated(server, authenticator, Self::connect_to).await
     }
 
     async fn connect_to(server: ConnectionInfo) -> Result<Connection, RedisError> {
@@ -323,20 +321,32 @@ impl Endpoint {
     }
 }
 
-/// The same server, with credentials of the provider if there is one.
-pub(super) async fn with_credentials(
+/// Connects, with credentials of the provider if there is one.
+pub(super) async fn authenticated<T, Fut>(
     server: ConnectionInfo,
     authenticator: Option<&Authenticator>,
-) -> Result<ConnectionInfo, ServerFailure> {
+    connect: impl FnOnce(ConnectionInfo) -> Fut,
+) -> Result<T, ServerFailure>
+where
+    Fut: Future<Output = Result<T, RedisError>>,
+{
+    let of_connection = |error| ServerFailure::of_connection(&error);
     let Some(authenticator) = authenticator else {
-        return Ok(server);
+        return connect(server).await.map_err(of_connection);
     };
     let credentials = authenticator.credentials().await.map_err(ServerFailure::Unreachable)?;
     let settings = server.redis_settings().clone();
     let settings = settings
         .set_username(credentials.user)
         .set_password(credentials.password);
-    Ok(server.set_redis_settings(settings))
+    let connected = connect(server.set_redis_settings(settings))
+        .await
+        .map_err(of_connection);
+    // While Redis is down, the provider is not called with each attempt.
+    if !matches!(connected, Err(ServerFailure::Unreachable(_))) {
+        authenticator.used();
+    }
+    connected
 }
 
 pub(super) fn parse(url: String) -> Result<ConnectionInfo, ConfigError> {

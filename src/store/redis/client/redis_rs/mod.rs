@@ -14,7 +14,7 @@ use tokio::{sync::mpsc, time::timeout};
 
 use self::{
     cluster::Cluster,
-    connection::{CONNECT_TIMEOUT, Endpoint, Node, for_limiter, parse, with_credentials, without_library_name},
+    connection::{CONNECT_TIMEOUT, Endpoint, Node, authenticated, for_limiter, parse, without_library_name},
     error::{ServerFailure, error_text},
     sentinel::Sentinels,
 };
@@ -186,17 +186,16 @@ impl RedisRsClient {
                 .ok_or_else(|| RedisError::from((ErrorKind::Io, "no node of the cluster is known"))),
         };
         let server = server.map_err(|error| ServerFailure::of_connection(&error))?;
-        let server = with_credentials(server, authenticator).await?;
         let (sender, pushes) = mpsc::unbounded_channel();
         let config =
             AsyncConnectionConfig::new().set_push_sender(move |push: PushInfo| sender.send(push).map_err(drop));
-        let subscribed = async {
+        let subscribe = async |server| {
             let client = redis::Client::open(server)?;
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
             connection.subscribe(channel).await?;
             Ok(connection)
         };
-        let connection = subscribed.await.map_err(|error| ServerFailure::of_connection(&error))?;
+        let connection = authenticated(server, authenticator, subscribe).await?;
         Ok((connection, pushes))
     }
 
