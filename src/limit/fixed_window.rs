@@ -69,8 +69,8 @@ use crate::ConfigError;
 pub struct FixedWindow {
     quota: u64,
     kind: Kind,
-    /// For how long units are taken ahead; zero if they are not.
-    ahead: Duration,
+    /// For how many microseconds units are taken ahead; 0 if they are not.
+    ahead_us: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ enum Kind {
 constructors!(FixedWindow, |quota, window| Self {
     quota,
     kind: Kind::Anchored(window),
-    ahead: Duration::ZERO
+    ahead_us: 0
 });
 
 /// Windows of a calendar.
@@ -126,7 +126,7 @@ impl FixedWindow {
         Ok(Self {
             quota,
             kind: Kind::Calendar(calendar, zone),
-            ahead: Duration::ZERO,
+            ahead_us: 0,
         })
     }
 
@@ -250,7 +250,7 @@ impl FixedWindow {
         Self {
             quota,
             kind: Kind::Anchored(window.clamp(MIN_WINDOW, MAX_WINDOW)),
-            ahead: Duration::ZERO,
+            ahead_us: 0,
         }
     }
 
@@ -328,7 +328,7 @@ impl fmt::Display for FixedWindow {
             #[cfg(feature = "calendar")]
             Kind::Calendar(calendar, zone) => write!(f, "{} {}", calendar.name(), name_of(zone))?,
         }
-        PrefetchText(self.ahead).fmt(f)
+        PrefetchText(self.ahead_us).fmt(f)
     }
 }
 

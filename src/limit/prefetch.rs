@@ -51,7 +51,7 @@ macro_rules! prefetch {
                     "{}",
                     $crate::limit::prefetch::FAULT
                 );
-                self.ahead = time;
+                self.ahead_us = time.as_micros() as u32;
                 self
             }
 
@@ -70,7 +70,7 @@ macro_rules! prefetch {
             /// For how long units are taken ahead; zero if they are not.
             #[cfg(any(feature = "fred", feature = "cluster"))]
             pub(crate) const fn ahead(&self) -> std::time::Duration {
-                self.ahead
+                std::time::Duration::from_micros(self.ahead_us as u64)
             }
         }
     };
@@ -78,13 +78,13 @@ macro_rules! prefetch {
 pub(super) use prefetch;
 
 /// The setting in a text, if it is set.
-pub(super) struct PrefetchText(pub(super) Duration);
+pub(super) struct PrefetchText(pub(super) u32);
 
 impl fmt::Display for PrefetchText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.is_zero() {
-            true => Ok(()),
-            false => write!(f, " prefetch {}", LengthText(self.0)),
+        match self.0 {
+            0 => Ok(()),
+            micros => write!(f, " prefetch {}", LengthText(Duration::from_micros(micros.into()))),
         }
     }
 }

@@ -97,15 +97,15 @@ pub struct SlidingLog {
     window: Duration,
     /// The number of parts that the window is divided into; 0 for no division.
     precision: u32,
-    /// For how long units are taken ahead; zero if they are not.
-    ahead: Duration,
+    /// For how many microseconds units are taken ahead; 0 if they are not.
+    ahead_us: u32,
 }
 
 constructors!(SlidingLog, |quota, window| Self {
     quota,
     window,
     precision: 0,
-    ahead: Duration::ZERO
+    ahead_us: 0
 });
 
 /// Settings.
@@ -229,7 +229,7 @@ impl SlidingLog {
 
     /// For how long an admission counts: one window, and the time for which its unit may have been taken ahead.
     pub(crate) fn window_us(&self) -> u64 {
-        (self.window + self.ahead).as_micros() as u64
+        self.window.as_micros() as u64 + u64::from(self.ahead_us)
     }
 
     /// The [grain](Self::grain) in microseconds; 0 without a precision.
@@ -261,6 +261,6 @@ impl fmt::Display for SlidingLog {
         if self.precision > 0 {
             write!(f, " precision {}", self.precision)?;
         }
-        PrefetchText(self.ahead).fmt(f)
+        PrefetchText(self.ahead_us).fmt(f)
     }
 }

@@ -91,8 +91,8 @@ pub struct TokenBucket {
     reduced: (u64, u64),
     /// The largest number of tokens: below it all products are exact in Lua.
     cap: u64,
-    /// For how long units are taken ahead; zero if they are not.
-    ahead: Duration,
+    /// For how many microseconds units are taken ahead; 0 if they are not.
+    ahead_us: u32,
 }
 
 constructors!(TokenBucket, |quota, window| Self::with(quota, window, quota));
@@ -152,7 +152,7 @@ impl TokenBucket {
             burst,
             reduced,
             cap: cap(reduced),
-            ahead: Duration::ZERO,
+            ahead_us: 0,
         }
     }
 
@@ -167,7 +167,7 @@ impl TokenBucket {
     /// With [`prefetch`](Self::prefetch), it is lower by the tokens that come in that time.
     #[must_use]
     pub const fn quota(&self) -> u64 {
-        let come = (self.ahead.as_micros() * self.reduced.0 as u128).div_ceil(self.reduced.1 as u128);
+        let come = (self.ahead_us as u128 * self.reduced.0 as u128).div_ceil(self.reduced.1 as u128);
         self.burst.saturating_sub(come as u64)
     }
 
@@ -229,7 +229,7 @@ impl TokenBucket {
             let period = self.period.checked_mul(share.of())?;
             let rate = self.rate.checked_mul(share.parts().into())?;
             let scaled = Self {
-                ahead: self.ahead,
+                ahead_us: self.ahead_us,
                 ..Self::with(rate, period, burst)
             };
             let exact = period.as_micros() < MAX_EXACT.into() && scaled.validate().is_ok();
@@ -305,7 +305,7 @@ impl fmt::Display for TokenBucket {
         if self.burst != self.rate {
             write!(f, " burst {}", self.burst)?;
         }
-        PrefetchText(self.ahead).fmt(f)
+        PrefetchText(self.ahead_us).fmt(f)
     }
 }
 

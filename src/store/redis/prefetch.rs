@@ -411,7 +411,12 @@ mod tests {
                 Limit::SlidingLog(_) => after(QUOTA) >= first + window,
                 Limit::FixedWindow(fixed) if fixed.is_aligned() => after(QUOTA) / window > first / window,
                 Limit::FixedWindow(_) => after(2 * QUOTA - 1) >= first + window,
-                _ => all[position..].iter().zip(0..).all(|(at, more)| {
+                Limit::SlidingCounter(_)
+                | Limit::Concurrency(_)
+                | Limit::Unlimited
+                | Limit::DenyAll
+                | Limit::Ban(_) => false,
+                Limit::TokenBucket(_) => all[position..].iter().zip(0..).all(|(at, more)| {
                     let come = ((at - first) * QUOTA).div_ceil(window);
                     more < QUOTA + come.max(1)
                 }),
