@@ -1,21 +1,23 @@
 mod page;
 mod report;
+mod request;
+mod response;
 mod router;
 mod subject;
 mod watched;
 
-use std::{fmt, sync::Arc};
+use std::{env, fmt, process, sync::Arc};
 
 use self::{router::Shared, subject::SubjectNames, watched::Watched};
-use crate::{Limiter, RateLimitLayer};
+use crate::{ConfigError, Limiter, RateLimitLayer, key::Secret};
 #[cfg(feature = "serde")]
 use crate::{LivePolicies, Policies};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
-/// to read and to reset.
+/// to read, to reset, and to [override](Limiter::override_limit) for a time.
 ///
 /// [`router_behind_authentication`](Self::router_behind_authentication) makes a router of axum for it. The router has no
-/// authentication: its caller reads which limits there are and resets them. The application mounts it behind its own:
+/// authentication: its caller reads which limits there are, resets and overrides them. The application mounts it behind its own:
 ///
 /// ```
 /// use axum::{Router, body::Body, extract::Request, middleware::{self, Next}, response::Response, routing::get};
@@ -74,16 +76,22 @@ use crate::{LivePolicies, Policies};
 /// | `GET /subject?policy=api&key=ip%3D203.0.113.7` | the counts of a key by each limit of a policy |
 /// | `POST /subject` with `{"policy":"api","key":"ip=203.0.113.7"}` | the same; as no part of a URL, the key gets into no log of requests |
 /// | `POST /reset` with `{"policy":"api","key":"ip=203.0.113.7"}` | removes the counts and bans of a key of a policy, as [`Limiter::reset`] does, and returns what `/subject` returns |
+/// | `POST /override` with `{"policy":"api","key":"ip=203.0.113.7","limit":"sliding-log 50/d","lasts":"3d"}` | gives the key another limit for a time, as [`Limiter::override_limit`] does, and returns what `/subject` returns |
+/// | `POST /end-override` with `{"policy":"api","key":"ip=203.0.113.7"}` | ends that, as [`Limiter::end_override`] does |
 ///
 /// A key is written as in Redis: [`Key`](crate::Key) has a table of its components. A hash that a store keeps of a long key
 /// (`hash=..`) can be used in its place. Where a store [hashes all keys](crate::RedisStoreBuilder::hash_keys), the key itself is
 /// written, and not the hash. If layers have a policy of one name in several stores, `store` selects one of these by its number
 /// in the report.
 ///
+/// The limit of an override is [text](crate::limit#limits-as-text). `lasts` is a number of seconds, or text such as `3d`, `12h`
+/// or `3600`. Then `override` of `/subject` has the limit and when it ends, and each of its `counts` that the override applies
+/// to is under the limit of the override, with the limit of the policy as `in_place_of`.
+///
 /// Times are seconds since the Unix epoch, and lengths of time are seconds. An error is `{"error":".."}` with the fix: `400`
 /// for a mistake in a request, `404` for a policy that does not exist, `403` and `415` as described
 /// [below](#what-the-router-refuses), `409` for a reset of a policy whose limits are chosen for requests, before one was chosen
-/// in this process, `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and the policy counts
+/// in this process, and for an override in a store that has none, `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and the policy counts
 /// locally, `/subject` returns the counts of this process, with the failure as `store_error`.
 ///
 /// # The report
@@ -97,10 +105,13 @@ use crate::{LivePolicies, Policies};
 ///   this process (`since`), and when its file was reloaded last (`reloaded_at`). If the last load of the
 ///   file was refused, such as for a mistake in it, `refused_reload` has the error. Of limits that are
 ///   [chosen](crate::limit::by()) for each request, the 20 lowest that were chosen in this process are known.
+/// * The `overrides` of these policies, at most 10,000: the subject, its limit, and when it ends. A subject is named
+///   [as below](#the-subjects-that-are-denied-most-often); where a store hashes all keys, the name is of the hash that it has.
 /// * The denials of each policy in this process while there is a router (`since`): how many, and of which subjects. Of a policy
 ///   that only observes, those that it would have denied.
 ///
-/// Each process of a service has a report of its own. The counts in a shared store are those of all processes.
+/// Each process of a service has a report of its own, with its name as [`instance`](Self::instance). The counts in a shared store
+/// and the overrides are those of all processes.
 ///
 /// # The subjects that are denied most often
 ///
@@ -110,10 +121,10 @@ use crate::{LivePolicies, Policies};
 /// above `n / 100` with the default of [100 keys](Self::most_denied). A denial takes one lock and a search in these keys. An
 /// admission, and all requests without a router, load one number.
 ///
-/// A subject is shown as a keyed hash, since keys contain addresses and users. The hash is of 64 bits, and its secret is random
-/// for each `Admin`. An operator that has the key of a caller, from a complaint or a log of the application, enters it: the
+/// A subject is shown as a keyed hash, since keys contain addresses and users. The hash is of 64 bits. Its secret is random for
+/// each `Admin`, so that each instance lists other hashes, unless all have one [secret](Self::hash_secret): `shares_hashes`. An operator that has the key of a caller, from a complaint or a log of the application, enters it: the
 /// response has its hash as `subject` and its denials as `denied`, and the page marks it in the list. The hash cannot be turned
-/// into a key, so the counts of a caller cannot be reset by the hash alone. [`show_keys`](Self::show_keys) lists keys instead.
+/// into a key, so the counts of a caller cannot be reset, and its limit cannot be overridden, by the hash alone. [`show_keys`](Self::show_keys) lists keys instead.
 ///
 /// # What the router refuses
 ///
@@ -139,6 +150,7 @@ use crate::{LivePolicies, Policies};
 pub struct Admin {
     watched: Vec<Watched>,
     files: Vec<NamesOfUnused>,
+    instance: String,
     names: SubjectNames,
     most_denied: usize,
 }
@@ -153,6 +165,7 @@ impl Admin {
         Self {
             watched: Vec::new(),
             files: Vec::new(),
+            instance: default_instance(),
             names: SubjectNames::new(),
             most_denied: 100,
         }
@@ -240,6 +253,44 @@ impl Admin {
         self
     }
 
+    /// Sets the name of this instance of the service, which the report, the page and each response about a subject have.
+    ///
+    /// Behind a load balancer, an operator sees by it which instance has replied. The default is the environment variable
+    /// `HOSTNAME`, which containers have, or else the process id, such as `process 4711`.
+    ///
+    /// ```
+    /// use tower_quota::Admin;
+    ///
+    /// assert!(format!("{:?}", Admin::new().instance("api-7")).contains(r#"instance: "api-7""#));
+    /// ```
+    pub fn instance(mut self, name: impl Into<String>) -> Self {
+        self.instance = name.into();
+        self
+    }
+
+    /// Sets the secret of the hashes of subjects, so that all instances of the service list a subject as the same hash.
+    ///
+    /// The hash of a key cannot be computed without the secret. The secret is at least 16 bytes, from a random source: operators
+    /// see hashes, and can try short or chosen secrets offline. It may be that of `RedisStoreBuilder::hash_keys`; the hashes
+    /// differ. By default it is random for each `Admin`.
+    ///
+    /// ```
+    /// use tower_quota::Admin;
+    ///
+    /// assert!(Admin::new().hash_secret("a secret of 24 bytes....").is_ok());
+    ///
+    /// let error = Admin::new().hash_secret("too short").unwrap_err();
+    /// assert!(error.to_string().starts_with("a secret has at least 16 bytes, not 9; generate a random one"));
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the secret has fewer than 16 bytes.
+    pub fn hash_secret(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        self.names.share(Secret::for_subjects(secret)?);
+        Ok(self)
+    }
+
     /// Sets the number of keys for which denials are counted, for each policy of each layer and limiter; 0 counts the total only.
     ///
     /// At most 10,000, and a larger number counts as that, since each report copies them. A key takes about 200 bytes. If a
@@ -284,11 +335,18 @@ impl Admin {
         let denials = self.watched.iter().map(|watched| watched.watch(self.most_denied));
         router::router(Shared {
             _denials: denials.collect(),
+            instance: self.instance,
             names: self.names,
             watched: self.watched,
             files: self.files,
         })
     }
+}
+
+/// The name of the host, or of the process if it is not known.
+fn default_instance() -> String {
+    let host = env::var("HOSTNAME").ok().filter(|host| !host.is_empty());
+    host.unwrap_or_else(|| format!("process {}", process::id()))
 }
 
 impl Default for Admin {
@@ -301,6 +359,7 @@ impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Admin")
             .field("sources", &self.watched.len())
+            .field("instance", &self.instance)
             .field("show_keys", &self.names.show_keys)
             .field("most_denied", &self.most_denied)
             .finish()

@@ -6,8 +6,8 @@ function element(name, properties = {}, ...children) {
   return made;
 }
 
-const [time, status, subject, policySelect, keyInput, dialog, question, stores, policies] = [
-  "time", "status", "subject", "policy", "key", "confirm", "question", "stores", "policies",
+const [time, status, subject, policySelect, keyInput, dialog, question, stores, overrides, hashes, policies] = [
+  "time", "status", "subject", "policy", "key", "confirm", "question", "stores", "overrides", "hashes", "policies",
 ].map((id) => document.getElementById(id));
 
 const base = location.pathname.replace(/\/+$/, "");
@@ -143,15 +143,63 @@ function unusedCard(name) {
 function subjectRow(policy, { subject: name, denials, error }) {
   const share = element("div", { className: "share" });
   share.style.width = `${(100 * denials) / policy.denials.subjects[0].denials}%`;
-  const label = report.shows_keys
-    ? element("button", { type: "button", textContent: name, title: "Look up", onclick: () => select(policy, name) })
-    : element("code", { textContent: name });
   const count = error > 0 ? `${(denials - error).toLocaleString()} to ${denials.toLocaleString()}` : denials.toLocaleString();
   const isFound = shown?.policy === policy.policy && shown.store === policy.store && shown.subject === name;
-  return element("li", { className: isFound ? "found" : "" }, share, label, element("span", { textContent: count }));
+  return element("li", { className: isFound ? "found" : "" }, share, subjectLabel(policy, name), element("span", { textContent: count }));
 }
 
-function countBlock({ limit, allowed, denial, quota, remaining, retry_after_seconds: wait, reset_after_seconds: reset, observed, store_error: error }) {
+// The name of a subject, which looks it up if it is a key.
+function subjectLabel(policy, name) {
+  return report.shows_keys && !name.startsWith("keyed=")
+    ? element("button", { type: "button", className: "look-up", textContent: name, title: "Look up", onclick: () => select(policy, name) })
+    : element("code", { textContent: name });
+}
+
+function overrideRow({ policy, store, subject: name, limit, ends_after_seconds: ends }) {
+  const own = shown?.override;
+  const isFound = own?.policy === policy && own.store === store && own.subject === name;
+  return element("tr", { className: isFound ? "found" : "" },
+    element("td", { textContent: report.stores.length > 1 ? `${policy} (store ${store})` : policy }),
+    element("td", {}, subjectLabel({ policy, store }, name)),
+    element("td", { textContent: limit }),
+    element("td", { textContent: duration(ends) }),
+  );
+}
+
+// A form that gives the subject that is shown another limit.
+function overrideForm() {
+  const limit = element("input", { id: "limit", required: true, autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "sliding-log 50/d" });
+  const lasts = element("input", { id: "lasts", required: true, autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "3d" });
+  limit.value = shown.override?.limit ?? shown.counts[0]?.limit ?? "";
+  const onsubmit = (event) => {
+    event.preventDefault();
+    change("/override", { limit: limit.value, lasts: lasts.value }, ({ policy, key, override: own }) => {
+      return `${key} has the limit ${own.limit} in ${policy} for ${duration(own.ends_after_seconds)}.`;
+    });
+  };
+  return element("form", { id: "override", ariaLabel: "Another limit for the subject", onsubmit },
+    element("label", { className: "wide" }, "Another limit ", limit),
+    element("label", {}, "For (3d, 12h, seconds) ", lasts),
+    element("button", { type: "submit", textContent: shown.override ? "Replace the override" : "Override the limit" }),
+  );
+}
+
+function endOverride() {
+  change("/end-override", {}, ({ policy, key }) => `The override of ${key} in ${policy} has ended.`);
+}
+
+// Changes the subject that is shown, and shows it as it is then.
+function change(path, settings, done) {
+  return attempt(async () => {
+    const { policy, store, key } = shown;
+    shown = await post(path, { policy, store, key, ...settings });
+    await load();
+    showStatus(done(shown));
+    subject.focus();
+  });
+}
+
+function countBlock({ limit, in_place_of: own, allowed, denial, quota, remaining, retry_after_seconds: wait, reset_after_seconds: reset, observed, store_error: error }) {
   const inner = element("div");
   inner.style.width = `${quota === null ? 0 : 100 - (100 * remaining) / Math.max(quota, 1)}%`;
   const state = allowed ? "admits" : observed ? `would deny: ${denial}` : `denies: ${denial}`;
@@ -159,6 +207,7 @@ function countBlock({ limit, allowed, denial, quota, remaining, retry_after_seco
     top(limit, state, allowed ? "" : "bad"),
     element("div", { className: allowed ? "bar" : "bar bad-bar", ariaHidden: "true" }, inner),
     terms([
+      ["In place of", own],
       ["Remaining", quota === null ? "unlimited" : `${remaining.toLocaleString()} of ${quota.toLocaleString()}`],
       ["Admitted after", wait === null ? null : duration(wait)],
       ["Full quota after", reset > 0 ? duration(reset) : null],
@@ -167,10 +216,22 @@ function countBlock({ limit, allowed, denial, quota, remaining, retry_after_seco
   );
 }
 
+function hashesText() {
+  if (report.shows_keys) {
+    return "";
+  }
+  return report.shares_hashes
+    ? "Subjects are hashes of their keys, with the secret that was set: all instances that have it list the same."
+    : `Subjects are hashes of their keys, with a secret of ${report.instance} alone: each instance lists others.`;
+}
+
 function draw() {
   const { stores: all } = report;
-  time.textContent = `as of ${date(report.now)}`;
+  time.textContent = `${report.instance}, as of ${date(report.now)}`;
+  hashes.textContent = hashesText();
   stores.replaceChildren(...all.map(storeCard));
+  overrides.hidden = report.overrides.length === 0;
+  overrides.querySelector("tbody").replaceChildren(...report.overrides.map(overrideRow));
   policies.replaceChildren(...report.policies.map(policyCard), ...report.unused_policies.map(unusedCard));
 
   const selected = policySelect.value;
@@ -185,16 +246,21 @@ function draw() {
 
   subject.hidden = !shown;
   if (shown) {
-    const { policy, key, subject: name, denied, counts } = shown;
+    const { instance, policy, key, subject: name, denied, override: own, counts } = shown;
     const listed = denied
-      ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)}${report.shows_keys ? "" : `, listed as ${name}`}`
-      : `not listed${report.shows_keys ? "" : `; its hash is ${name}`}`;
+      ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}${report.shows_keys ? "" : `, listed as ${name}`}`
+      : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
     subject.replaceChildren(
       top(key, policy, "none"),
-      terms([["Denied", listed]]),
+      terms([
+        ["Denied", listed],
+        ["Override", own && `${own.limit} for ${duration(own.ends_after_seconds)}`],
+      ]),
       ...(counts.length > 0 ? counts.map(countBlock) : [element("p", { textContent: "No limit was chosen for a request in this process yet." })]),
       element("div", { className: "buttons" },
-        element("button", { type: "button", textContent: "Reset its counts and bans", onclick: confirm })),
+        element("button", { type: "button", textContent: "Reset its counts and bans", onclick: confirm }),
+        ...(own ? [element("button", { type: "button", id: "end-override", className: "quiet", textContent: "End the override", onclick: endOverride })] : [])),
+      overrideForm(),
     );
   }
 }
@@ -243,13 +309,7 @@ document.getElementById("cancel").addEventListener("click", () => dialog.close()
 
 document.getElementById("reset").addEventListener("click", () => {
   dialog.close();
-  attempt(async () => {
-    const { policy, store, key } = shown;
-    shown = await post("/reset", { policy, store, key });
-    await load();
-    showStatus(`The counts of ${key} in ${policy} are reset.`);
-    subject.focus();
-  });
+  change("/reset", {}, ({ policy, key }) => `The counts of ${key} in ${policy} are reset.`);
 });
 
 attempt(async () => {

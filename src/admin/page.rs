@@ -10,8 +10,8 @@ const STYLE: &str = include_str!("page.css");
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 pub(super) const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-Q4ewmW542cLGOywAGLvBfJ+DNYFc/Knpbwt8WsTrcEs='; \
-     style-src 'sha256-t6zzetUD5oVUgEGH6vMf4i3oOG0nFFBzFOYsnAd/gBI='; \
+     script-src 'sha256-fUUo15eUY16R3cE6f2cH6Zuv3r2qejdTycIeFXE7Sr4='; \
+     style-src 'sha256-cVurjdpQA6Ls/oCETFR+6B2WhbUdwMinoufCXFPpFuA='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 static PAGE: LazyLock<String> = LazyLock::new(|| {

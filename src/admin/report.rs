@@ -2,20 +2,21 @@
 
 use std::{
     sync::Arc,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde::Serialize;
 
 use super::{
-    router::{Failure, unix_seconds},
+    response::{Failure, unix_seconds},
+    router::Shared,
     subject::SubjectNames,
     watched::{Watched, WatchedPolicy},
 };
 use crate::{
     Key,
     decision::Summary,
-    store::{Charge, NodeStatus, Operation, Store, StoreId, StoreRequest, summary},
+    store::{Charge, NodeStatus, Operation, Override, Store, StoreId, StoreRequest, summary},
 };
 
 /// The response to `GET /report`.
@@ -23,9 +24,14 @@ use crate::{
 pub(super) struct Report {
     version: &'static str,
     now: u64,
+    instance: String,
     shows_keys: bool,
+    /// Whether the secret of the hashes was given, and is not of this process alone.
+    shares_hashes: bool,
     stores: Vec<StoreReport>,
     policies: Vec<PolicyReport>,
+    /// Those of these policies, by policy and key.
+    overrides: Vec<OverrideReport>,
     /// The names of policies of files that no layer or limiter has.
     unused_policies: Vec<String>,
 }
@@ -107,10 +113,21 @@ pub(super) struct DeniedSubject {
     error: u64,
 }
 
+/// A limit of one subject in place of the limit of a policy, for a time.
+#[derive(Serialize)]
+pub(super) struct OverrideReport {
+    policy: String,
+    store: usize,
+    subject: String,
+    limit: String,
+    ends_after_seconds: f64,
+}
+
 /// The most limits of a policy that a report lists.
 const MOST: usize = 20;
 
-pub(super) async fn report(watched: &[Watched], unused_policies: Vec<String>, names: &SubjectNames) -> Report {
+pub(super) async fn report(shared: &Shared) -> Report {
+    let (watched, names) = (&shared.watched, &shared.names);
     let policies: Vec<WatchedPolicy> = watched.iter().flat_map(Watched::policies).collect();
     let stores = stores(&policies);
     let mut store_reports = Vec::new();
@@ -130,10 +147,13 @@ pub(super) async fn report(watched: &[Watched], unused_policies: Vec<String>, na
     Report {
         version: env!("CARGO_PKG_VERSION"),
         now: unix_seconds(SystemTime::now()),
+        instance: shared.instance.clone(),
         shows_keys: names.show_keys,
+        shares_hashes: names.is_shared,
         stores: store_reports,
         policies: policy_reports,
-        unused_policies,
+        overrides: report_overrides(&policies, &stores, names),
+        unused_policies: shared.files.iter().flat_map(|unused| unused()).collect(),
     }
 }
 
@@ -146,6 +166,48 @@ pub(super) fn stores(policies: &[WatchedPolicy]) -> Vec<Option<StoreId>> {
         }
     }
     stores
+}
+
+/// The override of a key that is [bound](Key::bound), if the key has one.
+pub(super) fn override_of(
+    names: &SubjectNames,
+    policy: &WatchedPolicy,
+    store: usize,
+    key: &Key,
+) -> Option<OverrideReport> {
+    let overrides = policy.context.overrides.as_ref()?;
+    let found = overrides.of(&policy.name, key)?;
+    Some(report_override(names, &found, store, overrides.now()))
+}
+
+fn report_overrides(
+    policies: &[WatchedPolicy],
+    stores: &[Option<StoreId>],
+    names: &SubjectNames,
+) -> Vec<OverrideReport> {
+    let of_stores = (1..).zip(stores).flat_map(|(number, store)| {
+        let of_store = || policies.iter().filter(|policy| policy.store() == *store);
+        let overrides = of_store().find_map(|policy| policy.context.overrides.as_ref());
+        let known = overrides.into_iter().flat_map(|overrides| {
+            let now = overrides.now();
+            overrides.list().into_iter().map(move |one| (one, now))
+        });
+        let is_watched = move |one: &Override| of_store().any(|policy| policy.name == one.policy());
+        known
+            .filter(move |(one, _)| is_watched(one))
+            .map(move |(one, now)| report_override(names, &one, number, now))
+    });
+    of_stores.collect()
+}
+
+fn report_override(names: &SubjectNames, one: &Override, store: usize, now: Duration) -> OverrideReport {
+    OverrideReport {
+        policy: one.policy().to_owned(),
+        store,
+        subject: names.name(one.key()),
+        limit: one.limit().to_string(),
+        ends_after_seconds: one.expires_at().saturating_sub(now).as_secs_f64(),
+    }
 }
 
 fn number_of(stores: &[Option<StoreId>], store: Option<StoreId>) -> usize {

@@ -1,23 +1,20 @@
 //! One subject of a policy: reads and resets its counts.
 
-use std::{
-    array,
-    hash::{BuildHasher, RandomState},
-    sync::Arc,
-};
+use std::{iter, sync::Arc, time::Duration};
 
 use axum::http::StatusCode;
 use serde::Serialize;
 use smallvec::SmallVec;
 
 use super::{
-    router::AdminError,
+    response::AdminError,
     watched::{Watched, WatchedPolicy},
 };
 use crate::{
     Decision, Denial, Key, Limit, PolicyDecision, check,
     check::Check,
     decision::{RenderedLimit, Ticket, Undecided},
+    key::Secret,
     store::{ErrorKind, Operation, StoreError, StoreId, Waiting},
 };
 
@@ -25,6 +22,8 @@ use crate::{
 #[derive(Serialize)]
 pub(super) struct Counts {
     limit: String,
+    /// The limit of the policy that an override replaces by this one.
+    in_place_of: Option<String>,
     /// Whether a request of the cost of the policy is admitted now.
     allowed: bool,
     /// Why it is not, also by a policy that only observes.
@@ -52,10 +51,17 @@ pub(super) async fn peek(
     key: &Key,
 ) -> Result<Vec<Counts>, AdminError> {
     let mut counts = Vec::new();
-    for (policy, limit) in limits(watched, policy, store).into_iter().take(MOST) {
-        counts.push(match limit.named.limit.is_counted() {
+    for (policy, own) in limits(watched, policy, store).into_iter().take(MOST) {
+        let overriding = policy.overriding(&own, key);
+        let in_place_of = overriding.is_some().then(|| own.named.limit.to_string());
+        let limit = overriding.unwrap_or(own);
+        let of_limit = match limit.named.limit.is_counted() {
             true => peek_one(&policy, &limit, key).await?,
             false => uncounted(&policy, &limit.named.limit),
+        };
+        counts.push(Counts {
+            in_place_of,
+            ..of_limit
         });
     }
     Ok(counts)
@@ -77,7 +83,11 @@ pub(super) async fn reset(
     }
     // Limits of one algorithm share the counts of a key.
     let mut done = Vec::new();
-    for (policy, limit) in limits {
+    let with_overrides = limits.into_iter().flat_map(|(policy, own)| {
+        let overriding = policy.overriding(&own, key).map(|limit| (policy.clone(), limit));
+        iter::once((policy, own)).chain(overriding)
+    });
+    for (policy, limit) in with_overrides {
         let counts = (limit.named.limit.algorithm(), policy.ban());
         if limit.named.limit.is_counted() && !done.contains(&counts) {
             perform(Operation::Reset, undecided(&policy, &limit, key))
@@ -87,6 +97,33 @@ pub(super) async fn reset(
         }
     }
     Ok(())
+}
+
+/// Sets the limit of a key of a policy in a store for so long, or ends its override without a limit.
+///
+/// The key is [bound](Key::bound).
+pub(super) async fn set_override(
+    policies: &[WatchedPolicy],
+    policy: &WatchedPolicy,
+    key: &Key,
+    limit: Option<(Limit, Duration)>,
+) -> Result<(), AdminError> {
+    let missing = |error: StoreError| AdminError::new(StatusCode::CONFLICT, error.to_string());
+    let overrides = policy.context.require_overrides().map_err(missing)?;
+    if let Some((limit, _)) = &limit {
+        let of_name = policies
+            .iter()
+            .filter(|other| other.name == policy.name && other.store() == policy.store());
+        for of in of_name {
+            let valid = of.unkeyed.accepts_override(limit);
+            valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
+        }
+    }
+    let set = overrides.set(&policy.name, key, limit).await;
+    set.map_err(|error| {
+        let message = format!("the store has not confirmed the change of the override: {error}");
+        AdminError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    })
 }
 
 /// The limits of a policy in a store, each once.
@@ -121,6 +158,7 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key)
     };
     Ok(Counts {
         limit: limit.named.limit.to_string(),
+        in_place_of: None,
         allowed: decided.denial().is_none(),
         denial: decided.denial().map(denial_text),
         quota: Some(decided.limit()),
@@ -137,6 +175,7 @@ fn uncounted(policy: &WatchedPolicy, limit: &Limit) -> Counts {
     let denies = *limit == Limit::DenyAll;
     Counts {
         limit: limit.to_string(),
+        in_place_of: None,
         allowed: !denies,
         denial: denies.then(|| denial_text(Denial::DenyAll)),
         quota: denies.then_some(0),
@@ -181,8 +220,9 @@ fn denial_text(denial: Denial) -> &'static str {
 pub(super) struct SubjectNames {
     /// Whether a name is the key itself.
     pub(super) show_keys: bool,
-    /// Of this process alone, so that the hash of a key cannot be made elsewhere.
-    secret: [u8; 32],
+    /// Whether the secret was given, so that other processes can have it too.
+    pub(super) is_shared: bool,
+    secret: Secret,
 }
 
 /// The length of a hash in a response. Two of a million subjects have one hash with a probability of 3 in 100 million.
@@ -190,13 +230,15 @@ const BYTES: usize = 8;
 
 impl SubjectNames {
     pub(super) fn new() -> Self {
-        // The keys of `RandomState` are from the entropy of the operating system.
-        let words: [u64; 4] = array::from_fn(|word| RandomState::new().hash_one(word));
-        let random = words.map(u64::to_ne_bytes).concat();
         Self {
             show_keys: false,
-            secret: blake3::derive_key("tower-quota 2026 hashes of subjects", &random),
+            is_shared: false,
+            secret: Secret::random_for_subjects(),
         }
+    }
+
+    pub(super) fn share(&mut self, secret: Secret) {
+        (self.is_shared, self.secret) = (true, secret);
     }
 
     /// The name of a key that is [bound](Key::bound).
@@ -209,8 +251,8 @@ impl SubjectNames {
 
     /// The hash of a key that is [bound](Key::bound).
     pub(super) fn hash(&self, key: &Key) -> String {
-        let hash = blake3::keyed_hash(&self.secret, key.as_bytes()).to_hex();
-        hash.as_str()[..2 * BYTES].to_owned()
+        let digest = self.secret.digest(key.as_bytes());
+        digest[..BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 

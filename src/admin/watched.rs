@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use super::router::Failure;
+use super::response::Failure;
 use crate::{
-    FailureMode, Limiter, RateLimitLayer,
+    FailureMode, Key, Limiter, Policy, RateLimitLayer,
     decision::{CheckContext, DenialWatch, Denials, PolicyContext, RenderedLimit},
     middleware::Enforcer,
-    policy::Basis,
+    policy::{Basis, Unkeyed},
     store::{Store, StoreId},
 };
 
@@ -50,7 +50,7 @@ impl Watched {
     }
 }
 
-fn policies<K>(newest: &Basis<K>) -> Vec<WatchedPolicy> {
+fn policies<K: Clone>(newest: &Basis<K>) -> Vec<WatchedPolicy> {
     let policies = newest.policies.iter().enumerate();
     let watched = policies.map(|(position, policy)| WatchedPolicy {
         context: newest.context.clone(),
@@ -59,6 +59,7 @@ fn policies<K>(newest: &Basis<K>) -> Vec<WatchedPolicy> {
         of_plan: policy.plan_name().map(ToString::to_string),
         limit: policy.limit().map(ToString::to_string),
         limits: policy.known_limits(),
+        unkeyed: policy.clone().without_key(),
         cost: newest.context.policies[position].settings.fixed_cost(),
         reloaded_at: policy.reloaded_at(),
         #[cfg(feature = "serde")]
@@ -83,6 +84,7 @@ pub(super) struct WatchedPolicy {
     pub(super) limit: Option<String>,
     /// The limits that are known.
     pub(super) limits: Vec<Arc<RenderedLimit>>,
+    pub(super) unkeyed: Policy<Unkeyed>,
     /// Unless it is computed for each request.
     pub(super) cost: Option<u64>,
     pub(super) reloaded_at: Option<SystemTime>,
@@ -97,6 +99,11 @@ impl WatchedPolicy {
 
     pub(super) fn failure_mode(&self) -> FailureMode {
         self.policy().settings.failure_mode.unwrap_or_default()
+    }
+
+    /// The limit of a key that is [bound](Key::bound) in place of this limit, if an override applies.
+    pub(super) fn overriding(&self, limit: &RenderedLimit, key: &Key) -> Option<Arc<RenderedLimit>> {
+        self.unkeyed.overriding(&self.context, &limit.named.limit, key)
     }
 
     /// Whether it only observes.

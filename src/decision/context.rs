@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Key, Limit,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{Charge, ChargeState, Failover, NamedLimit, Outstanding, Overrides, Store, Waiting},
+    store::{Charge, ChargeState, ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, Waiting},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -83,6 +83,17 @@ impl CheckContext {
             policies,
             ..self.clone()
         }
+    }
+
+    /// The overrides of the store, to set one.
+    pub(crate) fn require_overrides(&self) -> Result<&Overrides, StoreError> {
+        self.overrides.as_ref().ok_or_else(|| {
+            StoreError::new(
+                ErrorKind::Refused,
+                "the store has no overrides; set `.overrides(true)` of `RedisStore::builder()`, or pass on `Store::overrides` \
+                 of a store that is wrapped",
+            )
+        })
     }
 
     /// Counts a request by what the policy at this position has done with it.

@@ -1,6 +1,11 @@
 //! Secrets of the operator, for keyed hashes.
 
 use std::fmt;
+#[cfg(feature = "admin")]
+use std::{
+    array,
+    hash::{BuildHasher, RandomState},
+};
 
 use crate::ConfigError;
 
@@ -13,6 +18,9 @@ pub(crate) struct Secret([u8; 32]);
 pub(crate) struct ShortSecret {
     bytes: usize,
 }
+
+#[cfg(feature = "admin")]
+const SUBJECTS: &str = "tower-quota 2026 hashes of subjects";
 
 /// The shortest secret, in bytes: 128 bits, the length of a digest.
 const MIN_SECRET: usize = 16;
@@ -29,7 +37,21 @@ impl Secret {
         Self::derive("tower-quota 2026 partition keys in header fields", secret.as_ref())
     }
 
-    /// With one secret for both purposes, the contexts still make the digest that a caller receives differ from the stored one.
+    /// The secret for the names of subjects that operators see.
+    #[cfg(feature = "admin")]
+    pub(crate) fn for_subjects(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
+        Self::derive(SUBJECTS, secret.as_ref())
+    }
+
+    /// A secret of this process alone for the same, so that no hash of a key can be made elsewhere.
+    #[cfg(feature = "admin")]
+    pub(crate) fn random_for_subjects() -> Self {
+        // The keys of `RandomState` are from the entropy of the operating system.
+        let words: [u64; 4] = array::from_fn(|word| RandomState::new().hash_one(word));
+        Self(blake3::derive_key(SUBJECTS, &words.map(u64::to_ne_bytes).concat()))
+    }
+
+    /// With one secret for several purposes, the contexts still make the digest that a caller receives differ from the stored one.
     fn derive(context: &'static str, secret: &[u8]) -> Result<Self, ShortSecret> {
         if secret.len() < MIN_SECRET {
             return Err(ShortSecret { bytes: secret.len() });
@@ -83,5 +105,11 @@ mod tests {
         let stored = Secret::for_stored_keys(secret).unwrap();
         let partition = Secret::for_partition_keys(secret).unwrap();
         assert_ne!(stored.digest(b"ip=192.0.2.1"), partition.digest(b"ip=192.0.2.1"));
+        #[cfg(feature = "admin")]
+        {
+            let subjects = Secret::for_subjects(secret).unwrap().digest(b"ip=192.0.2.1");
+            assert_ne!(stored.digest(b"ip=192.0.2.1"), subjects);
+            assert_ne!(partition.digest(b"ip=192.0.2.1"), subjects);
+        }
     }
 }

@@ -198,8 +198,7 @@ impl Limiter {
         limit: impl Into<Limit>,
         lasts: Duration,
     ) -> Result<(), StoreError> {
-        self.set_override(policy, key.into(), Some((limit.into(), lasts.min(LONGEST))))
-            .await
+        self.set_override(policy, key.into(), Some((limit.into(), lasts))).await
     }
 
     /// Ends the override of a key, if it has one.
@@ -236,15 +235,14 @@ impl Limiter {
         key.bound();
         let overrides = {
             let basis = self.policies.newest();
-            let overrides = basis.context.overrides.clone().ok_or_else(no_overrides)?;
+            let overrides = basis.context.require_overrides()?.clone();
             let mut named = basis.policies.iter().filter(|of| of.name() == policy).peekable();
             if named.peek().is_none() {
                 return Err(unknown(policy, &basis.context));
             }
             if let Some((limit, _)) = &limit {
                 for of in named {
-                    let own = of.limit().unwrap_or(&Limit::Unlimited);
-                    let valid = of.validate_override(own, limit.clone());
+                    let valid = of.accepts_override(limit);
                     valid.map_err(|error| StoreError::new(ErrorKind::Refused, error.to_string()))?;
                 }
             }
@@ -252,15 +250,4 @@ impl Limiter {
         };
         overrides.set(policy, &key, limit).await
     }
-}
-
-/// The longest override: numbers of microseconds are exact up to here for longer than a century.
-const LONGEST: Duration = Duration::from_micros(crate::limit::MAX_QUOTA);
-
-fn no_overrides() -> StoreError {
-    StoreError::new(
-        ErrorKind::Refused,
-        "the store has no overrides; set `.overrides(true)` of `RedisStore::builder()`, or pass on `Store::overrides` of a store \
-         that is wrapped",
-    )
 }

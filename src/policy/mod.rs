@@ -297,8 +297,14 @@ impl<K> Policy<K> {
         self.validate_override(own, limit).ok()
     }
 
+    /// Whether a key of the policy can have this limit, as far as the limits of the policy are known.
+    pub(crate) fn accepts_override(&self, limit: &Limit) -> Result<(), KeyError> {
+        let own = self.limit().unwrap_or(&Limit::Unlimited);
+        self.validate_override(own, limit.clone()).map(drop)
+    }
+
     /// The limit of an override in place of this limit. Counts of one algorithm are no counts of another.
-    pub(crate) fn validate_override(&self, own: &Limit, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
+    fn validate_override(&self, own: &Limit, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
         if limit.is_counted() && own.is_counted() && limit.algorithm() != own.algorithm() {
             return Err(KeyError::misconfigured(format!(
                 "`{limit}` cannot override `{own}`, whose algorithm counts otherwise; use the same algorithm, `unlimited` or \

@@ -113,6 +113,9 @@ struct Table(HashMap<Box<str>, HashMap<Key, Override>>);
 /// The most overrides of a store: all of them are read at once.
 pub(super) const MAX_OVERRIDES: usize = 10_000;
 
+/// The longest override: numbers of microseconds are exact up to here for longer than a century.
+const LONGEST: Duration = Duration::from_micros(crate::limit::MAX_QUOTA);
+
 impl Overrides {
     pub(super) fn new(source: Source) -> Self {
         Self(Arc::new(Shared {
@@ -127,12 +130,18 @@ impl Overrides {
     pub(crate) fn limit_of(&self, policy: &str, key: &Key) -> Option<Limit> {
         match self.0.is_empty.load(Ordering::Relaxed) {
             true => None,
-            false => self.find(policy, key),
+            false => self.find(policy, key, |found| found.limit.clone()),
         }
     }
 
+    /// The override of a key that has not ended.
+    #[cfg(feature = "admin")]
+    pub(crate) fn of(&self, policy: &str, key: &Key) -> Option<Override> {
+        self.find(policy, key, Override::clone)
+    }
+
     #[cold]
-    fn find(&self, policy: &str, key: &Key) -> Option<Limit> {
+    fn find<R>(&self, policy: &str, key: &Key, read: impl FnOnce(&Override) -> R) -> Option<R> {
         let table = self.0.read();
         let of_policy = table.0.get(policy)?;
         let found = match &self.0.source {
@@ -141,7 +150,7 @@ impl Overrides {
             Source::Redis(redis) => of_policy.get(&*redis.stored_key(key)),
         };
         let found = found.filter(|found| self.now() < found.expires_at)?;
-        Some(found.limit.clone())
+        Some(read(found))
     }
 
     /// The overrides that have not ended, by policy and key.
@@ -159,6 +168,7 @@ impl Overrides {
         key: &Key,
         limit: Option<(Limit, Duration)>,
     ) -> Result<(), StoreError> {
+        let limit = limit.map(|(limit, lasts)| (limit, lasts.min(LONGEST)));
         match &self.0.source {
             Source::Memory(now) => self.change(now(), policy, key, limit),
             #[cfg(any(feature = "fred", feature = "cluster"))]
@@ -208,7 +218,7 @@ impl Overrides {
     }
 
     /// The time by the clock of the store.
-    fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         match &self.0.source {
             Source::Memory(now) => now(),
             #[cfg(any(feature = "fred", feature = "cluster"))]

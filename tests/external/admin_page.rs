@@ -17,6 +17,9 @@ use crate::{
 /// A key that a caller has chosen, as text that a page must not read as a part of itself.
 const SCRIPT: &str = "<img src=x onerror=document.title='read'><script>document.title='run'</script>";
 
+/// The paths of the requests of the page.
+const PATHS: [&str; 6] = ["", "/report", "/subject", "/reset", "/override", "/end-override"];
+
 async fn page() -> (String, String) {
     let router = Admin::new().router_behind_authentication();
     let received = send(&router, Request::get("/")).await;
@@ -85,7 +88,11 @@ impl Visit {
             .observe_only();
         let layer = RateLimitLayer::new(store.clone(), [api, logins]);
         let mails = Limiter::new(store, Policy::new("mails", SlidingLog::per_hour(1)));
-        let admin = Admin::new().layer(&layer).limiter(&mails).show_keys(show_keys);
+        let admin = Admin::new()
+            .layer(&layer)
+            .limiter(&mails)
+            .show_keys(show_keys)
+            .instance("api-7");
         let app = Router::new()
             .route("/", route(async || "hi").layer(layer))
             .nest("/operators/limits", admin.router_behind_authentication());
@@ -156,7 +163,7 @@ impl Visit {
                         .strip_prefix(&self.url)
                         .expect("the page loads nothing from elsewhere");
                     // No key is in a URL, which logs of requests have.
-                    assert!(["", "/report", "/subject", "/reset"].contains(&path), "{url}");
+                    assert!(PATHS.contains(&path), "{url}");
                 }
                 "Runtime.exceptionThrown" => panic!("{event}"),
                 // A request with a mistake is one that failed.
@@ -183,13 +190,17 @@ async fn an_operator_finds_a_caller_and_resets_its_counts_by_keyboard() {
     let shown = visit.text("#subject").await;
     for part in [
         "ip=192.0.2.1",
-        "10 times, listed as ",
+        "10 times by api-7, listed as ",
         "sliding-log 3/min",
         "denies: quota exceeded",
         "0 of 3",
     ] {
         assert!(shown.contains(part), "no `{part}` in {shown}");
     }
+    let header = visit.text("#time").await;
+    assert!(header.starts_with("api-7, as of "), "{header}");
+    let hashes = visit.text("#hashes").await;
+    assert!(hashes.contains("a secret of api-7 alone"), "{hashes}");
     let found = visit.text("li.found code").await;
     assert!(shown.contains(&format!("listed as {found}")), "{found} in {shown}");
 
@@ -214,6 +225,74 @@ async fn an_operator_finds_a_caller_and_resets_its_counts_by_keyboard() {
     visit.tab.press("Enter").await;
     visit.has_status("Refreshed.").await;
     assert!(visit.text("#subject").await.contains("2 of 3"));
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn an_operator_overrides_a_limit_by_keyboard_and_ends_that() {
+    let Some(mut visit) = Visit::begin(false).await else {
+        return;
+    };
+    assert_eq!(
+        visit.tab.evaluate("document.querySelector('#overrides').hidden").await,
+        true
+    );
+    visit.focus("key").await;
+    visit.type_text("ip=192.0.2.1").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("api denies ip=192.0.2.1.").await;
+
+    visit.focus("limit").await;
+    visit.tab.evaluate("document.activeElement.select()").await;
+    visit.type_text("token-bucket 5/min").await;
+    visit.focus("lasts").await;
+    visit.type_text("3d").await;
+    visit.tab.press("Enter").await;
+    visit
+        .tab
+        .until("document.querySelector('#status.error')?.textContent.includes('use the same algorithm')")
+        .await;
+    assert_eq!(visit.tab.evaluate("document.querySelector('#lasts').value").await, "3d");
+
+    visit
+        .tab
+        .evaluate("document.querySelector('#limit').focus(); document.activeElement.select()")
+        .await;
+    visit.type_text("sliding-log 5/min").await;
+    visit.tab.press("Enter").await;
+    visit
+        .has_status("ip=192.0.2.1 has the limit sliding-log 5/min in api for 3 d.")
+        .await;
+    let shown = visit.text("#subject").await;
+    for part in [
+        "sliding-log 5/min for 3 d",
+        "In place of",
+        "sliding-log 3/min",
+        "2 of 5",
+    ] {
+        assert!(shown.contains(part), "no `{part}` in {shown}");
+    }
+    let row = visit.text("#overrides tr.found").await;
+    for part in ["api", "sliding-log 5/min", "3 d"] {
+        assert!(row.contains(part), "no `{part}` in {row}");
+    }
+    assert!(!row.contains("192.0.2.1"), "{row}");
+    for width in [360, 1280] {
+        assert!(visit.tab.fits(width).await, "{width}");
+    }
+    for expected in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+        assert_eq!(send(&visit.app, get_from("192.0.2.1", "/")).await.status, expected);
+    }
+
+    visit.focus("end-override").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("The override of ip=192.0.2.1 in api has ended.").await;
+    assert!(visit.text("#subject").await.contains("0 of 3"));
+    assert_eq!(
+        visit.tab.evaluate("document.querySelector('#overrides').hidden").await,
+        true
+    );
     visit.end();
 }
 

@@ -58,6 +58,16 @@ impl Operator {
             .await
     }
 
+    async fn set_override(&self, policy: &str, key: &str, limit: &str, lasts: impl Into<Value>) -> Received {
+        let body = json!({ "policy": policy, "key": key, "limit": limit, "lasts": lasts.into() });
+        self.post("/override", &body.to_string(), &[]).await
+    }
+
+    async fn end_override(&self, policy: &str, key: &str) -> Received {
+        let body = json!({ "policy": policy, "key": key }).to_string();
+        self.post("/end-override", &body, &[]).await
+    }
+
     async fn post(&self, path: &str, body: &str, fields: &[(&str, &str)]) -> Received {
         let mut request = Request::post(path);
         if !fields.iter().any(|(name, _)| *name == "content-type") {
@@ -312,6 +322,160 @@ async fn a_subject_is_read_and_reset_where_redis_has_hashes_of_keys() {
     reads_and_resets(store).await;
 }
 
+/// Gives one caller another limit for a time, in this store.
+async fn overrides_a_limit(store: impl Store + Clone) {
+    const KEY: &str = "ip=192.0.2.1";
+    let layer = RateLimitLayer::new(store.clone(), api(SlidingLog::per_day(2)));
+    let app = app(&layer);
+    let operator = Operator::of(&layer);
+    assert_eq!(call(&app, "192.0.2.1", 3).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(operator.report().await["overrides"], json!([]));
+    let before = operator.get("api", KEY).await.json();
+    assert_eq!(
+        (&before["override"], &before["counts"][0]["in_place_of"]),
+        (&Value::Null, &Value::Null)
+    );
+
+    let set = operator.set_override("api", KEY, "sliding-log 5/d", "3d").await;
+    assert_eq!(set.status, StatusCode::OK, "{}", set.json());
+    let subject = set.json();
+    let counts = &subject["counts"][0];
+    assert_eq!(
+        (&counts["limit"], &counts["in_place_of"]),
+        (&json!("sliding-log 5/d"), &json!("sliding-log 2/d"))
+    );
+    assert_eq!(
+        (&counts["allowed"], &counts["remaining"], &counts["quota"]),
+        (&json!(true), &json!(3), &json!(5))
+    );
+    let own = &subject["override"];
+    assert_eq!(
+        (&own["policy"], &own["store"], &own["limit"]),
+        (&json!("api"), &json!(1), &json!("sliding-log 5/d"))
+    );
+    let ends = own["ends_after_seconds"].as_f64().expect("a number");
+    assert!((259_190.0..=259_200.0).contains(&ends), "{own}");
+    let listed = operator.report().await["overrides"].take();
+    assert_eq!(listed.as_array().map(Vec::len), Some(1), "{listed}");
+    assert_eq!(
+        (&listed[0]["subject"], &listed[0]["limit"]),
+        (&own["subject"], &own["limit"])
+    );
+    assert!(!listed.to_string().contains("192.0.2"), "no key is shown: {listed}");
+    assert_eq!(call(&app, "192.0.2.1", 3).await, StatusCode::OK);
+    assert_eq!(call(&app, "192.0.2.2", 3).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(operator.counts("api", "ip=192.0.2.2").await["in_place_of"], Value::Null);
+
+    // It replaces the one before.
+    for lasts in [json!(3_600), json!("3600"), json!(" 1h ")] {
+        let set = operator.set_override("api", KEY, "deny-all", lasts).await.json();
+        assert_eq!(
+            (&set["counts"][0]["denial"], &set["counts"][0]["in_place_of"]),
+            (&json!("deny all"), &json!("sliding-log 2/d"))
+        );
+        let ends = set["override"]["ends_after_seconds"].as_f64().expect("a number");
+        assert!((3_590.0..=3_600.0).contains(&ends), "{set}");
+    }
+    assert_eq!(operator.reset("api", KEY).await.status, StatusCode::OK);
+    assert_eq!(call(&app, "192.0.2.1", 1).await, StatusCode::TOO_MANY_REQUESTS);
+
+    let ended = operator.end_override("api", KEY).await.json();
+    assert_eq!(
+        (&ended["override"], &ended["counts"][0]["remaining"]),
+        (&Value::Null, &json!(2))
+    );
+    assert_eq!(operator.report().await["overrides"], json!([]));
+    assert_eq!(call(&app, "192.0.2.1", 2).await, StatusCode::OK);
+    assert_eq!(operator.end_override("api", KEY).await.status, StatusCode::OK);
+
+    // A reset removes what was counted by the limit of the override alone.
+    let layer = RateLimitLayer::new(store, Policy::new("closed", Limit::DenyAll).key(key::ip()));
+    let operator = Operator::of(&layer);
+    operator.set_override("closed", KEY, "sliding-log 5/d", "3d").await;
+    assert_eq!(call(&self::app(&layer), "192.0.2.1", 5).await, StatusCode::OK);
+    assert_eq!(operator.counts("closed", KEY).await["remaining"], 0);
+    operator.reset("closed", KEY).await;
+    assert_eq!(operator.counts("closed", KEY).await["remaining"], 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_is_overridden_in_memory() {
+    overrides_a_limit(MemoryStore::new()).await;
+}
+
+#[tokio::test]
+async fn a_limit_is_overridden_in_redis() {
+    let redis = Redis::start();
+    overrides_a_limit(connected(patient().overrides(true), &redis.url()).await).await;
+}
+
+#[tokio::test]
+async fn a_limit_is_overridden_where_redis_has_hashes_of_keys() {
+    let redis = Redis::start();
+    let builder = patient().overrides(true).hash_keys("0123456789abcdef");
+    overrides_a_limit(connected(builder, &redis.url()).await).await;
+}
+
+#[tokio::test]
+async fn a_store_without_overrides_says_so() {
+    let redis = Redis::start();
+    let layer = RateLimitLayer::new(connected(patient(), &redis.url()).await, api(SlidingLog::per_minute(2)));
+    let operator = Operator::of(&layer);
+    assert_eq!(operator.report().await["overrides"], json!([]));
+    let key = "ip=192.0.2.1";
+    for response in [
+        operator.set_override("api", key, "sliding-log 5/min", "1h").await,
+        operator.end_override("api", key).await,
+    ] {
+        assert_eq!(response.status, StatusCode::CONFLICT);
+        let error = response.json()["error"].to_string();
+        assert!(
+            error.contains("the store has no overrides; set `.overrides(true)`"),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_override_that_redis_has_not_confirmed_is_an_error() {
+    let mut redis = Redis::start();
+    let layer = RateLimitLayer::new(
+        connected(less_patient().overrides(true), &redis.url()).await,
+        api(SlidingLog::per_minute(2)),
+    );
+    redis.kill();
+    let operator = Operator::of(&layer);
+    let set = operator.set_override("api", "ip=192.0.2.1", "sliding-log 5/min", "1h");
+    let response = set.await;
+    assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE);
+    let error = response.json()["error"].to_string();
+    assert!(
+        error.contains("the store has not confirmed the change of the override: "),
+        "{error}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_overrides_of_other_policies_are_not_listed() {
+    let store = MemoryStore::new();
+    let mails = Limiter::new(store.clone(), Policy::new("mails", SlidingLog::per_hour(3)));
+    let layer = RateLimitLayer::new(store, api(SlidingLog::per_minute(2)));
+    let set = mails.override_limit("mails", "42", SlidingLog::per_hour(9), MINUTE);
+    set.await.expect("a memory store replies");
+    assert_eq!(Operator::of(&layer).report().await["overrides"], json!([]));
+
+    let both = Admin::new().layer(&layer).limiter(&mails).show_keys(true);
+    let both = Operator(both.router_behind_authentication());
+    let listed = both.report().await["overrides"].take();
+    assert_eq!(
+        listed,
+        json!([{ "policy": "mails", "store": 1, "subject": "key=42", "limit": "sliding-log 9/h", "ends_after_seconds": listed[0]["ends_after_seconds"] }])
+    );
+    tokio::time::advance(MINUTE).await;
+    assert_eq!(both.report().await["overrides"], json!([]));
+    assert_eq!(both.get("mails", "key=42").await.json()["override"], Value::Null);
+}
+
 #[tokio::test]
 async fn a_key_is_written_as_redis_shows_it() {
     let redis = Redis::start();
@@ -379,6 +543,66 @@ async fn keys_of_denials_are_hashes_that_a_look_up_shows() {
         (&subjects[0]["subject"], &subjects[1]["subject"]),
         (&json!(first), &json!(second))
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn instances_with_one_secret_list_a_subject_by_one_hash() {
+    let layer = layer();
+    let admin = || Admin::new().layer(&layer);
+    let with = |secret: &str| {
+        let admin = admin().hash_secret(secret).expect("the secret is long enough");
+        Operator(admin.router_behind_authentication())
+    };
+    let secret = "0123456789abcdef";
+    let operators = [
+        with(secret),
+        with(secret),
+        with("another of 16 b."),
+        Operator::of(&layer),
+        Operator::of(&layer),
+    ];
+    call(&app(&layer), "192.0.2.1", 3).await;
+    let mut hashes = Vec::new();
+    for (position, operator) in operators.iter().enumerate() {
+        let report = operator.report().await;
+        assert_eq!(report["shares_hashes"], position < 3, "{report}");
+        let listed = &report["policies"][0]["denials"]["subjects"][0]["subject"];
+        let looked_up = operator.get("api", "ip=192.0.2.1").await.json();
+        assert_eq!(&looked_up["subject"], listed);
+        hashes.push(listed.as_str().expect("text").to_owned());
+    }
+    assert_eq!(hashes[0], hashes[1]);
+    hashes.remove(0);
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert_eq!(hashes.len(), 4, "{hashes:?}");
+
+    let error = admin().hash_secret("fifteen bytes..").expect_err("the secret is short");
+    assert!(error.to_string().contains("at least 16 bytes, not 15"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_response_names_the_instance() {
+    let layer = layer();
+    let admin = Admin::new().layer(&layer).instance("api-7");
+    let operator = Operator(admin.router_behind_authentication());
+    let key = "ip=192.0.2.1";
+    for response in [
+        operator.report().await,
+        operator.get("api", key).await.json(),
+        operator.reset("api", key).await.json(),
+        operator
+            .set_override("api", key, "sliding-log 5/min", "1h")
+            .await
+            .json(),
+        operator.end_override("api", key).await.json(),
+    ] {
+        assert_eq!(response["instance"], "api-7", "{response}");
+    }
+
+    let own = Operator::of(&layer).report().await["instance"].take();
+    let expected = std::env::var("HOSTNAME").unwrap_or_else(|_| format!("process {}", std::process::id()));
+    assert_eq!(own, expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -627,11 +851,55 @@ async fn a_request_with_a_mistake_is_an_error_with_the_fix() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_mistake_in_an_override_is_an_error_with_the_fix() {
+    let operator = Operator::of(&layer());
+    let subject = r#""policy":"api","key":"ip=192.0.2.1""#;
+    for (rest, status, fix) in [
+        (r#""limit":"sliding-log 5/min""#, 400, "`lasts`, such as `3d`"),
+        (r#""lasts":"3d""#, 400, "`limit`, such as `sliding-log 50/d`"),
+        (r#""limit":"5 a day","lasts":"3d""#, 400, "5 a day"),
+        (
+            r#""limit":"token-bucket 5/min","lasts":"3d""#,
+            400,
+            "use the same algorithm",
+        ),
+        (
+            r#""limit":"sliding-log 5/min","lasts":"long""#,
+            400,
+            "use one such as `3d`",
+        ),
+        (r#""limit":"sliding-log 5/min","lasts":"0"#, 400, r#""lasts":"3d"}"#),
+        (r#""limit":"sliding-log 5/min","lasts":0"#, 400, "use one such as `3d`"),
+        (
+            r#""limit":"sliding-log 5/min","lasts":"0h""#,
+            400,
+            "use one such as `3d`",
+        ),
+        (r#""limit":5,"lasts":"3d""#, 400, "the body is not an override: "),
+        (
+            r#""limit":"sliding-log 5/min","lasts":-1"#,
+            400,
+            r#""limit":"sliding-log 50/d""#,
+        ),
+        (r#""limit":"sliding-log 5/min","lasts":"3d","store":7"#, 400, ""),
+    ] {
+        let response = operator.post("/override", &format!("{{{subject},{rest}}}"), &[]).await;
+        assert_eq!(response.status.as_u16(), status, "{rest}: {}", response.json());
+        let error = response.json();
+        let is_shown = error["error"].as_str().is_some_and(|error| error.contains(fix));
+        assert!(is_shown, "{rest}: {error}");
+    }
+    let unknown = operator.set_override("mails", "key=1", "sliding-log 5/min", "3d").await;
+    assert_eq!(unknown.status, StatusCode::NOT_FOUND);
+    assert_eq!(operator.report().await["overrides"], json!([]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_page_of_another_site_cannot_reset() {
     let layer = layer();
     let operator = Operator::of(&layer);
     call(&app(&layer), "192.0.2.1", 2).await;
-    let body = r#"{"policy":"api","key":"ip=192.0.2.1"}"#;
+    let body = r#"{"policy":"api","key":"ip=192.0.2.1","limit":"sliding-log 9/min","lasts":"1h"}"#;
     let host = ("host", "a.example");
     for (fields, status, reason) in [
         ([host, ("sec-fetch-site", "cross-site")], 403, "another origin"),
@@ -644,23 +912,21 @@ async fn a_page_of_another_site_cannot_reset() {
             "application/json",
         ),
     ] {
-        for path in ["/subject", "/reset"] {
+        for path in ["/subject", "/reset", "/override", "/end-override"] {
             let response = operator.post(path, body, &fields).await;
             assert_eq!(response.status.as_u16(), status, "{fields:?}");
             assert!(response.json().to_string().contains(reason), "{fields:?}");
         }
         assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 0);
     }
-    for method in [Method::GET, Method::PUT, Method::OPTIONS] {
-        let query = "/reset?policy=api&key=ip%3D192.0.2.1";
-        let response = send(&operator.0, Request::builder().method(method).uri(query)).await;
-        assert_eq!(response.status, StatusCode::METHOD_NOT_ALLOWED);
-        assert!(
-            response
-                .headers
-                .keys()
-                .all(|name| !name.as_str().starts_with("access-control"))
-        );
+    for path in ["/reset", "/override", "/end-override"] {
+        let query = format!("{path}?policy=api&key=ip%3D192.0.2.1&limit=unlimited&lasts=1h");
+        for method in [Method::GET, Method::PUT, Method::OPTIONS] {
+            let response = send(&operator.0, Request::builder().method(method).uri(&query)).await;
+            assert_eq!(response.status, StatusCode::METHOD_NOT_ALLOWED);
+            let mut names = response.headers.keys();
+            assert!(names.all(|name| !name.as_str().starts_with("access-control")));
+        }
     }
     assert_eq!(operator.counts("api", "ip=192.0.2.1").await["remaining"], 0);
 
@@ -726,6 +992,8 @@ async fn no_response_is_cached_or_framed_or_read_as_another_type() {
         "/subject",
         "/nothing",
         "/reset",
+        "/override",
+        "/end-override",
     ];
     for path in paths {
         for request in [Request::get(path), Request::head(path), Request::delete(path)] {
@@ -878,13 +1146,19 @@ async fn a_router_without_policies_reports_none() {
 #[tokio::test(start_paused = true)]
 async fn the_debug_text_of_an_admin_has_no_key() {
     let layer = layer();
-    let admin = Admin::new().layer(&layer).show_keys(true);
+    let admin = Admin::new().layer(&layer).show_keys(true).instance("api-7");
+    let admin = admin
+        .hash_secret("0123456789abcdef")
+        .expect("the secret is long enough");
     let text = format!("{admin:?}");
-    assert_eq!(text, "Admin { sources: 1, show_keys: true, most_denied: 100 }");
+    assert_eq!(
+        text,
+        r#"Admin { sources: 1, instance: "api-7", show_keys: true, most_denied: 100 }"#
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_is_logged_without_the_key() {
+async fn a_change_by_an_operator_is_logged_without_the_key() {
     let log = Log::capture();
     let operator = Operator(
         Admin::new()
@@ -898,5 +1172,18 @@ async fn a_reset_is_logged_without_the_key() {
     let text = log.text();
     let line = "INFO tower_quota::admin::router: an operator resets the counts of a subject policy=\"api\" subject=\"";
     assert!(text.contains(line), "{text}");
+
+    operator
+        .set_override("api", "ip=192.0.2.1", "sliding-log 9/min", "1h")
+        .await;
+    operator.end_override("api", "ip=192.0.2.1").await;
+    let text = log.text();
+    for part in [
+        "INFO tower_quota::admin::router: an operator overrides the limit of a subject policy=\"api\" subject=\"",
+        "limit=sliding-log 9/min lasts_seconds=3600",
+        "INFO tower_quota::admin::router: an operator ends the override of a subject policy=\"api\" subject=\"",
+    ] {
+        assert!(text.contains(part), "no `{part}` in {text}");
+    }
     assert!(!text.contains("192.0.2.1"), "{text}");
 }

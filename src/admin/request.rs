@@ -1,0 +1,265 @@
+//! What a request to the router contains, and whether the page of the router has made it.
+
+use std::time::Duration;
+
+use axum::{
+    body::Bytes,
+    extract::{FromRequest, FromRequestParts, Request},
+    http::{HeaderMap, Method, StatusCode, Uri, header, request::Parts},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::response::AdminError;
+use crate::{Limit, limit::parse_length};
+
+/// A subject of a policy, as a query or a body.
+#[derive(Deserialize)]
+pub(super) struct Selection {
+    pub(super) policy: Option<String>,
+    pub(super) key: Option<String>,
+    /// The number of the store in the report.
+    pub(super) store: Option<usize>,
+}
+
+/// A limit of a subject for a time, as a body.
+#[derive(Deserialize)]
+pub(super) struct NewOverride {
+    #[serde(flatten)]
+    pub(super) selection: Selection,
+    limit: Option<String>,
+    lasts: Option<Lasts>,
+}
+
+impl NewOverride {
+    pub(super) fn limit(&self) -> Result<(Limit, Duration), AdminError> {
+        let limit = self
+            .limit
+            .as_ref()
+            .ok_or_else(|| missing("limit", "sliding-log 50/d"))?;
+        let lasts = self.lasts.as_ref().ok_or_else(|| missing("lasts", "3d"))?;
+        let lasts = lasts.length().ok_or_else(|| {
+            AdminError::bad_request(
+                "`lasts` is not a length of time; use one such as `3d`, `12h`, or a number of seconds",
+            )
+        })?;
+        Ok((limit.parse()?, lasts))
+    }
+}
+
+/// A length of time: a number of seconds, or text.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Lasts {
+    Seconds(u64),
+    Text(String),
+}
+
+impl Lasts {
+    /// None if it is not a length of time, or has none.
+    fn length(&self) -> Option<Duration> {
+        let length = match self {
+            Self::Seconds(seconds) => Some(Duration::from_secs(*seconds)),
+            Self::Text(text) => match text.trim().parse() {
+                Ok(seconds) => Some(Duration::from_secs(seconds)),
+                Err(_) => parse_length(text.trim()),
+            },
+        };
+        length.filter(|length| !length.is_zero())
+    }
+}
+
+/// What a body contains.
+pub(super) trait Content: DeserializeOwned {
+    const NAME: &str;
+    const EXAMPLE: &str;
+}
+
+impl Content for Selection {
+    const NAME: &str = "a subject";
+    const EXAMPLE: &str = r#"{"policy":"api","key":"ip=203.0.113.7"}"#;
+}
+
+impl Content for NewOverride {
+    const NAME: &str = "an override";
+    const EXAMPLE: &str = r#"{"policy":"api","key":"ip=203.0.113.7","limit":"sliding-log 50/d","lasts":"3d"}"#;
+}
+
+/// A request that another site has not made.
+pub(super) struct OwnOrigin;
+
+impl OwnOrigin {
+    fn of(method: &Method, headers: &HeaderMap, uri: &Uri) -> Result<Self, AdminError> {
+        let verified = verify(method, headers, uri);
+        verified.map(|()| Self).map_err(|_| {
+            AdminError::new(
+                StatusCode::FORBIDDEN,
+                "a page of another origin has made the request; use the page of this router",
+            )
+        })
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for OwnOrigin {
+    type Rejection = AdminError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, AdminError> {
+        Self::of(&parts.method, &parts.headers, &parts.uri)
+    }
+}
+
+/// The content of the body of a request that another site has not made.
+pub(super) struct Posted<T>(pub(super) T);
+
+impl<T: Content, S: Send + Sync> FromRequest<S> for Posted<T> {
+    type Rejection = AdminError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, AdminError> {
+        OwnOrigin::of(request.method(), request.headers(), request.uri())?;
+        // A form of another site cannot send this type without a preflight request (Fetch, section 4.9), which is not
+        // answered.
+        let content_type = request.headers().get(header::CONTENT_TYPE);
+        let media_type = content_type.and_then(|value| value.to_str().ok()?.split(';').next());
+        if !media_type.is_some_and(|value| value.trim().eq_ignore_ascii_case("application/json")) {
+            return Err(AdminError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "the body is JSON, with `content-type: application/json`",
+            ));
+        }
+        let body = Bytes::from_request(request, state).await;
+        let body = body.map_err(|error| AdminError::new(error.status(), error.body_text()))?;
+        let content = serde_json::from_slice(&body).map_err(|error| {
+            AdminError::bad_request(format!(
+                "the body is not {}: {error}; one looks like {}",
+                T::NAME,
+                T::EXAMPLE
+            ))
+        })?;
+        Ok(Self(content))
+    }
+}
+
+pub(super) fn missing(name: &str, example: &str) -> AdminError {
+    AdminError::bad_request(format!("the request has no `{name}`, such as `{example}`"))
+}
+
+/// Refuses a request that a page of another origin has made.
+///
+/// Browsers send `Sec-Fetch-Site` to HTTPS and to localhost (W3C Fetch Metadata, section 2.3), and otherwise at least `Origin`
+/// with each `POST` (Fetch, section 3.1). A client that sends neither is not a browser, so it carries no credentials of
+/// an operator without the operator's doing. Both names are forbidden to scripts (Fetch, section 2.2.2).
+///
+/// To an address that an operator enters, the browser sends `Sec-Fetch-Site: none`, which is a `GET`. A `GET` for an image of
+/// another page has no `Origin`, but the page as `Referer`, unless it has suppressed that.
+fn verify(method: &Method, headers: &HeaderMap, uri: &Uri) -> Result<(), CrossOrigin> {
+    if let Some(site) = headers.get("sec-fetch-site") {
+        return match site.as_bytes() {
+            b"same-origin" => Ok(()),
+            b"none" if method.is_safe() => Ok(()),
+            _ => Err(CrossOrigin),
+        };
+    }
+    let referer = headers.get(header::REFERER).filter(|_| method.is_safe());
+    let Some(origin) = headers.get(header::ORIGIN).or(referer) else {
+        return Ok(());
+    };
+    // RFC 6454 section 7: `null`, or a scheme with a host and its port; a `Referer` goes on with the path.
+    let origin = origin.to_str().ok().and_then(|origin| {
+        let (_, rest) = origin.split_once("://")?;
+        rest.split('/').next()
+    });
+    let host = match headers.get(header::HOST) {
+        Some(host) => host.to_str().ok(),
+        None => uri.authority().map(|authority| authority.as_str()), // HTTP/2
+    };
+    match origin.zip(host) {
+        Some((origin, host)) if origin.eq_ignore_ascii_case(host) => Ok(()),
+        _ => Err(CrossOrigin),
+    }
+}
+
+/// A page of another origin has made the request.
+#[derive(Debug, PartialEq, Eq)]
+struct CrossOrigin;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verify_fields(fields: &[(&'static str, &'static str)], uri: &'static str) -> Result<(), CrossOrigin> {
+        verify_as(&Method::POST, fields, uri)
+    }
+
+    fn verify_as(
+        method: &Method,
+        fields: &[(&'static str, &'static str)],
+        uri: &'static str,
+    ) -> Result<(), CrossOrigin> {
+        let fields = fields.iter().map(|(name, value)| {
+            let name: axum::http::HeaderName = name.parse().unwrap();
+            (name, value.parse().unwrap())
+        });
+        verify(method, &fields.collect(), &Uri::from_static(uri))
+    }
+
+    #[test]
+    fn a_get_is_made_by_the_page_by_hand_or_by_another_program() {
+        let host = ("host", "a.example");
+        for (fields, expected) in [
+            (&[host][..], Ok(())),
+            (&[host, ("sec-fetch-site", "same-origin")], Ok(())),
+            (&[host, ("sec-fetch-site", "none")], Ok(())),
+            (&[host, ("referer", "https://a.example/admin?x=//y")], Ok(())),
+            (&[host, ("sec-fetch-site", "cross-site")], Err(CrossOrigin)),
+            (&[host, ("sec-fetch-site", "same-site")], Err(CrossOrigin)),
+            (&[host, ("origin", "http://evil.example")], Err(CrossOrigin)),
+            (&[host, ("referer", "http://evil.example/a.example")], Err(CrossOrigin)),
+            (&[host, ("referer", "http://evil.example")], Err(CrossOrigin)),
+        ] {
+            for method in [Method::GET, Method::HEAD] {
+                assert_eq!(verify_as(&method, fields, "/subject"), expected, "{fields:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn requests_of_the_page_and_of_other_programs_pass() {
+        for fields in [
+            &[("host", "a.example")][..],
+            &[("host", "a.example"), ("sec-fetch-site", "same-origin")],
+            // A proxy has replaced `Host`.
+            &[
+                ("host", "10.0.0.1"),
+                ("sec-fetch-site", "same-origin"),
+                ("origin", "https://a.example"),
+            ],
+            &[("host", "a.example:3000"), ("origin", "http://a.example:3000")],
+            &[("host", "a.example"), ("origin", "http://A.example")],
+        ] {
+            assert_eq!(verify_fields(fields, "/reset"), Ok(()), "{fields:?}");
+        }
+        assert_eq!(
+            verify_fields(&[("origin", "https://a.example")], "https://a.example/reset"),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn requests_of_other_sites_do_not() {
+        for fields in [
+            &[("host", "a.example"), ("sec-fetch-site", "cross-site")][..],
+            &[
+                ("host", "a.example"),
+                ("sec-fetch-site", "same-site"),
+                ("origin", "http://a.example"),
+            ],
+            &[("host", "a.example"), ("sec-fetch-site", "none")],
+            &[("host", "a.example"), ("origin", "http://evil.example")],
+            &[("host", "a.example"), ("origin", "http://a.example:81")],
+            &[("host", "a.example"), ("origin", "null")],
+            &[("host", "a.example"), ("origin", "a.example")],
+            &[("origin", "http://a.example")],
+        ] {
+            assert_eq!(verify_fields(fields, "/reset"), Err(CrossOrigin), "{fields:?}");
+        }
+    }
+}

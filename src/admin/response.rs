@@ -1,0 +1,99 @@
+//! What all responses have in common.
+
+use std::{
+    borrow::Cow,
+    time::{Duration, SystemTime},
+};
+
+use axum::{
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+
+use crate::{ConfigError, limit::ParseLimitError, store::StoreError};
+
+/// An error as the response to a request: a status, and a message that contains the fix.
+#[derive(Debug)]
+pub(super) struct AdminError {
+    status: StatusCode,
+    message: Cow<'static, str>,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    error: &'a str,
+}
+
+impl AdminError {
+    pub(super) fn new(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+        }
+    }
+
+    pub(super) fn bad_request(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+}
+
+/// Of a key.
+impl From<ConfigError> for AdminError {
+    fn from(error: ConfigError) -> Self {
+        Self::bad_request(error.to_string())
+    }
+}
+
+/// Of a limit.
+impl From<ParseLimitError> for AdminError {
+    fn from(error: ParseLimitError) -> Self {
+        Self::bad_request(error.to_string())
+    }
+}
+
+impl From<StoreError> for AdminError {
+    fn from(error: StoreError) -> Self {
+        let message = format!("the store of the counts fails: {error}");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+}
+
+impl IntoResponse for AdminError {
+    fn into_response(self) -> Response {
+        let body = Body { error: &self.message };
+        (self.status, json(&body)).into_response()
+    }
+}
+
+/// A response in JSON.
+pub(super) fn json(body: &impl Serialize) -> Response {
+    match serde_json::to_vec(body) {
+        Ok(body) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
+        // The bodies have neither keys that are no text nor fallible parts.
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// What has failed, and when.
+#[derive(Clone, Serialize)]
+pub(super) struct Failure {
+    since: u64,
+    error: String,
+}
+
+impl Failure {
+    #[cfg_attr(not(feature = "serde"), expect(dead_code, reason = "reloads fail"))]
+    pub(super) fn new(since: SystemTime, error: &impl ToString) -> Self {
+        Self {
+            since: unix_seconds(since),
+            error: error.to_string(),
+        }
+    }
+}
+
+/// The seconds since the Unix epoch.
+pub(super) fn unix_seconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or(Duration::ZERO).as_secs()
+}
