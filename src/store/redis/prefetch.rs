@@ -23,7 +23,14 @@ use crate::{
 
 /// The keys with limits whose units are taken ahead, by the hash of the charge.
 pub(super) struct Prefetch {
-    shards: [Mutex<HashMap<u64, HotKey>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+#[derive(Default)]
+struct Shard {
+    keys: HashMap<u64, HotKey>,
+    /// When idle keys were last removed.
+    swept_at: Option<Instant>,
 }
 
 /// A key, how much its requests use, and the units that were taken for them.
@@ -93,24 +100,22 @@ impl Prefetch {
         key_format: &KeyFormat,
         now: Instant,
     ) -> (Option<StoreResponse>, Option<OwnedRequest>) {
-        let mut keys = self.lock(hash);
-        if !keys.contains_key(&hash) {
-            if keys.len() >= MOST_KEYS {
-                keys.retain(|_, key| !key.is_idle(now));
-            }
-            if keys.len() >= MOST_KEYS {
+        let mut shard = self.lock(hash);
+        if !shard.keys.contains_key(&hash) {
+            if !shard.has_room(time, now) {
                 return (None, None);
             }
             let request = StoreRequest::new(Operation::Check, std::slice::from_ref(charge));
-            keys.insert(hash, HotKey::new(OwnedRequest::of(key_format, &request), time, now));
+            let key = HotKey::new(OwnedRequest::of(key_format, &request), time, now);
+            shard.keys.insert(hash, key);
         }
-        let Some(key) = keys.get_mut(&hash) else {
+        let Some(key) = shard.keys.get_mut(&hash) else {
             return (None, None);
         };
         if !key.is_of(charge, key_format) {
             // Its limit was changed, or another key has this hash. The units that were taken are refunded at their end.
             if key.is_idle(now) {
-                keys.remove(&hash);
+                shard.keys.remove(&hash);
             }
             return (None, None);
         }
@@ -121,8 +126,8 @@ impl Prefetch {
 
     /// Notes the reply of Redis to a request of this key. It returns the request for units, if it is time for that.
     pub(super) fn note(&self, hash: u64, response: &StoreResponse, now: Instant) -> Option<OwnedRequest> {
-        let mut keys = self.lock(hash);
-        let key = keys.get_mut(&hash)?;
+        let mut shard = self.lock(hash);
+        let key = shard.keys.get_mut(&hash)?;
         key.left = left_by(response);
         key.ask(now)
     }
@@ -132,7 +137,7 @@ impl Prefetch {
         let resets = requests.iter().filter(|request| request.operation == Operation::Reset);
         for charge in resets.flat_map(|request| &request.charges) {
             if charge.limit.prefetch_time().is_some()
-                && let Some(key) = self.lock(charge.hash).get_mut(&charge.hash)
+                && let Some(key) = self.lock(charge.hash).keys.get_mut(&charge.hash)
             {
                 key.grants.clear();
             }
@@ -181,8 +186,8 @@ impl Prefetch {
         response: Option<&StoreResponse>,
         asked_at: Instant,
     ) -> Option<Grant> {
-        let mut keys = self.lock(hash);
-        let key = keys.get_mut(&hash)?;
+        let mut shard = self.lock(hash);
+        let key = shard.keys.get_mut(&hash)?;
         key.is_asking = false;
         let response = response?;
         key.left = left_by(response);
@@ -212,8 +217,8 @@ impl Prefetch {
 
     /// Ends a grant, and returns what was not used of it.
     fn end(&self, hash: u64, grant: &Grant) -> u64 {
-        let mut keys = self.lock(hash);
-        let Some(key) = keys.get_mut(&hash) else { return 0 };
+        let mut shard = self.lock(hash);
+        let Some(key) = shard.keys.get_mut(&hash) else { return 0 };
         let is_it = |other: &Grant| other.charged_at == grant.charged_at && other.asked_at == grant.asked_at;
         let ended = key.grants.extract_if(.., |other| is_it(other));
         let unused = ended.map(|ended| ended.units).sum();
@@ -221,7 +226,7 @@ impl Prefetch {
         unused
     }
 
-    fn lock(&self, hash: u64) -> MutexGuard<'_, HashMap<u64, HotKey>> {
+    fn lock(&self, hash: u64) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[hash as usize % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner) // no code panics while it is locked
     }
@@ -231,6 +236,17 @@ impl Prefetch {
 fn left_by(response: &StoreResponse) -> u64 {
     let states = response.outcomes().iter().flat_map(Outcome::states);
     states.map(|state| state.remaining).min().unwrap_or_default()
+}
+
+impl Shard {
+    /// Whether there is room for another key. Callers choose keys, so idle ones are looked for only once in the time of a grant.
+    fn has_room(&mut self, time: Duration, now: Instant) -> bool {
+        if self.keys.len() >= MOST_KEYS && self.swept_at.is_none_or(|swept_at| now >= swept_at + time) {
+            self.keys.retain(|_, key| !key.is_idle(now));
+            self.swept_at = Some(now);
+        }
+        self.keys.len() < MOST_KEYS
+    }
 }
 
 impl HotKey {
@@ -511,6 +527,28 @@ mod tests {
                 sleep(TIME / 4).await;
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_keys_take_bounded_memory_and_make_room_when_they_are_idle() {
+        let (prefetch, key_format, limit) = (Prefetch::new(), KeyFormat::new("quota", None), &limits()[0]);
+        let use_key = |number: u64| {
+            let key = Key::from(number);
+            let charge = Charge::new("p", limit, &key, 1);
+            let _ = prefetch.use_for((&charge, TIME), key_format.hash(&charge), &key_format, Instant::now());
+        };
+        let length = || {
+            prefetch
+                .shards
+                .iter()
+                .map(|shard| shard.lock().unwrap().keys.len())
+                .sum::<usize>()
+        };
+        (0..40_000).for_each(use_key);
+        assert_eq!(length(), SHARDS * MOST_KEYS);
+        tokio::time::advance(3 * TIME).await;
+        (40_000..40_100).for_each(use_key);
+        assert!(length() < SHARDS * MOST_KEYS / 2, "{} keys", length());
     }
 
     #[tokio::test(start_paused = true)]
