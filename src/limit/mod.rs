@@ -177,7 +177,7 @@
 //! does not see what others may still use. A reset takes effect at once in its process, and in others when their units have ended.
 //!
 //! `remaining` of a request that is admitted so is what this process has left: a lower bound. A denial is always by Redis or its cached
-//! denial, and its `retry_after` is exact. Requests of several policies, ids, bans, waits and slots are decided by Redis.
+//! denial, and its `retry_after` is that of Redis: units that are returned may make room earlier. Requests of several policies, ids, bans, waits and slots are decided by Redis.
 //! [`MemoryStore`](crate::MemoryStore) needs no units ahead, and applies the same numbers.
 //!
 //! # Implementation

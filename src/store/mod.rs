@@ -181,6 +181,9 @@ pub trait Store: Send + Sync + 'static {
     /// | a [turn](crate::Policy::wait_up_to) to wait for | it is at its turn, or the refund of its turn is confirmed |
     /// | [slots](crate::Concurrency#waiting-for-a-slot) to wait for | it is decided, or has left the queue |
     ///
+    /// [Units that were taken ahead](crate::limit#units-that-are-taken-ahead) are waited for until their time ends and what was not
+    /// used is returned.
+    ///
     /// So what ends meanwhile is waited for too. Servers do not wait for upgraded connections: end the tasks that hold slots of
     /// these before.
     ///

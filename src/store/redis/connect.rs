@@ -23,7 +23,7 @@ use super::{
 use crate::{
     ConfigError,
     error::write_with_cause,
-    store::{Store, StoreError},
+    store::{ErrorKind, Store, StoreError},
 };
 
 const MAX_TIMEOUT: Duration = Duration::from_secs(3_600);
@@ -114,7 +114,15 @@ impl RedisStoreBuilder {
         let store = self.build()?;
         connected(&store.queues().backend, connect_timeout).await?;
         if let Some(overrides) = Store::overrides(&store) {
-            read_newest(overrides).await;
+            // While Redis is away, the task that follows them goes on.
+            let read = read_newest(overrides).await;
+            read.or_else(|error| {
+                if error.kind() == ErrorKind::Refused {
+                    Err(error)
+                } else {
+                    Ok(())
+                }
+            })?;
         }
         Ok(store)
     }

@@ -15,11 +15,11 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{backend::Backend, call::ScriptCall, failure::Failure, script::OVERRIDES};
+use super::{backend::Backend, call::ScriptCall, failure::Failure, script::OVERRIDES, trial::explain};
 use crate::{
     Key, Limit,
     store::{
-        StoreError,
+        ErrorKind, StoreError,
         overrides::{MAX_OVERRIDES, Override, Overrides, WeakOverrides, too_many},
     },
 };
@@ -76,11 +76,11 @@ impl RedisOverrides {
         let mut call = ScriptCall::probe(Some(self.backend.key_format.overrides_key()));
         call.arguments.push(Bytes::from(version.clone()));
         call.arguments.extend(change);
-        let reply = self
-            .backend
-            .client
-            .run(&OVERRIDES, &call, self.backend.deadline)
-            .await?;
+        let reply = self.backend.client.run(&OVERRIDES, &call, self.backend.deadline).await;
+        let reply = reply.map_err(|failure| match failure {
+            Failure::Forbidden(refusal) => explain(&refusal, &self.backend),
+            Failure::Timeout | Failure::Unreachable(_) | Failure::Refused(_) | Failure::Protocol(_) => failure.into(),
+        })?;
         let malformed = || StoreError::from(Failure::malformed_reply());
         let mut rest = &*reply.numbers;
         let [Some(now), Some(newest), Some(count)] = [(); 3].map(|()| number(&mut rest)) else {
@@ -131,24 +131,29 @@ fn read(member: &[u8], expires_at: f64) -> Option<Override> {
     ))
 }
 
-/// Reads the overrides until the store is dropped.
+/// Reads the overrides until the store is dropped. It logs the first of several refusals; that Redis is away is logged by its health.
 pub(super) async fn follow(overrides: WeakOverrides) {
+    let mut is_refused = false;
     loop {
-        if let Some(overrides) = overrides.upgrade() {
-            read_newest(&overrides).await;
-        } else {
-            return;
+        let Some(overrides) = overrides.upgrade() else { return };
+        match read_newest(&overrides).await {
+            Ok(()) => is_refused = false,
+            Err(error) if error.kind() == ErrorKind::Refused && !is_refused => {
+                #[cfg(feature = "tracing")]
+                tracing::warn!(%error, "the overrides cannot be read; those that were read last apply");
+                is_refused = true;
+            }
+            Err(_) => {}
         }
+        drop(overrides);
         sleep(PAUSE).await;
     }
 }
 
-/// Reads the overrides, unless Redis cannot be used: then those that were read last apply.
-pub(super) async fn read_newest(overrides: &Overrides) {
-    let Some(redis) = overrides.redis() else { return };
-    if let Err(error) = redis.call(overrides, []).await {
-        #[cfg(feature = "tracing")]
-        tracing::debug!(%error, "the overrides cannot be read; those that were read last apply");
-        let _ = error;
+/// Reads the overrides. After a failure those that were read last apply.
+pub(super) async fn read_newest(overrides: &Overrides) -> Result<(), StoreError> {
+    match overrides.redis() {
+        Some(redis) => redis.call(overrides, []).await,
+        None => Ok(()),
     }
 }

@@ -47,8 +47,9 @@ struct HotKey {
     grants: Vec<Grant>,
     /// What was left by the last reply of Redis, or 0 if that is not known.
     left: u64,
-    /// Whether a grant is being asked for.
-    is_asking: bool,
+    /// When the grant was asked for that is to come, if there is one.
+    asked_at: Option<Instant>,
+    reset_at: Option<Instant>,
 }
 
 /// Units that were charged in Redis, as far as no request has used them.
@@ -72,6 +73,9 @@ const LEAST: u64 = 8;
 
 /// The part of what is left that a grant may have, so that other processes have room, and near the limit Redis decides.
 const SHARE: u64 = 4;
+
+/// The time after which a task that holds a grant, or asks for one, is taken to have ended with its runtime.
+const LOST_AFTER: Duration = Duration::from_secs(10);
 
 /// The part of its time that a grant is not used for, since the clocks of this process and of Redis may run at different rates.
 const MARGIN: u32 = 64;
@@ -140,6 +144,7 @@ impl Prefetch {
                 && let Some(key) = self.lock(charge.hash).keys.get_mut(&charge.hash)
             {
                 key.grants.clear();
+                key.reset_at = Some(Instant::now());
             }
         }
     }
@@ -188,8 +193,9 @@ impl Prefetch {
     ) -> Option<Grant> {
         let mut shard = self.lock(hash);
         let key = shard.keys.get_mut(&hash)?;
-        key.is_asking = false;
-        let response = response?;
+        key.asked_at = None;
+        // It may have been counted before the counts were removed.
+        let response = response.filter(|_| key.reset_at.is_none_or(|reset_at| asked_at > reset_at))?;
         key.left = left_by(response);
         let outcome = response.outcomes().first().filter(|outcome| outcome.allowed)?;
         let (state, charge) = (outcome.states().first()?, request.charges.first()?);
@@ -259,7 +265,8 @@ impl HotKey {
             used_before: 0,
             grants: Vec::new(),
             left: 0,
-            is_asking: false,
+            asked_at: None,
+            reset_at: None,
         }
     }
 
@@ -269,7 +276,12 @@ impl HotKey {
     }
 
     fn is_idle(&self, now: Instant) -> bool {
-        self.grants.is_empty() && !self.is_asking && now >= self.began + 2 * self.time
+        let has_ended = |grant: &Grant| now >= grant.ends_at + LOST_AFTER;
+        now >= self.began + 2 * self.time && !self.is_asking(now) && self.grants.iter().all(has_ended)
+    }
+
+    fn is_asking(&self, now: Instant) -> bool {
+        self.asked_at.is_some_and(|asked_at| now < asked_at + LOST_AFTER)
     }
 
     /// Counts what a request uses.
@@ -278,6 +290,7 @@ impl HotKey {
             let is_next = now < self.began + 2 * self.time;
             self.used_before = if is_next { self.used } else { 0 };
             (self.used, self.began) = (0, now);
+            self.grants.retain(|grant| now < grant.ends_at + LOST_AFTER);
         }
         self.used = self.used.saturating_add(cost);
     }
@@ -308,10 +321,10 @@ impl HotKey {
     fn ask(&mut self, now: Instant) -> Option<OwnedRequest> {
         let (wanted, available) = (self.used.max(self.used_before), self.available(now));
         let units = wanted.saturating_sub(available).min(self.left / SHARE);
-        if self.is_asking || 2 * available > wanted || units < LEAST {
+        if self.is_asking(now) || 2 * available > wanted || units < LEAST {
             return None;
         }
-        self.is_asking = true;
+        self.asked_at = Some(now);
         let mut request = self.request.clone();
         request.charges[0].cost = units;
         Some(request)
@@ -412,7 +425,10 @@ mod tests {
                     callers.spawn(caller);
                 }
             }
-            let mut all: Admitted = callers.join_all().await.into_iter().flatten().collect();
+            let mut all = Admitted::new();
+            while let Some(admitted) = callers.join_next().await {
+                all.extend(admitted.expect("no panic"));
+            }
             all.sort_unstable();
             all
         })
@@ -460,7 +476,8 @@ mod tests {
                 let (store, limit) = (store.clone(), limit.clone());
                 sent.spawn(async move { (cost, send_one(&store, &limit, cost, started).await) });
             }
-            for (cost, decided_at) in sent.join_all().await {
+            while let Some(result) = sent.join_next().await {
+                let (cost, decided_at) = result.expect("no panic");
                 all.extend(decided_at.iter().flat_map(|at| std::iter::repeat_n(at, cost as usize)));
             }
         }
@@ -549,6 +566,61 @@ mod tests {
         tokio::time::advance(3 * TIME).await;
         (40_000..40_100).for_each(use_key);
         assert!(length() < SHARDS * MOST_KEYS / 2, "{} keys", length());
+    }
+
+    /// Uses one unit of the key `hot` of a limit so often, and notes that much is left. The last request for units, if there is one.
+    fn heat(prefetch: &Prefetch, limit: &Limit, times: u64) -> Option<OwnedRequest> {
+        let (key_format, key) = (KeyFormat::new("quota", None), Key::from("hot"));
+        let charge = Charge::new("p", limit, &key, 1);
+        let outcome = Outcome::new(true, [ChargeState::new(QUOTA / 2, None, WINDOW)]);
+        let response = StoreResponse::new(Duration::ZERO, [outcome]);
+        (0..times).fold(None, |asked, _| {
+            let (_, more) = prefetch.use_for((&charge, TIME), HASH, &key_format, Instant::now());
+            asked.or(more).or(prefetch.note(HASH, &response, Instant::now()))
+        })
+    }
+
+    /// That of the key `hot`.
+    const HASH: u64 = 7;
+
+    fn granted(units: u64) -> StoreResponse {
+        let outcome = Outcome::new(true, [ChargeState::new(QUOTA / 2 - units, None, WINDOW)]);
+        StoreResponse::new(Duration::from_secs(1), [outcome])
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn units_of_a_runtime_that_has_ended_are_asked_for_again_and_forgotten() {
+        let (prefetch, limit) = (Prefetch::new(), &limits()[0]);
+        let asked = heat(&prefetch, limit, 20).expect("it is hot");
+        assert!(heat(&prefetch, limit, 20).is_none(), "one grant at a time");
+        tokio::time::advance(2 * LOST_AFTER).await;
+        assert!(
+            heat(&prefetch, limit, 20).is_some(),
+            "the task with the first one is gone"
+        );
+
+        let grant = prefetch.keep(HASH, &asked, Some(&granted(8)), Instant::now());
+        assert!(grant.is_some(), "it is kept");
+        tokio::time::advance(2 * LOST_AFTER).await;
+        let shard = prefetch.lock(HASH);
+        assert!(shard.keys[&HASH].is_idle(Instant::now()), "no task ends the grant");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn units_that_were_asked_for_before_a_reset_are_not_used() {
+        let (prefetch, limit) = (Prefetch::new(), &limits()[0]);
+        let (asked_at, asked) = (Instant::now(), heat(&prefetch, limit, 20).expect("it is hot"));
+        let mut reset = OwnedRequest {
+            operation: Operation::Reset,
+            ..asked.clone()
+        };
+        reset.charges[0].hash = HASH;
+        prefetch.forget(&[reset]);
+        assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_none());
+
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let asked_at = Instant::now();
+        assert!(prefetch.keep(HASH, &asked, Some(&granted(8)), asked_at).is_some());
     }
 
     #[tokio::test(start_paused = true)]

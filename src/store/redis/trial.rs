@@ -155,7 +155,7 @@ pub(super) async fn ready(backend: &Backend) -> Result<(), StoreError> {
 }
 
 /// The error of a refusal, with the fix.
-fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
+pub(super) fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
     StoreError::new(ErrorKind::Refused, refusal.explain(backend.key_format.prefix()))
 }
 

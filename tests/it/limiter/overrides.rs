@@ -9,16 +9,18 @@ use tower_quota::{
     store::{ErrorKind, Store},
 };
 
-use crate::support::{Cluster, Counted, Redis, connected, each_client, eventually, get, less_patient, patient, send};
+use crate::support::{
+    Cluster, Counted, Log, Redis, connected, each_client, eventually, get, less_patient, patient, send,
+};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn log(quota: u64) -> SlidingLog {
+fn log_of(quota: u64) -> SlidingLog {
     SlidingLog::per_hour(quota)
 }
 
 fn limiter(store: impl Store) -> Limiter {
-    Limiter::new(store, Policy::new("mails", log(5)))
+    Limiter::new(store, Policy::new("mails", log_of(5)))
 }
 
 fn builder() -> RedisStoreBuilder {
@@ -41,7 +43,7 @@ async fn an_override_ends_at_its_time() {
     let clock = ManualClock::new();
     let mails = limiter(MemoryStore::builder().manual_clock(&clock).build());
     mails
-        .override_limit("mails", "a", log(9), HOUR)
+        .override_limit("mails", "a", log_of(9), HOUR)
         .await
         .expect("it is valid");
     clock.advance(HOUR - Duration::from_micros(1));
@@ -56,14 +58,14 @@ async fn an_override_ends_at_its_time() {
 async fn only_overrides_that_can_be_applied_are_set() {
     let store = MemoryStore::new();
     let slots = Policy::new("slots", Concurrency::new(3));
-    let both = Limiter::new(store.clone(), [Policy::new("mails", log(5)), slots]);
+    let both = Limiter::new(store.clone(), [Policy::new("mails", log_of(5)), slots]);
     let set = async |policy: &str, limit: Limit| match both.override_limit(policy, "a", limit, HOUR).await {
         Ok(()) => String::new(),
         Err(error) if error.kind() == ErrorKind::Refused => error.to_string(),
         Err(error) => panic!("{error}"),
     };
     assert_eq!(
-        set("mail", log(9).into()).await,
+        set("mail", log_of(9).into()).await,
         "the limiter has no policy `mail`; it has `mails`, `slots`"
     );
     let other = set("mails", TokenBucket::per_second(9).into()).await;
@@ -75,7 +77,7 @@ async fn only_overrides_that_can_be_applied_are_set() {
     assert!(large.contains(".precision("), "{large}");
     assert_eq!(both.overrides(), []);
 
-    for limit in [Limit::Unlimited, Limit::DenyAll, log(9).into()] {
+    for limit in [Limit::Unlimited, Limit::DenyAll, log_of(9).into()] {
         assert_eq!(set("mails", limit).await, "");
     }
     assert_eq!(set("slots", Concurrency::new(9).into()).await, "");
@@ -89,7 +91,7 @@ async fn only_overrides_that_can_be_applied_are_set() {
     );
 
     let none = limiter(Counted::new(store))
-        .override_limit("mails", "a", log(9), HOUR)
+        .override_limit("mails", "a", log_of(9), HOUR)
         .await;
     assert!(none.unwrap_err().to_string().contains("`.overrides(true)`"));
 }
@@ -113,11 +115,11 @@ async fn an_override_to_unlimited_or_deny_all_is_applied() {
 #[tokio::test]
 async fn a_layer_applies_an_override_to_fixed_and_to_chosen_limits() {
     let store = MemoryStore::new();
-    let chosen = Policy::new("mails", by(|_| log(3))).key(key::header("user"));
-    let fixed = Policy::new("mails", log(5)).key(key::header("user"));
+    let chosen = Policy::new("mails", by(|_| log_of(3))).key(key::header("user"));
+    let fixed = Policy::new("mails", log_of(5)).key(key::header("user"));
     let key = Key::header("user", "a");
     limiter(store.clone())
-        .override_limit("mails", key, log(9), HOUR)
+        .override_limit("mails", key, log_of(9), HOUR)
         .await
         .expect("it is valid");
     let own = limiter(store.clone());
@@ -141,6 +143,8 @@ each_client! {
     an_override_is_known_to_all_processes
     a_denial_that_is_cached_is_none_under_a_higher_limit
     overrides_apply_while_redis_is_away
+    a_user_that_may_not_load_the_script_of_overrides_is_refused
+    something_else_under_the_key_of_overrides_is_logged_once
     hashed_keys_have_overrides_without_a_readable_key
     a_store_has_a_bounded_number_of_overrides
 }
@@ -156,7 +160,7 @@ async fn two(builder: RedisStoreBuilder, redis: &Redis) -> [Limiter; 2] {
 async fn an_override_is_known_to_all_processes(library: ClientLibrary) {
     let redis = Redis::start();
     let [one, other] = two(builder().client_library(library), &redis).await;
-    one.override_limit("mails", "a", log(9), HOUR)
+    one.override_limit("mails", "a", log_of(9), HOUR)
         .await
         .expect("it is valid");
     assert_eq!(state(&one, "a").await, (9, 9));
@@ -172,7 +176,7 @@ async fn an_override_is_known_to_all_processes(library: ClientLibrary) {
     assert_eq!(state(&without, "a").await, (5, 5));
 
     other
-        .override_limit("mails", "a", log(7), HOUR)
+        .override_limit("mails", "a", log_of(7), HOUR)
         .await
         .expect("it is valid");
     has_quota(&one, "a", 7).await;
@@ -182,7 +186,7 @@ async fn an_override_is_known_to_all_processes(library: ClientLibrary) {
     has_quota(&other, "a", 5).await;
     assert_eq!(other.overrides(), []);
 
-    one.override_limit("mails", "a", log(8), Duration::from_millis(1))
+    one.override_limit("mails", "a", log_of(8), Duration::from_millis(1))
         .await
         .expect("it is valid");
     has_quota(&one, "a", 5).await;
@@ -195,7 +199,7 @@ async fn a_denial_that_is_cached_is_none_under_a_higher_limit(library: ClientLib
     for limiter in [&one, &other] {
         assert!(!limiter.check("a").await.expect("the store answers").is_allowed());
     }
-    one.override_limit("mails", "a", log(6), HOUR)
+    one.override_limit("mails", "a", log_of(6), HOUR)
         .await
         .expect("it is valid");
     has_quota(&other, "a", 6).await;
@@ -206,7 +210,7 @@ async fn a_denial_that_is_cached_is_none_under_a_higher_limit(library: ClientLib
 async fn overrides_apply_while_redis_is_away(library: ClientLibrary) {
     let mut redis = Redis::start();
     let [one, other] = two(less_patient().overrides(true).client_library(library), &redis).await;
-    one.override_limit("mails", "a", log(9), HOUR)
+    one.override_limit("mails", "a", log_of(9), HOUR)
         .await
         .expect("it is valid");
     has_quota(&other, "a", 9).await;
@@ -218,7 +222,7 @@ async fn overrides_apply_while_redis_is_away(library: ClientLibrary) {
     })
     .await;
     assert_eq!(state(&other, "a").await.0, 9);
-    assert!(one.override_limit("mails", "a", log(7), HOUR).await.is_err());
+    assert!(one.override_limit("mails", "a", log_of(7), HOUR).await.is_err());
     assert_eq!(state(&one, "a").await.0, 9);
 
     redis.restart();
@@ -228,11 +232,50 @@ async fn overrides_apply_while_redis_is_away(library: ClientLibrary) {
     .await;
 }
 
+async fn a_user_that_may_not_load_the_script_of_overrides_is_refused(library: ClientLibrary) {
+    let redis = Redis::start();
+    let user = [
+        "SETUSER", "strict", "on", ">secret", "~quota:*", "+@all", "-eval", "-script",
+    ];
+    redis.command::<()>("ACL", user).await;
+    redis.command::<()>("SCRIPT", ["LOAD", RedisStore::scripts()[0]]).await;
+    let url = format!("redis://strict:secret@127.0.0.1:{}", redis.port());
+    let strict = || builder().client_library(library).url(&url).connect();
+    let error = strict().await.unwrap_err();
+    assert!(error.to_string().contains("`RedisStore::scripts()`"), "{error}");
+
+    redis.command::<()>("SCRIPT", ["LOAD", RedisStore::scripts()[1]]).await;
+    assert!(strict().await.is_ok());
+}
+
+async fn something_else_under_the_key_of_overrides_is_logged_once(library: ClientLibrary) {
+    let (log, redis) = (Log::capture(), Redis::start());
+    let [one, _] = two(builder().client_library(library), &redis).await;
+    one.override_limit("mails", "a", log_of(9), HOUR)
+        .await
+        .expect("it is valid");
+    redis.command::<()>("SET", ["quota:1:overrides", "x"]).await;
+    eventually("it is logged", async || {
+        log.text().contains("the overrides cannot be read")
+    })
+    .await;
+    let error = one.override_limit("mails", "a", log_of(8), HOUR).await.unwrap_err();
+    assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+    assert_eq!(state(&one, "a").await.0, 9, "it was read before");
+
+    redis.command::<()>("DEL", ["quota:1:overrides"]).await;
+    eventually("it is read again", async || one.overrides().is_empty()).await;
+    assert!(
+        log.text().matches("the overrides cannot be read").count() <= 2,
+        "once for each store"
+    );
+}
+
 async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrary) {
     let redis = Redis::start();
     let builder = builder().client_library(library).hash_keys("sixteen random bytes");
     let [one, other] = two(builder, &redis).await;
-    one.override_limit("mails", "ann@example.com", log(9), HOUR)
+    one.override_limit("mails", "ann@example.com", log_of(9), HOUR)
         .await
         .expect("it is valid");
     has_quota(&other, "ann@example.com", 9).await;
@@ -244,7 +287,7 @@ async fn hashed_keys_have_overrides_without_a_readable_key(library: ClientLibrar
 async fn a_store_has_a_bounded_number_of_overrides(library: ClientLibrary) {
     let redis = Redis::start();
     let [one, _] = two(builder().client_library(library), &redis).await;
-    one.override_limit("mails", "a", log(9), HOUR)
+    one.override_limit("mails", "a", log_of(9), HOUR)
         .await
         .expect("it is valid");
     let expires = "9999999999999999";
@@ -252,15 +295,15 @@ async fn a_store_has_a_bounded_number_of_overrides(library: ClientLibrary) {
     let words = std::iter::once("quota:1:overrides".to_owned()).chain(members);
     redis.command::<()>("ZADD", words).await;
 
-    let error = one.override_limit("mails", "b", log(9), HOUR).await.unwrap_err();
+    let error = one.override_limit("mails", "b", log_of(9), HOUR).await.unwrap_err();
     assert!(error.to_string().contains("at most 10000 overrides"), "{error}");
-    one.override_limit("mails", "a", log(8), HOUR)
+    one.override_limit("mails", "a", log_of(8), HOUR)
         .await
         .expect("it replaces one");
     assert_eq!(one.overrides().len(), 10_000);
     assert_eq!(state(&one, "9999").await.0, 9);
     one.end_override("mails", "a").await.expect("it is valid");
-    one.override_limit("mails", "b", log(9), HOUR)
+    one.override_limit("mails", "b", log_of(9), HOUR)
         .await
         .expect("there is room");
 }
@@ -293,7 +336,7 @@ async fn a_cluster_has_overrides() {
     ];
     cluster.serves(&stores[0]).await;
     let [one, other] = stores.map(limiter);
-    one.override_limit("mails", "a", log(9), HOUR)
+    one.override_limit("mails", "a", log_of(9), HOUR)
         .await
         .expect("it is valid");
     has_quota(&other, "a", 9).await;
