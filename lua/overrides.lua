@@ -1,7 +1,7 @@
 -- Reads and changes the overrides of a store: other limits of single keys of a policy, for a time.
 --
 -- KEYS  a sorted set: a member for each override, a line for the policy, the key and the limit each, scored with its expiry; and
---       the member `#`, whose score is -version, which is higher after each change
+--       the member `#` with the score -version; the version is higher after each change
 -- ARGV  the version that the caller has read, as text; for a change also the lines of the policy and the key, the limit (empty to
 --       end the override), how long it applies in microseconds, and the most overrides
 -- reply one string: the time, the version and the number of overrides as little-endian doubles, and unless the caller has this

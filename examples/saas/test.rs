@@ -508,7 +508,7 @@ fn session() -> Vec<Shown> {
     shown
 }
 
-/// The clients whose cookies curl keeps in files of these names.
+/// The clients: curl keeps their cookies in files of these names.
 type Jar = HashMap<String, String>;
 
 /// What curl prints, without the fields of the content.

@@ -308,7 +308,7 @@ fn conclude(
     decided
 }
 
-/// Makes the decision, whose outcomes are not counted yet.
+/// Makes the decision, and counts no outcome.
 #[inline(always)]
 fn settle(
     response: &Result<StoreResponse, StoreError>,

@@ -204,7 +204,7 @@ impl Key {
         key
     }
 
-    /// The key whose text a store has; `None` if no key has it.
+    /// The key with this text, as a store has it; `None` if no key has such a text.
     #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) fn from_stored(text: &str) -> Option<Self> {
         let is_text =

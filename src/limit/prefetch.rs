@@ -21,7 +21,7 @@ pub(super) const fn is_prefetch(time: Duration, window: Option<Duration>) -> boo
 pub(super) const FAULT: &str =
     "units are taken ahead for 1 ms to 1 s, in whole microseconds, and at most for a tenth of the window";
 
-/// The setting of an algorithm whose units can be taken ahead, with its window.
+/// The setting `prefetch` of an algorithm, with its window.
 macro_rules! prefetch {
     ($name:ident, $example:literal, |$limit:ident| $window:expr) => {
         /// Units that are taken ahead.

@@ -307,7 +307,7 @@ impl<K> Policy<K> {
     fn validate_override(&self, own: &Limit, limit: Limit) -> Result<Arc<RenderedLimit>, KeyError> {
         if limit.is_counted() && own.is_counted() && limit.algorithm() != own.algorithm() {
             return Err(KeyError::misconfigured(format!(
-                "`{limit}` cannot override `{own}`, whose algorithm counts otherwise; use the same algorithm, `unlimited` or \
+                "`{limit}` cannot override `{own}`: another algorithm has other counts; use the same algorithm, `unlimited` or \
                  `deny-all`"
             )));
         }

@@ -81,7 +81,7 @@ impl fmt::Debug for Override {
 #[derive(Clone)]
 pub struct Overrides(Arc<Shared>);
 
-/// Overrides whose store may be dropped.
+/// The same, without keeping the store.
 #[cfg(any(feature = "fred", feature = "cluster"))]
 pub(super) struct WeakOverrides(Weak<Shared>);
 

@@ -169,7 +169,7 @@ pub(super) struct CredentialSource(Arc<Source>);
 
 struct Source {
     provider: Box<dyn Fn() -> ProviderFuture + Send + Sync>,
-    /// The call that is made, or whose result no connection has used.
+    /// The call that is made, or has a result that no connection has used.
     call: Mutex<Option<Call>>,
 }
 

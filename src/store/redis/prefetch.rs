@@ -21,7 +21,7 @@ use crate::{
     sync::{Mutex, MutexGuard},
 };
 
-/// The keys with limits whose units are taken ahead, by the hash of the charge.
+/// The keys of limits with `prefetch`, by the hash of the charge.
 pub(super) struct Prefetch {
     shards: [Mutex<Shard>; SHARDS],
 }

@@ -59,7 +59,7 @@ fn rustdoc(source: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The URLs of Redis in a text, without those whose rest is elided: `redis://` and `redis-cluster://..`
+/// The URLs of Redis in a text, without those that are cut short: `redis://` and `redis-cluster://..`
 fn urls(text: &str) -> Vec<&str> {
     let found = text.match_indices("://").filter_map(|(middle, _)| {
         let is_of_scheme = |char: char| char.is_ascii_lowercase() || char == '-' || char == '+';
@@ -121,7 +121,7 @@ fn urls_and_users_are_found_in_texts() {
 /// Servers of each kind.
 struct Servers {
     single: Redis,
-    /// One whose default user has the password `password`.
+    /// One with the password `password` for the default user.
     locked: Redis,
     encrypted: (Redis, u16),
     sentinel: Sentinel,
