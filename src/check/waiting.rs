@@ -255,7 +255,10 @@ impl Queued {
     }
 
     /// Sends the request once more. The last time it does not wait: it is admitted or denied.
-    fn check_again(&self, is_last: bool) -> StoreFuture {
+    fn check_again(&mut self, is_last: bool) -> StoreFuture {
+        if let Some(undecided) = &mut self.undecided {
+            undecided.renew_tickets();
+        }
         let charges = self.policies().map(|(position, policy)| {
             let charge = policy.charge();
             let charge = match self.local.as_ref().and_then(|(charges, _)| charges[position].as_ref()) {

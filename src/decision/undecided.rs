@@ -72,6 +72,18 @@ impl Undecided {
         self.as_slice().iter().any(|policy| policy.lease.is_some())
     }
 
+    /// Dates its leases from now on, when it is about to be checked again.
+    pub(crate) fn renew_tickets(&mut self) {
+        for ticket in self
+            .inner()
+            .policies
+            .iter_mut()
+            .filter_map(|policy| policy.lease.as_mut())
+        {
+            *ticket = ticket.again();
+        }
+    }
+
     pub(crate) fn owe(&self, kind: OwedKind) -> Option<Owed> {
         self.0.owe(kind)
     }

@@ -33,10 +33,17 @@ impl Ticket {
 
     #[cold]
     fn new() -> Arc<Self> {
-        Arc::new(Self {
-            id: LeaseId::random(),
-            made_at: Instant::now(),
-        })
+        Self::made_now(LeaseId::random())
+    }
+
+    /// That of the same request, which is about to be checked again.
+    pub(crate) fn again(&self) -> Arc<Self> {
+        Self::made_now(self.id)
+    }
+
+    fn made_now(id: LeaseId) -> Arc<Self> {
+        let made_at = Instant::now();
+        Arc::new(Self { id, made_at })
     }
 }
 

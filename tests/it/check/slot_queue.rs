@@ -447,6 +447,19 @@ async fn the_delay_is_the_time_that_was_waited() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn slots_that_were_waited_for_longer_than_a_lease_are_held() {
+    let lease = 2 * SECOND;
+    let slots = Policy::new("streams", Concurrency::new(1).lease(lease)).wait_up_to(10 * SECOND);
+    let limiter = Limiter::new(MemoryStore::new(), slots);
+    let first = hold(&limiter, Instant::now(), 2 * lease);
+    settle().await;
+    let permit = limiter.acquire("42").await.expect("it may wait");
+    assert_eq!(permit.decision().delay(), 2 * lease);
+    assert!(!permit.decision().take_slots().expect("it has a slot").is_lost());
+    first.await.expect("no panic");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_gives_its_place_to_the_next() {
     let limiter = Limiter::new(MemoryStore::new(), streams(1, 10 * SECOND));
     let held = limiter.acquire("42").await.expect("a slot is free");

@@ -10,6 +10,7 @@
 
 mod oracle;
 mod shrink;
+mod slots;
 mod trial;
 mod world;
 

@@ -202,6 +202,7 @@ impl Stage {
                 settlement: SettlementRecord::default(),
                 held: None,
                 lost: false,
+                asked: None,
                 response: None,
             });
             records.len() - 1
@@ -248,8 +249,8 @@ impl Caller {
         if let Kind::Settled { actual } = self.request.kind {
             return self.settle(actual, stage, number).await;
         }
-        if let Kind::Held { lasts } = self.request.kind {
-            return self.hold(lasts, stage, number).await;
+        if let Kind::Held { lasts, waits } = self.request.kind {
+            return self.hold(lasts, waits, stage, number).await;
         }
         let mut future = match self.request.call(&stage.store).try_ready() {
             Ok(response) => {
@@ -293,15 +294,22 @@ impl Caller {
         });
     }
 
-    /// Takes a slot and holds it for some time.
-    async fn hold(self, lasts: Duration, stage: Stage, number: usize) {
+    /// Takes a slot, which it may wait for, and holds it for some time.
+    async fn hold(self, lasts: Duration, waits: bool, stage: Stage, number: usize) {
         let (policy, limit, key, _) = self.request.charges[0].clone();
-        let policy = Policy::new(policy, limit).failure_mode(FailureMode::Closed);
+        let mut policy = Policy::new(policy, limit).failure_mode(FailureMode::Closed);
+        if waits {
+            policy = policy.wait_up_to(Plan::SLOT_WAIT);
+        }
         let store = &stage.processes[number % stage.processes.len()];
         let limiter = Limiter::new(store.clone(), policy);
         sleep(self.delay).await;
         let hold = async {
-            let slots = limiter.check(key).await.ok().and_then(|decision| decision.take_slots());
+            let asked_at = Instant::now();
+            // Without a wait it is a check.
+            let permit = limiter.acquire(key).await.ok();
+            let slots = permit.and_then(|permit| permit.decision().take_slots());
+            stage.edit(number, |record| record.asked = Some((asked_at, Instant::now())));
             let Some(slots) = slots else { return };
             let mut holding = Holding {
                 stage: &stage,

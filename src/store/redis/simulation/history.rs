@@ -40,6 +40,8 @@ pub(super) struct Record {
     pub(super) held: Option<(Instant, Instant)>,
     /// Whether it ended because the slot was lost.
     pub(super) lost: bool,
+    /// When it asked for a slot, and when it had the response.
+    pub(super) asked: Option<(Instant, Instant)>,
     pub(super) response: Option<Result<StoreResponse, StoreError>>,
 }
 
@@ -83,6 +85,7 @@ pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
     verify_markers(plan, records, network);
     verify_bans(records, network);
     verify_slots(plan, records, network);
+    verify_waits_for_slots(plan, records);
     verify_leases(plan, records, network);
     verify_order(plan, records, network);
 }
@@ -317,6 +320,36 @@ fn verify_slots(plan: &Plan, records: &[Record], network: &Network) {
     }
 }
 
+/// A request waits for a slot no longer than it may, and on a good network not in vain while a slot is free.
+fn verify_waits_for_slots(plan: &Plan, records: &[Record]) {
+    let is_good = plan.faults == Faults::default() && plan.endings == 0 && plan.stalls == 0;
+    for record in records.iter().filter(|record| !record.disturbed) {
+        let (Kind::Held { waits: true, .. }, Some((asked_at, responded_at))) = (record.kind, record.asked) else {
+            continue;
+        };
+        let waited = responded_at - asked_at;
+        // The last check begins when the one before it, which may last as long, has a reply.
+        assert!(
+            waited <= Plan::SLOT_WAIT + 2 * LONGEST,
+            "a response after {waited:?}: {record:?}"
+        );
+        if is_good && record.held.is_none() {
+            let taken = records.iter().filter(|other| {
+                // A slot is on its way from one request to the next for two round trips.
+                let held = other.held.filter(|_| other.keys == record.keys);
+                held.is_some_and(|(since, until)| {
+                    since <= responded_at + 2 * ROUND_TRIP && responded_at <= until + 2 * ROUND_TRIP
+                })
+            });
+            assert!(
+                taken.count() as u64 >= Plan::SLOTS,
+                "a slot is free, and it is denied: {record:?}"
+            );
+            assert!(waited >= Plan::SLOT_WAIT, "it is denied after {waited:?}: {record:?}");
+        }
+    }
+}
+
 /// A lease is renewed in time while its slot is held, and not after its end.
 fn verify_leases(plan: &Plan, records: &[Record], network: &Network) {
     let is_undisturbed = plan.faults == Faults::default() && plan.endings == 0 && plan.stalls == 0;
@@ -327,7 +360,9 @@ fn verify_leases(plan: &Plan, records: &[Record], network: &Network) {
         assert!(!ends || !renewed, "a lease is renewed after its end: {sent:?}");
 
         if is_undisturbed {
-            for pair in sent.windows(2) {
+            // One that waits for its slot is refreshed less often.
+            let held = sent.iter().rposition(|(_, operation)| *operation == Operation::Reserve);
+            for pair in sent[held.unwrap_or(0)..].windows(2) {
                 let pause = pair[1].0 - pair[0].0;
                 assert!(
                     pause <= Plan::LEASE / 3 + ROUND_TRIP,

@@ -58,6 +58,8 @@ impl Plan {
     /// The limit of the shared slots.
     pub(super) const SLOTS: u64 = 2;
     pub(super) const LEASE: Duration = Duration::from_secs(1);
+    /// The longest wait for a slot. Places are refreshed each second.
+    pub(super) const SLOT_WAIT: Duration = Duration::from_millis(2_500);
     /// The limit of the markers.
     pub(super) const MARKS: u64 = 4;
     /// The time of requests and faults.
@@ -85,9 +87,10 @@ pub(super) enum Kind {
     Settled {
         actual: u64,
     },
-    /// A check of a slot of a shared key, which is held for so long.
+    /// A check of a slot of a shared key, which is held for so long. It may wait for the slot.
     Held {
         lasts: Duration,
+        waits: bool,
     },
     /// A check with a marker that other requests have too, in one slot.
     Marked,
@@ -108,6 +111,7 @@ impl Kind {
         let held = |rng: &mut Rng| Self::Held {
             // Past the lease, so that it is renewed.
             lasts: Duration::from_micros(rng.u64(..1_800_000)),
+            waits: rng.bool(),
         };
         if plan.processes > 1 {
             return held(rng);

@@ -1,0 +1,440 @@
+//! Slots, and the queue for them, in both stores against a model that is written from the docs of [`Concurrency`]: a list of the
+//! leases and one of the places, in the order of arrival.
+//!
+//! A world has one or two limits of slots, each perhaps in two versions, and a log that some requests are charged in addition.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+
+use fastrand::Rng;
+use tower_quota::{
+    Concurrency, Key, Limit,
+    store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
+};
+
+use super::{Count, Terms, number};
+use crate::support::{Clock, Redis};
+
+const SECOND: u64 = 1_000_000;
+/// How long a place is held after it was refreshed.
+const PLACE: u64 = 3 * SECOND;
+const NAMES: [&str; 2] = ["a", "b"];
+const STEPS: usize = 150;
+const REQUESTS: usize = 15_000;
+
+/// What holds slots, or waits for them.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    id: LeaseId,
+    cost: u64,
+    until: u64,
+}
+
+/// The slots of one limit.
+#[derive(Default)]
+struct Slots {
+    leases: Vec<Held>,
+    /// In the order of their arrival.
+    places: Vec<Held>,
+}
+
+impl Slots {
+    fn advance(&mut self, now: u64) {
+        for held in [&mut self.leases, &mut self.places] {
+            held.retain(|held| held.until > now);
+        }
+    }
+
+    fn has(held: &[Held], id: LeaseId) -> bool {
+        held.iter().any(|held| held.id == id)
+    }
+
+    /// What is left for a request: a free slot belongs to those that arrived before it.
+    fn room(&self, quota: u64, own: Option<LeaseId>) -> u64 {
+        let before = self.places.iter().take_while(|place| Some(place.id) != own);
+        let used: u64 = self.leases.iter().chain(before).map(|held| held.cost).sum();
+        quota.saturating_sub(used)
+    }
+
+    /// Whether a request may wait, or go on waiting.
+    fn may_wait(&self, part: &Part, id: LeaseId, most: u64) -> bool {
+        let waiting: u64 = self.places.iter().map(|place| place.cost).sum();
+        part.cost <= part.version.quota && (Self::has(&self.places, id) || waiting + part.cost <= most)
+    }
+
+    fn end(&mut self, id: LeaseId) {
+        for held in [&mut self.leases, &mut self.places] {
+            held.retain(|held| held.id != id);
+        }
+    }
+
+    fn hold(&mut self, id: LeaseId, part: &Part, now: u64) {
+        self.end(id);
+        let (cost, until) = (part.cost, now + part.version.lease);
+        self.leases.push(Held { id, cost, until });
+    }
+
+    fn wait(&mut self, id: LeaseId, cost: u64, now: u64) {
+        let until = now + PLACE;
+        match self.places.iter_mut().find(|place| place.id == id) {
+            Some(place) => place.until = until,
+            None => self.places.push(Held { id, cost, until }),
+        }
+    }
+
+    /// The time until nothing is held.
+    fn reset(&self, now: u64) -> u64 {
+        let ends = self.leases.iter().chain(&self.places).map(|held| held.until - now);
+        ends.max().unwrap_or(0)
+    }
+}
+
+/// The numbers of a limit of slots.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    quota: u64,
+    lease: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    limit: usize,
+    version: Version,
+    cost: u64,
+}
+
+/// A request of one or two limits of slots.
+#[derive(Clone, Debug)]
+struct Planned {
+    operation: Operation,
+    id: LeaseId,
+    /// Whether the charges have the id. Without it a lease cannot be renewed or ended.
+    has_id: bool,
+    parts: Vec<Part>,
+    /// What it costs of the log.
+    log: Option<u64>,
+    longest: u64,
+    most: u64,
+}
+
+/// How a request is decided.
+#[derive(Debug, PartialEq, Eq)]
+struct Decided {
+    allowed: bool,
+    waits: bool,
+    /// Of each limit of slots what is left, when to try again, and when nothing is held.
+    states: Vec<(u64, Option<u64>, u64)>,
+    /// What is left of the log.
+    log: Option<u64>,
+}
+
+struct Model {
+    slots: [Slots; 2],
+    log: Count,
+    terms: Terms,
+}
+
+impl Model {
+    fn new(terms: Terms) -> Self {
+        Self {
+            slots: Default::default(),
+            log: Count::new(&[terms]),
+            terms,
+        }
+    }
+
+    /// What is left of the log, which is never charged beyond its limit.
+    fn log_room(&mut self, now: u64) -> u64 {
+        self.log.advance(&self.terms, now);
+        let room = self.log.room(&self.terms, now);
+        assert_eq!(room.least, room.most);
+        room.least
+    }
+
+    fn decide(&mut self, planned: &Planned, now: u64) -> Decided {
+        let Planned { operation, id, .. } = *planned;
+        if operation == Operation::Reset {
+            planned
+                .parts
+                .iter()
+                .for_each(|part| self.slots[part.limit] = Slots::default());
+        }
+        self.slots.iter_mut().for_each(|slots| slots.advance(now));
+        let own = (operation == Operation::Reserve).then_some(id);
+        let fits = |part: &Part| {
+            let slots = &self.slots[part.limit];
+            let renews = operation == Operation::RenewLease && Slots::has(&slots.leases, id);
+            renews || slots.room(part.version.quota, own) >= part.cost
+        };
+        let fit: Vec<bool> = planned.parts.iter().map(fits).collect();
+        let may_wait = |part: &Part| {
+            own.is_some() && planned.longest > 0 && self.slots[part.limit].may_wait(part, id, planned.most)
+        };
+        let may_wait: Vec<bool> = planned.parts.iter().map(may_wait).collect();
+        let log_room = self.log_room(now);
+        let log_fits = planned.log.is_none_or(|cost| log_room >= cost);
+
+        let requires_room = !matches!(operation, Operation::Charge | Operation::EndLease | Operation::Reset);
+        let all_fit = log_fits && fit.iter().all(|fits| *fits);
+        let waits = !all_fit && log_fits && fit.iter().zip(&may_wait).all(|(fits, may_wait)| *fits || *may_wait);
+        let allowed = all_fit || !requires_room;
+        let takes = allowed && matches!(operation, Operation::Check | Operation::Reserve | Operation::Charge);
+
+        let first_without = fit.iter().position(|fits| !fits);
+        for (number, part) in planned.parts.iter().enumerate() {
+            let slots = &mut self.slots[part.limit];
+            match operation {
+                Operation::RenewLease if fit[number] => slots.hold(id, part, now),
+                Operation::EndLease => slots.end(id),
+                _ if takes => slots.hold(id, part, now),
+                Operation::Reserve if waits && Some(number) <= first_without => {
+                    if may_wait[number] {
+                        slots.wait(id, part.cost, now);
+                    }
+                }
+                Operation::Reserve => slots.end(id),
+                _ => {}
+            }
+        }
+        let log = planned.log.map(|cost| match takes {
+            true => {
+                self.log.reserve(&self.terms, now, now, cost);
+                log_room.saturating_sub(cost)
+            }
+            false => log_room,
+        });
+        let states = planned.parts.iter().enumerate().map(|(number, part)| {
+            let slots = &self.slots[part.limit];
+            // One that could wait does not deny.
+            let lacks = !allowed && !fit[number] && (waits || !may_wait[number]);
+            let left = slots.room(part.version.quota, None);
+            (left, lacks.then_some(SECOND), slots.reset(now))
+        });
+        let (states, waits) = (states.collect(), waits && own.is_some());
+        Decided {
+            allowed,
+            waits,
+            states,
+            log,
+        }
+    }
+}
+
+fn decided(planned: &Planned, outcome: &Outcome) -> Decided {
+    let micros = |time: Duration| time.as_micros() as u64;
+    let (slots, log) = outcome.states().split_at(planned.parts.len());
+    let states = slots.iter().map(|state| {
+        (
+            state.remaining,
+            state.retry_after.map(micros),
+            micros(state.reset_after),
+        )
+    });
+    Decided {
+        allowed: outcome.allowed,
+        waits: outcome.is_waiting(),
+        states: states.collect(),
+        log: log.first().map(|state| state.remaining),
+    }
+}
+
+/// A random timeline.
+struct Timeline {
+    rng: Rng,
+    versions: Vec<Vec<Version>>,
+    /// Requests that were admitted and not ended.
+    held: Vec<Planned>,
+    waiting: Vec<Planned>,
+}
+
+impl Timeline {
+    fn new(mut rng: Rng) -> Self {
+        let version = |rng: &mut Rng| Version {
+            quota: rng.u64(1..=5),
+            lease: rng.u64(1..=10) * SECOND,
+        };
+        let mut versions = Vec::new();
+        for _ in 0..rng.usize(1..=2) {
+            versions.push((0..rng.usize(1..=2)).map(|_| version(&mut rng)).collect());
+        }
+        Self {
+            rng,
+            versions,
+            held: Vec::new(),
+            waiting: Vec::new(),
+        }
+    }
+
+    /// The next time, often one at which something expires.
+    fn next(&mut self, model: &Model, now: u64) -> u64 {
+        let held = model
+            .slots
+            .iter()
+            .flat_map(|slots| slots.leases.iter().chain(&slots.places));
+        let ends: Vec<u64> = held.map(|held| held.until).collect();
+        match self.rng.u32(..8) {
+            0..=2 => now,
+            3 | 4 => now + self.rng.u64(..SECOND),
+            5 if !ends.is_empty() => (ends[self.rng.usize(..ends.len())] + 1 - self.rng.u64(..3)).max(now),
+            6 => now + self.rng.u64(..12 * SECOND),
+            _ => now + self.rng.u64(..3),
+        }
+    }
+
+    fn take(rng: &mut Rng, from: &mut Vec<Planned>) -> Option<Planned> {
+        (!from.is_empty()).then(|| from.swap_remove(rng.usize(..from.len())))
+    }
+
+    fn planned(&mut self) -> Planned {
+        let rng = &mut self.rng;
+        let operation = match rng.u32(..24) {
+            0..=4 => Operation::Check,
+            5..=10 => Operation::Reserve,
+            11 => Operation::Charge,
+            12 => Operation::Peek,
+            13 if rng.u32(..8) == 0 => Operation::Reset,
+            13..=15 => Operation::RenewLease,
+            16..=18 => Operation::EndLease,
+            _ => match Self::take(rng, &mut self.waiting) {
+                // It tries again, perhaps for the last time, or leaves.
+                Some(planned) => {
+                    return match rng.u32(..8) {
+                        0 => Planned { longest: 0, ..planned },
+                        1 => Planned {
+                            operation: Operation::EndLease,
+                            log: None,
+                            ..planned
+                        },
+                        _ => planned,
+                    };
+                }
+                None => Operation::Reserve,
+            },
+        };
+        if matches!(operation, Operation::RenewLease | Operation::EndLease)
+            && let Some(planned) = Self::take(rng, &mut self.held)
+        {
+            return Planned { operation, ..planned };
+        }
+        let mut parts: Vec<Part> = Vec::new();
+        for (limit, versions) in self.versions.iter().enumerate() {
+            let version = versions[rng.usize(..versions.len())];
+            let cost = if rng.u32(..3) > 0 {
+                1
+            } else {
+                rng.u64(1..=version.quota + 1)
+            };
+            parts.push(Part { limit, version, cost });
+        }
+        rng.shuffle(&mut parts);
+        parts.truncate(rng.usize(1..=parts.len()));
+        let counts = matches!(operation, Operation::Check | Operation::Reserve | Operation::Peek);
+        Planned {
+            operation,
+            id: LeaseId::random(),
+            has_id: operation != Operation::Check || rng.bool(),
+            parts,
+            log: (counts && rng.u32(..4) == 0).then(|| rng.u64(1..=3)),
+            longest: if rng.u32(..8) == 0 { 0 } else { SECOND },
+            most: if rng.u32(..3) == 0 { rng.u64(1..=6) } else { 500 },
+        }
+    }
+
+    fn follow(&mut self, planned: Planned, decided: &Decided) {
+        let holds = !matches!(
+            planned.operation,
+            Operation::Peek | Operation::EndLease | Operation::Reset
+        );
+        if decided.waits {
+            self.waiting.push(planned);
+        } else if holds && planned.has_id && (decided.allowed || planned.operation == Operation::RenewLease) {
+            self.held.push(Planned { log: None, ..planned });
+        }
+    }
+}
+
+async fn send(store: &impl Store, log: &Limit, call: &[Planned]) -> Vec<Decided> {
+    let key = Key::from("k");
+    let limits = call.iter().map(|planned| {
+        let limit = |part: &Part| {
+            let lease = Duration::from_micros(part.version.lease);
+            Limit::from(Concurrency::new(part.version.quota).lease(lease))
+        };
+        planned.parts.iter().map(limit).collect()
+    });
+    let limits: Vec<Vec<Limit>> = limits.collect();
+    let charges = call.iter().zip(&limits).map(|(planned, limits)| {
+        let of_slots = planned.parts.iter().zip(limits).map(|(part, limit)| {
+            let charge = Charge::new(NAMES[part.limit], limit, &key, part.cost)
+                .wait_up_to(Duration::from_micros(planned.longest))
+                .max_waiting(planned.most);
+            if planned.has_id {
+                charge.lease(planned.id)
+            } else {
+                charge
+            }
+        });
+        let of_log = planned.log.map(|cost| Charge::new("log", log, &key, cost));
+        of_slots.chain(of_log).collect()
+    });
+    let charges: Vec<Vec<Charge<'_>>> = charges.collect();
+    let requests = call.iter().zip(&charges);
+    let requests = requests.map(|(planned, charges)| StoreRequest::new(planned.operation, charges));
+    let response = store.decide(&requests.collect::<Vec<_>>()).await;
+    let response = response.expect("the store replies");
+    let outcomes = call.iter().zip(response.outcomes());
+    outcomes.map(|(planned, outcome)| decided(planned, outcome)).collect()
+}
+
+#[tokio::test]
+async fn both_stores_give_slots_as_the_model() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let shared = clock.redis_store(&redis).await;
+    let requests = number("TOWER_QUOTA_DECISIONS").map_or(REQUESTS, |decisions| decisions as usize);
+    let mut seed = number("TOWER_QUOTA_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
+    let (mut sent, mut waited, mut held_after_waiting) = (0, 0, 0);
+    while sent < requests {
+        redis.command::<()>("FLUSHALL", [""; 0]).await;
+        let memory = clock.memory_store();
+        let mut timeline = Timeline::new(Rng::with_seed(seed));
+        let terms = Terms::of_log(4, 2 * SECOND, 0);
+        let (limit, mut model) = (terms.limit(), Model::new(terms));
+        let mut history = Vec::new();
+        for _ in 0..STEPS {
+            let now = timeline.next(&model, clock.now());
+            clock.set(now);
+            clock.write_to(&redis).await;
+            let (mut call, mut expected) = (Vec::new(), Vec::new());
+            for _ in 0..timeline.rng.usize(1..=4) {
+                let planned = timeline.planned();
+                let has_waited = model.slots.iter().any(|slots| Slots::has(&slots.places, planned.id));
+                let decided = model.decide(&planned, now);
+                history.push(format!("at {now}: {planned:?}\n  -> {decided:?}"));
+                waited += usize::from(decided.waits);
+                held_after_waiting +=
+                    usize::from(has_waited && decided.allowed && planned.operation == Operation::Reserve);
+                timeline.follow(planned.clone(), &decided);
+                call.push(planned);
+                expected.push(decided);
+            }
+            for (name, found) in [
+                ("memory", send(&memory, &limit, &call).await),
+                ("Redis", send(&shared, &limit, &call).await),
+            ] {
+                let last = history[history.len().saturating_sub(12)..].join("\n");
+                assert_eq!(
+                    found, expected,
+                    "{name}, then the model, TOWER_QUOTA_SEED={seed}\n{last}"
+                );
+            }
+            sent += call.len();
+        }
+        seed = seed.wrapping_add(1);
+    }
+    assert!(
+        waited > requests / 20 && held_after_waiting > requests / 200,
+        "{waited} waited, {held_after_waiting} in vain"
+    );
+}
