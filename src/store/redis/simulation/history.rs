@@ -333,11 +333,23 @@ fn verify_waits_for_slots(plan: &Plan, records: &[Record]) {
             waited <= Plan::SLOT_WAIT + 2 * LONGEST,
             "a response after {waited:?}: {record:?}"
         );
+        let others = || records.iter().filter(|other| other.keys == record.keys);
+        if is_good
+            && let Some((since, _)) = record.held
+            // A place that was left frees no slot, and lets the next one through.
+            && others().all(|other| other.asked.is_some())
+        {
+            // The release, the message and the check of the next request take two round trips at most.
+            let is_woken = |at: Instant| at <= since && since <= at + 2 * ROUND_TRIP;
+            let mut released = others().filter_map(|other| other.held).map(|(_, until)| until);
+            assert!(
+                is_woken(asked_at) || released.any(is_woken),
+                "it had a slot later than it was free: {record:?}"
+            );
+        }
         if is_good && record.held.is_none() {
-            let taken = records.iter().filter(|other| {
-                // A slot is on its way from one request to the next for two round trips.
-                let held = other.held.filter(|_| other.keys == record.keys);
-                held.is_some_and(|(since, until)| {
+            let taken = others().filter(|other| {
+                other.held.is_some_and(|(since, until)| {
                     since <= responded_at + 2 * ROUND_TRIP && responded_at <= until + 2 * ROUND_TRIP
                 })
             });
