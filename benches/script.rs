@@ -36,7 +36,7 @@ type Charge = fn(quota: u64) -> String;
 const LOG: Charge = |quota| log(quota, MINUTE, 0);
 
 /// The rows of the table; the second number is how often each key was checked before.
-const ROWS: [(&str, &[Charge], u64); 9] = [
+const ROWS: [(&str, &[Charge], u64); 10] = [
     ("a sliding log", &[LOG], 3),
     ("a sliding log, on a key that is new", &[LOG], 0),
     (
@@ -72,6 +72,7 @@ const ROWS: [(&str, &[Charge], u64); 9] = [
         }],
         3,
     ),
+    ("slots", &[|quota| format!("concurrency - 1 {quota} {MINUTE} 1 1")], 3),
     ("two sliding logs", &[LOG, |quota| log(2 * quota, MINUTE, 0)], 3),
 ];
 
@@ -238,7 +239,7 @@ async fn main() {
         for quota in [1_000, before] {
             for checks in [BATCH, 1] {
                 // Keys whose entries have expired, and new ones, deny nothing.
-                let denies = quota == 1_000 || !["expired", "new"].iter().any(|word| name.contains(word));
+                let denies = quota == 1_000 || !["expired", "new", "slots"].iter().any(|word| name.contains(word));
                 cells.push(match denies {
                     true => thousands(server.measure(&sha1, charges, quota, checks, 1, before).await),
                     false => String::new(),

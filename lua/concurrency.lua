@@ -6,58 +6,54 @@
 -- in the same set, see `lua/slot_queue.lua`.
 
 if concurrency then
-  -- Counts members as ended, which are removed later.
-  local function end_all(held, members)
-    local ended = held.ended
-    for _, member in ipairs(members) do
-      ended[#ended + 1] = member
-      if #member == PLACE_BYTES then
-        ended[#ended + 1] = '>' .. member
-        held.is_ended[member] = true
-        held.places, held.places_ended, held.total = held.places - 1, held.places_ended + 1, held.total + 1
-      elseif held.marked > 0 then
-        local _, _, _, weight = unpack_numbers('<dddd', member)
-        held.total, held.extra = held.total - weight + 1, held.extra - weight + 1
+  -- Finds those that have ended, which are removed later: those that have expired, and if more than `most` is held then, those of
+  -- a clock that is gone.
+  local function find_ended(held, most)
+    -- Counts members as ended.
+    local function end_all(members)
+      for _, member in ipairs(members) do
+        held.ended[#held.ended + 1] = member
+        if #member == PLACE_BYTES then
+          held.ended[#held.ended + 1] = '>' .. member
+          held.is_ended[member] = true
+          held.places, held.places_ended, held.total = held.places - 1, held.places_ended + 1, held.total + 1
+        elseif held.marked > 0 then
+          local _, _, _, weight = unpack_numbers('<dddd', member)
+          held.total, held.extra = held.total - weight + 1, held.extra - weight + 1
+        end
       end
+      held.total = held.total - #members
     end
-    held.total = held.total - #members
-  end
 
-  -- Finds those that have expired.
-  local function find_expired(held)
-    if held.first_at and held.first_at <= now then
-      end_all(held, call('ZRANGEBYSCORE', held.key, '(0', digits(now), 'LIMIT', '0', 'BOUND'))
-    end
-  end
-
-  -- Finds those of a clock that is gone, the newest first. One that lies ahead by less than its length may be alive: its next
-  -- renewal is by the clock that was set back.
-  local function find_gone(held)
-    -- How long a lease or a place is held after it was renewed.
-    local function length_of(member)
+    -- Until when a member may be ahead of the clock. One that is ahead by less than its length may be alive: its next renewal is
+    -- by the clock that was set back.
+    local function latest(member)
       if #member == PLACE_BYTES then
-        return PLACE_US
+        return now + 2 * PLACE_US
       end
       local _, _, length = unpack_numbers('<ddd', member)
-      return length
+      return now + 2 * length
     end
 
-    if held.newest <= now + 2 * length_of(held.last) then
+    if held.first_at and held.first_at <= now then
+      end_all(call('ZRANGEBYSCORE', held.key, '(0', digits(now), 'LIMIT', '0', 'BOUND'))
+    end
+    if held.total <= most or held.newest <= now or held.newest <= latest(held.last) then
       return
     end
-    local after = '(' .. digits(now)
+    -- The newest first.
+    local after, gone = '(' .. digits(now), {}
     local members = call('ZREVRANGEBYSCORE', held.key, '(QUEUE_AT', after, 'WITHSCORES', 'LIMIT', '0', 'BOUND')
-    local gone = {}
     held.newest = now
     for i = 1, #members, 2 do
       local at = tonumber(members[i + 1])
-      if at <= now + 2 * length_of(members[i]) then
+      if at <= latest(members[i]) then
         held.newest = at
         break
       end
       gone[#gone + 1] = members[i]
     end
-    end_all(held, gone)
+    end_all(gone)
   end
 
   -- Reads what the leases of a key weigh, what of that is beyond 1 each, what `#` says of that, and when the last one expires.
@@ -79,9 +75,8 @@ if concurrency then
         queue.find(held)
       end
       local room_stored = quota - held.total
-      find_expired(held)
-      if held.total + weight > quota and held.newest > now then
-        find_gone(held)
+      if held.first_at and held.first_at <= now or held.total + weight > quota then
+        find_ended(held, quota - weight)
       end
       return held, room_stored
     end
@@ -127,18 +122,7 @@ if concurrency then
     call('PEXPIREAT', held.key, expiry(held.newest))
   end
 
-  -- Removes a lease.
-  local function remove(held, name, cost)
-    call('ZREM', held.key, name)
-    held.total, held.extra = held.total - cost, held.extra - cost + 1
-    held.newest = now
-    if held.total + (held.places or 0) > 0 then
-      local last = held.is_ended and slot_queue.last_held(held) or call('ZRANGE', held.key, '-1', '-1', 'WITHSCORES')
-      held.newest = tonumber(last[2])
-    end
-  end
-
-  local find_own
+  local find_own, remove
   if rest then
     -- When the lease of this name and the place of the request expire.
     function find_own(held, name, place)
@@ -151,6 +135,17 @@ if concurrency then
       end
       local is_there = held.is_ended and operation ~= 'renew' and not held_until and not held.is_ended[place]
       return held_until, is_there and call('ZSCORE', held.key, place)
+    end
+
+    -- Removes a lease.
+    function remove(held, name, cost)
+      call('ZREM', held.key, name)
+      held.total, held.extra = held.total - cost, held.extra - cost + 1
+      held.newest = now
+      if held.total + (held.places or 0) > 0 then
+        local last = held.is_ended and slot_queue.last_held(held) or call('ZRANGE', held.key, '-1', '-1', 'WITHSCORES')
+        held.newest = tonumber(last[2])
+      end
     end
   end
 
