@@ -18,6 +18,7 @@ pub(super) mod network;
 mod plan;
 pub(super) mod runtime;
 mod schedule;
+mod slots;
 
 use std::panic;
 
