@@ -85,6 +85,12 @@ impl CheckContext {
         }
     }
 
+    /// Registers the series of the metrics, which are 0 before the first request, and records the limits as those in force.
+    pub(crate) fn register_metrics(&self) {
+        CheckMetrics::register();
+        self.policies.iter().for_each(|policy| policy.metrics.register());
+    }
+
     /// The overrides of the store, to set one.
     pub(crate) fn require_overrides(&self) -> Result<&Overrides, StoreError> {
         self.overrides.as_ref().ok_or_else(|| {
@@ -177,11 +183,12 @@ impl PolicyContext {
         settings: Settings,
         file: Option<Arc<dyn PolicyFile>>,
         of_plan: Option<Arc<str>>,
+        limits_hash: u64,
     ) -> Self {
         Self {
             ban: settings.bans(),
             waiting: settings.waiting(),
-            metrics: PolicyMetrics::new(limit.named.name.clone()),
+            metrics: PolicyMetrics::new(limit.named.name.clone(), limits_hash),
             limit,
             settings,
             file,

@@ -342,23 +342,23 @@ impl fmt::Display for Share {
 pub(crate) struct NamedLimit {
     pub(crate) name: Arc<str>,
     pub(crate) limit: Limit,
-    /// The hash of the name by [`hash_name`].
+    /// The hash of the name by [`hash_text`].
     pub(crate) name_hash: u64,
 }
 
 impl NamedLimit {
     pub(crate) fn new(name: Arc<str>, limit: Limit) -> Self {
         Self {
-            name_hash: hash_name(&name),
+            name_hash: hash_text(&name),
             name,
             limit,
         }
     }
 }
 
-/// The 64-bit FNV-1a hash of the name of a policy.
-pub(crate) fn hash_name(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+/// The 64-bit FNV-1a hash of a text, such as the name of a policy.
+pub(crate) fn hash_text(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }

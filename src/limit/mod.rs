@@ -231,7 +231,7 @@ pub(crate) use self::{
     slot_queue::{PLACE_US, QUEUE_AT},
 };
 pub(crate) use self::{
-    limit::{NamedLimit, hash_name},
+    limit::{NamedLimit, hash_text},
     rate::LengthText,
     rule::{Change, Effect, MAX_QUOTA, Saved, State, Turn},
 };

@@ -1,36 +1,33 @@
-//! The metrics. The handles are obtained from the recorder once, with the first request, and are kept.
+//! The metrics. The handles are obtained from the recorder once, with the first request, and are kept. The series are registered
+//! before, when a layer, a limiter or a store is built, so that a recorder which is installed by then has them from the start.
 
-use std::sync::{Arc, OnceLock};
-
-use metrics::{
-    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::{SystemTime, UNIX_EPOCH},
 };
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use tokio::time::Instant;
 
-use super::PolicyOutcome;
+use super::{
+    PolicyOutcome,
+    names::{
+        BREAKERS_OPEN, CALL_REQUESTS, CHECK_DURATION, DECISIONS, DENY_CACHE_HITS, EVICTIONS, FILE_HASH, FILE_LOADED,
+        FILE_REFUSED, LIMITS_HASH, LOST_SETTLEMENTS, NEAR_LIMIT, REDIS_CHECKS, REQUESTS_WAITING, SLOTS_HELD,
+        STORE_ERRORS, WAIT_DURATION, describe,
+    },
+};
 use crate::error::ErrorKind;
 
 /// Whether there are metrics.
 pub(crate) const METRICS_ENABLED: bool = true;
 
-const DECISIONS: &str = "tower_quota_decisions_total";
-const NEAR_LIMIT: &str = "tower_quota_near_limit_total";
-const SLOTS_HELD: &str = "tower_quota_slots_held";
-const REQUESTS_WAITING: &str = "tower_quota_requests_waiting";
-const WAIT_DURATION: &str = "tower_quota_wait_duration_seconds";
-const CHECK_DURATION: &str = "tower_quota_check_duration_seconds";
-const STORE_ERRORS: &str = "tower_quota_store_errors_total";
-const LOST_SETTLEMENTS: &str = "tower_quota_lost_settlements_total";
-const CALL_REQUESTS: &str = "tower_quota_redis_call_requests";
-const REDIS_CHECKS: &str = "tower_quota_redis_checks_total";
-const DENY_CACHE_HITS: &str = "tower_quota_deny_cache_hits_total";
-const BREAKERS_OPEN: &str = "tower_quota_breakers_open";
-const EVICTIONS: &str = "tower_quota_memory_evictions_total";
-
 /// The metrics of one policy.
 #[derive(Clone)]
 pub(crate) struct PolicyMetrics {
     policy: Arc<str>,
+    limits_hash: u64,
     handles: OnceLock<Arc<PolicyHandles>>,
 }
 
@@ -43,11 +40,18 @@ struct PolicyHandles {
 }
 
 impl PolicyMetrics {
-    pub(crate) fn new(policy: Arc<str>) -> Self {
+    /// The metrics of a policy with a hash of its limits.
+    pub(crate) fn new(policy: Arc<str>, limits_hash: u64) -> Self {
         Self {
             policy,
+            limits_hash,
             handles: OnceLock::new(),
         }
+    }
+
+    /// Registers the series, and records the limits as those in force.
+    pub(crate) fn register(&self) {
+        drop(PolicyHandles::of(self));
     }
 
     #[inline]
@@ -79,15 +83,15 @@ impl PolicyMetrics {
 
     #[inline]
     fn handles(&self) -> &Arc<PolicyHandles> {
-        self.handles
-            .get_or_init(|| Arc::new(PolicyHandles::of(self.policy.as_ref())))
+        self.handles.get_or_init(|| Arc::new(PolicyHandles::of(self)))
     }
 }
 
 impl PolicyHandles {
     #[cold]
-    fn of(policy: &str) -> Self {
-        let policy = || policy.to_owned();
+    fn of(metrics: &PolicyMetrics) -> Self {
+        let policy = || metrics.policy.to_string();
+        gauge!(LIMITS_HASH, "policy" => policy()).set(exact(metrics.limits_hash));
         Self {
             outcomes: PolicyOutcome::NAMES
                 .map(|outcome| counter!(DECISIONS, "policy" => policy(), "outcome" => outcome)),
@@ -142,6 +146,11 @@ impl CheckMetrics {
         self.handles().duration.record(duration);
     }
 
+    /// Registers the series.
+    pub(crate) fn register() {
+        drop(CheckHandles::new());
+    }
+
     pub(crate) fn failed(&self, kind: ErrorKind) {
         self.handles().store_errors[kind as usize].increment(1);
     }
@@ -177,7 +186,6 @@ impl Began {
 }
 
 /// The metrics of a Redis store.
-#[derive(Default)]
 pub(crate) struct RedisMetrics(OnceLock<RedisHandles>);
 
 struct RedisHandles {
@@ -186,6 +194,11 @@ struct RedisHandles {
 }
 
 impl RedisMetrics {
+    pub(crate) fn new() -> Self {
+        drop(RedisHandles::new());
+        Self(OnceLock::new())
+    }
+
     /// Records a script call for so many requests.
     pub(crate) fn call(&self, requests: u64) {
         self.handles().call_requests.record(requests as f64);
@@ -223,10 +236,12 @@ pub(crate) struct NodeMetrics {
 
 impl NodeMetrics {
     pub(crate) fn new(address: &str) -> Self {
-        Self {
+        let metrics = Self {
             node: Some(address.to_owned()),
             handles: OnceLock::new(),
-        }
+        };
+        drop(node_handles(address));
+        metrics
     }
 
     #[inline]
@@ -245,13 +260,16 @@ impl NodeMetrics {
     #[inline]
     fn count(&self, outcome: usize, checks: u64) {
         if let Some(node) = &self.node {
-            let handles = self.handles.get_or_init(|| {
-                let outcomes = ["decided", "failed", "failed_by_key"];
-                outcomes.map(|outcome| counter!(REDIS_CHECKS, "node" => node.clone(), "outcome" => outcome))
-            });
+            let handles = self.handles.get_or_init(|| node_handles(node));
             handles[outcome].increment(checks);
         }
     }
+}
+
+#[cold]
+fn node_handles(node: &str) -> [Counter; 3] {
+    let outcomes = ["decided", "failed", "failed_by_key"];
+    outcomes.map(|outcome| counter!(REDIS_CHECKS, "node" => node.to_owned(), "outcome" => outcome))
 }
 
 /// The metrics of a memory store.
@@ -264,6 +282,36 @@ impl MemoryMetrics {
     }
 }
 
+/// The metrics of a file of limits, or of the configuration of an application in place of one.
+pub(crate) struct FileMetrics {
+    path: String,
+}
+
+impl FileMetrics {
+    pub(crate) fn new(path: Option<&Path>) -> Self {
+        Self {
+            path: path.map(|path| path.display().to_string()).unwrap_or_default(),
+        }
+    }
+
+    /// Records a load of a content with this hash.
+    pub(crate) fn loaded(&self, at: SystemTime, hash: u64) {
+        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        gauge!(FILE_LOADED, "file" => self.path.clone()).set(at.as_secs_f64());
+        gauge!(FILE_HASH, "file" => self.path.clone()).set(exact(hash));
+    }
+
+    /// Records whether the newest content is refused.
+    pub(crate) fn set_refused(&self, is_refused: bool) {
+        gauge!(FILE_REFUSED, "file" => self.path.clone()).set(f64::from(u8::from(is_refused)));
+    }
+}
+
+/// The upper 48 bits of a hash, which a recorder keeps exactly.
+fn exact(hash: u64) -> f64 {
+    (hash >> 16) as f64
+}
+
 pub(crate) fn lost_settlement() {
     counter!(LOST_SETTLEMENTS).increment(1);
 }
@@ -274,61 +322,4 @@ pub(crate) fn breaker_opened() {
 
 pub(crate) fn breaker_closed() {
     gauge!(BREAKERS_OPEN).decrement(1);
-}
-
-/// Passes the units and descriptions to the recorder.
-fn describe() {
-    describe_counter!(DECISIONS, Unit::Count, "Requests by what a policy has done with them");
-    describe_counter!(
-        NEAR_LIMIT,
-        Unit::Count,
-        "Admitted requests after which a threshold of the quota, by default 80 %, is used"
-    );
-    describe_gauge!(
-        SLOTS_HELD,
-        Unit::Count,
-        "Slots of a concurrency limit that requests of this process hold"
-    );
-    describe_gauge!(
-        REQUESTS_WAITING,
-        Unit::Count,
-        "Admitted requests that wait for their turn"
-    );
-    describe_histogram!(
-        WAIT_DURATION,
-        Unit::Seconds,
-        "Time for which admitted requests have waited for their turn"
-    );
-    describe_histogram!(
-        CHECK_DURATION,
-        Unit::Seconds,
-        "Time from a check to the reply of the store"
-    );
-    describe_counter!(
-        STORE_ERRORS,
-        Unit::Count,
-        "Checks that the store failed, by the kind of the error"
-    );
-    describe_counter!(
-        LOST_SETTLEMENTS,
-        Unit::Count,
-        "Refunds and later charges that no store has confirmed"
-    );
-    describe_histogram!(CALL_REQUESTS, Unit::Count, "Requests that one script call has decided");
-    describe_counter!(
-        REDIS_CHECKS,
-        Unit::Count,
-        "Checks that were sent to a server of Redis, by their outcome"
-    );
-    describe_counter!(DENY_CACHE_HITS, Unit::Count, "Checks that the deny cache has denied");
-    describe_gauge!(
-        BREAKERS_OPEN,
-        Unit::Count,
-        "Breakers that are open, since Redis does not reply"
-    );
-    describe_counter!(
-        EVICTIONS,
-        Unit::Count,
-        "Keys that a full memory store has evicted before they expired"
-    );
 }

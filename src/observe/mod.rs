@@ -10,6 +10,8 @@
 )]
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(feature = "metrics")]
+mod names;
 
 use std::{fmt, sync::Arc};
 
@@ -104,7 +106,7 @@ impl PolicyOutcome {
 )]
 #[cfg(not(feature = "metrics"))]
 mod unrecorded {
-    use std::sync::Arc;
+    use std::{path::Path, sync::Arc, time::SystemTime};
 
     use crate::{error::ErrorKind, observe::PolicyOutcome};
 
@@ -114,9 +116,11 @@ mod unrecorded {
     pub(crate) struct PolicyMetrics;
 
     impl PolicyMetrics {
-        pub(crate) fn new(_: Arc<str>) -> Self {
+        pub(crate) fn new(_: Arc<str>, _: u64) -> Self {
             Self
         }
+
+        pub(crate) fn register(&self) {}
 
         pub(crate) fn count(&self, _: PolicyOutcome) {}
 
@@ -139,6 +143,8 @@ mod unrecorded {
     pub(crate) struct CheckMetrics(());
 
     impl CheckMetrics {
+        pub(crate) fn register() {}
+
         pub(crate) fn end(&self, _: Option<Began>) {}
 
         pub(crate) fn failed(&self, _: ErrorKind) {}
@@ -153,10 +159,13 @@ mod unrecorded {
         }
     }
 
-    #[derive(Default)]
     pub(crate) struct RedisMetrics(());
 
     impl RedisMetrics {
+        pub(crate) fn new() -> Self {
+            Self(())
+        }
+
         pub(crate) fn call(&self, _: u64) {}
 
         pub(crate) fn deny_cache_hit(&self) {}
@@ -182,6 +191,18 @@ mod unrecorded {
 
     impl MemoryMetrics {
         pub(crate) fn evicted(&self, _: u64) {}
+    }
+
+    pub(crate) struct FileMetrics(());
+
+    impl FileMetrics {
+        pub(crate) fn new(_: Option<&Path>) -> Self {
+            Self(())
+        }
+
+        pub(crate) fn loaded(&self, _: SystemTime, _: u64) {}
+
+        pub(crate) fn set_refused(&self, _: bool) {}
     }
 
     pub(crate) fn lost_settlement() {}

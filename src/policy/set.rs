@@ -14,6 +14,8 @@ use crate::KeyExtractor;
 use crate::{
     ConfigError,
     decision::{CheckContext, CompletionRule, Condition, Cost, PolicyContext},
+    limit::hash_text,
+    observe::METRICS_ENABLED,
     store::Store,
 };
 
@@ -113,9 +115,22 @@ pub(super) fn contexts<K>(policies: &[Policy<K>]) -> Arc<[PolicyContext]> {
             policy.all_settings(),
             policy.file(),
             plan,
+            hash_limits(policies, policy.name()),
         )
     });
     contexts.collect()
+}
+
+/// A hash of the limits of this name, which several plans may have.
+fn hash_limits<K>(policies: &[Policy<K>], name: &str) -> u64 {
+    if !METRICS_ENABLED {
+        return 0;
+    }
+    let of_name = policies.iter().filter(|policy| policy.name() == name);
+    let limits: Vec<_> = of_name
+        .map(|policy| policy.policy_limit.fixed.named.limit.to_string())
+        .collect();
+    hash_text(&limits.join("\n"))
 }
 
 /// The requests that the files of these policies list as skipped or blocked.
@@ -292,8 +307,10 @@ impl<K> Deref for Newest<'_, K> {
 impl<K: PolicyKey> Basis<K> {
     fn new(store: impl Store, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
         validate_policies(&policies)?;
+        let context = context(store, &policies);
+        context.register_metrics();
         Ok(Self {
-            context: Arc::new(context(store, &policies)),
+            context: Arc::new(context),
             #[cfg(feature = "serde")]
             access: Access::default().joined(&listed(&policies)),
             #[cfg(not(feature = "serde"))]

@@ -6,7 +6,7 @@ use std::{
 use super::operation::{ChargeRole, Operation, Waiting};
 use crate::{
     Key, Limit,
-    limit::{LeaseId, MAX_QUOTA, NamedLimit, hash_name},
+    limit::{LeaseId, MAX_QUOTA, NamedLimit, hash_text},
 };
 
 /// One operation on the charges of one request.
@@ -94,7 +94,7 @@ impl<'a> StoreRequest<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     policy: &'a str,
-    /// The hash of the policy's name by [`hash_name`].
+    /// The hash of the policy's name by [`hash_text`].
     pub(super) policy_hash: u64,
     limit: &'a Limit,
     key: &'a Key,
@@ -114,7 +114,7 @@ impl<'a> Charge<'a> {
     pub fn new(policy: &'a str, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
         Self {
             policy,
-            policy_hash: hash_name(policy),
+            policy_hash: hash_text(policy),
             limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),

@@ -92,7 +92,7 @@ fn take(store: &Arc<SlowStore>, keeper: &Arc<Keeper>) -> (Slots, LeaseId) {
     let lease = Lease::new(place, (policy, limit()), Key::from("42"), 1, &ticket).expect("a lease");
     let lease = lease.owing(Arc::<Outstanding>::default().owe(OwedKind::Release));
     let mut slots = Slots::default();
-    slots.push(lease, keeper, PolicyMetrics::new("exports".into()).hold(1));
+    slots.push(lease, keeper, PolicyMetrics::new("exports".into(), 0).hold(1));
     (slots, ticket.id)
 }
 

@@ -20,6 +20,8 @@ use crate::policy::file::read;
 use crate::{
     ConfigError,
     decision::{PolicyFile, RenderedLimit},
+    limit::hash_text,
+    observe::FileMetrics,
     policy::{
         Basis, Policy, file,
         file::{FilePolicy, Policies},
@@ -35,6 +37,7 @@ pub(crate) struct File {
     path: Option<PathBuf>,
     state: Mutex<State>,
     faults: Mutex<Faults>,
+    metrics: FileMetrics,
 }
 
 pub(in crate::policy) struct State {
@@ -67,6 +70,12 @@ struct Faults {
     watch: Option<RefusedReload>,
 }
 
+impl Faults {
+    fn first(&self) -> Option<&RefusedReload> {
+        self.load.as_ref().or(self.watch.as_ref())
+    }
+}
+
 /// A load that was refused.
 #[derive(Clone)]
 pub(crate) struct RefusedReload {
@@ -91,11 +100,20 @@ pub(super) fn lock_loads() -> MutexGuard<'static, ()> {
     LOADS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A hash of the content of a file; 0 if there is none.
+fn hash_file(text: Option<&str>) -> u64 {
+    text.map(hash_text).unwrap_or_default()
+}
+
 impl File {
     pub(super) fn new(policies: Policies, file: Option<(PathBuf, String)>) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let (path, text) = file.unzip();
+        let metrics = FileMetrics::new(path.as_deref());
+        metrics.loaded(SystemTime::now(), hash_file(text.as_deref()));
+        metrics.set_refused(false);
         Self {
+            metrics,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             path,
             state: Mutex::new(State {
@@ -196,7 +214,9 @@ impl File {
         state.policies = policies;
         state.text = text;
         state.used = used;
-        state.loaded_at = Some(SystemTime::now());
+        let now = SystemTime::now();
+        state.loaded_at = Some(now);
+        self.metrics.loaded(now, hash_file(state.text.as_deref()));
         Ok(())
     }
 
@@ -225,22 +245,26 @@ impl File {
     }
 
     pub(super) fn note_outcome<E: ToString>(&self, applied: Result<(), E>) -> Result<(), E> {
-        self.faults().load = applied
-            .as_ref()
-            .err()
-            .map(|error| RefusedReload::now(error.to_string()));
+        let refused = applied.as_ref().err();
+        let refused = refused.map(|error| RefusedReload::now(error.to_string()));
+        self.note(|faults| faults.load = refused);
         applied
     }
 
     #[cfg(feature = "file")]
     pub(super) fn note_watch(&self, error: Option<String>) {
-        self.faults().watch = error.map(RefusedReload::now);
+        self.note(|faults| faults.watch = error.map(RefusedReload::now));
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Faults)) {
+        let mut faults = self.faults();
+        change(&mut faults);
+        self.metrics.set_refused(faults.first().is_some());
     }
 
     /// The last load, if it was refused, or why changes are not seen.
     pub(crate) fn refused_reload(&self) -> Option<RefusedReload> {
-        let faults = self.faults();
-        faults.load.as_ref().or(faults.watch.as_ref()).cloned()
+        self.faults().first().cloned()
     }
 
     /// When the file was last loaded again.
@@ -338,7 +362,10 @@ impl<K: PolicyKey> Subscriber for Live<K> {
         let mut policies = newest.policies.clone();
         renew(&mut policies, load);
         let renewed = newest.renewed(policies)?;
-        Ok(Box::new(move || self.basis.store(Arc::new(renewed))))
+        Ok(Box::new(move || {
+            renewed.context.register_metrics();
+            self.basis.store(Arc::new(renewed));
+        }))
     }
 }
 

@@ -58,7 +58,7 @@ impl Backend {
             deadline: Deadline::new(deadline),
             reaches_several_slots: AtomicBool::new(false),
             refusal_logged_at: Mutex::default(),
-            metrics: RedisMetrics::default(),
+            metrics: RedisMetrics::new(),
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     pin::pin,
     sync::Mutex,
     task::{Context, Waker},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use ::metrics::{
@@ -18,8 +19,8 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::{task::JoinSet, time::sleep};
 use tower::ServiceExt;
 use tower_quota::{
-    Ban, ClientLibrary, Concurrency, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
-    SlidingLog, key,
+    Ban, ClientLibrary, Concurrency, FailureMode, Limit, Limiter, MemoryStore, Policies, Policy, RateLimitLayer,
+    RedisStore, SlidingLog, key,
     response::Problem,
     store::{ErrorKind, Operation, Store, StoreError, StoreFuture, StoreRequest},
 };
@@ -580,8 +581,117 @@ async fn the_series_do_not_depend_on_keys_addresses_and_paths() {
     let many: Vec<_> = metrics.series().into_keys().collect();
     assert_eq!(few, many);
     let of_policy = |name: &&String| name.contains("policy=\"api\"") && !name.contains("_duration_");
-    assert_eq!(many.iter().filter(of_policy).count(), 14);
+    assert_eq!(many.iter().filter(of_policy).count(), 15);
     metrics.assert_outcomes("api", &[("admitted", 10_200.0)]);
+}
+
+#[tokio::test]
+async fn the_series_are_zero_before_the_first_request() {
+    let (metrics, redis) = (Metrics::install(), Redis::start());
+    let store = redis_store(&redis, ClientLibrary::Fred).await;
+    let before = metrics.series();
+    let app = app(RateLimitLayer::new(store, policy(1)));
+    let built = metrics.series();
+    let counts = |(name, value): (&String, &f64)| (!name.contains("_hash")).then_some(*value);
+    assert!(
+        before.iter().chain(&built).filter_map(counts).all(|value| value == 0.0),
+        "{built:?}"
+    );
+
+    send_to(&app, &["/"; 2]).await;
+    let is_counter = |name: &&String| !name.contains("_duration_") && !name.contains("_call_requests");
+    let after = metrics.series();
+    let after: Vec<_> = after.keys().filter(is_counter).collect();
+    assert_eq!(after, built.keys().filter(is_counter).collect::<Vec<_>>());
+    let node = format!(
+        "tower_quota_redis_checks_total{{node=\"127.0.0.1:{}\",outcome=\"failed\"}}",
+        redis.port()
+    );
+    assert_eq!((before[&node], before["tower_quota_breakers_open"]), (0.0, 0.0));
+}
+
+// Limits in force.
+
+const HASH: &str = "tower_quota_limits_hash{policy=\"api\"}";
+
+#[tokio::test]
+async fn replicas_with_the_same_limits_have_the_same_hash() {
+    let hash = |policies: Vec<Policy>| {
+        let metrics = Metrics::install();
+        let _layer = RateLimitLayer::new(MemoryStore::new(), policies);
+        metrics.value(HASH)
+    };
+    let other = || Policy::new("other", SlidingLog::per_minute(9)).key(key::constant("all"));
+    let ten = hash(vec![policy(10)]);
+    assert_eq!(hash(vec![other(), policy(10).observe_only()]), ten);
+    let per_hour = Policy::new("api", SlidingLog::per_hour(10)).key(key::constant("all"));
+    for different in [policy(11), per_hour] {
+        assert_ne!(hash(vec![different]), ten);
+    }
+}
+
+#[test]
+fn the_hash_is_that_of_the_limits_of_all_plans() {
+    let hash = |text: &str| {
+        let metrics = Metrics::install();
+        let file = Policies::from_toml(text).expect("plans");
+        let _layer = file.layer(MemoryStore::new(), ["api"]).expect("a layer");
+        metrics.value(HASH)
+    };
+    let plans = |free, pro| {
+        format!(
+            "plan = 'header:plan'
+             policies.api = {{ limit = 'sliding-log 5/min', key = 'ip' }}
+             [plans.free]
+             api = {{ limit = 'sliding-log {free}/min', key = 'ip' }}
+             [plans.pro]
+             api = {{ limit = 'sliding-log {pro}/min', key = 'ip' }}"
+        )
+    };
+    let usual = hash(&plans(1, 10));
+    assert_eq!(hash(&plans(1, 10)), usual);
+    assert_ne!(hash(&plans(2, 10)), usual);
+    assert_ne!(hash(&plans(1, 20)), usual);
+}
+
+#[test]
+fn a_reload_changes_the_gauges_of_the_file_and_its_limits() {
+    let metrics = Metrics::install();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("limits.toml");
+    let write = |text: &str| fs::write(&path, text).expect("a file");
+    let gauge = |name| metrics.value(&format!("tower_quota_file_{name}{{file=\"{}\"}}", path.display()));
+    let all = || [metrics.value(HASH), gauge("hash"), gauge("loaded_timestamp_seconds")];
+    let one = "policies.api = { limit = 'sliding-log 1/min', key = 'ip' }";
+
+    write(one);
+    let began = SystemTime::now();
+    let policies = Policies::watch(&path).expect("policies");
+    let _layer = policies.layer(MemoryStore::new(), ["api"]).expect("a layer");
+    let first = all();
+    let since = began
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .expect("a time")
+        .as_secs_f64();
+    assert!((since..since + 60.0).contains(&first[2]), "{first:?}");
+    assert_eq!(gauge("refused"), 0.0);
+
+    write("policies.api = { limit = 'sliding-log 2', key = 'ip' }");
+    assert!(policies.reload().is_err());
+    assert_eq!((all(), gauge("refused")), (first, 1.0));
+
+    write("policies.api = { limit = 'sliding-log 2/min', key = 'ip' }");
+    policies.reload().expect("it is valid");
+    let second = all();
+    assert!(
+        first[0] != second[0] && first[1] != second[1] && first[2] < second[2],
+        "{second:?}"
+    );
+    assert_eq!(gauge("refused"), 0.0);
+
+    write(one);
+    policies.reload().expect("it is valid");
+    assert_eq!(all()[..2], first[..2]);
 }
 
 #[tokio::test]
@@ -590,6 +700,7 @@ async fn a_recorder_that_is_installed_after_the_layer_is_built_counts_all() {
     let metrics = Metrics::install();
     send_to(&app, &["/"; 2]).await;
     metrics.assert_outcomes("api", &[("admitted", 1.0), ("limited", 1.0)]);
+    assert!(metrics.value(HASH) > 0.0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -627,9 +738,11 @@ fn documented() -> BTreeSet<String> {
 
 #[test]
 fn the_page_lists_each_name_once_with_its_kind_and_labels() {
-    let source = include_str!("../../../src/observe/metrics.rs");
+    let source = include_str!("../../../src/observe/names.rs");
     let names = source.lines().filter_map(|line| {
-        let (_, name) = line.strip_prefix("const ")?.split_once("&str = \"tower_quota_")?;
+        let (_, name) = line
+            .strip_prefix("pub(super) const ")?
+            .split_once("&str = \"tower_quota_")?;
         Some(format!("tower_quota_{}", name.strip_suffix("\";")?))
     });
     let names: BTreeSet<_> = names.collect();
@@ -812,7 +925,7 @@ fn the_page_about_operating_has_the_alerts_of_the_rules() {
     let (table, _) = table.split_once("\n\n").expect("its end");
     let rows = table.lines().skip(2);
     let shown: Vec<_> = rows
-        .map(|row| row.split('`').nth(1).expect("an expression").replace("\\|", "|"))
+        .map(|row| row.split('`').nth(3).expect("an expression").replace("\\|", "|"))
         .collect();
     assert_eq!(shown, alerts());
 }
