@@ -54,12 +54,17 @@ class Route {
   }
 
   draw(now) {
-    const { q, w, r } = this.last ?? { q: 1, w: 1, r: 1 };
     const { wait, reset } = this.times(now);
-    const admitted = this.responses.filter((response) => response.wait === 0 && now - response.at < w).length;
     this.state.textContent = this.describe(wait, reset);
+    if (!this.last) {
+      return;
+    }
+    const { q, w } = this.last;
+    const admitted = this.responses.filter((response) => response.wait === 0 && now - response.at < w).length;
     this.state.classList.toggle("waits", wait > 0);
-    this.count.textContent = this.last ? `${admitted} admitted in the last ${w} s` : "";
+    // The page has no responses of before, which count all the same.
+    const period = now < w ? "since the page was loaded" : `in the last ${w} s`;
+    this.count.textContent = `${admitted} admitted ${period}`;
     this.count.classList.toggle("over", admitted > q);
     if (this.waits && wait === 0) {
       status.textContent = `${this.name} admits again.`;
@@ -99,14 +104,10 @@ class Route {
       shape("path", { class: "axis", d: `M0 ${BASE}H${width}` }),
       shape("path", { class: "now", d: `M${width / 2} ${TOP - 20}V${BASE + 4}` }),
       shape("text", { x: width / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "now"),
+      shape("text", { x: 0, y: TOP - 8 }, `quota ${q}`),
+      shape("text", { x: 0, y: HEIGHT - 6 }, `${w} s ago`),
+      shape("text", { x: width, y: HEIGHT - 6, "text-anchor": "end" }, `in ${w} s`),
     );
-    if (this.last) {
-      shapes.push(
-        shape("text", { x: 0, y: TOP - 8 }, `quota ${q}`),
-        shape("text", { x: 0, y: HEIGHT - 6 }, `${w} s ago`),
-        shape("text", { x: width, y: HEIGHT - 6, "text-anchor": "end" }, `in ${w} s`),
-      );
-    }
     this.timeline.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.timeline.replaceChildren(...shapes);
     this.timeline.setAttribute("aria-label", `${this.path}: ${this.state.textContent}, ${this.count.textContent}`);

@@ -1,6 +1,6 @@
 //! SVG, in whole numbers, so that a picture is the same on each machine.
 
-use std::fmt::Write;
+use std::{fmt::Write, ops::Range};
 
 use super::{Sent, WINDOW};
 
@@ -104,7 +104,7 @@ pub(super) fn timelines(quota: u64, timelines: &[Timeline]) -> String {
             top + 14
         );
         add_areas(&mut content, quota, &counts(sent, 0, END), x, y);
-        add!(content, r#"<path class="quota" d="M{LEFT} {}H{right}"/>"#, y(quota));
+        add_quota(&mut content, quota, LEFT..right, y(quota));
         add!(content, r#"<path class="line" d="M{LEFT} {base}H{right}"/>"#);
         for Sent { at, admitted } in sent {
             let x = x(*at);
@@ -150,7 +150,7 @@ pub(super) fn edge(quota: u64, timelines: &[Timeline]) -> String {
     );
     add!(content, r#"<text class="quiet" x="20" y="50">{legend}</text>"#);
     for (Timeline { name, most, sent }, left) in timelines.iter().zip((20..).step_by(PANEL as usize)) {
-        let (from, until) = (50_000_000, 120_000_000);
+        let (from, until) = (45_000_000, 120_000_000);
         let x = |at: u64| left + (at - from) * (PANEL - 20) / (until - from);
         let right = x(until);
         add!(
@@ -165,7 +165,7 @@ pub(super) fn edge(quota: u64, timelines: &[Timeline]) -> String {
             TOP + 26
         );
         add_areas(&mut content, quota, &counts(sent, from, until), x, y);
-        add!(content, r#"<path class="quota" d="M{left} {}H{right}"/>"#, y(quota));
+        add_quota(&mut content, quota, left..right, y(quota));
         add!(content, r#"<path class="line" d="M{left} {BASE}H{right}"/>"#);
         for (second, anchor) in [(60, "middle"), (90, "middle"), (120, "end")] {
             let (x, y) = (x(second * 1_000_000), BASE + 20);
@@ -178,6 +178,16 @@ pub(super) fn edge(quota: u64, timelines: &[Timeline]) -> String {
     }
     let title = format!("The most admissions in any 60 seconds at the edge of a window, with a quota of {quota}");
     picture("edge", BASE + 36, &title, &results.join(", "), &content)
+}
+
+/// A dashed line at the quota, with its value above the left end.
+fn add_quota(content: &mut String, quota: u64, Range { start, end }: Range<u64>, y: u64) {
+    add!(content, r#"<path class="quota" d="M{start} {y}H{end}"/>"#);
+    add!(
+        content,
+        r#"<text class="quiet" x="{start}" y="{}">{quota}</text>"#,
+        y - 5
+    );
 }
 
 /// Where the timelines end.

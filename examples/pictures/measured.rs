@@ -32,43 +32,82 @@ fn hundredths(text: &str) -> u64 {
         .expect("a number with two decimals or none")
 }
 
-/// Rows of bars, with a panel for each column. `scales` has the values of the longest bars; the bar of a larger value is broken.
-fn bars(name: &str, texts: [&str; 2], columns: &[&str], scales: &[u64], rows: &[Row]) -> String {
+/// A panel of bars.
+struct Column {
+    name: &'static str,
+    /// The value of the longest bar, in hundredths.
+    most: u64,
+    /// The length of that bar.
+    longest: u64,
+}
+
+/// The space of a text beside the bars, with the gap after it.
+fn space(font_size: u64, text: &str) -> u64 {
+    text.len() as u64 * font_size * 14 / 25 + 18
+}
+
+/// Where the bars begin, and what their values take in each column.
+fn spaces(rows: &[Row]) -> (u64, u64) {
+    let names = rows.iter().map(|row| space(14, row.name));
+    let values = rows.iter().flat_map(|row| &row.values);
+    let (names, values) = (names.max(), values.map(|value| space(12, value)).max());
+    (20 + names.expect("a row"), values.expect("a value"))
+}
+
+/// The right end of the columns.
+const RIGHT: u64 = 746;
+
+/// Rows of bars, with a panel for each column.
+fn bars(name: &str, texts: [&str; 2], columns: &[Column], rows: &[Row]) -> String {
     const TOP: u64 = 84;
-    const LABELS: u64 = 270;
-    const PANELS: u64 = 480;
-    const VALUE: u64 = 62;
     let [title, subtitle] = texts;
-    let panel = PANELS / columns.len() as u64;
-    let longest = panel - VALUE;
+    let (first, value_space) = spaces(rows);
 
     let (mut content, mut results) = (String::new(), Vec::new());
     add!(content, r#"<text class="name" x="20" y="28">{title}</text>"#);
     add!(content, r#"<text class="quiet" x="20" y="50">{subtitle}</text>"#);
-    for (column, left) in columns.iter().zip((LABELS..).step_by(panel as usize)) {
-        add!(content, r#"<text class="quiet" x="{left}" y="{TOP}">{column}</text>"#);
+    let lefts = columns.iter().scan(first, |next, column| {
+        let left = *next;
+        *next += column.width(value_space);
+        Some(left)
+    });
+    let lefts: Vec<_> = lefts.collect();
+    for (column, left) in columns.iter().zip(&lefts) {
+        add!(
+            content,
+            r#"<text class="quiet" x="{left}" y="{TOP}">{}</text>"#,
+            column.name
+        );
     }
     for (row, y) in rows.iter().zip((TOP + 26..).step_by(26)) {
         let class = if row.is_ours { "admitted" } else { "count" };
         add!(content, r#"<text x="20" y="{y}">{}</text>"#, row.name);
-        for ((value, scale), left) in row.values.iter().zip(scales).zip((LABELS..).step_by(panel as usize)) {
-            let is_broken = hundredths(value) > *scale;
-            let width = (hundredths(value).min(*scale) * longest / scale).max(1);
+        for ((value, column), left) in row.values.iter().zip(columns).zip(&lefts) {
+            let width = (hundredths(value) * column.longest / column.most).max(1);
             let (top, after) = (y - 11, left + width + 6);
             add!(
                 content,
                 r#"<rect class="{class}" x="{left}" y="{top}" width="{width}" height="13"/>"#
             );
-            if is_broken {
-                let (from, bottom) = (left + width - 16, top + 13);
-                add!(content, r#"<path class="page" d="M{from} {bottom}l4 -13h4l-4 13z"/>"#);
-            }
             add!(content, r#"<text class="quiet" x="{after}" y="{y}">{value}</text>"#);
         }
         results.push(format!("{}: {}", row.name, row.values.join(", ")));
     }
-    let description = format!("{}. {}", columns.join(", "), results.join("; "));
+    let names: Vec<_> = columns.iter().map(|column| column.name).collect();
+    let description = format!("{}. {}", names.join(", "), results.join("; "));
     picture(name, TOP + 26 * rows.len() as u64 + 24, title, &description, &content)
+}
+
+impl Column {
+    fn width(&self, value_space: u64) -> u64 {
+        (self.longest + value_space).max(space(12, self.name))
+    }
+}
+
+/// The largest value of a column, in hundredths.
+fn most(rows: &[Row], column: usize) -> u64 {
+    let values = rows.iter().map(|row| hundredths(row.values[column]));
+    values.max().expect("a row")
 }
 
 /// Checks per second beside other crates, by the table of the page about speed.
@@ -87,21 +126,19 @@ pub(super) fn speed() -> String {
         }
     };
     let rows: Vec<_> = table(page, "| checks per second").into_iter().map(row).collect();
-    let scales = [0, 1, 2].map(|column| {
-        let values = rows.iter().map(|row| hundredths(row.values[column]));
-        values.max().expect("a row")
+    let names = ["10,000 keys", "one hot key", "denied"];
+    let (first, value_space) = spaces(&rows);
+    let columns = names.iter().zip(0..).map(|(name, column)| Column {
+        name,
+        most: most(&rows, column),
+        longest: (RIGHT - first) / names.len() as u64 - value_space,
     });
+    let columns: Vec<_> = columns.collect();
     let texts = [
         "Checks per second",
         "256 callers, counted in one Redis 7.0; each column has its own scale",
     ];
-    bars(
-        "speed",
-        texts,
-        &["10,000 keys", "one hot key", "denied"],
-        &scales,
-        &rows,
-    )
+    bars("speed", texts, &columns, &rows)
 }
 
 /// What each failure mode admits while Redis fails, by the table of the page about faults that is measured through redis-rs.
@@ -135,8 +172,22 @@ pub(super) fn failures() -> String {
     assert_eq!(rows.len(), 6, "a row of docs/faults.md has another name");
     let texts = [
         "What three processes admit while Redis fails, as multiples of the limit",
-        "through redis-rs, until Redis denies again; each sends 50 requests a second for 4 s; bars above 5.00 are broken",
+        "through redis-rs, until Redis denies again; each sends 50 requests a second for 4 s; all bars have one scale",
     ];
-    // So that the multiples of all modes but `Open` are bars of some length.
-    bars("failures", texts, &modes, &[500; 4], &rows)
+    let (first, value_space) = spaces(&rows);
+    // The longest bars that fit, so many pixels for the limit.
+    let of_scale = |scale: u64| {
+        let columns = modes.iter().zip(0..).map(|(name, column)| Column {
+            name,
+            most: most(&rows, column),
+            longest: most(&rows, column) * scale / 100,
+        });
+        columns.collect::<Vec<_>>()
+    };
+    let fits = |columns: &Vec<Column>| {
+        let widths = columns.iter().map(|column| column.width(value_space));
+        first + widths.sum::<u64>() <= RIGHT
+    };
+    let columns = (1..).map(of_scale).take_while(fits).last();
+    bars("failures", texts, &columns.expect("bars that fit"), &rows)
 }

@@ -56,6 +56,14 @@ impl Visit {
         self.tab.until(&format!("{status} === '{text}'")).await;
     }
 
+    /// The heights of all charts, in pixels.
+    async fn charts(&mut self) -> Value {
+        let charts = "[...document.querySelectorAll('.timeline')]";
+        self.tab
+            .evaluate(&format!("{charts}.map((chart) => chart.clientHeight)"))
+            .await
+    }
+
     /// The number of marks of a kind in the timeline of `sayHi`.
     async fn marks(&mut self, kind: &str) -> Value {
         let marks = format!("document.querySelectorAll('[data-path=\"/hello/sayHi\"] .timeline .{kind}').length");
@@ -86,6 +94,7 @@ impl Visit {
 #[ignore = "needs Chromium: `.ci/test`"]
 async fn a_visitor_sees_the_window_fill_the_denial_and_the_wait() {
     let Some(mut visit) = Visit::begin().await else { return };
+    assert_eq!(visit.charts().await, json!([0, 0, 0, 0, 0]), "there is nothing to show");
 
     visit.tab.press("Tab").await;
     visit
@@ -106,6 +115,7 @@ async fn a_visitor_sees_the_window_fill_the_denial_and_the_wait() {
     }
     visit.tab.press("Enter").await;
     visit.has_status("Denied: sayHi (wait 30 s).").await;
+    assert_eq!(visit.charts().await, json!([132, 0, 0, 0, 0]));
     assert_eq!([visit.marks("admitted").await, visit.marks("denied").await], [2, 1]);
     assert_eq!(visit.marks("wait").await, 1);
     let fields = "429 Too Many Requests\\nRetry-After: 30\\n\
@@ -121,6 +131,34 @@ async fn a_visitor_sees_the_window_fill_the_denial_and_the_wait() {
     visit.shows("sayHi", ".state", "2 of 2 left").await;
     visit.tab.press("Enter").await;
     visit.has_status("Admitted: sayHi (1 left).").await;
+    visit.shows("sayHi", ".count", "1 admitted in the last 30 s").await;
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_page_that_is_loaded_again_says_what_it_counts() {
+    let Some(mut visit) = Visit::begin().await else { return };
+    let call = "document.querySelector('[data-call=say-hi]').click()";
+    for status in ["Admitted: sayHi (1 left).", "Admitted: sayHi (0 left)."] {
+        visit.tab.evaluate(call).await;
+        visit.has_status(status).await;
+    }
+    visit
+        .shows("sayHi", ".count", "2 admitted since the page was loaded")
+        .await;
+
+    visit.tab.command("Page.reload", json!({})).await;
+    visit
+        .tab
+        .until("document.querySelector('.state')?.textContent === 'no response yet'")
+        .await;
+    visit.tab.evaluate(call).await;
+    visit.has_status("Denied: sayHi (wait 30 s).").await;
+    visit.shows("sayHi", ".state", "denied: wait 30 s").await;
+    visit
+        .shows("sayHi", ".count", "0 admitted since the page was loaded")
+        .await;
     visit.end();
 }
 
