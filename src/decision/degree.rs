@@ -89,7 +89,11 @@ impl PolicyDecision {
     /// The quota that [`remaining`](Self::remaining) is the rest of: that of a share, where this process has one.
     fn counted_quota(&self) -> u64 {
         let limit: &Limit = &self.named().limit;
-        let share = if self.is_local { self.failure_mode().share() } else { None };
+        let share = if self.is_local {
+            self.failure_mode().share()
+        } else {
+            None
+        };
         share.map_or_else(|| limit.quota(), |share| limit.scaled(share).quota())
     }
 }
