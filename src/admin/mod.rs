@@ -1,20 +1,22 @@
+mod audit;
+mod holders;
 mod page;
 mod report;
 mod request;
 mod response;
 mod router;
+mod search;
+mod selected;
+mod settings;
 mod subject;
 mod watched;
 
 use std::{env, fmt, process, sync::Arc};
 
-use self::{router::Shared, subject::SubjectNames, watched::Watched};
-use crate::{ConfigError, Limiter, RateLimitLayer, key::Secret};
-#[cfg(feature = "serde")]
-use crate::{LivePolicies, Policies};
+use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Watched};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
-/// to read, to reset, and to [override](Limiter::override_limit) for a time.
+/// to read, to reset, and to [override](crate::Limiter::override_limit) for a time.
 ///
 /// [`router_behind_authentication`](Self::router_behind_authentication) makes a router of axum for it. The router has no
 /// authentication: its caller reads which limits there are, resets and overrides them. The application mounts it behind its own:
@@ -75,11 +77,15 @@ use crate::{LivePolicies, Policies};
 /// | `GET /report` | the stores and the policies, with the subjects that each denies most often |
 /// | `GET /subject?policy=api&key=ip%3D203.0.113.7` | the counts of a key by each limit of a policy |
 /// | `POST /subject` with `{"policy":"api","key":"ip=203.0.113.7"}` | the same; as no part of a URL, the key gets into no log of requests |
-/// | `POST /reset` with `{"policy":"api","key":"ip=203.0.113.7"}` | removes the counts and bans of a key of a policy, as [`Limiter::reset`] does, and returns what `/subject` returns |
-/// | `POST /override` with `{"policy":"api","key":"ip=203.0.113.7","limit":"sliding-log 50/d","lasts":"3d"}` | gives the key another limit for a time, as [`Limiter::override_limit`] does, and returns what `/subject` returns |
-/// | `POST /end-override` with `{"policy":"api","key":"ip=203.0.113.7"}` | ends that, as [`Limiter::end_override`] does |
+/// | `POST /search` with `{"text":"203.0.113.7"}` | the counts of [each key](#the-search) that can be made of a value, in all policies |
+/// | `POST /reset` with `{"policy":"api","key":"ip=203.0.113.7"}` | removes the counts and bans of a key of a policy, as [`Limiter::reset`](crate::Limiter::reset) does, and returns what `/subject` returns |
+/// | `POST /override` with `{"policy":"api","key":"ip=203.0.113.7","limit":"sliding-log 50/d","lasts":"3d"}` | gives the key another limit for a time, as [`Limiter::override_limit`](crate::Limiter::override_limit) does, and returns what `/subject` returns |
+/// | `POST /end-override` with `{"policy":"api","key":"ip=203.0.113.7"}` | ends that, as [`Limiter::end_override`](crate::Limiter::end_override) does |
 ///
-/// A key is written as in Redis: [`Key`](crate::Key) has a table of its components. A hash that a store keeps of a long key
+/// A key is written as in Redis: [`Key`](crate::Key) has a table of its components. Characters that are not ASCII can be written as
+/// themselves, and are shown so: `ext:user=张三` is `ext:user=^E5^BC^A0^E4^B8^89` in Redis. A key that no request of the policy
+/// has is refused, with [what its keys are made of](crate::key::KeyForm); of a policy of a limiter, and of one whose extractor has no
+/// such form, any key is accepted. A hash that a store keeps of a long key
 /// (`hash=..`) can be used in its place. Where a store [hashes all keys](crate::RedisStoreBuilder::hash_keys), the key itself is
 /// written, and not the hash. If layers have a policy of one name in several stores, `store` selects one of these by its number
 /// in the report.
@@ -94,6 +100,14 @@ use crate::{LivePolicies, Policies};
 /// in this process, and for an override in a store that has none, `413` for a body of more than 16 KiB, and `503` if the store fails. While it fails and the policy counts
 /// locally, `/subject` returns the counts of this process, with the failure as `store_error`.
 ///
+/// # The search
+///
+/// `POST /search` takes a value of a key, such as `alice` or `203.0.113.7`, a value with its name, such as `user=alice` or
+/// `x-tenant=7`, or several of them with `|` between them, in any order. An IPv6 address is that of its network. `found` has what
+/// `/subject` returns for each key that is made of these values. `incomplete` has the policies whose keys have more values, such as
+/// `ip=203.0.113.7|path=/..`, and `failed` the keys whose counts the store does not return, with the `error`. Policies whose keys
+/// cannot have the values are left out.
+///
 /// # The report
 ///
 /// * Each store: its kind and [numbers](crate::store::Store::status), and how long it takes to reply to one peek, or its error.
@@ -101,14 +115,18 @@ use crate::{LivePolicies, Policies};
 /// * The [health](crate::guide::operating#health-of-a-store) of each server of a store as `nodes`: its address as `node`, `state`,
 ///   `since`, the checks of this process in the last minute that were `decided` and that `failed`, and the last `error`. `health` is
 ///   the same in one line, such as `1 of 3 nodes down: 33 % of checks fail`.
-/// * Each policy: its limit as text, cost, failure mode and bans, whether it only observes, since when it runs in
+/// * Each policy: what its keys are made of (`key`), its limit as text, cost, failure mode and bans, whether it only observes, since when it runs in
 ///   this process (`since`), and when its file was reloaded last (`reloaded_at`). If the last load of the
 ///   file was refused, such as for a mistake in it, `refused_reload` has the error. Of limits that are
-///   [chosen](crate::limit::by()) for each request, the 20 lowest that were chosen in this process are known.
+///   [chosen](crate::limit::by()) for each request, the 20 lowest that were chosen in this process are known, and those of the
+///   plans of a file.
+/// * The `slots` of a policy that requests hold in this process, of the 20 subjects with most, and the `bans` of the 10 subjects
+///   that the policy denies most often.
 /// * The `overrides` of these policies, at most 10,000: the subject, its limit, and when it ends. A subject is named
 ///   [as below](#the-subjects-that-are-denied-most-often); where a store hashes all keys, the name is of the hash that it has.
-/// * The denials of each policy in this process while there is a router (`since`): how many, and of which subjects. Of a policy
-///   that only observes, those that it would have denied.
+/// * The `decisions` and the denials of each policy in this process while there is a router (`since`): how many, and of which
+///   subjects. Of a policy that only observes, those that it would have denied. `GET /report?subjects=50` has at most 50 subjects
+///   of each policy.
 ///
 /// Each process of a service has a report of its own, with its name as [`instance`](Self::instance). The counts in a shared store
 /// and the overrides are those of all processes.
@@ -119,12 +137,20 @@ use crate::{LivePolicies, Policies};
 /// Frequent and Top-k Elements in Data Streams", 2005). A subject was denied at least `denials - error` times and at most
 /// `denials` times; one that is not listed, at most `most_of_others` times. Of `n` denials by a policy of one layer, no error is
 /// above `n / 100` with the default of [100 keys](Self::most_denied). A denial takes one lock and a search in these keys. An
-/// admission, and all requests without a router, load one number.
+/// admission adds one to a number, and all requests without a router load one.
 ///
 /// A subject is shown as a keyed hash, since keys contain addresses and users. The hash is of 64 bits. Its secret is random for
 /// each `Admin`, so that each instance lists other hashes, unless all have one [secret](Self::hash_secret): `shares_hashes`. An operator that has the key of a caller, from a complaint or a log of the application, enters it: the
 /// response has its hash as `subject` and its denials as `denied`, and the page marks it in the list. The hash cannot be turned
 /// into a key, so the counts of a caller cannot be reset, and its limit cannot be overridden, by the hash alone. [`show_keys`](Self::show_keys) lists keys instead.
+///
+/// # The audit log
+///
+/// Each request that changes something is logged with the target `tower_quota::audit` (feature `tracing`): its
+/// [`actor`](Self::actor), the policy, the hash of the key as `subject`, the limit of an override as `setting`, the `instance`, and
+/// the `outcome`. It is `done` at the level `INFO`; or at the level `WARN` and with the `error`, `refused`, if nothing has changed,
+/// and `failed`, if the store has not confirmed the change, which may apply. `unknown` is the outcome for a client that has closed
+/// its connection before the response.
 ///
 /// # What the router refuses
 ///
@@ -152,6 +178,7 @@ pub struct Admin {
     files: Vec<NamesOfUnused>,
     instance: String,
     names: SubjectNames,
+    actor: FindActor,
     most_denied: usize,
 }
 
@@ -167,144 +194,9 @@ impl Admin {
             files: Vec::new(),
             instance: default_instance(),
             names: SubjectNames::new(),
+            actor: Arc::new(audit::basic_user),
             most_denied: 100,
         }
-    }
-}
-
-/// Settings.
-impl Admin {
-    /// Adds the policies of a layer, and its store. Add it after its last setting: a later one is not in the report.
-    ///
-    /// It can be in use already, and its clones are the same layer. Layers that share a policy and a store are reported as one.
-    ///
-    /// ```
-    /// use tower_quota::{key, Admin, MemoryStore, Policy, RateLimitLayer, SlidingLog};
-    ///
-    /// let limit = RateLimitLayer::new(MemoryStore::new(), Policy::new("api", SlidingLog::per_minute(5)).key(key::ip()));
-    /// let admin = Admin::new().layer(&limit);
-    /// assert!(format!("{admin:?}").contains("sources: 1"));
-    /// ```
-    pub fn layer(mut self, layer: &RateLimitLayer) -> Self {
-        self.watched.push(layer.into());
-        self
-    }
-
-    /// Adds the policies of a limiter, and its store. Add it after its last setting: a later one is not in the report.
-    ///
-    /// ```
-    /// use tower_quota::{Admin, Limiter, MemoryStore, Policy, SlidingLog};
-    ///
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(3)));
-    /// let admin = Admin::new().limiter(&mails);
-    /// assert!(format!("{admin:?}").contains("sources: 1"));
-    /// ```
-    pub fn limiter(mut self, limiter: &Limiter) -> Self {
-        self.watched.push(limiter.into());
-        self
-    }
-
-    /// Adds the policies of a file, of which the report marks those that no layer or limiter has: `unused_policies`.
-    ///
-    /// ```
-    /// use tower_quota::{Admin, Policies};
-    ///
-    /// let policies: Policies = serde_json::from_str(r#"{"policies": {"mails": {"limit": "sliding-log 3/h"}}}"#)?;
-    /// let admin = Admin::new().policies(&policies);
-    /// # let _ = admin;
-    /// # Ok::<(), serde_json::Error>(())
-    /// ```
-    #[cfg(feature = "serde")]
-    pub fn policies(mut self, policies: &Policies) -> Self {
-        let policies = policies.clone();
-        self.files.push(Arc::new(move || policies.unused()));
-        self
-    }
-
-    /// The same for policies that are reloaded: the report marks those of the last load.
-    ///
-    /// ```
-    /// use tower_quota::{Admin, LivePolicies, Policies};
-    ///
-    /// let policies: Policies = serde_json::from_str(r#"{"policies": {"mails": {"limit": "sliding-log 3/h"}}}"#)?;
-    /// let admin = Admin::new().live_policies(&LivePolicies::from(policies));
-    /// # let _ = admin;
-    /// # Ok::<(), serde_json::Error>(())
-    /// ```
-    #[cfg(feature = "serde")]
-    pub fn live_policies(mut self, policies: &LivePolicies) -> Self {
-        let policies = policies.clone();
-        self.files.push(Arc::new(move || policies.unused()));
-        self
-    }
-
-    /// Sets whether the subjects that are denied most often are listed by their keys, in place of hashes of them.
-    ///
-    /// Keys contain addresses and users: see [above](Self#the-subjects-that-are-denied-most-often). The default is `false`.
-    ///
-    /// ```
-    /// use tower_quota::Admin;
-    ///
-    /// assert!(format!("{:?}", Admin::new()).contains("show_keys: false"));
-    /// assert!(format!("{:?}", Admin::new().show_keys(true)).contains("show_keys: true"));
-    /// ```
-    pub fn show_keys(mut self, show: bool) -> Self {
-        self.names.show_keys = show;
-        self
-    }
-
-    /// Sets the name of this instance of the service, which the report, the page and each response about a subject have.
-    ///
-    /// Behind a load balancer, an operator sees by it which instance has replied. The default is the environment variable
-    /// `HOSTNAME`, which containers have, or else the process id, such as `process 4711`.
-    ///
-    /// ```
-    /// use tower_quota::Admin;
-    ///
-    /// assert!(format!("{:?}", Admin::new().instance("api-7")).contains(r#"instance: "api-7""#));
-    /// ```
-    pub fn instance(mut self, name: impl Into<String>) -> Self {
-        self.instance = name.into();
-        self
-    }
-
-    /// Sets the secret of the hashes of subjects, so that all instances of the service list a subject as the same hash.
-    ///
-    /// The hash of a key cannot be computed without the secret. The secret is at least 16 bytes, from a random source: operators
-    /// see hashes, and can try short or chosen secrets offline. It may be that of `RedisStoreBuilder::hash_keys`; the hashes
-    /// differ. By default it is random for each `Admin`.
-    ///
-    /// ```
-    /// use tower_quota::Admin;
-    ///
-    /// assert!(Admin::new().hash_secret("a secret of 24 bytes....").is_ok());
-    ///
-    /// let error = Admin::new().hash_secret("too short").unwrap_err();
-    /// assert!(error.to_string().starts_with("a secret has at least 16 bytes, not 9; generate a random one"));
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the secret has fewer than 16 bytes.
-    pub fn hash_secret(mut self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        self.names.share(Secret::for_subjects(secret)?);
-        Ok(self)
-    }
-
-    /// Sets the number of keys for which denials are counted, for each policy of each layer and limiter; 0 counts the total only.
-    ///
-    /// At most 10,000, and a larger number counts as that, since each report copies them. A key takes about 200 bytes. If a
-    /// layer has another router already, the number of that one applies. The default is 100.
-    ///
-    /// ```
-    /// use tower_quota::Admin;
-    ///
-    /// assert!(format!("{:?}", Admin::new()).contains("most_denied: 100"));
-    /// assert!(format!("{:?}", Admin::new().most_denied(1_000)).contains("most_denied: 1000"));
-    /// ```
-    pub fn most_denied(mut self, keys: usize) -> Self {
-        self.most_denied = keys.min(10_000);
-        self
     }
 }
 
@@ -337,6 +229,7 @@ impl Admin {
             _denials: denials.collect(),
             instance: self.instance,
             names: self.names,
+            actor: self.actor,
             watched: self.watched,
             files: self.files,
         })

@@ -6,13 +6,60 @@ function element(name, properties = {}, ...children) {
   return made;
 }
 
-const [time, status, subject, policySelect, keyInput, dialog, question, stores, overrides, hashes, policies] = [
-  "time", "status", "subject", "policy", "key", "confirm", "question", "stores", "overrides", "hashes", "policies",
+const [time, status, found, subject, keyInput, dialog, question, stores, chart, holders, overrides, hashes, filter, sort, policies, refresh, auto] = [
+  "time", "status", "found", "subject", "key", "confirm", "question", "stores", "chart", "holders", "overrides", "hashes", "filter", "sort", "policies", "refresh", "auto",
 ].map((id) => document.getElementById(id));
 
-const base = location.pathname.replace(/\/+$/, "");
+// Without the user and the password that the address of the page may have, with which `fetch` fails.
+const base = location.origin + location.pathname.replace(/\/+$/, "");
+const SUBJECTS = 50; // The most subjects of a policy that the page shows.
+const PAUSE = 5000; // Milliseconds between two refreshes.
 let report;
+let searched; // The last search: its text, and its result.
 let shown; // The subject whose counts are shown.
+
+// Makes an element like a fresh one, and keeps what an operator has there: the focus, the text of inputs, and the scroll position.
+function update(element, fresh) {
+  for (const { name } of [...element.attributes]) {
+    if (name !== "style" && !fresh.hasAttribute(name)) {
+      element.removeAttribute(name);
+    }
+  }
+  for (const { name, value } of fresh.attributes) {
+    if (name !== "style" && element.getAttribute(name) !== value) {
+      element.setAttribute(name, value);
+    }
+  }
+  if (fresh.style && element.style.cssText !== fresh.style.cssText) {
+    element.style.cssText = fresh.style.cssText;
+  }
+  element.onclick = fresh.onclick;
+  element.onsubmit = fresh.onsubmit;
+  show(element, ...fresh.childNodes);
+}
+
+// Shows these children in an element, of which those that are of the same kind are updated.
+function show(parent, ...children) {
+  children.forEach((fresh, place) => {
+    const child = parent.childNodes[place];
+    if (child?.nodeName !== fresh.nodeName || child.dataset?.of !== fresh.dataset?.of) {
+      if (child) {
+        child.replaceWith(fresh);
+      } else {
+        parent.append(fresh);
+      }
+    } else if (fresh.nodeType === Node.TEXT_NODE) {
+      if (child.data !== fresh.data) {
+        child.data = fresh.data;
+      }
+    } else {
+      update(child, fresh);
+    }
+  });
+  while (parent.childNodes.length > children.length) {
+    parent.lastChild.remove();
+  }
+}
 
 async function call(path, options = {}) {
   const response = await fetch(base + path, { cache: "no-store", ...options });
@@ -111,8 +158,9 @@ function policyCard(policy) {
   const subjects = denials.subjects.map((denied) => subjectRow(policy, denied));
   const list = subjects.length > 0 ? [
     element("h4", { textContent: policy.observed ? "Would be denied most often" : "Denied most often" }),
-    element("ol", { tabIndex: 0, ariaLabel: `Subjects that ${policy.policy} denies most often` }, ...subjects),
+    subjectList(policy, subjects),
   ] : [];
+  const rest = denials.subjects.length === SUBJECTS ? [element("p", { className: "quiet-text", textContent: `The first ${SUBJECTS}. The report has all that are counted.` })] : [];
   return element("article", {},
     top(
       policy.plan ? `${policy.policy} (${policy.plan})` : policy.policy,
@@ -120,10 +168,12 @@ function policyCard(policy) {
       policy.observed ? "none" : "",
     ),
     terms([
+      ["Keys", policy.key],
       ["Limit", limit ?? `chosen for each request${known && ": "}${known}`],
       ["Window", limit && limits[0]?.window_seconds ? duration(limits[0].window_seconds) : null],
       ["Cost", policy.cost === null ? "computed" : policy.cost === 1 ? null : policy.cost],
       ["Bans", policy.ban],
+      ["Decisions", policy.decisions.toLocaleString()],
       ["If the store fails", policy.failure_mode],
       ["Store", many ? policy.store : null],
       ["Running since", date(policy.since)],
@@ -132,7 +182,14 @@ function policyCard(policy) {
       [policy.observed ? "Would deny" : "Denials", denials.since && `${denials.total.toLocaleString()} since ${date(denials.since)}`],
     ]),
     ...list,
+    ...rest,
   );
+}
+
+function subjectList({ policy, plan, store }, subjects) {
+  const list = element("ol", { tabIndex: 0, ariaLabel: `Subjects that ${policy} denies most often` }, ...subjects);
+  list.dataset.focus = JSON.stringify([policy, plan, store]);
+  return list;
 }
 
 // A policy of a file that no layer or limiter has.
@@ -148,18 +205,48 @@ function subjectRow(policy, { subject: name, denials, error }) {
   return element("li", { className: isFound ? "found" : "" }, share, subjectLabel(policy, name), element("span", { textContent: count }));
 }
 
+function lookUpButton({ policy, store }, key) {
+  const button = element("button", { type: "button", className: "look-up", textContent: key, title: "Show", onclick: () => select({ policy, store }, key) });
+  button.dataset.focus = JSON.stringify([policy, store, key]);
+  return button;
+}
+
 // The name of a subject, which looks it up if it is a key.
 function subjectLabel(policy, name) {
   return report.shows_keys && !name.startsWith("keyed=")
-    ? element("button", { type: "button", className: "look-up", textContent: name, title: "Look up", onclick: () => select(policy, name) })
+    ? lookUpButton(policy, name)
     : element("code", { textContent: name });
+}
+
+// A row of the table of slots and bans.
+function holderRow({ policy, store }, name, holds, time) {
+  return element("tr", {},
+    element("td", { textContent: policyName(policy, store) }),
+    element("td", {}, subjectLabel({ policy, store }, name)),
+    element("td", { textContent: holds }),
+    element("td", { textContent: time }),
+  );
+}
+
+function holderRows(policy) {
+  const slots = (policy.slots ?? []).map(({ subject: name, slots: number, longest_seconds: longest }) => {
+    return holderRow(policy, name, number === 1 ? "1 slot" : `${number.toLocaleString()} slots`, `for ${duration(longest)}`);
+  });
+  const bans = (policy.bans ?? []).map(({ subject: name, admitted_after_seconds: wait }) => {
+    return holderRow(policy, name, "a ban", wait === null ? "without an end" : `admitted after ${duration(wait)}`);
+  });
+  return [...slots, ...bans];
+}
+
+function policyName(policy, store) {
+  return report.stores.length > 1 ? `${policy} (store ${store})` : policy;
 }
 
 function overrideRow({ policy, store, subject: name, limit, ends_after_seconds: ends }) {
   const own = shown?.override;
   const isFound = own?.policy === policy && own.store === store && own.subject === name;
   return element("tr", { className: isFound ? "found" : "" },
-    element("td", { textContent: report.stores.length > 1 ? `${policy} (store ${store})` : policy }),
+    element("td", { textContent: policyName(policy, store) }),
     element("td", {}, subjectLabel({ policy, store }, name)),
     element("td", { textContent: limit }),
     element("td", { textContent: duration(ends) }),
@@ -173,15 +260,19 @@ function overrideForm() {
   limit.value = shown.override?.limit ?? shown.counts[0]?.limit ?? "";
   const onsubmit = (event) => {
     event.preventDefault();
-    change("/override", { limit: limit.value, lasts: lasts.value }, ({ policy, key, override: own }) => {
+    const [{ value: limit }, { value: lasts }] = event.target.elements;
+    change("/override", { limit, lasts }, ({ policy, key, override: own }) => {
       return `${key} has the limit ${own.limit} in ${policy} for ${duration(own.ends_after_seconds)}.`;
     });
   };
-  return element("form", { id: "override", ariaLabel: "Another limit for the subject", onsubmit },
+  const form = element("form", { id: "override", ariaLabel: "Another limit for the subject", onsubmit },
     element("label", { className: "wide" }, "Another limit ", limit),
     element("label", {}, "For (3d, 12h, seconds) ", lasts),
     element("button", { type: "submit", textContent: shown.override ? "Replace the override" : "Override the limit" }),
   );
+  // Inputs of another subject are others.
+  form.dataset.of = JSON.stringify([shown.policy, shown.store, shown.key]);
+  return form;
 }
 
 function endOverride() {
@@ -193,7 +284,7 @@ function change(path, settings, done) {
   return attempt(async () => {
     const { policy, store, key } = shown;
     shown = await post(path, { policy, store, key, ...settings });
-    await load();
+    await reload();
     showStatus(done(shown));
     subject.focus();
   });
@@ -225,63 +316,95 @@ function hashesText() {
     : `Subjects are hashes of their keys, with a secret of ${report.instance} alone: each instance lists others.`;
 }
 
+// The policies that the filter leaves, in the chosen order.
+function selectedPolicies() {
+  const text = filter.value.trim().toLowerCase();
+  const has = ({ policy, plan, key, limit, denials }) => {
+    return [policy, plan, key, limit, ...denials.subjects.map((denied) => denied.subject)].some((part) => part?.toLowerCase().includes(text));
+  };
+  const orders = {
+    denials: (one, other) => other.denials.total - one.denials.total,
+    name: (one, other) => one.policy.localeCompare(other.policy),
+    decisions: (one, other) => other.decisions - one.decisions,
+  };
+  return report.policies.filter(has).sort(orders[sort.value]);
+}
+
+function drawPolicies() {
+  const selected = selectedPolicies();
+  const unused = filter.value.trim() ? [] : report.unused_policies;
+  const none = selected.length + unused.length === 0 ? [element("p", { textContent: "No policy has this text." })] : [];
+  show(policies, ...selected.map(policyCard), ...unused.map(unusedCard), ...none);
+}
+
+// Draws the report, and keeps the focus on what has it, wherever that is then.
 function draw() {
-  const { stores: all } = report;
-  time.textContent = `${report.instance}, as of ${date(report.now)}`;
-  hashes.textContent = hashesText();
-  stores.replaceChildren(...all.map(storeCard));
-  overrides.hidden = report.overrides.length === 0;
-  overrides.querySelector("tbody").replaceChildren(...report.overrides.map(overrideRow));
-  policies.replaceChildren(...report.policies.map(policyCard), ...report.unused_policies.map(unusedCard));
-
-  const selected = policySelect.value;
-  const choices = new Map(report.policies.map(({ policy, store }) => [JSON.stringify([policy, store]), { policy, store }]));
-  const options = [...choices].map(([value, { policy, store }]) => {
-    return element("option", { value, textContent: all.length > 1 ? `${policy} (store ${store})` : policy });
-  });
-  policySelect.replaceChildren(...options);
-  if (choices.has(selected)) {
-    policySelect.value = selected;
-  }
-
-  subject.hidden = !shown;
-  if (shown) {
-    const { instance, policy, key, subject: name, denied, override: own, counts } = shown;
-    const listed = denied
-      ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}${report.shows_keys ? "" : `, listed as ${name}`}`
-      : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
-    subject.replaceChildren(
-      top(key, policy, "none"),
-      terms([
-        ["Denied", listed],
-        ["Override", own && `${own.limit} for ${duration(own.ends_after_seconds)}`],
-      ]),
-      ...(counts.length > 0 ? counts.map(countBlock) : [element("p", { textContent: "No limit was chosen for a request in this process yet." })]),
-      element("div", { className: "buttons" },
-        element("button", { type: "button", textContent: "Reset its counts and bans", onclick: confirm }),
-        ...(own ? [element("button", { type: "button", id: "end-override", className: "quiet", textContent: "End the override", onclick: endOverride })] : [])),
-      overrideForm(),
-    );
+  const { focus } = document.activeElement.dataset;
+  drawAll();
+  if (focus && document.activeElement.dataset.focus !== focus) {
+    const focused = [...document.querySelectorAll("[data-focus]")].find((element) => element.dataset.focus === focus);
+    focused?.focus({ preventScroll: true });
   }
 }
 
+function drawAll() {
+  time.textContent = `${report.instance}, as of ${date(report.now)}`;
+  time.classList.remove("error");
+  hashes.textContent = hashesText();
+  show(stores, ...report.stores.map(storeCard));
+  drawRows(holders, report.policies.flatMap(holderRows));
+  drawRows(overrides, report.overrides.map(overrideRow));
+  drawChart();
+  drawPolicies();
+  drawFound();
+  drawSubject();
+}
+
+function drawRows(section, rows) {
+  section.hidden = rows.length === 0;
+  show(section.querySelector("tbody"), ...rows);
+}
+
+function drawSubject() {
+  subject.hidden = !shown;
+  if (!shown) {
+    return;
+  }
+  const { instance, policy, store, key, subject: name, denied, override: own, counts } = shown;
+  const listed = denied
+    ? `${denied.error > 0 ? "at most " : ""}${times(denied.denials)} by ${instance}${report.shows_keys ? "" : `, listed as ${name}`}`
+    : `not listed by ${instance}${report.shows_keys ? "" : `; its hash is ${name}`}`;
+  show(subject,
+    top(key, policyName(policy, store), "none"),
+    terms([
+      ["Denied", listed],
+      ["Override", own && `${own.limit} for ${duration(own.ends_after_seconds)}`],
+    ]),
+    ...(counts.length > 0 ? counts.map(countBlock) : [element("p", { textContent: "No limit was chosen for a request in this process yet." })]),
+    element("div", { className: "buttons" },
+      element("button", { type: "button", textContent: "Reset its counts and bans", onclick: confirm }),
+      ...(own ? [element("button", { type: "button", id: "end-override", className: "quiet", textContent: "End the override", onclick: endOverride })] : [])),
+    overrideForm(),
+  );
+}
+
 async function load() {
-  report = await call("/report");
+  report = await call(`/report?subjects=${SUBJECTS}`);
+  addToChart();
   draw();
 }
 
 async function lookUp(policy, store, key) {
   shown = await post("/subject", { policy, store, key });
   await load();
-  const denies = shown.counts.some((counts) => !counts.allowed && !counts.observed);
-  showStatus(`${shown.policy} ${denies ? "denies" : "admits"} ${shown.key}.`);
 }
 
+const isDenied = ({ counts }) => counts.some(({ allowed, observed }) => !allowed && !observed);
+
 function select({ policy, store }, key) {
-  policySelect.value = JSON.stringify([policy, store]);
-  keyInput.value = key;
   attempt(async () => {
     await lookUp(policy, store, key);
+    showStatus(`${shown.policy} ${isDenied(shown) ? "denies" : "admits"} ${shown.key}.`);
     subject.focus();
   });
 }
@@ -291,19 +414,45 @@ function confirm() {
   dialog.showModal();
 }
 
+// Loads everything again.
+async function reload() {
+  if (searched) {
+    searched.result = await post("/search", { text: searched.text });
+  }
+  const { policy, store, key } = shown ?? {};
+  await (shown ? lookUp(policy, store, key) : load());
+}
+
+// Refreshes the page while it is seen, one refresh after the other.
+function refreshLater() {
+  setTimeout(async () => {
+    if (auto.checked && !document.hidden && !dialog.open) {
+      try {
+        await reload();
+      } catch (error) {
+        time.textContent = `Not refreshed since ${report ? date(report.now) : "the page was opened"}: ${error.message}`;
+        time.classList.add("error");
+      }
+    }
+    refreshLater();
+  }, PAUSE);
+}
+
 document.getElementById("look-up").addEventListener("submit", (event) => {
   event.preventDefault();
-  const [policy, store] = JSON.parse(policySelect.value);
-  attempt(() => lookUp(policy, store, keyInput.value));
+  attempt(() => search(keyInput.value));
 });
 
-document.getElementById("refresh").addEventListener("click", () => {
+refresh.addEventListener("click", () => {
   attempt(async () => {
-    const { policy, store, key } = shown ?? {};
-    await (shown ? lookUp(policy, store, key) : load());
+    await reload();
     showStatus("Refreshed.");
   });
 });
+
+for (const control of [filter, sort]) {
+  control.addEventListener("input", drawPolicies);
+}
 
 document.getElementById("cancel").addEventListener("click", () => dialog.close());
 
@@ -316,3 +465,4 @@ attempt(async () => {
   await load();
   showStatus(report.policies.length > 0 ? "Ready." : "No layer or limiter was added.");
 });
+refreshLater();

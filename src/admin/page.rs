@@ -4,14 +4,19 @@ use std::sync::LazyLock;
 
 use axum::response::Html;
 
-const SCRIPT: &str = include_str!("page.js");
+/// Functions of one file may call those of the others.
+const SCRIPT: &str = concat!(
+    include_str!("page_search.js"),
+    include_str!("page_chart.js"),
+    include_str!("page.js")
+);
 const STYLE: &str = include_str!("page.css");
 
 /// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
 /// hashes of the files.
 pub(super) const CONTENT_POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-fUUo15eUY16R3cE6f2cH6Zuv3r2qejdTycIeFXE7Sr4='; \
-     style-src 'sha256-cVurjdpQA6Ls/oCETFR+6B2WhbUdwMinoufCXFPpFuA='; \
+     script-src 'sha256-+OYicHuKv1sr1QGsQC8pfXww4aPSK1JlptOA9T1Qdvk='; \
+     style-src 'sha256-k0VNUIy1yMJmIDXYrZhJGcJn2byIuXiK5flNaqswe7s='; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 static PAGE: LazyLock<String> = LazyLock::new(|| {

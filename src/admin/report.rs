@@ -8,6 +8,9 @@ use std::{
 use serde::Serialize;
 
 use super::{
+    holders,
+    holders::{BanReport, SlotsReport},
+    request::ReportSize,
     response::{Failure, unix_seconds},
     router::Shared,
     subject::SubjectNames,
@@ -69,6 +72,8 @@ struct PolicyReport {
     /// None if it applies to requests of all plans.
     plan: Option<String>,
     store: usize,
+    /// What its keys are made of.
+    key: String,
     /// None if it is chosen for each request.
     limit: Option<String>,
     /// The limits that are known, at most [`MOST`], with the numbers of each.
@@ -84,6 +89,12 @@ struct PolicyReport {
     reloaded_at: Option<u64>,
     /// Since when a change of its file is not applied, and why.
     refused_reload: Option<Failure>,
+    /// None if no limit of it has slots.
+    slots: Option<Vec<SlotsReport>>,
+    /// None if it has no bans.
+    bans: Option<Vec<BanReport>>,
+    /// The decisions in this process while there is a router.
+    decisions: u64,
     denials: DenialsReport,
 }
 
@@ -126,7 +137,7 @@ pub(super) struct OverrideReport {
 /// The most limits of a policy that a report lists.
 const MOST: usize = 20;
 
-pub(super) async fn report(shared: &Shared) -> Report {
+pub(super) async fn report(shared: &Shared, size: &ReportSize) -> Report {
     let (watched, names) = (&shared.watched, &shared.names);
     let policies: Vec<WatchedPolicy> = watched.iter().flat_map(Watched::policies).collect();
     let stores = stores(&policies);
@@ -139,7 +150,7 @@ pub(super) async fn report(shared: &Shared) -> Report {
     let mut policy_reports: Vec<PolicyReport> = Vec::new();
     for policy in &policies {
         let store = number_of(&stores, policy.store());
-        let report = report_policy(policy, store, denials(&policies, policy), names);
+        let report = report_policy(&policies, policy, store, (names, size)).await;
         if !policy_reports.iter().any(|other| other.is_same(&report)) {
             policy_reports.push(report);
         }
@@ -210,28 +221,38 @@ fn report_override(names: &SubjectNames, one: &Override, store: usize, now: Dura
     }
 }
 
-fn number_of(stores: &[Option<StoreId>], store: Option<StoreId>) -> usize {
+pub(super) fn number_of(stores: &[Option<StoreId>], store: Option<StoreId>) -> usize {
     let place = stores.iter().position(|other| *other == store);
     place.map_or(0, |place| place + 1)
 }
 
-/// The denials of a policy by all layers and limiters that share its counts, and since when they are counted.
-pub(super) fn denials(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<(SystemTime, Summary<Key>)> {
-    let same = policies
-        .iter()
-        .filter(|other| other.name == policy.name && other.store() == policy.store());
-    // The clones of a layer count together.
+/// The layers and limiters that share the counts of a policy. The clones of a layer are one.
+fn counted<'a>(policies: &'a [WatchedPolicy], policy: &WatchedPolicy) -> Vec<&'a WatchedPolicy> {
     let mut counted: Vec<&WatchedPolicy> = Vec::new();
-    for policy in same {
-        let is_counted = |other: &&WatchedPolicy| other.context.denials.is_same(&policy.context.denials);
+    for policy in policies.iter().filter(|other| other.shares_counts(policy)) {
+        let is_counted = |other: &&WatchedPolicy| {
+            other.position == policy.position && other.context.denials.is_same(&policy.context.denials)
+        };
         if !counted.iter().any(is_counted) {
             counted.push(policy);
         }
     }
-    let summaries = counted
-        .iter()
-        .filter_map(|policy| policy.context.denials.summary(policy.position));
+    counted
+}
+
+/// The denials of a policy by all layers and limiters that share its counts, and since when they are counted.
+pub(super) fn denials(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<(SystemTime, Summary<Key>)> {
+    let counted = counted(policies, policy).into_iter();
+    let summaries = counted.filter_map(|policy| policy.context.denials.summary(policy.position));
     summaries.reduce(|(since, joined), (other_since, other)| (since.min(other_since), joined.join(other)))
+}
+
+/// The decisions of the same.
+fn decisions(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> u64 {
+    let counted = counted(policies, policy).into_iter();
+    counted
+        .map(|policy| policy.context.denials.decisions(policy.position))
+        .sum()
 }
 
 pub(super) fn denied_subject(names: &SubjectNames, summary: &Summary<Key>, key: &Key) -> Option<DeniedSubject> {
@@ -301,11 +322,11 @@ async fn probe(policies: &[&WatchedPolicy]) -> Option<Result<f64, String>> {
     })
 }
 
-fn report_policy(
+async fn report_policy(
+    policies: &[WatchedPolicy],
     policy: &WatchedPolicy,
     store: usize,
-    denials: Option<(SystemTime, Summary<Key>)>,
-    names: &SubjectNames,
+    (names, size): (&SubjectNames, &ReportSize),
 ) -> PolicyReport {
     let limits = policy.limits.iter().take(MOST).map(|limit| LimitReport {
         limit: limit.named.limit.to_string(),
@@ -313,10 +334,12 @@ fn report_policy(
         window_seconds: limit.named.limit.window().map(|window| window.as_secs_f64()),
     });
     let limits = limits.collect();
+    let denials = denials(policies, policy);
     PolicyReport {
         policy: policy.name.clone(),
         plan: policy.of_plan.clone(),
         store,
+        key: key_forms(policies, policy),
         limit: policy.limit.clone(),
         limits,
         cost: policy.cost,
@@ -327,14 +350,26 @@ fn report_policy(
         since: unix_seconds(policy.context.built_at),
         reloaded_at: policy.reloaded_at.map(unix_seconds),
         refused_reload: policy.refused_reload.clone(),
-        denials: report_denials(denials, names),
+        slots: holders::slots(policy, names),
+        bans: holders::bans(policy, denials.as_ref().map(|(_, summary)| summary), names).await,
+        decisions: decisions(policies, policy),
+        denials: report_denials(denials, names, size.subjects.unwrap_or(usize::MAX)),
     }
 }
 
-fn report_denials(denials: Option<(SystemTime, Summary<Key>)>, names: &SubjectNames) -> DenialsReport {
+/// What the keys of a policy are made of, in all layers and limiters that share its counts.
+pub(super) fn key_forms(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> String {
+    let same = policies.iter().filter(|other| other.shares_counts(policy));
+    let mut forms: Vec<_> = same.map(|policy| policy.key_form.to_string()).collect();
+    forms.sort_unstable();
+    forms.dedup();
+    forms.join(" or ")
+}
+
+fn report_denials(denials: Option<(SystemTime, Summary<Key>)>, names: &SubjectNames, most: usize) -> DenialsReport {
     let (since, summary) = denials.unzip();
     let counts = summary.iter().flat_map(|summary| &summary.counts);
-    let subjects = counts.map(|count| DeniedSubject {
+    let subjects = counts.take(most).map(|count| DeniedSubject {
         subject: names.name(&count.item),
         denials: count.count,
         error: count.error,

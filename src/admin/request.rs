@@ -21,6 +21,25 @@ pub(super) struct Selection {
     pub(super) store: Option<usize>,
 }
 
+/// The size of a report, as a query.
+#[derive(Deserialize)]
+pub(super) struct ReportSize {
+    /// The most denied subjects of each policy.
+    pub(super) subjects: Option<usize>,
+}
+
+/// What an operator looks for, as a body.
+#[derive(Deserialize)]
+pub(super) struct SearchText {
+    text: Option<String>,
+}
+
+impl SearchText {
+    pub(super) fn text(&self) -> Result<&str, AdminError> {
+        self.text.as_deref().ok_or_else(|| missing("text", "203.0.113.7"))
+    }
+}
+
 /// A limit of a subject for a time, as a body.
 #[derive(Deserialize)]
 pub(super) struct NewOverride {
@@ -77,6 +96,11 @@ pub(super) trait Content: DeserializeOwned {
 impl Content for Selection {
     const NAME: &str = "a subject";
     const EXAMPLE: &str = r#"{"policy":"api","key":"ip=203.0.113.7"}"#;
+}
+
+impl Content for SearchText {
+    const NAME: &str = "a search";
+    const EXAMPLE: &str = r#"{"text":"203.0.113.7"}"#;
 }
 
 impl Content for NewOverride {

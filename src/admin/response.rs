@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    fmt,
     time::{Duration, SystemTime},
 };
 
@@ -20,6 +21,10 @@ pub(super) struct AdminError {
     message: Cow<'static, str>,
 }
 
+/// The message of an error, in the extensions of its response.
+#[derive(Clone)]
+pub(super) struct ErrorText(pub(super) Cow<'static, str>);
+
 #[derive(Serialize)]
 struct Body<'a> {
     error: &'a str,
@@ -35,6 +40,12 @@ impl AdminError {
 
     pub(super) fn bad_request(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
+    }
+}
+
+impl fmt::Display for AdminError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
     }
 }
 
@@ -62,7 +73,9 @@ impl From<StoreError> for AdminError {
 impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
         let body = Body { error: &self.message };
-        (self.status, json(&body)).into_response()
+        let mut response = (self.status, json(&body)).into_response();
+        response.extensions_mut().insert(ErrorText(self.message));
+        response
     }
 }
 

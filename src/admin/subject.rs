@@ -111,10 +111,7 @@ pub(super) async fn set_override(
     let missing = |error: StoreError| AdminError::new(StatusCode::CONFLICT, error.to_string());
     let overrides = policy.context.require_overrides().map_err(missing)?;
     if let Some((limit, _)) = &limit {
-        let of_name = policies
-            .iter()
-            .filter(|other| other.name == policy.name && other.store() == policy.store());
-        for of in of_name {
+        for of in policies.iter().filter(|other| other.shares_counts(policy)) {
             let valid = of.unkeyed.accepts_override(limit);
             valid.map_err(|error| AdminError::bad_request(error.to_string()))?;
         }
@@ -167,6 +164,25 @@ async fn peek_one(policy: &WatchedPolicy, limit: &Arc<RenderedLimit>, key: &Key)
         reset_after_seconds: decided.reset_after().as_secs_f64(),
         observed: policy.is_observed(),
         store_error,
+    })
+}
+
+/// The ban of a key.
+pub(super) struct Banned {
+    /// In seconds; none if it has no end.
+    pub(super) admitted_after: Option<f64>,
+}
+
+/// None if the key is not banned, or the store fails.
+///
+/// The key is [bound](Key::bound).
+pub(super) async fn ban_of(policy: &WatchedPolicy, key: &Key) -> Option<Banned> {
+    let limit = policy.limits.iter().find(|limit| limit.named.limit.is_counted())?;
+    let decision = perform(Operation::Peek, undecided(policy, limit, key)).await.ok()?;
+    let decided = decision.policies().next()?;
+    let is_banned = decided.denial() == Some(Denial::Banned);
+    is_banned.then(|| Banned {
+        admitted_after: decided.retry_after().map(|wait| wait.as_secs_f64()),
     })
 }
 
@@ -244,7 +260,7 @@ impl SubjectNames {
     /// The name of a key that is [bound](Key::bound).
     pub(super) fn name(&self, key: &Key) -> String {
         if self.show_keys {
-            return key.to_string();
+            return key.readable();
         }
         self.hash(key)
     }

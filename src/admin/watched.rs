@@ -6,6 +6,7 @@ use super::response::Failure;
 use crate::{
     FailureMode, Key, Limiter, Policy, RateLimitLayer,
     decision::{CheckContext, DenialWatch, Denials, PolicyContext, RenderedLimit},
+    key::KeyForm,
     middleware::Enforcer,
     policy::{Basis, Unkeyed},
     store::{Store, StoreId},
@@ -44,13 +45,13 @@ impl Watched {
     /// Its policies after the last reload, in their order.
     pub(super) fn policies(&self) -> Vec<WatchedPolicy> {
         match self {
-            Self::Layer(enforcer) => policies(&enforcer.policies.newest()),
-            Self::Limiter(limiter) => policies(&limiter.policies.newest()),
+            Self::Layer(enforcer) => policies(&enforcer.policies.newest(), |policy| policy.extractor().form()),
+            Self::Limiter(limiter) => policies(&limiter.policies.newest(), |_| KeyForm::any()),
         }
     }
 }
 
-fn policies<K: Clone>(newest: &Basis<K>) -> Vec<WatchedPolicy> {
+fn policies<K: Clone>(newest: &Basis<K>, key_form: fn(&Policy<K>) -> KeyForm) -> Vec<WatchedPolicy> {
     let policies = newest.policies.iter().enumerate();
     let watched = policies.map(|(position, policy)| WatchedPolicy {
         context: newest.context.clone(),
@@ -59,6 +60,7 @@ fn policies<K: Clone>(newest: &Basis<K>) -> Vec<WatchedPolicy> {
         of_plan: policy.plan_name().map(ToString::to_string),
         limit: policy.limit().map(ToString::to_string),
         limits: policy.known_limits(),
+        key_form: key_form(policy),
         unkeyed: policy.clone().without_key(),
         cost: newest.context.policies[position].settings.fixed_cost(),
         reloaded_at: policy.reloaded_at(),
@@ -84,6 +86,8 @@ pub(super) struct WatchedPolicy {
     pub(super) limit: Option<String>,
     /// The limits that are known.
     pub(super) limits: Vec<Arc<RenderedLimit>>,
+    /// What its keys are made of.
+    pub(super) key_form: KeyForm,
     pub(super) unkeyed: Policy<Unkeyed>,
     /// Unless it is computed for each request.
     pub(super) cost: Option<u64>,
@@ -95,6 +99,11 @@ pub(super) struct WatchedPolicy {
 impl WatchedPolicy {
     pub(super) fn store(&self) -> Option<StoreId> {
         self.context.store.id()
+    }
+
+    /// Whether both have the same counts.
+    pub(super) fn shares_counts(&self, other: &Self) -> bool {
+        self.name == other.name && self.store() == other.store()
     }
 
     pub(super) fn failure_mode(&self) -> FailureMode {

@@ -4,8 +4,8 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher, Hash, RandomState},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::SystemTime,
 };
@@ -21,6 +21,8 @@ pub(crate) struct Denials(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     watches: AtomicUsize,
+    /// The decisions of each policy since there is a watch.
+    decisions: OnceLock<Box<[AtomicU64]>>,
     counted: Mutex<Option<Counted>>,
 }
 
@@ -42,6 +44,20 @@ impl Denials {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Counts a decision of the policy at this position.
+    #[inline]
+    pub(crate) fn count_decision(&self, position: usize) {
+        if let Some(decisions) = self.0.decisions.get().and_then(|decisions| decisions.get(position)) {
+            decisions.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The decisions of the policy at this position since there is a watch.
+    pub(crate) fn decisions(&self, position: usize) -> u64 {
+        let decisions = self.0.decisions.get().and_then(|decisions| decisions.get(position));
+        decisions.map_or(0, |decisions| decisions.load(Ordering::Relaxed))
+    }
+
     /// Counts a denial by the policy at this position.
     #[cold]
     pub(crate) fn count(&self, position: usize, key: &Key) {
@@ -56,9 +72,18 @@ impl Denials {
     /// watch applies to later ones too.
     pub(crate) fn watch(&self, policies: usize, keys: usize) -> DenialWatch {
         let mut counted = self.0.counted();
-        counted.get_or_insert_with(|| Counted {
-            since: SystemTime::now(),
-            sketches: (0..policies).map(|_| SpaceSaving::new(keys)).collect(),
+        let decisions = self
+            .0
+            .decisions
+            .get_or_init(|| (0..policies).map(|_| AtomicU64::new(0)).collect());
+        counted.get_or_insert_with(|| {
+            for decisions in decisions {
+                decisions.store(0, Ordering::Relaxed);
+            }
+            Counted {
+                since: SystemTime::now(),
+                sketches: (0..policies).map(|_| SpaceSaving::new(keys)).collect(),
+            }
         });
         self.0.watches.fetch_add(1, Ordering::Relaxed);
         DenialWatch(self.0.clone())

@@ -35,7 +35,7 @@ impl Decision {
         }
     }
 
-    /// Counts the key of each policy that denies the request or, if it only observes, would have denied it.
+    /// Counts the decision of each policy, and the key of each that denies the request or, if it only observes, would have denied it.
     #[cfg(feature = "admin")]
     #[inline]
     fn count_denials(&self) {
@@ -44,8 +44,11 @@ impl Decision {
         if !denials.are_watched() {
             return;
         }
-        for policy in self.policies().filter(|policy| policy.denial.is_some()) {
-            denials.count(policy.position, &policy.key);
+        for policy in self.policies() {
+            denials.count_decision(policy.position);
+            if policy.denial.is_some() {
+                denials.count(policy.position, &policy.key);
+            }
         }
     }
 

@@ -2,7 +2,7 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
 use http::request::Parts;
 
-use super::key::Key;
+use super::{form::KeyForm, key::Key};
 
 /// Extracts the key that a request is counted under.
 ///
@@ -55,6 +55,19 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// If the request has no key and must not pass without one.
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError>;
 
+    /// Returns what the keys are made of, for operators.
+    ///
+    /// The default is [`KeyForm::any`].
+    ///
+    /// ```
+    /// use tower_quota::{KeyExtractor, key};
+    ///
+    /// assert_eq!((key::ip(), key::method()).form().to_string(), "ip=..|(method=.. or other-method=)");
+    /// ```
+    fn form(&self) -> KeyForm {
+        KeyForm::any()
+    }
+
     /// Uses another extractor for requests that have no key here.
     ///
     /// The alternative applies after `Ok(None)` and after every error except a [malformed](KeyError::malformed) key: a caller
@@ -106,6 +119,10 @@ where
             result => result,
         }
     }
+
+    fn form(&self) -> KeyForm {
+        KeyForm::first([self.first.form(), self.second.form()])
+    }
 }
 
 /// The method `or` of an extractor, for callers without the trait in scope.
@@ -148,6 +165,12 @@ macro_rules! tuples {
                 )+
                 Ok(Some(key))
             }
+
+            fn form(&self) -> KeyForm {
+                #[allow(non_snake_case)]
+                let ($($name,)+) = self;
+                KeyForm::all([$($name.form()),+])
+            }
         }
     };
 }
@@ -163,11 +186,19 @@ impl<E: KeyExtractor + ?Sized> KeyExtractor for Arc<E> {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         (**self).extract(parts)
     }
+
+    fn form(&self) -> KeyForm {
+        (**self).form()
+    }
 }
 
 impl<E: KeyExtractor + ?Sized> KeyExtractor for Box<E> {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         (**self).extract(parts)
+    }
+
+    fn form(&self) -> KeyForm {
+        (**self).form()
     }
 }
 

@@ -4,6 +4,7 @@ use http::request::Parts;
 
 use super::{
     extractor::{KeyError, KeyExtractor, inherent_or},
+    form::{KeyForm, Value},
     key::Key,
 };
 
@@ -68,6 +69,10 @@ where
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         (self.0)(parts).into_key()
     }
+
+    fn form(&self) -> KeyForm {
+        R::form()
+    }
 }
 
 impl<F> fmt::Debug for FromFn<F> {
@@ -106,10 +111,12 @@ impl<F> fmt::Debug for FromFn<F> {
 pub trait IntoKey: sealed::IntoKey {}
 
 mod sealed {
-    use super::{Key, KeyError};
+    use super::{Key, KeyError, KeyForm};
 
     pub trait IntoKey {
         fn into_key(self) -> Result<Option<Key>, KeyError>;
+
+        fn form() -> KeyForm;
     }
 }
 
@@ -119,6 +126,10 @@ impl sealed::IntoKey for Key {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         Ok(Some(self))
     }
+
+    fn form() -> KeyForm {
+        KeyForm::any()
+    }
 }
 
 impl IntoKey for String {}
@@ -126,6 +137,10 @@ impl IntoKey for String {}
 impl sealed::IntoKey for String {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         Ok(Some(self.into()))
+    }
+
+    fn form() -> KeyForm {
+        KeyForm::of("key", "", Value::Text)
     }
 }
 
@@ -135,6 +150,10 @@ impl sealed::IntoKey for u64 {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         Ok(Some(self.into()))
     }
+
+    fn form() -> KeyForm {
+        KeyForm::of("key", "", Value::Text)
+    }
 }
 
 impl<T: IntoKey> IntoKey for Option<T> {}
@@ -143,6 +162,10 @@ impl<T: IntoKey> sealed::IntoKey for Option<T> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         self.map_or(Ok(None), T::into_key)
     }
+
+    fn form() -> KeyForm {
+        T::form()
+    }
 }
 
 impl<T: IntoKey> IntoKey for Result<T, KeyError> {}
@@ -150,6 +173,10 @@ impl<T: IntoKey> IntoKey for Result<T, KeyError> {}
 impl<T: IntoKey> sealed::IntoKey for Result<T, KeyError> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         self?.into_key()
+    }
+
+    fn form() -> KeyForm {
+        T::form()
     }
 }
 
@@ -179,6 +206,11 @@ inherent_or!(Constant);
 impl KeyExtractor for Constant {
     fn extract(&self, _: &Parts) -> Result<Option<Key>, KeyError> {
         Ok(Some(self.0.clone()))
+    }
+
+    fn form(&self) -> KeyForm {
+        let value = self.0.as_str().split_once('=').map_or("", |(_, value)| value);
+        KeyForm::of("const", "", Value::Only(value.into()))
     }
 }
 
@@ -256,6 +288,10 @@ where
                 type_name::<T>(),
             ))),
         }
+    }
+
+    fn form(&self) -> KeyForm {
+        KeyForm::of("ext:", &self.name, Value::Text)
     }
 }
 

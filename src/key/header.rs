@@ -4,6 +4,7 @@ use http::{HeaderName, request::Parts};
 
 use super::{
     extractor::{KeyError, KeyExtractor, inherent_or},
+    form::{KeyForm, Value},
     key::Key,
 };
 
@@ -86,6 +87,10 @@ impl KeyExtractor for Header {
         }
         Ok(Some(Key::component("header:", name.as_str().as_bytes(), value)))
     }
+
+    fn form(&self) -> KeyForm {
+        KeyForm::of("header:", self.0.as_str(), Value::Text)
+    }
 }
 
 impl Key {
@@ -139,6 +144,11 @@ inherent_or!(Method);
 impl KeyExtractor for Method {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::method(&parts.method)))
+    }
+
+    fn form(&self) -> KeyForm {
+        let method = KeyForm::of("method", "", Value::Method);
+        KeyForm::first([method, KeyForm::of("other-method", "", Value::Only("".into()))])
     }
 }
 

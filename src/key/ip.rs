@@ -13,6 +13,7 @@ use super::{
     address::{Client, Grouping, NO_PEER, Peer},
     client_ip::Proxies,
     extractor::{KeyError, KeyExtractor, inherent_or},
+    form::{KeyForm, Value},
     key::Key,
 };
 use crate::ConfigError;
@@ -279,6 +280,10 @@ impl KeyExtractor for Ip {
             Some(Peer::Unix) => Ok(Some(Key::unix_peer())),
             None => Err(KeyError::misconfigured(NO_PEER)),
         }
+    }
+
+    fn form(&self) -> KeyForm {
+        KeyForm::of("ip", "", Value::Address(self.grouping.clone()))
     }
 }
 

@@ -56,6 +56,7 @@ mod address;
 mod client_addr;
 mod client_ip;
 mod extractor;
+mod form;
 mod forwarded;
 mod from_fn;
 mod header;
@@ -66,11 +67,16 @@ mod normalize;
 #[cfg(feature = "admin")]
 mod parse;
 mod path;
+#[cfg(feature = "admin")]
+mod search;
 mod secret;
+mod shown;
 #[cfg(feature = "serde")]
 mod text;
 mod within;
 
+#[cfg(feature = "admin")]
+pub(crate) use self::search::{FoundKey, Search};
 pub(crate) use self::secret::Secret;
 #[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) use self::secret::ShortSecret;
@@ -78,6 +84,7 @@ pub use self::{
     address::{PeerAddr, UnixPeer},
     client_ip::{ClientIp, ClientIpSource, client_ip},
     extractor::{KeyError, KeyExtractor, Or},
+    form::KeyForm,
     from_fn::{Constant, Extension, FromFn, IntoKey, constant, extension, from_fn},
     header::{Header, Method, header, method},
     ip::{Ip, ip},

@@ -4,7 +4,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::key::Key;
+use super::{
+    key::Key,
+    shown::{is_shown, shown},
+};
 use crate::ConfigError;
 
 /// The kinds of components. Those with a colon have a label, such as the name of a header.
@@ -27,8 +30,25 @@ impl Key {
     ///
     /// What no request can have as its key is an error, since its counts would be empty without a reason.
     pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
-        text.split('|').try_for_each(validate)?;
-        Ok(Self::of_text(text))
+        let mut escaped = String::with_capacity(text.len());
+        for character in text.chars() {
+            if is_shown(character) {
+                let mut bytes = [0; 4];
+                let bytes = character.encode_utf8(&mut bytes).bytes();
+                escaped.extend(bytes.map(|byte| format!("^{byte:02X}")));
+            } else {
+                escaped.push(character);
+            }
+        }
+        escaped.split('|').try_for_each(validate)?;
+        Ok(Self::of_text(&escaped))
+    }
+
+    /// The [text](Self::as_str) with printable characters in place of their escapes, such as `ext:user=张三`.
+    ///
+    /// [`parse`](Self::parse) makes the key of it.
+    pub(crate) fn readable(&self) -> String {
+        shown(self.as_str())
     }
 }
 
@@ -141,6 +161,7 @@ mod tests {
             ];
             for key in keys {
                 prop_assert_eq!(&Key::parse(key.as_str()).map_err(|error| error.to_string()), &Ok(key.clone()));
+                prop_assert_eq!(&Key::parse(&key.readable()).map_err(|error| error.to_string()), &Ok(key.clone()));
                 let mut bound = key;
                 bound.bound();
                 prop_assert_eq!(Key::parse(bound.as_str()).map_err(|error| error.to_string()), Ok(bound));
@@ -154,6 +175,31 @@ mod tests {
     }
 
     #[test]
+    fn text_of_any_language_is_read_and_shown_as_it_is_written() {
+        for text in [
+            "ext:用户=张三",
+            "header:x-user=Łukasz^20Żak",
+            "key=हिन्दी",
+            "key=أمل",
+            "key=🙂",
+            "path=/é",
+        ] {
+            let key = Key::parse(text).unwrap();
+            assert!(key.as_str().is_ascii() && key.as_str().contains('^'), "{key}");
+            assert_eq!(key.readable(), text);
+        }
+        assert_eq!(Key::parse("ext:用户=张三").unwrap(), Key::extension("用户", "张三"));
+        // Bytes that are no text, delimiters, and characters that are not seen.
+        for key in [
+            Key::header("x-user", b"\xE6\x9D"),
+            Key::header("x-user", b"\xFF\xC3\xA9"),
+            Key::from("a|b^{c}\u{202E}\u{FFFD}\n"),
+        ] {
+            assert_eq!(key.readable().replace('é', "^C3^A9"), key.as_str());
+        }
+    }
+
+    #[test]
     fn a_text_that_no_request_has_as_its_key_is_an_error_with_the_fix() {
         for (text, fix) in [
             ("", "`ip=203.0.113.7`"),
@@ -162,7 +208,8 @@ mod tests {
             ("header:X-User-Id=42", "`header:x-user-id=`"),
             ("key=a b", "`^20`"),
             ("key={a}", "`^7B`"),
-            ("key=é", "`^C3`"),
+            ("key=\u{FFFD}", "`^EF`"),
+            ("key=a\u{202E}b", "`^E2`"),
             ("key=a^7cb", "`^7C`"),
             ("key=a^4", "`^5E`"),
             ("key=a^41", "written `A`"),

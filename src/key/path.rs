@@ -2,6 +2,7 @@ use http::request::Parts;
 
 use super::{
     extractor::{KeyError, KeyExtractor, inherent_or},
+    form::{KeyForm, Value},
     key::Key,
     normalize,
     normalize::{PathBytes, whole_path},
@@ -163,6 +164,10 @@ impl KeyExtractor for Path {
     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
         Ok(Some(self.key_of(whole_path(parts))))
     }
+
+    fn form(&self) -> KeyForm {
+        KeyForm::of("path", "", Value::Path(*self))
+    }
 }
 
 /// The template of the matched route, such as `/users/{id}`.
@@ -214,6 +219,11 @@ impl KeyExtractor for Route {
             Some(matched) => Key::route(matched.as_str()),
             None => Key::unmatched_route(),
         }))
+    }
+
+    fn form(&self) -> KeyForm {
+        let route = KeyForm::of("route", "", Value::Route);
+        KeyForm::first([route, KeyForm::of("unmatched", "", Value::Only("".into()))])
     }
 }
 

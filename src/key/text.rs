@@ -10,6 +10,7 @@ use serde::{
 
 use super::{
     extractor::{KeyError, KeyExtractor},
+    form::KeyForm,
     from_fn::constant,
     header::{header, method},
     ip::{Ip, ip},
@@ -263,6 +264,10 @@ impl KeyExtractor for First {
         }
         result
     }
+
+    fn form(&self) -> KeyForm {
+        KeyForm::first(self.0.iter().map(|extractor| extractor.form()))
+    }
 }
 
 /// The keys of all extractors, as a tuple of any length.
@@ -278,6 +283,10 @@ impl KeyExtractor for All {
             }
         }
         Ok(Some(all))
+    }
+
+    fn form(&self) -> KeyForm {
+        KeyForm::all(self.0.iter().map(|extractor| extractor.form()))
     }
 }
 

@@ -209,7 +209,7 @@ use http::request::Parts;
 
 #[cfg(feature = "calendar")]
 pub use self::calendar::Calendar;
-#[cfg(feature = "serde")]
+#[cfg(any(feature = "serde", feature = "admin"))]
 pub(crate) use self::rate::parse_length;
 pub use self::{
     ban::Ban,

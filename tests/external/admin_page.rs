@@ -18,7 +18,15 @@ use crate::{
 const SCRIPT: &str = "<img src=x onerror=document.title='read'><script>document.title='run'</script>";
 
 /// The paths of the requests of the page.
-const PATHS: [&str; 6] = ["", "/report", "/subject", "/reset", "/override", "/end-override"];
+const PATHS: [&str; 7] = [
+    "",
+    "/report?subjects=50",
+    "/subject",
+    "/search",
+    "/reset",
+    "/override",
+    "/end-override",
+];
 
 async fn page() -> (String, String) {
     let router = Admin::new().router_behind_authentication();
@@ -70,16 +78,17 @@ async fn the_page_names_no_other_server_and_writes_no_html() {
 }
 
 /// A tab with the page of an application with limits, some of which deny.
-struct Visit {
-    tab: Chromium,
+pub(super) struct Visit {
+    pub(super) tab: Chromium,
     url: String,
-    app: Router,
+    credentials: String,
+    pub(super) app: Router,
 }
 
 impl Visit {
     /// None if no Chromium is installed.
-    async fn begin(show_keys: bool) -> Option<Self> {
-        let mut tab = Chromium::start().await?;
+    pub(super) async fn begin(show_keys: bool) -> Option<Self> {
+        let tab = Chromium::start().await?;
         let store = MemoryStore::builder().manual_clock(&ManualClock::new()).build();
         let api = Policy::new("api", SlidingLog::per_minute(3)).key(key::ip());
         let logins = Policy::new("logins", TokenBucket::per_minute(5))
@@ -110,21 +119,33 @@ impl Visit {
             let _ = mails.check(SCRIPT).await.expect("a memory store replies");
         }
 
-        let url = format!("{}/operators/limits", serve(app.clone()).await);
-        tab.command("Page.navigate", json!({ "url": url })).await;
-        let mut visit = Self { tab, url, app };
-        visit.has_status("Ready.").await;
-        Some(visit)
+        Some(Self::of(tab, app, "").await)
     }
 
-    async fn has_status(&mut self, text: &str) {
+    /// A visit of the page at `/operators/limits` of an application, by an address with these credentials.
+    pub(super) async fn of(mut tab: Chromium, app: Router, credentials: &str) -> Self {
+        let url = format!("{}/operators/limits", serve(app.clone()).await);
+        let with_credentials = url.replace("://", &format!("://{credentials}"));
+        tab.command("Page.navigate", json!({ "url": with_credentials })).await;
+        let credentials = credentials.to_owned();
+        let mut visit = Self {
+            tab,
+            url,
+            credentials,
+            app,
+        };
+        visit.has_status("Ready.").await;
+        visit
+    }
+
+    pub(super) async fn has_status(&mut self, text: &str) {
         let status = "document.querySelector('[role=status]')?.textContent";
         let text = Value::from(text);
         self.tab.until(&format!("{status} === {text}")).await;
     }
 
     /// The text of an element.
-    async fn text(&mut self, selector: &str) -> String {
+    pub(super) async fn text(&mut self, selector: &str) -> String {
         let text = self
             .tab
             .evaluate(&format!("document.querySelector('{selector}').innerText"))
@@ -132,12 +153,12 @@ impl Visit {
         text.as_str().expect("text").to_owned()
     }
 
-    async fn type_text(&mut self, text: &str) {
+    pub(super) async fn type_text(&mut self, text: &str) {
         self.tab.command("Input.insertText", json!({ "text": text })).await;
     }
 
     /// Moves the focus with the tabulator until it is on the element with this id, and verifies that it is seen.
-    async fn focus(&mut self, id: &str) {
+    pub(super) async fn focus(&mut self, id: &str) {
         for _ in 0..40 {
             self.tab.press("Tab").await;
             if self.tab.evaluate("document.activeElement.id").await == id {
@@ -154,11 +175,12 @@ impl Visit {
     }
 
     /// Panics if the page has loaded something from elsewhere, or an error was reported.
-    fn end(self) {
+    pub(super) fn end(self) {
         for event in &self.tab.events {
             match event["method"].as_str().expect("a name") {
                 "Network.requestWillBeSent" => {
                     let url = event["params"]["request"]["url"].as_str().expect("a URL");
+                    let url = url.replace(&self.credentials, "");
                     let path = url
                         .strip_prefix(&self.url)
                         .expect("the page loads nothing from elsewhere");
@@ -303,12 +325,19 @@ async fn a_mistake_is_shown_with_its_fix() {
         return;
     };
     visit.focus("key").await;
-    visit.type_text("192.0.2.1").await;
+    visit.type_text("a|b|c|d|e|f|g|h|i").await;
     visit.tab.press("Enter").await;
     visit
         .tab
-        .until("document.querySelector('#status.error')?.textContent.includes('`ip=203.0.113.7`')")
+        .until("document.querySelector('#status.error')?.textContent.includes('at most 8 values')")
         .await;
+    visit
+        .tab
+        .evaluate("document.querySelector('#key').focus(); document.activeElement.select()")
+        .await;
+    visit.type_text("user=alice").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("No policy has a key with user=alice.").await;
     visit.end();
 }
 

@@ -3,6 +3,7 @@ use std::{
     process::{Command as Lookup, Stdio},
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
@@ -122,6 +123,16 @@ impl Chromium {
         self.until(&format!("innerWidth === {width}")).await;
         let fits = "document.scrollingElement.scrollWidth <= document.scrollingElement.clientWidth";
         self.evaluate(fits).await == true
+    }
+
+    /// The whole page as a PNG of this width.
+    pub(crate) async fn picture(&mut self, width: u32) -> Vec<u8> {
+        let height = self.evaluate("document.documentElement.scrollHeight").await;
+        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height, "scale": 1 });
+        let settings = json!({ "captureBeyondViewport": true, "clip": clip });
+        let picture = self.command("Page.captureScreenshot", settings).await;
+        let picture = picture["data"].as_str().expect("a picture");
+        BASE64_STANDARD.decode(picture).expect("base64")
     }
 
     /// Prefers `light` or `dark` colors.

@@ -3,6 +3,7 @@
 //! `cargo test` ignores them, and prints their names. `.ci/test` installs the programs and runs them.
 
 mod admin_page;
+mod admin_page_live;
 mod alerts;
 mod chromium;
 mod dashboard;

@@ -1,3 +1,6 @@
+#[cfg(feature = "admin")]
+mod held;
+
 use std::{
     collections::HashMap,
     sync::{Arc, PoisonError},
@@ -55,6 +58,8 @@ pub(crate) struct Lease {
     key: Key,
     cost: u64,
     id: LeaseId,
+    #[cfg(feature = "admin")]
+    taken_at: Instant,
     length: Duration,
     progress: Mutex<Progress>,
 }
@@ -95,6 +100,8 @@ impl Lease {
             key,
             cost,
             id: ticket.id,
+            #[cfg(feature = "admin")]
+            taken_at: ticket.made_at,
             progress: Mutex::new(Progress {
                 renewed_at: ticket.made_at,
                 lost: false,

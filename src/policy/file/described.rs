@@ -102,6 +102,13 @@ impl Policies {
         }
         let policy_limit = PolicyLimit::new(policy_at(place).into(), limit);
         policy_limit.validate()?;
+        // An operator can reset the counts of all plans before a request of each was here.
+        #[cfg(feature = "admin")]
+        if let Some(plans) = plans {
+            for limit in plans.limits().chain([&fields.limit]) {
+                let _ = policy_limit.chosen.of(limit.clone());
+            }
+        }
         let scope = Scope {
             routes: fields.routes.scope(|| self.scopes()),
             methods: fields.methods.0.clone(),

@@ -388,4 +388,10 @@ impl Plans {
             planned.unwrap_or(&without).clone()
         }))
     }
+
+    /// The limits of the plans.
+    #[cfg(feature = "admin")]
+    pub(super) fn limits(&self) -> impl Iterator<Item = &Limit> {
+        self.limits.values()
+    }
 }

@@ -15,7 +15,7 @@ use tower_quota::{
     Unkeyed,
     key::{
         self, ClientAddr, ClientAddrRejection, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip,
-        KeyError, Method, Or, Path, PeerAddr, Route, UnixPeer,
+        KeyError, KeyForm, Method, Or, Path, PeerAddr, Route, UnixPeer,
     },
     limit::{Calendar, LimitSource, ParseLimitError, Share},
     response::{BodyError, Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
@@ -159,6 +159,7 @@ fn extractors_are_cloned_and_printed() {
     shared::<FromFn<fn(&Parts) -> String>>();
     shared::<Header>();
     shared::<Ip>();
+    shared::<KeyForm>();
     shared::<Method>();
     shared::<Or<Header, Ip>>();
     shared::<Path>();

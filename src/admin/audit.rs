@@ -1,0 +1,153 @@
+//! A line of the log for each change that is requested, with its actor and outcome.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::{
+    extract::{FromRequestParts, Request, State},
+    http::{StatusCode, header, request::Parts},
+    middleware::Next,
+    response::Response,
+};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+
+use super::{response::ErrorText, router::Shared, selected::Selected};
+
+/// The operator of a request, as the authentication of the application has found it.
+pub(super) type FindActor = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+
+/// The user of Basic authentication (RFC 7617 section 2).
+pub(super) fn basic_user(parts: &Parts) -> Option<String> {
+    let value = parts.headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, credentials) = value.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let credentials = String::from_utf8(BASE64_STANDARD.decode(credentials.trim()).ok()?).ok()?;
+    let (user, _) = credentials.split_once(':')?;
+    Some(user.to_owned())
+}
+
+/// What a change is about, which its handler finds.
+#[derive(Clone, Default)]
+pub(super) struct Audited(Arc<Mutex<Change>>);
+
+#[derive(Default)]
+struct Change {
+    policy: String,
+    /// The hash of the key.
+    subject: String,
+    setting: String,
+}
+
+impl Audited {
+    pub(super) fn is_of(&self, shared: &Shared, selected: &Selected) {
+        let mut change = self.change();
+        change.policy.clone_from(&selected.policy.name);
+        change.subject = shared.names.hash(&selected.key);
+    }
+
+    /// The limit of an override and its length, as text.
+    pub(super) fn sets(&self, setting: String) {
+        self.change().setting = setting;
+    }
+
+    fn change(&self) -> std::sync::MutexGuard<'_, Change> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Audited {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Ok(parts.extensions.get::<Self>().cloned().unwrap_or_default())
+    }
+}
+
+/// Logs a change when its response is made, or is not awaited anymore.
+pub(super) async fn audit(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
+    let audited = Audited::default();
+    request.extensions_mut().insert(audited.clone());
+    let (parts, body) = request.into_parts();
+    let line = Line {
+        action: match parts.uri.path() {
+            "/reset" => Action::Reset,
+            "/override" => Action::Override,
+            _ => Action::EndOverride,
+        },
+        actor: (shared.actor)(&parts).unwrap_or_else(|| "not known".to_owned()),
+        instance: shared.instance.clone(),
+        audited,
+        outcome: Outcome::Unknown,
+    };
+    let mut line = line;
+    let response = next.run(Request::from_parts(parts, body)).await;
+    let error = response.extensions().get::<ErrorText>();
+    let error = error.map_or_else(|| response.status().to_string(), |ErrorText(text)| text.to_string());
+    line.outcome = match response.status() {
+        status if status.is_success() => Outcome::Done,
+        StatusCode::SERVICE_UNAVAILABLE => Outcome::Failed(error),
+        _ => Outcome::Refused(error),
+    };
+    response
+}
+
+enum Action {
+    Reset,
+    Override,
+    EndOverride,
+}
+
+#[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "it is logged"))]
+enum Outcome {
+    Done,
+    /// Nothing has changed.
+    Refused(String),
+    /// The change may have taken effect.
+    Failed(String),
+    /// The client has closed its connection before the response.
+    Unknown,
+}
+
+#[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "it is logged"))]
+struct Line {
+    action: Action,
+    actor: String,
+    instance: String,
+    audited: Audited,
+    outcome: Outcome,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        #[cfg(feature = "tracing")]
+        self.log();
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl Line {
+    fn log(&self) {
+        let action = match self.action {
+            Action::Reset => "an operator resets the counts of a subject",
+            Action::Override => "an operator overrides the limit of a subject",
+            Action::EndOverride => "an operator ends the override of a subject",
+        };
+        let (outcome, error) = match &self.outcome {
+            Outcome::Done => ("done", None),
+            Outcome::Refused(error) => ("refused", Some(error)),
+            Outcome::Failed(error) => ("failed", Some(error)),
+            Outcome::Unknown => ("unknown", None),
+        };
+        let change = self.audited.change();
+        let (actor, instance, error) = (&*self.actor, &*self.instance, error.map(tracing::field::display));
+        let (policy, subject) = (&*change.policy, &*change.subject);
+        let setting = Some(&*change.setting).filter(|setting| !setting.is_empty());
+        // The level of an event is a constant.
+        if outcome == "done" {
+            tracing::info!(target: "tower_quota::audit", actor, outcome, policy, subject, setting, instance, "{action}");
+        } else {
+            tracing::warn!(target: "tower_quota::audit", actor, outcome, error, policy, subject, setting, instance, "{action}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A key of a policy that an operator has selected.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::http::StatusCode;
+use serde::Serialize;
+
+use super::{
+    report,
+    report::{DeniedSubject, OverrideReport},
+    request::{Selection, missing},
+    response::AdminError,
+    router::Shared,
+    subject,
+    subject::Counts,
+    watched::{Watched, WatchedPolicy},
+};
+use crate::{
+    Key, Limit,
+    key::{FoundKey, Search},
+    store::StoreId,
+};
+
+/// The response to `/subject` and to all changes of a subject.
+#[derive(Serialize)]
+pub(super) struct Subject {
+    instance: String,
+    policy: String,
+    store: usize,
+    key: String,
+    /// The name in the lists of the report.
+    subject: String,
+    /// None if it is not listed.
+    denied: Option<DeniedSubject>,
+    /// None if it has no limit of its own.
+    #[serde(rename = "override")]
+    own_limit: Option<OverrideReport>,
+    pub(super) counts: Vec<Counts>,
+}
+
+/// A key of a policy in a store.
+pub(super) struct Selected {
+    pub(super) policy: WatchedPolicy,
+    /// The number of the store in the report.
+    pub(super) store: usize,
+    /// It is [bound](Key::bound).
+    pub(super) key: Key,
+    pub(super) policies: Arc<[WatchedPolicy]>,
+}
+
+impl Selected {
+    pub(super) fn find(shared: &Shared, selection: Selection) -> Result<Self, AdminError> {
+        let name = selection.policy.ok_or_else(|| missing("policy", "api"))?;
+        let text = selection.key.ok_or_else(|| missing("key", "ip=203.0.113.7"))?;
+        let text = text.trim();
+        let mut key = Key::parse(text)?;
+
+        let policies: Arc<[_]> = shared.watched.iter().flat_map(Watched::policies).collect();
+        let numbered: Vec<_> = (1..).zip(report::stores(&policies)).collect();
+        let has_policy = |store: Option<StoreId>| {
+            let is_it = |policy: &&WatchedPolicy| policy.name == name && policy.store() == store;
+            policies.iter().find(is_it)
+        };
+        let of_name = numbered
+            .iter()
+            .filter_map(|(number, store)| Some((*number, has_policy(*store)?)));
+        let of_name: Vec<_> = of_name.collect();
+        let found = match (&of_name[..], selection.store) {
+            ([], _) => {
+                let mut names: Vec<_> = policies.iter().map(|policy| policy.name.as_str()).collect();
+                names.sort_unstable();
+                names.dedup();
+                return Err(AdminError::new(
+                    StatusCode::NOT_FOUND,
+                    format!("there is no policy of this name; those are `{}`", names.join("`, `")),
+                ));
+            }
+            ([only], None) => Some(only),
+            (several, Some(number)) => several.iter().find(|(other, _)| *other == number),
+            (_, None) => None,
+        };
+        let Some((store, policy)) = found else {
+            let numbers: Vec<_> = of_name.iter().map(|(number, _)| number.to_string()).collect();
+            return Err(AdminError::bad_request(format!(
+                "select the store of this policy by its number in the report, as in `store={}`",
+                numbers.join("` or `store=")
+            )));
+        };
+        let (store, policy) = (*store, (*policy).clone());
+        validate_form(&policies, &policy, &key, text)?;
+        key.bound();
+        Ok(Self {
+            policy,
+            store,
+            key,
+            policies,
+        })
+    }
+
+    pub(super) fn store_id(&self) -> Option<StoreId> {
+        self.policy.store()
+    }
+
+    pub(super) async fn set_override(&self, limit: Option<(Limit, Duration)>) -> Result<(), AdminError> {
+        subject::set_override(&self.policies, &self.policy, &self.key, limit).await
+    }
+
+    pub(super) async fn peek(&self, shared: &Shared) -> Result<Subject, AdminError> {
+        let counts = subject::peek(&shared.watched, &self.policy.name, self.store_id(), &self.key).await?;
+        let denials = report::denials(&self.policies, &self.policy);
+        Ok(Subject {
+            instance: shared.instance.clone(),
+            policy: self.policy.name.clone(),
+            store: self.store,
+            key: self.key.readable(),
+            subject: shared.names.name(&self.key),
+            own_limit: report::override_of(&shared.names, &self.policy, self.store, &self.key),
+            denied: denials.and_then(|(_, summary)| report::denied_subject(&shared.names, &summary, &self.key)),
+            counts,
+        })
+    }
+}
+
+/// Refuses a key that no request of the policy has, whose counts would be empty without a reason.
+fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, text: &str) -> Result<(), AdminError> {
+    let mut same = policies.iter().filter(|other| other.shares_counts(policy));
+    if same.clone().any(|policy| policy.key_form.has(key)) {
+        return Ok(());
+    }
+    let search = Search::parse(text)?;
+    let meant = same.find_map(|policy| policy.key_form.keys_with(&search).into_iter().next());
+    let fix = match meant {
+        Some(key @ FoundKey::Key(_)) => format!("; use `{key}`"),
+        Some(key @ FoundKey::Incomplete(_)) => format!("; use one such as `{key}`"),
+        None => String::new(),
+    };
+    Err(AdminError::bad_request(format!(
+        "no request has the key `{}` in the policy `{}`, whose keys are made of `{}`{fix}",
+        key.readable(),
+        policy.name,
+        report::key_forms(policies, policy),
+    )))
+}

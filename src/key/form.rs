@@ -1,0 +1,219 @@
+//! What the keys of an extractor are made of.
+
+use std::fmt;
+
+use super::{address::Grouping, key::Key, path::Path, shown::shown};
+
+/// The form of the keys that a [`KeyExtractor`](super::KeyExtractor) makes: the components, and for each what its value can be.
+///
+/// The page of an `Admin` (feature `admin`) shows it, and refuses a key that has another form.
+///
+/// ```
+/// use tower_quota::{KeyExtractor, key};
+///
+/// assert_eq!(key::ip().form().to_string(), "ip=..");
+/// let user_or_address = key::extension("user", |user: &String| user.clone()).or(key::ip());
+/// assert_eq!(user_or_address.form().to_string(), "ext:user=.. or ip=..");
+/// let per_path = (user_or_address, key::path());
+/// assert_eq!(per_path.form().to_string(), "(ext:user=.. or ip=..)|path=/..");
+/// assert_eq!(key::from_fn(|_| 42).form().to_string(), "key=..");
+/// ```
+///
+/// An extractor of an application has any key, unless it returns the form of those that it is made of:
+///
+/// ```
+/// use http::request::Parts;
+/// use tower_quota::{Key, KeyExtractor, key::{self, KeyError, KeyForm}};
+///
+/// /// The address of a request with a method that changes something.
+/// struct OfChanges(key::Ip);
+///
+/// impl KeyExtractor for OfChanges {
+///     fn extract(&self, parts: &Parts) -> Result<Option<Key>, KeyError> {
+///         if parts.method.is_safe() { Ok(None) } else { self.0.extract(parts) }
+///     }
+///
+///     fn form(&self) -> KeyForm {
+///         self.0.form()
+///     }
+/// }
+///
+/// assert_eq!(OfChanges(key::ip()).form().to_string(), "ip=..");
+/// assert_eq!(KeyForm::any().to_string(), "any key");
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct KeyForm(pub(super) Form);
+
+#[derive(Clone, Debug)]
+pub(super) enum Form {
+    Any,
+    Component(Component),
+    /// One after the other.
+    All(Vec<Self>),
+    /// One of these.
+    First(Vec<Self>),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Component {
+    /// Such as `ip`, or with a colon before a label, such as `header:`.
+    pub(super) kind: &'static str,
+    pub(super) label: Box<str>,
+    pub(super) value: Value,
+}
+
+/// What the value of a component can be.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "operators enter values"))]
+pub(super) enum Value {
+    Text,
+    Address(Grouping),
+    Path(Path),
+    Route,
+    Method,
+    Only(Box<str>),
+}
+
+impl KeyForm {
+    /// The form of keys about which nothing is known.
+    pub fn any() -> Self {
+        Self(Form::Any)
+    }
+
+    pub(super) fn of(kind: &'static str, label: &str, value: Value) -> Self {
+        Self(Form::Component(Component {
+            kind,
+            label: label.into(),
+            value,
+        }))
+    }
+
+    pub(super) fn all(forms: impl IntoIterator<Item = Self>) -> Self {
+        Self::several(forms, Form::All)
+    }
+
+    pub(super) fn first(forms: impl IntoIterator<Item = Self>) -> Self {
+        Self::several(forms, Form::First)
+    }
+
+    fn several(forms: impl IntoIterator<Item = Self>, several: fn(Vec<Form>) -> Form) -> Self {
+        let mut forms: Vec<Form> = forms.into_iter().map(|form| form.0).collect();
+        Self(match forms.pop() {
+            Some(only) if forms.is_empty() => only,
+            last => {
+                forms.extend(last);
+                several(forms)
+            }
+        })
+    }
+}
+
+/// Keys of operators.
+#[cfg(feature = "admin")]
+impl KeyForm {
+    /// Whether requests can have this key.
+    ///
+    /// A hash that a store keeps of a long key is that of any key.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        let components: Vec<&str> = key.as_str().split('|').collect();
+        let is_hash = matches!(components[..], [hash] if hash.starts_with("hash="));
+        is_hash || self.0.ends(&components, 0).contains(&components.len())
+    }
+}
+
+#[cfg(feature = "admin")]
+impl Form {
+    /// The numbers of components after which a key of this form can end, if it begins after so many.
+    fn ends(&self, components: &[&str], begin: usize) -> Vec<usize> {
+        let mut ends = match self {
+            Self::Any => (begin + 1..=components.len()).collect(),
+            Self::Component(component) => {
+                let is_one = components.get(begin).is_some_and(|text| component.has(text));
+                is_one.then_some(begin + 1).into_iter().collect()
+            }
+            Self::All(forms) => forms.iter().fold(vec![begin], |begins, form| {
+                begins
+                    .into_iter()
+                    .flat_map(|begin| form.ends(components, begin))
+                    .collect()
+            }),
+            Self::First(forms) => forms.iter().flat_map(|form| form.ends(components, begin)).collect(),
+        };
+        ends.sort_unstable();
+        ends.dedup();
+        ends
+    }
+}
+
+#[cfg(feature = "admin")]
+impl Component {
+    fn has(&self, text: &str) -> bool {
+        let begin = self.without_value();
+        let Some(value) = text.strip_prefix(begin.as_str()) else {
+            return false;
+        };
+        match &self.value {
+            Value::Text | Value::Path(_) | Value::Route | Value::Method => true,
+            Value::Only(only) => value == &**only,
+            Value::Address(_) => self.key_of(value.as_bytes()).is_some_and(|key| key.as_str() == text),
+        }
+    }
+}
+
+impl Component {
+    /// The component with an empty value, such as `header:x-user-id=`.
+    pub(super) fn without_value(&self) -> Key {
+        Key::component(self.kind, self.label.as_bytes(), b"")
+    }
+}
+
+impl fmt::Display for Component {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown(self.without_value().as_str()))?;
+        match &self.value {
+            Value::Text | Value::Address(_) | Value::Method => f.write_str(".."),
+            Value::Path(_) | Value::Route => f.write_str("/.."),
+            Value::Only(only) => f.write_str(&shown(only)),
+        }
+    }
+}
+
+impl Form {
+    /// The text of the form as one of several that follow each other.
+    pub(super) fn in_list(&self) -> String {
+        match self {
+            Self::First(_) => format!("({self})"),
+            Self::Any | Self::Component(_) | Self::All(_) => self.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("any key"),
+            Self::Component(component) => component.fmt(f),
+            Self::All(forms) => {
+                for (position, form) in forms.iter().enumerate() {
+                    let delimiter = if position > 0 { "|" } else { "" };
+                    write!(f, "{delimiter}{}", form.in_list())?;
+                }
+                Ok(())
+            }
+            Self::First(forms) => {
+                for (position, form) in forms.iter().enumerate() {
+                    let delimiter = if position > 0 { " or " } else { "" };
+                    write!(f, "{delimiter}{form}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Display for KeyForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,389 @@
+//! The page for operators: its search, its refreshes, its order, and many policies.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    extract::Request as AxumRequest,
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::get as route,
+};
+use http::{StatusCode, header};
+
+use tower_quota::{
+    Admin, Ban, Concurrency, Key, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket,
+    key,
+};
+
+use crate::{
+    admin_page::Visit,
+    chromium::Chromium,
+    support::{Redis, connected, get_from, patient, send},
+};
+
+fn store() -> MemoryStore {
+    MemoryStore::builder().manual_clock(&ManualClock::new()).build()
+}
+
+fn page_of(limiter: &Limiter, show_keys: bool) -> Router {
+    let admin = Admin::new().limiter(limiter).show_keys(show_keys).instance("api-7");
+    Router::new().nest("/operators/limits", admin.router_behind_authentication())
+}
+
+async fn check(limiter: &Limiter, key: impl Into<Key>, times: usize) {
+    let key = key.into();
+    for _ in 0..times {
+        let _ = limiter.check(key.clone()).await.expect("a memory store replies");
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn an_operator_finds_a_customer_in_all_policies() {
+    let Some(tab) = Chromium::start().await else { return };
+    let by_name = |name, quota| Policy::new(name, SlidingLog::per_minute(quota)).key(key::header("x-user"));
+    let layer = RateLimitLayer::new(
+        store(),
+        [
+            by_name("reads", 9),
+            by_name("writes", 1),
+            Policy::new("logins", SlidingLog::per_minute(5)).key((key::ip(), key::path())),
+        ],
+    );
+    let admin = Admin::new().layer(&layer).instance("api-7");
+    let app = Router::new()
+        .route("/", route(async || "hi").layer(layer))
+        .nest("/operators/limits", admin.router_behind_authentication());
+    for _ in 0..3 {
+        send(&app, get_from("192.0.2.1", "/").header("x-user", "张三".as_bytes())).await;
+    }
+    let mut visit = Visit::of(tab, app, "").await;
+
+    visit.focus("key").await;
+    visit.type_text("张三").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("writes denies header:x-user=张三.").await;
+    let rows = visit.text("#found tbody").await;
+    for part in [
+        "reads",
+        "8 of 9",
+        "admits",
+        "writes",
+        "0 of 1",
+        "denies: quota exceeded for 1 min",
+        "2 times",
+    ] {
+        assert!(rows.contains(part), "no `{part}` in {rows}");
+    }
+    assert!(!rows.contains("logins"), "{rows}");
+    let shown = visit.text("#subject").await;
+    assert!(
+        shown.contains("header:x-user=张三") && shown.contains("writes"),
+        "{shown}"
+    );
+
+    visit
+        .tab
+        .evaluate("document.querySelector('#found button').click()")
+        .await;
+    visit.has_status("reads admits header:x-user=张三.").await;
+    assert!(visit.text("#found tr.found").await.contains("reads"));
+
+    visit
+        .tab
+        .evaluate("document.querySelector('#key').focus(); document.activeElement.select()")
+        .await;
+    visit.type_text("ip=192.0.2.1").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("No policy has ip=192.0.2.1 alone as its key.").await;
+    assert!(visit.text("#found tbody").await.contains("ip=192.0.2.1|path=/.."));
+    for width in [360, 1280] {
+        assert!(visit.tab.fits(width).await, "{width}");
+    }
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn the_page_works_where_its_address_has_a_user_and_a_password() {
+    async fn authenticate(request: AxumRequest, next: Next) -> Response {
+        let is_operator = request.headers().get(header::AUTHORIZATION);
+        // `operator:secret`
+        if is_operator.is_some_and(|value| value == "Basic b3BlcmF0b3I6c2VjcmV0") {
+            return next.run(request).await;
+        }
+        (
+            StatusCode::UNAUTHORIZED,
+            [(header::WWW_AUTHENTICATE, "Basic realm=\"limits\"")],
+        )
+            .into_response()
+    }
+
+    let Some(tab) = Chromium::start().await else { return };
+    let limiter = Limiter::new(store(), Policy::new("mails", SlidingLog::per_hour(1)));
+    let app = page_of(&limiter, false).layer(middleware::from_fn(authenticate));
+    check(&limiter, "42", 2).await;
+    let mut visit = Visit::of(tab, app, "operator:secret@").await;
+    let relative = "fetch(location.pathname + '/report').then(() => 'sent', () => 'refused')";
+    assert_eq!(visit.tab.evaluate(relative).await, "refused");
+    visit.focus("key").await;
+    visit.type_text("42").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("mails denies key=42.").await;
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn a_refresh_keeps_what_an_operator_has_typed_and_the_focus() {
+    let Some(tab) = Chromium::start().await else { return };
+    let policies = [
+        Policy::new("mails", SlidingLog::per_hour(1)),
+        Policy::new("exports", SlidingLog::per_hour(9)),
+    ];
+    let limiter = Limiter::new(store(), policies);
+    let app = page_of(&limiter, true);
+    check(&limiter, "42", 2).await;
+    check(&limiter, "43", 3).await;
+    let mut visit = Visit::of(tab, app, "").await;
+    visit.focus("key").await;
+    visit.type_text("42").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("mails denies key=42.").await;
+
+    let denials = "document.querySelector('#policies').innerText.includes('7 since')";
+    visit.focus("lasts").await;
+    visit.type_text("3d").await;
+    // The subject gets to the top of the list.
+    check(&limiter, "42", 4).await;
+    visit.tab.until(denials).await;
+    assert_eq!(visit.tab.evaluate("document.activeElement.id").await, "lasts");
+    assert_eq!(visit.tab.evaluate("document.activeElement.value").await, "3d");
+    assert!(visit.text("#subject").await.contains("5 times by api-7"));
+    assert!(visit.text("#found tbody").await.contains("5 times"));
+
+    let label = "document.activeElement.textContent";
+    visit
+        .tab
+        .evaluate("document.querySelector('ol li:nth-child(2) button').focus()")
+        .await;
+    assert_eq!(visit.tab.evaluate(label).await, "key=43");
+    check(&limiter, "43", 9).await;
+    visit
+        .tab
+        .until("document.querySelector('#policies').innerText.includes('16 since')")
+        .await;
+    assert_eq!(visit.tab.evaluate(label).await, "key=43");
+    assert_eq!(
+        visit
+            .tab
+            .evaluate("document.activeElement === document.querySelector('ol li button')")
+            .await,
+        true
+    );
+    // The status is of what an operator does, and is read aloud.
+    visit.has_status("mails denies key=42.").await;
+
+    let chart = visit.text("#chart").await;
+    assert!(
+        chart.contains("mails: ") && chart.contains("per second denied"),
+        "{chart}"
+    );
+    assert_eq!(
+        visit
+            .tab
+            .evaluate("document.querySelectorAll('#chart > svg polyline').length")
+            .await,
+        2
+    );
+
+    visit.tab.evaluate("document.querySelector('#auto').click()").await;
+    visit.tab.evaluate("document.querySelector('#filter').focus()").await;
+    visit.type_text("exp").await;
+    assert_eq!(
+        visit
+            .tab
+            .evaluate("document.querySelectorAll('#policies article').length")
+            .await,
+        1
+    );
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn slots_and_bans_are_listed_with_the_subjects_that_have_them() {
+    let Some(tab) = Chromium::start().await else { return };
+    let policies = [
+        Policy::new("exports", Concurrency::new(9)),
+        Policy::new("mails", SlidingLog::per_minute(4))
+            .ban(Ban::after(2, Duration::from_secs(60)).first(Duration::from_secs(600))),
+    ];
+    let limiter = Limiter::new(store(), policies);
+    let app = page_of(&limiter, true);
+    let mut held = Vec::new();
+    for key in ["42", "42", "43"] {
+        held.push(limiter.check(key).await.expect("a memory store replies"));
+    }
+    check(&limiter, "44", 9).await;
+    let mut visit = Visit::of(tab, app, "").await;
+    let rows = visit.text("#holders tbody").await;
+    for part in [
+        "key=42",
+        "2 slots",
+        "key=43",
+        "1 slot",
+        "key=44",
+        "a ban",
+        "admitted after 10 min",
+    ] {
+        assert!(rows.contains(part), "no `{part}` in {rows}");
+    }
+    drop(held);
+    visit
+        .tab
+        .until("!document.querySelector('#holders').innerText.includes('slot')")
+        .await;
+    visit.end();
+}
+
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn fifty_policies_and_ten_thousand_subjects_fit_the_page() {
+    let Some(tab) = Chromium::start().await else { return };
+    let policies: Vec<_> = (0..50)
+        .map(|number| Policy::new(format!("policy-{number:02}"), SlidingLog::per_hour(1)))
+        .collect();
+    let limiters = policies.into_iter().map(|policy| Limiter::new(store(), policy));
+    let limiters: Vec<_> = limiters.collect();
+    for (number, limiter) in limiters.iter().enumerate() {
+        for subject in 0..200 {
+            check(limiter, format!("a-customer-with-a-long-name-{number}-{subject}"), 2).await;
+        }
+        check(limiter, "often", number).await;
+    }
+    let admin = limiters
+        .iter()
+        .fold(Admin::new().most_denied(10_000).show_keys(true), |admin, limiter| {
+            admin.limiter(limiter)
+        });
+    let app = Router::new().nest("/operators/limits", admin.router_behind_authentication());
+    let mut visit = Visit::of(tab, app, "").await;
+    for (number, limiter) in limiters.iter().enumerate() {
+        for subject in 0..200 {
+            check(limiter, format!("a-customer-with-a-long-name-{number}-{subject}"), 1).await;
+        }
+        check(limiter, "often", number + 2).await;
+    }
+
+    let count = "document.querySelectorAll('#policies article').length";
+    let first = "document.querySelector('#policies h3').textContent";
+    visit.focus("refresh").await;
+    visit.tab.press("Enter").await;
+    visit.has_status("Refreshed.").await;
+    assert_eq!(visit.tab.evaluate(count).await, 50);
+    assert_eq!(visit.tab.evaluate(first).await, "policy-49");
+    assert_eq!(
+        visit
+            .tab
+            .evaluate("document.querySelectorAll('#policies li').length")
+            .await,
+        50 * 50
+    );
+    for width in [360, 1280] {
+        assert!(visit.tab.fits(width).await, "{width}");
+    }
+
+    visit.tab.evaluate("document.querySelector('#sort').value = 'name'; document.querySelector('#sort').dispatchEvent(new Event('input'))").await;
+    assert_eq!(visit.tab.evaluate(first).await, "policy-00");
+    visit.focus("filter").await;
+    visit.type_text("name-17-").await;
+    assert_eq!(visit.tab.evaluate(count).await, 1);
+    assert_eq!(visit.tab.evaluate(first).await, "policy-17");
+
+    visit.tab.evaluate("document.querySelector('#key').focus()").await;
+    visit.type_text("a-customer-with-a-long-name-17-3").await;
+    visit.tab.press("Enter").await;
+    visit
+        .has_status("policy-17 denies key=a-customer-with-a-long-name-17-3.")
+        .await;
+    assert_eq!(
+        visit
+            .tab
+            .evaluate("document.querySelectorAll('#found tbody tr').length")
+            .await,
+        50
+    );
+    assert!(visit.text("#subject").await.contains("policy-17"));
+    assert!(visit.tab.fits(360).await);
+    visit.end();
+}
+
+/// Draws `docs/pictures/admin.png` if the environment variable `TOWER_QUOTA_PICTURES` is set.
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn the_picture_of_the_documentation_shows_the_page() {
+    let Some(tab) = Chromium::start().await else { return };
+    let redis = Redis::start();
+    let policies = [
+        Policy::new("search", SlidingLog::per_minute(20)).key(key::ip()),
+        Policy::new("search-next", TokenBucket::per_minute(10))
+            .key(key::ip())
+            .observe_only()
+            .apply_if(|parts| parts.uri.path() == "/search"),
+        Policy::new("logins", SlidingLog::per_minute(5))
+            .key((key::ip(), key::path()))
+            .ban(Ban::after(10, Duration::from_secs(3_600)).first(Duration::from_secs(600)))
+            .apply_if(|parts| parts.uri.path() == "/login"),
+    ];
+    let store = connected(patient(), &redis.url()).await;
+    let layer = RateLimitLayer::new(store.clone(), policies);
+    let exports = Limiter::new(store, Policy::new("exports", Concurrency::new(4)));
+    let admin = Admin::new()
+        .layer(&layer)
+        .limiter(&exports)
+        .show_keys(true)
+        .instance("api-7");
+    let app = Router::new()
+        .route("/", route(async || "hi"))
+        .route("/search", route(async || "hi"))
+        .route("/login", route(async || "hi"))
+        .layer(layer)
+        .nest("/operators/limits", admin.router_behind_authentication());
+    let _held = exports
+        .check(Key::extension("user", "Łukasz"))
+        .await
+        .expect("Redis replies");
+    let mut visit = Visit::of(tab, app, "").await;
+    let app = visit.app.clone();
+    let traffic = async |step: usize| {
+        for (address, path, times) in [
+            ("203.0.113.7", "/", 3 + step % 5),
+            ("2001:db8:1:2::3", "/search", 2 + step % 3),
+            ("203.0.113.9", "/login", if step > 8 { 4 } else { 1 }),
+        ] {
+            for _ in 0..times {
+                send(&app, get_from(address, path)).await;
+            }
+        }
+    };
+    for step in 0..24 {
+        traffic(step).await;
+        let pause = "document.querySelector('#refresh').click(), new Promise((done) => setTimeout(done, 100))";
+        visit.tab.evaluate(pause).await;
+    }
+    visit.focus("key").await;
+    visit.type_text("203.0.113.9|/login").await;
+    traffic(24).await;
+    visit.tab.press("Enter").await;
+    visit.has_status("logins denies ip=203.0.113.9|path=/login.").await;
+    visit.tab.evaluate("document.querySelector('#auto').click()").await;
+    assert!(visit.tab.fits(1_000).await);
+    let picture = visit.tab.picture(1_000).await;
+    assert!(picture.starts_with(b"\x89PNG"));
+    if std::env::var_os("TOWER_QUOTA_PICTURES").is_some() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pictures/admin.png");
+        std::fs::write(file, picture).expect("a file");
+    }
+}

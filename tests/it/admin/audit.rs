@@ -1,0 +1,194 @@
+//! The log of changes by operators.
+
+use axum::{Router, body::Body};
+use http::{Request, StatusCode};
+use serde_json::json;
+use tower::ServiceExt;
+use tower_quota::{Admin, FailureMode, Limiter, MemoryStore, Policy, SlidingLog, store::Store};
+
+use super::router::Operator;
+use crate::support::{Broken, Log, Redis, connected, patient, send};
+
+fn mails(store: impl Store) -> Limiter {
+    let mails = Policy::new("mails", SlidingLog::per_minute(2));
+    Limiter::new(store, mails.failure_mode(FailureMode::Closed))
+}
+
+fn admin() -> Admin {
+    Admin::new()
+        .limiter(&mails(MemoryStore::new()))
+        .show_keys(true)
+        .instance("api-7")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_by_an_operator_is_logged_without_the_key() {
+    let log = Log::capture();
+    let operator = Operator(admin().router_behind_authentication());
+    operator.get("mails", "key=of-a-customer").await;
+    assert_eq!(log.text(), "", "what only reads is not logged");
+    operator.reset("mails", "key=of-a-customer").await;
+    operator
+        .set_override("mails", "key=of-a-customer", "sliding-log 9/min", "1h")
+        .await;
+    operator.end_override("mails", "key=of-a-customer").await;
+    let text = log.text();
+    for part in [
+        "INFO tower_quota::audit: an operator resets the counts of a subject actor=\"not known\" outcome=\"done\" policy=\"mails\" \
+         subject=\"",
+        "INFO tower_quota::audit: an operator overrides the limit of a subject actor=\"not known\" outcome=\"done\"",
+        "setting=\"sliding-log 9/min for 3600 s\" instance=\"api-7\"",
+        "INFO tower_quota::audit: an operator ends the override of a subject actor=\"not known\" outcome=\"done\"",
+    ] {
+        assert!(text.contains(part), "no `{part}` in {text}");
+    }
+    assert_eq!(text.lines().count(), 3, "{text}");
+    assert!(!text.contains("of-a-customer"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_actor_is_the_user_of_basic_authentication_or_that_of_the_application() {
+    #[derive(Clone)]
+    struct User(&'static str);
+
+    let log = Log::capture();
+    let reset = |router: Router, fields: &[(&str, &str)]| {
+        let mut request = Request::post("/reset").header("content-type", "application/json");
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        let body = json!({ "policy": "mails", "key": "key=1" }).to_string();
+        router.oneshot(
+            request
+                .extension(User("bob"))
+                .body(Body::from(body))
+                .expect("a request"),
+        )
+    };
+    let of_basic = admin().router_behind_authentication();
+    // `alice:secret`
+    let _ = reset(of_basic.clone(), &[("authorization", "Basic YWxpY2U6c2VjcmV0")]).await;
+    let _ = reset(of_basic.clone(), &[("authorization", "Basic ???")]).await;
+    let _ = reset(of_basic, &[("authorization", "Bearer YWxpY2U6c2VjcmV0")]).await;
+    let own = admin().actor(|parts| Some(parts.extensions.get::<User>()?.0.to_owned()));
+    let _ = reset(
+        own.router_behind_authentication(),
+        &[("authorization", "Basic YWxpY2U6c2VjcmV0")],
+    )
+    .await;
+    let text = log.text();
+    let actors = text.lines().map(|line| {
+        line.split("actor=")
+            .nth(1)
+            .expect("an actor")
+            .split(' ')
+            .next()
+            .unwrap()
+    });
+    assert_eq!(
+        actors.collect::<Vec<_>>(),
+        ["\"alice\"", "\"not", "\"not", "\"bob\""],
+        "{text}"
+    );
+    assert!(!text.contains("secret"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_is_refused_is_logged_with_the_reason() {
+    let log = Log::capture();
+    let operator = Operator(admin().router_behind_authentication());
+    for (path, body, fields, error) in [
+        (
+            "/reset",
+            r#"{"policy":"mails","key":"ip"}"#,
+            &[][..],
+            "`ip` is not a key",
+        ),
+        (
+            "/reset",
+            r#"{"policy":"other","key":"key=1"}"#,
+            &[],
+            "there is no policy of this name",
+        ),
+        ("/reset", "{", &[], "the body is not a subject"),
+        ("/reset", "{}", &[("content-type", "text/plain")], "the body is JSON"),
+        (
+            "/reset",
+            "{}",
+            &[("sec-fetch-site", "cross-site")],
+            "a page of another origin",
+        ),
+        (
+            "/override",
+            r#"{"policy":"mails","key":"key=1","limit":"token-bucket 1/s","lasts":"1h"}"#,
+            &[],
+            "use the same algorithm",
+        ),
+        (
+            "/end-override",
+            r#"{"policy":"mails"}"#,
+            &[],
+            "the request has no `key`",
+        ),
+    ] {
+        let before = log.text().len();
+        let response = operator.post(path, body, fields).await;
+        assert!(response.status.is_client_error(), "{body}");
+        let text = log.text().split_off(before);
+        assert!(text.contains("WARN tower_quota::audit: an operator "), "{text}");
+        assert!(
+            text.contains("outcome=\"refused\"") && text.contains(error),
+            "{body}: {text}"
+        );
+    }
+    assert!(
+        log.text().contains("setting=\"token-bucket 1/s for 3600 s\""),
+        "{}",
+        log.text()
+    );
+
+    let wrong_method = send(&operator.0, Request::get("/reset")).await;
+    assert_eq!(wrong_method.status, StatusCode::METHOD_NOT_ALLOWED);
+}
+
+#[tokio::test]
+async fn a_reset_that_the_store_has_not_confirmed_is_logged_as_failed() {
+    let log = Log::capture();
+    let operator = Operator::of_limiter(&mails(Broken::default()));
+    assert_eq!(
+        operator.reset("mails", "key=1").await.status,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+    let text = log.text();
+    let line = text
+        .lines()
+        .find(|line| line.contains("tower_quota::audit"))
+        .expect("a line");
+    for part in [
+        "WARN",
+        "outcome=\"failed\"",
+        "the store of the counts fails",
+        "policy=\"mails\"",
+        "subject=\"",
+    ] {
+        assert!(line.contains(part), "no `{part}` in {line}");
+    }
+}
+
+#[tokio::test]
+async fn a_reset_whose_response_is_not_awaited_is_logged_too() {
+    let log = Log::capture();
+    let redis = Redis::start();
+    let store = connected(patient(), &redis.url()).await;
+    let operator = Operator::of_limiter(&mails(store));
+    let frozen = redis.freeze();
+    let reset = operator.reset("mails", "key=1");
+    let left = tokio::time::timeout(std::time::Duration::from_millis(50), reset).await;
+    drop(frozen);
+    assert!(left.is_err(), "the operator has left before");
+    let text = log.text();
+    assert!(
+        text.contains("WARN tower_quota::audit") && text.contains("outcome=\"unknown\" policy=\"mails\""),
+        "{text}"
+    );
+}

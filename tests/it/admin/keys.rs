@@ -1,0 +1,368 @@
+//! Keys that operators enter, and the policies in which they can be.
+
+use axum::{Router, routing::get as route};
+use http::{Request, StatusCode};
+use serde_json::{Value, json};
+use tower_quota::{
+    Admin, FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog,
+    key::{self, KeyForm},
+};
+
+use super::router::{MINUTE, Operator};
+use crate::support::{Broken, send};
+
+/// The user that authentication has found.
+#[derive(Clone)]
+struct User(&'static str);
+
+fn policy(name: &'static str, key: impl KeyExtractor) -> Policy {
+    Policy::new(name, SlidingLog::per_minute(2)).key(key)
+}
+
+fn user() -> impl KeyExtractor {
+    key::extension("user", |user: &User| user.0)
+}
+
+fn policies() -> Vec<Policy> {
+    vec![
+        policy("by-header", key::header("X-Tenant")),
+        policy("by-user", user()),
+        policy("by-network", key::ip().ipv6_prefix(56)),
+        policy("by-either", user().or(key::ip())),
+        policy("by-both", (key::ip(), key::path().ignore_case())),
+        policy("by-method", (key::constant("all"), key::method())),
+        policy("by-route", (user(), key::route())),
+        policy("in-all", key::constant("all")),
+        policy("by-name", key::extension("用户", |user: &User| user.0)),
+    ]
+}
+
+fn operator() -> Operator {
+    Operator::of(&RateLimitLayer::new(MemoryStore::new(), policies()))
+}
+
+impl Operator {
+    async fn search(&self, text: &str) -> Value {
+        let response = self.post("/search", &json!({ "text": text }).to_string(), &[]).await;
+        assert_eq!(response.status, StatusCode::OK, "{}", response.json());
+        response.json()
+    }
+
+    /// The policies and keys of a search, complete or not.
+    async fn keys(&self, text: &str, list: &str) -> Vec<String> {
+        let found = self.search(text).await;
+        let keys = found[list].as_array().expect("a list").iter();
+        keys.map(|key| format!("{} {}", key["policy"].as_str().unwrap(), key["key"].as_str().unwrap()))
+            .collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_report_has_what_the_keys_of_a_policy_are_made_of() {
+    let report = operator().report().await;
+    let policies = report["policies"].as_array().expect("a list").iter();
+    let forms: Vec<_> = policies.map(|policy| policy["key"].as_str().expect("text")).collect();
+    assert_eq!(
+        forms,
+        [
+            "header:x-tenant=..",
+            "ext:user=..",
+            "ip=..",
+            "ext:user=.. or ip=..",
+            "ip=..|path=/..",
+            "const=all|(method=.. or other-method=)",
+            "ext:user=..|(route=/.. or unmatched=)",
+            "const=all",
+            "ext:用户=..",
+        ]
+    );
+
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(3)));
+    assert_eq!(Operator::of_limiter(&limiter).policy().await["key"], "any key");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_keys_of_a_file_are_known_and_those_of_a_reload() {
+    let text = |key: &str| format!("policies.api = {{ limit = 'sliding-log 3/h', key = {key} }}");
+    let parse = |key: &str| Policies::from_toml(&text(key)).expect("a file");
+    let policies = tower_quota::LivePolicies::from(parse("['header:x-tenant or ip', 'path']"));
+    let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
+    let operator = Operator::of(&layer);
+    assert_eq!(operator.policy().await["key"], "(header:x-tenant=.. or ip=..)|path=/..");
+    policies.replace(parse("'ip'")).expect("a file");
+    assert_eq!(operator.policy().await["key"], "ip=..");
+    assert_eq!(operator.get("api", "ip=192.0.2.1").await.status, StatusCode::OK);
+    assert_eq!(
+        operator.get("api", "ip=192.0.2.1|path=/").await.status,
+        StatusCode::BAD_REQUEST
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_no_request_of_the_policy_has_is_refused_with_the_fix() {
+    let operator = operator();
+    for (policy, key, fix) in [
+        ("by-header", "ip=203.0.113.7", "are made of `header:x-tenant=..`"),
+        ("by-header", "header:x-other=1", "are made of `header:x-tenant=..`"),
+        (
+            "by-header",
+            "header:x-tenant=1|path=/",
+            "are made of `header:x-tenant=..`",
+        ),
+        ("by-user", "key=alice", "are made of `ext:user=..`"),
+        ("by-network", "ip=2001:db8:1:2::/64", "; use `ip=2001:db8:1::/56`"),
+        (
+            "by-both",
+            "ip=203.0.113.7",
+            "; use one such as `ip=203.0.113.7|path=/..`",
+        ),
+        ("by-both", "path=/|ip=203.0.113.7", "; use `ip=203.0.113.7|path=/`"),
+        (
+            "by-method",
+            "const=some|method=GET",
+            "are made of `const=all|(method=.. or other-method=)`",
+        ),
+    ] {
+        for response in [
+            operator.get(policy, key).await,
+            operator.reset(policy, key).await,
+            operator.set_override(policy, key, "sliding-log 5/min", "3d").await,
+            operator.end_override(policy, key).await,
+        ] {
+            assert_eq!(response.status, StatusCode::BAD_REQUEST, "{policy}: {key}");
+            let error = response.json();
+            let text = error["error"].as_str().expect("text");
+            assert!(text.contains(fix) && text.contains(policy), "{text}");
+        }
+    }
+    for (policy, key) in [
+        ("by-header", "header:x-tenant=1"),
+        ("by-header", "hash=0123456789abcdef0123456789abcdef"),
+        ("by-either", "ip=203.0.113.7"),
+        ("by-either", "ext:user=7"),
+        ("by-network", "ip=2001:db8:1::/56"),
+        ("by-network", "ip=unix"),
+        ("by-method", "const=all|other-method="),
+        ("by-route", "ext:user=7|unmatched="),
+        ("in-all", "const=all"),
+    ] {
+        assert_eq!(
+            operator.get(policy, key).await.status,
+            StatusCode::OK,
+            "{policy}: {key}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_of_any_form_fits_where_a_limiter_or_an_extractor_of_the_application_has_the_policy() {
+    struct Own;
+    impl KeyExtractor for Own {
+        fn extract(&self, _: &http::request::Parts) -> Result<Option<Key>, key::KeyError> {
+            Ok(Some(Key::from(42)))
+        }
+    }
+    assert_eq!(Own.form().to_string(), KeyForm::any().to_string());
+
+    let store = MemoryStore::new();
+    let layer = RateLimitLayer::new(
+        store.clone(),
+        [policy("api", key::ip()), policy("own", (Own, key::ip()))],
+    );
+    let limiter = Limiter::new(store, Policy::new("api", SlidingLog::per_minute(2)));
+    let of_both = Operator(
+        Admin::new()
+            .layer(&layer)
+            .limiter(&limiter)
+            .router_behind_authentication(),
+    );
+    assert_eq!(of_both.get("api", "key=42").await.status, StatusCode::OK);
+    assert_eq!(of_both.get("own", "key=42|ip=192.0.2.1").await.status, StatusCode::OK);
+    assert_eq!(of_both.get("own", "ip=192.0.2.1").await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(of_both.report().await["policies"][0]["key"], "any key or ip=..");
+    assert_eq!(
+        Operator::of(&layer).get("api", "key=42").await.status,
+        StatusCode::BAD_REQUEST
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn text_that_is_not_ascii_is_entered_and_shown_as_it_is() {
+    let limiter = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
+    let operator = Operator(
+        Admin::new()
+            .limiter(&limiter)
+            .show_keys(true)
+            .router_behind_authentication(),
+    );
+    for _ in 0..2 {
+        let _ = limiter
+            .check(Key::extension("用户", "张三"))
+            .await
+            .expect("a memory store replies");
+    }
+    let denied = &operator.policy().await["denials"]["subjects"][0]["subject"];
+    assert_eq!(denied, "ext:用户=张三");
+    for text in ["ext:用户=张三", "ext:^E7^94^A8^E6^88^B7=^E5^BC^A0^E4^B8^89"] {
+        let subject = operator.get("mails", text).await.json();
+        assert_eq!((&subject["key"], &subject["subject"]), (denied, denied));
+        assert_eq!(subject["counts"][0]["remaining"], 0);
+    }
+    let overridden = operator
+        .set_override("mails", "ext:用户=张三", "sliding-log 5/h", "3d")
+        .await
+        .json();
+    assert_eq!(overridden["override"]["subject"], *denied);
+    assert_eq!(operator.report().await["overrides"][0]["subject"], *denied);
+    // Bytes that are no text.
+    let _ = limiter
+        .check(Key::header("x", b"\xE6\x9D"))
+        .await
+        .expect("a memory store replies");
+    let subject = operator.get("mails", "header:x=^E6^9D").await.json();
+    assert_eq!(
+        (&subject["key"], &subject["counts"][0]["remaining"]),
+        (&json!("header:x=^E6^9D"), &json!(0))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_search_finds_the_policies_whose_keys_can_be_made_of_a_value() {
+    let operator = operator();
+    for (text, found) in [
+        (
+            "alice",
+            &[
+                "by-header header:x-tenant=alice",
+                "by-user ext:user=alice",
+                "by-either ext:user=alice",
+                "by-name ext:用户=alice",
+            ][..],
+        ),
+        ("user=alice", &["by-user ext:user=alice", "by-either ext:user=alice"]),
+        (
+            "ext:user=alice",
+            &["by-user ext:user=alice", "by-either ext:user=alice"],
+        ),
+        ("X-Tenant=alice", &["by-header header:x-tenant=alice"]),
+        ("用户=张三", &["by-name ext:用户=张三"]),
+        ("ext:用户=张 三", &["by-name ext:用户=张^20三"]),
+        (
+            "ip=203.0.113.7",
+            &["by-network ip=203.0.113.7", "by-either ip=203.0.113.7"],
+        ),
+        (
+            "ip=2001:db8:1:2::3",
+            &["by-network ip=2001:db8:1::/56", "by-either ip=2001:db8:1:2::/64"],
+        ),
+        (
+            " 203.0.113.7 | /Login ",
+            &[
+                "by-both ip=203.0.113.7|path=/login",
+                "by-route ext:user=203.0.113.7|route=/Login",
+            ],
+        ),
+        ("path=/Login|ip=203.0.113.7", &["by-both ip=203.0.113.7|path=/login"]),
+        ("get", &[]),
+        ("method=get", &["by-method const=all|method=GET"]),
+        ("all", &[]),
+        ("const=all", &["in-all const=all"]),
+        ("nothing=at-all", &[]),
+    ] {
+        let keys = operator.keys(text, "found").await;
+        let expected = match text {
+            // Names are text too.
+            "get" | "all" => vec!["by-header", "by-user", "by-either", "by-name"],
+            _ => Vec::new(),
+        };
+        if expected.is_empty() {
+            assert_eq!(keys, found, "{text}");
+        } else {
+            for policy in expected {
+                assert!(keys.iter().any(|key| key.starts_with(policy)), "{text}: {keys:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_search_names_what_else_a_key_is_made_of() {
+    let operator = operator();
+    assert_eq!(
+        operator.keys("ip=203.0.113.7", "incomplete").await,
+        ["by-both ip=203.0.113.7|path=/.."]
+    );
+    assert_eq!(
+        operator.keys("user=alice", "incomplete").await,
+        ["by-route ext:user=alice|(route=/.. or unmatched=)"]
+    );
+    assert_eq!(operator.keys("user=alice|/a", "incomplete").await, [""; 0]);
+    assert_eq!(
+        operator.keys("user=alice|/a", "found").await,
+        ["by-route ext:user=alice|route=/a"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_search_has_the_state_of_each_key() {
+    let layer = RateLimitLayer::new(MemoryStore::new(), policies().remove(1));
+    let operator = Operator::of(&layer);
+    let app = Router::new().route("/", route(async || "hi")).layer(layer);
+    for _ in 0..3 {
+        send(&app, Request::get("/").extension(User("alice"))).await;
+    }
+    let found = operator.search("alice").await["found"][0].take();
+    assert_eq!(found, operator.get("by-user", "ext:user=alice").await.json());
+    assert_eq!(
+        (&found["denied"]["denials"], &found["counts"][0]["allowed"]),
+        (&json!(1), &json!(false))
+    );
+    assert_eq!(found["counts"][0]["retry_after_seconds"], MINUTE.as_secs_f64());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_does_not_hide_the_other_policies_of_a_search() {
+    let broken = Limiter::new(
+        Broken::default(),
+        Policy::new("broken", SlidingLog::per_minute(2)).failure_mode(FailureMode::Open),
+    );
+    let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_minute(2)));
+    let operator = Operator(
+        Admin::new()
+            .limiter(&broken)
+            .limiter(&mails)
+            .router_behind_authentication(),
+    );
+    let result = operator.search("42").await;
+    assert_eq!(result["found"][0]["policy"], "mails");
+    let failed = &result["failed"][0];
+    assert_eq!(
+        (&failed["policy"], &failed["key"]),
+        (&json!("broken"), &json!("key=42"))
+    );
+    assert!(
+        failed["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("the store of the counts fails")),
+        "{failed}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mistake_in_a_search_is_an_error_with_the_fix() {
+    let operator = operator();
+    for (body, fix) in [
+        ("{}", "`text`, such as `203.0.113.7`"),
+        (r#"{"text":"  "}"#, "`user=alice`"),
+        (r#"{"text":"a|b|c|d|e|f|g|h|i"}"#, "at most 8 values"),
+        ("[]", r#"{"text":"203.0.113.7"}"#),
+    ] {
+        let response = operator.post("/search", body, &[]).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST, "{body}");
+        let error = response.json();
+        assert!(
+            error["error"].as_str().is_some_and(|error| error.contains(fix)),
+            "{error}"
+        );
+    }
+}
