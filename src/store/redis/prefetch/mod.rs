@@ -199,22 +199,11 @@ impl Prefetch {
         key.left = left_by(response);
         let outcome = response.outcomes().first().filter(|outcome| outcome.allowed)?;
         let (state, charge) = (outcome.states().first()?, request.charges.first()?);
-        // The units of a window end with it.
-        let time = match charge.limit {
-            Limit::FixedWindow(_) => key.time.min(state.reset_after),
-            Limit::SlidingLog(_)
-            | Limit::TokenBucket(_)
-            | Limit::SlidingCounter(_)
-            | Limit::Concurrency(_)
-            | Limit::Unlimited
-            | Limit::DenyAll
-            | Limit::Ban(_) => key.time,
-        };
         let grant = Grant {
             units: charge.cost,
             charged_at: state.decided_at.unwrap_or(response.server_time),
             asked_at,
-            ends_at: asked_at + time - time / MARGIN,
+            ends_at: asked_at + lifetime(&charge.limit, key.time, state.reset_after),
             resets_at: asked_at + state.reset_after,
         };
         key.grants.push(grant);
@@ -236,6 +225,22 @@ impl Prefetch {
         let shard = &self.shards[hash as usize % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner) // no code panics while it is locked
     }
+}
+
+/// For how long the units of a grant are used, from before the call, by the clock of this process.
+fn lifetime(limit: &Limit, time: Duration, reset_after: Duration) -> Duration {
+    // The units of a window end with it.
+    let time = match limit {
+        Limit::FixedWindow(_) => time.min(reset_after),
+        Limit::SlidingLog(_)
+        | Limit::TokenBucket(_)
+        | Limit::SlidingCounter(_)
+        | Limit::Concurrency(_)
+        | Limit::Unlimited
+        | Limit::DenyAll
+        | Limit::Ban(_) => time,
+    };
+    time - time / MARGIN
 }
 
 /// What a reply says is left of the limit of its one charge.
