@@ -43,6 +43,8 @@ struct Rules {
     /// How often a reply is lost, a request stalls, a process starts again, or one resets the key.
     faults: usize,
     resets: bool,
+    /// How many units more than the quota a window of a log may hold.
+    excess: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -116,6 +118,7 @@ impl Rules {
             calls: 3,
             faults,
             resets: true,
+            excess: 0,
         }
     }
 
@@ -172,7 +175,7 @@ impl Rules {
                     // The burst is one more than the quota.
                     Limit::TokenBucket(_) => (1..=self.quota)
                         .all(|come| after(position, self.quota + come) >= at + (come * WINDOW).div_ceil(self.quota)),
-                    _ => after(position, self.quota) >= at + WINDOW,
+                    _ => after(position, self.quota + self.excess) >= at + WINDOW,
                 })
         })
     }
@@ -395,6 +398,18 @@ fn no_aligned_window_holds_more_than_the_quota_unless_it_is_reset() {
 #[test]
 fn no_bucket_admits_more_than_its_burst_and_what_comes() {
     assert_holds(|quota| bucket(quota).prefetch(AHEAD), true);
+}
+
+#[test]
+fn a_process_that_is_suspended_with_its_clock_uses_what_it_had() {
+    // Its clock counts a hundredth of the time, so that what it had does not end.
+    let suspended = |excess| Rules {
+        rates: [1, 101],
+        excess,
+        ..Rules::of(2, log(2).prefetch(AHEAD), 0)
+    };
+    assert!(suspended(1).explore().is_err(), "its grant was of two units");
+    assert!(suspended(2).explore().is_ok(), "no more than a grant");
 }
 
 #[test]
