@@ -19,6 +19,8 @@ use self::bare::{Bare, request};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TIME: Duration = Duration::from_millis(10);
+/// The longest one of a window of a second.
+const LONGEST: Duration = Duration::from_millis(100);
 const CALLERS: usize = 256;
 
 fn main() {
@@ -74,19 +76,23 @@ async fn hot_key(server: &Server, options: &Options) {
     let memory = limiter(MemoryStore::new(), ample());
     let plain = limiter(store(server).await, ample());
     let ahead = limiter(store(server).await, ample().prefetch(TIME));
-    let mut rounds = [Vec::new(), Vec::new(), Vec::new()];
+    let longer = limiter(store(server).await, ample().prefetch(LONGEST));
+    let mut rounds = [const { Vec::new() }; 4];
     for round in 0..options.rounds {
         eprintln!("round {}", round + 1);
-        for (limiter, rounds) in [&memory, &plain, &ahead].into_iter().zip(&mut rounds) {
+        for (limiter, rounds) in [&memory, &plain, &ahead, &longer].into_iter().zip(&mut rounds) {
             let [admitted, _] = send(limiter, "k", SECOND, Duration::ZERO).await;
             rounds.push(admitted as f64);
         }
     }
     let mut table = Table::new(&["a hot key", "checks/s", "of memory"]);
-    for (name, figures) in ["MemoryStore", "RedisStore", "RedisStore, prefetch 10ms"]
-        .iter()
-        .zip(&rounds)
-    {
+    let names = [
+        "MemoryStore",
+        "RedisStore",
+        "RedisStore, prefetch 10ms",
+        "RedisStore, prefetch 100ms",
+    ];
+    for (name, figures) in names.iter().zip(&rounds) {
         let ratios: Vec<_> = figures
             .iter()
             .zip(&rounds[0])
@@ -130,6 +136,10 @@ async fn behind_a_layer(server: &Server, options: &Options) {
         (
             "RedisStore, prefetch 10ms",
             RateLimitLayer::new(store(server).await, policy(ample().prefetch(TIME))),
+        ),
+        (
+            "RedisStore, prefetch 100ms",
+            RateLimitLayer::new(store(server).await, policy(ample().prefetch(LONGEST))),
         ),
     ];
     let mut rounds = layers.each_ref().map(|_| Vec::new());
