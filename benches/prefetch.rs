@@ -3,20 +3,31 @@
 //!
 //! All of it runs on one core, and Redis on another; what is compared takes turns, and a ratio is the median of those within a round.
 
+#[path = "support/bare.rs"]
+#[expect(dead_code, reason = "other benchmarks use the rest of it")]
+mod bare;
+
 use std::time::{Duration, Instant};
 
 use bench_harness::{Options, Server, Table, count, decimal, median, times};
+use http::StatusCode;
 use tokio::{task::JoinSet, time::sleep};
-use tower_quota::{Limit, Limiter, MemoryStore, Policy, RedisStore, SlidingLog, store::Store};
+use tower::{Layer, Service, ServiceExt};
+use tower_quota::{Limit, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog, key, store::Store};
+
+use self::bare::{Bare, request};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TIME: Duration = Duration::from_millis(10);
+/// The longest one of a window of a second.
+const LONGEST: Duration = Duration::from_millis(100);
 const CALLERS: usize = 256;
 
 fn main() {
     let options = Options::from_command_line();
     bench_harness::run(async |server| {
         hot_key(server, &options).await;
+        behind_a_layer(server, &options).await;
         shared_limit(server).await;
     });
 }
@@ -65,25 +76,89 @@ async fn hot_key(server: &Server, options: &Options) {
     let memory = limiter(MemoryStore::new(), ample());
     let plain = limiter(store(server).await, ample());
     let ahead = limiter(store(server).await, ample().prefetch(TIME));
-    let mut rounds = [Vec::new(), Vec::new(), Vec::new()];
+    let longer = limiter(store(server).await, ample().prefetch(LONGEST));
+    let mut rounds = [const { Vec::new() }; 4];
     for round in 0..options.rounds {
         eprintln!("round {}", round + 1);
-        for (limiter, rounds) in [&memory, &plain, &ahead].into_iter().zip(&mut rounds) {
+        for (limiter, rounds) in [&memory, &plain, &ahead, &longer].into_iter().zip(&mut rounds) {
             let [admitted, _] = send(limiter, "k", SECOND, Duration::ZERO).await;
             rounds.push(admitted as f64);
         }
     }
     let mut table = Table::new(&["a hot key", "checks/s", "of memory"]);
-    for (name, figures) in ["MemoryStore", "RedisStore", "RedisStore, prefetch 10ms"]
-        .iter()
-        .zip(&rounds)
-    {
+    let names = [
+        "MemoryStore",
+        "RedisStore",
+        "RedisStore, prefetch 10ms",
+        "RedisStore, prefetch 100ms",
+    ];
+    for (name, figures) in names.iter().zip(&rounds) {
         let ratios: Vec<_> = figures
             .iter()
             .zip(&rounds[0])
             .map(|(own, memory)| own / memory)
             .collect();
         table.row([(*name).to_owned(), count(median(figures)), times(median(&ratios))]);
+    }
+    println!("{table}");
+}
+
+/// How many requests of one key a layer admits in a second, and the median of the time of one in 16, in microseconds.
+async fn send_requests(layer: &RateLimitLayer) -> [f64; 2] {
+    let mut callers = JoinSet::new();
+    let started = Instant::now();
+    for _ in 0..CALLERS {
+        let mut service = layer.layer(Bare);
+        callers.spawn(async move {
+            let mut times = Vec::new();
+            while started.elapsed() < SECOND {
+                for number in 0..16 {
+                    let sent = (number == 0).then(Instant::now);
+                    let Ok(ready) = service.ready().await;
+                    let Ok(response) = ready.call(request(1)).await;
+                    assert_eq!(response.status(), StatusCode::OK);
+                    times.extend(sent.map(|sent| sent.elapsed().as_secs_f64() * 1e6));
+                }
+                tokio::task::yield_now().await;
+            }
+            times
+        });
+    }
+    let times = callers.join_all().await.concat();
+    [times.len() as f64 * 16.0, median(&times)]
+}
+
+async fn behind_a_layer(server: &Server, options: &Options) {
+    let policy = |limit: SlidingLog| Policy::new("hot", limit).key(key::ip());
+    let layers = [
+        ("MemoryStore", RateLimitLayer::new(MemoryStore::new(), policy(ample()))),
+        ("RedisStore", RateLimitLayer::new(store(server).await, policy(ample()))),
+        (
+            "RedisStore, prefetch 10ms",
+            RateLimitLayer::new(store(server).await, policy(ample().prefetch(TIME))),
+        ),
+        (
+            "RedisStore, prefetch 100ms",
+            RateLimitLayer::new(store(server).await, policy(ample().prefetch(LONGEST))),
+        ),
+    ];
+    let mut rounds = layers.each_ref().map(|_| Vec::new());
+    for _ in 0..options.rounds {
+        for ((_, layer), rounds) in layers.iter().zip(&mut rounds) {
+            rounds.push(send_requests(layer).await);
+        }
+    }
+    let mut table = Table::new(&["a hot key behind a layer", "requests/s", "of memory", "p50, us"]);
+    for ((name, _), figures) in layers.iter().zip(&rounds) {
+        let all = |which: fn((&[f64; 2], &[f64; 2])) -> f64| -> Vec<f64> {
+            figures.iter().zip(&rounds[0]).map(which).collect()
+        };
+        table.row([
+            (*name).to_owned(),
+            count(median(&all(|(own, _)| own[0]))),
+            times(median(&all(|(own, memory)| own[0] / memory[0]))),
+            decimal(median(&all(|(own, _)| own[1]))),
+        ]);
     }
     println!("{table}");
 }

@@ -166,7 +166,11 @@ impl TokenBucket {
     ///
     /// With [`prefetch`](Self::prefetch), it is lower by the tokens that come in that time.
     #[must_use]
+    #[inline]
     pub const fn quota(&self) -> u64 {
+        if self.ahead_us == 0 {
+            return self.burst;
+        }
         let come = (self.ahead_us as u128 * self.reduced.0 as u128).div_ceil(self.reduced.1 as u128);
         self.burst.saturating_sub(come as u64)
     }

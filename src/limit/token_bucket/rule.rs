@@ -7,7 +7,7 @@ impl TokenBucket {
     fn last_turn(&self, bucket: &Bucket) -> Option<u64> {
         let owed = bucket
             .spent
-            .checked_sub(self.burst)
+            .checked_sub(self.quota())
             .filter(|owed| bucket.reserved && *owed > 0)?;
         Some(bucket.since + self.time(owed))
     }
@@ -21,7 +21,7 @@ impl Rule for TokenBucket {
         bucket.spent = bucket.spent.min(self.cap());
         // A refund may move the begin beyond the last charge.
         let latest = bucket.charged_at().max(bucket.since);
-        let gone = latest > now && latest > now + SLACK.min(self.time(self.burst));
+        let gone = latest > now && latest > now + SLACK.min(self.time(self.quota()));
         if gone || self.come(bucket.spent, now.saturating_sub(bucket.since)) {
             *bucket = Bucket {
                 since: now,
@@ -35,7 +35,7 @@ impl Rule for TokenBucket {
     #[inline]
     fn room(&self, bucket: &Bucket, now: u64) -> u64 {
         let come = self.tokens(now.saturating_sub(bucket.since));
-        self.burst.saturating_add(come).saturating_sub(bucket.spent)
+        self.quota().saturating_add(come).saturating_sub(bucket.spent)
     }
 
     #[inline]
@@ -59,14 +59,14 @@ impl Rule for TokenBucket {
     }
 
     fn wait(&self, bucket: &Bucket, now: u64, cost: u64) -> u64 {
-        let missing = (bucket.spent + cost).saturating_sub(self.burst).min(bucket.spent);
+        let missing = (bucket.spent + cost).saturating_sub(self.quota()).min(bucket.spent);
         (bucket.since + self.time(missing)).saturating_sub(now).max(1)
     }
 
     fn turn(&self, bucket: &Bucket, now: u64, cost: u64, most: u64) -> Option<u64> {
-        let missing = (bucket.spent + cost).saturating_sub(self.burst);
+        let missing = (bucket.spent + cost).saturating_sub(self.quota());
         let need = missing.saturating_sub(self.tokens(now.saturating_sub(bucket.since)));
-        if cost > self.burst || need == 0 || need > most || bucket.spent + cost > self.cap() {
+        if cost > self.quota() || need == 0 || need > most || bucket.spent + cost > self.cap() {
             return None;
         }
         Some((bucket.since + self.time(missing)).max(now + 1))

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::{runtime::Builder, task::JoinSet};
 use tower_quota::{
-    ClientLibrary, FixedWindow, Key, Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket,
+    ClientLibrary, FixedWindow, Key, Limit, Limiter, MemoryStore, Policy, RedisStore, SlidingLog, TokenBucket,
     store::{Charge, Operation, Store, StoreRequest},
 };
 
@@ -102,6 +102,28 @@ async fn a_hot_key_needs_few_calls(library: ClientLibrary) {
         limiter.peek("k").await.expect("Redis answers").remaining(),
         20_000 - REQUESTS
     );
+}
+
+#[tokio::test]
+async fn a_store_in_memory_applies_the_same_numbers() {
+    let more: [Limit; 2] = [
+        TokenBucket::new(QUOTA, WINDOW).burst(200).prefetch(TIME).into(),
+        SlidingLog::new(QUOTA, WINDOW).prefetch(TIME).into(),
+    ];
+    for limit in limits().into_iter().chain(more) {
+        let time = Duration::from_secs(1_800_000_000);
+        let store = MemoryStore::builder().clock(move || time).build();
+        let limiter = Limiter::new(store, Policy::new("hot", limit.clone()));
+        for left in (0..limit.quota()).rev() {
+            assert_eq!(
+                limiter.check("k").await.expect("a decision").remaining(),
+                left,
+                "{limit}"
+            );
+        }
+        let denied = limiter.check("k").await.expect("a decision");
+        assert!(!denied.is_allowed(), "{limit}: more than its quota");
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub(super) mod runtime;
 mod schedule;
 mod slots;
 
-use std::panic;
+use std::{iter, panic};
 
 use self::{faults::Faults, plan::Plan, schedule::run};
 
@@ -37,19 +37,23 @@ fn simulate(plan: impl Fn(u64) -> Plan) {
 
 /// The same of every so many seeds.
 fn simulate_each(step: usize, plan: impl Fn(u64) -> Plan) {
-    if let Ok(seed) = std::env::var("TOWER_QUOTA_SEED") {
-        let seed = seed.parse().expect("a seed");
-        return run(seed, &plan(seed));
-    }
-    let first = u64::from(fastrand::u32(..));
-    for seed in (first..first + schedules()).step_by(step) {
+    seeds(step, |seed| {
         let plan = plan(seed);
         let outcome = panic::catch_unwind(panic::AssertUnwindSafe(|| run(seed, &plan)));
         if let Err(panic) = outcome {
             eprintln!("TOWER_QUOTA_SEED={seed} replays this schedule: {plan:#?}");
             panic::resume_unwind(panic);
         }
+    });
+}
+
+/// Every so many seeds of the schedules of a test, or the one of `TOWER_QUOTA_SEED`.
+pub(super) fn seeds(step: usize, run: impl FnMut(u64)) {
+    if let Ok(seed) = std::env::var("TOWER_QUOTA_SEED") {
+        return iter::once(seed.parse().expect("a seed")).for_each(run);
     }
+    let first = u64::from(fastrand::u32(..));
+    (first..first + schedules()).step_by(step).for_each(run);
 }
 
 #[test]
