@@ -189,11 +189,10 @@ impl Model {
                 Operation::RenewLease if fit[number] => slots.hold(id, part, now),
                 Operation::EndLease => slots.end(id),
                 _ if takes => slots.hold(id, part, now),
-                Operation::Reserve if waits && Some(number) <= first_without => {
-                    if may_wait[number] {
-                        slots.wait(id, part.cost, now);
-                    }
+                Operation::Reserve if waits && Some(number) <= first_without && may_wait[number] => {
+                    slots.wait(id, part.cost, now);
                 }
+                // It has no place where it could not have one.
                 Operation::Reserve => slots.end(id),
                 _ => {}
             }
