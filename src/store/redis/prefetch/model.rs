@@ -4,6 +4,11 @@
 //! one. Time goes from one instant at which something changes to the next one, and to the microsecond before the ends of grants and
 //! windows. Replies arrive at once: a later one, or a call that was executed later, leaves less of the time.
 
+#![allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "three algorithms have units that are taken ahead"
+)]
+
 use std::{
     collections::{
         HashMap,
