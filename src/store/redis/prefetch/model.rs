@@ -4,7 +4,10 @@
 //! one. Time goes from one instant at which something changes to the next one, and to the microsecond before the ends of grants and
 //! windows. Replies arrive at once: a later one, or a call that was executed later, leaves less of the time.
 
-#![allow(clippy::wildcard_enum_match_arm, reason = "the model has three of the limits")]
+#![allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "three algorithms have units that are taken ahead"
+)]
 
 use std::{
     collections::{
@@ -18,7 +21,7 @@ use std::{
 
 use super::lifetime;
 use crate::{
-    FixedWindow, Limit, SlidingLog, TokenBucket,
+    Limit,
     limit::{Change, State},
 };
 
@@ -343,124 +346,130 @@ impl World {
     }
 }
 
-fn log(quota: u64) -> SlidingLog {
-    SlidingLog::new(quota, Duration::from_micros(WINDOW))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FixedWindow, SlidingLog, TokenBucket};
 
-fn fixed(quota: u64) -> FixedWindow {
-    FixedWindow::new(quota, Duration::from_micros(WINDOW))
-}
-
-fn bucket(quota: u64) -> TokenBucket {
-    TokenBucket::new(quota, Duration::from_micros(WINDOW)).burst(quota + 1)
-}
-
-/// Panics if a window may hold more than the quota.
-fn assert_holds<L: Into<Limit>>(limit: fn(u64) -> L, resets: bool) {
-    let given = std::env::var("TOWER_QUOTA_UNITS").ok();
-    let quota = given.map_or(2, |units| units.parse().expect("a number of units"));
-    let rules = Rules {
-        resets,
-        ..Rules::of(quota, limit(quota), 1)
-    };
-    match rules.explore() {
-        Ok(states) => {
-            eprintln!("{}: {states} states", rules.limit);
-            assert!(states > 100_000, "{}: {states} states", rules.limit);
-        }
-        Err(steps) => panic!("{}: {steps:?}", rules.limit),
+    fn log(quota: u64) -> SlidingLog {
+        SlidingLog::new(quota, Duration::from_micros(WINDOW))
     }
-}
 
-#[test]
-fn no_window_of_a_log_holds_more_than_the_quota() {
-    assert_holds(|quota| log(quota).prefetch(AHEAD), true);
-}
+    fn fixed(quota: u64) -> FixedWindow {
+        FixedWindow::new(quota, Duration::from_micros(WINDOW))
+    }
 
-#[test]
-fn no_window_of_a_log_with_a_precision_holds_more_than_the_quota() {
-    assert_holds(|quota| log(quota).precision(10).prefetch(AHEAD), true);
-}
+    fn bucket(quota: u64) -> TokenBucket {
+        TokenBucket::new(quota, Duration::from_micros(WINDOW)).burst(quota + 1)
+    }
 
-#[test]
-fn no_fixed_window_holds_more_than_the_quota() {
-    assert_holds(|quota| fixed(quota).prefetch(AHEAD), true);
-}
+    /// Panics if a window may hold more than the quota.
+    fn assert_holds<L: Into<Limit>>(limit: fn(u64) -> L, resets: bool) {
+        let given = std::env::var("TOWER_QUOTA_UNITS").ok();
+        let quota = given.map_or(2, |units| units.parse().expect("a number of units"));
+        let rules = Rules {
+            resets,
+            ..Rules::of(quota, limit(quota), 1)
+        };
+        match rules.explore() {
+            Ok(states) => {
+                eprintln!("{}: {states} states", rules.limit);
+                assert!(states > 100_000, "{}: {states} states", rules.limit);
+            }
+            Err(steps) => panic!("{}: {steps:?}", rules.limit),
+        }
+    }
 
-#[test]
-fn no_aligned_window_holds_more_than_the_quota_unless_it_is_reset() {
-    assert_holds(|quota| fixed(quota).aligned().prefetch(AHEAD), false);
-    let rules = Rules::of(2, fixed(2).aligned().prefetch(AHEAD), 1);
-    assert!(
-        rules.explore().is_err(),
-        "units from before a reset are refunded after it"
-    );
-}
+    #[test]
+    fn no_window_of_a_log_holds_more_than_the_quota() {
+        assert_holds(|quota| log(quota).prefetch(AHEAD), true);
+    }
 
-#[test]
-fn no_bucket_admits_more_than_its_burst_and_what_comes() {
-    assert_holds(|quota| bucket(quota).prefetch(AHEAD), true);
-}
+    #[test]
+    fn no_window_of_a_log_with_a_precision_holds_more_than_the_quota() {
+        assert_holds(|quota| log(quota).precision(10).prefetch(AHEAD), true);
+    }
 
-#[test]
-fn a_process_that_is_suspended_with_its_clock_uses_what_it_had() {
-    // Its clock counts a hundredth of the time, so that what it had does not end.
-    let suspended = |excess| Rules {
-        rates: [1, 101],
-        excess,
-        ..Rules::of(2, log(2).prefetch(AHEAD), 0)
-    };
-    assert!(suspended(1).explore().is_err(), "its grant was of two units");
-    assert!(suspended(2).explore().is_ok(), "no more than a grant");
-}
+    #[test]
+    fn no_fixed_window_holds_more_than_the_quota() {
+        assert_holds(|quota| fixed(quota).prefetch(AHEAD), true);
+    }
 
-#[test]
-fn the_model_finds_each_rule_that_is_broken() {
-    let [of_log, of_fixed, of_bucket] = [
-        Rules::of(2, log(2).prefetch(AHEAD), 0),
-        Rules::of(2, fixed(2).prefetch(AHEAD), 0),
-        Rules::of(2, bucket(2).prefetch(AHEAD), 0),
-    ];
-    let broken = |name: &'static str, rules: &Rules, change: fn(&mut Rules)| {
-        let mut rules = rules.clone();
-        change(&mut rules);
-        (name, rules)
-    };
-    for (name, rules) in [
-        broken("a log counts for the window only", &of_log, |rules| {
-            rules.limit = log(2).into()
-        }),
-        broken("a bucket holds no tokens back", &of_bucket, |rules| {
-            rules.limit = bucket(2).into()
-        }),
-        broken("units are used after their window", &of_fixed, |rules| {
-            rules.lifetime = |_, time, _| time
-        }),
-        broken("units are used after their end", &of_log, |rules| {
-            rules.lifetime = |_, time, _| 2 * time
-        }),
-        broken("units are used after their end", &of_bucket, |rules| {
-            rules.lifetime = |_, time, _| 9 * time
-        }),
-        broken("units are used until their end by a slow clock", &of_log, |rules| {
-            rules.lifetime = |_, time, _| time
-        }),
-        broken("a clock is slower than the margin", &of_log, |rules| {
-            rules.rates[0] = 97
-        }),
-        broken("the time begins with the reply", &of_log, |rules| {
-            rules.begins_after = 500
-        }),
-        broken("used units are refunded", &of_log, |rules| {
-            rules.refunded = |units, _| units
-        }),
-        broken("used units are refunded", &of_fixed, |rules| {
-            rules.refunded = |units, _| units
-        }),
-        broken("used units are refunded", &of_bucket, |rules| {
-            rules.refunded = |units, _| units
-        }),
-    ] {
-        assert!(rules.explore().is_err(), "{}: {name}", rules.limit);
+    #[test]
+    fn no_aligned_window_holds_more_than_the_quota_unless_it_is_reset() {
+        assert_holds(|quota| fixed(quota).aligned().prefetch(AHEAD), false);
+        let rules = Rules::of(2, fixed(2).aligned().prefetch(AHEAD), 1);
+        assert!(
+            rules.explore().is_err(),
+            "units from before a reset are refunded after it"
+        );
+    }
+
+    #[test]
+    fn no_bucket_admits_more_than_its_burst_and_what_comes() {
+        assert_holds(|quota| bucket(quota).prefetch(AHEAD), true);
+    }
+
+    #[test]
+    fn a_process_that_is_suspended_with_its_clock_uses_what_it_had() {
+        // Its clock counts a hundredth of the time, so that what it had does not end.
+        let suspended = |excess| Rules {
+            rates: [1, 101],
+            excess,
+            ..Rules::of(2, log(2).prefetch(AHEAD), 0)
+        };
+        assert!(suspended(1).explore().is_err(), "its grant was of two units");
+        assert!(suspended(2).explore().is_ok(), "no more than a grant");
+    }
+
+    #[test]
+    fn the_model_finds_each_rule_that_is_broken() {
+        let [of_log, of_fixed, of_bucket] = [
+            Rules::of(2, log(2).prefetch(AHEAD), 0),
+            Rules::of(2, fixed(2).prefetch(AHEAD), 0),
+            Rules::of(2, bucket(2).prefetch(AHEAD), 0),
+        ];
+        let broken = |name: &'static str, rules: &Rules, change: fn(&mut Rules)| {
+            let mut rules = rules.clone();
+            change(&mut rules);
+            (name, rules)
+        };
+        for (name, rules) in [
+            broken("a log counts for the window only", &of_log, |rules| {
+                rules.limit = log(2).into()
+            }),
+            broken("a bucket holds no tokens back", &of_bucket, |rules| {
+                rules.limit = bucket(2).into()
+            }),
+            broken("units are used after their window", &of_fixed, |rules| {
+                rules.lifetime = |_, time, _| time
+            }),
+            broken("units are used after their end", &of_log, |rules| {
+                rules.lifetime = |_, time, _| 2 * time
+            }),
+            broken("units are used after their end", &of_bucket, |rules| {
+                rules.lifetime = |_, time, _| 9 * time
+            }),
+            broken("units are used until their end by a slow clock", &of_log, |rules| {
+                rules.lifetime = |_, time, _| time
+            }),
+            broken("a clock is slower than the margin", &of_log, |rules| {
+                rules.rates[0] = 97
+            }),
+            broken("the time begins with the reply", &of_log, |rules| {
+                rules.begins_after = 500
+            }),
+            broken("used units are refunded", &of_log, |rules| {
+                rules.refunded = |units, _| units
+            }),
+            broken("used units are refunded", &of_fixed, |rules| {
+                rules.refunded = |units, _| units
+            }),
+            broken("used units are refunded", &of_bucket, |rules| {
+                rules.refunded = |units, _| units
+            }),
+        ] {
+            assert!(rules.explore().is_err(), "{}: {name}", rules.limit);
+        }
     }
 }
