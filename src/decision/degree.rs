@@ -87,14 +87,21 @@ impl PolicyDecision {
     }
 
     /// The quota that [`remaining`](Self::remaining) is the rest of: that of a share, where this process has one.
+    #[inline]
     fn counted_quota(&self) -> u64 {
         let limit: &Limit = &self.named().limit;
-        let share = if self.is_local {
-            self.failure_mode().share()
-        } else {
-            None
-        };
-        share.map_or_else(|| limit.quota(), |share| limit.scaled(share).quota())
+        match self.is_local {
+            true => self.local_quota(limit),
+            false => limit.quota(),
+        }
+    }
+
+    #[cold]
+    fn local_quota(&self, limit: &Limit) -> u64 {
+        match self.failure_mode().share() {
+            Some(share) => limit.scaled(share).quota(),
+            None => limit.quota(),
+        }
     }
 }
 

@@ -186,8 +186,8 @@ impl Enforcer {
         if !settings.apply_to(parts) {
             return Ok(None);
         }
-        let chosen = policy.choose_limit(parts)?;
-        let named = policy.named_of(chosen.as_deref());
+        let mut chosen = policy.choose_limit(parts)?;
+        let mut named = policy.named_of(chosen.as_deref());
         if matches!(named.limit, Limit::Unlimited) {
             return Ok(None);
         }
@@ -199,10 +199,12 @@ impl Enforcer {
             return Ok(None);
         };
         key.bound();
-        let chosen = policy.overriding(context, &named.limit, &key).or(chosen);
-        let named = policy.named_of(chosen.as_deref());
-        if matches!(named.limit, Limit::Unlimited) {
-            return Ok(None);
+        if let Some(overriding) = policy.overriding(context, &named.limit, &key) {
+            chosen = Some(overriding);
+            named = policy.named_of(chosen.as_deref());
+            if matches!(named.limit, Limit::Unlimited) {
+                return Ok(None);
+            }
         }
 
         let earlier = parts.extensions.get::<Decision>();
@@ -216,13 +218,11 @@ impl Enforcer {
         } else {
             marker = settings.marker_of((&named.limit, cost), &key, parts)?;
         }
-        let lease = Ticket::of(&named.limit);
-        let undecided = PolicyDecision::undecided(context.clone(), position, key, cost);
         Ok(Some(PolicyDecision {
+            lease: Ticket::of(&named.limit),
             chosen,
             marker,
-            lease,
-            ..undecided
+            ..PolicyDecision::undecided(context.clone(), position, key, cost)
         }))
     }
 
