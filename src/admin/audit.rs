@@ -69,7 +69,7 @@ pub(super) async fn audit(State(shared): State<Arc<Shared>>, mut request: Reques
     let audited = Audited::default();
     request.extensions_mut().insert(audited.clone());
     let (parts, body) = request.into_parts();
-    let line = Line {
+    let mut line = Line {
         action: match parts.uri.path() {
             "/reset" => Action::Reset,
             "/override" => Action::Override,
@@ -80,7 +80,6 @@ pub(super) async fn audit(State(shared): State<Arc<Shared>>, mut request: Reques
         audited,
         outcome: Outcome::Unknown,
     };
-    let mut line = line;
     let response = next.run(Request::from_parts(parts, body)).await;
     let error = response.extensions().get::<ErrorText>();
     let error = error.map_or_else(|| response.status().to_string(), |ErrorText(text)| text.to_string());
