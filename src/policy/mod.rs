@@ -40,7 +40,7 @@ use crate::{
     decision::{CheckContext, Cost, PolicyFile, RenderedLimit, Settings},
     key::KeyError,
     limit::LimitSource,
-    store::NamedLimit,
+    store::{NamedLimit, Overrides},
 };
 
 /// A named limit and the key it applies to.
@@ -287,12 +287,15 @@ impl<K> Policy<K> {
     }
 
     /// The limit of an override of this key, if there is one that can be applied in place of this limit.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn overriding(&self, context: &CheckContext, own: &Limit, key: &Key) -> Option<Arc<RenderedLimit>> {
-        let overrides = context
-            .overrides
-            .as_ref()
-            .filter(|_| !matches!(own, Limit::Unlimited))?;
+        self.overriding_by(context.overrides.as_ref()?, own, key)
+    }
+
+    fn overriding_by(&self, overrides: &Overrides, own: &Limit, key: &Key) -> Option<Arc<RenderedLimit>> {
+        if matches!(own, Limit::Unlimited) {
+            return None;
+        }
         let limit = overrides.limit_of(self.name(), key)?;
         self.validate_override(own, limit).ok()
     }
