@@ -22,7 +22,7 @@ const SECOND: u64 = 1_000_000;
 const PLACE: u64 = 3 * SECOND;
 const NAMES: [&str; 2] = ["a", "b"];
 const STEPS: usize = 150;
-const REQUESTS: usize = 15_000;
+const REQUESTS: usize = 10_000;
 
 /// What holds slots, or waits for them.
 #[derive(Clone, Copy, Debug)]
@@ -391,7 +391,7 @@ async fn send(store: &impl Store, log: &Limit, call: &[Planned]) -> Vec<Decided>
 async fn both_stores_give_slots_as_the_model() {
     let (redis, clock) = (Redis::start(), Clock::new());
     let shared = clock.redis_store(&redis).await;
-    let requests = number("TOWER_QUOTA_DECISIONS").map_or(REQUESTS, |decisions| decisions as usize);
+    let requests = number("TOWER_QUOTA_DECISIONS").map_or(REQUESTS, |decisions| decisions as usize / 10);
     let mut seed = number("TOWER_QUOTA_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
     let (mut sent, mut waited, mut held_after_waiting) = (0, 0, 0);
     while sent < requests {
