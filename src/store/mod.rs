@@ -162,7 +162,7 @@ pub trait Store: Send + Sync + 'static {
     ///     let listener = TcpListener::bind("127.0.0.1:3000").await?;
     ///     let mut terminated = signal(SignalKind::terminate())?;
     ///     axum::serve(listener, app(store.clone()))
-    ///         .with_graceful_shutdown(async move { drop(terminated.recv().await) })
+    ///         .with_graceful_shutdown(async move { terminated.recv().await; })
     ///         .await?;
     ///
     ///     store.drained(Duration::from_secs(5)).await?;
