@@ -126,14 +126,9 @@ impl Peer {
 }
 
 /// The error for a request without a peer.
-pub(super) const NO_PEER: &str = if cfg!(any(feature = "axum", feature = "tonic")) {
-    "no peer address on the request; serve with `into_make_service_with_connect_info::<SocketAddr>()` (axum), or put a \
-     `tower_quota::key::PeerAddr` into the request's extensions"
-} else {
-    "no peer address on the request; turn on the feature `axum` of tower-quota and serve with \
-     `into_make_service_with_connect_info::<SocketAddr>()`, or the feature `tonic`, or put a \
-     `tower_quota::key::PeerAddr` into the request's extensions"
-};
+pub(super) const NO_PEER: &str = "no peer address on the request; axum needs \
+    `into_make_service_with_connect_info::<SocketAddr>()` and the feature `axum` of tower-quota, tonic the feature `tonic`, or \
+    `tonic-tls` with TLS, and other servers a `tower_quota::key::PeerAddr` in the extensions of the request";
 
 /// The networks whose addresses share a key.
 #[derive(Clone, Debug)]

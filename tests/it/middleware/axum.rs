@@ -581,6 +581,16 @@ async fn the_layer_adds_the_fields_to_the_response_of_another_format() {
 }
 
 #[tokio::test]
+async fn the_error_of_a_missing_peer_names_what_each_server_needs() {
+    let app = hello(limit(say_hi()).format(Brief));
+    let refused = send(&app, Request::get("/hello/sayHi")).await;
+    let error = String::from_utf8_lossy(&refused.body);
+    for fix in ["into_make_service_with_connect_info", "`axum`", "`tonic`", "`tonic-tls`", "PeerAddr"] {
+        assert!(error.contains(fix), "{fix}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn without_fields_a_denial_has_retry_after() {
     let app = hello(limit(say_hi()).headers(Headers::None));
     send(&app, support::get("/hello/sayHi")).await.assert_silent();
