@@ -144,7 +144,7 @@ impl Refusal {
             None if is_about_keys(error) => format!("Redis refuses the keys `{prefix}:*`{user}"),
             None if is_about_credentials(error) => {
                 let url = "; they are part of the URL, `redis://user:password@host:6379`, or set by \
-                           `RedisStoreBuilder::credentials`";
+                           `RedisStoreBuilder::credentials` or `RedisStoreBuilder::password_file`";
                 format!("Redis refuses the credentials{url}{user}")
             }
             None => format!("Redis refuses the connection (Redis replied: {error})"),

@@ -585,7 +585,13 @@ async fn the_error_of_a_missing_peer_names_what_each_server_needs() {
     let app = hello(limit(say_hi()).format(Brief));
     let refused = send(&app, Request::get("/hello/sayHi")).await;
     let error = String::from_utf8_lossy(&refused.body);
-    for fix in ["into_make_service_with_connect_info", "`axum`", "`tonic`", "`tonic-tls`", "PeerAddr"] {
+    for fix in [
+        "into_make_service_with_connect_info",
+        "`axum`",
+        "`tonic`",
+        "`tonic-tls`",
+        "PeerAddr",
+    ] {
         assert!(error.contains(fix), "{fix}: {error}");
     }
 }
