@@ -167,9 +167,9 @@
 //!
 //! | algorithm | why | what it costs |
 //! | --- | --- | --- |
-//! | [`SlidingLog`] | A unit is used less than the time of the prefetch after it was counted. So those that are used in a window were counted in that window or that time before, and Redis admits no more than N in both together: each admission counts for the window and the time of the prefetch | an admission counts too long by that time |
+//! | [`SlidingLog`] | A unit is used less than one prefetch time after it was counted. So the units that are used in a window were counted in that window or in the prefetch time before it. Redis admits no more than N in both together: each admission counts for the window and the prefetch time | an admission counts longer by the prefetch time |
 //! | [`FixedWindow`] | A unit is used in the window in which it was counted: its time ends with the window | nothing |
-//! | [`TokenBucket`] | Those that are used in a time T were taken in T or the time of the prefetch before. The tokens that come in the latter are held back: the bucket in Redis has as much less | the quota is lower by them |
+//! | [`TokenBucket`] | The tokens that are used in a time T were taken in T or in the prefetch time before it. The bucket in Redis is smaller by the tokens that come in one prefetch time | the quota is lower by these |
 //!
 //! Set a time that is several times as long as a call of Redis takes while the process is busy: the next units are taken while requests
 //! use the ones in hand. On a core that is saturated, 100 ms replace almost all calls, and 10 ms only a part.
