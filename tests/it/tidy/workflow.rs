@@ -24,6 +24,30 @@ fn the_workflow_builds_with_the_oldest_rust_that_the_package_declares() {
     assert!(workflow.contains(install), "ci.yml has no `{install}`");
 }
 
+/// A release runs what a pull request runs.
+#[test]
+fn a_release_runs_the_scripts_of_the_workflow_and_stops_before_it_publishes() {
+    let (workflow, release) = (read(".github/workflows/ci.yml"), read(".ci/release"));
+    let scripts = workflow
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- run: .ci/"));
+    let scripts: Vec<_> = scripts.filter_map(|command| command.split(' ').next()).collect();
+    assert!(scripts.len() > 3, "{scripts:?}");
+    for script in scripts {
+        assert!(
+            release.contains(&format!("step .ci/{script}\n")),
+            ".ci/release does not run .ci/{script}"
+        );
+    }
+    let commands = release.split("\ncat <<END\n").next().expect("the commands");
+    for line in commands
+        .lines()
+        .filter(|line| line.contains("cargo publish") && !line.starts_with('#'))
+    {
+        assert!(line.ends_with("--dry-run"), "{line}");
+    }
+}
+
 /// A tag can be moved; a commit cannot.
 #[test]
 fn the_workflow_pins_each_action_by_commit() {
