@@ -4,7 +4,7 @@
 #[allow(dead_code)]
 mod envoy;
 
-use std::{fs, time::Duration};
+use std::{fs, future::pending, time::Duration};
 
 use envoy_types::pb::{
     envoy::{
@@ -36,7 +36,7 @@ async fn client(limits: &str, store: impl Store + Clone) -> Client {
     let addr = listener.local_addr().expect("a bound port");
     let limits = limits.to_owned();
     tokio::spawn(async move {
-        envoy::serve(&limits, store, listener)
+        envoy::serve(&limits, store, listener, pending())
             .await
             .map_err(|error| error.to_string())
     });

@@ -1,6 +1,6 @@
 //! The workflow of GitHub agrees with the scripts in `.ci` and with the package.
 
-use super::{package, read};
+use super::{package, read, root};
 
 #[test]
 fn the_workflow_runs_the_tests_on_every_server() {
@@ -45,6 +45,21 @@ fn a_release_runs_the_scripts_of_the_workflow_and_stops_before_it_publishes() {
         .filter(|line| line.contains("cargo publish") && !line.starts_with('#'))
     {
         assert!(line.ends_with("--dry-run"), "{line}");
+    }
+}
+
+#[test]
+fn the_image_is_built_with_the_rust_that_the_package_declares() {
+    let (package, image) = (package(), read("examples/envoy/Dockerfile"));
+    let version = package["rust_version"].as_str().expect("a rust-version");
+    assert!(image.contains(&format!("\nFROM rust:{version}-")), "not rust:{version}");
+    let build = "docker build --file examples/envoy/Dockerfile ";
+    for file in [".github/workflows/ci.yml", "examples/envoy/Dockerfile"] {
+        assert!(read(file).contains(build), "{file} has no `{build}`");
+    }
+    for path in image.lines().filter_map(|line| line.strip_prefix("COPY examples/")) {
+        let path = path.split(' ').next().expect("a path");
+        assert!(root().join("examples").join(path).is_file(), "{path}");
     }
 }
 
