@@ -11,7 +11,8 @@
 //!
 //! The name of a policy is the domain and the keys of a descriptor, and the key is its values: `shop.remote_address` is the limit
 //! of `{"remote_address": "203.0.113.7"}` in the domain `shop`. Of a `generic_key`, which the configuration of Envoy has and no
-//! client chooses, the value is in the name. `examples/envoy/envoy.yaml` is a configuration of Envoy for it.
+//! client chooses, the value is in the name. `examples/envoy/envoy.yaml` is a configuration of Envoy for it, and
+//! `examples/envoy/Dockerfile` makes an image.
 
 use std::{collections::HashMap, env, error::Error, sync::Arc, time::Duration};
 
@@ -27,7 +28,7 @@ use envoy_types::pb::{
     },
     google::protobuf,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, signal};
 use tonic::{
     Request, Response, Status,
     transport::{Server, server::TcpIncoming},
@@ -185,11 +186,12 @@ fn headers(decision: &Decision) -> Vec<HeaderValue> {
     fields.collect()
 }
 
-/// Serves the limits of a file, and follows it.
+/// Serves the limits of a file, and follows it, until `end`; then until the calls that are served have ended.
 pub(crate) async fn serve(
     limits: &str,
     store: impl Store + Clone,
     listener: TcpListener,
+    end: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn Error>> {
     let policies = Policies::watch(limits)?;
     policies.reload_on_change(Duration::from_secs(1))?;
@@ -197,8 +199,9 @@ pub(crate) async fn serve(
     let incoming = TcpIncoming::from(listener);
     Server::builder()
         .add_service(service)
-        .serve_with_incoming(incoming)
+        .serve_with_incoming_shutdown(incoming, end)
         .await?;
+    store.drained(Duration::from_secs(5)).await?; // the refunds of requests that a second limit has denied
     Ok(())
 }
 
@@ -213,5 +216,5 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let addr = env::var("ADDR").unwrap_or_else(|_| "127.0.0.1:8081".into());
     let listener = TcpListener::bind(&addr).await?;
     println!("listening on {}", listener.local_addr()?);
-    serve(&limits, store, listener).await
+    serve(&limits, store, listener, async { drop(signal::ctrl_c().await) }).await
 }

@@ -10,6 +10,7 @@ mod envoy;
 use std::{
     env,
     error::Error,
+    future::pending,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -132,7 +133,7 @@ async fn envoy_limits_logins_and_names_the_client_to_the_service() -> Result<(),
     // A runtime of its own, whose end closes the connections too.
     let service = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     service.spawn(async move {
-        let served = envoy::serve(&file, MemoryStore::new(), limits).await;
+        let served = envoy::serve(&file, MemoryStore::new(), limits, pending()).await;
         served.map_err(|error| error.to_string())
     });
     let envoy = Envoy::start(binary, shop().await, addr).await;

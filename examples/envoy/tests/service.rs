@@ -4,7 +4,7 @@
 #[allow(dead_code)]
 mod envoy;
 
-use std::{fs, time::Duration};
+use std::{fs, future::pending, time::Duration};
 
 use envoy_types::pb::{
     envoy::{
@@ -17,7 +17,7 @@ use envoy_types::pb::{
     },
     google::protobuf::UInt64Value,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::oneshot, time::timeout};
 use tonic::{Code as StatusCode, transport::Channel};
 use tower_quota::{
     MemoryStore,
@@ -36,7 +36,7 @@ async fn client(limits: &str, store: impl Store + Clone) -> Client {
     let addr = listener.local_addr().expect("a bound port");
     let limits = limits.to_owned();
     tokio::spawn(async move {
-        envoy::serve(&limits, store, listener)
+        envoy::serve(&limits, store, listener, pending())
             .await
             .map_err(|error| error.to_string())
     });
@@ -224,4 +224,23 @@ async fn limits_follow_the_file() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     fs::remove_dir_all(folder).expect("the folder");
+}
+
+/// Envoy keeps its connections open.
+#[tokio::test]
+async fn the_service_ends_while_a_client_is_connected() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("a bound port");
+    let (end, ended) = oneshot::channel::<()>();
+    let served = tokio::spawn(async move {
+        let served = envoy::serve(LIMITS, MemoryStore::new(), listener, async { drop(ended.await) });
+        served.await.map_err(|error| error.to_string())
+    });
+    let client = Client::connect(format!("http://{addr}")).await;
+    let mut client = client.expect("the service runs");
+    let decided = client.should_rate_limit(request([descriptor(&ADDRESS)])).await;
+    assert!(decided.is_ok(), "{decided:?}");
+    end.send(()).expect("the service runs");
+    let ended = timeout(Duration::from_secs(20), served).await;
+    assert_eq!(ended.expect("it ends").expect("without a panic"), Ok(()));
 }

@@ -2,6 +2,7 @@
 
 mod comparison;
 mod incident;
+mod sizes;
 
 use std::{
     convert::Infallible,
@@ -85,6 +86,9 @@ mod reload_example;
 #[path = "../../../examples/reqwest.rs"]
 #[allow(dead_code)]
 mod reqwest_example;
+#[path = "../../../examples/sizing.rs"]
+#[allow(dead_code)]
+mod sizing;
 #[path = "../../../examples/testing.rs"]
 #[allow(dead_code)]
 mod testing;

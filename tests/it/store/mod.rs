@@ -12,6 +12,7 @@ mod documented;
 mod failover;
 mod group_commit;
 mod hostile;
+mod layout;
 mod memory;
 mod memory_store;
 mod node_batches;

@@ -13,6 +13,17 @@ fn the_version_is_in_the_changelog() {
     );
 }
 
+/// Two pages, of a first version that has no earlier one to compare with.
+#[test]
+fn the_changelog_of_the_first_version_is_two_pages() {
+    let changelog = read("CHANGELOG.md");
+    let (_, first) = changelog.split_once("\n## [0.1.0]").expect("the first version");
+    let lines = first.lines().count();
+    assert!(lines <= 110, "it has {lines} lines");
+    let long = changelog.lines().find(|line| line.chars().count() > 120);
+    assert_eq!(long, None, "CHANGELOG.md has lines of at most 120 columns");
+}
+
 #[test]
 fn the_docs_have_every_feature() {
     let (docs, package) = (read("src/lib.rs"), package());

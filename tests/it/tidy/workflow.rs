@@ -1,6 +1,6 @@
 //! The workflow of GitHub agrees with the scripts in `.ci` and with the package.
 
-use super::{package, read};
+use super::{package, read, root};
 
 #[test]
 fn the_workflow_runs_the_tests_on_every_server() {
@@ -22,6 +22,45 @@ fn the_workflow_builds_with_the_oldest_rust_that_the_package_declares() {
     let install = "rustup toolchain install \"$(sed -n 's/^rust-version = \"\\(.*\\)\"/\\1/p' Cargo.toml)\"";
     let workflow = read(".github/workflows/ci.yml");
     assert!(workflow.contains(install), "ci.yml has no `{install}`");
+}
+
+/// A release runs what a pull request runs.
+#[test]
+fn a_release_runs_the_scripts_of_the_workflow_and_stops_before_it_publishes() {
+    let (workflow, release) = (read(".github/workflows/ci.yml"), read(".ci/release"));
+    let scripts = workflow
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- run: .ci/"));
+    let scripts: Vec<_> = scripts.filter_map(|command| command.split(' ').next()).collect();
+    assert!(scripts.len() > 3, "{scripts:?}");
+    for script in scripts {
+        assert!(
+            release.contains(&format!("step .ci/{script}\n")),
+            ".ci/release does not run .ci/{script}"
+        );
+    }
+    let commands = release.split("\ncat <<END\n").next().expect("the commands");
+    for line in commands
+        .lines()
+        .filter(|line| line.contains("cargo publish") && !line.starts_with('#'))
+    {
+        assert!(line.ends_with("--dry-run"), "{line}");
+    }
+}
+
+#[test]
+fn the_image_is_built_with_the_rust_that_the_package_declares() {
+    let (package, image) = (package(), read("examples/envoy/Dockerfile"));
+    let version = package["rust_version"].as_str().expect("a rust-version");
+    assert!(image.contains(&format!("\nFROM rust:{version}-")), "not rust:{version}");
+    let build = "docker build --file examples/envoy/Dockerfile ";
+    for file in [".github/workflows/ci.yml", "examples/envoy/Dockerfile"] {
+        assert!(read(file).contains(build), "{file} has no `{build}`");
+    }
+    for path in image.lines().filter_map(|line| line.strip_prefix("COPY examples/")) {
+        let path = path.split(' ').next().expect("a path");
+        assert!(root().join("examples").join(path).is_file(), "{path}");
+    }
 }
 
 /// A tag can be moved; a commit cannot.

@@ -4,9 +4,9 @@ use std::{collections::HashSet, time::Duration};
 
 use bytes::Bytes;
 
+use super::caller::hourly;
 use crate::{
     Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
-    limit::Calendar,
     store::{
         ChargeRole, LeaseId, Operation, Waiting,
         redis::{call::ScriptCall, key_format::slot_of},
@@ -178,7 +178,7 @@ fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge 
         ("fixed", [0, 0, 0]) => {
             let boundaries: [u64; 4] = run.numbers();
             assert!((boundaries[0]..boundaries[3]).contains(&now), "{boundaries:?}");
-            FixedWindow::calendar(quota, Calendar::Hour, "UTC").unwrap().into()
+            hourly(quota)
         }
         ("fixed", [span, 1, 0]) => FixedWindow::new(quota, window(span)).into(),
         ("fixed", [span, 0, 0]) => FixedWindow::new(quota, window(span)).aligned().into(),

@@ -21,7 +21,6 @@ use super::{
 };
 use crate::{
     Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
-    limit::Calendar,
     store::{
         Charge,
         ChargeRole::{self, CheckedOnly, Counted, Once},
@@ -29,6 +28,15 @@ use crate::{
         redis::{key_format::KeyFormat, request::OwnedRequest, store::RedisStore},
     },
 };
+
+/// A limit of each hour of a calendar; of the clock without the feature `calendar`.
+pub(super) fn hourly(quota: u64) -> Limit {
+    #[cfg(feature = "calendar")]
+    let hourly = FixedWindow::calendar(quota, crate::limit::Calendar::Hour, "UTC").expect("a time zone");
+    #[cfg(not(feature = "calendar"))]
+    let hourly = FixedWindow::per_hour(quota).aligned();
+    hourly.into()
+}
 
 /// A request with its charges.
 pub(super) struct SimulatedRequest {
@@ -84,8 +92,7 @@ impl SimulatedRequest {
                 ]
             }
             Kind::Calendar => {
-                let hourly = FixedWindow::calendar(1_000, Calendar::Hour, "UTC").unwrap();
-                vec![("calendar", hourly.into(), shared(rng), Counted)]
+                vec![("calendar", hourly(1_000), shared(rng), Counted)]
             }
             Kind::Across => {
                 let other = Key::from(format!("other-{number}"));
