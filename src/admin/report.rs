@@ -18,8 +18,7 @@ use super::{
 };
 use crate::{
     Key,
-    decision::Summary,
-    store::{Charge, NodeStatus, Operation, Override, Store, StoreId, StoreRequest, summary},
+    store::{Charge, NodeStatus, Operation, Override, Store, StoreId, StoreRequest, Summary, summary},
 };
 
 /// The response to `GET /report`.

@@ -18,6 +18,8 @@ mod overrides;
 pub(crate) mod redis;
 mod request;
 mod response;
+#[cfg(feature = "admin")]
+mod space_saving;
 mod status;
 #[cfg(any(feature = "fred", feature = "cluster"))]
 mod uncounted;
@@ -25,8 +27,6 @@ pub(crate) mod wakes;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-#[cfg(feature = "admin")]
-pub(crate) use self::status::summary;
 pub use self::{
     failover::FailureMode,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
@@ -40,6 +40,11 @@ pub(crate) use self::{
     failover::{Failover, LocalCharge},
     operation::Waiting,
     outstanding::{Outstanding, Owed, OwedKind, PerStore},
+};
+#[cfg(feature = "admin")]
+pub(crate) use self::{
+    space_saving::{SpaceSaving, Summary},
+    status::summary,
 };
 pub use crate::error::{ErrorKind, StoreError};
 pub(crate) use crate::limit::NamedLimit;
