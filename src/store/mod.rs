@@ -3,6 +3,7 @@
 //! [`RedisStore`](crate::RedisStore) shares counts between all replicas of a service. [`MemoryStore`] counts in one process,
 //! with the same decisions. [`FailureMode`] defines what happens while a store fails.
 
+mod denied_subjects;
 mod failover;
 mod fold;
 #[cfg_attr(
@@ -18,7 +19,7 @@ mod overrides;
 pub(crate) mod redis;
 mod request;
 mod response;
-#[cfg(feature = "admin")]
+#[cfg(any(feature = "admin", feature = "fred", feature = "cluster"))]
 mod space_saving;
 mod status;
 #[cfg(any(feature = "fred", feature = "cluster"))]
@@ -28,6 +29,7 @@ pub(crate) mod wakes;
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 pub use self::{
+    denied_subjects::DeniedSubjects,
     failover::FailureMode,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
     outstanding::{StoreId, Undrained},
@@ -143,6 +145,14 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// The subjects that all processes with this store [deny most often](crate::Admin#the-denials-of-all-replicas).
+    ///
+    /// A store that wraps another one returns those of that store. The default is `None`: then each process counts its own
+    /// denials alone.
+    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
+        None
+    }
+
     /// What the store reports about itself to operators, from memory: no call of a server is made for it.
     ///
     /// A store that wraps another one returns the status of that store. The default is `None`.
@@ -252,6 +262,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).overrides()
     }
 
+    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
+        (**self).denied_subjects()
+    }
+
     fn status(&self) -> Option<StoreStatus> {
         (**self).status()
     }
@@ -276,6 +290,10 @@ impl<S: Store + ?Sized> Store for Box<S> {
 
     fn overrides(&self) -> Option<&Overrides> {
         (**self).overrides()
+    }
+
+    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
+        (**self).denied_subjects()
     }
 
     fn status(&self) -> Option<StoreStatus> {
