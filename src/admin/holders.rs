@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::{subject, subject::SubjectNames, watched::WatchedPolicy};
-use crate::{Key, decision::Summary};
+use crate::{Key, store::Summary};
 
 /// A subject with slots in this process.
 #[derive(Serialize)]

@@ -8,6 +8,8 @@ use std::{
 use serde::Serialize;
 
 use super::{
+    denials,
+    denials::{DenialsReport, OfAllReplicas},
     holders,
     holders::{BanReport, SlotsReport},
     request::ReportSize,
@@ -18,7 +20,6 @@ use super::{
 };
 use crate::{
     Key,
-    decision::Summary,
     store::{Charge, NodeStatus, Operation, Override, Store, StoreId, StoreRequest, summary},
 };
 
@@ -96,6 +97,10 @@ struct PolicyReport {
     /// The decisions in this process while there is a router.
     decisions: u64,
     denials: DenialsReport,
+    /// None if the store does not count them, or fails.
+    denials_of_all_replicas: Option<DenialsReport>,
+    /// Why those of all replicas are not known.
+    denials_error: Option<String>,
 }
 
 #[derive(PartialEq, Serialize)]
@@ -105,23 +110,6 @@ struct LimitReport {
     quota: Option<u64>,
     /// None for a calendar, slots, and without a limit.
     window_seconds: Option<f64>,
-}
-
-#[derive(Serialize)]
-struct DenialsReport {
-    total: u64,
-    since: Option<u64>,
-    /// A subject that is not listed was denied at most so often.
-    most_of_others: u64,
-    subjects: Vec<DeniedSubject>,
-}
-
-/// How often a subject was denied: at least `denials - error` times, and at most `denials` times.
-#[derive(Serialize)]
-pub(super) struct DeniedSubject {
-    subject: String,
-    pub(super) denials: u64,
-    error: u64,
 }
 
 /// A limit of one subject in place of the limit of a policy, for a time.
@@ -147,10 +135,11 @@ pub(super) async fn report(shared: &Shared, size: &ReportSize) -> Report {
         store_reports.push(report_store(number, &of_store).await);
     }
 
+    let mut of_all = OfAllReplicas::default();
     let mut policy_reports: Vec<PolicyReport> = Vec::new();
     for policy in &policies {
         let store = number_of(&stores, policy.store());
-        let report = report_policy(&policies, policy, store, (names, size)).await;
+        let report = report_policy(&policies, policy, store, (names, size, &mut of_all)).await;
         if !policy_reports.iter().any(|other| other.is_same(&report)) {
             policy_reports.push(report);
         }
@@ -226,44 +215,6 @@ pub(super) fn number_of(stores: &[Option<StoreId>], store: Option<StoreId>) -> u
     place.map_or(0, |place| place + 1)
 }
 
-/// The layers and limiters that share the counts of a policy. The clones of a layer are one.
-fn counted<'a>(policies: &'a [WatchedPolicy], policy: &WatchedPolicy) -> Vec<&'a WatchedPolicy> {
-    let mut counted: Vec<&WatchedPolicy> = Vec::new();
-    for policy in policies.iter().filter(|other| other.shares_counts(policy)) {
-        let is_counted = |other: &&WatchedPolicy| {
-            other.position == policy.position && other.context.denials.is_same(&policy.context.denials)
-        };
-        if !counted.iter().any(is_counted) {
-            counted.push(policy);
-        }
-    }
-    counted
-}
-
-/// The denials of a policy by all layers and limiters that share its counts, and since when they are counted.
-pub(super) fn denials(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<(SystemTime, Summary<Key>)> {
-    let counted = counted(policies, policy).into_iter();
-    let summaries = counted.filter_map(|policy| policy.context.denials.summary(policy.position));
-    summaries.reduce(|(since, joined), (other_since, other)| (since.min(other_since), joined.join(other)))
-}
-
-/// The decisions of the same.
-fn decisions(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> u64 {
-    let counted = counted(policies, policy).into_iter();
-    counted
-        .map(|policy| policy.context.denials.decisions(policy.position))
-        .sum()
-}
-
-pub(super) fn denied_subject(names: &SubjectNames, summary: &Summary<Key>, key: &Key) -> Option<DeniedSubject> {
-    let count = summary.counts.iter().find(|count| count.item == *key)?;
-    Some(DeniedSubject {
-        subject: names.name(key),
-        denials: count.count,
-        error: count.error,
-    })
-}
-
 async fn report_store(number: usize, policies: &[&WatchedPolicy]) -> StoreReport {
     let store = &policies[0].context.store;
     let status = store.status();
@@ -326,7 +277,7 @@ async fn report_policy(
     policies: &[WatchedPolicy],
     policy: &WatchedPolicy,
     store: usize,
-    (names, size): (&SubjectNames, &ReportSize),
+    (names, size, of_all): (&SubjectNames, &ReportSize, &mut OfAllReplicas),
 ) -> PolicyReport {
     let limits = policy.limits.iter().take(MOST).map(|limit| LimitReport {
         limit: limit.named.limit.to_string(),
@@ -334,7 +285,13 @@ async fn report_policy(
         window_seconds: limit.named.limit.window().map(|window| window.as_secs_f64()),
     });
     let limits = limits.collect();
-    let denials = denials(policies, policy);
+    let denials = denials::of_process(policies, policy);
+    let most = size.subjects.unwrap_or(usize::MAX);
+    let (of_all, denials_error) = match of_all.read(policy, most).await {
+        Some(Ok(denials)) => (Some(DenialsReport::new(denials.as_ref(), names, most)), None),
+        Some(Err(error)) => (None, Some(error)),
+        None => (None, None),
+    };
     PolicyReport {
         policy: policy.name.clone(),
         plan: policy.of_plan.clone(),
@@ -352,8 +309,10 @@ async fn report_policy(
         refused_reload: policy.refused_reload.clone(),
         slots: holders::slots(policy, names),
         bans: holders::bans(policy, denials.as_ref().map(|(_, summary)| summary), names).await,
-        decisions: decisions(policies, policy),
-        denials: report_denials(denials, names, size.subjects.unwrap_or(usize::MAX)),
+        decisions: denials::decisions(policies, policy),
+        denials: DenialsReport::new(denials.as_ref(), names, most),
+        denials_of_all_replicas: of_all,
+        denials_error,
     }
 }
 
@@ -364,22 +323,6 @@ pub(super) fn key_forms(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> S
     forms.sort_unstable();
     forms.dedup();
     forms.join(" or ")
-}
-
-fn report_denials(denials: Option<(SystemTime, Summary<Key>)>, names: &SubjectNames, most: usize) -> DenialsReport {
-    let (since, summary) = denials.unzip();
-    let counts = summary.iter().flat_map(|summary| &summary.counts);
-    let subjects = counts.take(most).map(|count| DeniedSubject {
-        subject: names.name(&count.item),
-        denials: count.count,
-        error: count.error,
-    });
-    DenialsReport {
-        subjects: subjects.collect(),
-        total: summary.as_ref().map_or(0, |summary| summary.total),
-        since: since.map(unix_seconds),
-        most_of_others: summary.map_or(0, |summary| summary.most_of_others),
-    }
 }
 
 impl PolicyReport {

@@ -6,8 +6,10 @@ use axum::http::StatusCode;
 use serde::Serialize;
 
 use super::{
+    denials,
+    denials::DeniedSubject,
     report,
-    report::{DeniedSubject, OverrideReport},
+    report::OverrideReport,
     request::{Selection, missing},
     response::AdminError,
     router::Shared,
@@ -32,6 +34,7 @@ pub(super) struct Subject {
     subject: String,
     /// None if it is not listed.
     denied: Option<DeniedSubject>,
+    denied_by_all_replicas: Option<DeniedSubject>,
     /// None if it has no limit of its own.
     #[serde(rename = "override")]
     own_limit: Option<OverrideReport>,
@@ -107,7 +110,7 @@ impl Selected {
 
     pub(super) async fn peek(&self, shared: &Shared) -> Result<Subject, AdminError> {
         let counts = subject::peek(&shared.watched, &self.policy.name, self.store_id(), &self.key).await?;
-        let denials = report::denials(&self.policies, &self.policy);
+        let denials = denials::of_process(&self.policies, &self.policy);
         Ok(Subject {
             instance: shared.instance.clone(),
             policy: self.policy.name.clone(),
@@ -115,7 +118,8 @@ impl Selected {
             key: self.key.readable(),
             subject: shared.names.name(&self.key),
             own_limit: report::override_of(&shared.names, &self.policy, self.store, &self.key),
-            denied: denials.and_then(|(_, summary)| report::denied_subject(&shared.names, &summary, &self.key)),
+            denied: denials.and_then(|(_, summary)| denials::denied_subject(&shared.names, &summary, &self.key)),
+            denied_by_all_replicas: denials::of_all_replicas(&shared.names, &self.policy, &self.key).await,
             counts,
         })
     }

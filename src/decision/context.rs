@@ -19,7 +19,10 @@ use super::{
 use crate::{
     Key, Limit,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{Charge, ChargeState, ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, Waiting},
+    store::{
+        Charge, ChargeState, DeniedSubjects, ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store,
+        StoreError, Waiting,
+    },
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -28,6 +31,7 @@ pub(crate) struct CheckContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) failover: Arc<Failover>,
     pub(crate) overrides: Option<Overrides>,
+    pub(crate) denied_subjects: Option<DeniedSubjects>,
     /// Renews leases.
     pub(crate) keeper: Arc<Keeper>,
     /// What [`Store::drained`] waits for.
@@ -59,6 +63,7 @@ impl CheckContext {
             keeper: Keeper::of(&store),
             outstanding: Outstanding::of(store.id()),
             overrides: store.overrides().cloned(),
+            denied_subjects: store.denied_subjects().cloned(),
             store: Arc::new(store),
             lost: policies.iter().any(awaits_completion).then(Arc::default),
             is_composite: is_composite(&policies),

@@ -33,7 +33,7 @@ use crate::{
 #[cfg(feature = "serde")]
 pub(crate) use self::degree::Thresholds;
 #[cfg(feature = "admin")]
-pub(crate) use self::denials::{DenialWatch, Denials, Summary};
+pub(crate) use self::denials::{DenialWatch, Denials};
 #[cfg(feature = "tonic")]
 pub(crate) use self::headers::GRPC_RETRY_PUSHBACK;
 #[cfg(all(test, feature = "shuttle"))]

@@ -3,6 +3,8 @@
 #[cfg(feature = "tracing")]
 use tracing::{Span, level_filters::LevelFilter};
 
+#[cfg(feature = "admin")]
+use super::Denials;
 use super::{Decision, Denial, PolicyDecision};
 use crate::observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitingRequest};
 
@@ -10,7 +12,6 @@ impl Decision {
     /// Counts what each policy has done with the request.
     #[inline(always)]
     pub(crate) fn count_outcomes(&self) {
-        #[cfg(feature = "admin")]
         self.count_denials();
         #[cfg(feature = "tracing")]
         if has_spans()
@@ -36,11 +37,20 @@ impl Decision {
     }
 
     /// Counts the decision of each policy, and the key of each that denies the request or, if it only observes, would have denied it.
-    #[cfg(feature = "admin")]
     #[inline]
     fn count_denials(&self) {
         let Some(first) = self.as_slice().first() else { return };
-        let denials = &first.context.denials;
+        if let Some(subjects) = &first.context.denied_subjects {
+            let denying = self.policies().filter(|policy| policy.denial.is_some());
+            denying.for_each(|policy| subjects.count(policy.name(), &policy.key));
+        }
+        #[cfg(feature = "admin")]
+        self.count_for_report(&first.context.denials);
+    }
+
+    #[cfg(feature = "admin")]
+    #[inline]
+    fn count_for_report(&self, denials: &Denials) {
         if !denials.are_watched() {
             return;
         }

@@ -3,6 +3,7 @@
 //! [`RedisStore`](crate::RedisStore) shares counts between all replicas of a service. [`MemoryStore`] counts in one process,
 //! with the same decisions. [`FailureMode`] defines what happens while a store fails.
 
+mod denied_subjects;
 mod failover;
 mod fold;
 #[cfg_attr(
@@ -18,6 +19,8 @@ mod overrides;
 pub(crate) mod redis;
 mod request;
 mod response;
+#[cfg(any(feature = "admin", feature = "fred", feature = "cluster"))]
+mod space_saving;
 mod status;
 #[cfg(any(feature = "fred", feature = "cluster"))]
 mod uncounted;
@@ -25,9 +28,8 @@ pub(crate) mod wakes;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-#[cfg(feature = "admin")]
-pub(crate) use self::status::summary;
 pub use self::{
+    denied_subjects::DeniedSubjects,
     failover::FailureMode,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
     outstanding::{StoreId, Undrained},
@@ -40,6 +42,11 @@ pub(crate) use self::{
     failover::{Failover, LocalCharge},
     operation::Waiting,
     outstanding::{Outstanding, Owed, OwedKind, PerStore},
+};
+#[cfg(feature = "admin")]
+pub(crate) use self::{
+    space_saving::{SpaceSaving, Summary},
+    status::summary,
 };
 pub use crate::error::{ErrorKind, StoreError};
 pub(crate) use crate::limit::NamedLimit;
@@ -135,6 +142,14 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// A store that wraps another one returns those of that store. The default is `None`: then no limit can be overridden.
     fn overrides(&self) -> Option<&Overrides> {
+        None
+    }
+
+    /// The subjects that all processes with this store [deny most often](crate::Admin#the-denials-of-all-replicas).
+    ///
+    /// A store that wraps another one returns those of that store. The default is `None`: then each process counts its own
+    /// denials alone.
+    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
         None
     }
 
@@ -247,6 +262,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).overrides()
     }
 
+    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
+        (**self).denied_subjects()
+    }
+
     fn status(&self) -> Option<StoreStatus> {
         (**self).status()
     }
@@ -271,6 +290,10 @@ impl<S: Store + ?Sized> Store for Box<S> {
 
     fn overrides(&self) -> Option<&Overrides> {
         (**self).overrides()
+    }
+
+    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
+        (**self).denied_subjects()
     }
 
     fn status(&self) -> Option<StoreStatus> {

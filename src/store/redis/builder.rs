@@ -4,6 +4,7 @@ use super::{
     client::ClientLibrary,
     credentials::CredentialSource,
     script::{SCRIPT, Script},
+    source::{ApplicationClient, Source},
 };
 use crate::key::{Secret, ShortSecret};
 
@@ -40,126 +41,8 @@ pub struct RedisStoreBuilder {
     pub(super) group_commit: bool,
     pub(super) deny_cache: bool,
     pub(super) overrides: bool,
+    pub(super) denied_subjects: bool,
     pub(super) script: &'static Script,
-}
-
-/// A client of the application, of a client library that is built in.
-///
-/// It is made of
-///
-/// | type | feature | the client |
-/// | --- | --- | --- |
-/// | [`fred::clients::Client`](crate::fred) | `fred` | is connected and in the end quit by the application |
-/// | [`fred::clients::Pool`](crate::fred) | `fred` | the same; its clients are used in turn |
-/// | [`redis_rs::Client`](crate::redis_rs) | `cluster` | has settings that a URL does not have, such as certificates; the store makes [connections](RedisStoreBuilder::connections) of its own |
-/// | an array or a `Vec` of `redis_rs::Client` | `cluster` | are nodes of a cluster, a few of them, by which the others are found; these are connected to with the settings of the first one. The cluster client of redis-rs itself sends a command again after a connection was lost, which would count a request twice |
-///
-#[cfg_attr(
-    feature = "fred",
-    doc = "
-```no_run
-use tower_quota::{RedisStore, fred::{prelude::*, types::config::ReconnectPolicy}};
-
-# async fn f() -> Result<(), Box<dyn std::error::Error>> {
-let client = Builder::from_config(Config::from_url(\"redis://127.0.0.1:6379\")?)
-    .set_policy(ReconnectPolicy::new_constant(0, 150))
-    .with_connection_config(|config| {
-        config.max_command_attempts = 1;
-        config.max_command_buffer_len = 0;
-        config.tcp.nodelay = Some(true);
-    })
-    .build()?;
-client.init().await?;
-let store = RedisStore::builder().client(client).connect().await?;
-# Ok(())
-# }
-```
-"
-)]
-#[cfg_attr(
-    feature = "cluster",
-    doc = "
-```no_run
-use tower_quota::{RedisStore, redis_rs::Client};
-
-# async fn f() -> Result<(), Box<dyn std::error::Error>> {
-let nodes = [Client::open(\"redis://10.0.0.1:6379\")?, Client::open(\"redis://10.0.0.2:6379\")?];
-let store = RedisStore::builder().client(nodes).connect().await?;
-# Ok(())
-# }
-```
-"
-)]
-#[derive(Clone)]
-pub struct ApplicationClient(Source);
-
-#[cfg(feature = "fred")]
-impl From<fred::clients::Client> for ApplicationClient {
-    fn from(client: fred::clients::Client) -> Self {
-        Self(Source::Fred([client].into()))
-    }
-}
-
-#[cfg(feature = "fred")]
-impl From<fred::clients::Pool> for ApplicationClient {
-    fn from(pool: fred::clients::Pool) -> Self {
-        Self(Source::Fred(pool.clients().into()))
-    }
-}
-
-#[cfg(feature = "cluster")]
-impl From<redis::Client> for ApplicationClient {
-    fn from(client: redis::Client) -> Self {
-        Self(Source::RedisRs(Box::new(client)))
-    }
-}
-
-#[cfg(feature = "cluster")]
-impl<const N: usize> From<[redis::Client; N]> for ApplicationClient {
-    fn from(nodes: [redis::Client; N]) -> Self {
-        Self(Source::RedisRsCluster(nodes.into()))
-    }
-}
-
-#[cfg(feature = "cluster")]
-impl From<Vec<redis::Client>> for ApplicationClient {
-    fn from(nodes: Vec<redis::Client>) -> Self {
-        Self(Source::RedisRsCluster(nodes.into()))
-    }
-}
-
-/// Without the settings, which may contain a password.
-impl fmt::Debug for ApplicationClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ApplicationClient")
-            .field(&self.0.client_library())
-            .finish()
-    }
-}
-
-/// The Redis of a store.
-#[derive(Clone)]
-pub(super) enum Source {
-    Url(Box<str>),
-    #[cfg(feature = "fred")]
-    Fred(Box<[fred::clients::Client]>),
-    #[cfg(feature = "cluster")]
-    RedisRs(Box<redis::Client>),
-    #[cfg(feature = "cluster")]
-    RedisRsCluster(Box<[redis::Client]>),
-}
-
-impl Source {
-    /// The client library of a client of the application.
-    pub(super) fn client_library(&self) -> Option<ClientLibrary> {
-        match self {
-            Self::Url(_) => None,
-            #[cfg(feature = "fred")]
-            Self::Fred(_) => Some(ClientLibrary::Fred),
-            #[cfg(feature = "cluster")]
-            Self::RedisRs(_) | Self::RedisRsCluster(_) => Some(ClientLibrary::RedisRs),
-        }
-    }
 }
 
 impl RedisStoreBuilder {
@@ -176,6 +59,7 @@ impl RedisStoreBuilder {
             group_commit: true,
             deny_cache: true,
             overrides: false,
+            denied_subjects: false,
             script: &SCRIPT,
         }
     }
@@ -372,6 +256,34 @@ impl RedisStoreBuilder {
     /// The default is `false`: no call is made, and no override applies.
     pub fn overrides(mut self, on: bool) -> Self {
         self.overrides = on;
+        self
+    }
+
+    /// Sets whether the denials of single keys are counted in Redis, so that the report of
+    /// [`Admin`](crate::Admin#the-denials-of-all-replicas) lists the subjects that all processes with this setting deny most often.
+    ///
+    /// Once a second, a process that has denied requests sends how often and of which keys, in one call for each policy: at most
+    /// 100 keys of each. A check makes no call for it, and without denials there is none. What a process has counted is lost if
+    /// it ends before it sends that, which is at most a second, and if Redis fails then: it is sent once.
+    ///
+    /// They are stored under one key for each policy, such as `quota:1:denied:api`, which expires a day after the last denial:
+    /// at most 1,000 keys of callers, as the counts have them. With [`hash_keys`](Self::hash_keys) these are hashes.
+    ///
+    /// The default is `false`: no call is made.
+    ///
+    /// ```
+    /// use tower_quota::{RedisStore, store::Store};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_quota::ConfigError> {
+    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379");
+    /// assert!(builder.clone().connect_lazy()?.denied_subjects().is_none());
+    /// assert!(builder.denied_subjects(true).connect_lazy()?.denied_subjects().is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn denied_subjects(mut self, on: bool) -> Self {
+        self.denied_subjects = on;
         self
     }
 

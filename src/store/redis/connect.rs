@@ -8,13 +8,15 @@ use super::client::fred::FredClient;
 use super::client::redis_rs::RedisRsClient;
 use super::{
     backend::Backend,
-    builder::{RedisStoreBuilder, Source},
+    builder::RedisStoreBuilder,
     client::{ClientLibrary, RedisClient},
     credentials::ConnectionSettings,
+    denied_subjects::verify,
     deny_cache::DenyCache,
     key_format::KeyFormat,
     overrides::read_newest,
     queues::{BatchLimits, CommitQueues},
+    source::Source,
     store::RedisStore,
     task::spawn,
     trial::{connect_in_background, connected},
@@ -115,14 +117,10 @@ impl RedisStoreBuilder {
         connected(&store.queues().backend, connect_timeout).await?;
         if let Some(overrides) = Store::overrides(&store) {
             // While Redis is away, the task that follows them goes on.
-            let read = read_newest(overrides).await;
-            read.or_else(|error| {
-                if error.kind() == ErrorKind::Refused {
-                    Err(error)
-                } else {
-                    Ok(())
-                }
-            })?;
+            unless_refused(read_newest(overrides).await)?;
+        }
+        if let Some(subjects) = Store::denied_subjects(&store) {
+            unless_refused(verify(subjects).await)?;
         }
         Ok(store)
     }
@@ -166,7 +164,11 @@ impl RedisStoreBuilder {
         };
         let deny_cache = self.deny_cache.then(DenyCache::new);
         let store = RedisStore::new(CommitQueues::new(backend, deny_cache, limits));
-        Ok(if self.overrides { store.with_overrides() } else { store })
+        let store = if self.overrides { store.with_overrides() } else { store };
+        Ok(match self.denied_subjects {
+            true => store.with_denied_subjects(),
+            false => store,
+        })
     }
 
     fn redis_client(&self) -> Result<RedisClient, ConfigError> {
@@ -272,6 +274,14 @@ fn validate_credentials(source: &Source) -> Result<(), ConfigError> {
         #[cfg(feature = "cluster")]
         Source::RedisRs(_) | Source::RedisRsCluster(_) => Ok(()),
     }
+}
+
+/// Other failures pass: what has failed is repeated.
+fn unless_refused(result: Result<(), StoreError>) -> Result<(), StoreError> {
+    result.or_else(|error| match error.kind() {
+        ErrorKind::Refused => Err(error),
+        ErrorKind::Timeout | ErrorKind::Unreachable | ErrorKind::Protocol => Ok(()),
+    })
 }
 
 fn no_runtime() -> ConfigError {

@@ -8,6 +8,7 @@ mod client;
 mod commit_queue;
 mod connect;
 mod credentials;
+pub(super) mod denied_subjects;
 mod deny_cache;
 mod failure;
 mod key_format;
@@ -21,6 +22,7 @@ mod request;
 mod script;
 #[cfg(test)]
 mod simulation;
+mod source;
 mod store;
 mod task;
 #[cfg(all(test, feature = "shuttle"))]
@@ -30,9 +32,6 @@ mod url;
 mod wakes;
 
 pub use self::{
-    builder::{ApplicationClient, RedisStoreBuilder},
-    client::ClientLibrary,
-    connect::ConnectError,
-    credentials::Credentials,
-    store::RedisStore,
+    builder::RedisStoreBuilder, client::ClientLibrary, connect::ConnectError, credentials::Credentials,
+    source::ApplicationClient, store::RedisStore,
 };

@@ -15,7 +15,14 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{backend::Backend, call::ScriptCall, failure::Failure, script::OVERRIDES, trial::explain};
+use super::{
+    backend::Backend,
+    call::ScriptCall,
+    failure::Failure,
+    reply::{member, number},
+    script::OVERRIDES,
+    trial::explain,
+};
 use crate::{
     Key, Limit,
     store::{
@@ -99,22 +106,12 @@ impl RedisOverrides {
     }
 }
 
-/// Takes a little-endian double.
-fn number(bytes: &mut &[u8]) -> Option<f64> {
-    let (number, rest) = bytes.split_first_chunk()?;
-    *bytes = rest;
-    Some(f64::from_le_bytes(*number))
-}
-
 /// The overrides of a reply. Those that another version of the crate has written, and this one cannot read, are left out.
 fn list(mut bytes: &[u8], count: usize) -> Option<Vec<Override>> {
     let mut list = Vec::new();
     for _ in 0..count {
         let expires_at = number(&mut bytes)?;
-        let end = bytes.iter().position(|byte| *byte == 0)?;
-        let (member, rest) = bytes.split_at(end);
-        bytes = &rest[1..];
-        list.extend(read(member, expires_at));
+        list.extend(read(member(&mut bytes)?, expires_at));
     }
     Some(list)
 }

@@ -7,19 +7,21 @@ use tokio::time::Instant;
 
 use super::{
     across_slots,
+    denied_subjects::{RedisDenied, send as send_denied},
     failure::Failure,
     key_format::slot_of,
     overrides::{RedisOverrides, follow},
     prefetch::Prefetch,
     queues::{CommitQueues, Decided},
     request::{HashedRequest, OwnedRequest},
-    script::{OVERRIDES, SCRIPT},
+    script::{DENIED_SUBJECTS, OVERRIDES, SCRIPT},
     task::spawn,
     trial::ready,
     wakes::Subscription,
 };
 use crate::store::{
-    Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, overrides, uncounted,
+    DeniedSubjects, Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus,
+    overrides, uncounted,
 };
 
 /// Storage backend in Redis 6.2 or later, or Valkey, shared by all replicas of a service.
@@ -155,6 +157,7 @@ pub struct RedisStore {
     queues: Arc<CommitQueues>,
     subscription: Arc<Subscription>,
     followed: Option<Overrides>,
+    denied_subjects: Option<DeniedSubjects>,
     prefetch: Arc<Prefetch>,
 }
 
@@ -165,6 +168,7 @@ impl RedisStore {
             queues: Arc::new(queues),
             subscription: Arc::default(),
             followed: None,
+            denied_subjects: None,
             prefetch: Arc::new(Prefetch::new()),
         }
     }
@@ -175,6 +179,14 @@ impl RedisStore {
         let overrides = Overrides::new(overrides::Source::Redis(redis));
         spawn(follow(overrides.downgrade()));
         self.followed = Some(overrides);
+        self
+    }
+
+    /// The same with denied subjects, which a task sends.
+    pub(super) fn with_denied_subjects(mut self) -> Self {
+        let subjects = DeniedSubjects::new(RedisDenied::new(self.queues.backend.clone()));
+        spawn(send_denied(subjects.downgrade()));
+        self.denied_subjects = Some(subjects);
         self
     }
 
@@ -221,7 +233,8 @@ impl RedisStore {
     /// ```
     #[must_use]
     pub fn scripts() -> &'static [&'static str] {
-        static SCRIPTS: LazyLock<[&str; 2]> = LazyLock::new(|| [SCRIPT.source, OVERRIDES.source]);
+        static SCRIPTS: LazyLock<[&str; 3]> =
+            LazyLock::new(|| [SCRIPT.source, OVERRIDES.source, DENIED_SUBJECTS.source]);
         &*SCRIPTS
     }
 }
@@ -237,6 +250,10 @@ impl Store for RedisStore {
 
     fn overrides(&self) -> Option<&Overrides> {
         self.followed.as_ref()
+    }
+
+    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
+        self.denied_subjects.as_ref()
     }
 
     fn status(&self) -> Option<StoreStatus> {

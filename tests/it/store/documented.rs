@@ -9,13 +9,14 @@ use std::{
     time::Duration,
 };
 
-use tower_quota::{ClientLibrary, Limiter, Policy, SlidingLog, store::ErrorKind};
+use http::Request;
+use tower_quota::{Admin, ClientLibrary, Limiter, Policy, SlidingLog, store::ErrorKind};
 
 use super::{
     acl::{do_all, is_needless, wait_for_a_slot},
     topologies::tls,
 };
-use crate::support::{Cluster, Redis, Sentinel, Worker, each_client, patient};
+use crate::support::{Cluster, Redis, Sentinel, Worker, each_client, eventually, patient, send};
 
 each_client! {
     each_url_and_each_user_of_the_docs_works
@@ -313,7 +314,11 @@ async fn works(
         assert_eq!(worker.outcome().0, 3, "{what}");
         return;
     }
-    let builder = patient().client_library(library).overrides(true).url(&url);
+    let builder = patient()
+        .client_library(library)
+        .overrides(true)
+        .denied_subjects(true)
+        .url(&url);
     if at.place == Place::Nowhere {
         let error = builder
             .connect_timeout(Duration::from_millis(50))
@@ -335,6 +340,26 @@ async fn works(
     let limiter = Limiter::new(store.clone(), Policy::new("exports", SlidingLog::per_day(5)));
     let raised = limiter.override_limit("exports", "acme", SlidingLog::per_day(20), Duration::from_secs(60));
     raised.await.unwrap_or_else(|error| panic!("{what}: {error}"));
+    let admin = Admin::new().limiter(&limiter).router_behind_authentication();
+    let denials = async || {
+        let report = send(&admin, Request::get("/report")).await.json();
+        report["policies"][0]["denials_of_all_replicas"]["total"].as_u64()
+    };
+    let before = denials().await;
+    assert!(before.is_some(), "{what}");
+    let _ = limiter
+        .charge("acme", 20)
+        .await
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    let denied = limiter
+        .check("acme")
+        .await
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(!denied.is_allowed(), "{what}");
+    eventually(&format!("{what}: the denial is counted"), async || {
+        denials().await > before
+    })
+    .await;
     wait_for_a_slot(&nodes, &store, &format!("{url} {rules:?}")).await;
 
     for node in nodes {

@@ -1,0 +1,122 @@
+use std::fmt;
+
+use super::client::ClientLibrary;
+
+/// A client of the application, of a client library that is built in.
+///
+/// It is made of
+///
+/// | type | feature | the client |
+/// | --- | --- | --- |
+/// | [`fred::clients::Client`](crate::fred) | `fred` | is connected and in the end quit by the application |
+/// | [`fred::clients::Pool`](crate::fred) | `fred` | the same; its clients are used in turn |
+/// | [`redis_rs::Client`](crate::redis_rs) | `cluster` | has settings that a URL does not have, such as certificates; the store makes [connections](crate::RedisStoreBuilder::connections) of its own |
+/// | an array or a `Vec` of `redis_rs::Client` | `cluster` | are nodes of a cluster, a few of them, by which the others are found; these are connected to with the settings of the first one. The cluster client of redis-rs itself sends a command again after a connection was lost, which would count a request twice |
+///
+#[cfg_attr(
+    feature = "fred",
+    doc = "
+```no_run
+use tower_quota::{RedisStore, fred::{prelude::*, types::config::ReconnectPolicy}};
+
+# async fn f() -> Result<(), Box<dyn std::error::Error>> {
+let client = Builder::from_config(Config::from_url(\"redis://127.0.0.1:6379\")?)
+    .set_policy(ReconnectPolicy::new_constant(0, 150))
+    .with_connection_config(|config| {
+        config.max_command_attempts = 1;
+        config.max_command_buffer_len = 0;
+        config.tcp.nodelay = Some(true);
+    })
+    .build()?;
+client.init().await?;
+let store = RedisStore::builder().client(client).connect().await?;
+# Ok(())
+# }
+```
+"
+)]
+#[cfg_attr(
+    feature = "cluster",
+    doc = "
+```no_run
+use tower_quota::{RedisStore, redis_rs::Client};
+
+# async fn f() -> Result<(), Box<dyn std::error::Error>> {
+let nodes = [Client::open(\"redis://10.0.0.1:6379\")?, Client::open(\"redis://10.0.0.2:6379\")?];
+let store = RedisStore::builder().client(nodes).connect().await?;
+# Ok(())
+# }
+```
+"
+)]
+#[derive(Clone)]
+pub struct ApplicationClient(pub(super) Source);
+
+#[cfg(feature = "fred")]
+impl From<fred::clients::Client> for ApplicationClient {
+    fn from(client: fred::clients::Client) -> Self {
+        Self(Source::Fred([client].into()))
+    }
+}
+
+#[cfg(feature = "fred")]
+impl From<fred::clients::Pool> for ApplicationClient {
+    fn from(pool: fred::clients::Pool) -> Self {
+        Self(Source::Fred(pool.clients().into()))
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl From<redis::Client> for ApplicationClient {
+    fn from(client: redis::Client) -> Self {
+        Self(Source::RedisRs(Box::new(client)))
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl<const N: usize> From<[redis::Client; N]> for ApplicationClient {
+    fn from(nodes: [redis::Client; N]) -> Self {
+        Self(Source::RedisRsCluster(nodes.into()))
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl From<Vec<redis::Client>> for ApplicationClient {
+    fn from(nodes: Vec<redis::Client>) -> Self {
+        Self(Source::RedisRsCluster(nodes.into()))
+    }
+}
+
+/// Without the settings, which may contain a password.
+impl fmt::Debug for ApplicationClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ApplicationClient")
+            .field(&self.0.client_library())
+            .finish()
+    }
+}
+
+/// The Redis of a store.
+#[derive(Clone)]
+pub(super) enum Source {
+    Url(Box<str>),
+    #[cfg(feature = "fred")]
+    Fred(Box<[fred::clients::Client]>),
+    #[cfg(feature = "cluster")]
+    RedisRs(Box<redis::Client>),
+    #[cfg(feature = "cluster")]
+    RedisRsCluster(Box<[redis::Client]>),
+}
+
+impl Source {
+    /// The client library of a client of the application.
+    pub(super) fn client_library(&self) -> Option<ClientLibrary> {
+        match self {
+            Self::Url(_) => None,
+            #[cfg(feature = "fred")]
+            Self::Fred(_) => Some(ClientLibrary::Fred),
+            #[cfg(feature = "cluster")]
+            Self::RedisRs(_) | Self::RedisRsCluster(_) => Some(ClientLibrary::RedisRs),
+        }
+    }
+}
