@@ -356,11 +356,11 @@ async fn works(
         .await
         .unwrap_or_else(|error| panic!("{what}: {error}"));
     assert!(!denied.is_allowed(), "{what}");
+    wait_for_a_slot(&nodes, &store, &format!("{url} {rules:?}")).await;
     eventually(&format!("{what}: the denial is counted"), async || {
         denials().await > before
     })
     .await;
-    wait_for_a_slot(&nodes, &store, &format!("{url} {rules:?}")).await;
 
     for node in nodes {
         let log: Vec<HashMap<String, String>> = node.command("ACL", ["LOG"]).await;
