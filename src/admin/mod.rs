@@ -114,8 +114,8 @@ use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Wat
 /// * Each store: its kind and [numbers](crate::store::Store::status), and how long it takes to reply to one peek, or its error.
 ///   `open breakers` of a [`RedisStore`](crate::RedisStore) above 0 means that Redis does not reply.
 /// * The [health](crate::guide::operating#health-of-a-store) of each server of a store as `nodes`: its address as `node`, `state`,
-///   `since`, the checks of this process in the last minute that were `decided` and that `failed`, and the last `error`. `health` is
-///   the same in one line, such as `1 of 3 nodes down: 33 % of checks fail`.
+///   `since`, the checks of this process in the last minute that were `decided` and that `failed`, both 0 while none has failed,
+///   and the last `error`. `health` is the same in one line, such as `1 of 3 nodes down: 33 % of checks fail`.
 /// * Each policy: what its keys are made of (`key`), its limit as text, cost, failure mode and bans, whether it only observes, since when it runs in
 ///   this process (`since`), and when its file was reloaded last (`reloaded_at`). If the last load of the
 ///   file was refused, such as for a mistake in it, `refused_reload` has the error. Of limits that are

@@ -67,7 +67,7 @@ pub(super) fn router(shared: Shared) -> Router {
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!(
                     "`{method}` is not a method of this route; use `POST` for `/reset`, `/override`, `/end-override` and \
-                     `/search`, and `GET` for the others"
+                     `/search`, either for `/subject`, and `GET` for the others"
                 ),
             )
         })
