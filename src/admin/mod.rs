@@ -85,7 +85,7 @@ use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Wat
 ///
 /// A key is written as in Redis: [`Key`](crate::Key) has a table of its components. Characters that are not ASCII can be written as
 /// themselves, and are shown so: `ext:user=张三` is `ext:user=^E5^BC^A0^E4^B8^89` in Redis. A key that no request of the policy
-/// has is refused, with [what its keys are made of](crate::key::KeyForm); of a policy of a limiter, and of one whose extractor has no
+/// has is refused, with [what its keys are made of](crate::key::KeyForm); of a policy of a limiter, and of one with an extractor that has no
 /// such form, any key is accepted. A hash that a store keeps of a long key
 /// (`hash=..`) can be used in its place. Where a store [hashes all keys](crate::RedisStoreBuilder::hash_keys), the key itself is
 /// written, and not the hash. If layers have a policy of one name in several stores, `store` selects one of these by its number
@@ -105,9 +105,9 @@ use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Wat
 ///
 /// `POST /search` takes a value of a key, such as `alice` or `203.0.113.7`, a value with its name, such as `user=alice` or
 /// `x-tenant=7`, or several of them with `|` between them, in any order. An IPv6 address is that of its network. `found` has what
-/// `/subject` returns for each key that is made of these values. `incomplete` has the policies whose keys have more values, such as
-/// `ip=203.0.113.7|path=/..`, and `failed` the keys whose counts the store does not return, with the `error`. Policies whose keys
-/// cannot have the values are left out.
+/// `/subject` returns for each key that is made of these values. `incomplete` has the policies with more values in their keys, such as
+/// `ip=203.0.113.7|path=/..`, and `failed` the keys for which the store returns no counts, with the `error`. Policies
+/// with keys that cannot have the values are left out.
 ///
 /// # The report
 ///

@@ -21,7 +21,7 @@ pub(super) struct SearchResult {
     found: Vec<Subject>,
     /// The keys that have values beside those of the search.
     incomplete: Vec<OtherKey>,
-    /// The keys whose counts the store has not returned.
+    /// The keys for which the store has returned no counts.
     failed: Vec<OtherKey>,
 }
 

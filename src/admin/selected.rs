@@ -125,7 +125,7 @@ impl Selected {
     }
 }
 
-/// Refuses a key that no request of the policy has, whose counts would be empty without a reason.
+/// Refuses a key that no request of the policy has: its counts would be empty without a reason.
 fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, text: &str) -> Result<(), AdminError> {
     let mut same = policies.iter().filter(|other| other.shares_counts(policy));
     if same.clone().any(|policy| policy.key_form.has(key)) {
@@ -139,7 +139,7 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
         None => String::new(),
     };
     Err(AdminError::bad_request(format!(
-        "no request has the key `{}` in the policy `{}`, whose keys are made of `{}`{fix}",
+        "no request has the key `{}` in the policy `{}`: its keys are made of `{}`{fix}",
         key.readable(),
         policy.name,
         report::key_forms(policies, policy),

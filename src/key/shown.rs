@@ -32,14 +32,14 @@ pub(super) fn bytes(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// The byte whose escape a text begins with.
+/// The byte that the escape at the begin of a text stands for.
 fn escape(text: &[u8]) -> Option<u8> {
     let &[b'^', high, low, ..] = text else { return None };
     let digit = |byte: u8| char::from(byte).to_digit(16).filter(|_| !byte.is_ascii_lowercase());
     u8::try_from(16 * digit(high)? + digit(low)?).ok()
 }
 
-/// The character whose escapes a text begins with, and the length of these.
+/// The character that the escapes at the begin of a text stand for, and their length.
 fn escaped(text: &str) -> Option<(char, usize)> {
     let mut bytes = Vec::new();
     for text in text.as_bytes().chunks(3).take(4) {

@@ -265,7 +265,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).expect("a file");
 }
 
-/// A service of each kind, whose fault is not of Redis: its job, its alert, and the alerts that it may have too.
+/// A service of each kind with a fault that is not of Redis: its job, its alert, and the alerts that it may have too.
 const OTHERS: [(&str, &str, &[&str]); 7] = [
     ("attacked", "LimitAttack", &["LimitTooLow"]),
     ("differing", "LimitReplicasDiffer", &[]),

@@ -20,7 +20,7 @@ fn builder(library: ClientLibrary) -> RedisStoreBuilder {
     patient().client_library(library).denied_subjects(true)
 }
 
-/// A replica of a service, whose limit denies all but the first mail of a key.
+/// A replica of a service. Its limit denies all but the first mail of a key.
 struct Replica {
     limiter: Limiter,
     operator: Operator,
@@ -171,7 +171,7 @@ async fn nothing_is_sent_without_denials(library: ClientLibrary) {
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     let number = |calls: Option<String>| calls.and_then(|calls| calls.rsplit('=').next()?.parse::<u64>().ok());
     let more = number(calls().await).expect("a number") - number(before).expect("a number");
-    // The charge, the first check, whose denial is cached, and the denials, unless a second ended between them.
+    // The charge, the first check, which is denied and cached, and the denials, unless a second ended between them.
     assert!((3..=4).contains(&more), "{more} calls");
 }
 

@@ -72,7 +72,7 @@ fn sizes_follow_from_the_figures() {
     let bucket = of(&format!("{many} token-bucket 10/s burst 30")).expect("a size");
     assert_eq!((bucket.admissions, bucket.key), (30.0, 192.0));
     assert_eq!((bucket.servers, bucket.connections), (4.0, 80.0));
-    // A full log, above and below the largest list, and one whose precision bounds it.
+    // A full log, above and below the largest list, and one that its precision bounds.
     let bytes_of = |limit: &str| of(&format!("{many} {limit}")).expect("a size").key;
     assert_eq!(bytes_of("sliding-log 10000/min"), 1_300_000.0);
     assert_eq!(bytes_of("sliding-log 100/min"), 2_185.0);
