@@ -61,7 +61,7 @@ async fn export(exports: &Limiter, request: Request<String>) -> Result<Response<
     Ok(Response::new("the export".to_owned()))
 }
 
-# #[tokio::main(flavor = "current_thread")]
+# #[tokio::main(flavor = "current_thread", start_paused = true)]
 # async fn main() {
 let exports = Limiter::new(MemoryStore::new(), Policy::new("exports", SlidingLog::per_hour(1)));
 assert!(export(&exports, Request::new("42".to_owned())).await.is_ok());
