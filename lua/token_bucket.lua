@@ -53,28 +53,30 @@ if token_bucket then
       return counted, waits, refunded_at, own_turn, last_turn
     end
 
+    -- How long it takes until this many tokens have come, rounded down.
+    local function time_rounded_down(tokens, rate, period)
+      return time(tokens, rate, period) - (tokens * (period % rate) % rate > 0 and 1 or 0)
+    end
+
     -- Gives tokens back that have not come back already, and returns whether there are any.
     --
-    -- If nothing was taken after them, these are all that are missing. Else, those that came since then may all have been theirs:
-    -- they are given back no second time, nor is the time in which the next comes. While requests wait, which have their times
-    -- already, only the last of them is given back.
+    -- If nothing was taken after them, these are all that are missing. Else, those that came since then may all have been theirs;
+    -- one of which a part has come is not given back, and comes when it would have come. While requests wait, which have their
+    -- times already, only the last of them is given back.
     function refund(key, refunded_at, last_turn, cost, since, spent, at, expires, rate, period)
       if spent == 0 or refunded_at < since or last_turn > now and refunded_at ~= last_turn then
         return false
       end
-      local come, left = 0, 0
-      if last_turn <= now and refunded_at < math.max(at, last_turn) then
-        local span = math.max(0, now - refunded_at)
-        come = tokens(span, rate, period)
-        -- Rounded up, where the last token came within a microsecond.
-        local single = come % rate
-        local fraction = single * (period % rate) % rate > 0 and 1 or 0
-        left = span - (come - single) / rate * period - time(single, rate, period) + fraction
-      end
+      local span = refunded_at < math.max(at, last_turn) and math.max(0, now - refunded_at) or 0
+      local come = tokens(span, rate, period)
       if cost <= come then
         return false
       end
-      spent, since = math.max(0, spent - (cost - come)), since + left
+      if time_rounded_down(come, rate, period) < span then
+        come = come + 1
+      end
+      since = math.max(0, since - (time_rounded_down(come, rate, period) - span))
+      spent = math.max(0, spent - (cost - come))
       local full = since + time(spent, rate, period)
       if full <= now or spent == 0 then
         since, spent, at, full = now, 0, now, now
@@ -90,9 +92,7 @@ if token_bucket then
     spent = spent < cap and spent or cap
     -- Forgets what has come back, and what was taken too far ahead of the clock: that belongs to a clock that is gone.
     local full = since + (rate == 1 and spent * period or time(spent, rate, period))
-    -- A refund may move the begin beyond the last charge.
-    local latest = since > at and since or at
-    if full <= now or spent == 0 or latest > now and latest > now + math.min(SLACK, time(quota, rate, period)) then
+    if full <= now or spent == 0 or at > now and at > now + math.min(SLACK, time(quota, rate, period)) then
       since, spent, at, full = now, 0, now, now
     end
 

@@ -54,6 +54,14 @@ local function make_weighted_log()
     call('PEXPIREAT', log.key, expiry(til))
   end
 
+  -- The weight that is stored for some callers: a debt is bounded, and what fits is stored in full beside a debt under a longer
+  -- window.
+  local function bounded(log, counted, cost, quota)
+    local fits = math.min(counted, math.floor(math.max(0, quota - log.total) / cost))
+    local debts, debt = counted - fits, math.max(0, MAX_TOTAL - log.weight - fits * cost)
+    return fits * cost + math.max(debts, math.min(debts * cost, debt))
+  end
+
   -- Adds the weight of an admission, or of a charge.
   local function add(log, counted, cost, quota, window, grain)
     local beyond = grain == 0 and log.stored > 0 and log.total >= quota
@@ -61,7 +69,7 @@ local function make_weighted_log()
     local weight = counted * cost
     local are_equal = log.kind == '=' and cost == 1 and counted <= FEW and grain == 0 and not beyond
     if not are_equal and log.weight + weight > MAX_TOTAL then
-      weight = math.max(counted, MAX_TOTAL - log.weight)
+      weight = bounded(log, counted, cost, quota)
     end
     log.weight, log.total = log.weight + weight, log.total + weight
     if are_equal then

@@ -59,7 +59,11 @@ impl Rule for SlidingLog {
         if (weight > 1 || self.precision > 0 || beyond) && log.kind == Kind::Plain {
             log.kind = Kind::Weighted;
         }
-        let weight = weight.min(MAX_TOTAL.saturating_sub(log.weight)).max(1);
+        // A debt is bounded. What fits is stored in full beside a debt under a longer window.
+        let weight = match weight <= self.room(log, now) {
+            true => weight,
+            false => weight.min(MAX_TOTAL.saturating_sub(log.weight)).max(1),
+        };
         log.weight += weight;
         log.view.total += weight;
 

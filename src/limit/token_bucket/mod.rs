@@ -71,9 +71,7 @@ use crate::ConfigError;
 /// A refund returns the tokens of a charge that the rate has not returned yet. For the last charge of a bucket their number is
 /// exact. For an earlier charge, all tokens that came since then are taken for those of that charge: of 5 tokens that were taken
 /// 4 seconds ago, at one token a second, a refund returns 1. So after a refund the bucket has at most as many tokens as if the
-/// request had not been charged, and may have fewer. After the refund of an earlier charge, that of another one may return nothing,
-/// if that charge was made within the time of one token after the bucket was last full; with each such refund the time is longer by
-/// that of one token. While requests [wait](crate::Policy::wait_up_to), only the one with the last turn is refunded.
+/// request had not been charged, and may have fewer. While requests [wait](crate::Policy::wait_up_to), only the one with the last turn is refunded.
 ///
 /// # When the clock of Redis is set back
 ///
@@ -282,6 +280,12 @@ impl TokenBucket {
             return product / period;
         }
         let tokens = u128::from(time) * u128::from(rate) / u128::from(period);
+        u64::try_from(tokens).unwrap_or(u64::MAX)
+    }
+
+    fn tokens_rounded_up(&self, time: u64) -> u64 {
+        let (rate, period) = self.reduced();
+        let tokens = (u128::from(time) * u128::from(rate)).div_ceil(u128::from(period));
         u64::try_from(tokens).unwrap_or(u64::MAX)
     }
 }

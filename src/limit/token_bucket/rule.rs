@@ -19,9 +19,7 @@ impl Rule for TokenBucket {
     #[inline]
     fn advance(&self, bucket: &mut Bucket, now: u64, _: u64, _: bool) {
         bucket.spent = bucket.spent.min(self.cap());
-        // A refund may move the begin beyond the last charge.
-        let latest = bucket.charged_at().max(bucket.since);
-        let gone = latest > now && latest > now + SLACK.min(self.time(self.quota()));
+        let gone = bucket.charged_at() > now && bucket.charged_at() > now + SLACK.min(self.time(self.quota()));
         if gone || self.come(bucket.spent, now.saturating_sub(bucket.since)) {
             *bucket = Bucket {
                 since: now,
@@ -88,28 +86,24 @@ impl Rule for TokenBucket {
     }
 
     fn refund(&self, bucket: &mut Bucket, now: u64, at: u64, weight: u64) -> bool {
-        // After the last charge, all missing tokens are those of the charge. After an earlier one, the tokens that came since
-        // then may all be those of the charge: neither they nor the time that has passed towards the next one are returned
-        // twice.
-        let (mut come, mut left) = (0, 0);
         let last_turn = self.last_turn(bucket).unwrap_or_default();
-        if last_turn > now {
-            // The others that wait have their times already.
-            if at != last_turn {
-                return false;
-            }
-        } else if at < bucket.charged_at().max(last_turn) {
-            let passed = now.saturating_sub(at);
-            come = self.tokens(passed);
-            left = passed - self.time_rounded_down(come);
-        }
+        // The others that wait have their times already.
+        let others_wait = last_turn > now && at != last_turn;
+        // After the last charge, all missing tokens are those of the charge. After an earlier one, those that came since then may
+        // all be those of the charge.
+        let is_last = at >= bucket.charged_at().max(last_turn);
+        let passed = if is_last { 0 } else { now.saturating_sub(at) };
         // The rate has returned all tokens that were taken before the bucket was last full.
-        let counts = bucket.spent > 0 && weight > come && at >= bucket.since;
-        if counts {
-            bucket.spent = bucket.spent.saturating_sub(weight - come);
-            bucket.since += left;
-            self.advance(bucket, now, 0, false);
+        let counts = bucket.spent > 0 && at >= bucket.since && !self.come(weight, passed);
+        if others_wait || !counts {
+            return false;
         }
-        counts
+
+        // A token of which a part has come is not returned, and comes when it would have come.
+        let come = self.tokens_rounded_up(passed);
+        bucket.since = bucket.since.saturating_sub(self.time_rounded_down(come) - passed);
+        bucket.spent = bucket.spent.saturating_sub(weight - come);
+        self.advance(bucket, now, 0, false);
+        true
     }
 }

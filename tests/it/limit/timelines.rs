@@ -179,7 +179,7 @@ fn timelines() -> Vec<Timeline> {
             bucket(32, 315_360_000_000_001, 100),
             "0: charge 40 -> 60 left, full in 394_200_000_000_002
              305_505_000_000_001: charge 1 -> 90 left, full in 98_550_000_000_001
-             305_505_000_000_001: refund 40 from 0 -> 98 left, full in 9_855_000_000_001",
+             305_505_000_000_001: refund 40 from 0 -> 99 left, full in 9_855_000_000_001",
         ),
         // A bucket that a refund has filled is full also for a clock that goes back.
         Timeline::of(

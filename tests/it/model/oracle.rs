@@ -377,8 +377,6 @@ pub(crate) struct Bucket {
     advanced: u64,
     /// When it was last charged.
     charged: u64,
-    /// Whether an earlier charge than the last was refunded since it was last full. Then another refund may return less.
-    was_refunded: bool,
 }
 
 impl Bucket {
@@ -394,7 +392,6 @@ impl Bucket {
         let come = Self::come(terms, now - self.advanced.min(now));
         self.least = self.least.saturating_sub(come);
         self.most = self.most.saturating_sub(come);
-        self.was_refunded &= self.most > 0;
         self.advanced = now;
     }
 
@@ -423,10 +420,7 @@ impl Bucket {
             u128::from(terms.rate) - 1
         };
         self.least = self.least.saturating_sub(back);
-        if !self.was_refunded {
-            self.most = self.most.saturating_sub(back.saturating_sub(surplus));
-        }
-        self.was_refunded |= !is_last && back > 0;
+        self.most = self.most.saturating_sub(back.saturating_sub(surplus));
     }
 
     fn until(terms: &Terms, missing: u128, most: u128) -> u64 {

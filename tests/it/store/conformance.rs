@@ -86,6 +86,7 @@ promises! { sliding_log SLIDING_LOG
     each_of_two_checks_at_one_time_counts_while_the_window_is_shortened
     a_call_merges_a_bounded_number_of_entries
     a_debt_grows_no_further_than_its_bound
+    a_debt_under_a_longer_window_makes_no_request_lighter
     windows_are_half_open
     the_window_may_be_shortened
     a_refund_after_a_reset_takes_nothing_from_what_came_since
@@ -151,7 +152,7 @@ promises! { token_bucket TOKEN_BUCKET
     tokens_of_a_large_rate_come_neither_early_nor_late
     tokens_come_one_by_one
     a_debt_of_tokens_is_exact_at_its_bound
-    a_bucket_that_was_refunded_is_full_when_the_clock_is_set_to_before_the_refund
+    the_refund_of_an_early_charge_prevents_no_other
     the_window_may_be_shortened
     a_refund_after_a_reset_takes_nothing_from_what_came_since
     entries_far_ahead_of_the_clock_block_no_request
@@ -1370,6 +1371,15 @@ async fn a_debt_of_tokens_is_exact_at_its_bound(bench: &Bench, _: Algorithm) {
     assert_eq!(reset_after(&charged), time_of(BOUND - 5 + 8 - 6));
 }
 
+async fn a_debt_under_a_longer_window_makes_no_request_lighter(bench: &Bench, algorithm: Algorithm) {
+    bench.charge(&algorithm.limit(9), u64::MAX).await;
+    bench.advance(WINDOW / 2).await;
+    // Four seconds.
+    let shorter = algorithm.shorter(9);
+    admit(bench, &shorter, &[3, 3, 3]).await;
+    assert_eq!(wait(&bench.check(&shorter, 3).await), SECOND);
+}
+
 async fn tokens_come_one_by_one(bench: &Bench, algorithm: Algorithm) {
     let limit = algorithm.limit(5);
     bench.check(&limit, 5).await;
@@ -1440,20 +1450,17 @@ async fn a_refund_after_a_reset_takes_from_what_came_since_at_most(bench: &Bench
     use_up(bench, &algorithm.limit(5)).await;
 }
 
-async fn a_bucket_that_was_refunded_is_full_when_the_clock_is_set_to_before_the_refund(
-    bench: &Bench,
-    algorithm: Algorithm,
-) {
+async fn the_refund_of_an_early_charge_prevents_no_other(bench: &Bench, algorithm: Algorithm) {
+    // A token in two seconds.
     let limit = algorithm.limit(5);
-    let admitted_at = bench.now();
-    bench.check(&limit, 2).await;
-    bench.advance(SECOND / 1_000).await;
-    bench.check(&limit, 3).await;
-    bench.advance(19 * SECOND / 10).await;
-    // The time towards the next token is not returned: the next ones come after the refund.
-    bench.refund(&limit, 2, admitted_at).await;
-    bench.set_back(3 * SECOND / 2).await;
-    assert!(bench.check(&limit, 5).await.allowed);
+    let first_at = bench.now();
+    bench.check(&limit, 1).await;
+    bench.advance(SECOND / 2).await;
+    let second_at = bench.now();
+    bench.check(&limit, 4).await;
+    bench.advance(SECOND).await;
+    assert_eq!(remaining(&bench.refund(&limit, 1, first_at).await), 1);
+    assert_eq!(remaining(&bench.refund(&limit, 4, second_at).await), 5);
 }
 
 async fn a_refund_reaches_the_previous_window(bench: &Bench, algorithm: Algorithm) {
