@@ -5,7 +5,6 @@
 
 mod denied_subjects;
 mod failover;
-mod fold;
 #[cfg_attr(
     not(any(feature = "fred", feature = "cluster")),
     expect(dead_code, reason = "other stores have no nodes")

@@ -12,9 +12,9 @@ use tokio::{
 };
 
 use super::{
+    ServerFailure,
     connection::{CONNECT_TIMEOUT, Endpoint, Node, at},
-    error::ServerFailure,
-    slot_ranges::{Address, MAX_HOST, SlotRange, slot_ranges},
+    topology::{Address, MAX_HOST, SlotRange, slot_ranges},
 };
 use crate::store::{
     health,

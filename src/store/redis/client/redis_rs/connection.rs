@@ -17,10 +17,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{
-    error::{ServerFailure, error_text},
-    sentinel::Sentinels,
-};
+use super::{ServerFailure, error_text, topology::Sentinels};
 use crate::{
     ConfigError,
     store::redis::{
