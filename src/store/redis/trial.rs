@@ -227,7 +227,7 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeou
 fn cause(failure: Failure) -> Box<dyn Error + Send + Sync> {
     match failure {
         Failure::Timeout => "Redis did not reply".into(),
-        Failure::Unreachable(source) => source,
+        Failure::Unreachable(source) => source.into(),
         Failure::Refused(error) => format!("Redis replied: {error}").into(),
         Failure::Forbidden(refusal) => format!("Redis replied: {}", refusal.error).into(),
         Failure::Protocol(fault) => fault.into(),

@@ -30,7 +30,7 @@ use crate::{
         backend::Deadline,
         credentials::{Authenticator, Credentials},
         failure::{Failure, shortened},
-        task::{AbortOnDrop, try_spawn},
+        task::{AbortOnDrop, OnDrop, try_spawn},
         url::FRED_IN_A_CLUSTER,
     },
 };
@@ -41,17 +41,6 @@ const PING_TIMEOUT: Duration = Duration::from_millis(500);
 const AUTH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause before a connection is checked or set up again.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
-
-/// A call that has no reply yet. It is dropped in this state when its deadline has passed.
-pub(super) struct UnansweredCall<'a>(pub(super) Option<&'a Connection>);
-
-impl Drop for UnansweredCall<'_> {
-    fn drop(&mut self) {
-        if let Some(connection) = self.0 {
-            connection.check();
-        }
-    }
-}
 
 /// A client with one connection, which is set up again when it no longer replies.
 ///
@@ -139,7 +128,7 @@ impl Connection {
     }
 
     /// Sends `PING` after a call without a reply, and reconnects if that has no reply either.
-    fn check(&self) {
+    pub(super) fn check(&self) {
         self.spawn_once(|client, reconnect| async move {
             let deadline = Deadline::new(PING_TIMEOUT);
             let ping = CustomCommand::new_static("PING", ClusterHash::Random, false);
@@ -164,22 +153,15 @@ impl Connection {
         if self.suspect.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (client, suspected) = (self.client.clone(), Suspected(self.suspect.clone()));
+        let (client, suspect) = (self.client.clone(), self.suspect.clone());
+        // It ends with the task, which may end early: with its runtime.
+        let suspected = OnDrop::new(move || suspect.store(false, Ordering::Release));
         let reconnect = Reconnect(self.routing.as_ref().map(|routing| routing.current.clone()));
         try_spawn(async move {
             task(client, reconnect).await;
             sleep(RECONNECT_PAUSE).await;
             drop(suspected);
         });
-    }
-}
-
-/// The state of a connection while a task checks it or sets it up. It ends with the task, which may end early: with its runtime.
-struct Suspected(Arc<AtomicBool>);
-
-impl Drop for Suspected {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
     }
 }
 

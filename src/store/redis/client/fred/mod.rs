@@ -27,7 +27,7 @@ use tokio::{
     time::timeout,
 };
 
-use self::connection::{Connection, UnansweredCall, build, check_settings, provider, send_once, subscriber};
+use self::connection::{Connection, build, check_settings, provider, send_once, subscriber};
 use crate::{
     ConfigError,
     store::{
@@ -40,7 +40,7 @@ use crate::{
             failure::{Failure, is_of_replica, shortened, shortened_bytes},
             reply::RawReply,
             script::{EvalCommand, Script},
-            task::{AbortOnDrop, DetachOnDrop},
+            task::{AbortOnDrop, DetachOnDrop, OnDrop},
             wakes::Event,
         },
     },
@@ -141,7 +141,8 @@ impl FredClient {
         // A command ends with its timeout in fred and not with its future: without the timeout, fred would write it after it
         // has reconnected.
         let frame = DetachOnDrop::new(async move { client.custom_raw(command, arguments).await });
-        let mut unanswered = UnansweredCall(Some(connection));
+        // It is dropped without a reply when its deadline has passed.
+        let unanswered = OnDrop::new(|| connection.check());
         let reply = match frame.await {
             Ok(frame) => raw_reply(frame),
             Err(error) => match call_failure(error) {
@@ -150,7 +151,7 @@ impl FredClient {
             },
         };
         if !matches!(reply, Err(Failure::Timeout)) {
-            unanswered.0 = None;
+            unanswered.disarm();
         }
         // The server has become a replica and has kept the connection. A script may run on a replica until it writes.
         let is_of_replica = match &reply {

@@ -149,7 +149,7 @@ impl RedisRsClient {
         let subscribing = self.subscribed(channel, authenticator.as_deref());
         let (mut connection, mut pushes) = match timeout(CONNECT_TIMEOUT, subscribing).await {
             Ok(Ok(subscribed)) => subscribed,
-            Ok(Err(failure)) => return failure.into(),
+            Ok(Err(failure)) => return failure,
             Err(_) => return Failure::Timeout,
         };
         let due = authenticator.and_then(|authenticator| authenticator.due());
@@ -176,14 +176,14 @@ impl RedisRsClient {
         &self,
         channel: &str,
         authenticator: Option<&Authenticator>,
-    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), ServerFailure> {
+    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), Failure> {
         let server = match self {
             Self::SingleServer(server) => server.connections.endpoint.server().await,
             Self::Cluster(cluster) => cluster
                 .any_node()
                 .ok_or_else(|| RedisError::from((ErrorKind::Io, "no node of the cluster is known"))),
         };
-        let server = server.map_err(|error| ServerFailure::of_connection(&error))?;
+        let server = server.map_err(|error| connect_failure(&error))?;
         let (sender, pushes) = mpsc::unbounded_channel();
         let config =
             AsyncConnectionConfig::new().set_push_sender(move |push: PushInfo| sender.send(push).map_err(drop));
@@ -257,42 +257,16 @@ fn error_text(code: &str, details: Option<&str>) -> String {
     }
 }
 
-/// Why a server cannot be used. Of what it has sent only the beginning is kept.
-#[derive(Clone, Debug)]
-enum ServerFailure {
-    Unreachable(String),
-    Forbidden(Refusal),
-    Protocol(&'static str),
-}
+/// The failure for an error of a new connection.
+fn connect_failure(error: &RedisError) -> Failure {
+    use redis::ErrorKind::{AuthenticationFailed, InvalidClientConfig, RESP3NotSupported};
 
-impl ServerFailure {
-    /// The failure for an error of a new connection.
-    fn of_connection(error: &RedisError) -> Self {
-        use redis::ErrorKind::{AuthenticationFailed, InvalidClientConfig, RESP3NotSupported};
-
-        match (error.kind(), error.code()) {
-            (_, Some(code)) => Self::of_reply(code, error.detail()),
-            (AuthenticationFailed | InvalidClientConfig | RESP3NotSupported, None) => {
-                Self::Forbidden(Refusal::new(shortened(error)))
-            }
-            _ => Self::Unreachable(shortened(error)),
+    match (error.kind(), error.code()) {
+        (_, Some(code)) => Failure::of_connection(error_text(code, error.detail())),
+        (AuthenticationFailed | InvalidClientConfig | RESP3NotSupported, None) => {
+            Failure::Forbidden(Refusal::new(shortened(error)))
         }
-    }
-
-    /// The failure for an error reply to a command that sets up a connection.
-    fn of_reply(code: &str, details: Option<&str>) -> Self {
-        let text = error_text(code, details);
-        Refusal::of_connection(&text).map_or(Self::Unreachable(text), Self::Forbidden)
-    }
-}
-
-impl From<ServerFailure> for Failure {
-    fn from(failure: ServerFailure) -> Self {
-        match failure {
-            ServerFailure::Unreachable(text) => Self::Unreachable(text.into()),
-            ServerFailure::Forbidden(refusal) => Self::Forbidden(refusal),
-            ServerFailure::Protocol(fault) => Self::Protocol(fault),
-        }
+        _ => Failure::Unreachable(shortened(error).into()),
     }
 }
 
@@ -307,10 +281,10 @@ mod tests {
             ErrorKind::InvalidClientConfig,
             ErrorKind::RESP3NotSupported,
         ] {
-            let failure = ServerFailure::of_connection(&RedisError::from((kind, "no")));
-            assert!(matches!(failure, ServerFailure::Forbidden(_)), "{failure:?}");
+            let failure = connect_failure(&RedisError::from((kind, "no")));
+            assert!(matches!(failure, Failure::Forbidden(_)), "{failure:?}");
         }
-        let failure = ServerFailure::of_connection(&RedisError::from((ErrorKind::Io, "no")));
-        assert!(matches!(failure, ServerFailure::Unreachable(_)), "{failure:?}");
+        let failure = connect_failure(&RedisError::from((ErrorKind::Io, "no")));
+        assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
     }
 }

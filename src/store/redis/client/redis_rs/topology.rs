@@ -8,7 +8,8 @@ use std::{
 
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisError, Value};
 
-use super::{ServerFailure, connection::at};
+use super::{connection::at, error_text};
+use crate::store::redis::failure::Failure;
 
 /// The sentinels, which report the address of the primary.
 pub(super) struct Sentinels {
@@ -94,11 +95,11 @@ pub(super) struct SlotRange {
 }
 
 /// Reads the reply to `CLUSTER SLOTS` of the node at this host: for each range its ends, the primary, then the replicas.
-pub(super) fn slot_ranges(reply: &Value, sender: &str) -> Result<Vec<SlotRange>, ServerFailure> {
+pub(super) fn slot_ranges(reply: &Value, sender: &str) -> Result<Vec<SlotRange>, Failure> {
     let ranges = match reply {
         Value::Array(ranges) => ranges,
-        Value::ServerError(error) => return Err(ServerFailure::of_reply(error.code(), error.details())),
-        _ => return Err(ServerFailure::Protocol("the reply to `CLUSTER SLOTS` is not a list")),
+        Value::ServerError(error) => return Err(Failure::of_connection(error_text(error.code(), error.details()))),
+        _ => return Err(Failure::Protocol("the reply to `CLUSTER SLOTS` is not a list")),
     };
     let mut nodes = HashSet::new();
     let mut usable = Vec::new();
@@ -106,15 +107,13 @@ pub(super) fn slot_ranges(reply: &Value, sender: &str) -> Result<Vec<SlotRange>,
         let SlotRange { primary, replicas, .. } = &range;
         nodes.extend([primary].into_iter().chain(replicas).cloned());
         if nodes.len() > MAX_NODES {
-            return Err(ServerFailure::Protocol("`CLUSTER SLOTS` lists more than 1000 nodes"));
+            return Err(Failure::Protocol("`CLUSTER SLOTS` lists more than 1000 nodes"));
         }
         usable.push(range);
     }
     match usable.is_empty() {
         // The slots may not be assigned yet.
-        true => Err(ServerFailure::Unreachable(
-            "no node of the cluster has slots".to_owned(),
-        )),
+        true => Err(Failure::Unreachable("no node of the cluster has slots".into())),
         false => Ok(usable),
     }
 }
@@ -211,12 +210,12 @@ mod tests {
     }
 
     fn has_no_slots(reply: &Value) -> bool {
-        matches!(slot_ranges(reply, "sender"), Err(ServerFailure::Unreachable(_)))
+        matches!(slot_ranges(reply, "sender"), Err(Failure::Unreachable(_)))
     }
 
     fn fault_of(reply: &Value) -> String {
         match slot_ranges(reply, "sender") {
-            Err(ServerFailure::Protocol(fault)) => fault.to_owned(),
+            Err(Failure::Protocol(fault)) => fault.to_owned(),
             other => panic!("{other:?}"),
         }
     }
