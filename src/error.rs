@@ -77,20 +77,6 @@ impl Error for ConfigError {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn debug_adds_a_cause_that_the_message_lacks() {
-        let error = ConfigError::because("Redis cannot be used", "connection refused");
-        assert_eq!(format!("{error:?}"), "Redis cannot be used: connection refused");
-
-        let error = ConfigError::because("`limits.toml` cannot be read: no such file", "no such file");
-        assert_eq!(format!("{error:?}"), error.to_string());
-    }
-}
-
 /// The failure of a store.
 ///
 /// It is not a denial: what happens to the request is defined by the policy's [`FailureMode`](crate::store::FailureMode). The message
@@ -206,5 +192,19 @@ impl fmt::Display for StoreError {
 impl Error for StoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_adds_a_cause_that_the_message_lacks() {
+        let error = ConfigError::because("Redis cannot be used", "connection refused");
+        assert_eq!(format!("{error:?}"), "Redis cannot be used: connection refused");
+
+        let error = ConfigError::because("`limits.toml` cannot be read: no such file", "no such file");
+        assert_eq!(format!("{error:?}"), error.to_string());
     }
 }

@@ -71,50 +71,38 @@ pub(super) async fn audit(State(shared): State<Arc<Shared>>, mut request: Reques
     let (parts, body) = request.into_parts();
     let mut line = Line {
         action: match parts.uri.path() {
-            "/reset" => Action::Reset,
-            "/override" => Action::Override,
-            _ => Action::EndOverride,
+            "/reset" => "an operator resets the counts of a subject",
+            "/override" => "an operator overrides the limit of a subject",
+            _ => "an operator ends the override of a subject",
         },
         actor: (shared.actor)(&parts).unwrap_or_else(|| "not known".to_owned()),
         instance: shared.instance.clone(),
         audited,
-        outcome: Outcome::Unknown,
+        // The client has closed its connection before the response.
+        outcome: "unknown",
+        error: None,
     };
     let response = next.run(Request::from_parts(parts, body)).await;
     let error = response.extensions().get::<ErrorText>();
     let error = error.map_or_else(|| response.status().to_string(), |ErrorText(text)| text.to_string());
-    line.outcome = match response.status() {
-        status if status.is_success() => Outcome::Done,
-        StatusCode::SERVICE_UNAVAILABLE => Outcome::Failed(error),
-        _ => Outcome::Refused(error),
+    (line.outcome, line.error) = match response.status() {
+        status if status.is_success() => ("done", None),
+        // The change may have taken effect.
+        StatusCode::SERVICE_UNAVAILABLE => ("failed", Some(error)),
+        // Nothing has changed.
+        _ => ("refused", Some(error)),
     };
     response
 }
 
-enum Action {
-    Reset,
-    Override,
-    EndOverride,
-}
-
-#[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "it is logged"))]
-enum Outcome {
-    Done,
-    /// Nothing has changed.
-    Refused(String),
-    /// The change may have taken effect.
-    Failed(String),
-    /// The client has closed its connection before the response.
-    Unknown,
-}
-
 #[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "it is logged"))]
 struct Line {
-    action: Action,
+    action: &'static str,
     actor: String,
     instance: String,
     audited: Audited,
-    outcome: Outcome,
+    outcome: &'static str,
+    error: Option<String>,
 }
 
 impl Drop for Line {
@@ -127,19 +115,10 @@ impl Drop for Line {
 #[cfg(feature = "tracing")]
 impl Line {
     fn log(&self) {
-        let action = match self.action {
-            Action::Reset => "an operator resets the counts of a subject",
-            Action::Override => "an operator overrides the limit of a subject",
-            Action::EndOverride => "an operator ends the override of a subject",
-        };
-        let (outcome, error) = match &self.outcome {
-            Outcome::Done => ("done", None),
-            Outcome::Refused(error) => ("refused", Some(error)),
-            Outcome::Failed(error) => ("failed", Some(error)),
-            Outcome::Unknown => ("unknown", None),
-        };
+        let (action, outcome) = (self.action, self.outcome);
         let change = self.audited.change();
-        let (actor, instance, error) = (&*self.actor, &*self.instance, error.map(tracing::field::display));
+        let (actor, instance) = (&*self.actor, &*self.instance);
+        let error = self.error.as_ref().map(tracing::field::display);
         let (policy, subject) = (&*change.policy, &*change.subject);
         let setting = Some(&*change.setting).filter(|setting| !setting.is_empty());
         // The level of an event is a constant.

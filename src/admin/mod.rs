@@ -1,12 +1,9 @@
 mod audit;
-mod denials;
-mod holders;
-mod page;
+mod listed;
 mod report;
 mod request;
 mod response;
 mod router;
-mod search;
 mod selected;
 mod settings;
 mod subject;

@@ -8,10 +8,8 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    denials,
-    denials::{DenialsReport, OfAllReplicas},
-    holders,
-    holders::{BanReport, SlotsReport},
+    listed,
+    listed::{BanReport, DenialsReport, OfAllReplicas, SlotsReport},
     request::ReportSize,
     response::{Failure, unix_seconds},
     router::Shared,
@@ -285,7 +283,7 @@ async fn report_policy(
         window_seconds: limit.named.limit.window().map(|window| window.as_secs_f64()),
     });
     let limits = limits.collect();
-    let denials = denials::of_process(policies, policy);
+    let denials = listed::of_process(policies, policy);
     let most = size.subjects.unwrap_or(usize::MAX);
     let (of_all, denials_error) = match of_all.read(policy, most).await {
         Some(Ok(denials)) => (Some(DenialsReport::new(denials.as_ref(), names, most)), None),
@@ -307,9 +305,9 @@ async fn report_policy(
         since: unix_seconds(policy.context.built_at),
         reloaded_at: policy.reloaded_at.map(unix_seconds),
         refused_reload: policy.refused_reload.clone(),
-        slots: holders::slots(policy, names),
-        bans: holders::bans(policy, denials.as_ref().map(|(_, summary)| summary), names).await,
-        decisions: denials::decisions(policies, policy),
+        slots: listed::slots(policy, names),
+        bans: listed::bans(policy, denials.as_ref().map(|(_, summary)| summary), names).await,
+        decisions: listed::decisions(policies, policy),
         denials: DenialsReport::new(denials.as_ref(), names, most),
         denials_of_all_replicas: of_all,
         denials_error,

@@ -1,14 +1,14 @@
-//! The routes of the router.
+//! The page and the routes of the router.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::{
     NamesOfUnused,
     audit::{Audited, FindActor, audit},
-    page, report,
+    report,
     request::{NewOverride, OwnOrigin, Posted, ReportSize, SearchText, Selection},
     response::{AdminError, json},
-    search,
+    selected,
     selected::Selected,
     subject,
     subject::SubjectNames,
@@ -20,7 +20,7 @@ use axum::{
     extract::{DefaultBodyLimit, Query, State, rejection::QueryRejection},
     http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware,
-    response::Response,
+    response::{Html, Response},
     routing::{get, post},
 };
 
@@ -47,7 +47,7 @@ pub(super) fn router(shared: Shared) -> Router {
         .route("/end-override", post(end_override))
         .route_layer(middleware::from_fn_with_state(shared.clone(), audit));
     Router::new()
-        .route("/", get(page::page))
+        .route("/", get(page))
         .route("/report", get(report))
         .route("/subject", get(subject).post(subject_of_body))
         .route("/search", post(search))
@@ -80,7 +80,7 @@ pub(super) fn router(shared: Shared) -> Router {
 async fn protect(mut response: Response) -> Response {
     for (name, value) in [
         (header::CACHE_CONTROL, "no-store"),
-        (header::CONTENT_SECURITY_POLICY, page::CONTENT_POLICY),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_POLICY),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -125,7 +125,7 @@ async fn subject_of_body(
 }
 
 async fn search(State(shared): State<Arc<Shared>>, Posted(text): Posted<SearchText>) -> Result<Response, AdminError> {
-    Ok(json(&search::search(&shared, &text).await?))
+    Ok(json(&selected::search(&shared, &text).await?))
 }
 
 async fn reset(
@@ -162,4 +162,29 @@ async fn end_override(
     audited.is_of(&shared, &selected);
     selected.set_override(None).await?;
     Ok(json(&selected.peek(&shared).await?))
+}
+
+/// Functions of one file may call those of the others.
+const SCRIPT: &str = concat!(
+    include_str!("page_search.js"),
+    include_str!("page_chart.js"),
+    include_str!("page.js")
+);
+const STYLE: &str = include_str!("page.css");
+
+/// A browser runs this script and this style only, by their SHA-256, and sends requests to this server only. A test has the
+/// hashes of the files.
+const CONTENT_POLICY: &str = "default-src 'none'; \
+     script-src 'sha256-/A2AceJic1ob89YZ4DfQdjqaCbMNJiCgNx65beEEdTk='; \
+     style-src 'sha256-k0VNUIy1yMJmIDXYrZhJGcJn2byIuXiK5flNaqswe7s='; \
+     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+static PAGE: LazyLock<String> = LazyLock::new(|| {
+    let page = include_str!("page.html");
+    page.replace("{style}", STYLE).replace("{script}", SCRIPT)
+});
+
+/// The page, in one file: wherever the router is nested, it has no address of another file to find.
+async fn page() -> Html<&'static str> {
+    Html(PAGE.as_str())
 }

@@ -1,4 +1,4 @@
-//! A key of a policy that an operator has selected.
+//! The key of a policy that an operator has selected, and the keys of all policies that a search finds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,11 +6,11 @@ use axum::http::StatusCode;
 use serde::Serialize;
 
 use super::{
-    denials,
-    denials::DeniedSubject,
+    listed,
+    listed::DeniedSubject,
     report,
     report::OverrideReport,
-    request::{Selection, missing},
+    request::{SearchText, Selection, missing},
     response::AdminError,
     router::Shared,
     subject,
@@ -110,7 +110,7 @@ impl Selected {
 
     pub(super) async fn peek(&self, shared: &Shared) -> Result<Subject, AdminError> {
         let counts = subject::peek(&shared.watched, &self.policy.name, self.store_id(), &self.key).await?;
-        let denials = denials::of_process(&self.policies, &self.policy);
+        let denials = listed::of_process(&self.policies, &self.policy);
         Ok(Subject {
             instance: shared.instance.clone(),
             policy: self.policy.name.clone(),
@@ -118,8 +118,8 @@ impl Selected {
             key: self.key.readable(),
             subject: shared.names.name(&self.key),
             own_limit: report::override_of(&shared.names, &self.policy, self.store, &self.key),
-            denied: denials.and_then(|(_, summary)| denials::denied_subject(&shared.names, &summary, &self.key)),
-            denied_by_all_replicas: denials::of_all_replicas(&shared.names, &self.policy, &self.key).await,
+            denied: denials.and_then(|(_, summary)| listed::denied_subject(&shared.names, &summary, &self.key)),
+            denied_by_all_replicas: listed::of_all_replicas(&shared.names, &self.policy, &self.key).await,
             counts,
         })
     }
@@ -144,4 +144,74 @@ fn validate_form(policies: &[WatchedPolicy], policy: &WatchedPolicy, key: &Key, 
         policy.name,
         report::key_forms(policies, policy),
     )))
+}
+
+/// The response to `POST /search`.
+#[derive(Serialize)]
+pub(super) struct SearchResult {
+    instance: String,
+    found: Vec<Subject>,
+    /// The keys that have values beside those of the search.
+    incomplete: Vec<OtherKey>,
+    /// The keys for which the store has returned no counts.
+    failed: Vec<OtherKey>,
+}
+
+#[derive(Serialize)]
+struct OtherKey {
+    policy: String,
+    store: usize,
+    key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+pub(super) async fn search(shared: &Shared, text: &SearchText) -> Result<SearchResult, AdminError> {
+    let search = Search::parse(text.text()?)?;
+    let policies: Arc<[WatchedPolicy]> = shared.watched.iter().flat_map(Watched::policies).collect();
+    let stores = report::stores(&policies);
+    let mut result = SearchResult {
+        instance: shared.instance.clone(),
+        found: Vec::new(),
+        incomplete: Vec::new(),
+        failed: Vec::new(),
+    };
+    let mut known = Vec::new();
+    for policy in &*policies {
+        let store = report::number_of(&stores, policy.store());
+        let other = |key, error| OtherKey {
+            policy: policy.name.clone(),
+            store,
+            key,
+            error,
+        };
+        for found in policy.key_form.keys_with(&search) {
+            let identity = (policy.name.clone(), store, found.to_string());
+            if known.contains(&identity) {
+                continue;
+            }
+            known.push(identity);
+            let mut key = match found {
+                FoundKey::Key(key) => key,
+                FoundKey::Incomplete(key) => {
+                    result.incomplete.push(other(key, None));
+                    continue;
+                }
+            };
+            key.bound();
+            let selected = Selected {
+                policy: policy.clone(),
+                store,
+                key,
+                policies: policies.clone(),
+            };
+            match selected.peek(shared).await {
+                Ok(subject) => result.found.push(subject),
+                Err(error) => result
+                    .failed
+                    .push(other(selected.key.readable(), Some(error.to_string()))),
+            }
+        }
+    }
+    Ok(result)
 }

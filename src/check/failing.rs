@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{
-    Check, composite, count, hold, queue, record_outcome,
+    Check, composite, count, hold, record_outcome,
     waiting::{Queued, is_queued},
 };
 use crate::{
@@ -129,7 +129,7 @@ impl Local {
     /// Decides about a request that may have to wait.
     pub(super) fn decide(self, operation: Operation) -> Check {
         match self.send(operation) {
-            Some(Ok(response)) if is_queued(&response) => queue(Queued::in_process(self, &response)),
+            Some(Ok(response)) if is_queued(&response) => Queued::in_process(self, &response).hold(false).into(),
             response => self.conclude(operation, response),
         }
     }

@@ -139,11 +139,11 @@ fn decide_reservation(
     match response {
         Ok(response) if is_queued(response) => {
             end_metrics(&undecided, began);
-            queue(Queued::in_store(undecided, response))
+            Queued::in_store(undecided, response).hold(false).into()
         }
         Ok(_) => match settle(response, Operation::Reserve, undecided, began) {
             Ok(decision) => match decision.after_pause(Duration::ZERO) {
-                Some((pause, again)) => pause_until(pause, again),
+                Some((pause, again)) => after_pause(pause, again, Duration::ZERO).into(),
                 None => {
                     decision.count_outcomes();
                     hold(Ok(decision))
@@ -164,19 +164,12 @@ fn decide_reservation(
     }
 }
 
-/// Holds a request that waits for slots.
-fn queue(queued: Queued) -> Check {
-    match queued.hold(false) {
-        Ok(held) => Check::Pending(PendingCheck::Held(held)),
-        Err(error) => Check::Decided(Err(error)),
-    }
-}
-
-/// Holds a request that waits for the end of a pause.
-fn pause_until(pause: Duration, again: Undecided) -> Check {
-    match after_pause(pause, again, Duration::ZERO) {
-        Ok(held) => Check::Pending(PendingCheck::Held(held)),
-        Err(error) => Check::Decided(Err(error)),
+impl From<Result<Held, StoreError>> for Check {
+    fn from(held: Result<Held, StoreError>) -> Self {
+        match held {
+            Ok(held) => Self::Pending(PendingCheck::Held(held)),
+            Err(error) => Self::Decided(Err(error)),
+        }
     }
 }
 
@@ -187,10 +180,7 @@ fn hold(decision: Result<Decision, StoreError>) -> Check {
         Ok(decision) if !decision.delay().is_zero() => decision,
         decided => return Check::Decided(decided),
     };
-    match until_turn(decision) {
-        Ok(held) => Check::Pending(PendingCheck::Held(held)),
-        Err(error) => Check::Decided(Err(error)),
-    }
+    until_turn(decision).into()
 }
 
 /// The denial by the policies that never admit the request.

@@ -82,7 +82,7 @@ assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "3600000");
 ///
 /// A layer around a handler does not add its fields to a response that is made of this error: the fields are those of the
 /// denial. Middleware finds the error in the extensions of the response, and as the source of a `Status`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Denied(Decision);
 
 /// Denying from a handler.
@@ -216,12 +216,6 @@ impl fmt::Display for Denied {
             Some(wait) => write!(f, "; try again in {} s", delay_secs(wait)),
             None => Ok(()),
         }
-    }
-}
-
-impl fmt::Debug for Denied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Denied").field(&self.0).finish()
     }
 }
 

@@ -34,8 +34,6 @@ use crate::{
 pub(crate) use self::degree::Thresholds;
 #[cfg(feature = "admin")]
 pub(crate) use self::denials::{DenialWatch, Denials};
-#[cfg(feature = "tonic")]
-pub(crate) use self::headers::GRPC_RETRY_PUSHBACK;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use self::slots::Keeper;
 pub use self::{

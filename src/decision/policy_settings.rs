@@ -58,39 +58,25 @@ impl Settings {
     /// These settings, in place of those of a file.
     #[cfg(feature = "serde")]
     pub(crate) fn over(&self, file: &Self) -> Self {
-        let Self {
-            cost,
-            applies,
-            scope,
-            failure_mode,
-            completion,
-            enforced,
-            thresholds,
-            ban,
-            learns,
-            longest_wait,
-            max_waiting,
-            id,
-            max_repetitions,
-        } = self.clone();
+        let own = self.clone();
         Self {
-            cost: cost.or_else(|| file.cost.clone()),
-            applies: applies.or_else(|| file.applies.clone()),
-            scope: scope.or_else(|| file.scope.clone()),
-            failure_mode: failure_mode.or(file.failure_mode),
-            completion: completion.or_else(|| file.completion.clone()),
-            enforced: enforced.min(file.enforced),
-            thresholds: if thresholds.is_empty() {
+            cost: own.cost.or_else(|| file.cost.clone()),
+            applies: own.applies.or_else(|| file.applies.clone()),
+            scope: own.scope.or_else(|| file.scope.clone()),
+            failure_mode: own.failure_mode.or(file.failure_mode),
+            completion: own.completion.or_else(|| file.completion.clone()),
+            enforced: own.enforced.min(file.enforced),
+            thresholds: if own.thresholds.is_empty() {
                 file.thresholds.clone()
             } else {
-                thresholds
+                own.thresholds
             },
-            ban: ban.or(file.ban),
-            learns: learns || file.learns,
-            longest_wait: longest_wait.or(file.longest_wait),
-            max_waiting: max_waiting.or(file.max_waiting),
-            id: id.or_else(|| file.id.clone()),
-            max_repetitions: max_repetitions.or(file.max_repetitions),
+            ban: own.ban.or(file.ban),
+            learns: own.learns || file.learns,
+            longest_wait: own.longest_wait.or(file.longest_wait),
+            max_waiting: own.max_waiting.or(file.max_waiting),
+            id: own.id.or_else(|| file.id.clone()),
+            max_repetitions: own.max_repetitions.or(file.max_repetitions),
         }
     }
 

@@ -246,10 +246,7 @@ impl KeyError {
     /// assert!(error.is_absent());
     /// ```
     pub fn absent(message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            kind: Kind::Absent,
-            message: message.into(),
-        }
+        Self::new(Kind::Absent, message)
     }
 
     /// The value that the key is made of is present, but its form cannot be trusted.
@@ -263,10 +260,7 @@ impl KeyError {
     /// assert!(KeyError::malformed("two query parameters `tenant`").is_malformed());
     /// ```
     pub fn malformed(message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            kind: Kind::Malformed,
-            message: message.into(),
-        }
+        Self::new(Kind::Malformed, message)
     }
 
     /// The server does not provide the value that the key is made of.
@@ -281,10 +275,12 @@ impl KeyError {
     /// assert!(error.is_misconfigured());
     /// ```
     pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            kind: Kind::Misconfigured,
-            message: message.into(),
-        }
+        Self::new(Kind::Misconfigured, message)
+    }
+
+    fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
+        let message = message.into();
+        Self { kind, message }
     }
 }
 

@@ -69,17 +69,15 @@ mod parse;
 mod path;
 #[cfg(feature = "admin")]
 mod search;
-mod secret;
-mod shown;
 #[cfg(feature = "serde")]
 mod text;
 mod within;
 
+pub(crate) use self::key::Secret;
+#[cfg(any(feature = "fred", feature = "cluster"))]
+pub(crate) use self::key::ShortSecret;
 #[cfg(feature = "admin")]
 pub(crate) use self::search::{FoundKey, Search};
-pub(crate) use self::secret::Secret;
-#[cfg(any(feature = "fred", feature = "cluster"))]
-pub(crate) use self::secret::ShortSecret;
 pub use self::{
     address::{PeerAddr, UnixPeer},
     client_ip::{ClientIp, ClientIpSource, client_ip},

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{
+    form::{is_shown, shown},
     key::Key,
-    shown::{is_shown, shown},
 };
 use crate::ConfigError;
 

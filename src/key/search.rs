@@ -5,9 +5,9 @@ use std::{fmt, net::IpAddr};
 use ipnet::IpNet;
 
 use super::{
+    form,
     form::{Component, Form, KeyForm, Value},
     key::Key,
-    shown,
 };
 use crate::ConfigError;
 
@@ -68,7 +68,7 @@ impl SearchedValue {
         let (name, value) = named.map_or((None, text), |(name, value)| (Some(name.to_owned()), value));
         Self {
             name,
-            value: shown::bytes(value),
+            value: form::bytes(value),
         }
     }
 
@@ -78,7 +78,7 @@ impl SearchedValue {
             let written = form.without_value();
             let written = written.as_str().trim_end_matches('=');
             let kind = form.kind.trim_end_matches(':');
-            let names = [&shown::shown(written), written, &form.label, kind];
+            let names = [&form::shown(written), written, &form.label, kind];
             if !names.iter().any(|other| other.eq_ignore_ascii_case(name)) {
                 return None;
             }
@@ -111,7 +111,7 @@ impl Component {
                 let method = text()?.to_ascii_uppercase().parse().ok()?;
                 Some(Key::method(&method)).filter(|key| key.as_str().starts_with("method="))
             }
-            Value::Only(only) => self.fixed().filter(|_| value == shown::bytes(only)),
+            Value::Only(only) => self.fixed().filter(|_| value == form::bytes(only)),
             Value::Address(_) if value == b"unix" => Some(Key::unix_peer()),
             Value::Address(grouping) => {
                 let address = text()?.parse::<IpAddr>().ok();

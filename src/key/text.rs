@@ -19,58 +19,20 @@ use super::{
 };
 use crate::ConfigError;
 
-/// A key that files can name.
-struct Named {
-    /// The name, such as `ip`; or with a colon, before an argument, such as `header:`.
-    name: &'static str,
-    /// The key as errors show it.
-    example: &'static str,
-    /// The extractor with this argument.
-    extractor: fn(&str) -> Result<Extractor, String>,
-}
+/// A key that files can name: its name, such as `ip`, or with a colon before an argument, such as `header:`; an example of the
+/// argument; and the extractor with an argument.
+type Named = (&'static str, &'static str, fn(&str) -> Result<Extractor, String>);
 
 /// All keys that files can name.
 const KEYS: [Named; 8] = [
-    Named {
-        name: "ip",
-        example: "ip",
-        extractor: |_| Ok(Extractor::new(ip())),
-    },
-    Named {
-        name: "client-ip",
-        example: "client-ip",
-        extractor: |_| Ok(Extractor::ClientIp),
-    },
-    Named {
-        name: "route",
-        example: "route",
-        extractor: route_extractor,
-    },
-    Named {
-        name: "path",
-        example: "path",
-        extractor: |_| Ok(Extractor::new(path())),
-    },
-    Named {
-        name: "method",
-        example: "method",
-        extractor: |_| Ok(Extractor::new(method())),
-    },
-    Named {
-        name: "header:",
-        example: "header:x-user-id",
-        extractor: header_extractor,
-    },
-    Named {
-        name: "extension:",
-        example: "extension:user",
-        extractor: |name| Ok(Extractor::Extension(name.to_owned())),
-    },
-    Named {
-        name: "constant:",
-        example: "constant:all",
-        extractor: |value| Ok(Extractor::new(constant(value))),
-    },
+    ("ip", "", |_| Ok(Extractor::new(ip()))),
+    ("client-ip", "", |_| Ok(Extractor::ClientIp)),
+    ("route", "", route_extractor),
+    ("path", "", |_| Ok(Extractor::new(path()))),
+    ("method", "", |_| Ok(Extractor::new(method()))),
+    ("header:", "x-user-id", header_extractor),
+    ("extension:", "user", |name| Ok(Extractor::Extension(name.to_owned()))),
+    ("constant:", "all", |value| Ok(Extractor::new(constant(value)))),
 ];
 
 #[cfg(feature = "axum")]
@@ -160,19 +122,18 @@ struct Component {
 impl Component {
     fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        for key in &KEYS {
-            let Some(argument) = text.strip_prefix(key.name) else {
-                continue;
-            };
-            if key.name.ends_with(':') || argument.is_empty() {
+        for (name, _, extractor) in KEYS {
+            if let Some(argument) = text.strip_prefix(name)
+                && (name.ends_with(':') || argument.is_empty())
+            {
                 return Ok(Self {
                     text: text.to_owned(),
-                    extractor: (key.extractor)(argument)?,
+                    extractor: extractor(argument)?,
                 });
             }
         }
 
-        let examples = KEYS.map(|key| format!("`{}`", key.example)).join(", ");
+        let examples = KEYS.map(|(name, argument, _)| format!("`{name}{argument}`")).join(", ");
         Err(format!("`{text}` is not a key; the keys are {examples}"))
     }
 
@@ -352,7 +313,8 @@ mod tests {
     #[test]
     fn the_docs_and_the_errors_have_every_key() {
         let error = Component::parse("address").unwrap_err();
-        for Named { name, example, .. } in KEYS {
+        for (name, argument, _) in KEYS {
+            let example = format!("{name}{argument}");
             let docs = include_str!("../policy/file/mod.rs");
             assert!(
                 docs.contains(&format!("/// | `{name}")),
@@ -360,7 +322,7 @@ mod tests {
             );
             assert!(error.contains(&format!("`{example}`")), "{error}");
             assert!(
-                Component::parse(example).is_ok() || !cfg!(feature = "axum"),
+                Component::parse(&example).is_ok() || !cfg!(feature = "axum"),
                 "{example}"
             );
         }

@@ -209,12 +209,7 @@ impl FixedWindow {
     /// ```
     #[must_use]
     pub const fn is_aligned(&self) -> bool {
-        match self.kind {
-            Kind::Anchored(_) => false,
-            Kind::Aligned(_) => true,
-            #[cfg(feature = "calendar")]
-            Kind::Calendar(..) => true,
-        }
+        !matches!(self.kind, Kind::Anchored(_))
     }
 
     /// The window that contains a time since the Unix epoch. If windows are not [aligned](Self::is_aligned), it is the one
@@ -267,12 +262,7 @@ impl FixedWindow {
     /// calendar.
     #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) fn length(&self) -> Option<(u64, bool)> {
-        match self.kind {
-            Kind::Anchored(window) => Some((window.as_micros() as u64, false)),
-            Kind::Aligned(window) => Some((window.as_micros() as u64, true)),
-            #[cfg(feature = "calendar")]
-            Kind::Calendar(..) => None,
-        }
+        Some((self.window()?.as_micros() as u64, self.is_aligned()))
     }
 
     /// [`window_at`](Self::window_at) in microseconds.

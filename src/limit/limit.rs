@@ -240,35 +240,19 @@ impl Limit {
     }
 }
 
-impl From<SlidingLog> for Limit {
-    fn from(log: SlidingLog) -> Self {
-        Self::SlidingLog(log)
-    }
+macro_rules! from_algorithms {
+    ($($algorithm:ident)+) => {
+        $(
+            impl From<$algorithm> for Limit {
+                fn from(limit: $algorithm) -> Self {
+                    Self::$algorithm(limit)
+                }
+            }
+        )+
+    };
 }
 
-impl From<SlidingCounter> for Limit {
-    fn from(counter: SlidingCounter) -> Self {
-        Self::SlidingCounter(counter)
-    }
-}
-
-impl From<FixedWindow> for Limit {
-    fn from(fixed: FixedWindow) -> Self {
-        Self::FixedWindow(fixed)
-    }
-}
-
-impl From<TokenBucket> for Limit {
-    fn from(bucket: TokenBucket) -> Self {
-        Self::TokenBucket(bucket)
-    }
-}
-
-impl From<Concurrency> for Limit {
-    fn from(slots: Concurrency) -> Self {
-        Self::Concurrency(slots)
-    }
-}
+from_algorithms!(SlidingLog SlidingCounter FixedWindow TokenBucket Concurrency);
 
 /// The line of text that parses to the same limit.
 impl fmt::Display for Limit {

@@ -194,3 +194,14 @@ impl Permit {
         &self.decision
     }
 }
+
+/// The status of the denial or of the failure.
+#[cfg(feature = "tonic")]
+impl From<AcquireError> for tonic::Status {
+    fn from(error: AcquireError) -> Self {
+        match error {
+            AcquireError::Denied(denied) => denied.into(),
+            AcquireError::Store(error) => error.into(),
+        }
+    }
+}

@@ -17,8 +17,6 @@ mod enforce;
 mod layer;
 mod read_body;
 mod service;
-#[cfg(feature = "tonic")]
-mod tonic;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{MissingDecision, undecided_routes};

@@ -10,8 +10,6 @@
 )]
 #[cfg(feature = "metrics")]
 mod metrics;
-#[cfg(feature = "metrics")]
-mod names;
 
 use std::{fmt, sync::Arc};
 

@@ -6,9 +6,8 @@ use http::request::Parts;
 
 use super::Policy;
 use crate::{
-    Completion, ConfigError, KeyExtractor, Limit,
+    Completion, ConfigError, KeyExtractor,
     decision::{CompletionRule, Cost},
-    key::KeyError,
     limit::MAX_QUOTA,
 };
 
@@ -201,43 +200,6 @@ impl<K> Policy<K> {
                 "a request with an id has 1 to 999999999999998 repetitions; without `.once_per(..)` each request is counted",
             )),
         })
-    }
-}
-
-impl<K> Policy<K> {
-    /// Refuses settings by which a request is counted when it has ended, or once for several: it holds its slots until then.
-    pub(super) fn validate_slots(&self) -> Result<(), ConfigError> {
-        match self.limit() {
-            Some(limit) if limit.is_held() => self.validate_slots_of_requests(),
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses a limit that was chosen for a request, if the settings of the policy contradict it.
-    #[inline]
-    pub(super) fn validate_chosen(&self, limit: &Limit) -> Result<(), KeyError> {
-        if !limit.is_held() {
-            return Ok(());
-        }
-        self.validate_slots_of_requests().map_err(|error| {
-            KeyError::misconfigured(format!(
-                "the limit `{limit}` that was chosen for a request cannot be applied: {error}"
-            ))
-        })
-    }
-
-    fn validate_slots_of_requests(&self) -> Result<(), ConfigError> {
-        let setting = match &self.settings.completion {
-            Some(CompletionRule::RefundIf(_)) => "`.refund_if(..)`",
-            Some(CompletionRule::ChargeIf(_)) => "`.charge_if(..)`",
-            None if self.settings.id.is_some() => "`.once_per(..)`",
-            None => return Ok(()),
-        };
-        Err(ConfigError::new(format!(
-            "{setting} has no meaning for the policy `{}`: a request holds its slots until it ends, each repetition its own; \
-             leave it out, or add a policy with a limit such as `SlidingLog::per_minute(100)` for it",
-            self.name(),
-        )))
     }
 }
 

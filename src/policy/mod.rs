@@ -1,6 +1,5 @@
 //! Named limits and the keys that they apply to.
 
-mod ban;
 mod costs;
 mod enforcement;
 #[cfg(feature = "serde")]

@@ -5,7 +5,6 @@
 
 mod denied_subjects;
 mod failover;
-mod fold;
 #[cfg_attr(
     not(any(feature = "fred", feature = "cluster")),
     expect(dead_code, reason = "other stores have no nodes")
@@ -241,62 +240,41 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-impl<S: Store + ?Sized> Store for Arc<S> {
-    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        (**self).decide(requests)
-    }
+/// A pointer to a store, with its identity.
+macro_rules! pointer {
+    ($pointer:ident, |$own:ident| $id:expr) => {
+        impl<S: Store + ?Sized> Store for $pointer<S> {
+            fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+                (**self).decide(requests)
+            }
 
-    fn id(&self) -> Option<StoreId> {
-        Some((**self).id().unwrap_or_else(|| StoreId::of(self)))
-    }
+            fn id(&self) -> Option<StoreId> {
+                let $own = self;
+                $id
+            }
 
-    fn replies_at_once(&self) -> bool {
-        (**self).replies_at_once()
-    }
+            fn replies_at_once(&self) -> bool {
+                (**self).replies_at_once()
+            }
 
-    fn receive_wakes(&self) {
-        (**self).receive_wakes();
-    }
+            fn receive_wakes(&self) {
+                (**self).receive_wakes();
+            }
 
-    fn overrides(&self) -> Option<&Overrides> {
-        (**self).overrides()
-    }
+            fn overrides(&self) -> Option<&Overrides> {
+                (**self).overrides()
+            }
 
-    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
-        (**self).denied_subjects()
-    }
+            fn denied_subjects(&self) -> Option<&DeniedSubjects> {
+                (**self).denied_subjects()
+            }
 
-    fn status(&self) -> Option<StoreStatus> {
-        (**self).status()
-    }
+            fn status(&self) -> Option<StoreStatus> {
+                (**self).status()
+            }
+        }
+    };
 }
 
-impl<S: Store + ?Sized> Store for Box<S> {
-    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        (**self).decide(requests)
-    }
-
-    fn id(&self) -> Option<StoreId> {
-        (**self).id()
-    }
-
-    fn replies_at_once(&self) -> bool {
-        (**self).replies_at_once()
-    }
-
-    fn receive_wakes(&self) {
-        (**self).receive_wakes();
-    }
-
-    fn overrides(&self) -> Option<&Overrides> {
-        (**self).overrides()
-    }
-
-    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
-        (**self).denied_subjects()
-    }
-
-    fn status(&self) -> Option<StoreStatus> {
-        (**self).status()
-    }
-}
+pointer!(Arc, |own| Some((**own).id().unwrap_or_else(|| StoreId::of(own))));
+pointer!(Box, |own| (**own).id());

@@ -47,7 +47,7 @@ async fn the_page_runs_its_own_script_and_style_only() {
         let hash = BASE64_STANDARD.encode(digest(&SHA256, content.as_bytes()));
         assert!(
             policy.contains(&format!("{directive} 'sha256-{hash}';")),
-            "{directive} of src/admin/page.rs is to be 'sha256-{hash}'"
+            "{directive} of src/admin/router.rs is to be 'sha256-{hash}'"
         );
         assert_eq!(page.matches(&format!("<{element}")).count(), 1);
     }

@@ -88,8 +88,6 @@ mod text;
 
 #[cfg(feature = "axum")]
 pub use self::axum::axum;
-#[cfg(feature = "tonic")]
-pub(crate) use self::grpc_status::GrpcStatus;
 pub use self::{
     body_error::BodyError,
     format::{Rejection, ResponseFormat},

@@ -1,6 +1,7 @@
 //! The slots that this process holds: their leases, and the task that renews them.
 
-mod leases;
+mod keeper;
+mod lease;
 #[cfg(all(test, feature = "shuttle"))]
 mod threads;
 
@@ -18,7 +19,10 @@ use crate::{
     store::{LocalCharge, Operation, Owed, OwedKind, StoreError},
 };
 
-pub(crate) use self::leases::{Keeper, Lease, Place, Ticket};
+pub(crate) use self::{
+    keeper::Keeper,
+    lease::{Lease, Place, Ticket},
+};
 
 /// The slots that an admitted request holds of policies with a limit of [`Concurrency`](crate::Concurrency). Dropping them
 /// releases them.

@@ -6,7 +6,6 @@ mod plans;
 #[cfg(feature = "file")]
 mod read;
 mod requests;
-mod unused;
 mod values;
 
 use std::{
@@ -17,14 +16,14 @@ use std::{
 use serde::Deserialize;
 
 pub(super) use self::described::{FilePolicy, FromFile, renew};
+#[cfg(feature = "file")]
+pub(super) use self::{described::warn_of_unused, read::read};
 use self::{
     entry::{Entry, File, Selector},
     plans::{is_of_plan, policy_at},
     requests::Extensions,
     values::{ClientIp, Routes},
 };
-#[cfg(feature = "file")]
-pub(super) use self::{read::read, unused::warn_of_unused};
 use super::{Policy, Unkeyed, limit::PolicyLimit, scope::Scope, set::Access};
 use crate::ConfigError;
 

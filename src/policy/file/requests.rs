@@ -148,26 +148,6 @@ struct Extension {
 type Text = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 impl Extensions {
-    pub(super) fn add<T, V>(&mut self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
-    where
-        T: Send + Sync + 'static,
-        V: fmt::Display,
-    {
-        let value = Arc::new(value);
-        let of_key = value.clone();
-        let extension = Extension {
-            type_name: type_name::<T>(),
-            key: Arc::new(key::extension(&name, move |extension: &T| of_key(extension))),
-            text: Arc::new(move |parts| {
-                parts
-                    .extensions
-                    .get::<T>()
-                    .map(|extension| value(extension).to_string())
-            }),
-        };
-        self.0.insert(name, extension);
-    }
-
     /// Adds those that were registered for an earlier load of the file.
     pub(super) fn inherit(&mut self, earlier: &Self) {
         for (name, extension) in &earlier.0 {
@@ -242,7 +222,19 @@ impl Policies {
         T: Send + Sync + 'static,
         V: Display,
     {
-        self.extensions.add(name, value);
+        let value = Arc::new(value);
+        let of_key = value.clone();
+        let extension = Extension {
+            type_name: type_name::<T>(),
+            key: Arc::new(key::extension(&name, move |extension: &T| of_key(extension))),
+            text: Arc::new(move |parts| {
+                parts
+                    .extensions
+                    .get::<T>()
+                    .map(|extension| value(extension).to_string())
+            }),
+        };
+        self.extensions.0.insert(name, extension);
     }
 }
 

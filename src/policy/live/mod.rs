@@ -157,7 +157,7 @@ impl LivePolicies {
         T: Send + Sync + 'static,
         V: fmt::Display,
     {
-        self.file.register(name.into(), value);
+        self.file.state().policies.register(name.into(), value);
         self
     }
 

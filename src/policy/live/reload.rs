@@ -4,7 +4,6 @@
 use std::path::Path;
 use std::{
     collections::BTreeMap,
-    fmt::Display,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -139,14 +138,6 @@ impl File {
                 "these policies have no file; use `LivePolicies::replace`, or `Policies::watch` to read a file",
             )
         })
-    }
-
-    pub(super) fn register<T, V>(&self, name: String, value: impl Fn(&T) -> V + Send + Sync + 'static)
-    where
-        T: Send + Sync + 'static,
-        V: Display,
-    {
-        self.state().policies.register(name, value);
     }
 
     /// Whether anything but a task that watches the file uses it.

@@ -246,56 +246,35 @@ impl Node {
         #[cfg(feature = "tracing")]
         {
             let node = self.address.as_deref();
-            let Counts {
-                decided,
-                failed,
-                failed_by_key,
-            } = line.counts;
-            let last_error = match line.subject {
-                Subject::State(_) => &self.last_error,
-                Subject::Keys => &self.last_error_of_key,
+            let Counts { decided, failed, .. } = line.counts;
+            let (failed, last_error, text) = match line.subject {
+                Subject::State(NodeState::Down) => (
+                    failed,
+                    Some(&self.last_error),
+                    "the rate limit store fails; until it replies, each policy applies its failure mode, by default \
+                     counting in this process",
+                ),
+                Subject::State(NodeState::Degraded) => (
+                    failed,
+                    Some(&self.last_error),
+                    "the rate limit store fails a share of the checks; to each of them its policies apply their failure \
+                     modes, by default counting in this process",
+                ),
+                Subject::State(NodeState::Ok) => {
+                    (failed, None, "the rate limit store replies again; its own counts apply")
+                }
+                Subject::Keys => (
+                    line.counts.failed_by_key,
+                    Some(&self.last_error_of_key),
+                    "checks of some keys fail because of what the rate limit store has under these keys",
+                ),
             };
-            let error = lock(last_error).clone();
+            let error = last_error.and_then(|error| lock(error).clone());
             let error = error.as_ref();
             let kind = error.map(|error| error.kind().name());
             let source = error.and_then(|error| error.source());
             let error = error.map(tracing::field::display);
-            match line.subject {
-                Subject::State(NodeState::Down) => tracing::warn!(
-                    node,
-                    decided,
-                    failed,
-                    kind,
-                    error,
-                    source,
-                    "the rate limit store fails; until it replies, each policy applies its failure mode, by default \
-                     counting in this process"
-                ),
-                Subject::State(NodeState::Degraded) => tracing::warn!(
-                    node,
-                    decided,
-                    failed,
-                    kind,
-                    error,
-                    source,
-                    "the rate limit store fails a share of the checks; to each of them its policies apply their failure \
-                     modes, by default counting in this process"
-                ),
-                Subject::State(NodeState::Ok) => tracing::warn!(
-                    node,
-                    decided,
-                    failed,
-                    "the rate limit store replies again; its own counts apply"
-                ),
-                Subject::Keys => tracing::warn!(
-                    node,
-                    decided,
-                    failed = failed_by_key,
-                    kind,
-                    error,
-                    "checks of some keys fail because of what the rate limit store has under these keys"
-                ),
-            }
+            tracing::warn!(node, decided, failed, kind, error, source, "{text}");
         }
         let _ = (line.subject, line.counts);
     }

@@ -219,6 +219,7 @@ const DEFAULT_CAPACITY: usize = 100_000;
 /// let store = MemoryStore::builder().capacity(1_000).manual_clock(&clock).build();
 /// assert_eq!(store.capacity(), 1_000);
 /// ```
+#[derive(Debug)]
 #[must_use]
 pub struct MemoryStoreBuilder {
     capacity: usize,
@@ -301,14 +302,5 @@ impl MemoryStoreBuilder {
             overridden: Overrides::new(Source::Memory(Box::new(move || clock.now()))),
             shards,
         }
-    }
-}
-
-impl fmt::Debug for MemoryStoreBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStoreBuilder")
-            .field("capacity", &self.capacity)
-            .field("clock", &self.clock)
-            .finish()
     }
 }

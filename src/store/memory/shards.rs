@@ -22,7 +22,7 @@ use crate::{
     observe::MemoryMetrics,
     store::{
         Charge, ChargeRole, ChargeState, LeaseId, Operation, Outcome, StoreRequest, StoreResponse,
-        fold::{Folded, Folds, fold},
+        request::{Folded, Folds, fold},
         wakes::wake_all,
     },
 };

@@ -4,7 +4,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 
 use super::{
-    failure::CallFailure, key_format::slot_of, merge::MergedRequest, reply_bounds::Bounds, request::OwnedCharge,
+    failure::CallFailure,
+    key_format::slot_of,
+    reply::Bounds,
+    request::{MergedRequest, OwnedCharge},
 };
 use crate::{
     Limit,

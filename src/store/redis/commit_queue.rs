@@ -15,10 +15,9 @@ use super::{
     call::ScriptCall,
     deny_cache::{DenyCache, Generation},
     failure::Failure,
-    merge::{BatchPosition, MergedRequest, merge},
     queues::{BatchLimits, CallReply, Decided, QueuedRequest},
     reply::ScriptReply,
-    request::OwnedRequest,
+    request::{BatchPosition, MergedRequest, OwnedRequest, merge},
     task::{DetachOnDrop, spawn},
 };
 use crate::{

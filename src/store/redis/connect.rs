@@ -348,30 +348,30 @@ impl From<StoreError> for ConnectError {
     }
 }
 
+impl ConnectError {
+    fn error(&self) -> &(dyn Error + 'static) {
+        match self {
+            Self::Config(error) => error,
+            Self::Store(error) => error,
+        }
+    }
+}
+
 impl fmt::Debug for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => fmt::Debug::fmt(error, f),
-            Self::Store(error) => write_with_cause(f, &error.to_string(), error.source()),
-        }
+        write_with_cause(f, &self.to_string(), self.source())
     }
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => error.fmt(f),
-            Self::Store(error) => error.fmt(f),
-        }
+        fmt::Display::fmt(self.error(), f)
     }
 }
 
 impl Error for ConnectError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Config(error) => error.source(),
-            Self::Store(error) => error.source(),
-        }
+        self.error().source()
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     failure::Failure,
     reply::{member, number},
     script::DENIED_SUBJECTS,
-    trial::explain,
+    trial::run_beside,
 };
 use crate::{
     Key,
@@ -80,20 +80,9 @@ impl RedisDenied {
     }
 
     async fn call(&self, policy: &str, arguments: impl IntoIterator<Item = String>) -> Result<Bytes, StoreError> {
-        let Backend {
-            client,
-            key_format,
-            deadline,
-            ..
-        } = &*self.backend;
-        let mut call = ScriptCall::probe(Some(key_format.denied_key(policy)));
+        let mut call = ScriptCall::probe(Some(self.backend.key_format.denied_key(policy)));
         call.arguments.extend(arguments.into_iter().map(Bytes::from));
-        let reply = client.run(&DENIED_SUBJECTS, &call, *deadline).await;
-        let reply = reply.map_err(|failure| match failure {
-            Failure::Forbidden(refusal) => explain(&refusal, &self.backend),
-            Failure::Timeout | Failure::Unreachable(_) | Failure::Refused(_) | Failure::Protocol(_) => failure.into(),
-        })?;
-        Ok(reply.numbers)
+        run_beside(&self.backend, &DENIED_SUBJECTS, &call).await
     }
 }
 

@@ -1,5 +1,5 @@
 use std::{
-    error::Error,
+    borrow::Cow,
     fmt::{self, Display, Write},
 };
 
@@ -7,12 +7,12 @@ use super::acl::Refusal;
 use crate::store::{ErrorKind, StoreError};
 
 /// Why a script call has no reply, or one that is an error.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Failure {
     /// No reply arrived within the deadline.
     Timeout,
     /// There is no connection, or it was lost before the reply arrived.
-    Unreachable(Box<dyn Error + Send + Sync>),
+    Unreachable(Cow<'static, str>),
     /// The server replied with this error.
     Refused(String),
     /// The server will reply with this error until its settings or those of the store are changed.
@@ -29,7 +29,6 @@ impl Failure {
     }
 
     /// The failure for an error while a connection is set up.
-    #[cfg(feature = "fred")]
     pub(super) fn of_connection(error: impl Display) -> Self {
         let error = shortened(error);
         match Refusal::of_connection(&error) {

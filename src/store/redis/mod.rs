@@ -12,12 +12,10 @@ pub(super) mod denied_subjects;
 mod deny_cache;
 mod failure;
 mod key_format;
-mod merge;
 pub(super) mod overrides;
 mod prefetch;
 mod queues;
 mod reply;
-mod reply_bounds;
 mod request;
 mod script;
 #[cfg(test)]

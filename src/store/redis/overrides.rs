@@ -21,7 +21,7 @@ use super::{
     failure::Failure,
     reply::{member, number},
     script::OVERRIDES,
-    trial::explain,
+    trial::run_beside,
 };
 use crate::{
     Key, Limit,
@@ -83,13 +83,9 @@ impl RedisOverrides {
         let mut call = ScriptCall::probe(Some(self.backend.key_format.overrides_key()));
         call.arguments.push(Bytes::from(version.clone()));
         call.arguments.extend(change);
-        let reply = self.backend.client.run(&OVERRIDES, &call, self.backend.deadline).await;
-        let reply = reply.map_err(|failure| match failure {
-            Failure::Forbidden(refusal) => explain(&refusal, &self.backend),
-            Failure::Timeout | Failure::Unreachable(_) | Failure::Refused(_) | Failure::Protocol(_) => failure.into(),
-        })?;
+        let reply = run_beside(&self.backend, &OVERRIDES, &call).await?;
         let malformed = || StoreError::from(Failure::malformed_reply());
-        let mut rest = &*reply.numbers;
+        let mut rest = &*reply;
         let [Some(now), Some(newest), Some(count)] = [(); 3].map(|()| number(&mut rest)) else {
             return Err(malformed());
         };

@@ -14,9 +14,8 @@ use super::{
     deny_cache::{DenyCache, Generation},
     failure::{CallFailure, Failure},
     key_format::slot_of,
-    merge::BatchPosition,
     reply::ScriptReply,
-    request::OwnedRequest,
+    request::{BatchPosition, OwnedRequest},
 };
 use crate::{
     store::{Operation, Outcome, StoreError, StoreResponse, health},

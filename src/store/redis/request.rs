@@ -1,3 +1,4 @@
+use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::{
@@ -8,7 +9,7 @@ use crate::{
     Limit,
     store::{
         ChargeRole, LeaseId, Operation, Outcome, StoreError, StoreRequest, Waiting,
-        fold::{Folded, Folds, fold},
+        request::{Folded, Folds, fold},
     },
 };
 
@@ -139,5 +140,154 @@ impl OwnedRequest {
             && self.charges == other.charges
             && !self.has_marker()
             && self.charges.iter().all(|charge| call::merges(&charge.limit))
+    }
+}
+
+/// Equal checks that are sent once with their number, or one other request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MergedRequest<'a> {
+    pub(super) request: &'a OwnedRequest,
+    /// The number of requests.
+    pub(super) times: u64,
+}
+
+/// Where a request is in a call: its merged request, and how many requests of that come before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BatchPosition {
+    pub(super) merged: usize,
+    pub(super) nth: u64,
+}
+
+/// Merges equal checks, and returns the position of each request.
+///
+/// A check is merged into an earlier one only if no other request between them has one of its keys, so the outcomes are those
+/// of the requests one after the other.
+pub(super) fn merge<'a>(
+    requests: impl ExactSizeIterator<Item = &'a [OwnedRequest]>,
+) -> (Vec<MergedRequest<'a>>, Vec<BatchPosition>) {
+    let count = requests.len();
+    let mut merged = Vec::<MergedRequest<'_>>::with_capacity(count);
+    let mut positions = Vec::with_capacity(count);
+    // The last merged request with each key.
+    let mut latest = HashTable::<(&OwnedCharge, usize)>::with_capacity(count);
+
+    for request in requests.flatten() {
+        let mut earlier = request.charges.iter().map(|charge| {
+            let same_key = latest.find(charge.hash, |(other, _)| other.key == charge.key);
+            same_key.map(|(_, index)| *index)
+        });
+        let equal = earlier
+            .next()
+            .flatten()
+            .filter(|index| earlier.all(|other| other == Some(*index)) && request.merges_with(merged[*index].request));
+        let index = equal.unwrap_or_else(|| {
+            for charge in &request.charges {
+                let same_key = |(other, _): &(&OwnedCharge, usize)| other.key == charge.key;
+                let entry = latest.entry(charge.hash, same_key, |(other, _)| other.hash);
+                entry.insert((charge, merged.len()));
+            }
+            merged.push(MergedRequest { request, times: 0 });
+            merged.len() - 1
+        });
+
+        let nth = merged[index].times;
+        positions.push(BatchPosition { merged: index, nth });
+        merged[index].times += u64::from(request.units);
+    }
+    (merged, positions)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::LazyLock, time::Duration};
+
+    use super::*;
+    use crate::{
+        Key, Limit, SlidingLog, TokenBucket,
+        store::{Charge, Operation, StoreRequest, redis::key_format::KeyFormat},
+    };
+
+    static KEY_FORMAT: LazyLock<KeyFormat> = LazyLock::new(|| KeyFormat::new("quota", None));
+
+    /// A request that charges these keys of one policy.
+    fn request_of(operation: Operation, limit: &Limit, keys: &[&str]) -> OwnedRequest {
+        let keys: Vec<_> = keys.iter().map(|key| Key::from(*key)).collect();
+        let charges: Vec<_> = keys.iter().map(|key| Charge::new("p", limit, key, 1)).collect();
+        OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(operation, &charges))
+    }
+
+    /// For each request its merged request, and the number of requests in each merged request.
+    fn merged(requests: &[OwnedRequest]) -> (Vec<usize>, Vec<u64>) {
+        let (merged, positions) = merge(requests.chunks(1));
+        (
+            positions.iter().map(|position| position.merged).collect(),
+            merged.iter().map(|merged| merged.times).collect(),
+        )
+    }
+
+    #[test]
+    fn equal_checks_are_merged() {
+        let limit = SlidingLog::per_minute(5).into();
+        let [a, b] = ["a", "b"].map(|key| move |limit: &Limit| request_of(Operation::Check, limit, &[key]));
+        let requests = [a(&limit), b(&limit), a(&limit), a(&limit), b(&limit)];
+        assert_eq!(merged(&requests), (vec![0, 1, 0, 0, 1], vec![3, 2]));
+        let (_, positions) = merge(requests.chunks(1));
+        assert_eq!(positions[3], BatchPosition { merged: 0, nth: 2 });
+    }
+
+    #[test]
+    fn checks_with_another_request_on_their_key_between_them_are_not_merged() {
+        let limit = SlidingLog::per_minute(5).into();
+        let check = |keys| request_of(Operation::Check, &limit, keys);
+        for between in [
+            request_of(Operation::Reset, &limit, &["a"]),
+            check(&["a", "b"]),
+            check(&["b", "a"]),
+            request_of(Operation::Check, &SlidingLog::per_minute(6).into(), &["a"]),
+        ] {
+            let requests = [check(&["a"]), between, check(&["a"])];
+            assert_eq!(merged(&requests), (vec![0, 1, 2], vec![1, 1, 1]));
+        }
+
+        let pairs = [check(&["a", "b"]), check(&["b"]), check(&["a", "b"])];
+        assert_eq!(merged(&pairs), (vec![0, 1, 2], vec![1, 1, 1]));
+        let pairs = [check(&["a", "b"]), check(&["c"]), check(&["a", "b"])];
+        assert_eq!(merged(&pairs), (vec![0, 1, 0], vec![2, 1]));
+    }
+
+    #[test]
+    fn only_checks_are_merged() {
+        let limit = SlidingLog::per_minute(5).into();
+        let refund = Operation::Refund {
+            admitted_at: Duration::ZERO,
+        };
+        for operation in [Operation::Charge, Operation::Peek, Operation::Reset, refund] {
+            let requests = [0; 2].map(|_| request_of(operation, &limit, &["a"]));
+            assert_eq!(merged(&requests), (vec![0, 1], vec![1, 1]), "{operation:?}");
+        }
+    }
+
+    #[test]
+    fn checks_of_a_bucket_whose_tokens_take_fractions_of_microseconds_are_not_merged() {
+        for (limit, count) in [(TokenBucket::per_second(7), 2), (TokenBucket::per_second(8), 1)] {
+            let requests = [0; 2].map(|_| request_of(Operation::Check, &limit.into(), &["a"]));
+            assert_eq!(merged(&requests).1.len(), count, "{limit}");
+        }
+    }
+
+    #[test]
+    fn requests_with_a_marker_are_not_merged_and_those_with_a_charge_that_is_only_checked_are() {
+        let (limit, key, id) = (SlidingLog::per_minute(5).into(), Key::from("a"), Key::from("id"));
+        let charge = Charge::new("p", &limit, &key, 1);
+        let marker = Charge::new("p", &limit, &id, 1).once();
+        let twice = |charges: &[Charge<'_>]| {
+            [0; 2].map(|_| OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, charges)))
+        };
+        assert_eq!(merged(&twice(&[charge.checked_only()])).1, [2]);
+        assert_eq!(merged(&twice(&[marker, charge])).1, [1, 1]);
+
+        let [counted, _] = twice(&[charge]);
+        let [checked, _] = twice(&[charge.checked_only()]);
+        assert_eq!(merged(&[counted, checked]).1, [1, 1]);
     }
 }

@@ -18,6 +18,27 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
+/// Runs a closure when it is dropped, unless it is disarmed before.
+pub(super) struct OnDrop<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> OnDrop<F> {
+    pub(super) fn new(run: F) -> Self {
+        Self(Some(run))
+    }
+
+    pub(super) fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl<F: FnOnce()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        if let Some(run) = self.0.take() {
+            run();
+        }
+    }
+}
+
 /// A future that continues in a task of its own when it is dropped before it is ready.
 pub(super) struct DetachOnDrop<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,

@@ -154,8 +154,21 @@ pub(super) async fn ready(backend: &Backend) -> Result<(), StoreError> {
     trials.map_err(|refusal| explain(&refusal, backend))
 }
 
+/// Runs a script beside that of the checks, and returns the numbers of its reply.
+pub(super) async fn run_beside(
+    backend: &Backend,
+    script: &'static Script,
+    call: &ScriptCall,
+) -> Result<Bytes, StoreError> {
+    match backend.client.run(script, call, backend.deadline).await {
+        Ok(reply) => Ok(reply.numbers),
+        Err(Failure::Forbidden(refusal)) => Err(explain(&refusal, backend)),
+        Err(failure) => Err(failure.into()),
+    }
+}
+
 /// The error of a refusal, with the fix.
-pub(super) fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
+fn explain(refusal: &Refusal, backend: &Backend) -> StoreError {
     StoreError::new(ErrorKind::Refused, refusal.explain(backend.key_format.prefix()))
 }
 
@@ -214,7 +227,7 @@ pub(super) async fn connect_in_background(backend: Weak<Backend>, connect_timeou
 fn cause(failure: Failure) -> Box<dyn Error + Send + Sync> {
     match failure {
         Failure::Timeout => "Redis did not reply".into(),
-        Failure::Unreachable(source) => source,
+        Failure::Unreachable(source) => source.into(),
         Failure::Refused(error) => format!("Redis replied: {error}").into(),
         Failure::Forbidden(refusal) => format!("Redis replied: {}", refusal.error).into(),
         Failure::Protocol(fault) => fault.into(),

@@ -738,12 +738,11 @@ fn documented() -> BTreeSet<String> {
 
 #[test]
 fn the_page_lists_each_name_once_with_its_kind_and_labels() {
-    let source = include_str!("../../../src/observe/names.rs");
+    let source = include_str!("../../../src/observe/metrics.rs");
     let names = source.lines().filter_map(|line| {
-        let (_, name) = line
-            .strip_prefix("pub(super) const ")?
-            .split_once("&str = \"tower_quota_")?;
-        Some(format!("tower_quota_{}", name.strip_suffix("\";")?))
+        let (_, name) = line.split_once(" = \"tower_quota_")?;
+        let (name, _) = name.split_once('"')?;
+        Some(format!("tower_quota_{name}"))
     });
     let names: BTreeSet<_> = names.collect();
     assert!(names.len() > 10, "the names were found");

@@ -1,8 +1,7 @@
 mod connection;
-mod error;
-mod settings;
 
 use std::{
+    borrow::Cow,
     future::poll_fn,
     pin::{Pin, pin},
     sync::{
@@ -16,7 +15,7 @@ use std::{
 use fred::{
     bytes_utils::Str,
     clients::Client,
-    error::Error,
+    error::{Error, ErrorKind},
     interfaces::{ClientLike, EventInterface, PubsubInterface},
     types::{
         ClusterHash, CustomCommand, Message, Resp3Frame, Value,
@@ -28,23 +27,20 @@ use tokio::{
     time::timeout,
 };
 
-use self::{
-    connection::{Connection, UnansweredCall},
-    error::{call_failure, connect_failure},
-    settings::{build, check_settings, provider, send_once, subscriber},
-};
+use self::connection::{Connection, build, check_settings, provider, send_once, subscriber};
 use crate::{
     ConfigError,
     store::{
         health::{Health, Node},
         redis::{
+            acl::Refusal,
             backend::Deadline,
             call::ScriptCall,
             credentials::{Authenticator, ConnectionSettings, CredentialSource, until},
-            failure::{Failure, is_of_replica, shortened_bytes},
+            failure::{Failure, is_of_replica, shortened, shortened_bytes},
             reply::RawReply,
             script::{EvalCommand, Script},
-            task::{AbortOnDrop, DetachOnDrop},
+            task::{AbortOnDrop, DetachOnDrop, OnDrop},
             wakes::Event,
         },
     },
@@ -145,7 +141,8 @@ impl FredClient {
         // A command ends with its timeout in fred and not with its future: without the timeout, fred would write it after it
         // has reconnected.
         let frame = DetachOnDrop::new(async move { client.custom_raw(command, arguments).await });
-        let mut unanswered = UnansweredCall(Some(connection));
+        // It is dropped without a reply when its deadline has passed.
+        let unanswered = OnDrop::new(|| connection.check());
         let reply = match frame.await {
             Ok(frame) => raw_reply(frame),
             Err(error) => match call_failure(error) {
@@ -154,7 +151,7 @@ impl FredClient {
             },
         };
         if !matches!(reply, Err(Failure::Timeout)) {
-            unanswered.0 = None;
+            unanswered.disarm();
         }
         // The server has become a replica and has kept the connection. A script may run on a replica until it writes.
         let is_of_replica = match &reply {
@@ -272,6 +269,47 @@ fn raw_reply(frame: Resp3Frame) -> Result<RawReply, Failure> {
     }
 }
 
+/// The failure for an error of a call.
+#[expect(clippy::needless_pass_by_value, reason = "it maps an error")]
+fn call_failure(error: Error) -> Failure {
+    match error.kind() {
+        ErrorKind::Timeout => Failure::Timeout,
+        ErrorKind::Canceled => lost(),
+        ErrorKind::IO | ErrorKind::Routing | ErrorKind::Unknown => {
+            Failure::Unreachable(shortened(plain_text(error.details())).into())
+        }
+        _ => Failure::of_call(error.details()),
+    }
+}
+
+fn lost() -> Failure {
+    Failure::Unreachable("the connection was lost".into())
+}
+
+/// The failure for an error while a client connects.
+fn connect_failure(error: &Error) -> Failure {
+    match error.kind() {
+        ErrorKind::Auth | ErrorKind::Config | ErrorKind::Url => {
+            Failure::Forbidden(Refusal::new(shortened(error.details())))
+        }
+        ErrorKind::Canceled => lost(),
+        // No reply, also if a provider of credentials has an error that looks like one.
+        ErrorKind::IO => Failure::Unreachable(shortened(plain_text(error.details())).into()),
+        _ => Failure::of_connection(plain_text(error.details())),
+    }
+}
+
+/// The text of a system error, of which fred keeps only the `Debug` text:
+/// `Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }`
+fn plain_text(details: &str) -> Cow<'_, str> {
+    let is_debug = ["Os {", "Custom {"].iter().any(|begin| details.starts_with(begin));
+    let quoted = details.split_once('"').and_then(|(_, rest)| rest.rsplit_once('"'));
+    match (is_debug, quoted) {
+        (true, Some((message, _))) => message.replace("\\\"", "\"").into(),
+        _ => details.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,5 +322,45 @@ mod tests {
             matches!(&reply, Err(Failure::Refused(text)) if text.contains("OOM")),
             "{reply:?}"
         );
+    }
+
+    #[test]
+    fn a_command_that_fred_cancels_has_lost_its_connection() {
+        let canceled = || Error::new(ErrorKind::Canceled, "Canceled.");
+        for failure in [call_failure(canceled()), connect_failure(&canceled())] {
+            let Failure::Unreachable(cause) = failure else {
+                panic!("{failure:?}");
+            };
+            assert_eq!(cause.to_string(), "the connection was lost");
+        }
+    }
+
+    #[test]
+    fn the_kind_of_an_error_of_fred_is_kept() {
+        let timeout = Error::new(ErrorKind::Timeout, "Request timed out.");
+        assert!(matches!(call_failure(timeout), Failure::Timeout));
+        for kind in [ErrorKind::Auth, ErrorKind::Config, ErrorKind::Url] {
+            let failure = connect_failure(&Error::new(kind, "no"));
+            assert!(matches!(failure, Failure::Forbidden(_)), "{failure:?}");
+        }
+        let failure = connect_failure(&Error::new(ErrorKind::IO, "no"));
+        assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+    }
+
+    #[test]
+    fn a_system_error_is_shown_in_plain_words() {
+        for (details, text) in [
+            (
+                r#"Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }"#,
+                "Connection refused",
+            ),
+            (
+                r#"Custom { kind: Uncategorized, error: "failed to lookup address information" }"#,
+                "failed to lookup address information",
+            ),
+            ("Request timed out.", "Request timed out."),
+        ] {
+            assert_eq!(plain_text(details), text);
+        }
     }
 }

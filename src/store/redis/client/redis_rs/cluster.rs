@@ -13,14 +13,17 @@ use tokio::{
 
 use super::{
     connection::{CONNECT_TIMEOUT, Endpoint, Node, at},
-    error::ServerFailure,
-    slot_ranges::{Address, MAX_HOST, SlotRange, slot_ranges},
+    topology::{Address, MAX_HOST, SlotRange, slot_ranges},
 };
 use crate::store::{
     health,
     health::Health,
     redis::{
-        client::HashTags, credentials::ConnectionSettings, failure::Failure, key_format::slot_of, task::AbortOnDrop,
+        client::HashTags,
+        credentials::ConnectionSettings,
+        failure::Failure,
+        key_format::slot_of,
+        task::{AbortOnDrop, OnDrop},
     },
 };
 
@@ -45,7 +48,7 @@ struct Shared {
     /// The slot map may be out of date.
     outdated: Notify,
     /// Why the last reply to `CLUSTER SLOTS` was not used.
-    slots_failure: Mutex<Option<ServerFailure>>,
+    slots_failure: Mutex<Option<Failure>>,
 }
 
 /// The primary of each slot.
@@ -171,9 +174,10 @@ impl Cluster {
         };
         let mut asking = false;
         for _ in 0..MAX_REDIRECTIONS {
-            let mut unanswered = UnansweredCommand(Some(&self.shared.outdated));
+            // If the command fails, or is dropped because its deadline has passed, the slots are looked up.
+            let unanswered = OnDrop::new(|| self.shared.outdated.notify_one());
             let reply = node.connections.send(command, asking).await?;
-            unanswered.0 = None;
+            unanswered.disarm();
             let Some(redirection) = Redirection::of(&reply) else {
                 // A node that has left the cluster replies so to each call.
                 if matches!(&reply, Value::ServerError(error) if error.code() == "CLUSTERDOWN") {
@@ -193,17 +197,6 @@ impl Cluster {
             node.connections.connected_or_refused().await;
         }
         Err(Failure::Refused("too many redirections".into()))
-    }
-}
-
-/// A command that has no reply yet. If it fails, or is dropped because its deadline has passed, the slots are looked up.
-struct UnansweredCommand<'a>(Option<&'a Notify>);
-
-impl Drop for UnansweredCommand<'_> {
-    fn drop(&mut self) {
-        if let Some(outdated) = self.0 {
-            outdated.notify_one();
-        }
     }
 }
 
@@ -326,7 +319,7 @@ impl Shared {
             return refused;
         }
         match &*self.slots_failure() {
-            Some(failure) => failure.clone().into(),
+            Some(failure) => failure.clone(),
             None => others
                 .into_iter()
                 .next()
@@ -334,7 +327,7 @@ impl Shared {
         }
     }
 
-    fn slots_failure(&self) -> MutexGuard<'_, Option<ServerFailure>> {
+    fn slots_failure(&self) -> MutexGuard<'_, Option<Failure>> {
         self.slots_failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

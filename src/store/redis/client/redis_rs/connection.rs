@@ -17,17 +17,14 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{
-    error::{ServerFailure, error_text},
-    sentinel::Sentinels,
-};
+use super::{connect_failure, error_text, topology::Sentinels};
 use crate::{
     ConfigError,
     store::redis::{
         backend::Deadline,
         credentials::{Authenticator, ConnectionSettings, Credentials},
         failure::{Failure, is_of_replica, shortened},
-        task::AbortOnDrop,
+        task::{AbortOnDrop, OnDrop},
     },
 };
 
@@ -91,7 +88,7 @@ impl Node {
             return Ok(connection);
         }
         Err(match last_failure {
-            Some(failure) => failure.into(),
+            Some(failure) => failure,
             None => Failure::Unreachable("still connecting".into()),
         })
     }
@@ -109,7 +106,7 @@ impl Node {
         let mut state = managed.state.clone();
         let settled = state.wait_for(|state| match state {
             ConnectionState::Connected(_) => true,
-            ConnectionState::Failed(failure) => matches!(failure, ServerFailure::Forbidden(_)),
+            ConnectionState::Failed(failure) => matches!(failure, Failure::Forbidden(_)),
             ConnectionState::Connecting => false,
         });
         let _ = settled.await; // an error means that the store is dropped
@@ -127,7 +124,7 @@ struct ManagedConnection {
 enum ConnectionState {
     Connecting,
     Connected(Connection),
-    Failed(ServerFailure),
+    Failed(Failure),
 }
 
 impl ManagedConnection {
@@ -182,7 +179,7 @@ async fn keep_connected(
             }
             Err(_) => {
                 let error = io::Error::from(io::ErrorKind::TimedOut).into();
-                state.send_replace(ConnectionState::Failed(ServerFailure::of_connection(&error)));
+                state.send_replace(ConnectionState::Failed(connect_failure(&error)));
             }
         }
         let pause = Duration::from_millis(ATTEMPT_INTERVAL_MS + fastrand::u64(..ATTEMPT_JITTER_MS));
@@ -221,20 +218,10 @@ impl ConnectionHealth {
     }
 }
 
-/// A command that has no reply yet. It is dropped in this state when its deadline has passed.
-struct UnansweredCommand(Option<Arc<ConnectionHealth>>);
-
-impl Drop for UnansweredCommand {
-    fn drop(&mut self) {
-        if let Some(health) = &self.0 {
-            health.suspect();
-        }
-    }
-}
-
 impl Connection {
     async fn send(mut self, command: &Cmd, asking: bool) -> Result<Value, Failure> {
-        let mut unanswered = UnansweredCommand(Some(self.health.clone()));
+        // It is dropped without a reply when its deadline has passed.
+        let unanswered = OnDrop::new(|| self.health.suspect());
         let reply = match asking {
             false => self.redis.send_packed_command(command).await,
             true => {
@@ -246,7 +233,7 @@ impl Connection {
             }
         };
         let value = reply.map_err(|error| Failure::Unreachable(shortened(error).into()))?;
-        unanswered.0 = None;
+        unanswered.disarm();
         // The server has become a replica and has kept the connection.
         if reports_replica(&value) {
             self.health.close();
@@ -294,11 +281,8 @@ impl Endpoint {
         }
     }
 
-    async fn connect(&self, authenticator: Option<&Authenticator>) -> Result<Connection, ServerFailure> {
-        let server = self
-            .server()
-            .await
-            .map_err(|error| ServerFailure::of_connection(&error))?;
+    async fn connect(&self, authenticator: Option<&Authenticator>) -> Result<Connection, Failure> {
+        let server = self.server().await.map_err(|error| connect_failure(&error))?;
         authenticated(server, authenticator, Self::connect_to).await
     }
 
@@ -326,15 +310,18 @@ pub(super) async fn authenticated<T, Fut>(
     server: ConnectionInfo,
     authenticator: Option<&Authenticator>,
     connect: impl FnOnce(ConnectionInfo) -> Fut,
-) -> Result<T, ServerFailure>
+) -> Result<T, Failure>
 where
     Fut: Future<Output = Result<T, RedisError>>,
 {
-    let of_connection = |error| ServerFailure::of_connection(&error);
+    let of_connection = |error| connect_failure(&error);
     let Some(authenticator) = authenticator else {
         return connect(server).await.map_err(of_connection);
     };
-    let credentials = authenticator.credentials().await.map_err(ServerFailure::Unreachable)?;
+    let credentials = authenticator
+        .credentials()
+        .await
+        .map_err(|error| Failure::Unreachable(error.into()))?;
     let settings = server.redis_settings().clone();
     let settings = settings
         .set_username(credentials.user)
@@ -343,7 +330,7 @@ where
         .await
         .map_err(of_connection);
     // While Redis is down, the provider is not called with each attempt.
-    if !matches!(connected, Err(ServerFailure::Unreachable(_))) {
+    if !matches!(connected, Err(Failure::Unreachable(_))) {
         authenticator.used();
     }
     connected

@@ -1,8 +1,6 @@
 mod cluster;
 mod connection;
-mod error;
-mod sentinel;
-mod slot_ranges;
+mod topology;
 
 use std::sync::Arc;
 
@@ -15,8 +13,7 @@ use tokio::{sync::mpsc, time::timeout};
 use self::{
     cluster::Cluster,
     connection::{CONNECT_TIMEOUT, Endpoint, Node, authenticated, for_limiter, parse, without_library_name},
-    error::{ServerFailure, error_text},
-    sentinel::Sentinels,
+    topology::Sentinels,
 };
 use super::{HashTags, NodeOfSlot};
 use crate::{
@@ -25,9 +22,10 @@ use crate::{
         health,
         health::Health,
         redis::{
+            acl::Refusal,
             call::ScriptCall,
             credentials::{Authenticator, ConnectionSettings, until},
-            failure::Failure,
+            failure::{Failure, shortened},
             reply::RawReply,
             script::{EvalCommand, Script},
             url::{Topology, Url},
@@ -151,7 +149,7 @@ impl RedisRsClient {
         let subscribing = self.subscribed(channel, authenticator.as_deref());
         let (mut connection, mut pushes) = match timeout(CONNECT_TIMEOUT, subscribing).await {
             Ok(Ok(subscribed)) => subscribed,
-            Ok(Err(failure)) => return failure.into(),
+            Ok(Err(failure)) => return failure,
             Err(_) => return Failure::Timeout,
         };
         let due = authenticator.and_then(|authenticator| authenticator.due());
@@ -178,14 +176,14 @@ impl RedisRsClient {
         &self,
         channel: &str,
         authenticator: Option<&Authenticator>,
-    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), ServerFailure> {
+    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), Failure> {
         let server = match self {
             Self::SingleServer(server) => server.connections.endpoint.server().await,
             Self::Cluster(cluster) => cluster
                 .any_node()
                 .ok_or_else(|| RedisError::from((ErrorKind::Io, "no node of the cluster is known"))),
         };
-        let server = server.map_err(|error| ServerFailure::of_connection(&error))?;
+        let server = server.map_err(|error| connect_failure(&error))?;
         let (sender, pushes) = mpsc::unbounded_channel();
         let config =
             AsyncConnectionConfig::new().set_push_sender(move |push: PushInfo| sender.send(push).map_err(drop));
@@ -248,5 +246,45 @@ fn raw_reply(reply: Value) -> Result<RawReply, Failure> {
     match reply {
         Value::Array(values) => RawReply::from_texts(values.into_iter().map(text)),
         value => RawReply::from_texts([text(value)]),
+    }
+}
+
+/// The beginning of the text of an error reply as Redis sent it.
+fn error_text(code: &str, details: Option<&str>) -> String {
+    match details {
+        Some(details) => shortened(format_args!("{code} {details}")),
+        None => shortened(code),
+    }
+}
+
+/// The failure for an error of a new connection.
+fn connect_failure(error: &RedisError) -> Failure {
+    use redis::ErrorKind::{AuthenticationFailed, InvalidClientConfig, RESP3NotSupported};
+
+    match (error.kind(), error.code()) {
+        (_, Some(code)) => Failure::of_connection(error_text(code, error.detail())),
+        (AuthenticationFailed | InvalidClientConfig | RESP3NotSupported, None) => {
+            Failure::Forbidden(Refusal::new(shortened(error)))
+        }
+        _ => Failure::Unreachable(shortened(error).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_connecting_again_does_not_mend_is_a_refusal() {
+        for kind in [
+            ErrorKind::AuthenticationFailed,
+            ErrorKind::InvalidClientConfig,
+            ErrorKind::RESP3NotSupported,
+        ] {
+            let failure = connect_failure(&RedisError::from((kind, "no")));
+            assert!(matches!(failure, Failure::Forbidden(_)), "{failure:?}");
+        }
+        let failure = connect_failure(&RedisError::from((ErrorKind::Io, "no")));
+        assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
     }
 }

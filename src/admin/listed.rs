@@ -1,10 +1,12 @@
-//! The subjects that policies deny most often, of this process and of all replicas.
+//! The subjects that a report lists: those that policies deny most often, in this process and in all replicas, those that hold
+//! slots, and those that are banned.
 
-use std::time::SystemTime;
+use std::{cmp::Reverse, time::SystemTime};
 
 use serde::Serialize;
+use tokio::task::JoinSet;
 
-use super::{response::unix_seconds, subject::SubjectNames, watched::WatchedPolicy};
+use super::{response::unix_seconds, subject, subject::SubjectNames, watched::WatchedPolicy};
 use crate::{
     Key,
     store::{StoreId, Summary},
@@ -117,4 +119,71 @@ pub(super) fn denied_subject(names: &SubjectNames, summary: &Summary<Key>, key: 
         denials: count.count,
         error: count.error,
     })
+}
+
+/// A subject with slots in this process.
+#[derive(Serialize)]
+pub(super) struct SlotsReport {
+    subject: String,
+    slots: u64,
+    /// The time since the first of them was taken.
+    longest_seconds: f64,
+}
+
+/// A subject that is banned.
+#[derive(Serialize)]
+pub(super) struct BanReport {
+    subject: String,
+    /// When it is admitted again: at the end of the ban, or later if the limit denies it then.
+    admitted_after_seconds: Option<f64>,
+}
+
+/// The most subjects with slots of a policy in a report.
+const MOST_SLOTS: usize = 20;
+
+/// The most subjects of a policy that are looked up in the store for a report.
+const MOST_BANS: usize = 10;
+
+/// Those with most slots; none if no limit of the policy has slots.
+pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<SlotsReport>> {
+    if !policy.limits.iter().any(|limit| limit.named.limit.is_held()) {
+        return None;
+    }
+    let mut held: Vec<_> = policy.context.keeper.held_of(&policy.name).into_iter().collect();
+    held.sort_by_key(|(_, held)| Reverse((held.slots, held.longest)));
+    let reports = held.iter().take(MOST_SLOTS).map(|(key, held)| SlotsReport {
+        subject: names.name(key),
+        slots: held.slots,
+        longest_seconds: held.longest.as_secs_f64(),
+    });
+    Some(reports.collect())
+}
+
+/// Of the subjects that are denied most often those that are banned; none if the policy has no bans.
+///
+/// A ban follows denials, so a subject that is banned is among them.
+pub(super) async fn bans(
+    policy: &WatchedPolicy,
+    denied: Option<&Summary<Key>>,
+    names: &SubjectNames,
+) -> Option<Vec<BanReport>> {
+    policy.ban()?;
+    let mut peeks = JoinSet::new();
+    let keys = denied.into_iter().flat_map(|denied| &denied.counts).take(MOST_BANS);
+    for (place, count) in keys.enumerate() {
+        let (policy, key) = (policy.clone(), count.item.clone());
+        peeks.spawn(async move { (place, subject::ban_of(&policy, &key).await, key) });
+    }
+    let mut banned = Vec::new();
+    while let Some(peeked) = peeks.join_next().await {
+        if let Ok((place, Some(ban), key)) = peeked {
+            banned.push((place, ban, key));
+        }
+    }
+    banned.sort_by_key(|(place, ..)| *place);
+    let reports = banned.into_iter().map(|(_, ban, key)| BanReport {
+        subject: names.name(&key),
+        admitted_after_seconds: ban.admitted_after,
+    });
+    Some(reports.collect())
 }

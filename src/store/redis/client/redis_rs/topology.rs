@@ -1,8 +1,81 @@
-use std::collections::HashSet;
+//! The servers of a service, as sentinels or the nodes of a cluster report them.
 
-use redis::Value;
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
-use super::error::ServerFailure;
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisError, Value};
+
+use super::{connection::at, error_text};
+use crate::store::redis::failure::Failure;
+
+/// The sentinels, which report the address of the primary.
+pub(super) struct Sentinels {
+    sentinels: Vec<ConnectionInfo>,
+    service: String,
+    /// The settings of connections to the primary.
+    template: ConnectionInfo,
+    /// The position of the sentinel that replied last, to which the next query is sent first.
+    first: AtomicUsize,
+}
+
+/// The time for a connection to a sentinel, and again for its reply.
+const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
+
+impl Sentinels {
+    pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, template: ConnectionInfo) -> Self {
+        Self {
+            sentinels,
+            service,
+            template,
+            first: AtomicUsize::new(0),
+        }
+    }
+
+    /// The primary that the first sentinel with a reply reports.
+    ///
+    /// <https://redis.io/docs/latest/develop/reference/sentinel-clients/>. The role of the server is not verified: if it has
+    /// become a replica, it replies `READONLY`, and the sentinels are queried again.
+    pub(super) async fn primary(&self) -> Result<ConnectionInfo, RedisError> {
+        let first = self.first.load(Ordering::Relaxed);
+        let mut last_error = RedisError::from((ErrorKind::EmptySentinelList, "the URL has no sentinel"));
+        for offset in 0..self.sentinels.len() {
+            let position = (first + offset) % self.sentinels.len();
+            match self.query(&self.sentinels[position]).await {
+                Ok((host, port)) => {
+                    self.first.store(position, Ordering::Relaxed);
+                    return Ok(at(&self.template, host, port));
+                }
+                Err(error) => {
+                    last_error = error;
+                    // This attempt may be canceled; the next one starts after the sentinel that did not reply.
+                    self.first.store(position + 1, Ordering::Relaxed);
+                }
+            }
+        }
+        Err(last_error)
+    }
+
+    async fn query(&self, sentinel: &ConnectionInfo) -> Result<(String, u16), RedisError> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(SENTINEL_TIMEOUT))
+            .set_response_timeout(Some(SENTINEL_TIMEOUT));
+        let mut connection = Client::open(sentinel.clone())?
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
+        let primary: Option<(String, u16)> = redis::cmd("SENTINEL")
+            .arg("get-master-addr-by-name")
+            .arg(&self.service)
+            .query_async(&mut connection)
+            .await?;
+        primary.ok_or_else(|| {
+            let error = "the sentinel has no primary of this name";
+            RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, error))
+        })
+    }
+}
 
 pub(super) type Address = (String, u16);
 
@@ -22,11 +95,11 @@ pub(super) struct SlotRange {
 }
 
 /// Reads the reply to `CLUSTER SLOTS` of the node at this host: for each range its ends, the primary, then the replicas.
-pub(super) fn slot_ranges(reply: &Value, sender: &str) -> Result<Vec<SlotRange>, ServerFailure> {
+pub(super) fn slot_ranges(reply: &Value, sender: &str) -> Result<Vec<SlotRange>, Failure> {
     let ranges = match reply {
         Value::Array(ranges) => ranges,
-        Value::ServerError(error) => return Err(ServerFailure::of_reply(error.code(), error.details())),
-        _ => return Err(ServerFailure::Protocol("the reply to `CLUSTER SLOTS` is not a list")),
+        Value::ServerError(error) => return Err(Failure::of_connection(error_text(error.code(), error.details()))),
+        _ => return Err(Failure::Protocol("the reply to `CLUSTER SLOTS` is not a list")),
     };
     let mut nodes = HashSet::new();
     let mut usable = Vec::new();
@@ -34,15 +107,13 @@ pub(super) fn slot_ranges(reply: &Value, sender: &str) -> Result<Vec<SlotRange>,
         let SlotRange { primary, replicas, .. } = &range;
         nodes.extend([primary].into_iter().chain(replicas).cloned());
         if nodes.len() > MAX_NODES {
-            return Err(ServerFailure::Protocol("`CLUSTER SLOTS` lists more than 1000 nodes"));
+            return Err(Failure::Protocol("`CLUSTER SLOTS` lists more than 1000 nodes"));
         }
         usable.push(range);
     }
     match usable.is_empty() {
         // The slots may not be assigned yet.
-        true => Err(ServerFailure::Unreachable(
-            "no node of the cluster has slots".to_owned(),
-        )),
+        true => Err(Failure::Unreachable("no node of the cluster has slots".into())),
         false => Ok(usable),
     }
 }
@@ -139,12 +210,12 @@ mod tests {
     }
 
     fn has_no_slots(reply: &Value) -> bool {
-        matches!(slot_ranges(reply, "sender"), Err(ServerFailure::Unreachable(_)))
+        matches!(slot_ranges(reply, "sender"), Err(Failure::Unreachable(_)))
     }
 
     fn fault_of(reply: &Value) -> String {
         match slot_ranges(reply, "sender") {
-            Err(ServerFailure::Protocol(fault)) => fault.to_owned(),
+            Err(Failure::Protocol(fault)) => fault.to_owned(),
             other => panic!("{other:?}"),
         }
     }
