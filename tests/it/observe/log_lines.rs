@@ -153,6 +153,31 @@ async fn a_policy_that_only_observes_is_in_the_fields_of_the_span() {
 }
 
 #[tokio::test]
+async fn a_policy_that_finds_no_key_is_logged_once_by_its_name() {
+    struct User;
+    let by_user = || Policy::new("by-user", SlidingLog::per_minute(9)).key(key::extension("user", |_: &User| 42));
+    for by_user in [by_user(), by_user().observe_only()] {
+        let log = Log::capture();
+        let layer = RateLimitLayer::new(MemoryStore::new(), [policy(9), by_user]);
+        for _ in 0..3 {
+            send_to(layer.clone(), "/").await;
+        }
+        let text = log.text();
+        let [line] = text.lines().collect::<Vec<_>>()[..] else {
+            panic!("{text}")
+        };
+        for part in [
+            " ERROR ",
+            "requests are refused, or not observed",
+            r#"policy="by-user""#,
+            "::User",
+        ] {
+            assert!(line.contains(part), "{line}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_receipt_of_a_policy_that_there_is_not_is_logged_once() {
     let log = Log::capture();
     let free = || Policy::new("free", SlidingLog::per_minute(9)).key(key::constant("all"));
