@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::Request;
+use http::{HeaderName, Request};
 use tower_quota::{
     FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
     key::{self, ClientIpSource},
@@ -91,9 +91,24 @@ fn a_share_that_is_none() {
 }
 
 #[test]
-#[should_panic(expected = "key::header(\"x-user-id\")")]
+#[should_panic(expected = "\"x user id\" is not a header name")]
 fn a_header_name_that_is_none() {
     let _ = key::header("x user id");
+}
+
+#[test]
+fn a_header_name_is_text_or_bytes() {
+    let keys = [
+        key::header("x-user"),
+        key::header("x-user".to_owned()),
+        key::header(b"x-user".as_slice()),
+        key::header(HeaderName::from_static("x-user")),
+        key::header(&HeaderName::from_static("x-user")),
+    ];
+    let (parts, ()) = Request::get("/").header("x-user", "42").body(()).unwrap().into_parts();
+    for key in keys {
+        assert_eq!(key.extract(&parts).unwrap(), Some(Key::header("x-user", "42")));
+    }
 }
 
 #[test]
