@@ -16,7 +16,8 @@ use crate::{
 impl<K> Policy<K> {
     /// The cost of each request, in units of the limit, from 1.
     ///
-    /// A request that costs more than the limit is never admitted: it is denied without a call of the store, without
+    /// A cost above the limit admits no request, so the policy is not [valid](Self::validate). A limit that is
+    /// [chosen](crate::limit::by()) for a request may be below it: the request is denied without a call of the store, without
     /// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). Setting it again, or setting
     /// `cost_fn`, replaces it. The default is 1.
     ///
@@ -42,8 +43,8 @@ impl<K> Policy<K> {
 
     /// The cost of each request, computed from the request, in units of the limit; with 0 the policy does not apply.
     ///
-    /// A request that costs more than the limit is denied as with a fixed [`cost`](Self::cost). A
-    /// [`Limiter`](crate::Limiter), which has no requests, does not take such a policy.
+    /// A request that costs more than the limit is denied for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit), as with
+    /// a fixed [`cost`](Self::cost). A [`Limiter`](crate::Limiter), which has no requests, does not take such a policy.
     ///
     /// ```
     /// use http::{Method, Request, Response};
@@ -224,6 +225,26 @@ impl<K> Policy<K> {
                 "the limit `{limit}` that was chosen for a request cannot be applied: {error}"
             ))
         })
+    }
+
+    /// Refuses a fixed cost above one of the limits, as far as these are known before a request.
+    pub(super) fn validate_cost(&self) -> Result<(), ConfigError> {
+        let mut limits = self.limit().into_iter().chain(&self.policy_limit.of_plans);
+        match limits.find_map(|limit| Some((limit, self.cost_above(limit)?))) {
+            None => Ok(()),
+            Some((limit, cost)) => Err(ConfigError::new(format!(
+                "each request of the policy `{}` costs {cost}, and `{limit}` admits at most {quota}, so it admits none; set a cost \
+                 of at most {quota}, or a larger limit; `Limit::DenyAll`, in files `deny-all`, is for a policy that admits none",
+                self.name(),
+                quota = limit.quota(),
+            ))),
+        }
+    }
+
+    /// The fixed cost, if it is above this limit.
+    pub(super) fn cost_above(&self, limit: &Limit) -> Option<u64> {
+        let cost = self.all_settings().fixed_cost()?;
+        (limit.is_counted() && cost > limit.quota()).then_some(cost)
     }
 
     fn validate_slots_of_requests(&self) -> Result<(), ConfigError> {

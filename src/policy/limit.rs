@@ -16,6 +16,8 @@ pub(super) struct PolicyLimit {
     /// The limit of all requests; if limits are chosen, one of the same name that limits nothing.
     pub(super) fixed: Arc<RenderedLimit>,
     pub(super) choose: Option<ChooseLimit>,
+    /// Those that a file lets it choose among.
+    pub(super) of_plans: Vec<Limit>,
     /// Those that apply to some requests alone.
     pub(super) chosen: Arc<ChosenLimits>,
 }
@@ -30,6 +32,7 @@ impl PolicyLimit {
             chosen: Arc::new(ChosenLimits::new(name.clone())),
             fixed: render(name, limit),
             choose,
+            of_plans: Vec::new(),
         }
     }
 

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use http::{HeaderName, Request};
 use tower_quota::{
-    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
+    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Plans, Policy, RateLimitLayer, RedisStore, SlidingLog,
     key::{self, ClientIpSource},
-    limit::Limit,
+    limit::{self, Limit},
 };
 
 fn policy(name: &'static str) -> Policy {
@@ -82,6 +82,41 @@ fn a_request_that_costs_nothing() {
     let error = policy("free").cost(0).validate().unwrap_err();
     assert_contains(error, &["the policy `free`", "at least 1", "`Limit::Unlimited`"]);
     assert!(policy("five").cost(5).validate().is_ok());
+}
+
+#[test]
+fn a_cost_above_the_limit() {
+    let words = &[
+        "the policy `export`",
+        "costs 6",
+        "`sliding-log 5/min`",
+        "at most 5",
+        "`Limit::DenyAll`",
+    ];
+    for wrong in [policy("export").cost(6), policy("export").cost(6).observe_only()] {
+        assert_contains(wrong.validate().unwrap_err(), words);
+        assert_contains(Limiter::try_new(MemoryStore::new(), wrong.clone()).unwrap_err(), words);
+        assert_contains(
+            RateLimitLayer::try_new(MemoryStore::new(), wrong.clone()).unwrap_err(),
+            words,
+        );
+        let plans = Plans::new("free", wrong).plan("pro", policy("export"));
+        assert_contains(RateLimitLayer::try_new(MemoryStore::new(), plans).unwrap_err(), words);
+    }
+
+    for right in [
+        policy("export").cost(5),
+        // Each request has another cost or another limit.
+        policy("export").cost_fn(|_| 6),
+        Policy::new("export", limit::by(|_| SlidingLog::per_minute(5)))
+            .key(key::ip())
+            .cost(6),
+        // No request is admitted, and each one.
+        Policy::new("export", Limit::DenyAll).key(key::ip()).cost(6),
+        Policy::new("export", Limit::Unlimited).key(key::ip()).cost(6),
+    ] {
+        assert!(right.validate().is_ok(), "{right:?}");
+    }
 }
 
 #[test]
