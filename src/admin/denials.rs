@@ -74,6 +74,12 @@ impl OfAllReplicas {
     }
 }
 
+/// Whether a store lists the keys themselves: the hash of a key, which it has in place of one by choice, is counted under no policy.
+pub(super) fn has_own_keys(policy: &WatchedPolicy) -> bool {
+    let (subjects, key) = (policy.context.denied_subjects.as_ref(), Key::constant(""));
+    subjects.is_some_and(|subjects| *subjects.stored_key(&key) == key)
+}
+
 /// The denials of a key of a policy by all replicas; none if it is not listed, or the store does not count them or fails.
 pub(super) async fn of_all_replicas(names: &SubjectNames, policy: &WatchedPolicy, key: &Key) -> Option<DeniedSubject> {
     let subjects = policy.context.denied_subjects.as_ref()?;

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
-use super::{subject, subject::SubjectNames, watched::WatchedPolicy};
-use crate::{Key, store::Summary};
+use super::{denials, denials::Denied, subject, subject::SubjectNames, watched::WatchedPolicy};
+use crate::Key;
 
 /// A subject with slots in this process.
 #[derive(Serialize)]
@@ -29,7 +29,7 @@ pub(super) struct BanReport {
 const MOST_SLOTS: usize = 20;
 
 /// The most subjects of a policy that are looked up in the store for a report.
-const MOST_BANS: usize = 10;
+pub(super) const MOST_BANS: usize = 10;
 
 /// Those with most slots; none if no limit of the policy has slots.
 pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<SlotsReport>> {
@@ -48,17 +48,27 @@ pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<
 
 /// Of the subjects that are denied most often those that are banned; none if the policy has no bans.
 ///
-/// A ban follows denials, so a subject that is banned is among them.
+/// A ban follows denials, so a subject that is banned is among them. Those of all replicas are first, if the store has them.
 pub(super) async fn bans(
     policy: &WatchedPolicy,
-    denied: Option<&Summary<Key>>,
+    (of_all, of_process): (Option<&Denied>, Option<&Denied>),
     names: &SubjectNames,
 ) -> Option<Vec<BanReport>> {
     policy.ban()?;
+    let of_all = of_all.filter(|_| denials::has_own_keys(policy));
+    let counts = [of_all, of_process]
+        .into_iter()
+        .flatten()
+        .flat_map(|(_, summary)| &summary.counts);
+    let mut keys: Vec<&Key> = Vec::new();
+    for count in counts {
+        if keys.len() < MOST_BANS && !keys.contains(&&count.item) {
+            keys.push(&count.item);
+        }
+    }
     let mut peeks = JoinSet::new();
-    let keys = denied.into_iter().flat_map(|denied| &denied.counts).take(MOST_BANS);
-    for (place, count) in keys.enumerate() {
-        let (policy, key) = (policy.clone(), count.item.clone());
+    for (place, key) in keys.into_iter().enumerate() {
+        let (policy, key) = (policy.clone(), key.clone());
         peeks.spawn(async move { (place, subject::ban_of(&policy, &key).await, key) });
     }
     let mut banned = Vec::new();

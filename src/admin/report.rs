@@ -11,7 +11,7 @@ use super::{
     denials,
     denials::{DenialsReport, OfAllReplicas},
     holders,
-    holders::{BanReport, SlotsReport},
+    holders::{BanReport, MOST_BANS, SlotsReport},
     request::ReportSize,
     response::{Failure, unix_seconds},
     router::Shared,
@@ -287,11 +287,12 @@ async fn report_policy(
     let limits = limits.collect();
     let denials = denials::of_process(policies, policy);
     let most = size.subjects.unwrap_or(usize::MAX);
-    let (of_all, denials_error) = match of_all.read(policy, most).await {
-        Some(Ok(denials)) => (Some(DenialsReport::new(denials.as_ref(), names, most)), None),
+    let (of_all, denials_error) = match of_all.read(policy, most.max(MOST_BANS)).await {
+        Some(Ok(denials)) => (Some(denials), None),
         Some(Err(error)) => (None, Some(error)),
         None => (None, None),
     };
+    let denied = (of_all.as_ref().and_then(Option::as_ref), denials.as_ref());
     PolicyReport {
         policy: policy.name.clone(),
         plan: policy.of_plan.clone(),
@@ -308,10 +309,10 @@ async fn report_policy(
         reloaded_at: policy.reloaded_at.map(unix_seconds),
         refused_reload: policy.refused_reload.clone(),
         slots: holders::slots(policy, names),
-        bans: holders::bans(policy, denials.as_ref().map(|(_, summary)| summary), names).await,
+        bans: holders::bans(policy, denied, names).await,
         decisions: denials::decisions(policies, policy),
         denials: DenialsReport::new(denials.as_ref(), names, most),
-        denials_of_all_replicas: of_all,
+        denials_of_all_replicas: of_all.map(|of_all| DenialsReport::new(of_all.as_ref(), names, most)),
         denials_error,
     }
 }
