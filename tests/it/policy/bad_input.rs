@@ -133,12 +133,13 @@ fn a_header_name_that_is_none() {
 
 #[test]
 fn a_header_name_is_text_or_bytes() {
+    let name = HeaderName::from_static("x-user");
     let keys = [
         key::header("x-user"),
         key::header("x-user".to_owned()),
         key::header(b"x-user".as_slice()),
-        key::header(HeaderName::from_static("x-user")),
-        key::header(&HeaderName::from_static("x-user")),
+        key::header(&name),
+        key::header(name),
     ];
     let (parts, ()) = Request::get("/").header("x-user", "42").body(()).unwrap().into_parts();
     for key in keys {
