@@ -40,7 +40,7 @@ const ROWS: [(&str, &[Charge], u64); 10] = [
     ("a sliding log", &[LOG], 3),
     ("a sliding log, on a key that is new", &[LOG], 0),
     (
-        "a sliding log whose entries have all expired",
+        "a sliding log in which all entries have expired",
         &[|quota| log(quota, 1_000, 0)],
         3,
     ),
@@ -238,7 +238,7 @@ async fn main() {
         let mut cells = vec![name.to_owned()];
         for quota in [1_000, before] {
             for checks in [BATCH, 1] {
-                // Keys whose entries have expired, and new ones, deny nothing.
+                // Keys with expired entries alone, and new ones, deny nothing.
                 let denies = quota == 1_000 || !["expired", "new", "slots"].iter().any(|word| name.contains(word));
                 cells.push(match denies {
                     true => thousands(server.measure(&sha1, charges, quota, checks, 1, before).await),

@@ -76,6 +76,12 @@ impl OfAllReplicas {
     }
 }
 
+/// Whether a store lists the keys themselves: the hash of a key, which it has in place of one by choice, is counted under no policy.
+fn has_own_keys(policy: &WatchedPolicy) -> bool {
+    let (subjects, key) = (policy.context.denied_subjects.as_ref(), Key::constant(""));
+    subjects.is_some_and(|subjects| *subjects.stored_key(&key) == key)
+}
+
 /// The denials of a key of a policy by all replicas; none if it is not listed, or the store does not count them or fails.
 pub(super) async fn of_all_replicas(names: &SubjectNames, policy: &WatchedPolicy, key: &Key) -> Option<DeniedSubject> {
     let subjects = policy.context.denied_subjects.as_ref()?;
@@ -142,7 +148,7 @@ pub(super) struct BanReport {
 const MOST_SLOTS: usize = 20;
 
 /// The most subjects of a policy that are looked up in the store for a report.
-const MOST_BANS: usize = 10;
+pub(super) const MOST_BANS: usize = 10;
 
 /// Those with most slots; none if no limit of the policy has slots.
 pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<SlotsReport>> {
@@ -161,17 +167,27 @@ pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<
 
 /// Of the subjects that are denied most often those that are banned; none if the policy has no bans.
 ///
-/// A ban follows denials, so a subject that is banned is among them.
+/// A ban follows denials, so a subject that is banned is among them. Those of all replicas are first, if the store has them.
 pub(super) async fn bans(
     policy: &WatchedPolicy,
-    denied: Option<&Summary<Key>>,
+    (of_all, of_process): (Option<&Denied>, Option<&Denied>),
     names: &SubjectNames,
 ) -> Option<Vec<BanReport>> {
     policy.ban()?;
+    let of_all = of_all.filter(|_| has_own_keys(policy));
+    let counts = [of_all, of_process]
+        .into_iter()
+        .flatten()
+        .flat_map(|(_, summary)| &summary.counts);
+    let mut keys: Vec<&Key> = Vec::new();
+    for count in counts {
+        if keys.len() < MOST_BANS && !keys.contains(&&count.item) {
+            keys.push(&count.item);
+        }
+    }
     let mut peeks = JoinSet::new();
-    let keys = denied.into_iter().flat_map(|denied| &denied.counts).take(MOST_BANS);
-    for (place, count) in keys.enumerate() {
-        let (policy, key) = (policy.clone(), count.item.clone());
+    for (place, key) in keys.into_iter().enumerate() {
+        let (policy, key) = (policy.clone(), key.clone());
         peeks.spawn(async move { (place, subject::ban_of(&policy, &key).await, key) });
     }
     let mut banned = Vec::new();

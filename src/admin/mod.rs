@@ -119,7 +119,8 @@ use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Wat
 ///   [chosen](crate::limit::by()) for each request, the 20 lowest that were chosen in this process are known, and those of the
 ///   plans of a file.
 /// * The `slots` of a policy that requests hold in this process, of the 20 subjects with most, and the `bans` of the 10 subjects
-///   that the policy denies most often.
+///   that the policy denies most often: in [all replicas](#the-denials-of-all-replicas), if the store counts these and does not
+///   hash the keys, else in this process.
 /// * The `overrides` of these policies, at most 10,000: the subject, its limit, and when it ends. A subject is named
 ///   [as below](#the-subjects-that-are-denied-most-often); where a store hashes all keys, the name is of the hash that it has.
 /// * The `decisions` and the denials of each policy in this process while there is a router (`since`): how many, and of which

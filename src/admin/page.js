@@ -16,7 +16,7 @@ const SUBJECTS = 50; // The most subjects of a policy that the page shows.
 const PAUSE = 5000; // Milliseconds between two refreshes.
 let report;
 let searched; // The last search: its text, and its result.
-let shown; // The subject whose counts are shown.
+let shown; // The subject of the counts that are shown.
 
 // Makes an element like a fresh one, and keeps what an operator has there: the focus, the text of inputs, and the scroll position.
 function update(element, fresh) {
@@ -151,7 +151,7 @@ function nodeTerm({ node, state, since, decided, failed, failed_by_key: byKey, e
   return [node ?? "No node", parts.filter((part) => part !== null).join("; ")];
 }
 
-// The denials whose subjects are listed: those of all replicas, if the store has them.
+// The denials of the subjects that are listed: those of all replicas, if the store has them.
 const listed = (policy) => policy.denials_of_all_replicas ?? policy.denials;
 
 function denialsText({ total, since }) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     listed,
-    listed::{BanReport, DenialsReport, OfAllReplicas, SlotsReport},
+    listed::{BanReport, DenialsReport, MOST_BANS, OfAllReplicas, SlotsReport},
     request::ReportSize,
     response::{Failure, unix_seconds},
     router::Shared,
@@ -285,11 +285,12 @@ async fn report_policy(
     let limits = limits.collect();
     let denials = listed::of_process(policies, policy);
     let most = size.subjects.unwrap_or(usize::MAX);
-    let (of_all, denials_error) = match of_all.read(policy, most).await {
-        Some(Ok(denials)) => (Some(DenialsReport::new(denials.as_ref(), names, most)), None),
+    let (of_all, denials_error) = match of_all.read(policy, most.max(MOST_BANS)).await {
+        Some(Ok(denials)) => (Some(denials), None),
         Some(Err(error)) => (None, Some(error)),
         None => (None, None),
     };
+    let denied = (of_all.as_ref().and_then(Option::as_ref), denials.as_ref());
     PolicyReport {
         policy: policy.name.clone(),
         plan: policy.of_plan.clone(),
@@ -306,10 +307,10 @@ async fn report_policy(
         reloaded_at: policy.reloaded_at.map(unix_seconds),
         refused_reload: policy.refused_reload.clone(),
         slots: listed::slots(policy, names),
-        bans: listed::bans(policy, denials.as_ref().map(|(_, summary)| summary), names).await,
+        bans: listed::bans(policy, denied, names).await,
         decisions: listed::decisions(policies, policy),
         denials: DenialsReport::new(denials.as_ref(), names, most),
-        denials_of_all_replicas: of_all,
+        denials_of_all_replicas: of_all.map(|of_all| DenialsReport::new(of_all.as_ref(), names, most)),
         denials_error,
     }
 }

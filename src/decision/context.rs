@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 #[cfg(feature = "admin")]
 use std::time::SystemTime;
 
@@ -42,6 +42,8 @@ pub(crate) struct CheckContext {
     pub(crate) lost: Option<Arc<LostSettlements>>,
     /// Whether one of them only observes or has bans, so that its charges are not all that is sent.
     pub(crate) is_composite: bool,
+    /// Whether the warning about a receipt of an unknown policy was logged.
+    pub(super) warned_of_receipt: Arc<AtomicBool>,
     /// Whether requests may wait for one of them.
     pub(crate) waits: bool,
     /// The rate limit fields of responses.
@@ -67,6 +69,7 @@ impl CheckContext {
             store: Arc::new(store),
             lost: policies.iter().any(awaits_completion).then(Arc::default),
             is_composite: is_composite(&policies),
+            warned_of_receipt: Arc::default(),
             waits: waits(&policies),
             policies,
             fields: Fields::default(),
@@ -94,6 +97,11 @@ impl CheckContext {
     pub(crate) fn register_metrics(&self) {
         CheckMetrics::register();
         self.policies.iter().for_each(|policy| policy.metrics.register());
+    }
+
+    /// The names of the policies, in their order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.policies.iter().map(|policy| &*policy.limit.named.name)
     }
 
     /// The overrides of the store, to set one.

@@ -1,4 +1,7 @@
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+};
 
 use smallvec::SmallVec;
 
@@ -140,7 +143,8 @@ impl Decision {
 
     /// Takes the receipt of the policy of this name, and leaves those of the others.
     ///
-    /// It is empty if it was taken, or if nothing was charged to such a policy.
+    /// It is empty if it was taken, or if nothing was charged to such a policy. If no policy that could apply to the request has the
+    /// name, a warning with those that there are is logged once for each layer or limiter.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
@@ -162,7 +166,28 @@ impl Decision {
     /// # }
     /// ```
     pub fn take_receipt_of(&self, policy: &str) -> Receipt {
-        self.receipt_of(|charged| charged.name() == policy)
+        let receipt = self.receipt_of(|charged| charged.name() == policy);
+        if receipt.is_empty() {
+            self.warn_unless_known(policy);
+        }
+        receipt
+    }
+
+    /// Logs that no policy has this name, unless one of a layer or limiter that has decided has it.
+    fn warn_unless_known(&self, name: &str) {
+        let contexts = || self.policies().map(|policy| &policy.context);
+        let Some(last) = contexts().last() else { return };
+        let is_known = contexts()
+            .flat_map(|context| context.names())
+            .any(|known| known == name);
+        if !is_known && !last.warned_of_receipt.swap(true, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(
+                policy = name,
+                policies = ?last.names().collect::<Vec<_>>(),
+                "the receipt of an unknown policy is empty: nothing is settled or refunded"
+            );
+        }
     }
 
     fn receipt_of(&self, select: impl Fn(&PolicyDecision) -> bool + Copy) -> Receipt {

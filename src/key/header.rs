@@ -46,12 +46,15 @@ use super::{
 #[track_caller]
 pub fn header<N>(name: N) -> Header
 where
-    N: TryInto<HeaderName>,
+    N: TryInto<HeaderName> + AsRef<[u8]>,
     N::Error: fmt::Display,
 {
+    let shown = String::from_utf8_lossy(name.as_ref()).into_owned();
     match name.try_into() {
         Ok(name) => Header(name),
-        Err(error) => panic!("{error}; write it as in `key::header(\"x-user-id\")`"),
+        Err(error) => panic!(
+            "{shown:?} is not a header name ({error}); one has letters, digits and `-`, as in `key::header(\"x-user-id\")`"
+        ),
     }
 }
 

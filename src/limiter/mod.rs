@@ -58,7 +58,7 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// If two policies have the same name, or one has a setting that needs an HTTP request:
+    /// If two policies have the same name, one is not [valid](Policy::validate), or one has a setting that needs an HTTP request:
     /// [`limit::by`](crate::limit::by()), [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if),
     /// [`once_per`](Policy::once_per), [`refund_if`](Policy::refund_if), [`charge_if`](Policy::charge_if),
     /// [`learn_from_responses`](Policy::learn_from_responses), or `plans`, `routes` or `methods` in its file.

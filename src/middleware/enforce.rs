@@ -108,7 +108,9 @@ impl Enforcer {
             Err(Unchecked::Blocked) => {
                 return Progress::Done(Action::Reject(self.reject(Rejection::Blocked, parts)));
             }
-            Err(Unchecked::Refused(error)) => return Progress::Done(self.refuse(&error, parts)),
+            Err(Unchecked::Refused(error)) => {
+                return Progress::Done(Action::Reject(self.reject(Rejection::Refused(&error), parts)));
+            }
         };
         let operation = match undecided.waits() && undecided.agree_on_waits() {
             true => Operation::Reserve,
@@ -229,13 +231,14 @@ impl Enforcer {
     /// The error of a policy that finds no key or limit, unless it only observes: then it does not apply.
     #[cold]
     fn without_key(&self, (context, position): (&CheckContext, usize), error: KeyError) -> Result<(), KeyError> {
-        if context.policies[position].settings.enforced.is_whole() {
+        let policy = &context.policies[position];
+        if error.is_misconfigured() {
+            self.warned.of_key(&policy.limit.named, &error);
+        }
+        if policy.settings.enforced.is_whole() {
             context.count(position, PolicyOutcome::Refused);
             context.record(PolicyOutcome::Refused, Some(position));
             return Err(error);
-        }
-        if error.is_misconfigured() {
-            self.warned.of_key(&error);
         }
         Ok(())
     }
@@ -344,13 +347,6 @@ impl Enforcer {
         Action::Reject(rejected)
     }
 
-    fn refuse(&self, error: &KeyError, parts: &Parts) -> Action {
-        if error.is_misconfigured() {
-            self.warned.of_key(error);
-        }
-        Action::Reject(self.reject(Rejection::Refused(error), parts))
-    }
-
     fn fail(&self, error: &StoreError, parts: &Parts) -> Action {
         self.on_failure.notify(error);
         let retry_after = RETRY_AFTER_FAILURE.saturating_add(self.random_delay());
@@ -379,12 +375,16 @@ pub(crate) struct Warned {
 }
 
 impl Warned {
-    pub(crate) fn of_key(&self, error: &KeyError) {
+    pub(crate) fn of_key(&self, named: &NamedLimit, error: &KeyError) {
         if !self.key.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::error!(%error, "requests are refused, or not observed: their key or limit cannot be determined");
+            tracing::error!(
+                policy = &*named.name,
+                %error,
+                "requests are refused, or not observed: their key or limit cannot be determined"
+            );
         }
-        let _ = error;
+        let _ = (named, error);
     }
 
     pub(crate) fn of_repetition(&self, named: &NamedLimit) {

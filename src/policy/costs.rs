@@ -15,7 +15,8 @@ use crate::{
 impl<K> Policy<K> {
     /// The cost of each request, in units of the limit, from 1.
     ///
-    /// A request that costs more than the limit is never admitted: it is denied without a call of the store, without
+    /// A cost above the limit admits no request, so the policy is not [valid](Self::validate). A limit that is
+    /// [chosen](crate::limit::by()) for a request may be below it: the request is denied without a call of the store, without
     /// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). Setting it again, or setting
     /// `cost_fn`, replaces it. The default is 1.
     ///
@@ -41,8 +42,8 @@ impl<K> Policy<K> {
 
     /// The cost of each request, computed from the request, in units of the limit; with 0 the policy does not apply.
     ///
-    /// A request that costs more than the limit is denied as with a fixed [`cost`](Self::cost). A
-    /// [`Limiter`](crate::Limiter), which has no requests, does not take such a policy.
+    /// A request that costs more than the limit is denied for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit), as with
+    /// a fixed [`cost`](Self::cost). A [`Limiter`](crate::Limiter), which has no requests, does not take such a policy.
     ///
     /// ```
     /// use http::{Method, Request, Response};

@@ -17,6 +17,8 @@ pub(super) struct PolicyLimit {
     /// The limit of all requests; if limits are chosen, one of the same name that limits nothing.
     pub(super) fixed: Arc<RenderedLimit>,
     pub(super) choose: Option<ChooseLimit>,
+    /// Those that a file lets it choose among.
+    pub(super) of_plans: Vec<Limit>,
     /// Those that apply to some requests alone.
     pub(super) chosen: Arc<ChosenLimits>,
 }
@@ -31,6 +33,7 @@ impl PolicyLimit {
             chosen: Arc::new(ChosenLimits::new(name.clone())),
             fixed: render(name, limit),
             choose,
+            of_plans: Vec::new(),
         }
     }
 
@@ -162,6 +165,26 @@ impl<K> Policy<K> {
                 "the limit `{limit}` that was chosen for a request cannot be applied: {error}"
             ))
         })
+    }
+
+    /// Refuses a fixed cost above one of the limits, as far as these are known before a request.
+    pub(super) fn validate_cost(&self) -> Result<(), ConfigError> {
+        let mut limits = self.limit().into_iter().chain(&self.policy_limit.of_plans);
+        match limits.find_map(|limit| Some((limit, self.cost_above(limit)?))) {
+            None => Ok(()),
+            Some((limit, cost)) => Err(ConfigError::new(format!(
+                "each request of the policy `{}` costs {cost}, and `{limit}` admits at most {quota}, so it admits none; set a cost \
+                 of at most {quota}, or a larger limit; `Limit::DenyAll`, in files `deny-all`, is for a policy that admits none",
+                self.name(),
+                quota = limit.quota(),
+            ))),
+        }
+    }
+
+    /// The fixed cost, if it is above this limit.
+    pub(super) fn cost_above(&self, limit: &Limit) -> Option<u64> {
+        let cost = self.all_settings().fixed_cost()?;
+        (limit.is_counted() && cost > limit.quota()).then_some(cost)
     }
 
     fn validate_slots_of_requests(&self) -> Result<(), ConfigError> {

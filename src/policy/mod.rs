@@ -150,6 +150,7 @@ impl<K> Policy<K> {
     ///     Policy::new("mails", SlidingLog::per_hour(1_000_000)), // without a precision
     ///     Policy::new("mails", FixedWindow::per_hour(100)).wait_up_to(Duration::from_secs(2)),
     ///     mails().cost(0),
+    ///     mails().cost(101), // no request would be admitted
     ///     mails().warn_at(80.0),
     ///     mails().ban(Ban::after(0, Duration::from_secs(60))),
     ///     mails().max_waiting(0),
@@ -162,7 +163,7 @@ impl<K> Policy<K> {
     /// # Errors
     ///
     /// If the name is not of the form that [`new`](Policy::new) describes, or a setting is out of the range that its method
-    /// describes. Or the limit cannot be kept: a [`SlidingLog`](crate::SlidingLog) of more than 100,000 without a
+    /// describes, such as a [cost](Self::cost) above the limit. Or the limit cannot be kept: a [`SlidingLog`](crate::SlidingLog) of more than 100,000 without a
     /// [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst and rate are too large
     /// together for exact integers; or it is a [`Limit::Ban`], which [`ban`](Self::ban) sets beside the limit.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -174,7 +175,7 @@ impl<K> Policy<K> {
         };
         match fault {
             Some(fault) => Err(fault.of_policy(self.name())),
-            None => self.validate_slots(),
+            None => self.validate_slots().and_then(|()| self.validate_cost()),
         }
     }
 
@@ -302,6 +303,12 @@ impl<K> Policy<K> {
     /// Whether a key of the policy can have this limit, as far as the limits of the policy are known.
     pub(crate) fn accepts_override(&self, limit: &Limit) -> Result<(), KeyError> {
         let own = self.limit().unwrap_or(&Limit::Unlimited);
+        if let Some(cost) = self.cost_above(limit) {
+            return Err(KeyError::misconfigured(format!(
+                "`{limit}` admits no request of the policy `{}`, each of which costs {cost}; use a larger limit, or `deny-all`",
+                self.name(),
+            )));
+        }
         self.validate_override(own, limit.clone()).map(drop)
     }
 

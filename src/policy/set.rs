@@ -328,6 +328,7 @@ impl<K: PolicyKey> Basis<K> {
     pub(super) fn renewed(&self, policies: Vec<Policy<K>>) -> Result<Self, ConfigError> {
         for policy in &policies {
             policy.validate_slots()?;
+            policy.validate_cost()?;
             K::validate(policy)?;
         }
         Ok(Self {

@@ -115,6 +115,12 @@ pub(crate) fn for_redis(number: u64, _: bool) -> Builder {
     get(path).header("user", number)
 }
 
+/// The same of seven callers, with their keys in as many slots of a cluster.
+pub(crate) fn for_seven_callers(number: u64, _: bool) -> Builder {
+    let path = ["/api", "/pay", "/export"][number as usize % 3];
+    get(path).header("user", number % 7)
+}
+
 /// A service with one policy.
 pub(crate) async fn with_memory(store: impl Store, limit: SlidingLog) -> Router {
     Router::new()

@@ -70,6 +70,22 @@ impl Visit {
         self.tab.evaluate(&marks).await
     }
 
+    /// Lets the page play the edge of a window.
+    async fn play(&mut self) {
+        self.tab.evaluate("document.querySelector('[data-play]').click()").await;
+        let mut last = 0;
+        for timer in 0..9 {
+            let after = self.tab.evaluate(&format!("Math.round(timers[{timer}].after)")).await;
+            let after = after.as_u64().expect("milliseconds");
+            self.advance(Duration::from_millis(after - last)).await;
+            self.tab.evaluate(&format!("timers[{timer}].task()")).await;
+            last = after;
+        }
+        self.tab
+            .until("document.querySelector('[data-play]').ariaPressed === 'false'")
+            .await;
+    }
+
     /// Panics if the page has loaded something from another server, or an error was reported.
     fn end(self) {
         let mut loaded = 0;
@@ -166,23 +182,7 @@ async fn a_page_that_is_loaded_again_says_what_it_counts() {
 #[ignore = "needs Chromium: `.ci/test`"]
 async fn the_play_shows_what_a_fixed_window_admits_and_a_log_denies() {
     let Some(mut visit) = Visit::begin().await else { return };
-    visit
-        .tab
-        .evaluate("document.querySelector('[data-play]').click()")
-        .await;
-
-    let mut last = 0;
-    for timer in 0..9 {
-        let after = visit.tab.evaluate(&format!("Math.round(timers[{timer}].after)")).await;
-        let after = after.as_u64().expect("milliseconds");
-        visit.advance(Duration::from_millis(after - last)).await;
-        visit.tab.evaluate(&format!("timers[{timer}].task()")).await;
-        last = after;
-    }
-    visit
-        .tab
-        .until("document.querySelector('[data-play]').ariaPressed === 'false'")
-        .await;
+    visit.play().await;
     visit
         .has_status(
             "Admitted: fixed-window (0 left). \
@@ -227,4 +227,33 @@ async fn the_page_fits_the_screen_and_the_settings_of_a_visitor() {
         fetch('http://127.0.0.1:1/').catch(() => {});
     })";
     assert_eq!(visit.tab.evaluate(blocked).await, "connect-src");
+}
+
+/// Draws `docs/pictures/hello.png` if the environment variable `TOWER_QUOTA_PICTURES` is set.
+#[tokio::test]
+#[ignore = "needs Chromium: `.ci/test`"]
+async fn the_picture_of_the_example_shows_the_page() {
+    let Some(mut visit) = Visit::begin().await else { return };
+    visit.play().await;
+    for status in [
+        "Admitted: sayHi (1 left).",
+        "Admitted: sayHi (0 left).",
+        "Denied: sayHi (wait 29 s).",
+    ] {
+        visit
+            .tab
+            .evaluate("document.querySelector('[data-call=say-hi]').click()")
+            .await;
+        visit.has_status(status).await;
+        visit.advance(Duration::from_millis(600)).await;
+    }
+    visit.shows("sayHi", ".state", "denied: wait 29 s").await;
+    assert!(visit.tab.fits(960).await);
+    let picture = visit.tab.picture(960).await;
+    assert!(picture.starts_with(b"\x89PNG"));
+    if std::env::var_os("TOWER_QUOTA_PICTURES").is_some() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pictures/hello.png");
+        std::fs::write(file, picture).expect("a file");
+    }
+    visit.end();
 }

@@ -7,6 +7,7 @@ mod admin_page_live;
 mod alerts;
 mod chromium;
 mod dashboard;
+mod failovers;
 mod fleet;
 mod hello_page;
 mod nginx;

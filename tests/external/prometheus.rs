@@ -98,7 +98,7 @@ impl Prometheus {
     }
 
     /// The names of the alerts that fire, by job.
-    async fn firing(&self) -> BTreeMap<String, BTreeSet<String>> {
+    pub(crate) async fn firing(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut firing = BTreeMap::<_, BTreeSet<_>>::new();
         let alerts = self.get("alerts").await;
         for alert in alerts["alerts"].as_array().into_iter().flatten() {
@@ -119,7 +119,7 @@ impl Drop for Prometheus {
 }
 
 /// The rules with seconds in place of minutes, and minutes in place of hours.
-fn in_seconds(rules: &str) -> String {
+pub(crate) fn in_seconds(rules: &str) -> String {
     let (mut divided, mut rest) = (String::new(), rules);
     while let Some(begin) = rest.find(|char: char| char.is_ascii_digit()) {
         let word_before = rest[..begin].ends_with(|char: char| char.is_alphanumeric() || char == '.');

@@ -114,9 +114,10 @@ use crate::{LivePolicies, Policies, Policy};
 /// # Costs
 ///
 /// The cost of a request is 1, [`Policy::cost`](crate::Policy::cost), or computed by
-/// [`Policy::cost_fn`](crate::Policy::cost_fn). A request is admitted if its whole cost fits. A cost above the limit is never
-/// admitted: the request is denied without a call of the store, without `Retry-After`, and for the reason
-/// [`CostAboveLimit`](crate::Denial::CostAboveLimit). With a computed cost of 0 the policy does not apply.
+/// [`Policy::cost_fn`](crate::Policy::cost_fn). A request is admitted if its whole cost fits. A fixed cost above the limit is an
+/// error when the layer is built. A request with a computed cost above the limit is denied without a call of the store, without
+/// `Retry-After`, and for the reason [`CostAboveLimit`](crate::Denial::CostAboveLimit). With a computed cost of 0 the policy does
+/// not apply.
 ///
 /// # Large request bodies
 ///
@@ -206,8 +207,8 @@ impl RateLimitLayer {
     ///
     /// # Panics
     ///
-    /// If two policies have the same name, or one with a limit of [`Concurrency`](crate::Concurrency) has
-    /// [`refund_if`](crate::Policy::refund_if), [`charge_if`](crate::Policy::charge_if) or
+    /// If two policies have the same name, or one is not [valid](crate::Policy::validate), such as one with a limit of
+    /// [`Concurrency`](crate::Concurrency) and [`refund_if`](crate::Policy::refund_if), [`charge_if`](crate::Policy::charge_if) or
     /// [`once_per`](crate::Policy::once_per), which have no meaning for slots. [`try_new`](Self::try_new) returns an error
     /// instead.
     #[track_caller]

@@ -100,14 +100,15 @@ impl Policies {
         if !fields.wait.is_zero() {
             of_policy(place, fields.limit.validate_wait())?;
         }
-        let policy_limit = PolicyLimit::new(policy_at(place).into(), limit);
+        let mut policy_limit = PolicyLimit::new(policy_at(place).into(), limit);
         policy_limit.validate()?;
+        if let Some(plans) = plans {
+            policy_limit.of_plans = plans.limits().chain([&fields.limit]).cloned().collect();
+        }
         // An operator can reset the counts of all plans before a request of each was here.
         #[cfg(feature = "admin")]
-        if let Some(plans) = plans {
-            for limit in plans.limits().chain([&fields.limit]) {
-                let _ = policy_limit.chosen.of(limit.clone());
-            }
+        for limit in &policy_limit.of_plans {
+            let _ = policy_limit.chosen.of(limit.clone());
         }
         let scope = Scope {
             routes: fields.routes.scope(|| self.scopes()),

@@ -390,7 +390,6 @@ impl Plans {
     }
 
     /// The limits of the plans.
-    #[cfg(feature = "admin")]
     pub(super) fn limits(&self) -> impl Iterator<Item = &Limit> {
         self.limits.values()
     }

@@ -243,7 +243,10 @@ impl MemoryStoreBuilder {
     /// ```
     #[track_caller]
     pub fn capacity(mut self, capacity: usize) -> Self {
-        assert!(capacity > 0, "the capacity of a memory store is at least 1 key");
+        assert!(
+            capacity > 0,
+            "the capacity of a memory store is at least 1 key, not 0; the default is `.capacity(100_000)`"
+        );
         self.capacity = capacity;
         self
     }

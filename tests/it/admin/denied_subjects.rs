@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tower_quota::{
-    Admin, ClientLibrary, Limiter, MemoryStore, Policy, RedisStore, RedisStoreBuilder, SlidingLog,
+    Admin, Ban, ClientLibrary, Limiter, MemoryStore, Policy, RedisStore, RedisStoreBuilder, SlidingLog,
     store::{DeniedSubjects, Store},
 };
 
@@ -87,6 +87,7 @@ impl Replica {
 
 each_client! {
     each_replica_lists_what_the_others_deny
+    a_ban_in_another_replica_is_listed
     nothing_is_sent_without_denials
     a_set_is_bounded_and_the_bounds_of_its_counts_hold
     a_flood_of_keys_in_one_second_is_within_its_bounds
@@ -146,6 +147,35 @@ async fn each_replica_lists_what_the_others_deny(library: ClientLibrary) {
     assert_eq!(without.of_all().await, Value::Null);
     without.deny("both", 1).await;
     assert_eq!(without.operator.policy().await["denials"]["total"], 1);
+}
+
+/// Except where a store hashes the keys, by which it cannot look for a ban.
+async fn a_ban_in_another_replica_is_listed(library: ClientLibrary) {
+    for is_hashed in [false, true] {
+        let redis = Redis::start();
+        let replica = async || {
+            let builder = match is_hashed {
+                true => builder(library).hash_keys("0123456789abcdef"),
+                false => builder(library),
+            };
+            let policy = Policy::new("mails", SlidingLog::per_day(1)).ban(Ban::after(1, Duration::from_secs(3_600)));
+            let limiter = Limiter::new(connected(builder, &redis.url()).await, policy);
+            let admin = Admin::new().limiter(&limiter).show_keys(true);
+            let operator = Operator(admin.router_behind_authentication());
+            Replica { limiter, operator }
+        };
+        let (one, other) = (replica().await, replica().await);
+        one.deny("42", 3).await;
+        other.has(3).await;
+        let subjects = async |replica: &Replica| -> Vec<Value> {
+            let bans = replica.operator.policy().await["bans"].take();
+            let bans = bans.as_array().expect("a list").iter();
+            bans.map(|ban| ban["subject"].clone()).collect()
+        };
+        assert_eq!(subjects(&one).await, ["key=42"]);
+        let listed: &[&str] = if is_hashed { &[] } else { &["key=42"] };
+        assert_eq!(subjects(&other).await, listed, "hashed: {is_hashed}");
+    }
 }
 
 async fn nothing_is_sent_without_denials(library: ClientLibrary) {

@@ -439,7 +439,7 @@ async fn assert_denied_for_good(store: Arc<impl Store>, policy: Policy) -> Recei
 }
 
 async fn a_layer_denies_a_cost_above_the_limit_without_retry_after(store: Arc<impl Store>) {
-    let denied = assert_denied_for_good(store, by_user_and_path(LOG_OF_5).cost(6)).await;
+    let denied = assert_denied_for_good(store, by_user_and_path(LOG_OF_5).cost_fn(|_| 6)).await;
     assert_eq!(denied.field("ratelimit-policy"), Some("\"test\";q=5;w=3600"));
 }
 

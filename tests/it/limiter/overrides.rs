@@ -113,6 +113,19 @@ async fn an_override_to_unlimited_or_deny_all_is_applied() {
 }
 
 #[tokio::test]
+async fn an_override_below_the_cost_of_each_request_is_refused() {
+    let policy = Policy::new("mails", log_of(9)).cost(5);
+    let mails = Limiter::new(MemoryStore::new(), policy);
+    let error = mails.override_limit("mails", "a", log_of(4), HOUR).await.unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("costs 5") && error.contains("`deny-all`"), "{error}");
+    for possible in [log_of(5).into(), Limit::DenyAll] {
+        let set = mails.override_limit("mails", "a", possible, HOUR).await;
+        set.expect("it is valid");
+    }
+}
+
+#[tokio::test]
 async fn a_layer_applies_an_override_to_fixed_and_to_chosen_limits() {
     let store = MemoryStore::new();
     let chosen = Policy::new("mails", by(|_| log_of(3))).key(key::header("user"));

@@ -610,7 +610,7 @@ async fn without_fields_a_denial_has_retry_after() {
 
 #[tokio::test]
 async fn a_cost_above_the_limit_is_denied_without_retry_after() {
-    let app = hello(limit(say_hi().cost(3)));
+    let app = hello(limit(say_hi().cost_fn(|_| 3)));
     let denied = send(&app, support::get("/hello/sayHi")).await;
     assert_eq!(denied.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(denied.field("retry-after"), None);

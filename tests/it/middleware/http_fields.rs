@@ -590,7 +590,7 @@ async fn a_cost_above_the_limit_has_no_wait_in_any_dialect() {
         },
     ] {
         let denied = call(
-            RateLimitLayer::new(Clock::new().memory_store(), default().cost(101))
+            RateLimitLayer::new(Clock::new().memory_store(), default().cost_fn(|_| 101))
                 .headers(style.clone())
                 .retry_jitter(Duration::from_secs(9)),
         )
@@ -792,7 +792,7 @@ fn each_rejection() -> Vec<(&'static str, RateLimitLayer, u16)> {
         ("limited", RateLimitLayer::new(s2(), default()), 429),
         (
             "cost above the limit",
-            RateLimitLayer::new(s1(), default().cost(101)),
+            RateLimitLayer::new(s1(), default().cost_fn(|_| 101)),
             429,
         ),
         (

@@ -287,7 +287,8 @@ async fn a_policy_of_several_layers_is_charged_its_largest_cost<S: Store + Clone
     assert_eq!(remaining_in(&denied).await, 2);
 
     // 12 of 10 is never admitted, although 7 are charged outside and 5 would be left.
-    let response = through(vec![layer(&impossible, 7), layer(&impossible, 12)]).await;
+    let above = RateLimitLayer::new(impossible.clone(), shared(1).cost_fn(|_| 12));
+    let response = through(vec![layer(&impossible, 7), above]).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(!response.headers().contains_key("retry-after"));
     assert_eq!(remaining_in(&impossible).await, 3);

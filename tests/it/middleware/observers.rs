@@ -8,6 +8,7 @@ use std::{
 use axum::{Router, routing};
 use tower_quota::{
     Decision, Denial, FailureMode, Limit, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key,
+    limit,
     store::{ErrorKind, Store},
 };
 
@@ -86,11 +87,16 @@ async fn each_decision_is_observed_of_a_store_that_replies_later() {
 #[tokio::test]
 async fn a_denial_without_a_call_of_the_store_is_observed() {
     let observed = Observed::default();
-    let expensive = Policy::new("p", TokenBucket::per_second(1))
-        .key(key::constant("all"))
-        .cost(2);
-    let closed = Policy::new("q", Limit::DenyAll).key(key::constant("all"));
-    for (policy, denial) in [(expensive, Denial::CostAboveLimit), (closed, Denial::DenyAll)] {
+    let all = || key::constant("all");
+    let bucket = TokenBucket::per_second(1);
+    let expensive = Policy::new("p", bucket).key(all()).cost_fn(|_| 2);
+    let chosen = Policy::new("p", limit::by(move |_| bucket)).key(all()).cost(2);
+    let closed = Policy::new("q", Limit::DenyAll).key(all());
+    for (policy, denial) in [
+        (expensive, Denial::CostAboveLimit),
+        (chosen, Denial::CostAboveLimit),
+        (closed, Denial::DenyAll),
+    ] {
         let layer = observed.by(RateLimitLayer::new(Broken::default(), policy));
         assert_eq!(statuses(layer).await, [429]);
         let [decision] = observed.decisions().try_into().expect("one decision");

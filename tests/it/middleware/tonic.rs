@@ -429,7 +429,11 @@ async fn pushback_can_be_turned_off() {
 #[tokio::test]
 async fn gr_25_where_waiting_does_not_help_the_call_is_not_to_be_retried() {
     let none = Policy::new("none", Limit::DenyAll).key(key::ip());
-    for policies in [vec![default().cost(101)], vec![none.clone()], vec![default(), none]] {
+    for policies in [
+        vec![default().cost_fn(|_| 101)],
+        vec![none.clone()],
+        vec![default(), none],
+    ] {
         let layer = RateLimitLayer::new(Clock::new().memory_store(), policies);
         let status = status_from(layer.retry_jitter(Duration::from_secs(9))).await;
         assert_eq!(status.code(), Code::ResourceExhausted);

@@ -153,6 +153,66 @@ async fn a_policy_that_only_observes_is_in_the_fields_of_the_span() {
 }
 
 #[tokio::test]
+async fn a_policy_that_finds_no_key_is_logged_once_by_its_name() {
+    struct User;
+    let by_user = || Policy::new("by-user", SlidingLog::per_minute(9)).key(key::extension("user", |_: &User| 42));
+    for by_user in [by_user(), by_user().observe_only()] {
+        let log = Log::capture();
+        let layer = RateLimitLayer::new(MemoryStore::new(), [policy(9), by_user]);
+        for _ in 0..3 {
+            send_to(layer.clone(), "/").await;
+        }
+        let text = log.text();
+        let [line] = text.lines().collect::<Vec<_>>()[..] else {
+            panic!("{text}")
+        };
+        for part in [
+            " ERROR ",
+            "requests are refused, or not observed",
+            r#"policy="by-user""#,
+            "::User",
+        ] {
+            assert!(line.contains(part), "{line}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_receipt_of_a_policy_that_there_is_not_is_logged_once() {
+    let log = Log::capture();
+    let free = || Policy::new("free", SlidingLog::per_minute(9)).key(key::constant("all"));
+    let policies = [policy(9), free().apply_if(is("/free"))];
+    let layer = RateLimitLayer::new(MemoryStore::new(), policies);
+    let app = |name: &'static str| {
+        let handler = async move |decision: Decision| {
+            let receipt = decision.take_receipt_of(name);
+            receipt.settle(5).await.expect("a memory store does not fail");
+        };
+        Router::new().fallback(route(handler)).layer(layer.clone())
+    };
+    // Both are policies of the layer, and one does not apply to the request.
+    for name in ["api", "free"] {
+        send(&app(name), get("/")).await;
+    }
+    assert_eq!(log.text(), "");
+
+    for _ in 0..3 {
+        send(&app("apis"), get("/")).await;
+    }
+    let text = log.text();
+    let [line] = text.lines().collect::<Vec<_>>()[..] else {
+        panic!("{text}")
+    };
+    for part in [
+        " WARN ",
+        "the receipt of an unknown policy is empty",
+        r#"policy="apis" policies=["api", "free"]"#,
+    ] {
+        assert!(line.contains(part), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn a_handler_that_lacks_a_decision_is_logged_once() {
     let log = Log::capture();
     let app = Router::new().fallback(async |_: Decision| "hi");

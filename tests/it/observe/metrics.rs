@@ -725,6 +725,34 @@ async fn the_example_exposes_what_it_shows() {
     );
 }
 
+/// The histogram of the dashboard shows a wait of a minute, and not the longest bucket of a check in its place.
+#[tokio::test(start_paused = true)]
+async fn the_buckets_of_the_example_and_of_the_docs_cover_the_documented_waits() {
+    let docs = include_str!("../../../docs/start.md");
+    let list = |line: &str| -> Vec<f64> {
+        let (_, list) = line.split_once("= [").expect("a list");
+        let numbers = list.trim_end_matches("];").split(", ");
+        numbers.map(|number| number.parse().expect("a number")).collect()
+    };
+    let mut documented = docs.lines().filter(|line| line.trim().starts_with("let waits = ["));
+    let documented = list(documented.next().expect("the buckets of waits"));
+
+    let recorder = example::prometheus().expect("buckets").build_recorder();
+    let _guard = set_default_local_recorder(&recorder);
+    let longest = Duration::from_secs(60);
+    let mails = Policy::new("mails", SlidingLog::per_minute(1)).wait_up_to(longest);
+    let mails = Limiter::new(MemoryStore::new(), mails);
+    for _ in 0..2 {
+        let _ = mails.acquire("42").await.expect("its turn comes");
+    }
+    let page = recorder.handle().render();
+    for bucket in documented {
+        let waited = u8::from(bucket >= longest.as_secs_f64());
+        let line = format!("tower_quota_wait_duration_seconds_bucket{{policy=\"mails\",le=\"{bucket}\"}} {waited}\n");
+        assert!(page.contains(&line), "{line} in {page}");
+    }
+}
+
 /// The names in the first column of the table of `docs/metrics.md`.
 fn documented() -> BTreeSet<String> {
     let page = include_str!("../../../docs/metrics.md");

@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::Request;
+use http::{HeaderName, Request};
 use tower_quota::{
-    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore, SlidingLog,
+    FailureMode, Key, KeyExtractor, Limiter, MemoryStore, Plans, Policy, RateLimitLayer, RedisStore, SlidingLog,
     key::{self, ClientIpSource},
-    limit::Limit,
+    limit::{self, Limit},
 };
 
 fn policy(name: &'static str) -> Policy {
@@ -85,15 +85,66 @@ fn a_request_that_costs_nothing() {
 }
 
 #[test]
+fn a_cost_above_the_limit() {
+    let words = &[
+        "the policy `export`",
+        "costs 6",
+        "`sliding-log 5/min`",
+        "at most 5",
+        "`Limit::DenyAll`",
+    ];
+    for wrong in [policy("export").cost(6), policy("export").cost(6).observe_only()] {
+        assert_contains(wrong.validate().unwrap_err(), words);
+        assert_contains(Limiter::try_new(MemoryStore::new(), wrong.clone()).unwrap_err(), words);
+        assert_contains(
+            RateLimitLayer::try_new(MemoryStore::new(), wrong.clone()).unwrap_err(),
+            words,
+        );
+        let plans = Plans::new("free", wrong).plan("pro", policy("export"));
+        assert_contains(RateLimitLayer::try_new(MemoryStore::new(), plans).unwrap_err(), words);
+    }
+
+    for right in [
+        policy("export").cost(5),
+        // Each request has another cost or another limit.
+        policy("export").cost_fn(|_| 6),
+        Policy::new("export", limit::by(|_| SlidingLog::per_minute(5)))
+            .key(key::ip())
+            .cost(6),
+        // No request is admitted, and each one.
+        Policy::new("export", Limit::DenyAll).key(key::ip()).cost(6),
+        Policy::new("export", Limit::Unlimited).key(key::ip()).cost(6),
+    ] {
+        assert!(right.validate().is_ok(), "{right:?}");
+    }
+}
+
+#[test]
 #[should_panic(expected = "`FailureMode::local_share(1, 4)`")]
 fn a_share_that_is_none() {
     let _ = FailureMode::local_share(5, 4);
 }
 
 #[test]
-#[should_panic(expected = "key::header(\"x-user-id\")")]
+#[should_panic(expected = "\"x user id\" is not a header name")]
 fn a_header_name_that_is_none() {
     let _ = key::header("x user id");
+}
+
+#[test]
+fn a_header_name_is_text_or_bytes() {
+    let name = HeaderName::from_static("x-user");
+    let keys = [
+        key::header("x-user"),
+        key::header("x-user".to_owned()),
+        key::header(b"x-user".as_slice()),
+        key::header(&name),
+        key::header(name),
+    ];
+    let (parts, ()) = Request::get("/").header("x-user", "42").body(()).unwrap().into_parts();
+    for key in keys {
+        assert_eq!(key.extract(&parts).unwrap(), Some(Key::header("x-user", "42")));
+    }
 }
 
 #[test]

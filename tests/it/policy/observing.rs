@@ -123,9 +123,10 @@ async fn a_denial_of_the_other_policies_leaves_it_as_it_is(bench: Bench) {
 
 async fn a_cost_above_its_limit_is_reported_and_admitted(bench: Bench) {
     let closed = Policy::new("closed", Limit::DenyAll).observe_only();
-    let small = hourly("small", 2).cost(3).observe_only();
+    let small = hourly("small", 2).observe_only();
     let limiter = Limiter::new(bench.store.clone(), [closed, hourly("enforced", 5), small]);
-    let decision = check(&limiter).await;
+    let request = limiter.request("k").cost_of("small", 3);
+    let decision = request.check().await.expect("the store replies");
     assert!(decision.is_allowed());
     assert_eq!((decision.limit(), decision.remaining()), (5, 4));
     assert_eq!(state(&decision, "closed").0, Some(Denial::DenyAll));
@@ -257,18 +258,16 @@ async fn it_may_observe_a_limit_that_is_chosen_for_each_request(bench: Bench) {
 async fn slots_of_a_request_that_another_policy_denies_are_released(bench: Bench) {
     let exhausted = hourly("exhausted", 1);
     drop(check(&Limiter::new(bench.store.clone(), exhausted.clone())).await);
-    for enforced in [
-        exhausted,
-        Policy::new("closed", Limit::DenyAll),
-        hourly("small", 1).cost(2),
-    ] {
+    for enforced in [exhausted, Policy::new("closed", Limit::DenyAll), hourly("small", 1)] {
         let candidate = || Policy::new("slots", Concurrency::new(1));
         for policies in [
             [enforced.clone(), candidate().observe_only()],
             [candidate().observe_only(), enforced.clone()],
         ] {
             let limiter = Limiter::new(bench.store.clone(), policies);
-            let decision = check(&limiter).await;
+            let cost = if enforced.name() == "small" { 2 } else { 1 };
+            let request = limiter.request("k").cost_of(enforced.name(), cost);
+            let decision = request.check().await.expect("the store replies");
             assert!(!decision.is_allowed(), "{enforced:?}");
             assert_eq!(state(&decision, "slots"), (None, 0));
             assert!(decision.take_slots().is_none());
@@ -449,9 +448,10 @@ async fn a_permanent_denial_is_one_while_the_store_fails_too() {
     assert!(!decision.is_allowed());
     assert_eq!(state(&decision, "candidate"), (None, 4));
 
-    let small = hourly("small", 2).cost(3).observe_only();
+    let small = hourly("small", 2).observe_only();
     let limiter = Limiter::new(Broken::default(), [hourly("enforced", 5), small]);
-    let decision = check(&limiter).await;
+    let request = limiter.request("k").cost_of("small", 3);
+    let decision = request.check().await.expect("this process counts");
     assert!(decision.is_allowed());
     assert_eq!(state(&decision, "small").0, Some(Denial::CostAboveLimit));
 }

@@ -17,8 +17,8 @@ use http::StatusCode;
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 use tower_quota::{
-    FailureMode, Headers, Key, Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key,
-    store::Store,
+    ConfigError, FailureMode, Headers, Key, Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer,
+    SlidingLog, key, store::Store,
 };
 
 use crate::support::{Broken, Clock, Log, Redis, get, get_from, send};
@@ -241,6 +241,54 @@ async fn a_file_that_contradicts_the_settings_in_code_of_a_layer_changes_nothing
 
     drop(app);
     policies.reload().unwrap();
+}
+
+#[tokio::test]
+async fn a_file_with_a_limit_below_the_cost_is_an_error_of_the_start_and_of_a_reload() {
+    let plans = |free| {
+        format!(
+            "{}plan = \"header:plan\"\nplans.free = \"{free}\"\n",
+            api("sliding-log 9/min")
+        )
+    };
+    let layer = |policy| RateLimitLayer::try_new(Clock::new().memory_store(), policy);
+    let assert_refused = |error: ConfigError, cost: u64, limit: &str| {
+        let error = error.to_string();
+        assert!(
+            error.contains("`api`") && error.contains(&format!("costs {cost}, and `{limit}`")),
+            "{error}"
+        );
+    };
+    // The cost is that of the file, or of code.
+    for (text, cost, limit) in [
+        (
+            format!("{}cost = 4\n", api("sliding-log 3/min")),
+            1,
+            "sliding-log 3/min",
+        ),
+        (
+            format!("{}cost = 4\n", plans("sliding-log 3/min")),
+            1,
+            "sliding-log 3/min",
+        ),
+        (api("sliding-log 3/min"), 4, "sliding-log 3/min"),
+        (plans("sliding-log 3/min"), 4, "sliding-log 3/min"),
+    ] {
+        let with_cost = |policy: Policy| if cost == 1 { policy } else { policy.cost(cost) };
+        let policies = Policies::from_toml(&text).unwrap();
+        assert_refused(layer(with_cost(policies.get("api").unwrap())).unwrap_err(), 4, limit);
+
+        let file = File::new(&text.replace("3/min", "5/min"));
+        let policies = file.watch();
+        let used = layer(with_cost(policies.get("api").unwrap())).unwrap();
+        file.write(&text);
+        assert_refused(policies.reload().unwrap_err(), 4, limit);
+        drop(used);
+    }
+
+    // A policy that is switched off denies nothing.
+    let text = format!("{}cost = 4\nenabled = false\n", api("sliding-log 3/min"));
+    assert!(layer(Policies::from_toml(&text).unwrap().get("api").unwrap()).is_ok());
 }
 
 /// As of the state of an axum application, which is cloned for each request.

@@ -6,11 +6,16 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs, iter,
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
 use http::Request;
-use tower_quota::{Admin, ClientLibrary, Limiter, Policy, SlidingLog, store::ErrorKind};
+use tokio::{
+    sync::{Mutex, Semaphore},
+    task::{JoinSet, LocalSet, spawn_blocking},
+};
+use tower_quota::{Admin, ClientLibrary, Limiter, Policy, RedisStore, SlidingLog, store::ErrorKind};
 
 use super::{
     acl::{do_all, is_needless, wait_for_a_slot},
@@ -119,6 +124,9 @@ fn urls_and_users_are_found_in_texts() {
     );
 }
 
+/// The connections at a time. Each waits most of its time, for what the store sends once a second.
+const AT_ONCE: usize = 16;
+
 /// Servers of each kind.
 struct Servers {
     single: Redis,
@@ -127,6 +135,9 @@ struct Servers {
     encrypted: (Redis, u16),
     sentinel: Sentinel,
     cluster: Cluster,
+    /// Held while a store of a place waits for a slot, which looks at all that is subscribed there.
+    slots: [Mutex<()>; 4],
+    connections: Semaphore,
 }
 
 /// A documented URL, at one of the servers.
@@ -225,6 +236,16 @@ impl At {
         self.place == Place::Single && credentials.is_some_and(|credentials| credentials.starts_with(':'))
     }
 
+    /// Its number among the servers that have subscribers of their own.
+    fn server(&self) -> usize {
+        match self.place {
+            Place::Single | Place::Socket | Place::Nowhere => 0,
+            Place::Encrypted => 1,
+            Place::Sentinel => 2,
+            Place::Cluster => 3,
+        }
+    }
+
     /// The servers that the store uses.
     fn nodes<'a>(&self, servers: &'a Servers, credentials: Option<&str>) -> Vec<&'a Redis> {
         match self.place {
@@ -261,6 +282,8 @@ impl Servers {
             encrypted: tls(),
             sentinel: Sentinel::start().await,
             cluster: Cluster::start().await,
+            slots: Default::default(),
+            connections: Semaphore::new(AT_ONCE),
         };
         for watcher in servers
             .sentinel
@@ -278,6 +301,8 @@ impl Servers {
         let nodes = cluster.primaries.iter().chain(&cluster.replicas);
         // For users that may not load it.
         for node in nodes.chain([single, &encrypted.0, &sentinel.primary]) {
+            // The log has what is refused to all users.
+            node.command::<()>("CONFIG", ["SET", "acllog-max-len", "10000"]).await;
             for script in tower_quota::RedisStore::scripts() {
                 node.command::<()>("SCRIPT", ["LOAD", script]).await;
             }
@@ -286,22 +311,33 @@ impl Servers {
     }
 }
 
-/// Connects as one of these users, and does all that a limiter does.
-async fn works(
-    library: ClientLibrary,
-    servers: &Servers,
-    at: &At,
-    credentials: Option<&str>,
-    rules: &[String],
-    what: &str,
-) {
-    let url = at.url(servers, credentials);
-    let nodes = at.nodes(servers, credentials);
+/// A documented URL, and a user to connect as.
+struct Trial {
+    /// Its number among all.
+    number: usize,
+    at: At,
+    credentials: Option<String>,
+    rules: Vec<String>,
+    what: String,
+}
+
+/// Connects as the user, and does all that a limiter does.
+async fn works(library: ClientLibrary, servers: Arc<Servers>, trial: Trial) {
+    let _connection = servers.connections.acquire().await.expect("it stays open");
+    let Trial {
+        number,
+        at,
+        credentials,
+        rules,
+        what,
+    } = trial;
+    let credentials = credentials.as_deref();
+    let url = at.url(&servers, credentials);
+    let nodes = at.nodes(&servers, credentials);
     let user = credentials
         .and_then(|credentials| credentials.split(':').next())
         .filter(|user| !user.is_empty());
     for node in &nodes {
-        node.command::<()>("ACL", ["LOG", "RESET"]).await;
         if let Some(user) = user {
             let set = ["SETUSER", user].into_iter().chain(rules.iter().map(String::as_str));
             node.command::<()>("ACL", set).await;
@@ -309,9 +345,13 @@ async fn works(
     }
 
     if at.place == Place::Encrypted {
-        let mut worker = Worker::start_trusting(&url, library, &servers.encrypted.0.path("certificate.pem"));
-        worker.order(&url, 3, 5);
-        assert_eq!(worker.outcome().0, 3, "{what}");
+        let certificate = servers.encrypted.0.path("certificate.pem");
+        let admitted = spawn_blocking(move || {
+            let mut worker = Worker::start_trusting(&url, library, &certificate);
+            worker.order(&format!("{number}"), 3, 5);
+            worker.outcome().0
+        });
+        assert_eq!(admitted.await.expect("no panic"), 3, "{what}");
         return;
     }
     let builder = patient()
@@ -337,33 +377,13 @@ async fn works(
         .await
         .unwrap_or_else(|error| panic!("{what}: {error:?}"));
     do_all(&store).await;
-    let limiter = Limiter::new(store.clone(), Policy::new("exports", SlidingLog::per_day(5)));
-    let raised = limiter.override_limit("exports", "acme", SlidingLog::per_day(20), Duration::from_secs(60));
-    raised.await.unwrap_or_else(|error| panic!("{what}: {error}"));
-    let admin = Admin::new().limiter(&limiter).router_behind_authentication();
-    let denials = async || {
-        let report = send(&admin, Request::get("/report")).await.json();
-        report["policies"][0]["denials_of_all_replicas"]["total"].as_u64()
-    };
-    let before = denials().await;
-    assert!(before.is_some(), "{what}");
-    let _ = limiter
-        .charge("acme", 20)
-        .await
-        .unwrap_or_else(|error| panic!("{what}: {error}"));
-    let denied = limiter
-        .check("acme")
-        .await
-        .unwrap_or_else(|error| panic!("{what}: {error}"));
-    assert!(!denied.is_allowed(), "{what}");
+    is_counted_and_listed(&store, &format!("exports-{number}"), &what).await;
+    let turn = servers.slots[at.server()].lock().await;
     wait_for_a_slot(&nodes, &store, &format!("{url} {rules:?}")).await;
-    eventually(&format!("{what}: the denial is counted"), async || {
-        denials().await > before
-    })
-    .await;
+    drop((store, turn));
 
     for node in nodes {
-        let log: Vec<HashMap<String, String>> = node.command("ACL", ["LOG"]).await;
+        let log: Vec<HashMap<String, String>> = node.command("ACL", ["LOG", "10000"]).await;
         let refused = log
             .iter()
             .filter(|entry| user.is_some_and(|user| entry["username"] == user));
@@ -373,6 +393,32 @@ async fn works(
             .collect();
         assert!(refused.is_empty(), "{what}: Redis refuses {refused:?}");
     }
+}
+
+/// Overrides the limit of a policy, is denied by it, and finds the denial in the report.
+async fn is_counted_and_listed(store: &RedisStore, policy: &str, what: &str) {
+    let limiter = Limiter::new(store.clone(), Policy::new(policy, SlidingLog::per_day(5)));
+    let raised = limiter.override_limit(policy, "acme", SlidingLog::per_day(20), Duration::from_secs(60));
+    raised.await.unwrap_or_else(|error| panic!("{what}: {error}"));
+    let admin = Admin::new().limiter(&limiter).router_behind_authentication();
+    let denials = async || {
+        let report = send(&admin, Request::get("/report")).await.json();
+        report["policies"][0]["denials_of_all_replicas"]["total"].as_u64()
+    };
+    assert_eq!(denials().await, Some(0), "{what}");
+    let _ = limiter
+        .charge("acme", 20)
+        .await
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    let denied = limiter
+        .check("acme")
+        .await
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(!denied.is_allowed(), "{what}");
+    eventually(&format!("{what}: the denial is counted"), async || {
+        denials().await == Some(1)
+    })
+    .await;
 }
 
 async fn each_url_and_each_user_of_the_docs_works(library: ClientLibrary) {
@@ -417,18 +463,25 @@ async fn each_url_and_each_user_of_the_docs_works(library: ClientLibrary) {
         .expect("a whole user")
         .0
         .clone();
-    let servers = Servers::start().await;
+    let servers = Arc::new(Servers::start().await);
+    let mut trials = Vec::new();
     for (at, what) in &places {
         if at.place == Place::Cluster && library == ClientLibrary::Fred {
             continue;
         }
         let everything = ["reset", "on", ">password", "~*", "&*", "+@all"].map(str::to_owned);
-        works(library, &servers, at, at.credentials.as_deref(), &everything, what).await;
+        trials.push(Trial {
+            number: trials.len(),
+            at: at.clone(),
+            credentials: at.credentials.clone(),
+            rules: everything.into(),
+            what: what.clone(),
+        });
 
         if [Place::Encrypted, Place::Nowhere].contains(&at.place) {
             continue;
         }
-        for (number, (rules, file)) in all_rules.iter().enumerate() {
+        for (rules, file) in &all_rules {
             // A line that changes a user is one for a user that exists, and has the password that it removes.
             let base: &[&str] = if rules[0] == "reset" { &[] } else { &whole };
             let removed: Vec<_> = rules.iter().filter_map(|word| word.strip_prefix('<')).collect();
@@ -437,11 +490,26 @@ async fn each_url_and_each_user_of_the_docs_works(library: ClientLibrary) {
             rules.splice(..0, base.iter().map(|&word| word.to_owned()));
             let mut passwords = rules.iter().rev().filter_map(|word| word.strip_prefix('>'));
             let password = passwords.find(|password| !removed.contains(password));
+            let number = trials.len();
             let credentials = format!("user-{number}:{}", password.expect("a user has a password"));
             let added = additions.iter().filter(|(case, _)| at.is(case, library));
             rules.extend(added.map(|(_, permission)| format!("+{permission}")));
             let what = format!("{what} as the user of {file}: {}", rules.join(" "));
-            works(library, &servers, at, Some(&credentials), &rules, &what).await;
+            trials.push(Trial {
+                number,
+                at: at.clone(),
+                credentials: Some(credentials),
+                rules,
+                what,
+            });
         }
     }
+    let mut all = JoinSet::new();
+    let at_once = async {
+        for trial in trials {
+            all.spawn_local(works(library, servers.clone(), trial));
+        }
+        all.join_all().await
+    };
+    LocalSet::new().run_until(at_once).await;
 }
