@@ -2,15 +2,15 @@
 
 if sliding_log then
   weighted_log = make_weighted_log()
+  if coarse_log then
+    weighted_log = make_coarse_log(weighted_log)
+  end
 end
 
 if single then
   local fine, admitted, remaining, wait, reset
-  if sliding_log then
-    fine, admitted, remaining, wait, reset = pcall(weighted_log, KEYS[1], times, nil, cost, quota, x, y)
-  else
-    fine, admitted, remaining, wait, reset = pcall(rule, KEYS[1], times, nil, cost, quota, x, y, z)
-  end
+  fine, admitted, remaining, wait, reset =
+    pcall(sliding_log and weighted_log or rule, KEYS[1], times, nil, cost, quota, x, y, z)
   if fine then
     return pack('<ddddd', now, admitted, remaining, wait, reset)
   end

@@ -1,33 +1,7 @@
--- The entries of a sliding log that is more than a count of equal members.
---
--- The name of a member is `time[;span][@made][~span][:weight][-attempt]`. A weight is written with a letter for its number of
--- digits (`:a5`, `:b10`), so that members of one time are in the order of their weights. A reservation is a member in the
--- future, and `@` is before the time when it was made. With a precision, admissions of one grain of time are one member, scored
--- with the last of them, and `;` is before the time since the first. Charges beyond the limit are merged in the same way, in
--- steps of a fraction of the window, and `~` is before that time.
---
--- Members with scores up to 0 describe the others. `=<window>`: all weigh 1, and are counted. `#<window>`: the score is minus
--- their weight. `@<window>`: the same, where there may be reservations. A member was stored under this window, or under a longer
--- one for which there is `><window>`, whose score is minus the time until which it is needed: no charge removes what counts under
--- another window. `+<window>` is `=<window>` beside longer ones.
+-- The entries of a sliding log that is more than a count of equal members, beside what describes them.
 
 -- Makes the functions that read and write entries.
 local function make_log_entries()
-  -- The time of an entry, its weight, its mark, and the number that is behind the mark.
-  local function parts_of(member)
-    local plain_at = tonumber(member)
-    if plain_at then
-      return plain_at, 1, ''
-    end
-    local at, mark, number, weight = string.match(member, '^(%d+)([;@~]?)(%d*):?%a?(%d*)')
-    return tonumber(at) or 0, tonumber(weight) or 1, mark or '', tonumber(number)
-  end
-
-  -- The time of the first admission of an entry.
-  local function first_at(at, mark, number)
-    return (mark == ';' or mark == '~') and at - number or at
-  end
-
   -- The entry with this rank.
   local function at_rank(log, rank)
     return call('ZRANGE', log.key, rank, rank)[1]
@@ -71,8 +45,8 @@ local function make_log_entries()
       if window and kind == '>' then
         table.insert(log.longer, 1, { window, -described[i + 1], described[i] })
         log.headers = log.headers + 1
-      elseif window and not log.header and string.find(kind, '[=+#@]') then
-        kind = kind == '+' and '=' or kind
+      elseif window and not log.header and string.find(kind, '[=+#*@]') then
+        kind = kind == '+' and '=' or kind == '*' and '#' or kind
         log.header, log.kind, log.window, log.weight = described[i], kind, window, -described[i + 1]
         log.headers = log.headers + 1
       end
@@ -89,7 +63,11 @@ local function make_log_entries()
 
   -- The name of the header for the kind and the window that the log has now.
   local function header_of(log)
-    return (log.kind == '=' and #log.longer > 0 and '+' or log.kind) .. digits(log.window)
+    local kind = log.kind
+    if #log.longer > 0 then
+      kind = kind == '=' and '+' or kind == '#' and '*' or kind
+    end
+    return kind .. digits(log.window)
   end
 
   -- Removes the header that has been replaced by this one.
@@ -139,19 +117,8 @@ local function make_log_entries()
 
   -- Adds an entry to a log whose weight has it already.
   local function insert(log, at, mark, number, weight)
-    local score = at == now and now_text or digits(at)
-    local name = mark == '' and score or score .. mark .. digits(number)
-    if weight > 1 then
-      local weight_digits = digits(weight)
-      name = name .. ':' .. string.char(96 + #weight_digits) .. weight_digits
-    end
-    local header = header_of(log)
-    local added = header == log.header and 1 or 2
-    local member, attempt = name, log.stored
-    while call('ZADD', log.key, score, member, -log.weight, header) < added do
-      added, attempt = 1, attempt + 1
-      member = name .. '-' .. attempt
-    end
+    local score, header = at == now and now_text or digits(at), header_of(log)
+    put(log.key, score, name_of(score, mark, number, weight), log.stored, -log.weight, header, header == log.header and 1 or 2)
     log.stored = log.stored + 1
     if log.header ~= header then
       replace_header(log, header)
@@ -189,5 +156,5 @@ local function make_log_entries()
     log.total, log.skipped, log.late, log.budget = log.weight - weight, old, 0, log.budget - members
   end
 
-  return parts_of, first_at, at_rank, weight_of, read, describe, simplify, remove, insert, remove_expired, skip_older_than
+  return at_rank, weight_of, read, describe, simplify, remove, insert, remove_expired, skip_older_than
 end

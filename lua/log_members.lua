@@ -1,4 +1,4 @@
--- The members of a sliding log that weigh 1, which both kinds of log have.
+-- The members of a sliding log, which all kinds of log have.
 
 local now_text, admit, time_at
 
@@ -7,7 +7,11 @@ if sliding_log then
   now_text = time[1] .. string.rep('0', 6 - #now_text) .. now_text
 
   while texts do
-    texts.header, texts.expires = '=' .. digits(texts.window), expiry(now + texts.window)
+    local window, grain = texts.window, texts.grain
+    texts.header, texts.expires = (grain > 0 and '#' or '=') .. digits(window), expiry(now + window)
+    if grain > 0 then
+      texts.expired, texts.begin = digits(now - window), digits(now - now % grain)
+    end
     texts = texts.before
   end
 

@@ -2,7 +2,7 @@
 -- take weight back from any entry.
 
 -- Makes the functions that merge entries, and that take weight back.
-local function make_log_merges(parts_of, first_at, insert)
+local function make_log_merges(insert)
   -- Adds weight, merged with the entries of its step. Of charges beyond the limit the last entry is enough.
   local function merge(log, weight, step, beyond)
     local earliest, begin = now, now - now % step

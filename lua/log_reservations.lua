@@ -2,7 +2,7 @@
 -- which a clock that was set back has left.
 
 -- Makes the functions that reserve, and that forget what is gone.
-local function make_log_reservations(parts_of, at_rank, weight_of, simplify, remove, insert, skip_older_than)
+local function make_log_reservations(at_rank, weight_of, simplify, remove, insert, skip_older_than)
   -- Whether an entry is a reservation that was made until then.
   local function is_reserved_until(member, latest)
     local made = string.match(member, '@(%d+)')

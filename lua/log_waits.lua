@@ -1,7 +1,8 @@
 -- The wait of a charge that a sliding log denies, and the reset of the log.
 
--- Makes the functions that find these times.
-local function make_log_waits(parts_of, at_rank)
+local wait_of_log, reset_of_log
+
+if sliding_log then
   -- How many entries the call may still read to find out how long denied charges wait.
   local reads = ALL_READS
 
@@ -18,7 +19,7 @@ local function make_log_waits(parts_of, at_rank)
   local function freed_at(log, need, reserves)
     local first = log.headers + log.skipped
     if log.kind == '=' or log.weight == log.stored then
-      local member = at_rank(log, first + need - 1)
+      local member = call('ZRANGE', log.key, first + need - 1, first + need - 1)[1]
       return member and parts_of(member) or now, true
     end
     local at, read, size, bound = now, 0, 8, bound_of(log, reserves)
@@ -40,7 +41,7 @@ local function make_log_waits(parts_of, at_rank)
   end
 
   -- The time until a charge fits, and whether it is known.
-  local function wait(log, cost, quota, window, reserves)
+  function wait_of_log(log, cost, quota, window, reserves)
     local need = math.min(log.total + cost - quota, log.total)
     if need <= 0 then
       return window, true
@@ -52,11 +53,11 @@ local function make_log_waits(parts_of, at_rank)
   end
 
   -- The time until nothing counts.
-  local function reset(log, window)
+  function reset_of_log(log, window)
     if log.stored <= log.gone then
       return 0
     end
-    local member = at_rank(log, -1 - log.gone)
+    local member = call('ZRANGE', log.key, -1 - log.gone, -1 - log.gone)[1]
     local time = math.max(0, parts_of(member) + window - now)
     local made = log.kind == '@' and string.match(member, '@(%d+)')
     if made and tonumber(made) <= now + math.min(SLACK, log.longest) then
@@ -64,6 +65,4 @@ local function make_log_waits(parts_of, at_rank)
     end
     return math.min(window, time)
   end
-
-  return { wait = wait, reset = reset }
 end

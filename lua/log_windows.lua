@@ -1,7 +1,7 @@
 -- The longer windows under which the entries of a sliding log were stored, which few logs have.
 
 -- Makes the functions that read and write the windows of a log.
-local function make_log_windows(parts_of, at_rank, describe)
+local function make_log_windows(at_rank, describe)
   -- Finds the longest window that is needed, and removes those that are not.
   local function expire(log)
     for i = #log.longer, 1, -1 do

@@ -5,7 +5,7 @@
 -- A rule is called with the key, how many callers there are, `rest`, the cost, the quota, three parameters and the request. It
 -- reads the key, finds how many of the callers fit, and adds their weight. It returns how many are counted, what remains, the
 -- wait, and the time to a full reset.
-local sliding_log, weighted_log, sliding_counter, fixed_window, token_bucket, concurrency, ban
+local sliding_log, coarse_log, weighted_log, sliding_counter, fixed_window, token_bucket, concurrency, ban
 -- What decides the other charges of a request: nil where all charges decide alone, and `true` until `lua/charges.lua` makes it.
 local rest, turn_of, reset_key
 -- Whether a charge has a role.
@@ -14,7 +14,7 @@ local has_roles = false
 -- Of a run, and of its last charge.
 local operation, requests, size, times, spans, position
 local algorithm, role, cost, quota, x, y, z
--- For each window of a log what is written as text once for all of its charges, linked: `lua/log_members.lua` fills it.
+-- For each window and grain of a log what is written as text once for all of its charges, linked: `lua/log_members.lua` fills it.
 local texts
 -- Whether the call is one check of one charge, as most are; for the others, the runs.
 local single = #ARGV == 1
@@ -58,11 +58,11 @@ for n = 1, last_run do
     algorithm, role, cost, quota, x, y, z, position = unpack_numbers('<ssddddd', ARGV[n], position)
     if algorithm == 'log' then
       sliding_log = true
-      if y > 0 or cost > 1 or operation == 'reserve' or operation == 'refund' then
-        weighted_log = true
-      else
-        if not texts or texts.window ~= x then
-          texts = { window = x, before = texts, header = false, expired = false, expires = false }
+      weighted_log = weighted_log or y > 0 or cost > 1 or operation == 'reserve' or operation == 'refund'
+      if y == 0 and cost == 1 or operation == 'check' then
+        coarse_log = coarse_log or y > 0
+        if not texts or texts.window ~= x or texts.grain ~= y then
+          texts = { window = x, grain = y, before = texts, header = false, expires = false }
         end
         z = texts
       end

@@ -11,11 +11,11 @@ if sliding_log then
     local is_plain = cost == 1 and grain == 0 and times <= FEW and operation ~= 'reserve' and operation ~= 'refund'
     local stored = is_plain and call('ZREVRANK', key, text.header)
     local members = is_plain and (stored and stored + 1 or call('ZCARD', key))
-    local ahead, removed, skipped = now + math.min(SLACK, window), 0, 0
+    local ahead, removed, skipped = now + (window < SLACK and window or SLACK), 0, 0
     if stored then
       text.expired = text.expired or digits(now - window)
       if stored > BUDGET - 2 and (call('ZCOUNT', key, '(0', text.expired) > BUDGET - 2 or time_at(key, '-1') > ahead) then
-        return weighted_log(key, times, rest, cost, quota, window, grain, request, members)
+        return weighted_log(key, times, rest, cost, quota, window, grain, text, request, members)
       end
       -- 1. Remove what has expired. A peek skips it.
       if operation == 'peek' then
@@ -24,7 +24,7 @@ if sliding_log then
         removed = call('ZREMRANGEBYSCORE', key, '(0', text.expired)
       end
     elseif members ~= 0 then
-      return weighted_log(key, times, rest, cost, quota, window, grain, request, members)
+      return weighted_log(key, times, rest, cost, quota, window, grain, text, request, members)
     end
     -- 2. Count.
     local total = (stored or 0) - removed - skipped
@@ -34,7 +34,7 @@ if sliding_log then
     if waits then
       newest = total > 0 and time_at(key, '-1')
       if newest and (operation == 'charge' or newest > ahead) then
-        return weighted_log(key, times, rest, cost, quota, window, grain, request, members - removed)
+        return weighted_log(key, times, rest, cost, quota, window, grain, text, request, members - removed)
       end
     end
     if rest then

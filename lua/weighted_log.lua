@@ -3,16 +3,15 @@
 
 -- Makes the rule.
 local function make_weighted_log()
-  local parts_of, first_at, at_rank, weight_of, read, describe, simplify, remove, insert, remove_expired, skip_older_than =
-    make_log_entries()
+  local at_rank, weight_of, read, describe, simplify, remove, insert, remove_expired, skip_older_than = make_log_entries()
   -- Made when a charge needs them.
-  local windows, reservations, merges, waits
+  local windows, reservations, merges
 
   -- Finds what counts, and removes what no longer does.
   local function advance(log, quota, weight, window, exact)
     log.longest = math.max(window, log.window)
     if #log.longer > 0 then
-      windows = windows or make_log_windows(parts_of, at_rank, describe)
+      windows = windows or make_log_windows(at_rank, describe)
       windows.expire(log)
     end
     if log.stored == 0 then
@@ -29,7 +28,7 @@ local function make_weighted_log()
     log.gone = call('ZCOUNT', log.key, '(' .. digits(now + math.min(SLACK, log.longest)), '+inf')
     if log.gone > 0 then
       reservations = reservations
-        or make_log_reservations(parts_of, at_rank, weight_of, simplify, remove, insert, skip_older_than)
+        or make_log_reservations(at_rank, weight_of, simplify, remove, insert, skip_older_than)
       reservations.forget(log, window, exact)
     end
   end
@@ -37,7 +36,7 @@ local function make_weighted_log()
   -- Stores the window of an entry that is added at this time.
   local function store_window(log, window, at)
     if window ~= log.window then
-      windows = windows or make_log_windows(parts_of, at_rank, describe)
+      windows = windows or make_log_windows(at_rank, describe)
       windows.store(log, window, at)
     end
   end
@@ -80,7 +79,7 @@ local function make_weighted_log()
     end
     log.kind = log.kind == '=' and '#' or log.kind
     if grain > 0 or beyond then
-      merges = merges or make_log_merges(parts_of, first_at, insert)
+      merges = merges or make_log_merges(insert)
       merges.merge(log, weight, grain > 0 and grain or math.ceil(window / STEPS), beyond)
     else
       insert(log, now, '', 0, weight)
@@ -88,7 +87,7 @@ local function make_weighted_log()
   end
 
   -- Decides a charge of any log.
-  local function decide(key, times, rest, cost, quota, window, grain, request, members)
+  local function decide(key, times, rest, cost, quota, window, grain, _, request, members)
     local log = read(key, members)
     advance(log, quota, times * cost, window, grain == 0)
     local room, counted = math.max(0, quota - log.total), times
@@ -96,11 +95,10 @@ local function make_weighted_log()
       counted = (room - room % cost) / cost
     end
     local is_denied, refunded_at, own_turn = counted < times, nil, nil
-    waits = waits or (is_denied or rest) and make_log_waits(parts_of, at_rank)
     if rest then
       if operation == 'reserve' and is_denied and grain == 0 and log.late + log.gone == 0 then
         local need = log.total + cost - quota
-        own_turn = turn_of(request, need, cost, quota, waits.wait, log, cost, quota, window, true)
+        own_turn = turn_of(request, need, cost, quota, wait_of_log, log, cost, quota, window, true)
       end
       counted, is_denied, refunded_at = rest(request, room, counted, cost, quota, own_turn)
     end
@@ -108,12 +106,12 @@ local function make_weighted_log()
     if counted > 0 and rest and request.turn > now and grain == 0 then
       store_window(log, window, request.turn)
       reservations = reservations
-        or make_log_reservations(parts_of, at_rank, weight_of, simplify, remove, insert, skip_older_than)
+        or make_log_reservations(at_rank, weight_of, simplify, remove, insert, skip_older_than)
       reservations.reserve(log, request.turn, cost)
       set_expiry(log, window)
-      return counted, math.max(0, room - cost), now - request.turn, waits.reset(log, window)
+      return counted, math.max(0, room - cost), now - request.turn, reset_of_log(log, window)
     elseif refunded_at and log.stored > 0 then
-      merges = merges or make_log_merges(parts_of, first_at, insert)
+      merges = merges or make_log_merges(insert)
       merges.refund(log, refunded_at, cost, window, grain)
       room = math.max(0, quota - log.total)
     elseif counted > 0 then
@@ -125,9 +123,8 @@ local function make_weighted_log()
     end
 
     local is_reset = counted > 0 and log.kind ~= '@'
-    waits = waits or not is_reset and make_log_waits(parts_of, at_rank)
-    local wait = is_denied and waits.wait(log, cost, quota, window) or 0
-    return counted, room, wait, is_reset and window or waits.reset(log, window)
+    local wait = is_denied and wait_of_log(log, cost, quota, window) or 0
+    return counted, room, wait, is_reset and window or reset_of_log(log, window)
   end
 
   return decide

@@ -2,6 +2,7 @@
 
 pub mod allocations;
 mod figures;
+mod http;
 mod options;
 #[path = "../../../tests/it/support/redis.rs"]
 #[allow(dead_code, unreachable_pub)]
@@ -14,6 +15,7 @@ mod traffic;
 
 pub use self::{
     figures::{Latencies, median, ratio},
+    http::{HTTP, HTTP_P50, HTTP_P99, over_http},
     options::Options,
     row::Row,
     server::{Cluster, Commands, Server},

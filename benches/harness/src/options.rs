@@ -13,6 +13,8 @@ pub struct Options {
     pub quick: bool,
     /// JSON instead of tables.
     pub json: bool,
+    /// Requests over HTTP, where the benchmark has them.
+    pub http: bool,
 }
 
 const USAGE: &str = "\
@@ -21,7 +23,8 @@ options:
   --seconds <S>        time of each measurement, after a warm-up of the same length [1]
   --only <SUBSTRING>   only subjects whose name contains this, and the references
   --quick              a run of about a second, to verify that all subjects work
-  --json               JSON instead of tables";
+  --json               JSON instead of tables
+  --http               requests over HTTP, from wrk; only of benches/peers";
 
 impl Options {
     /// Parses the command line; ends the program with an error if it is wrong.
@@ -42,6 +45,7 @@ impl Options {
             only: String::new(),
             quick: false,
             json: false,
+            http: false,
         };
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -62,6 +66,7 @@ impl Options {
                 "--only" => options.only = value()?,
                 "--quick" => (options.quick, options.rounds, options.time) = (true, 1, Duration::from_millis(5)),
                 "--json" => options.json = true,
+                "--http" => options.http = true,
                 "--bench" => {} // from cargo
                 "--help" => {
                     println!("{USAGE}");

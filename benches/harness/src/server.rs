@@ -71,6 +71,41 @@ impl Server {
         self.redis.command::<()>("FLUSHALL", ["SYNC"]).await;
     }
 
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.redis.port()
+    }
+
+    /// A number in a section of `INFO`; of `keyspace` the number of keys of database 0.
+    pub async fn figure(&self, section: &str, field: &str) -> f64 {
+        let info: String = self.redis.command("INFO", [section]).await;
+        let separators = |c: char| matches!(c, ':' | '=' | ',' | '\r' | '\n');
+        let mut words = info.split(separators).skip_while(|word| *word != field);
+        words.nth(1).and_then(|number| number.parse().ok()).unwrap_or(0.0)
+    }
+
+    /// Waits until it has this value.
+    pub async fn reaches(&self, section: &str, field: &str, value: f64) {
+        while self.figure(section, field).await != value {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Seconds of the processor that it has used, for commands alone.
+    pub async fn processor_time(&self) -> f64 {
+        self.figure("cpu", "used_cpu_sys").await + self.figure("cpu", "used_cpu_user").await
+    }
+
+    /// Sets a setting.
+    pub async fn set(&self, setting: &str, value: &str) {
+        self.redis.command::<()>("CONFIG", ["SET", setting, value]).await;
+    }
+
+    /// Starts to save all keys.
+    pub async fn save(&self) {
+        self.redis.command::<()>("BGSAVE", [""; 0]).await;
+    }
+
     /// The commands since the last call of this method, without its own.
     pub async fn commands(&self) -> Commands {
         let statistics: String = self.redis.command("INFO", ["commandstats"]).await;

@@ -11,7 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{body::Body, extract::ConnectInfo};
+use axum::{
+    BoxError, Router,
+    body::{Body, Bytes, HttpBody},
+    extract::ConnectInfo,
+    routing::get,
+};
 use http::{Request, Response, StatusCode};
 use tokio::task::{JoinSet, yield_now};
 use tower_service::Service;
@@ -41,6 +46,9 @@ pub trait Subject {
 
     /// Sequential requests to a service whose responses are ready at once.
     fn at_once(&self, traffic: &Traffic, requests: u64) -> Load;
+
+    /// An axum router with this service at `/`. Requests come from the addresses of the traffic.
+    fn router(&self, traffic: &Arc<Traffic>) -> Router;
 }
 
 /// Result of a load.
@@ -119,8 +127,10 @@ where
 
 impl<S, B> Subject for S
 where
-    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
 {
     fn closed_loop<'a>(&'a self, traffic: &'a Arc<Traffic>, warm_up: Duration, time: Duration) -> Later<'a, Load> {
         Box::pin(async move {
@@ -215,6 +225,19 @@ where
             }
         }
         tally.load(start.elapsed())
+    }
+
+    fn router(&self, traffic: &Arc<Traffic>) -> Router {
+        let (service, traffic) = (self.clone(), traffic.clone());
+        let handler = move || {
+            let (mut service, address) = (service.clone(), traffic.next_address());
+            async move {
+                let Ok(()) = poll_fn(|cx| service.poll_ready(cx)).await;
+                let Ok(response) = service.call(request(address)).await;
+                response
+            }
+        };
+        Router::new().route("/", get(handler))
     }
 }
 

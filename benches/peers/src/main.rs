@@ -13,9 +13,9 @@ mod tower_rate_limiter;
 use std::{sync::Arc, time::Duration};
 
 use bench_harness::{
-    Bare, Options, Row, Server, Subject, Table, Traffic,
+    Bare, HTTP, HTTP_P50, HTTP_P99, Options, Row, Server, Subject, Table, Traffic,
     allocations::{self, Counting},
-    count, decimal, targets, times,
+    count, decimal, over_http, targets, times,
 };
 use serde_json::json;
 
@@ -30,6 +30,11 @@ fn main() {
     let options = Options::from_command_line();
     bench_harness::run(async |server| {
         let mut distributed = distributed(server, &options).await;
+        if options.http {
+            let mut peers = in_process(&options);
+            peers.append(&mut distributed);
+            return http(&mut peers, &options, server).await;
+        }
         throughput(&mut distributed, &options).await;
         alone(&mut distributed, &options).await;
 
@@ -128,6 +133,35 @@ async fn alone(peers: &mut [Peer], options: &Options) {
             peer.row.note(ALONE, bench_harness::median(times));
         }
     }
+}
+
+const DENIED_HTTP: &str = "denied per second";
+
+/// An axum server on one core with each limiter in front of it, and `wrk` on another, beside Redis.
+async fn http(peers: &mut [Peer], options: &Options, server: &Server) {
+    let (many, denied) = (Arc::new(Traffic::many()), Arc::new(Traffic::denied()));
+    for _ in 0..options.rounds {
+        for peer in &mut *peers {
+            over_http(&*peer.admitting, &many, options.time, &mut peer.row, HTTP).await;
+            over_http(&*peer.denying, &denied, options.time, &mut peer.row, DENIED_HTTP).await;
+        }
+    }
+
+    println!("{}", server.machine());
+    println!(
+        "axum, 64 connections of wrk; medians of {} rounds of {:?}; x: times no limit\n",
+        options.rounds, options.time
+    );
+    let mut table = Table::new(&["over HTTP", HTTP, "x", HTTP_P50, HTTP_P99, DENIED_HTTP, "x"]);
+    for peer in &*peers {
+        let row = &peer.row;
+        let (x, denied_x) = (row.ratio(HTTP, &peers[0].row), row.ratio(DENIED_HTTP, &peers[0].row));
+        let latencies = [HTTP_P50, HTTP_P99].map(|cell| decimal(row.median(cell)));
+        let rates = [count(row.median(HTTP)), times(x)];
+        let denied = [count(row.median(DENIED_HTTP)), times(denied_x)];
+        table.row([row.title()].into_iter().chain(rates).chain(latencies).chain(denied));
+    }
+    println!("{table}");
 }
 
 const ONE_ADDRESS: &str = "one address, ns";

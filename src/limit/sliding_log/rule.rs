@@ -6,7 +6,7 @@ use super::{
 };
 use crate::limit::rule::{MAX_TOTAL, Rule, SLACK, Turn};
 
-/// The counterpart of `lua/sliding_log.lua` and `lua/weighted_log.lua`, as [`Log`] is that of `lua/log_*.lua`.
+/// The counterpart of `lua/sliding_log.lua`, `lua/coarse_log.lua` and `lua/weighted_log.lua`, as [`Log`] is that of `lua/log_*.lua`.
 impl Rule for SlidingLog {
     type State = Log;
 

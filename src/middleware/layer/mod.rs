@@ -29,7 +29,6 @@ use crate::{LivePolicies, Policies, Policy};
 /// # type Body = Empty<Bytes>;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// /// The authenticated user.
 /// #[derive(Clone)]
 /// struct UserId(u64);
 ///

@@ -146,7 +146,9 @@ async fn calls_of_two_replicas_are_admitted_in_their_order_without_polling(libra
     let mut admitted = admitted.lock().expect("no panic").clone();
     admitted.sort_unstable();
     let order: Vec<_> = admitted.iter().map(|(_, call, _)| *call).collect();
-    assert!(order.is_sorted(), "{order:?}");
+    // Slots that are free at once are taken in the order in which the replicas hear of them.
+    let is_fair = |(place, call): (usize, &usize)| call.abs_diff(place) < SLOTS;
+    assert!(order.iter().enumerate().all(is_fair), "{order:?}");
 
     let (scripts, published) = (
         calls(&redis, "evalsha").await - scripts,

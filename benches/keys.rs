@@ -1,0 +1,163 @@
+//! A Redis with many keys: what a key takes, what a check costs when its key is not in a cache of the processor, and what saves,
+//! replication and expiry do meanwhile. `cargo bench --bench keys --all-features`; the number of keys is an argument, 10,000,000
+//! by default.
+
+#[path = "../tests/it/support/redis.rs"]
+#[allow(dead_code)]
+mod redis;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bench_harness::{Server, Table, count};
+use tokio::task::JoinSet;
+use tower_quota::{Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket};
+
+use self::redis::Redis;
+
+const CALLERS: u64 = 512;
+const FEW: u64 = 10_000;
+/// Checks of a measurement.
+const CHECKS: u64 = 1_000_000;
+
+fn main() {
+    let number = std::env::args().skip(1).find_map(|argument| argument.parse().ok());
+    let keys = number.unwrap_or(10_000_000);
+    let day = Duration::from_secs(86_400);
+    let limits: [Limit; 2] = [TokenBucket::new(100, day).into(), SlidingLog::new(100, day).into()];
+    bench_harness::run(async |server| {
+        println!("{}", server.machine());
+        println!(
+            "{} keys with one admission each; us of Redis for a check, in batches\n",
+            count(keys as f64)
+        );
+        let mut table = Table::new(&[
+            "limit",
+            "bytes a key",
+            "check, 10,000 keys",
+            "check, all keys",
+            "AOF bytes a check",
+            "bytes to a replica",
+            "fork, ms",
+            "save, s",
+            "slowest check in a save, ms",
+            "slowest while all expire, ms",
+        ]);
+        for limit in limits {
+            server.flush().await;
+            table.row(measure(server, limit, keys).await);
+        }
+        println!("{table}");
+    });
+}
+
+async fn measure(server: &Server, limit: Limit, keys: u64) -> Vec<String> {
+    let empty = server.figure("memory", "used_memory").await;
+    let limiter = Arc::new(limiter(server, limit).await);
+    let few = time_of_a_check(server, &limiter, FEW).await;
+    send(&limiter, 0..keys).await;
+    let bytes = (server.figure("memory", "used_memory").await - empty) / keys as f64;
+    let all = time_of_a_check(server, &limiter, keys).await;
+
+    let replica = Redis::start_with(&["--replicaof", "127.0.0.1", &server.port().to_string()]);
+    server.reaches("replication", "connected_slaves", 1.0).await;
+    let offset = server.figure("replication", "master_repl_offset").await;
+    send(&limiter, 0..FEW).await;
+    let replicated = (server.figure("replication", "master_repl_offset").await - offset) / FEW as f64;
+    drop(replica);
+
+    server.set("appendonly", "yes").await;
+    server.reaches("persistence", "aof_rewrite_in_progress", 0.0).await;
+    let size = server.figure("persistence", "aof_current_size").await;
+    send(&limiter, 0..FEW).await;
+    let appended = (server.figure("persistence", "aof_current_size").await - size) / FEW as f64;
+    server.set("appendonly", "no").await;
+
+    server.save().await;
+    let during_a_save = slowest_until(server, &limiter, keys, "rdb_bgsave_in_progress").await;
+    let save = server.figure("persistence", "rdb_last_bgsave_time_sec").await;
+    let fork = server.figure("stats", "latest_fork_usec").await / 1e3;
+    let while_expiring = slowest_while_expiring(server, limit).await;
+    let mut cells = vec![limit.to_string(), count(bytes)];
+    cells.extend([few, all].map(|us| format!("{us:.1}")));
+    cells.extend([appended, replicated].map(count));
+    cells.push(format!("{fork:.0}"));
+    cells.push(format!("{save:.0}"));
+    cells.extend([during_a_save, while_expiring].map(|ms| format!("{ms:.0}")));
+    cells
+}
+
+async fn limiter(server: &Server, limit: Limit) -> Limiter {
+    let store = RedisStore::builder()
+        .deadline(Duration::from_secs(60))
+        .url(&server.url());
+    let store = store.connect().await.expect("a store");
+    Limiter::new(store, Policy::new("api", limit))
+}
+
+/// Checks of these keys, by many callers; returns the slowest, in milliseconds.
+async fn send(limiter: &Arc<Limiter>, keys: impl Iterator<Item = u64> + Send + 'static) -> f64 {
+    let keys = Arc::new(std::sync::Mutex::new(keys));
+    let mut callers = JoinSet::new();
+    for _ in 0..CALLERS {
+        let (limiter, keys) = (limiter.clone(), keys.clone());
+        callers.spawn(async move {
+            let mut slowest = Duration::ZERO;
+            loop {
+                let next = keys.lock().expect("no caller panics").next();
+                let Some(key) = next else {
+                    return slowest;
+                };
+                let started = Instant::now();
+                limiter.check(key.to_string()).await.expect("Redis answers");
+                slowest = slowest.max(started.elapsed());
+            }
+        });
+    }
+    let mut slowest = Duration::ZERO;
+    while let Some(one) = callers.join_next().await {
+        slowest = slowest.max(one.expect("no caller panics"));
+    }
+    slowest.as_secs_f64() * 1e3
+}
+
+/// Different keys in a random order, which is the same on every run.
+fn random(keys: u64, checks: u64) -> impl Iterator<Item = u64> + Send {
+    (0..checks).map(move |n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) % keys)
+}
+
+/// Microseconds of the processor that Redis takes for a check.
+async fn time_of_a_check(server: &Server, limiter: &Arc<Limiter>, keys: u64) -> f64 {
+    let before = server.processor_time().await;
+    send(limiter, random(keys, CHECKS)).await;
+    (server.processor_time().await - before) / CHECKS as f64 * 1e6
+}
+
+/// The slowest check until this field of `INFO persistence` is 0.
+async fn slowest_until(server: &Server, limiter: &Arc<Limiter>, keys: u64, field: &str) -> f64 {
+    let mut slowest = 0.0;
+    while server.figure("persistence", field).await > 0.0 {
+        slowest = f64::max(slowest, send(limiter, random(keys, FEW)).await);
+    }
+    slowest
+}
+
+/// The slowest check of other keys while a million keys expire within some seconds.
+async fn slowest_while_expiring(server: &Server, limit: Limit) -> f64 {
+    const EXPIRING: u64 = 1_000_000;
+    let soon: Limit = match limit {
+        Limit::TokenBucket(_) => TokenBucket::new(1, Duration::from_secs(10)).into(),
+        _ => SlidingLog::new(100, Duration::from_secs(10)).into(),
+    };
+    server.flush().await;
+    let other = Arc::new(limiter(server, limit).await);
+    let limiter = Arc::new(limiter(server, soon).await);
+    send(&limiter, 1 << 32..(1 << 32) + EXPIRING).await;
+    let mut slowest = 0.0;
+    while server.figure("keyspace", "keys").await > EXPIRING as f64 / 100.0 {
+        slowest = f64::max(slowest, send(&other, random(FEW / 10, FEW)).await);
+    }
+    slowest
+}
