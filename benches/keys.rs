@@ -26,7 +26,7 @@ fn main() {
     let number = std::env::args().skip(1).find_map(|argument| argument.parse().ok());
     let keys = number.unwrap_or(10_000_000);
     let day = Duration::from_secs(86_400);
-    let limits: [Limit; 2] = [TokenBucket::new(100, day).into(), SlidingLog::new(100, day).into()];
+    let limits: [Limit; 2] = [TokenBucket::new(1_000, day).into(), SlidingLog::new(1_000, day).into()];
     bench_harness::run(async |server| {
         println!("{}", server.machine());
         println!(
@@ -55,7 +55,7 @@ fn main() {
 
 async fn measure(server: &Server, limit: Limit, keys: u64) -> Vec<String> {
     let empty = server.figure("memory", "used_memory").await;
-    let limiter = Arc::new(limiter(server, limit).await);
+    let limiter = Arc::new(limiter(server, limit.clone()).await);
     let few = time_of_a_check(server, &limiter, FEW).await;
     send(&limiter, 0..keys).await;
     let bytes = (server.figure("memory", "used_memory").await - empty) / keys as f64;
@@ -79,7 +79,7 @@ async fn measure(server: &Server, limit: Limit, keys: u64) -> Vec<String> {
     let during_a_save = slowest_until(server, &limiter, keys, "rdb_bgsave_in_progress").await;
     let save = server.figure("persistence", "rdb_last_bgsave_time_sec").await;
     let fork = server.figure("stats", "latest_fork_usec").await / 1e3;
-    let while_expiring = slowest_while_expiring(server, limit).await;
+    let while_expiring = slowest_while_expiring(server, limit.clone()).await;
     let mut cells = vec![limit.to_string(), count(bytes)];
     cells.extend([few, all].map(|us| format!("{us:.1}")));
     cells.extend([appended, replicated].map(count));
@@ -111,7 +111,8 @@ async fn send(limiter: &Arc<Limiter>, keys: impl Iterator<Item = u64> + Send + '
                     return slowest;
                 };
                 let started = Instant::now();
-                limiter.check(key.to_string()).await.expect("Redis answers");
+                let decision = limiter.check(key.to_string()).await.expect("Redis answers");
+                assert!(decision.store_error().is_none(), "{decision:?}");
                 slowest = slowest.max(started.elapsed());
             }
         });
