@@ -55,7 +55,6 @@ use crate::{LivePolicies, Policies, Policy};
 /// let problem = denied.into_body().collect().await?.to_bytes();
 /// assert!(problem.ends_with(br#""violated-policies":["per-path"]}"#));
 ///
-/// // The denied request was not counted by the other policy either.
 /// let other_path = get("/b").await?;
 /// assert_eq!(other_path.headers()["ratelimit"], r#""per-path";r=0;t=60, "per-user";r=1;t=60"#);
 /// # Ok(())
@@ -298,6 +297,7 @@ impl fmt::Debug for RateLimitLayer {
 }
 
 /// Layers.
+#[cfg(feature = "serde")]
 impl Policies {
     /// A layer that counts in this store for the policies of these names, which are decided together.
     ///
