@@ -59,15 +59,15 @@ pub(crate) fn in_process() -> Vec<Peer> {
     let logs = || (Limit::from(log), Limit::from(SlidingLog::per_hour(1)));
     let (headers, none) = (Headers::default(), Headers::None);
     let rows = [
-        ("token bucket, headers and extensions", buckets(), headers, true),
-        ("token bucket, headers", buckets(), headers, false),
-        ("token bucket, extensions", buckets(), none, true),
-        ("token bucket", buckets(), none, false),
-        ("sliding log, headers and extensions", logs(), headers, true),
+        ("token bucket, headers and extensions", buckets(), headers.clone(), true),
+        ("token bucket, headers", buckets(), headers.clone(), false),
+        ("token bucket, extensions", buckets(), none.clone(), true),
+        ("token bucket", buckets(), none.clone(), false),
+        ("sliding log, headers and extensions", logs(), headers.clone(), true),
         ("sliding log", logs(), none, false),
     ];
     let peers = rows.map(|(title, (ample, scarce), headers, extensions)| {
-        let admitting = layer(&store, "admitting".to_owned(), ample, headers).extensions(extensions);
+        let admitting = layer(&store, "admitting".to_owned(), ample, headers.clone()).extensions(extensions);
         let denying = layer(&store, "denying".to_owned(), scarce, headers).extensions(extensions);
         Peer::new("tower-quota", title, "", &admitting, &denying)
     });
