@@ -69,15 +69,16 @@ mod parse;
 mod path;
 #[cfg(feature = "admin")]
 mod search;
+mod secret;
 #[cfg(feature = "serde")]
 mod text;
 mod within;
 
-pub(crate) use self::key::Secret;
-#[cfg(any(feature = "fred", feature = "cluster"))]
-pub(crate) use self::key::ShortSecret;
 #[cfg(feature = "admin")]
 pub(crate) use self::search::{FoundKey, Search};
+pub(crate) use self::secret::Secret;
+#[cfg(any(feature = "fred", feature = "cluster"))]
+pub(crate) use self::secret::ShortSecret;
 pub use self::{
     address::{PeerAddr, UnixPeer},
     client_ip::{ClientIp, ClientIpSource, client_ip},

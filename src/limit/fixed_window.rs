@@ -209,7 +209,12 @@ impl FixedWindow {
     /// ```
     #[must_use]
     pub const fn is_aligned(&self) -> bool {
-        !matches!(self.kind, Kind::Anchored(_))
+        match self.kind {
+            Kind::Anchored(_) => false,
+            Kind::Aligned(_) => true,
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(..) => true,
+        }
     }
 
     /// The window that contains a time since the Unix epoch. If windows are not [aligned](Self::is_aligned), it is the one

@@ -1,5 +1,6 @@
 //! Named limits and the keys that they apply to.
 
+mod ban;
 mod costs;
 mod enforcement;
 #[cfg(feature = "serde")]
@@ -163,8 +164,9 @@ impl<K> Policy<K> {
     /// # Errors
     ///
     /// If the name is not of the form that [`new`](Policy::new) describes, or a setting is out of the range that its method
-    /// describes, such as a [cost](Self::cost) above the limit. Or the limit cannot be kept: a [`SlidingLog`](crate::SlidingLog) of more than 100,000 without a
-    /// [`precision`](crate::SlidingLog::precision), or a [`TokenBucket`](crate::TokenBucket) whose burst and rate are too large
+    /// describes, such as a [cost](Self::cost) above the limit. Or the limit cannot be kept: a
+    /// [`SlidingLog`](crate::SlidingLog) of more than 100,000 without a [`precision`](crate::SlidingLog::precision), or a
+    /// [`TokenBucket`](crate::TokenBucket) whose burst and rate are too large
     /// together for exact integers; or it is a [`Limit::Ban`], which [`ban`](Self::ban) sets beside the limit.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.policy_limit.validate()?;

@@ -1,12 +1,12 @@
 mod access;
+#[cfg(feature = "serde")]
+mod of_file;
 mod settings;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::enforce::Enforcer;
 use crate::{ConfigError, IntoPolicies, decision::CheckContext, observe::Observer, policy::PolicySet, store::Store};
-#[cfg(feature = "serde")]
-use crate::{LivePolicies, Policies, Policy};
 
 /// Layer that limits how often a caller may use a service.
 ///
@@ -29,6 +29,7 @@ use crate::{LivePolicies, Policies, Policy};
 /// # type Body = Empty<Bytes>;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// /// The authenticated user.
 /// #[derive(Clone)]
 /// struct UserId(u64);
 ///
@@ -55,6 +56,7 @@ use crate::{LivePolicies, Policies, Policy};
 /// let problem = denied.into_body().collect().await?.to_bytes();
 /// assert!(problem.ends_with(br#""violated-policies":["per-path"]}"#));
 ///
+/// // The denied request was not counted by the other policy either.
 /// let other_path = get("/b").await?;
 /// assert_eq!(other_path.headers()["ratelimit"], r#""per-path";r=0;t=60, "per-user";r=1;t=60"#);
 /// # Ok(())
@@ -294,107 +296,4 @@ impl fmt::Debug for RateLimitLayer {
             .field("headers", &newest.context.fields)
             .finish_non_exhaustive()
     }
-}
-
-/// Layers.
-#[cfg(feature = "serde")]
-impl Policies {
-    /// A layer that counts in this store for the policies of these names, which are decided together.
-    ///
-    /// It is [`RateLimitLayer::try_new`] with what [`get`](Self::get) returns for each name or, if the file has plans, with
-    /// [`plans`](Self::plans) of these names.
-    ///
-    /// ```
-    /// use axum::{Router, body::Body, routing::get};
-    /// use http::{Request, StatusCode};
-    /// use tower::ServiceExt;
-    /// use tower_quota::{MemoryStore, Policies, key::PeerAddr};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # #[cfg(feature = "file")] {
-    /// let policies = Policies::from_toml(r#"
-    ///     [block]
-    ///     networks = "198.51.100.0/24"
-    ///
-    ///     [policies]
-    ///     api = { limit = "sliding-log 100/min", key = "ip" }
-    ///     search = { limit = "sliding-log 5/s", key = "ip" }
-    /// "#)?;
-    /// let app: Router = Router::new()
-    ///     .route("/search", get(async || "found"))
-    ///     .layer(policies.layer(MemoryStore::new(), ["api", "search"])?);
-    ///
-    /// for (peer, status) in [("203.0.113.7:4711", StatusCode::OK), ("198.51.100.9:4711", StatusCode::FORBIDDEN)] {
-    ///     let request = Request::get("/search").extension(PeerAddr(peer.parse()?)).body(Body::empty())?;
-    ///     assert_eq!(app.clone().oneshot(request).await?.status(), status);
-    /// }
-    /// # }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If there is no policy of a name, or it has no key, a name occurs twice, or there are no names.
-    pub fn layer<N: AsRef<str>>(
-        &self,
-        store: impl Store,
-        names: impl IntoIterator<Item = N>,
-    ) -> Result<RateLimitLayer, ConfigError> {
-        layer(store, names, |names| match self.has_plans() {
-            true => self.plans(names).map(IntoPolicies::into_policies),
-            false => names.iter().map(|name| self.get(name)).collect(),
-        })
-    }
-}
-
-/// Layers.
-#[cfg(feature = "serde")]
-impl LivePolicies {
-    /// A layer that counts in this store for the policies of these names, which are decided together and follow the file.
-    ///
-    /// It is [`RateLimitLayer::try_new`] with what [`get`](Self::get) returns for each name or, if the file has plans, with
-    /// [`plans`](Self::plans) of these names.
-    ///
-    /// ```
-    /// use tower_quota::{LivePolicies, MemoryStore, Policies};
-    ///
-    /// # #[cfg(feature = "file")] {
-    /// let file = Policies::from_toml("policies.api = { limit = 'sliding-log 5/min', key = 'ip' }")?;
-    /// let policies = LivePolicies::from(file);
-    /// assert!(policies.layer(MemoryStore::new(), ["api"]).is_ok());
-    /// assert!(policies.layer(MemoryStore::new(), ["api", "search"]).is_err());
-    /// # }
-    /// # Ok::<(), tower_quota::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If there is no policy of a name, or it has no key, a name occurs twice, or there are no names.
-    pub fn layer<N: AsRef<str>>(
-        &self,
-        store: impl Store,
-        names: impl IntoIterator<Item = N>,
-    ) -> Result<RateLimitLayer, ConfigError> {
-        layer(store, names, |names| match self.has_plans() {
-            true => self.plans(names).map(IntoPolicies::into_policies),
-            false => names.iter().map(|name| self.get(name)).collect(),
-        })
-    }
-}
-
-#[cfg(feature = "serde")]
-fn layer<N: AsRef<str>>(
-    store: impl Store,
-    names: impl IntoIterator<Item = N>,
-    get: impl FnOnce(&[String]) -> Result<Vec<Policy>, ConfigError>,
-) -> Result<RateLimitLayer, ConfigError> {
-    let names: Vec<String> = names.into_iter().map(|name| name.as_ref().to_owned()).collect();
-    if names.is_empty() {
-        return Err(ConfigError::new(
-            "a layer of a file has at least one of its policies, by which it finds the file; name one",
-        ));
-    }
-    RateLimitLayer::try_new(store, get(&names)?)
 }

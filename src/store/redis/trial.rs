@@ -163,7 +163,9 @@ pub(super) async fn run_beside(
     match backend.client.run(script, call, backend.deadline).await {
         Ok(reply) => Ok(reply.numbers),
         Err(Failure::Forbidden(refusal)) => Err(explain(&refusal, backend)),
-        Err(failure) => Err(failure.into()),
+        Err(failure @ (Failure::Timeout | Failure::Unreachable(_) | Failure::Refused(_) | Failure::Protocol(_))) => {
+            Err(failure.into())
+        }
     }
 }
 
