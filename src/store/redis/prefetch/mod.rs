@@ -679,7 +679,7 @@ mod tests {
 
     #[test]
     fn no_window_holds_more_than_the_quota() {
-        seeds(7, |seed| {
+        seeds(11, |seed| {
             let limit = &limits()[seed as usize % 5];
             let all = admitted(limit, seed);
             assert!(all.len() as u64 > QUOTA, "{limit}: {} units, seed {seed}", all.len());
