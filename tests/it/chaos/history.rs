@@ -256,7 +256,7 @@ impl Verdict {
 }
 
 /// The largest sum of these costs that began and ended within some half-open window.
-fn most_within(spans: &mut [(u64, u64, u64)], window: u64) -> u64 {
+pub(super) fn most_within(spans: &mut [(u64, u64, u64)], window: u64) -> u64 {
     spans.sort_unstable();
     let sums = spans.iter().enumerate().map(|(first, (start, ..))| {
         let begun = spans[first..].iter().take_while(|(from, ..)| from - start < window);

@@ -6,6 +6,7 @@
 //! CHAOS_SECONDS=8 cargo test --all-features --test it -- --ignored --nocapture --test-threads 1 chaos::the_table
 //! ```
 
+mod ahead;
 mod attack;
 mod callers;
 mod fault;
@@ -144,6 +145,36 @@ each_held! {
     slots_and_turns_while_an_hour_back: HourBack, ON_FRED;
 }
 
+/// Runs one fault briefly while requests use units that were taken ahead.
+async fn keeps_the_limit(fault: Fault, setup: Setup) {
+    let row = ahead::run(fault, setup, Duration::from_secs(1)).await;
+    println!("{row}");
+    row.verify();
+}
+
+macro_rules! each_ahead {
+    ($($(#[$attribute:meta])* $test:ident: $fault:ident, $setup:ident;)*) => {$(
+        $(#[$attribute])*
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $test() {
+            keeps_the_limit(Fault::$fault, $setup).await;
+        }
+    )*};
+}
+
+each_ahead! {
+    units_ahead_while_killed: Kill, ON_FRED;
+    units_ahead_while_stopped: Stop, ON_REDIS_RS;
+    units_ahead_while_failed_over_in_a_cluster: ClusterFailover, ON_REDIS_RS;
+    units_ahead_while_resharded: Reshard, ON_REDIS_RS;
+    units_ahead_while_partitioned: Partition, ON_FRED;
+    units_ahead_while_slow: Latency, ON_REDIS_RS;
+    units_ahead_while_answers_are_lost: Cuts, ON_FRED;
+    units_ahead_while_connections_are_killed: ClientKill, ON_FRED;
+    #[ignore = "needs faketime: `.ci/test`"]
+    units_ahead_while_an_hour_back: HourBack, ON_FRED;
+}
+
 /// How long each fault is given in the tables.
 fn time() -> Duration {
     let seconds = env::var("CHAOS_SECONDS").map_or(8, |seconds| seconds.parse().expect("a number of seconds"));
@@ -181,6 +212,22 @@ async fn the_table_of_slots_and_turns() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes; `CHAOS_SECONDS` is how long each fault is given"]
+async fn the_table_of_units_ahead() {
+    println!("\n{}", ahead::Row::HEAD);
+    for fault in Fault::ALL {
+        let setup = if fault.runs_on(ClientLibrary::Fred) {
+            ON_FRED
+        } else {
+            ON_REDIS_RS
+        };
+        let row = ahead::run(fault, setup, time() / 2).await;
+        println!("{row}");
+        row.verify();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes; `CHAOS_SECONDS` is how long each fault is given"]
 async fn the_tables_of_all_faults() {
     for (title, setup) in [
         ("With group commit and deny cache, through fred", ON_FRED),
@@ -199,7 +246,7 @@ async fn the_tables_of_all_faults() {
 #[test]
 fn the_docs_have_every_fault() {
     let docs = include_str!("../../../docs/faults.md");
-    for head in [Row::HEAD, modes::Row::HEAD, held::Row::HEAD] {
+    for head in [Row::HEAD, modes::Row::HEAD, held::Row::HEAD, ahead::Row::HEAD] {
         let rows: String = docs
             .split(head)
             .skip(1)
