@@ -3,16 +3,14 @@
 -- Makes the rule for a check of a log with the header `#<window>`, as most have: its entries were stored under this window alone.
 -- `weighted_log` decides the others, and logs with entries ahead of the clock.
 local function make_coarse_log(weighted_log)
-  -- Finds how many entries have expired, and what they weigh.
+  -- What the entries weigh that have expired.
   local function expired_of(key, text)
-    local count, weight = call('ZCOUNT', key, '(0', text.expired), 0
-    if count > 0 and count <= BUDGET - 2 then
-      for _, member in ipairs(call('ZRANGEBYSCORE', key, '(0', text.expired)) do
-        local _, one = parts_of(member)
-        weight = weight + one
-      end
+    local weight = 0
+    for _, member in ipairs(call('ZRANGEBYSCORE', key, '(0', text.expired)) do
+      local _, one = parts_of(member)
+      weight = weight + one
     end
-    return count, weight
+    return weight
   end
 
   -- Merges weight with the entries of this grain, of which the newest is one; returns it with theirs, and the first admission.
@@ -47,16 +45,16 @@ local function make_coarse_log(weighted_log)
       return weighted_log(key, times, rest, cost, quota, window, grain, text, request, members)
     end
     local weight = tonumber(call('ZSCORE', key, text.header) or nil)
-    local newest, count, expired, decides = nil, 0, 0, not weight and call('ZCARD', key) == 0
+    local newest, count, decides = nil, 0, not weight and call('ZCARD', key) == 0
     if weight and weight <= 0 and weight > -EXACT then
       -- 1. Find what has expired.
-      count, expired = expired_of(key, text)
-      newest = call('ZRANGE', key, '-1', '-1')[1]
+      count, newest = call('ZCOUNT', key, '(0', text.expired), call('ZRANGE', key, '-1', '-1')[1]
       decides = count <= BUDGET - 2 and string.sub(newest, 1, #now_text) <= now_text
     end
     if not decides then
       return weighted_log(key, times, rest, cost, quota, window, grain, text, request)
     end
+    local expired = count > 0 and expired_of(key, text) or 0
 
     -- 2. Count, and 3. compare with the limit.
     local total = math.max(0, -(weight or 0) - expired)

@@ -98,6 +98,8 @@ promises! { sliding_log SLIDING_LOG
 promises! { coarse_log COARSE_LOG
     admissions_of_one_grain_leave_with_the_last_of_them
     admissions_are_merged_until_the_last_microsecond_of_a_grain
+    a_shorter_grain_is_not_merged_with_a_longer_one_before_it
+    a_longer_grain_is_merged_with_all_shorter_ones_within_it
     a_refund_finds_no_entry_of_the_next_grain
     admissions_of_two_microseconds_are_two_grains_of_a_microsecond
     windows_are_half_open
@@ -1281,6 +1283,30 @@ async fn admissions_are_merged_until_the_last_microsecond_of_a_grain(bench: &Ben
         bench.check(&limit, 1).await;
         assert_eq!(wait(&bench.check(&limit, 1).await), waits);
     }
+}
+
+async fn a_shorter_grain_is_not_merged_with_a_longer_one_before_it(bench: &Bench, _: Algorithm) {
+    let limit = |precision| Limit::from(SlidingLog::new(3, WINDOW).precision(precision));
+    align(bench).await;
+    bench.check(&limit(2), 1).await;
+    bench.advance(WINDOW / 2 - 2 * MICROSECOND).await;
+    bench.check(&limit(2), 1).await;
+    bench.advance(MICROSECOND).await;
+    bench.check(&limit(4), 1).await;
+    assert_eq!(wait(&bench.check(&limit(4), 1).await), WINDOW - MICROSECOND);
+    assert_eq!(wait(&bench.check(&limit(4), 2).await), WINDOW - MICROSECOND);
+    assert_eq!(wait(&bench.check(&limit(4), 3).await), WINDOW);
+}
+
+async fn a_longer_grain_is_merged_with_all_shorter_ones_within_it(bench: &Bench, _: Algorithm) {
+    let limit = |precision| Limit::from(SlidingLog::new(3, WINDOW).precision(precision));
+    align(bench).await;
+    bench.check(&limit(4), 1).await;
+    bench.advance(WINDOW / 4).await;
+    bench.check(&limit(4), 1).await;
+    bench.advance(MICROSECOND).await;
+    bench.check(&limit(2), 1).await;
+    assert_eq!(wait(&bench.check(&limit(2), 1).await), WINDOW);
 }
 
 async fn a_refund_finds_no_entry_of_the_next_grain(bench: &Bench, algorithm: Algorithm) {
