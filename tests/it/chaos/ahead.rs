@@ -76,14 +76,7 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
     let seen: Vec<_> = limits().iter().map(|_| Arc::<Seen>::default()).collect();
     let (mut tasks, started) = (JoinSet::new(), Instant::now());
     for _ in 0..REPLICAS {
-        let store = RedisStore::builder()
-            .client_library(setup.library)
-            .group_commit(setup.together)
-            .deny_cache(setup.together)
-            .url(&place.url())
-            .connect()
-            .await
-            .expect("Redis replies");
+        let store = setup.connect(&place.url()).await;
         for ((limit, _), seen) in limits().into_iter().zip(&seen) {
             for _ in 0..TASKS {
                 let send = send(

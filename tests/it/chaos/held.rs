@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_quota::{Concurrency, FailureMode, Limiter, Policy, RedisStore, SlidingLog, Slots};
+use tower_quota::{Concurrency, FailureMode, Limiter, Policy, SlidingLog, Slots};
 
 use super::{
     fault::{Fault, Leaves},
@@ -73,14 +73,7 @@ pub(super) async fn run(fault: Fault, setup: Setup, time: Duration) -> Row {
     let mut tasks = JoinSet::new();
     let mut limiter = None;
     for replica in 0..REPLICAS {
-        let store = RedisStore::builder()
-            .client_library(setup.library)
-            .group_commit(setup.together)
-            .deny_cache(setup.together)
-            .url(&place.url())
-            .connect()
-            .await
-            .expect("Redis replies");
+        let store = setup.connect(&place.url()).await;
         let exports = Policy::new("exports", Concurrency::new(SLOTS).lease(LEASE));
         let exports = Limiter::new(store.clone(), exports.failure_mode(FailureMode::Closed));
         let mails = Policy::new("mails", SlidingLog::per_second(TURNS as u64));

@@ -46,16 +46,17 @@ async fn holds(fault: Fault, setup: Setup) {
 }
 
 macro_rules! each_fault {
-    ($($(#[$attribute:meta])* $test:ident: $fault:ident, $setup:ident;)*) => {$(
+    ($run:ident; $($(#[$attribute:meta])* $test:ident: $fault:ident, $setup:ident;)*) => {$(
         $(#[$attribute])*
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $test() {
-            holds(Fault::$fault, $setup).await;
+            $run(Fault::$fault, $setup).await;
         }
     )*};
 }
 
 each_fault! {
+    holds;
     killed_with_all_in_its_file: Kill, ON_FRED;
     killed_with_nothing_in_a_file: KillUnsaved, ON_REDIS_RS;
     stopped: Stop, ON_FRED;
@@ -84,17 +85,8 @@ async fn admits_what_the_modes_promise(fault: Fault, setup: Setup) {
     row.verify();
 }
 
-macro_rules! each_mode {
-    ($($(#[$attribute:meta])* $test:ident: $fault:ident, $setup:ident;)*) => {$(
-        $(#[$attribute])*
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $test() {
-            admits_what_the_modes_promise(Fault::$fault, $setup).await;
-        }
-    )*};
-}
-
-each_mode! {
+each_fault! {
+    admits_what_the_modes_promise;
     modes_while_killed: Kill, ON_REDIS_RS;
     modes_while_stopped: Stop, ON_FRED;
     modes_while_failed_over_by_sentinel: SentinelFailover, ON_FRED;
@@ -118,17 +110,8 @@ async fn keeps_slots_and_turns(fault: Fault, setup: Setup) {
     row.verify();
 }
 
-macro_rules! each_held {
-    ($($(#[$attribute:meta])* $test:ident: $fault:ident, $setup:ident;)*) => {$(
-        $(#[$attribute])*
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $test() {
-            keeps_slots_and_turns(Fault::$fault, $setup).await;
-        }
-    )*};
-}
-
-each_held! {
+each_fault! {
+    keeps_slots_and_turns;
     slots_and_turns_while_killed: Kill, ON_FRED;
     slots_and_turns_while_killed_with_nothing_in_a_file: KillUnsaved, ON_REDIS_RS;
     slots_and_turns_while_stopped: Stop, ON_REDIS_RS;
@@ -152,17 +135,8 @@ async fn keeps_the_limit(fault: Fault, setup: Setup) {
     row.verify();
 }
 
-macro_rules! each_ahead {
-    ($($(#[$attribute:meta])* $test:ident: $fault:ident, $setup:ident;)*) => {$(
-        $(#[$attribute])*
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $test() {
-            keeps_the_limit(Fault::$fault, $setup).await;
-        }
-    )*};
-}
-
-each_ahead! {
+each_fault! {
+    keeps_the_limit;
     units_ahead_while_killed: Kill, ON_FRED;
     units_ahead_while_stopped: Stop, ON_REDIS_RS;
     units_ahead_while_failed_over_in_a_cluster: ClusterFailover, ON_REDIS_RS;

@@ -150,14 +150,7 @@ pub(super) async fn connect() -> Option<(RedisStore, u64)> {
         _ => ClientLibrary::RedisRs,
     };
     let together = together == "true";
-    let store = RedisStore::builder()
-        .client_library(library)
-        .group_commit(together)
-        .deny_cache(together)
-        .url(url)
-        .connect()
-        .await
-        .expect("the URL is good");
+    let store = Setup { library, together }.connect(url).await;
     store.ready().await.expect("Redis replies");
     report("ready");
     Some((store, argument.parse().expect("a number")))

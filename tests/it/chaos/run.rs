@@ -1,7 +1,7 @@
 use std::{fmt, time::Duration};
 
 use tokio::time::{sleep, timeout};
-use tower_quota::ClientLibrary;
+use tower_quota::{ClientLibrary, RedisStore};
 
 use super::{
     callers::Callers,
@@ -16,6 +16,20 @@ pub(super) struct Setup {
     pub(super) library: ClientLibrary,
     /// With group commit and deny cache.
     pub(super) together: bool,
+}
+
+impl Setup {
+    /// A store with these settings.
+    pub(super) async fn connect(self, url: &str) -> RedisStore {
+        RedisStore::builder()
+            .client_library(self.library)
+            .group_commit(self.together)
+            .deny_cache(self.together)
+            .url(url)
+            .connect()
+            .await
+            .expect("Redis replies")
+    }
 }
 
 /// The result of a run.

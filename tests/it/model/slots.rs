@@ -394,7 +394,8 @@ async fn both_stores_give_slots_as_the_model() {
     let requests = number("TOWER_QUOTA_DECISIONS").map_or(REQUESTS, |decisions| decisions as usize / 10);
     let mut seed = number("TOWER_QUOTA_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
     let (mut sent, mut waited, mut held_after_waiting) = (0, 0, 0);
-    while sent < requests {
+    // A history has few requests that have waited and then hold slots, so there may be more histories than that.
+    while sent < requests || (held_after_waiting <= requests / 200 && sent < 10 * requests) {
         redis.command::<()>("FLUSHALL", [""; 0]).await;
         let memory = clock.memory_store();
         let mut timeline = Timeline::new(Rng::with_seed(seed));
@@ -433,7 +434,7 @@ async fn both_stores_give_slots_as_the_model() {
         seed = seed.wrapping_add(1);
     }
     assert!(
-        waited > 0 && held_after_waiting > 0,
+        waited > requests / 20 && held_after_waiting > requests / 200,
         "{waited} waited, {held_after_waiting} of them held slots"
     );
 }
