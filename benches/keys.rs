@@ -1,10 +1,13 @@
 //! A Redis with many keys: what a key takes, what a check costs when its key is not in a cache of the processor, and what saves,
-//! replication and expiry do meanwhile. `cargo bench --bench keys --all-features`; the number of keys is an argument, 10,000,000
-//! by default.
+//! replication, expiry and failovers do meanwhile. `cargo bench --bench keys --all-features`; the number of keys is an argument,
+//! 10,000,000 by default.
 
 #[path = "../tests/it/support/redis.rs"]
 #[allow(dead_code)]
 mod redis;
+#[path = "../tests/it/support/sentinel.rs"]
+#[allow(dead_code)]
+mod sentinel;
 
 use std::{
     sync::Arc,
@@ -12,10 +15,10 @@ use std::{
 };
 
 use bench_harness::{Server, Table, count};
-use tokio::task::JoinSet;
+use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
 use tower_quota::{Limit, Limiter, Policy, RedisStore, SlidingLog, TokenBucket};
 
-use self::redis::Redis;
+use self::{redis::Redis, sentinel::Sentinel};
 
 const CALLERS: u64 = 512;
 const FEW: u64 = 10_000;
@@ -27,6 +30,10 @@ fn main() {
     let keys = number.unwrap_or(10_000_000);
     let day = Duration::from_secs(86_400);
     let limits: [Limit; 2] = [TokenBucket::new(1_000, day).into(), SlidingLog::new(1_000, day).into()];
+    // The harness would put all of its servers on the core of the client.
+    Runtime::new()
+        .expect("a runtime")
+        .block_on(failovers(limits[0].clone(), keys));
     bench_harness::run(async |server| {
         println!("{}", server.machine());
         println!(
@@ -55,7 +62,7 @@ fn main() {
 
 async fn measure(server: &Server, limit: Limit, keys: u64) -> Vec<String> {
     let empty = server.figure("memory", "used_memory").await;
-    let limiter = Arc::new(limiter(server, limit.clone()).await);
+    let limiter = Arc::new(limiter(&server.url(), limit.clone()).await);
     let few = time_of_a_check(server, &limiter, FEW).await;
     send(&limiter, 0..keys).await;
     let bytes = (server.figure("memory", "used_memory").await - empty) / keys as f64;
@@ -89,10 +96,8 @@ async fn measure(server: &Server, limit: Limit, keys: u64) -> Vec<String> {
     cells
 }
 
-async fn limiter(server: &Server, limit: Limit) -> Limiter {
-    let store = RedisStore::builder()
-        .deadline(Duration::from_secs(60))
-        .url(&server.url());
+async fn limiter(url: &str, limit: Limit) -> Limiter {
+    let store = RedisStore::builder().deadline(Duration::from_secs(60)).url(url);
     let store = store.connect().await.expect("a store");
     Limiter::new(store, Policy::new("api", limit))
 }
@@ -153,12 +158,69 @@ async fn slowest_while_expiring(server: &Server, limit: Limit) -> f64 {
         _ => SlidingLog::new(100, Duration::from_secs(10)).into(),
     };
     server.flush().await;
-    let other = Arc::new(limiter(server, limit).await);
-    let limiter = Arc::new(limiter(server, soon).await);
+    let other = Arc::new(limiter(&server.url(), limit).await);
+    let limiter = Arc::new(limiter(&server.url(), soon).await);
     send(&limiter, 1 << 32..(1 << 32) + EXPIRING).await;
     let mut slowest = 0.0;
     while server.figure("keyspace", "keys").await > EXPIRING as f64 / 100.0 {
         slowest = f64::max(slowest, send(&other, random(FEW / 10, FEW)).await);
     }
     slowest
+}
+
+/// What a failover by Sentinel takes with few keys and with all.
+async fn failovers(limit: Limit, all: u64) {
+    let mut table = Table::new(&[
+        "failover with keys",
+        "s without a decision",
+        "s to sync the old primary",
+    ]);
+    for keys in [FEW, all] {
+        let [silence, sync] = failover(limit.clone(), keys).await;
+        table.row([count(keys as f64), format!("{silence:.1}"), format!("{sync:.1}")]);
+    }
+    println!("{table}");
+}
+
+/// Kills a primary with these keys, which Sentinel declares down after a second, and restarts it when a replica decides.
+async fn failover(limit: Limit, keys: u64) -> [f64; 2] {
+    let mut sentinel = Sentinel::start_that_fails_over().await;
+    send(&Arc::new(limiter(&sentinel.url(), limit.clone()).await), 0..keys).await;
+    sentinel.primary.command::<()>("SET", ["last", "1"]).await;
+    let synced: u64 = sentinel.primary.command("WAIT", ["2", "60000"]).await;
+    assert_eq!(synced, 2, "the replicas have all keys");
+
+    let store = RedisStore::builder()
+        .url(&sentinel.url())
+        .connect()
+        .await
+        .expect("a store");
+    let limiter = Limiter::new(store, Policy::new("api", limit));
+    let decides = async || {
+        let decision = limiter.check("1").await.expect("an ordinary check");
+        decision.store_error().is_none()
+    };
+    assert!(decides().await, "the primary decides");
+    sentinel.primary.kill();
+    let killed = Instant::now();
+    eventually("the replica decides", &decides).await;
+    let silence = killed.elapsed();
+
+    sentinel.primary.restart();
+    let restarted = Instant::now();
+    eventually("it is a replica", async || {
+        sentinel
+            .primary
+            .cli(&["INFO", "replication"])
+            .contains("master_link_status:up")
+    })
+    .await;
+    [silence, restarted.elapsed()].map(|time| time.as_secs_f64())
+}
+
+/// Waits for a condition.
+async fn eventually(_: &str, mut condition: impl AsyncFnMut() -> bool) {
+    while !condition().await {
+        sleep(Duration::from_millis(5)).await;
+    }
 }

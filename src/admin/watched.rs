@@ -54,7 +54,7 @@ impl Watched {
 fn policies<K: Clone>(newest: &Basis<K>, key_form: fn(&Policy<K>) -> KeyForm) -> Vec<WatchedPolicy> {
     let policies = newest.policies.iter().enumerate();
     let watched = policies.map(|(position, policy)| WatchedPolicy {
-        context: newest.context.clone(),
+        context: newest.context.here().clone(),
         position,
         name: policy.name().to_owned(),
         of_plan: policy.plan_name().map(ToString::to_string),

@@ -11,6 +11,7 @@ use super::denials::Denials;
 use super::outcome::record_in_span;
 use super::{
     headers::Fields,
+    per_thread::Apart,
     policy_settings::Settings,
     response::{Negotiated, ResponseFormat},
     slots::Keeper,
@@ -150,6 +151,15 @@ impl CheckContext {
     }
 }
 
+impl Apart for CheckContext {
+    fn apart(&self) -> Self {
+        Self {
+            policies: self.policies.iter().map(Apart::apart).collect(),
+            ..self.clone()
+        }
+    }
+}
+
 fn is_composite(policies: &[PolicyContext]) -> bool {
     policies
         .iter()
@@ -215,6 +225,15 @@ impl PolicyContext {
     }
 }
 
+impl Apart for PolicyContext {
+    fn apart(&self) -> Self {
+        Self {
+            limit: Arc::new(self.limit.apart()),
+            ..self.clone()
+        }
+    }
+}
+
 /// What a policy follows of a file.
 pub(crate) trait PolicyFile: Send + Sync {
     /// The number of the file in the process.
@@ -232,6 +251,21 @@ pub(crate) struct RenderedLimit {
     pub(crate) policy_item: HeaderValue,
     /// The body of the response to a request that this policy alone denies.
     pub(crate) problem: Bytes,
+}
+
+impl Apart for RenderedLimit {
+    fn apart(&self) -> Self {
+        let Self {
+            named,
+            policy_item,
+            problem,
+        } = self;
+        Self {
+            named: named.clone(),
+            policy_item: HeaderValue::from_bytes(policy_item.as_bytes()).unwrap_or_else(|_| policy_item.clone()),
+            problem: Bytes::copy_from_slice(problem),
+        }
+    }
 }
 
 /// The marker of a request with an id, so that its repetitions are not counted.

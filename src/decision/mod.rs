@@ -8,6 +8,7 @@ mod denials;
 pub(crate) mod denied;
 mod headers;
 mod outcome;
+mod per_thread;
 mod policy;
 mod policy_settings;
 mod receipt;
@@ -48,6 +49,7 @@ pub(crate) use self::{
     completion::{CompletionRule, End, awaits_trailers, grpc_status_in},
     context::{CheckContext, PolicyContext, PolicyFile, RenderedLimit},
     headers::policy_item,
+    per_thread::PerThread,
     policy_settings::{Condition, Cost, EnforcedShare, Settings},
     receipt::Settlement,
     slots::{Release, Ticket, leave_queue, release_unknown},

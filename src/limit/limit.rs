@@ -322,7 +322,7 @@ impl fmt::Display for Share {
 }
 
 /// What a policy counts: a name and a limit.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NamedLimit {
     pub(crate) name: Arc<str>,
     pub(crate) limit: Limit,

@@ -48,7 +48,7 @@ impl Limiter {
         let mut key = key.into();
         key.bound();
         let (decision, longest) = {
-            let context = self.policies.newest().context.clone();
+            let context = self.policies.newest().context.here().clone();
             // Also those that are not limited now: the ban applies when they are.
             let policies = 0..context.policies.len();
             let undecided =

@@ -137,6 +137,7 @@ fn undecided_by(
         plans,
         ..
     } = basis;
+    let context = context.here();
     let plan = plans.as_ref().map_or(0, |plans| request.plan_among(plans));
     let policies = policies
         .iter()

@@ -19,15 +19,15 @@ use std::{
     time::Duration,
 };
 
-use http::{Response, request::Parts};
+use http::request::Parts;
 use smallvec::SmallVec;
 
-use super::drain::Rejected;
+use super::{admitted::Admitted, drain::Rejected};
 use crate::{
-    Decision, Limit, Policy, PolicyDecision, ResponseBody, check,
+    Decision, Limit, Policy, PolicyDecision, check,
     check::{AwaitedCompletion, Check, PendingCheck},
     decision::{
-        CheckContext, PolicyDecisions, Release, Ticket, Undecided, denied,
+        CheckContext, PolicyDecisions, Release, Ticket, Undecided,
         response::{OwnRejection, RETRY_AFTER_FAILURE, Rejection, respond},
     },
     key::KeyError,
@@ -77,27 +77,6 @@ pub(crate) enum Action {
     Reject(Rejected),
 }
 
-/// The decisions about an admitted request.
-pub(crate) struct Admitted {
-    /// That of this layer.
-    own: Decision,
-    /// That of this layer and of those around it, if there are any.
-    joined: Option<Decision>,
-    /// If a policy depends on how the request ends.
-    pub(crate) completion: Option<Box<AwaitedCompletion>>,
-    /// If a policy has a limit of concurrency: dropped when the request has ended.
-    release: Option<Release>,
-}
-
-impl Admitted {
-    /// Ends with an error of the inner service.
-    pub(crate) fn fail(self) {
-        if let Some(mut completion) = self.completion {
-            completion.fail();
-        }
-    }
-}
-
 /// The path of a request, in its order.
 impl Enforcer {
     /// Extracts the keys and checks them in the store.
@@ -133,6 +112,7 @@ impl Enforcer {
             access,
             ..
         } = basis;
+        let context = context.here();
         if let Some(access) = access {
             if access.blocks(parts) {
                 context.count_for_all(PolicyOutcome::Blocked);
@@ -284,6 +264,7 @@ impl Enforcer {
         Action::Admit(Some(Admitted {
             completion: AwaitedCompletion::of(&decision),
             release: Release::of(&decision),
+            extensions: self.extensions,
             own: decision,
             joined,
         }))
@@ -295,28 +276,6 @@ impl Enforcer {
             parts.extensions.insert(decision);
         }
         Action::Admit(None)
-    }
-
-    /// Adds the fields and the decision to the response of the inner service.
-    pub(crate) fn annotate<B>(&self, mut response: Response<B>, admitted: Admitted) -> Response<ResponseBody<B>> {
-        let Admitted {
-            own,
-            joined,
-            completion,
-            release,
-        } = admitted;
-        let completion = completion.and_then(|completion| completion.respond(&response));
-        if let Some(policy) = own.as_slice().first()
-            && !denied::made(&response)
-        {
-            let fields = &policy.context.fields;
-            fields.write(&own, response.status(), response.headers_mut());
-        }
-        if self.extensions {
-            // The decision of an inner layer has the policies of this one too.
-            response.extensions_mut().get_or_insert_with(|| joined.unwrap_or(own));
-        }
-        response.map(|body| ResponseBody::inner(body, completion, release))
     }
 }
 

@@ -13,8 +13,9 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
+    admitted::Admitted,
     drain::{Content, Rejected},
-    enforce::{Action, Admitted, Enforcer, Progress},
+    enforce::{Action, Enforcer, Progress},
 };
 use crate::{
     RateLimitLayer, ResponseBody,
@@ -114,7 +115,7 @@ where
         match self.enforcer.check(&mut parts) {
             Progress::Done(Action::Admit(admitted)) => {
                 let request = Request::from_parts(parts, body);
-                ResponseFuture::admitted(self.inner.call(request), admitted, &self.enforcer)
+                ResponseFuture::admitted(self.inner.call(request), admitted)
             }
             Progress::Done(Action::Reject(rejected)) => {
                 // Ready and not called, it would keep its permit from the other clones.
@@ -164,14 +165,14 @@ pin_project! {
         /// The request was held, and its turn has come. The service may not be ready.
         Turn {
             called: Option<(S, Request<B>)>,
-            admitted: Option<(Admitted, Arc<Enforcer>)>,
+            admitted: Option<Admitted>,
         },
         /// The inner service was called.
         Admitted {
             #[pin]
             future: F,
             // None if no policy applied.
-            admitted: Option<(Admitted, Arc<Enforcer>)>,
+            admitted: Option<Admitted>,
         },
         /// The layer responds. The content of the request is not read yet.
         Rejected {
@@ -224,8 +225,7 @@ impl<S, B, F> ResponseFuture<S, B, F> {
     }
 
     #[inline]
-    pub(crate) fn admitted(future: F, admitted: Option<Admitted>, enforcer: &Arc<Enforcer>) -> Self {
-        let admitted = admitted.map(|admitted| (admitted, enforcer.clone()));
+    pub(crate) fn admitted(future: F, admitted: Option<Admitted>) -> Self {
         Self {
             state: State::Admitted { future, admitted },
         }
@@ -268,7 +268,6 @@ where
                     match enforcer.act_on(decision, &mut parts) {
                         Action::Admit(admitted) => {
                             let request = Request::from_parts(parts, body);
-                            let admitted = admitted.map(|admitted| (admitted, enforcer));
                             match is_ready {
                                 true => State::Admitted {
                                     future: service.call(request),
@@ -288,14 +287,14 @@ where
                 StateProj::Turn { called, admitted } => {
                     let (service, _) = called.as_mut().expect("polled after it was ready");
                     let readiness = match admitted {
-                        Some((admitted, _)) => completed::poll(&mut admitted.completion, || service.poll_ready(cx)),
+                        Some(admitted) => completed::poll(&mut admitted.completion, || service.poll_ready(cx)),
                         None => service.poll_ready(cx),
                     };
                     let readiness = ready!(readiness);
                     let (mut service, request) = called.take().expect("it has just been polled");
                     let admitted = admitted.take();
                     if let Err(error) = readiness {
-                        if let Some((admitted, _)) = admitted {
+                        if let Some(admitted) = admitted {
                             admitted.fail();
                         }
                         return Poll::Ready(Err(error));
@@ -307,13 +306,13 @@ where
                 }
                 StateProj::Admitted { future, admitted } => {
                     let result = match admitted {
-                        Some((admitted, _)) => completed::poll(&mut admitted.completion, || future.poll(cx)),
+                        Some(admitted) => completed::poll(&mut admitted.completion, || future.poll(cx)),
                         None => future.poll(cx),
                     };
                     let result = match (ready!(result), admitted.take()) {
-                        (Ok(response), Some((admitted, enforcer))) => Ok(enforcer.annotate(response, admitted)),
+                        (Ok(response), Some(admitted)) => Ok(admitted.annotate(response)),
                         (Ok(response), None) => Ok(response.map(|body| ResponseBody::inner(body, None, None))),
-                        (Err(error), Some((admitted, _))) => {
+                        (Err(error), Some(admitted)) => {
                             admitted.fail();
                             Err(error)
                         }

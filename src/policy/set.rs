@@ -13,7 +13,7 @@ use super::{Keyed, Policy, Unkeyed, plans::PlanChoice};
 use crate::KeyExtractor;
 use crate::{
     ConfigError,
-    decision::{CheckContext, CompletionRule, Condition, Cost, PolicyContext},
+    decision::{CheckContext, CompletionRule, Condition, Cost, PerThread, PolicyContext},
     limit::hash_text,
     observe::METRICS_ENABLED,
     store::Store,
@@ -233,7 +233,7 @@ pub(crate) enum PolicySet<K> {
 #[derive(Clone)]
 pub(crate) struct Basis<K> {
     pub(crate) policies: Vec<Policy<K>>,
-    pub(crate) context: Arc<CheckContext>,
+    pub(crate) context: PerThread<CheckContext>,
     /// How the plan of a request is found, if there are plans.
     pub(crate) plans: Option<Arc<PlanChoice>>,
     /// The requests that are skipped or blocked, if there are conditions.
@@ -264,7 +264,7 @@ impl<K: PolicyKey> PolicySet<K> {
 
     /// Changes the context, apart from what clones have.
     pub(crate) fn change_context(&mut self, change: impl FnOnce(&mut CheckContext)) {
-        self.change(|basis| change(Arc::make_mut(&mut basis.context)));
+        self.change(|basis| basis.context.change(change));
     }
 
     /// Adds conditions on requests, apart from what clones have.
@@ -310,7 +310,7 @@ impl<K: PolicyKey> Basis<K> {
         let context = context(store, &policies);
         context.register_metrics();
         Ok(Self {
-            context: Arc::new(context),
+            context: PerThread::new(context),
             #[cfg(feature = "serde")]
             access: Access::default().joined(&listed(&policies)),
             #[cfg(not(feature = "serde"))]
@@ -332,7 +332,7 @@ impl<K: PolicyKey> Basis<K> {
             K::validate(policy)?;
         }
         Ok(Self {
-            context: Arc::new(self.context.with_policies(contexts(&policies))),
+            context: PerThread::new(self.context.with_policies(contexts(&policies))),
             access: self.own_access.joined(&listed(&policies)),
             own_access: self.own_access.clone(),
             plans: self.plans.clone(),

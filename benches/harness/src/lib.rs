@@ -18,7 +18,7 @@ pub use self::{
     http::{HTTP, HTTP_P50, HTTP_P99, over_http},
     options::Options,
     row::Row,
-    server::{Cluster, Commands, Server},
+    server::{Cluster, Commands, Server, pin},
     subject::{Bare, Load, Subject},
     table::{Table, count, decimal, targets, times},
     traffic::Traffic,

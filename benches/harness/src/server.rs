@@ -212,7 +212,8 @@ async fn process_of(redis: &Redis) -> String {
     id.unwrap_or_default().to_owned()
 }
 
-fn pin(process: &str, core: &str) -> bool {
+/// Pins a process to a core, and returns whether that is possible here.
+pub fn pin(process: &str, core: &str) -> bool {
     let status = Command::new("taskset")
         .args(["--all-tasks", "--cpu-list", "--pid", core, process])
         .stdout(Stdio::null())

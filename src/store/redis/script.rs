@@ -24,6 +24,7 @@ pub(super) static DENIED_SUBJECTS: LazyLock<Script> =
 
 const SOURCE: &str = concat!(
     include_str!("../../../lua/prelude.lua"),
+    include_str!("../../../lua/lone_log.lua"),
     include_str!("../../../lua/trial.lua"),
     include_str!("../../../lua/runs.lua"),
     include_str!("../../../lua/numbers.lua"),
@@ -52,13 +53,16 @@ const SOURCE: &str = concat!(
 /// The most callers of one check that are an entry of a log each.
 const FEW: u64 = 32;
 
+/// The bytes of the argument for one check of a sliding log, of which there are few others: its words and eight numbers.
+const LONE_LOG: u64 = "check\0log\0\0".len() as u64 + 8 * 8;
+
 /// How many members of sorted sets a call may read for the waits of denied charges, beside the first of each.
 const ALL_READS: u64 = 8 * BUDGET as u64;
 
 /// The constants of the script, which a call of the script would otherwise make anew.
 ///
 /// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
-const CONSTANTS: [(&str, u64); 30] = [
+const CONSTANTS: [(&str, u64); 31] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
@@ -80,6 +84,7 @@ const CONSTANTS: [(&str, u64); 30] = [
     ("HEADERS", LONGER_WINDOWS as u64 + 2),
     ("HEAVIEST", HEAVIEST),
     ("LEVELS", LEVELS),
+    ("LONE_LOG", LONE_LOG),
     ("LONGER_WINDOWS", LONGER_WINDOWS as u64),
     ("MAX_TOTAL", MAX_TOTAL),
     ("NEVER", NEVER),

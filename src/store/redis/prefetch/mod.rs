@@ -411,12 +411,23 @@ mod tests {
     /// Sends one request, and returns when it was admitted, if it was.
     async fn send_one(store: &RedisStore, limit: &Limit, cost: u64, started: Instant) -> Option<u64> {
         let key = Key::from("hot");
-        let charges = [Charge::new("p", limit, &key, cost)];
+        send_charges(store, &[Charge::new("p", limit, &key, cost)], started).await
+    }
+
+    /// The same with a charge of another policy, which often denies.
+    async fn send_pair(store: &RedisStore, limit: &Limit, cost: u64, started: Instant) -> Option<u64> {
+        let (key, other) = (Key::from("hot"), Limit::from(TokenBucket::new(QUOTA / 20, WINDOW)));
+        let charges = [
+            Charge::new("p", limit, &key, cost),
+            Charge::new("q", &other, &key, cost),
+        ];
+        send_charges(store, &charges, started).await
+    }
+
+    async fn send_charges(store: &RedisStore, charges: &[Charge<'_>], started: Instant) -> Option<u64> {
         let called_at = started.elapsed().as_micros() as u64;
-        let response = store
-            .decide(&[StoreRequest::new(Operation::Check, &charges)])
-            .await
-            .ok()?;
+        let request = StoreRequest::new(Operation::Check, charges);
+        let response = store.decide(&[request]).await.ok()?;
         let decided_at = match response.is_reply() {
             true => response.server_time.as_micros() as u64 - EPOCH,
             false => called_at,
@@ -429,7 +440,11 @@ mod tests {
         let mut admitted = Admitted::new();
         while started.elapsed() < 4 * WINDOW {
             let cost = rng.u64(2..=8);
-            if let Some(decided_at) = send_one(&store, &limit, cost, started).await {
+            let decided_at = match rng.u32(..8) {
+                0 => send_pair(&store, &limit, cost, started).await,
+                _ => send_one(&store, &limit, cost, started).await,
+            };
+            if let Some(decided_at) = decided_at {
                 admitted.extend((0..cost).map(|_| decided_at));
             }
             // Busy and quiet times are those of all callers.
