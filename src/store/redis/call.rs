@@ -220,6 +220,17 @@ fn within<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> Option<By
     Some(buffer.freeze())
 }
 
+/// How the argument of one check of a sliding log begins that costs 1 and has no role: up to the quota.
+pub(super) fn lone_log() -> BytesMut {
+    let mut buffer = BytesMut::new();
+    write_word(&mut buffer, operation_name(Operation::Check));
+    write_numbers(&mut buffer, [1, 1, 1]);
+    write_word(&mut buffer, "log");
+    write_word(&mut buffer, role_name(ChargeRole::Counted));
+    write_numbers(&mut buffer, [1]);
+    buffer
+}
+
 /// The algorithm, the role, the cost, the quota and the parameters of the algorithm.
 fn write_charge(buffer: &mut BytesMut, charge: &OwnedCharge) {
     let limit = &charge.limit;

@@ -1,5 +1,6 @@
 use std::sync::LazyLock;
 
+use super::call;
 use crate::limit::{
     BOUND, BUDGET, HEAVIEST, LEVELS, LONGER_WINDOWS, MAX_EXACT, MAX_TOTAL, NEVER, PLACE_US, QUEUE_AT, RETRY_US, SLACK,
     STEPS,
@@ -53,16 +54,13 @@ const SOURCE: &str = concat!(
 /// The most callers of one check that are an entry of a log each.
 const FEW: u64 = 32;
 
-/// The bytes of the argument for one check of a sliding log, of which there are few others: its words and eight numbers.
-const LONE_LOG: u64 = "check\0log\0\0".len() as u64 + 8 * 8;
-
 /// How many members of sorted sets a call may read for the waits of denied charges, beside the first of each.
 const ALL_READS: u64 = 8 * BUDGET as u64;
 
 /// The constants of the script, which a call of the script would otherwise make anew.
 ///
 /// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
-const CONSTANTS: [(&str, u64); 31] = [
+const CONSTANTS: [(&str, u64); 30] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
@@ -84,7 +82,6 @@ const CONSTANTS: [(&str, u64); 31] = [
     ("HEADERS", LONGER_WINDOWS as u64 + 2),
     ("HEAVIEST", HEAVIEST),
     ("LEVELS", LEVELS),
-    ("LONE_LOG", LONE_LOG),
     ("LONGER_WINDOWS", LONGER_WINDOWS as u64),
     ("MAX_TOTAL", MAX_TOTAL),
     ("NEVER", NEVER),
@@ -97,9 +94,13 @@ const CONSTANTS: [(&str, u64); 31] = [
 ];
 
 fn with_constants(source: &str) -> String {
-    CONSTANTS.iter().fold(source.to_owned(), |source, (name, value)| {
-        source.replace(name, &value.to_string())
-    })
+    let lone = call::lone_log();
+    let bytes = lone.iter().map(|byte| format!("\\{byte:03}")).collect::<String>();
+    let source = source.replace("LONE_LOG", &format!("'{bytes}'"));
+    let source = source.replace("LONE_BYTES", &lone.len().to_string());
+    CONSTANTS
+        .iter()
+        .fold(source, |source, (name, value)| source.replace(name, &value.to_string()))
 }
 
 /// The command that runs a script.
