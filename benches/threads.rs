@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bench_harness::{Options, Table, count, decimal, median, ratio, times};
+use bench_harness::{Options, Table, count, decimal, median, pin, ratio, times};
 use http::{Request, StatusCode};
 use tokio::{runtime::Builder, task::JoinSet};
 use tower::{Layer, Service, ServiceExt};
@@ -38,7 +38,6 @@ const PROCESSES: [usize; 3] = [1, 2, 4];
 /// Set to the URL of Redis for one of several processes.
 const URL: &str = "BENCH_REDIS_URL";
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Stored {
     Nowhere,
     InMemory,
@@ -194,7 +193,7 @@ fn threads(url: &str, options: &Options) {
 fn processes(redis: &Redis, options: &Options) {
     let server = redis.cli(&["INFO", "server"]);
     let id = server.lines().find_map(|line| line.strip_prefix("process_id:"));
-    assert!(bench_harness::pin(id.unwrap_or_default(), "1"), "there is taskset");
+    assert!(pin(id.unwrap_or_default(), "1"), "there is taskset");
     let mut rounds = PROCESSES.map(|_| [Vec::new(), Vec::new()]);
     for _ in 0..options.rounds {
         for (processes, [rates, batches]) in PROCESSES.into_iter().zip(&mut rounds) {

@@ -35,7 +35,14 @@ thread_local! {
 
 impl<T> PerThread<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self::from(Arc::new(value))
+        Self::of(Arc::new(value))
+    }
+
+    fn of(first: Arc<T>) -> Self {
+        Self {
+            first,
+            copies: array::from_fn(|_| OnceLock::new()),
+        }
     }
 }
 
@@ -51,22 +58,14 @@ impl<T: Clone> PerThread<T> {
     /// Changes the value, apart from clones.
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut T)) {
         change(Arc::make_mut(&mut self.first));
-        *self = Self::from(self.first.clone());
+        *self = self.clone();
     }
 }
 
-impl<T> From<Arc<T>> for PerThread<T> {
-    fn from(first: Arc<T>) -> Self {
-        Self {
-            first,
-            copies: array::from_fn(|_| OnceLock::new()),
-        }
-    }
-}
-
+/// The clone has copies of its own.
 impl<T> Clone for PerThread<T> {
     fn clone(&self) -> Self {
-        Self::from(self.first.clone())
+        Self::of(self.first.clone())
     }
 }
 
@@ -83,6 +82,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::{Limiter, MemoryStore, Policy, SlidingLog};
 
     #[derive(Clone)]
     struct Value(u32);
@@ -105,6 +105,22 @@ mod tests {
         value.change(|value| value.0 = 2);
         assert_eq!((value.0, value.here().0), (2, 2));
         assert_eq!((here.0, elsewhere.0, clone.0, clone.here().0), (1, 1, 1, 1));
+    }
+
+    #[test]
+    fn decisions_of_two_threads_count_references_to_nothing_in_common() {
+        let limiter = Limiter::new(MemoryStore::new(), Policy::new("p", SlidingLog::per_hour(5)));
+        let check = || limiter.check_now("42").expect("it replies at once");
+        let one = check();
+        let other = thread::scope(|scope| scope.spawn(check).join().expect("no panic"));
+        let [one, other] = [&one, &other].map(|decision| decision.policies().next().expect("a policy"));
+        assert!(!Arc::ptr_eq(&one.context, &other.context));
+        let [one, other] = [one, other].map(|policy| policy.rendered());
+        assert_ne!(one.problem.as_ptr(), other.problem.as_ptr());
+        assert_ne!(
+            one.policy_item.as_bytes().as_ptr(),
+            other.policy_item.as_bytes().as_ptr()
+        );
     }
 
     #[test]

@@ -401,6 +401,19 @@ mod tests {
     }
 
     #[test]
+    fn a_lone_check_of_a_log_begins_as_the_script_expects() {
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
+        let request = request(&[Charge::new("p", &limit, &key, 1)]);
+        let merged = MergedRequest {
+            request: &request,
+            times: 1,
+        };
+        let call = ScriptCall::at(&[merged], 0);
+        let rest = call.arguments[0].strip_prefix(&*lone_log());
+        assert_eq!(rest, Some(&*packed("", &[5, 60_000_000, 0, 0])));
+    }
+
+    #[test]
     fn requests_with_equal_arguments_are_described_once() {
         let limit = Limit::from(SlidingLog::per_minute(5));
         let (a, b) = (Key::from("a"), Key::from("b"));
