@@ -285,23 +285,20 @@ impl Enforcer {
         let decision = decision.delayed(self.random_delay());
         self.on_decision.notify(&decision);
         let mut rejected = self.reject(Rejection::Limited(&decision), parts);
-        if !self.extensions {
-            let extensions = rejected.response_mut().extensions_mut();
-            extensions.insert(OwnRejection { is_denial: true });
-        } else {
-            let earlier = parts.extensions.get::<Decision>().filter(|earlier| !earlier.is_empty());
-            let decision = match earlier {
-                Some(earlier) => earlier.followed_by(&decision),
-                None => decision,
-            };
-            let response = rejected.response_mut();
-            if response.extensions().is_empty() {
-                // The extensions of the request are not needed anymore, and their table is allocated.
-                let mut table = mem::take(&mut parts.extensions);
-                table.clear();
-                *response.extensions_mut() = table;
-            }
-            response.extensions_mut().insert(decision);
+        let earlier = parts.extensions.get::<Decision>().filter(|earlier| !earlier.is_empty());
+        let left = self.extensions.then(|| match earlier {
+            Some(earlier) => earlier.followed_by(&decision),
+            None => decision,
+        });
+        let extensions = rejected.response_mut().extensions_mut();
+        if extensions.is_empty() {
+            // Those of the request are not needed anymore, and their table is allocated.
+            *extensions = mem::take(&mut parts.extensions);
+            extensions.clear();
+        }
+        match left {
+            Some(decision) => drop(extensions.insert(decision)),
+            None => drop(extensions.insert(OwnRejection { is_denial: true })),
         }
         Action::Reject(rejected)
     }

@@ -149,3 +149,9 @@ fn a_denied_request_allocates_four_times() {
     let layer = layer(MemoryStore::new(), SlidingLog::per_hour(1));
     assert_eq!(added(&layer, SILENT, StatusCode::TOO_MANY_REQUESTS), 4);
 }
+
+#[test]
+fn without_extensions_a_denied_request_allocates_as_often() {
+    let layer = layer(MemoryStore::new(), SlidingLog::per_hour(1)).extensions(false);
+    assert_eq!(added(&layer, SILENT, StatusCode::TOO_MANY_REQUESTS), 4);
+}
