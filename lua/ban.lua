@@ -2,7 +2,8 @@
 -- level, the number of times that the next one is doubled. Denials and level are one number. Without denials, the first number
 -- is the time when the last ban began.
 --
--- A ban depends on what is decided about another charge: it has a wait if it is one that denies.
+-- The bans of a charge come before it. They deny it while a ban is in force, and count its denials otherwise. The operation `ban`
+-- has bans alone: it begins one, or reads them.
 
 if ban then
   -- Returns what is stored: since when denials are counted, how many there are, the end of the last ban, its level, and until
@@ -40,40 +41,31 @@ if ban then
     return now, 0, now + length, length < longest and level + 1 or level
   end
 
-  -- The charge that a ban guards, which is the next one that is not a marker.
-  local function guarded_by(request)
-    local charge = request.charge
-    while charge and charge[C_FINDS] == marker do
-      charge = charge[C_NEXT]
-    end
-    return charge
-  end
-
-  -- Decides a charge of a ban: counts a denial of the charge that it guards, or bans for so many microseconds.
-  function ban(key, times, rest, cost, quota, window, first, longest, request)
+  -- Decides the bans of a charge: counts a denial of it, or begins a ban of this length if it is above 0.
+  function ban(key, times, rest, length, quota, window, first, longest, request)
     local since, denials, til, level, expires = advance(key, window, longest)
     local in_force = til > now
     request.is_banned = request.is_banned or in_force
-    local guarded = guarded_by(request)
-    rest(request, 0, in_force and operation ~= 'renew' and 0 or times, cost)
+    local guarded = request.charge
+    rest(request, 0, in_force and 0 or times, 1)
 
     -- While one of the bans of a request is in force, none counts a denial.
     local watches = (operation == 'check' or operation == 'reserve') and not request.is_banned and quota < NEVER
-    local can_deny = guarded and guarded[C_RULE] ~= ban and guarded[C_COST] <= guarded[C_QUOTA]
-    local denies = watches and can_deny and guarded[C_RETRY] > 0
-    local adds = operation == 'charge' and now + math.min(cost, longest) > til
+    local denies = watches and guarded[C_COST] <= guarded[C_QUOTA] and guarded[C_RETRY] > 0
+    local begins = operation == 'ban' and length > 0
+    length = math.min(length, longest)
     if denies then
       since, denials, til, level = deny(since, denials, til, level, quota, window, first, longest)
-    elseif adds then
+    elseif begins and now + length > til then
       level = til <= now and decayed(til, level, window) or level
-      since, denials, til = now, 0, now + math.min(cost, longest)
+      since, denials, til = now, 0, now + length
     end
 
     local forgotten = til + level * window
     if denials > 0 and since + window > forgotten then
       forgotten = since + window
     end
-    if denies or operation == 'charge' then
+    if denies or begins then
       write(key, since, denials * LEVELS + level, til, expires, forgotten)
     elseif in_force then
       keep(key, forgotten)
@@ -82,6 +74,6 @@ if ban then
     if til <= now then
       return 0, math.max(1, quota - denials), 0, reset
     end
-    return 0, 0, (operation == 'check' or operation == 'peek' or operation == 'reserve') and til - now or 0, reset
+    return 0, 0, til - now, reset
   end
 end

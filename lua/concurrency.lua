@@ -150,14 +150,14 @@ if concurrency then
   end
 
   -- Decides a charge of slots.
-  function concurrency(key, times, finds, cost, quota, length, high, low, request)
+  function concurrency(key, times, rest, cost, quota, length, high, low, request)
     cost = math.min(cost, HEAVIEST)
     local held, room_stored = read(key, times * cost, quota)
     local room = math.max(0, quota - held.total)
     local queue = held.is_ended and slot_queue.read(held, room + cost + 1)
-    local name, place = pack('<dddd', high, low, length, cost), finds and pack('<ddd', high, low, cost)
+    local name, place = pack('<dddd', high, low, length, cost), rest and pack('<ddd', high, low, cost)
     local held_until, place_until, queues, is_later = false, false, false, false
-    if finds then
+    if rest then
       held_until, place_until = find_own(held, name, place)
     end
     if queue then
@@ -166,14 +166,14 @@ if concurrency then
 
     local fits = room >= times * cost
     local counted, waits, ends, wait = fits and times or 0, not fits, operation ~= 'refund', RETRY_US
-    if finds then
+    if rest then
       local is_behind, own = request.lacks_slots, held_until and operation == 'renew' and math.max(room, cost) or room
-      if operation == 'reserve' and finds == rest then
+      if operation == 'reserve' then
         queues = (slot_queue or make_slot_queue()).may_enter(held, request.deciding, place_until, cost, quota)
       end
       request.lacks_slots = is_behind or queues and not fits
       local own_turn, refunded_at = queues and not fits and now or nil, nil
-      counted, waits, refunded_at = finds(request, own, held_until and times or counted, cost, quota, own_turn)
+      counted, waits, refunded_at = rest(request, own, held_until and times or counted, cost, quota, own_turn)
       ends, is_later = ends or refunded_at, counted > 0 and request.turn > now
       if own_turn and request.queues or is_later then
         waits, wait = true, is_later and now - request.turn or -PLACE_US

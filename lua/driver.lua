@@ -33,6 +33,8 @@ if not single then
   local request = rest
     and {
       times = 0,
+      -- For how many callers room is looked for: a refund and the end of a lease need none.
+      needs = 0,
       -- How many callers fit the charges so far, and when that is; the charge that is decided, and the next one, with the number of
       -- keys before it.
       fits = 0,
@@ -40,7 +42,7 @@ if not single then
       deciding = false,
       charge = false,
       place = 0,
-      -- For a refund: when the request was admitted, unless it was repeated.
+      -- For a refund: when the request was admitted.
       refunded_at = nil,
       -- Whether one of its bans is in force.
       is_banned = false,
@@ -72,7 +74,8 @@ if not single then
     end
     local times = callers_of(run)
     request.times, request.fits, request.turn, request.refunded_at = times, times, now, run.admitted_at
-    request.charge, request.place, request.is_banned, request.is_exempt = run.first, passed, false, nil
+    request.charge, request.place, request.is_banned = run.first, passed, false
+    request.needs = (operation == 'refund' or operation == 'end') and 0 or times
     request.lacks_slots, request.queues = false, false
     -- As after a charge that all callers fit.
     rest(request, 0, times, 0)
@@ -82,7 +85,7 @@ if not single then
   for n = 1, #runs do
     local charge, of_run = runs[n].first, runs[n].operation
     while charge do
-      local name, role = charge[C_RULE], charge[C_ROLE]
+      local name = charge[C_RULE]
       charge[C_RULE] = of_run == 'reset' and reset_key
         or name == 'log' and sliding_log
         or name == 'counter' and sliding_counter
@@ -90,9 +93,6 @@ if not single then
         or name == 'bucket' and token_bucket
         or name == 'concurrency' and concurrency
         or ban
-      charge[C_FINDS] = role == 'checked' and checked or role == 'once' and marker or rest
-      -- A charge that is only checked needs room once, not for each caller, and a refund and the end of a lease need none.
-      charge[C_NEEDS] = (of_run == 'refund' or of_run == 'end') and 0 or role == 'checked' and 1
       charge = charge[C_NEXT]
     end
   end
@@ -104,7 +104,7 @@ if not single then
       local run = runs[n]
       at_run, operation = n, run.operation
       run.before = run.before or passed
-      local is_joint = operation ~= 'check' or run.size > 1 or run.first and run.first[C_ROLE] ~= ''
+      local is_joint = operation ~= 'check' or run.size > 1
       local finish = run.before + run.requests * run.size
       while passed < finish do
         local fine, failure = pcall(is_joint and decide or check_alone, run, finish)

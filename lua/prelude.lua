@@ -4,8 +4,9 @@
 -- ARGV  runs of requests that look alike. Words end with a zero byte, numbers are little-endian doubles:
 --       run     operation, how many requests, how many charges each has, how many callers send each of them (0: a number
 --               for each request follows the charges), for a refund when it was admitted, and the charges
---       charge  algorithm, role, cost, quota, three parameters of the algorithm, for a calendar four boundaries, and for
---               `reserve` the longest wait and how many units may wait
+--       charge  algorithm, cost, quota, three parameters of the algorithm, for a calendar four boundaries, and for
+--               `reserve` the longest wait and how many units may wait. The bans of a charge come before it, in its form, with the
+--               length of a ban to begin as the cost
 --       Where there are calendars, the first argument is `within` and the time that the boundaries of all of them enclose.
 --       Of a call across slots, each run has, after the callers, 1 where a request has keys in several slots. The keys follow
 --       the runs, and the last argument is `across` and the number of runs.

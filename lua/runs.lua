@@ -8,12 +8,10 @@
 local sliding_log, coarse_log, weighted_log, sliding_counter, fixed_window, token_bucket, concurrency, ban
 -- What decides the other charges of a request: nil where all charges decide alone, and `true` until `lua/charges.lua` makes it.
 local rest, turn_of, reset_key
--- Whether a charge has a role.
-local has_roles = false
 
 -- Of a run, and of its last charge.
 local operation, requests, size, times, spans, position
-local algorithm, role, cost, quota, x, y, z
+local algorithm, cost, quota, x, y, z
 -- For each window and grain of a log what is written as text once for all of its charges, linked: `lua/log_members.lua` fills it.
 local texts
 -- Whether the call is one check of one charge, as most are; for the others, the runs.
@@ -55,7 +53,7 @@ for n = 1, last_run do
   -- The charges are a linked list.
   local first, last
   for _ = 1, size do
-    algorithm, role, cost, quota, x, y, z, position = unpack_numbers('<ssddddd', ARGV[n], position)
+    algorithm, cost, quota, x, y, z, position = unpack_numbers('<sddddd', ARGV[n], position)
     if algorithm == 'log' then
       sliding_log = true
       weighted_log = weighted_log or y > 0 or cost > 1 or operation == 'reserve' or operation == 'refund'
@@ -88,11 +86,11 @@ for n = 1, last_run do
       end
     end
 
-    if size > 1 or operation ~= 'check' or role ~= '' then
-      single, rest, has_roles = false, true, has_roles or role ~= ''
+    if size > 1 or operation ~= 'check' then
+      single, rest = false, true
     end
     if not single then
-      local charge = { algorithm, cost, quota, x, y, z, role, false, false, false, 0 }
+      local charge = { algorithm, cost, quota, x, y, z, false, 0 }
       if operation == 'reserve' then
         turn_of = true
         charge[C_LONGEST], charge[C_WAITING], position = unpack_numbers('<dd', ARGV[n], position)

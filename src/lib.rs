@@ -61,7 +61,7 @@
 //! | [`Denied`] | the error with which a handler denies a request |
 //! | [`Receipt`] | the record of a charge, to [settle](Receipt::settle) its actual cost or to [refund](RateLimitLayer#refunds) it |
 //! | [`Slots`] | what an admitted request holds of a [`Concurrency`] limit, to release it later than the response ends |
-//! | [`Completion`] | how a request ended, for policies that [refund](Policy::refund_if) or [charge](Policy::charge_if) by it |
+//! | [`Completion`] | how a request ended, for policies that [refund](Policy::refund_if) requests by it |
 //! | [`Headers`] | the header fields on responses |
 //! | [`ResponseFormat`](response::ResponseFormat) | builds the response to a rejected request |
 //!

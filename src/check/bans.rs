@@ -17,25 +17,22 @@ pub(crate) fn send(
     length: Duration,
     selects: impl Fn(&PolicyDecision) -> bool,
 ) -> Option<StoreFuture> {
-    let length = length.as_micros().try_into().unwrap_or(u64::MAX);
     let policies = decision.as_slice().iter().filter(|policy| selects(policy));
-    let charges = policies.filter_map(|policy| policy.ban_charge(length));
-    decide(decision, Operation::Charge, charges)
+    decide(decision, length.max(Duration::from_micros(1)), policies)
 }
 
 /// Reads the bans of a request that has waited; `None` without a policy that has bans.
 pub(crate) fn read(decision: &Decision) -> Option<StoreFuture> {
-    let charges = decision.enforced().filter_map(|policy| policy.ban_charge(1));
-    decide(decision, Operation::Peek, charges)
+    decide(decision, Duration::ZERO, decision.enforced())
 }
 
 /// The denial of a request by the bans that were [read](read); `None` if none is in force.
 pub(crate) fn deny(decision: &Decision, response: &StoreResponse) -> Option<Decision> {
-    let with_bans = decision.enforced().filter(|policy| policy.ban_charge(1).is_some());
+    let with_bans = decision.enforced().filter(|policy| policy.has_bans());
     let rests = response
         .outcomes()
         .iter()
-        .map(|outcome| outcome.states().first()?.retry_after);
+        .map(|outcome| outcome.states().first()?.banned_for());
     let banned: SmallVec<[PolicyDecision; 1]> = with_bans
         .zip(rests)
         .filter_map(|(policy, rest)| Some(policy.banned(rest?, response.server_time)))
@@ -47,17 +44,20 @@ pub(crate) fn deny(decision: &Decision, response: &StoreResponse) -> Option<Deci
     })
 }
 
-/// Passes each charge of a ban to the store as a request of its own; `None` without any.
+/// Passes the bans of each policy to the store as a request of their own; `None` without any.
 fn decide<'a>(
     decision: &Decision,
-    operation: Operation,
-    charges: impl Iterator<Item = Charge<'a>>,
+    length: Duration,
+    policies: impl Iterator<Item = &'a PolicyDecision>,
 ) -> Option<StoreFuture> {
-    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = charges.map(|charge| [charge]).collect();
-    let requests = charges.iter().map(|charge| StoreRequest::new(operation, charge));
+    let with_bans = policies.filter(|policy| policy.has_bans());
+    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = with_bans.map(|policy| [policy.charge()]).collect();
+    let requests = charges
+        .iter()
+        .map(|charge| StoreRequest::new(Operation::Ban { length }, charge));
     let requests: SmallVec<[StoreRequest<'_>; 1]> = requests.collect();
     let context = &decision.as_slice().first().filter(|_| !requests.is_empty())?.context;
-    if operation.counts() {
+    if !length.is_zero() {
         context.failover.copy(&requests);
     }
     Some(context.store.decide(&requests))

@@ -17,8 +17,8 @@ use super::bans;
 use crate::{
     Decision, PolicyDecision,
     decision::{
-        Completion, CompletionRule, End, LostSettlements, Responses, Settlement, awaits_trailers, denied,
-        grpc_status_in, requested_pause, response::OwnRejection,
+        Completion, End, LostSettlements, Responses, Settlement, awaits_trailers, denied, grpc_status_in,
+        requested_pause, response::OwnRejection,
     },
     store::{Owed, OwedKind},
 };
@@ -93,7 +93,7 @@ impl AwaitedCompletion {
             self.learn(&decision, response, lost);
         }
         let completion = Completion::new(response, end);
-        settlement(&decision, &completion, denied).send().receive(Some(lost));
+        settlement(&decision, &completion).send().receive(Some(lost));
     }
 }
 
@@ -171,17 +171,13 @@ pub(crate) fn observe_frame<D, E>(
     }
 }
 
-/// What the policies of a decision refund or charge at this completion. Those whose receipt was taken are left out.
-fn settlement(decision: &Decision, completion: &Completion<'_>, denied: bool) -> Settlement {
+/// What the policies of a decision refund at this completion. Those whose receipt was taken are left out.
+fn settlement(decision: &Decision, completion: &Completion<'_>) -> Settlement {
     let locally = decision.store_error().is_some();
     let mut settlement = Settlement::default();
     for policy in decision.as_slice() {
-        match policy.completion_rule() {
-            Some(CompletionRule::RefundIf(condition)) if condition(completion) => settlement.refund(policy, locally),
-            Some(CompletionRule::ChargeIf(condition)) if !denied && condition(completion) => {
-                settlement.charge(policy, locally);
-            }
-            Some(_) | None => {}
+        if policy.refund_condition().is_some_and(|refunds| refunds(completion)) {
+            settlement.refund(policy, locally);
         }
     }
     settlement

@@ -1,4 +1,4 @@
-//! The store requests of a decision in which policies only observe or have bans: one for those that are enforced together, and
+//! The store requests of a decision in which policies only observe: one for those that are enforced together, and
 //! one for each that observes, so that none depends on another. All are sent in one call.
 
 use std::slice;
@@ -27,19 +27,18 @@ pub(crate) fn deny_permanently(operation: Operation, undecided: &Undecided) -> U
     undecided
 }
 
-/// Passes the requests for these charges, one of each policy, with their bans and markers to a store; `None` if all is decided.
-pub(crate) fn send<'a>(
+/// Passes the requests for these charges, one of each policy, to a store; `None` if all is decided.
+pub(crate) fn send(
     operation: Operation,
     units: u32,
-    policies: &'a [PolicyDecision],
-    charges: &[Charge<'a>],
+    policies: &[PolicyDecision],
+    charges: &[Charge<'_>],
     decide: impl FnOnce(&[StoreRequest<'_>]) -> StoreFuture,
 ) -> Option<StoreFuture> {
     let undecided = policies.iter().zip(charges).filter(|(policy, _)| is_undecided(policy));
     let (observed, enforced): (Vec<_>, Vec<_>) = undecided.partition(|(policy, _)| policy.is_observed());
-    let charges = |(policy, charge): (&'a PolicyDecision, &Charge<'a>)| policy.charges(operation, *charge);
-    let enforced: Vec<Charge<'_>> = enforced.into_iter().flat_map(charges).collect();
-    let observed: Vec<Vec<Charge<'_>>> = observed.into_iter().map(|policy| charges(policy).collect()).collect();
+    let enforced: Vec<Charge<'_>> = enforced.into_iter().map(|(_, charge)| *charge).collect();
+    let observed: Vec<[Charge<'_>; 1]> = observed.into_iter().map(|(_, charge)| [*charge]).collect();
 
     let together = (!enforced.is_empty()).then(|| StoreRequest::new(operation, &enforced).units(units));
     // The node of a cluster that has the key of a policy which observes may fail while the others reply.
@@ -66,12 +65,9 @@ pub(crate) fn record(
         .split_at_checked(usize::from(!enforced.is_empty()))
         .ok_or_else(mismatch)?;
     let states = together.iter().flat_map(|outcome| outcome.states());
-    let charges_sent = |policy: &PolicyDecision| policy.charges_sent(operation);
-    let sent: usize = enforced.into_iter().map(charges_sent).sum();
-    let sent_alone = observed.into_iter().map(charges_sent);
-    let is_complete = |(outcome, sent): (&Outcome, usize)| outcome.is_unknown() || outcome.states().len() == sent;
-    let are_alone = alone.len() == sent_alone.len() && alone.iter().zip(sent_alone).all(is_complete);
-    if states.clone().count() != sent || !are_alone {
+    let is_complete = |outcome: &Outcome| outcome.is_unknown() || outcome.states().len() == 1;
+    let are_alone = alone.len() == observed.len() && alone.iter().all(is_complete);
+    if states.clone().count() != enforced.len() || !are_alone {
         return Err(mismatch());
     }
 
@@ -84,7 +80,7 @@ pub(crate) fn record(
             return true;
         }
         if !policy.is_observed() {
-            policy.record(operation, &mut states, response.server_time, counts);
+            policy.record(&mut states, response.server_time, counts);
             return true;
         }
         let Some(outcome) = alone.next().filter(|outcome| !outcome.is_unknown()) else {
@@ -96,12 +92,7 @@ pub(crate) fn record(
         // The store has taken its slots even if the other policies deny the request.
         let taken = operation.counts() && outcome.allowed;
         let lease = policy.lease.clone().filter(|_| taken);
-        policy.record(
-            operation,
-            &mut outcome.states().iter(),
-            response.server_time,
-            counts && taken,
-        );
+        policy.record(&mut outcome.states().iter(), response.server_time, counts && taken);
         policy.lease = lease;
         if outcome.units > 1 {
             policy.cost = policy.cost.saturating_mul(outcome.units.into());

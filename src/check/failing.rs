@@ -1,7 +1,5 @@
 //! Decides while the store fails, by the failure modes of the policies.
 
-use smallvec::SmallVec;
-
 use super::{
     Check, composite, count, hold, record_outcome,
     waiting::{Queued, is_queued},
@@ -157,7 +155,6 @@ fn closes(policy: &PolicyDecision) -> bool {
 /// Removes the counts of this process.
 pub(super) fn reset_locally(policies: &[PolicyDecision]) {
     for policy in policies {
-        let charges: SmallVec<[Charge<'_>; 2]> = policy.charges(Operation::Reset, policy.charge()).collect();
-        policy.context.failover.reset(&charges);
+        policy.context.failover.reset(&[policy.charge()]);
     }
 }

@@ -67,17 +67,14 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
 
     let response = match policies {
         [] => return Check::Decided(Ok(undecided.admitted())),
-        [policy] if policy.marker.is_none() => {
+        [policy] => {
             let charge = policy.charge();
             let charges = [charge];
             let request = StoreRequest::new(operation, &charges).units(undecided.units());
             policy.context.store.decide(&[request])
         }
         [first, ..] => {
-            let charges = policies
-                .iter()
-                .flat_map(|policy| policy.charges(operation, policy.charge()));
-            let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
+            let charges: SmallVec<[Charge<'_>; 4]> = policies.iter().map(PolicyDecision::charge).collect();
             let request = StoreRequest::new(operation, &charges).units(undecided.units());
             first.context.store.decide(&[request])
         }
@@ -85,7 +82,7 @@ pub(crate) fn begin(operation: Operation, undecided: Undecided) -> Check {
     wait(response, operation, undecided)
 }
 
-/// The same for policies some of which only observe or have bans.
+/// The same for policies some of which only observe.
 #[cold]
 fn begin_composite(operation: Operation, undecided: &Undecided) -> Check {
     let undecided = composite::deny_permanently(operation, undecided);
@@ -355,10 +352,8 @@ fn record_outcome(response: &StoreResponse, operation: Operation, undecided: &mu
     if undecided.is_composite() {
         return composite::record(response, operation, undecided);
     }
-    let sent = undecided.as_slice().iter().map(|policy| policy.charges_sent(operation));
-    let charges: usize = sent.sum();
     match response.outcomes() {
-        [outcome, ..] if outcome.states().len() == charges => {
+        [outcome, ..] if outcome.states().len() == undecided.as_slice().len() => {
             undecided.record(operation, response, outcome);
             Ok(())
         }

@@ -265,13 +265,11 @@ impl Queued {
                 Some(local) => local.charge(&charge),
                 None => charge,
             };
-            let charge = match is_last && policy.lease.is_some() {
+            match is_last && policy.lease.is_some() {
                 true => charge.wait_up_to(Duration::ZERO),
                 false => charge,
-            };
-            (policy, charge)
+            }
         });
-        let charges = charges.flat_map(|(policy, charge)| policy.charges(Operation::Reserve, charge));
         let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
         let request = [StoreRequest::new(Operation::Reserve, &charges)];
         let mut policies = self.policies();

@@ -6,8 +6,7 @@ use super::headers::GRPC_STATUS;
 
 /// How a request ended that a layer had admitted.
 ///
-/// The conditions of [`Policy::refund_if`](crate::Policy::refund_if) and [`Policy::charge_if`](crate::Policy::charge_if)
-/// receive it.
+/// The condition of [`Policy::refund_if`](crate::Policy::refund_if) receives it.
 ///
 /// | the request | ends with | |
 /// | --- | --- | --- |
@@ -234,13 +233,5 @@ impl fmt::Debug for Completion<'_> {
     }
 }
 
-/// What a policy does about a completed request.
-#[derive(Clone)]
-pub(crate) enum CompletionRule {
-    /// The request is charged, and refunded if the condition holds.
-    RefundIf(Condition),
-    /// The request is checked, and charged if the condition holds.
-    ChargeIf(Condition),
-}
-
+/// A condition on completed requests.
 pub(crate) type Condition = Arc<dyn Fn(&Completion<'_>) -> bool + Send + Sync>;

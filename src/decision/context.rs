@@ -18,12 +18,9 @@ use super::{
     store_replies::LostSettlements,
 };
 use crate::{
-    Key, Limit,
+    Ban, Key,
     observe::{CheckMetrics, METRICS_ENABLED, PolicyMetrics, PolicyOutcome},
-    store::{
-        Charge, ChargeState, DeniedSubjects, ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store,
-        StoreError, Waiting,
-    },
+    store::{DeniedSubjects, ErrorKind, Failover, NamedLimit, Outstanding, Overrides, Store, StoreError, Waiting},
 };
 
 /// What the checks of a layer or a limiter have in common.
@@ -39,9 +36,9 @@ pub(crate) struct CheckContext {
     pub(crate) outstanding: Arc<Outstanding>,
     /// The policies, in their order.
     pub(crate) policies: Arc<[PolicyContext]>,
-    /// If a policy has a completion rule, or learns from responses.
+    /// If a policy has a condition for refunds, or learns from responses.
     pub(crate) lost: Option<Arc<LostSettlements>>,
-    /// Whether one of them only observes or has bans, so that its charges are not all that is sent.
+    /// Whether one of them only observes, so that the charges are not sent as one request.
     pub(crate) is_composite: bool,
     /// Whether the warning about a receipt of an unknown policy was logged.
     pub(super) warned_of_receipt: Arc<AtomicBool>,
@@ -60,7 +57,7 @@ pub(crate) struct CheckContext {
 
 impl CheckContext {
     pub(crate) fn new(store: impl Store, policies: Arc<[PolicyContext]>) -> Self {
-        let awaits_completion = |policy: &PolicyContext| policy.settings.completion.is_some() || policy.settings.learns;
+        let awaits_completion = |policy: &PolicyContext| policy.settings.refund_if.is_some() || policy.settings.learns;
         Self {
             failover: Failover::of(&store),
             keeper: Keeper::of(&store),
@@ -161,9 +158,7 @@ impl Apart for CheckContext {
 }
 
 fn is_composite(policies: &[PolicyContext]) -> bool {
-    policies
-        .iter()
-        .any(|policy| !policy.settings.enforced.is_whole() || policy.ban.is_some())
+    policies.iter().any(|policy| !policy.settings.enforced.is_whole())
 }
 
 fn waits(policies: &[PolicyContext]) -> bool {
@@ -175,8 +170,7 @@ fn waits(policies: &[PolicyContext]) -> bool {
 pub(crate) struct PolicyContext {
     pub(crate) limit: Arc<RenderedLimit>,
     pub(crate) settings: Settings,
-    /// The [`Limit::Ban`] of the settings, if the policy has bans.
-    pub(crate) ban: Option<Limit>,
+    pub(crate) ban: Option<Ban>,
     pub(crate) waiting: Waiting,
     /// The file that the policy follows, if it follows one.
     pub(crate) file: Option<Arc<dyn PolicyFile>>,
@@ -265,33 +259,5 @@ impl Apart for RenderedLimit {
             policy_item: HeaderValue::from_bytes(policy_item.as_bytes()).unwrap_or_else(|_| policy_item.clone()),
             problem: Bytes::copy_from_slice(problem),
         }
-    }
-}
-
-/// The marker of a request with an id, so that its repetitions are not counted.
-#[derive(Debug)]
-pub(crate) struct Marker {
-    limit: Limit,
-    key: Key,
-}
-
-impl Marker {
-    pub(crate) fn new(limit: Limit, key: Key) -> Self {
-        Self { limit, key }
-    }
-
-    /// The charge before the one that it marks.
-    pub(super) fn charge<'a>(&'a self, marked: &Charge<'a>) -> Charge<'a> {
-        marked.marker(&self.limit, &self.key, 1)
-    }
-
-    /// The charge with which a refund removes it.
-    pub(super) fn removal<'a>(&'a self, marked: &Charge<'a>) -> Charge<'a> {
-        marked.marker(&self.limit, &self.key, u64::MAX)
-    }
-
-    /// Whether the request is a repetition, from the state of the marker, which was counted or not.
-    pub(super) fn is_of_repetition(&self, state: &ChargeState, counted: bool) -> bool {
-        state.is_of_repetition(self.limit.quota(), counted.into())
     }
 }

@@ -46,7 +46,7 @@ pub use self::{
     slots::Slots,
 };
 pub(crate) use self::{
-    completion::{CompletionRule, End, awaits_trailers, grpc_status_in},
+    completion::{End, awaits_trailers, grpc_status_in},
     context::{CheckContext, PolicyContext, PolicyFile, RenderedLimit},
     headers::policy_item,
     per_thread::PerThread,
@@ -242,7 +242,7 @@ impl Decision {
         Some(first.context.outstanding.owe(kind))
     }
 
-    /// The counter of lost settlements, if a policy has a completion rule.
+    /// The counter of lost settlements, if a policy depends on how the request ends.
     pub(crate) fn lost_settlements(&self) -> Option<&Arc<LostSettlements>> {
         self.0.policies.first()?.context.lost.as_ref()
     }
@@ -251,8 +251,7 @@ impl Decision {
         &self.0.policies
     }
 
-    /// The cost that outer layers have charged to the same key of the same policy, in the same store. That of a repetition is
-    /// any.
+    /// The cost that outer layers have charged to the same key of the same policy, in the same store.
     pub(crate) fn charged(&self, (context, position): (&CheckContext, usize), named: &NamedLimit, key: &Key) -> u64 {
         let file = context.policies[position].file_number();
         // A policy that observes counts nothing if it would have denied the request.
@@ -261,10 +260,7 @@ impl Decision {
             let same_count = policy.counts_as(named, file) && policy.key == *key;
             counted && same_count && policy.context.store.id() == context.store.id()
         });
-        same.fold(0, |charged, policy| match policy.is_repetition() {
-            true => u64::MAX,
-            false => charged.saturating_add(policy.cost),
-        })
+        same.fold(0, |charged, policy| charged.saturating_add(policy.cost))
     }
 
     /// The decisions of an outer and an inner layer, if this one joins them.

@@ -1,14 +1,14 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    completion::CompletionRule,
-    context::{CheckContext, Marker, PolicyContext, RenderedLimit},
+    completion::Condition,
+    context::{CheckContext, PolicyContext, RenderedLimit},
     slots::Ticket,
     undecided::Untaken,
 };
 use crate::{
     FailureMode, Key, Limit,
-    store::{Charge, ChargeState, NamedLimit, Operation, Waiting},
+    store::{Charge, ChargeState, NamedLimit, Waiting},
 };
 
 /// The decision of one policy.
@@ -39,9 +39,6 @@ pub struct PolicyDecision {
     /// The limit that was chosen for the request, unless all requests of the policy have the same.
     pub(crate) chosen: Option<Arc<RenderedLimit>>,
     pub(crate) key: Key,
-    /// If the request has an id.
-    pub(crate) marker: Option<Arc<Marker>>,
-    pub(crate) is_repetition: bool,
     /// Whether this process decided, since the store failed.
     pub(crate) is_local: bool,
     pub(crate) cost: u64,
@@ -82,28 +79,6 @@ impl PolicyDecision {
     #[must_use]
     pub fn denial(&self) -> Option<Denial> {
         self.denial
-    }
-
-    /// Whether the request repeats one with the same id, and is not counted for that reason.
-    ///
-    /// [`Policy::once_per`](crate::Policy::once_per) and [`Limiter::check_once`](crate::Limiter::check_once) have ids.
-    ///
-    /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(5)));
-    /// for is_repetition in [false, true] {
-    ///     let decision = mails.check_once("42", "invoice-7").await?;
-    ///     assert!(decision.policies().all(|policy| policy.is_repetition() == is_repetition));
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn is_repetition(&self) -> bool {
-        self.is_repetition
     }
 
     /// The number of requests of cost 1 that the policy admits at once from empty counts.
@@ -147,8 +122,6 @@ impl PolicyDecision {
             position,
             chosen: None,
             key,
-            marker: None,
-            is_repetition: false,
             is_local: false,
             cost,
             waiting,
@@ -162,29 +135,14 @@ impl PolicyDecision {
         }
     }
 
-    /// Records the next states: those of its [charges](Self::charges) for this operation.
+    /// Records the next state.
     #[inline(always)]
     pub(crate) fn record<'a>(
         &mut self,
-        operation: Operation,
         states: &mut impl Iterator<Item = &'a ChargeState>,
         server_time: Duration,
         charged: bool,
     ) {
-        let banned_for = match self.ban(operation) {
-            Some(_) => states.next().and_then(|ban| ban.retry_after),
-            None => None,
-        };
-        let counted = charged && !self.is_charged_later();
-        if let Some(marker) = &self.marker
-            && let Some(state) = states.next()
-        {
-            self.is_repetition = marker.is_of_repetition(state, counted);
-            // After its repetitions an id marks no further request.
-            if counted && state.retry_after.is_some() {
-                self.marker = None;
-            }
-        }
         let Some(state) = states.next() else { return };
         self.decided_at = server_time;
         self.denial = state.retry_after.map(|_| Denial::QuotaExceeded);
@@ -195,19 +153,17 @@ impl PolicyDecision {
             self.decided_at = turn;
             self.reset_after = self.reset_after.saturating_sub(turn.saturating_sub(server_time));
         }
-        if let Some(rest) = banned_for {
+        if let Some(rest) = state.banned_for() {
             self.deny_for(rest);
         }
-        // Whether it is a repetition may change until it is charged.
-        let has_receipt = charged && (!self.is_repetition || self.is_charged_later());
         if self.lease.is_some() {
             // Slots are released, not refunded.
-            if !counted || state.retry_after.is_some() {
+            if !charged || state.retry_after.is_some() {
                 self.lease = None;
             }
             return;
         }
-        self.receipt = Untaken::new(has_receipt);
+        self.receipt = Untaken::new(charged);
     }
 
     #[inline]
@@ -254,60 +210,25 @@ impl PolicyDecision {
     #[inline]
     pub(crate) fn charge(&self) -> Charge<'_> {
         let lease = self.lease.as_ref().map(|ticket| ticket.id);
-        let charge = Charge::on(self.named(), &self.key, self.cost)
+        Charge::on(self.named(), &self.key, self.cost)
+            .ban(self.policy().ban.as_ref())
             .waiting(self.waiting)
-            .leased(lease);
-        match self.is_charged_later() {
-            true => charge.checked_only(),
-            false => charge,
-        }
+            .leased(lease)
     }
 
     #[inline]
-    pub(crate) fn completion_rule(&self) -> Option<&CompletionRule> {
-        self.policy().settings.completion.as_ref()
+    pub(crate) fn refund_condition(&self) -> Option<&Condition> {
+        self.policy().settings.refund_if.as_ref()
     }
 
-    /// Whether the check counts nothing.
-    #[inline]
-    pub(crate) fn is_charged_later(&self) -> bool {
-        matches!(self.completion_rule(), Some(CompletionRule::ChargeIf(_)))
-    }
-
-    /// What a store request has for this charge of the policy: its ban if it has bans, its marker if the request has an id, and
-    /// the charge.
-    #[inline]
-    pub(crate) fn charges<'a>(&'a self, operation: Operation, charge: Charge<'a>) -> impl Iterator<Item = Charge<'a>> {
-        let ban = self.ban(operation).map(|ban| charge.ban(ban, 1));
-        let marker = self.marker.as_ref().map(|marker| marker.charge(&charge));
-        ban.into_iter().chain(marker).chain([charge])
-    }
-
-    /// The number of the [charges](Self::charges).
-    #[inline]
-    pub(crate) fn charges_sent(&self, operation: Operation) -> usize {
-        1 + usize::from(self.marker.is_some()) + usize::from(self.ban(operation).is_some())
-    }
-
-    /// The bans of the policy, if this operation regards them.
-    #[inline]
-    fn ban(&self, operation: Operation) -> Option<&Limit> {
-        let ban = self.policy().ban.as_ref()?;
-        match operation {
-            Operation::Check | Operation::Reserve | Operation::Peek | Operation::Reset => Some(ban),
-            Operation::Charge | Operation::Refund { .. } | Operation::RenewLease | Operation::EndLease => None,
-        }
+    /// Whether the policy has bans.
+    pub(crate) fn has_bans(&self) -> bool {
+        self.policy().ban.is_some()
     }
 
     /// Whether responses begin bans.
     pub(crate) fn learns(&self) -> bool {
         self.policy().settings.learns
-    }
-
-    /// The charge that bans the key for so many microseconds, if the policy has bans.
-    pub(crate) fn ban_charge(&self, length: u64) -> Option<Charge<'_>> {
-        let ban = self.policy().ban.as_ref()?;
-        Some(self.charge().ban(ban, length))
     }
 
     /// Denies the request for the rest of a ban.

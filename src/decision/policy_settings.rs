@@ -4,10 +4,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::{completion::CompletionRule, context::Marker, degree::Thresholds};
+use super::{completion, degree::Thresholds};
 use crate::{
-    Ban, ConfigError, Key, KeyExtractor, Limit,
-    key::KeyError,
+    Ban, ConfigError, Key,
     store::{FailureMode, Waiting},
 };
 
@@ -26,7 +25,8 @@ pub(crate) struct Settings {
     /// Those of them that a file names by routes and methods.
     pub(crate) scope: Option<Condition>,
     pub(crate) failure_mode: Option<FailureMode>,
-    pub(crate) completion: Option<CompletionRule>,
+    /// Which completed requests are refunded.
+    pub(crate) refund_if: Option<completion::Condition>,
     /// The keys that the policy is enforced for; others are observed.
     pub(crate) enforced: EnforcedShare,
     pub(crate) thresholds: Thresholds,
@@ -36,10 +36,6 @@ pub(crate) struct Settings {
     pub(crate) longest_wait: Option<Duration>,
     /// The most units that wait.
     pub(crate) max_waiting: Option<u64>,
-    /// The ids of requests that are sent again.
-    pub(crate) id: Option<Arc<dyn KeyExtractor>>,
-    /// How often an id is sent again without being counted.
-    pub(crate) max_repetitions: Option<u64>,
 }
 
 /// The cost of a request.
@@ -52,8 +48,6 @@ pub(crate) enum Cost {
 /// The longest pause that a response can ask for, unless the policy has bans.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
 
-const MAX_REPETITIONS: u64 = 10;
-
 impl Settings {
     /// These settings, in place of those of a file.
     #[cfg(feature = "serde")]
@@ -64,7 +58,7 @@ impl Settings {
             applies: own.applies.or_else(|| file.applies.clone()),
             scope: own.scope.or_else(|| file.scope.clone()),
             failure_mode: own.failure_mode.or(file.failure_mode),
-            completion: own.completion.or_else(|| file.completion.clone()),
+            refund_if: own.refund_if.or_else(|| file.refund_if.clone()),
             enforced: own.enforced.min(file.enforced),
             thresholds: if own.thresholds.is_empty() {
                 file.thresholds.clone()
@@ -75,8 +69,6 @@ impl Settings {
             learns: own.learns || file.learns,
             longest_wait: own.longest_wait.or(file.longest_wait),
             max_waiting: own.max_waiting.or(file.max_waiting),
-            id: own.id.or_else(|| file.id.clone()),
-            max_repetitions: own.max_repetitions.or(file.max_repetitions),
         }
     }
 
@@ -90,9 +82,9 @@ impl Settings {
     }
 
     /// The bans; those of responses if there are no others.
-    pub(super) fn bans(&self) -> Option<Limit> {
+    pub(super) fn bans(&self) -> Option<Ban> {
         let learnt = self.learns.then(|| Ban::by_hand().longest(LONGEST_PAUSE));
-        self.ban.or(learnt).map(Limit::Ban)
+        self.ban.or(learnt)
     }
 
     /// How long requests wait. Those of a policy that only observes do not.
@@ -120,43 +112,6 @@ impl Settings {
             Some(Cost::Fixed(cost)) => *cost,
             Some(Cost::Computed(cost)) => cost(parts),
         }
-    }
-
-    /// The marker of a request with an id.
-    #[inline]
-    pub(crate) fn marker_of(
-        &self,
-        charge: (&Limit, u64),
-        key: &Key,
-        parts: &Parts,
-    ) -> Result<Option<Arc<Marker>>, KeyError> {
-        match &self.id {
-            Some(id) => self.extract_marker(&**id, charge, key, parts),
-            None => Ok(None),
-        }
-    }
-
-    #[inline(never)] // most policies have no ids
-    fn extract_marker(
-        &self,
-        extractor: &dyn KeyExtractor,
-        charge: (&Limit, u64),
-        key: &Key,
-        parts: &Parts,
-    ) -> Result<Option<Arc<Marker>>, KeyError> {
-        match extractor.extract(parts) {
-            Ok(Some(id)) => Ok(self.marker(charge, key, &id)),
-            Ok(None) => Ok(None),
-            Err(error) if error.is_absent() => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The marker of a request with this id, limit and cost; `None` for a limit that counts nothing.
-    pub(crate) fn marker(&self, (limit, cost): (&Limit, u64), key: &Key, id: &Key) -> Option<Arc<Marker>> {
-        let repetitions = self.max_repetitions.unwrap_or(MAX_REPETITIONS);
-        let markers = limit.for_markers(repetitions + 1)?;
-        Some(Arc::new(Marker::new(markers, key.marker(id, cost))))
     }
 }
 

@@ -231,10 +231,7 @@ pub(super) struct ChargedPolicy {
 impl ChargedPolicy {
     /// The cost that was charged.
     pub(super) fn cost(&self) -> u64 {
-        match self.policy.is_charged_later() {
-            true => 0,
-            false => self.policy.charge().cost(),
-        }
+        self.policy.charge().cost()
     }
 
     /// Whether nested layers have charged both to one key of one policy.
@@ -258,8 +255,6 @@ struct Adjustment {
     limit: Arc<RenderedLimit>,
     operation: Operation,
     cost: u64,
-    /// Whether the marker of the request is removed.
-    removes_marker: bool,
     /// The same as this process counts it, if it has counted the request.
     local: Option<LocalCharge>,
 }
@@ -299,21 +294,10 @@ impl Settlement {
         }
     }
 
-    /// Charges the cost of a policy that was only checked, unless its receipt was taken.
-    pub(crate) fn charge(&mut self, policy: &PolicyDecision, locally: bool) {
-        if policy.receipt.take() {
-            let (policy, cost) = (policy.clone(), policy.cost);
-            self.push(ChargedPolicy { policy, locally }, Operation::Charge, cost);
-        }
-    }
-
     fn push(&mut self, charge: ChargedPolicy, operation: Operation, cost: u64) {
         if cost == 0 {
             return;
         }
-        // A refund of a part leaves a request that was counted.
-        let is_refund = matches!(operation, Operation::Refund { .. });
-        let removes_marker = is_refund && cost == charge.cost();
         let ChargedPolicy { policy, locally } = charge;
         let limit = newest_limit(&policy);
         let whole = Charge::on(&limit.named, &policy.key, cost);
@@ -324,7 +308,6 @@ impl Settlement {
             limit,
             operation,
             cost,
-            removes_marker,
         });
     }
 
@@ -361,8 +344,7 @@ type Adjustments<'a> = SmallVec<[&'a Adjustment; 4]>;
 
 /// Sends adjustments of one target.
 fn send_together(adjustments: &[&Adjustment]) -> StoreFuture {
-    let charges: SmallVec<[SmallVec<[Charge<'_>; 1]>; 1]> =
-        adjustments.iter().map(|adjustment| adjustment.charges()).collect();
+    let charges: SmallVec<[[Charge<'_>; 1]; 1]> = adjustments.iter().map(|adjustment| [adjustment.charge()]).collect();
     let requests = adjustments.iter().zip(&charges);
     let requests: SmallVec<[StoreRequest<'_>; 1]> = requests
         .map(|(adjustment, charge)| StoreRequest::new(adjustment.operation, charge))
@@ -380,20 +362,11 @@ impl Adjustment {
         (self.policy.context.store.id(), self.local.is_some())
     }
 
-    fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
+    fn charge(&self) -> Charge<'_> {
         let charge = Charge::on(&self.limit.named, &self.policy.key, self.cost);
-        let charge = match &self.local {
+        match &self.local {
             Some(local) => local.charge(&charge),
             None => charge,
-        };
-        let marker = self.policy.marker.as_ref();
-        // A repetition of a request that is charged when it is completed is not charged.
-        let marker = match self.operation == Operation::Charge && self.policy.is_charged_later() {
-            true => marker.map(|marker| marker.charge(&charge)),
-            false => marker
-                .filter(|_| self.removes_marker)
-                .map(|marker| marker.removal(&charge)),
-        };
-        marker.into_iter().chain([charge]).collect()
+        }
     }
 }

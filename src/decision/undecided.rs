@@ -58,7 +58,7 @@ impl Undecided {
         self.0.as_slice()
     }
 
-    /// Whether a policy only observes or has bans, so that its charges are not all that is sent.
+    /// Whether a policy only observes, so that the charges are not sent as one request.
     #[inline]
     pub(crate) fn is_composite(&self) -> bool {
         self.as_slice()
@@ -104,8 +104,7 @@ impl Undecided {
     #[cold]
     pub(crate) fn agree_on_waits(&mut self) -> bool {
         let policies = self.as_slice().iter();
-        let holds =
-            |policy: &&PolicyDecision| !policy.is_observed() && !policy.is_charged_later() && policy.lease.is_none();
+        let holds = |policy: &&PolicyDecision| !policy.is_observed() && policy.lease.is_none();
         let holding = policies.filter(holds);
         let holding: SmallVec<[(Key, u64); 4]> = holding
             .map(|policy| (policy.key.clone(), policy.waiting.longest_us))
@@ -137,7 +136,7 @@ impl Undecided {
         let charged = outcome.allowed && operation.counts();
         let mut states = outcome.states().iter();
         for policy in &mut inner.policies {
-            policy.record(operation, &mut states, response.server_time, charged);
+            policy.record(&mut states, response.server_time, charged);
         }
         if inner.units > 1 {
             self.take(outcome.units);
@@ -325,7 +324,6 @@ impl PolicyDecision {
     pub(crate) fn again(&self) -> Self {
         Self {
             chosen: self.chosen.clone(),
-            marker: self.marker.clone(),
             cost: self.cost,
             waiting: self.waiting,
             lease: self.lease.clone(),

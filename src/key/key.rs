@@ -192,16 +192,11 @@ impl Key {
         *self = Self::plain("hash", &hash.as_str()[..32]);
     }
 
-    /// A keyed hash of the text, as a key. The key of a marker remains one.
+    /// A keyed hash of the text, as a key.
     #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) fn hashed(&self, secret: &Secret) -> Self {
-        let digest = |bytes| u128::from_be_bytes(secret.digest(bytes));
-        let (caller, marker) = self.split_marker();
-        let mut key = Self::plain("keyed", format_args!("{:032x}", digest(caller)));
-        if !marker.is_empty() {
-            key.push(&Self::plain("once", format_args!("{:032x}", digest(&self.text))));
-        }
-        key
+        let digest = u128::from_be_bytes(secret.digest(&self.text));
+        Self::plain("keyed", format_args!("{digest:032x}"))
     }
 
     /// The key with this text, as a store has it; `None` if no key has such a text.
@@ -212,35 +207,6 @@ impl Key {
         is_text.then(|| Self {
             text: SmallVec::from_slice(text.as_bytes()),
         })
-    }
-
-    /// The key of the marker of a request of this cost that this caller sends with this id. The caller is [bound](Self::bound)
-    /// already.
-    pub(crate) fn marker(&self, id: &Self, cost: u64) -> Self {
-        // 128 bits of a cryptographic hash: ids of one caller that collide take about 2^64 attempts to find.
-        let mut hasher = blake3::Hasher::new();
-        let digest = hasher.update(&cost.to_le_bytes()).update(&id.text).finalize().to_hex();
-        let mut key = self.clone();
-        key.push(&Self::plain("once", &digest.as_str()[..32]));
-        key
-    }
-
-    /// The text without the id of a marker, and the rest, such as `|once=0123456789abcdef0123456789abcdef`.
-    #[inline]
-    pub(crate) fn split_marker(&self) -> (&[u8], &[u8]) {
-        const MARKER: &[u8] = b"|once=";
-        const LENGTH: usize = MARKER.len() + 32;
-
-        // No other component is of that kind, and no value contains a `|`.
-        match self
-            .text
-            .len()
-            .checked_sub(LENGTH)
-            .map(|place| self.text.split_at(place))
-        {
-            Some((caller, marker)) if marker.starts_with(MARKER) => (caller, marker),
-            _ => (&self.text, b""),
-        }
     }
 }
 

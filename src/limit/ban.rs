@@ -3,7 +3,7 @@ use std::{fmt, time::Duration};
 use super::{
     constructors::MIN_WINDOW,
     rate::{LengthText, WindowText},
-    rule::{MAX_QUOTA, Rule, SLACK},
+    rule::{MAX_QUOTA, SLACK},
 };
 use crate::ConfigError;
 
@@ -240,16 +240,21 @@ pub(crate) struct Banned {
 }
 
 impl Banned {
+    /// The rest of the ban that is in force; 0 without one.
+    pub(crate) fn rest(&self, now: u64) -> u64 {
+        self.until.saturating_sub(now)
+    }
+
     /// The level at a time after the last ban.
     fn decayed(&self, now: u64, window: u64) -> u64 {
         self.level.saturating_sub(now.saturating_sub(self.until) / window)
     }
 }
 
-impl Rule for Ban {
-    type State = Banned;
-
-    fn advance(&self, banned: &mut Banned, now: u64, _: u64, _: bool) {
+/// The steps of a decision. Times are in microseconds.
+impl Ban {
+    /// Removes what no longer counts.
+    pub(crate) fn advance(&self, banned: &mut Banned, now: u64) {
         let window = self.window_us();
         if banned.since > now + SLACK.min(window) {
             // The clock was set back. A ban that ends within the longest one stays, whichever policy has begun it.
@@ -262,16 +267,9 @@ impl Rule for Ban {
         }
     }
 
-    fn room(&self, banned: &Banned, now: u64) -> u64 {
-        match banned.until > now {
-            true => 0,
-            false => self.quota().saturating_sub(banned.denials).max(1),
-        }
-    }
-
-    /// Bans for so many microseconds.
-    fn add(&self, banned: &mut Banned, now: u64, weight: u64) {
-        let until = now + weight.min(self.longest_us());
+    /// Begins a ban of this length, unless a longer one is in force.
+    pub(crate) fn begin(&self, banned: &mut Banned, now: u64, length: u64) {
+        let until = now + length.min(self.longest_us());
         if until > banned.until {
             *banned = Banned {
                 since: now,
@@ -282,22 +280,8 @@ impl Rule for Ban {
         }
     }
 
-    fn wait(&self, banned: &Banned, now: u64, _: u64) -> u64 {
-        banned.until.saturating_sub(now).max(1)
-    }
-
-    fn reset(&self, banned: &Banned, now: u64) -> u64 {
-        let window = self.window_us();
-        let denials_end = if banned.denials > 0 { banned.since + window } else { 0 };
-        let forgotten = denials_end.max(banned.until + banned.level * window);
-        forgotten.saturating_sub(now)
-    }
-
-    fn refund(&self, _: &mut Banned, _: u64, _: u64, _: u64) -> bool {
-        false
-    }
-
-    fn deny(&self, banned: &mut Banned, now: u64) -> bool {
+    /// Counts a denial, and returns whether the state changed.
+    pub(crate) fn deny(&self, banned: &mut Banned, now: u64) -> bool {
         if self.after.is_none() {
             return false;
         }
@@ -316,6 +300,22 @@ impl Rule for Ban {
             };
         }
         true
+    }
+
+    /// The denials that remain until a ban begins; 0 while one is in force.
+    pub(crate) fn room(&self, banned: &Banned, now: u64) -> u64 {
+        match banned.rest(now) {
+            0 => self.quota().saturating_sub(banned.denials).max(1),
+            _ => 0,
+        }
+    }
+
+    /// Time until the ban, the denials and the number of bans are forgotten.
+    pub(crate) fn reset(&self, banned: &Banned, now: u64) -> u64 {
+        let window = self.window_us();
+        let denials_end = if banned.denials > 0 { banned.since + window } else { 0 };
+        let forgotten = denials_end.max(banned.until + banned.level * window);
+        forgotten.saturating_sub(now)
     }
 }
 

@@ -6,7 +6,7 @@ use jiff::tz::TimeZone;
 #[cfg(feature = "calendar")]
 use super::{calendar::Calendar, constructors::Fault};
 use super::{
-    constructors::{MAX_WINDOW, MIN_WINDOW, constructors},
+    constructors::constructors,
     limit::Share,
     prefetch::{PrefetchText, prefetch},
     rate::WindowText,
@@ -245,24 +245,6 @@ impl FixedWindow {
         }
     }
 
-    /// Windows of about this length that open with a request.
-    pub(super) fn anchored(quota: u64, window: Duration) -> Self {
-        Self {
-            quota,
-            kind: Kind::Anchored(window.clamp(MIN_WINDOW, MAX_WINDOW)),
-            ahead_us: 0,
-        }
-    }
-
-    /// Another quota, in windows of this length that open with a request, or in the same windows of a calendar.
-    pub(super) fn for_markers(&self, quota: u64) -> Self {
-        match &self.kind {
-            Kind::Anchored(window) | Kind::Aligned(window) => Self::anchored(quota, *window),
-            #[cfg(feature = "calendar")]
-            Kind::Calendar(..) => Self { quota, ..self.clone() },
-        }
-    }
-
     /// For `lua/fixed_window.lua`: the length in microseconds, and whether windows are aligned; `None` for windows of a
     /// calendar.
     #[cfg(any(feature = "fred", feature = "cluster"))]
@@ -383,23 +365,5 @@ impl Rule for FixedWindow {
             window.used = window.used.saturating_sub(weight);
         }
         counts
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn markers_have_a_quota_of_their_own_in_the_windows_of_the_policy() {
-        let minute = Duration::from_secs(60);
-        for window in [FixedWindow::new(5, minute), FixedWindow::new(5, minute).aligned()] {
-            assert_eq!(window.for_markers(7), FixedWindow::new(7, minute));
-        }
-        #[cfg(feature = "calendar")]
-        {
-            let of = |quota| FixedWindow::calendar(quota, Calendar::Month, "Europe/Berlin").unwrap();
-            assert_eq!(of(5).for_markers(7), of(7));
-        }
     }
 }

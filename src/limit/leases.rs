@@ -260,7 +260,7 @@ impl Rule for Concurrency {
 
     fn change(&self, state: &mut Leases, now: u64, change: Change, weight: u64, id: Option<LeaseId>) -> Option<u64> {
         let changed = match change {
-            Change::Nothing | Change::Deny => false,
+            Change::Nothing => false,
             Change::Add | Change::Renew => {
                 let lease = self.lease_of(id.unwrap_or_else(LeaseId::random), weight);
                 let held = state.0.get_or_insert_default();

@@ -1,8 +1,8 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    ban::Ban, concurrency::Concurrency, fixed_window::FixedWindow, sliding_counter::SlidingCounter,
-    sliding_log::SlidingLog, token_bucket::TokenBucket,
+    concurrency::Concurrency, fixed_window::FixedWindow, sliding_counter::SlidingCounter, sliding_log::SlidingLog,
+    token_bucket::TokenBucket,
 };
 use crate::ConfigError;
 
@@ -37,9 +37,6 @@ pub enum Limit {
     Unlimited,
     /// Denies every request, without a call of the store.
     DenyAll,
-    /// The bans of a policy, as a store receives them beside its limit. It is not a limit of a policy itself, and has no text
-    /// form that is parsed: [`Policy::ban`](crate::Policy::ban) sets it.
-    Ban(Ban),
 }
 
 /// Accessors.
@@ -64,7 +61,6 @@ impl Limit {
             Self::Concurrency(slots) => slots.quota(),
             Self::Unlimited => u64::MAX,
             Self::DenyAll => 0,
-            Self::Ban(ban) => ban.quota(),
         }
     }
 
@@ -89,7 +85,6 @@ impl Limit {
             Self::FixedWindow(fixed) => fixed.window(),
             Self::TokenBucket(bucket) => Some(bucket.window()),
             Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => None,
-            Self::Ban(ban) => Some(ban.window()),
         }
     }
 
@@ -114,7 +109,6 @@ impl Limit {
             Self::Concurrency(_) => Concurrency::NAME,
             Self::Unlimited => "unlimited",
             Self::DenyAll => "deny-all",
-            Self::Ban(_) => Ban::NAME,
         }
     }
 
@@ -128,21 +122,7 @@ impl Limit {
             Self::Concurrency(slots) => slots.scaled(share).into(),
             Self::Unlimited => Self::Unlimited,
             Self::DenyAll => Self::DenyAll,
-            Self::Ban(ban) => Self::Ban(*ban),
         }
-    }
-
-    /// The limit of the markers of requests that this limit counts: so many units, and for as long as the request may count.
-    /// `None` if nothing is counted, and for slots, which a repetition takes too.
-    pub(crate) fn for_markers(&self, quota: u64) -> Option<Self> {
-        let markers = match self {
-            Self::SlidingLog(log) => FixedWindow::anchored(quota, log.window()),
-            Self::SlidingCounter(counter) => FixedWindow::anchored(quota, counter.window()),
-            Self::FixedWindow(fixed) => fixed.for_markers(quota),
-            Self::TokenBucket(bucket) => FixedWindow::anchored(quota, bucket.window()),
-            Self::Concurrency(_) | Self::Unlimited | Self::DenyAll | Self::Ban(_) => return None,
-        };
-        Some(markers.into())
     }
 
     /// Whether a store counts for it.
@@ -153,8 +133,7 @@ impl Limit {
             | Self::SlidingCounter(_)
             | Self::FixedWindow(_)
             | Self::TokenBucket(_)
-            | Self::Concurrency(_)
-            | Self::Ban(_) => true,
+            | Self::Concurrency(_) => true,
             Self::Unlimited | Self::DenyAll => false,
         }
     }
@@ -164,30 +143,11 @@ impl Limit {
         let fault = match self {
             Self::SlidingLog(log) if log.grain().is_none() => return Ok(()),
             Self::TokenBucket(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => return Ok(()),
-            Self::SlidingLog(_) | Self::SlidingCounter(_) | Self::FixedWindow(_) | Self::Ban(_) => {
+            Self::SlidingLog(_) | Self::SlidingCounter(_) | Self::FixedWindow(_) => {
                 "which does not store when later ones are admitted; use a sliding log without a precision, or a token bucket"
             }
         };
         Err(ConfigError::new(format!("requests cannot wait for `{self}`, {fault}")))
-    }
-
-    /// Whether it is the bans of a policy.
-    pub(crate) fn is_ban(&self) -> bool {
-        self.longest_ban().is_some()
-    }
-
-    /// The length of the longest ban.
-    pub(crate) fn longest_ban(&self) -> Option<Duration> {
-        match self {
-            Self::Ban(ban) => Some(ban.max_length()),
-            Self::SlidingLog(_)
-            | Self::SlidingCounter(_)
-            | Self::FixedWindow(_)
-            | Self::TokenBucket(_)
-            | Self::Concurrency(_)
-            | Self::Unlimited
-            | Self::DenyAll => None,
-        }
     }
 
     /// The length of the leases that hold slots.
@@ -200,8 +160,7 @@ impl Limit {
             | Self::FixedWindow(_)
             | Self::TokenBucket(_)
             | Self::Unlimited
-            | Self::DenyAll
-            | Self::Ban(_) => None,
+            | Self::DenyAll => None,
         }
     }
 
@@ -213,9 +172,7 @@ impl Limit {
             Self::SlidingLog(log) => log.ahead(),
             Self::FixedWindow(fixed) => fixed.ahead(),
             Self::TokenBucket(bucket) => bucket.ahead(),
-            Self::SlidingCounter(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll | Self::Ban(_) => {
-                return None;
-            }
+            Self::SlidingCounter(_) | Self::Concurrency(_) | Self::Unlimited | Self::DenyAll => return None,
         };
         (!ahead.is_zero()).then_some(ahead)
     }
@@ -233,9 +190,6 @@ impl Limit {
                 Ok(())
             }
             Self::TokenBucket(bucket) => bucket.validate(),
-            Self::Ban(_) => Err(ConfigError::new(
-                "a ban is not a limit of a policy; it is set beside one, as in `.ban(Ban::after(10, Duration::from_secs(3600)))`",
-            )),
         }
     }
 }
@@ -265,7 +219,6 @@ impl fmt::Display for Limit {
             Self::Concurrency(slots) => slots.fmt(f),
             Self::Unlimited => f.write_str("unlimited"),
             Self::DenyAll => f.write_str("deny-all"),
-            Self::Ban(ban) => ban.fmt(f),
         }
     }
 }

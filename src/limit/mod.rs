@@ -182,7 +182,7 @@
 //! these return then may make room for as much more in a [`FixedWindow`] that is aligned or of a calendar.
 //!
 //! `remaining` of a request that is admitted so is what this process has left: a lower bound. A denial is always by Redis or its cached
-//! denial, and its `retry_after` is that of Redis: units that are returned may make room earlier. Requests of several policies, ids, bans, waits and slots are decided by Redis.
+//! denial, and its `retry_after` is that of Redis: units that are returned may make room earlier. Requests of several policies, bans, waits and slots are decided by Redis.
 //! [`MemoryStore`](crate::MemoryStore) needs no units ahead, and applies the same numbers.
 //!
 //! # Implementation
@@ -227,6 +227,12 @@ pub use self::{
     sliding_log::SlidingLog,
     token_bucket::TokenBucket,
 };
+pub(crate) use self::{
+    ban::Banned,
+    limit::{NamedLimit, hash_text},
+    rate::LengthText,
+    rule::{Change, Effect, MAX_QUOTA, Saved, State, Turn},
+};
 #[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
@@ -234,11 +240,6 @@ pub(crate) use self::{
     rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
     sliding_log::{BUDGET, LONGER_WINDOWS, STEPS},
     slot_queue::{PLACE_US, QUEUE_AT},
-};
-pub(crate) use self::{
-    limit::{NamedLimit, hash_text},
-    rate::LengthText,
-    rule::{Change, Effect, MAX_QUOTA, Saved, State, Turn},
 };
 
 /// A limit that is chosen for each request, such as by the plan of a user.
@@ -300,8 +301,7 @@ pub(crate) use self::{
 /// fails, and of a [`Receipt`](crate::Receipt). With [`Limit::Unlimited`] the policy does not apply, and no key is extracted.
 /// A limit that [`Policy::new`](crate::Policy::new) would not take refuses the request with `500 Internal Server Error`, and the
 /// first one is logged. So does a limit of [`Concurrency`] if the policy has
-/// [`refund_if`](crate::Policy::refund_if), [`charge_if`](crate::Policy::charge_if) or
-/// [`once_per`](crate::Policy::once_per), which have no meaning for slots.
+/// [`refund_if`](crate::Policy::refund_if), which has no meaning for slots.
 ///
 /// A [`Limiter`](crate::Limiter) has no requests. Make one for each plan, with the same store and policy name: they share
 /// their counts.

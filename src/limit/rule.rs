@@ -68,11 +68,6 @@ pub(crate) trait Rule {
     /// Subtracts weight that was added at the time `at`, as far as it still counts. Returns whether the state changed.
     fn refund(&self, state: &mut Self::State, now: u64, at: u64, weight: u64) -> bool;
 
-    /// Counts a denial of the charge that the state guards, and returns whether the state changed. Only a ban does.
-    fn deny(&self, _: &mut Self::State, _now: u64) -> bool {
-        false
-    }
-
     /// Whether the slots of this lease are held.
     fn holds(&self, _: &Self::State, _weight: u64, _: Option<LeaseId>) -> bool {
         false
@@ -96,7 +91,6 @@ pub(crate) trait Rule {
                 true
             }
             Change::Reserve(turn) => return Some(self.reserve(state, now, turn, weight)),
-            Change::Deny => self.deny(state, now),
             Change::Refund { at } => self.refund(state, now, at, weight),
         };
         changed.then_some(now)
@@ -110,8 +104,6 @@ pub(crate) enum Change {
     Add,
     /// Adds what is admitted later.
     Reserve(Turn),
-    /// Counts a denial of the charge that a ban guards.
-    Deny,
     /// Subtracts what was added at that time, or ends the lease.
     Refund {
         at: u64,
@@ -150,7 +142,7 @@ pub(crate) const MAX_EXACT: u64 = 1 << 53;
 /// The largest weight that is stored for one key, at which Lua still has halves. A larger debt makes no difference.
 pub(crate) const MAX_TOTAL: u64 = MAX_EXACT / 4;
 
-/// What is stored for one key: the state of the algorithm that the key is counted by.
+/// What is stored for one key: the state of the algorithm that the key is counted by, or of bans.
 #[derive(Debug)]
 pub(crate) enum State {
     Log(Log),
@@ -159,15 +151,13 @@ pub(crate) enum State {
     Bucket(Bucket),
     Banned(Banned),
     Leases(Leases),
-    /// Nothing is stored for limits that are not counted.
-    Uncounted,
 }
 
-/// Calls a rule with the state of its algorithm.
+/// Calls a rule with the state of its algorithm. A store has neither a state nor a charge of a limit that counts nothing.
 ///
 /// It has an arm for each variant of [`Limit`], so an algorithm that is missing here does not compile.
 macro_rules! dispatch {
-    ($limit:expr, $state:expr, |$rule:ident, $inner:ident| $call:expr,uncounted => $uncounted:expr,mismatch => $mismatch:expr) => {
+    ($limit:expr, $state:expr, |$rule:ident, $inner:ident| $call:expr,mismatch => $mismatch:expr) => {
         match $limit {
             Limit::SlidingLog($rule) => {
                 let State::Log($inner) = $state else { $mismatch };
@@ -185,15 +175,11 @@ macro_rules! dispatch {
                 let State::Bucket($inner) = $state else { $mismatch };
                 $call
             }
-            Limit::Ban($rule) => {
-                let State::Banned($inner) = $state else { $mismatch };
-                $call
-            }
             Limit::Concurrency($rule) => {
                 let State::Leases($inner) = $state else { $mismatch };
                 $call
             }
-            Limit::Unlimited | Limit::DenyAll => $uncounted,
+            Limit::Unlimited | Limit::DenyAll => $mismatch,
         }
     };
 }
@@ -206,9 +192,8 @@ impl State {
             Limit::SlidingCounter(_) => Self::Counter(Counter::default()),
             Limit::FixedWindow(_) => Self::Window(Window::default()),
             Limit::TokenBucket(_) => Self::Bucket(Bucket::default()),
-            Limit::Ban(_) => Self::Banned(Banned::default()),
             Limit::Concurrency(_) => Self::Leases(Leases::default()),
-            Limit::Unlimited | Limit::DenyAll => Self::Uncounted,
+            Limit::Unlimited | Limit::DenyAll => mismatch(),
         }
     }
 
@@ -216,7 +201,6 @@ impl State {
     #[inline]
     pub(crate) fn is_of(&self, limit: &Limit) -> bool {
         dispatch!(limit, self, |_rule, _state| true,
-            uncounted => matches!(self, Self::Uncounted),
             mismatch => return false)
     }
 
@@ -225,9 +209,7 @@ impl State {
     pub(crate) fn take_woken(&mut self) -> Vec<LeaseId> {
         match self {
             Self::Leases(leases) => leases.take_woken(),
-            Self::Log(_) | Self::Counter(_) | Self::Window(_) | Self::Bucket(_) | Self::Banned(_) | Self::Uncounted => {
-                Vec::new()
-            }
+            Self::Log(_) | Self::Counter(_) | Self::Window(_) | Self::Bucket(_) | Self::Banned(_) => Vec::new(),
         }
     }
 
@@ -238,11 +220,10 @@ impl State {
     #[inline]
     pub(crate) fn saved(&self) -> Option<Saved> {
         match self {
-            Self::Log(_) | Self::Leases(_) | Self::Uncounted => None,
+            Self::Log(_) | Self::Leases(_) | Self::Banned(_) => None,
             Self::Counter(counter) => Some(Saved::Counter(*counter)),
             Self::Window(window) => Some(Saved::Window(*window)),
             Self::Bucket(bucket) => Some(Saved::Bucket(*bucket)),
-            Self::Banned(banned) => Some(Saved::Banned(*banned)),
         }
     }
 
@@ -251,7 +232,6 @@ impl State {
             Saved::Counter(counter) => Self::Counter(counter),
             Saved::Window(window) => Self::Window(window),
             Saved::Bucket(bucket) => Self::Bucket(bucket),
-            Saved::Banned(banned) => Self::Banned(banned),
         };
     }
 }
@@ -262,7 +242,6 @@ pub(crate) enum Saved {
     Counter(Counter),
     Window(Window),
     Bucket(Bucket),
-    Banned(Banned),
 }
 
 /// The result of a [`Change`].
@@ -291,21 +270,18 @@ impl Limit {
             rule.advance(state, now, weight, reads_only);
             rule.room(state, now)
         },
-            uncounted => self.quota(),
             mismatch => mismatch())
     }
 
     /// The weight that fits for the request of this lease, which may have a place in a queue.
     pub(crate) fn own_room(&self, state: &State, now: u64, weight: u64, lease: Option<LeaseId>) -> u64 {
         dispatch!(self, state, |rule, state| rule.own_room(state, now, weight, lease),
-            uncounted => self.quota(),
             mismatch => mismatch())
     }
 
     /// Whether a request of this lease, which does not fit, may enter the queue for slots, or stay in it.
     pub(crate) fn may_queue(&self, state: &State, weight: u64, lease: Option<LeaseId>, most: u64) -> bool {
         dispatch!(self, state, |rule, state| rule.may_queue(state, weight, lease, most),
-            uncounted => false,
             mismatch => mismatch())
     }
 
@@ -329,45 +305,38 @@ impl Limit {
                 lasts: rule.lasts(state, now),
             }
         },
-            uncounted => Effect { changed: false, turn: now, room: self.quota(), reset: 0, lasts: 0 },
             mismatch => mismatch())
     }
 
     /// The time at which `cost`, which does not fit now, can be [reserved](Rule::turn), with at most `most` units that wait.
     pub(crate) fn turn(&self, state: &State, now: u64, cost: u64, most: u64) -> Option<u64> {
         dispatch!(self, state, |rule, state| rule.turn(state, now, cost, most),
-            uncounted => None,
             mismatch => mismatch())
     }
 
     /// Whether the slots of this lease are held.
     pub(crate) fn holds(&self, state: &State, lease: Option<LeaseId>, weight: u64) -> bool {
         dispatch!(self, state, |rule, state| rule.holds(state, weight, lease),
-            uncounted => false,
             mismatch => mismatch())
     }
 
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
     pub(crate) fn wait(&self, state: &State, now: u64, cost: u64) -> u64 {
         dispatch!(self, state, |rule, state| rule.wait(state, now, cost),
-            uncounted => 1,
             mismatch => mismatch())
     }
 }
 
 #[cold]
 fn mismatch() -> ! {
-    unreachable!("a state is looked up by its algorithm")
+    unreachable!("a state is looked up by its algorithm, and nothing is sent to a store for other limits")
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::Ban;
 
-    /// One limit of each algorithm. The `match` does not compile without a new one.
+    /// One limit of each algorithm that counts. The `match` does not compile without a new one.
     fn limits() -> Vec<Limit> {
         let texts = [
             "sliding-log 1/s",
@@ -375,23 +344,17 @@ mod tests {
             "fixed-window 1/s",
             "token-bucket 1/s",
             "concurrency 1",
-            "unlimited",
-            "deny-all",
         ];
-        let mut limits = texts.map(|text| text.parse::<Limit>().unwrap()).to_vec();
-        // A ban has no text that is parsed, since it is not a limit of a policy.
-        limits.push(Limit::Ban(Ban::after(1, Duration::from_secs(1))));
+        let limits = texts.map(|text| text.parse::<Limit>().unwrap()).to_vec();
         let variants = limits.iter().map(|limit| match limit {
             Limit::SlidingLog(_) => 0,
             Limit::SlidingCounter(_) => 1,
             Limit::FixedWindow(_) => 2,
             Limit::TokenBucket(_) => 3,
             Limit::Concurrency(_) => 4,
-            Limit::Unlimited => 5,
-            Limit::DenyAll => 6,
-            Limit::Ban(_) => 7,
+            Limit::Unlimited | Limit::DenyAll => 5,
         });
-        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(variants.collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
         limits
     }
 
@@ -400,15 +363,14 @@ mod tests {
         for limit in limits() {
             let state = State::new(&limit);
             for other in limits() {
-                let same = limit == other || !(limit.is_counted() || other.is_counted());
-                assert_eq!(state.is_of(&other), same, "{limit} and {other}");
+                assert_eq!(state.is_of(&other), limit == other, "{limit} and {other}");
             }
         }
     }
 
     #[test]
     fn each_algorithm_that_counts_denies_the_request_after_the_last_one() {
-        for limit in limits().into_iter().filter(Limit::is_counted) {
+        for limit in limits() {
             let mut state = State::new(&limit);
             assert_eq!(limit.advance(&mut state, 1, 1, false), 1, "{limit}");
             limit.change(&mut state, 1, Change::Add, 1, None);

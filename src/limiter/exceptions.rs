@@ -2,7 +2,7 @@ use std::{error::Error, fmt, time::Duration};
 
 use super::{Limiter, request::unknown};
 use crate::{
-    Decision, Key, Limit, PolicyDecision,
+    Ban, Decision, Key, Limit, PolicyDecision,
     check::bans,
     limit::LengthText,
     store::{ErrorKind, Override, StoreError},
@@ -54,7 +54,7 @@ impl Limiter {
             let undecided =
                 policies.map(|position| PolicyDecision::undecided(context.clone(), position, key.clone(), 1));
             let bans = context.policies.iter().filter_map(|policy| policy.ban.as_ref());
-            let longest = bans.filter_map(Limit::longest_ban).min();
+            let longest = bans.map(Ban::max_length).min();
             (Decision::new(true, undecided.collect()), longest)
         };
         if let Some(longest) = longest.filter(|longest| length.as_micros() > longest.as_micros()) {

@@ -60,7 +60,7 @@ impl Limiter {
     ///
     /// If two policies have the same name, one is not [valid](Policy::validate), or one has a setting that needs an HTTP request:
     /// [`limit::by`](crate::limit::by()), [`cost_fn`](Policy::cost_fn), [`apply_if`](Policy::apply_if),
-    /// [`once_per`](Policy::once_per), [`refund_if`](Policy::refund_if), [`charge_if`](Policy::charge_if),
+    /// [`refund_if`](Policy::refund_if),
     /// [`learn_from_responses`](Policy::learn_from_responses), or `plans`, `routes` or `methods` in its file.
     /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
@@ -149,15 +149,12 @@ fn undecided_by(
         let cost = request.cost_for(policy.name()).or(settings.fixed_cost()).unwrap_or(1);
         let mut undecided = PolicyDecision::undecided(context.clone(), position, key.clone(), cost);
         undecided.chosen = policy.overriding(context, &undecided.named().limit, key);
-        let id = request.request_id();
-        let marker = id.and_then(|id| settings.marker((&undecided.named().limit, cost), key, id));
         let waiting = match undecided.is_observed() {
             true => Waiting::NONE,
             false => wait(undecided.waiting),
         };
         let lease = Ticket::of(&undecided.named().limit);
         PolicyDecision {
-            marker,
             waiting,
             lease,
             ..undecided
@@ -238,7 +235,7 @@ impl Limiter {
 
 /// Callbacks.
 impl Limiter {
-    /// Observes each decision of [`check`](Self::check), [`check_n`](Self::check_n), [`check_once`](Self::check_once),
+    /// Observes each decision of [`check`](Self::check), [`check_n`](Self::check_n),
     /// [`charge`](Self::charge) and [`acquire`](Self::acquire), whose admissions are observed after the wait.
     ///
     /// [`peek`](Self::peek), which counts nothing, is not observed. There is no call either if no policy applies (the cost

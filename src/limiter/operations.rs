@@ -105,33 +105,6 @@ impl Limiter {
         self.request(key).check_now()
     }
 
-    /// Counts the cost of the policies if it fits, unless a request of this key with this id was counted already.
-    ///
-    /// For the window of the limit after that, a repetition is admitted without being counted. [`Policy::once_per`](crate::Policy::once_per) describes
-    /// what that costs and what callers can do, and [`Policy::max_repetitions`](crate::Policy::max_repetitions) sets the number. The id is a key:
-    /// `Key::header("idempotency-key", id)` is what a layer extracts from that header.
-    ///
-    /// ```
-    /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let mails = Limiter::new(MemoryStore::new(), Policy::new("mails", SlidingLog::per_hour(1)));
-    ///
-    /// // The queue delivers a job again after a crash.
-    /// assert!(mails.check_once("42", "job-1").await?.is_allowed());
-    /// assert!(mails.check_once("42", "job-1").await?.is_allowed());
-    /// assert!(!mails.check_once("42", "job-2").await?.is_allowed());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the store fails and a policy is [`Closed`](crate::FailureMode::Closed).
-    pub async fn check_once(&self, key: impl Into<Key>, id: impl Into<Key>) -> Result<Decision, StoreError> {
-        self.request(key).id(id).check().await
-    }
-
     /// Counts a cost unconditionally, even if it exceeds the limit. Later requests are denied until enough of it has expired.
     ///
     /// The decision is always allowed. A cost above the limit counts in full, up to 999,999,999,999,999; a larger one counts as

@@ -16,7 +16,6 @@ use crate::{
 pub struct LimiterRequest<'a> {
     limiter: &'a Limiter,
     key: Key,
-    id: Option<Key>,
     cost: Option<u64>,
     plan: Option<&'a str>,
     pub(super) units: u32,
@@ -60,7 +59,6 @@ impl Limiter {
         LimiterRequest {
             limiter: self,
             key: key.into(),
-            id: None,
             cost: None,
             plan: None,
             units: 1,
@@ -147,26 +145,6 @@ impl<'a> LimiterRequest<'a> {
         self
     }
 
-    /// The id of the request, whose repetitions are admitted without being counted, as by
-    /// [`check_once`](Limiter::check_once). It applies to [`check`](Self::check) and [`check_now`](Self::check_now).
-    ///
-    /// ```
-    /// use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::store::StoreError> {
-    /// let rows = Limiter::new(MemoryStore::new(), Policy::new("rows", SlidingLog::per_hour(100)));
-    /// for _ in 0..2 {
-    ///     assert_eq!(rows.request("42").cost(70).id("job-1").check().await?.remaining(), 30);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn id(mut self, id: impl Into<Key>) -> Self {
-        self.id = Some(id.into());
-        self
-    }
-
     /// The plan whose policies decide the request, where the limiter has [`Plans`](crate::Plans). The default is the first plan, and so is one
     /// that does not exist.
     ///
@@ -245,7 +223,6 @@ impl<'a> LimiterRequest<'a> {
     ///
     /// As [`check`](Self::check). And if a policy has slots or bans, or keys of its own that lie in several slots of a Redis cluster.
     pub async fn take_up_to(mut self, units: u32) -> Result<Decision, StoreError> {
-        self.id = None;
         let counts = {
             let basis = self.limiter.policies.newest();
             let mut policies = basis.context.policies.iter();
@@ -267,8 +244,7 @@ impl<'a> LimiterRequest<'a> {
     /// # Errors
     ///
     /// As [`check`](Self::check).
-    pub async fn charge(mut self) -> Result<Decision, StoreError> {
-        self.id = None;
+    pub async fn charge(self) -> Result<Decision, StoreError> {
         self.perform(Operation::Charge, identity).await
     }
 
@@ -277,8 +253,7 @@ impl<'a> LimiterRequest<'a> {
     /// # Errors
     ///
     /// As [`check`](Self::check).
-    pub async fn peek(mut self) -> Result<Decision, StoreError> {
-        self.id = None;
+    pub async fn peek(self) -> Result<Decision, StoreError> {
         self.perform(Operation::Peek, identity).await
     }
 
@@ -300,8 +275,7 @@ impl<'a> LimiterRequest<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn acquire(mut self) -> Acquire<'a> {
-        self.id = None;
+    pub fn acquire(self) -> Acquire<'a> {
         Acquire {
             request: self,
             max_wait: None,
@@ -350,10 +324,6 @@ impl LimiterRequest<'_> {
     /// The position of its plan among those of the limiter.
     pub(super) fn plan_among(&self, plans: &PlanChoice) -> usize {
         self.plan.and_then(|name| plans.position(name)).unwrap_or_default()
-    }
-
-    pub(super) fn request_id(&self) -> Option<&Key> {
-        self.id.as_ref()
     }
 
     #[inline]

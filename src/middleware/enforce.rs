@@ -191,19 +191,15 @@ impl Enforcer {
 
         let earlier = parts.extensions.get::<Decision>();
         let charged = earlier.map_or(0, |earlier| earlier.charged((context, position), named, &key));
-        let mut marker = None;
         if charged > 0 {
             let Some(rest) = self.rest_of(cost, charged, named) else {
                 return Ok(None);
             };
             cost = rest;
-        } else {
-            marker = settings.marker_of((&named.limit, cost), &key, parts)?;
         }
         Ok(Some(PolicyDecision {
             lease: Ticket::of(&named.limit),
             chosen,
-            marker,
             ..PolicyDecision::undecided(context.clone(), position, key, cost)
         }))
     }

@@ -10,8 +10,7 @@ impl<K> Policy<K> {
     /// ban undoes one doubling. Denials during a ban do not make it longer.
     ///
     /// While a ban is in force, all requests of the key are denied with the reason [`Banned`](crate::Denial::Banned). Neither
-    /// this policy nor a policy that is decided together with it counts them. This also applies to retries with a known
-    /// [id](Self::once_per) and to [`peek`](crate::Limiter::peek). A
+    /// this policy nor a policy that is decided together with it counts them. This also applies to [`peek`](crate::Limiter::peek). A
     /// [`reset`](crate::Limiter::reset) ends a ban and forgets those before; [`Limiter::ban`](crate::Limiter::ban) begins one by
     /// hand. A policy that [only observes](Self::observe_only) reports its bans and denies nothing. If all policies that deny
     /// do so by a ban, the response has the problem type `abnormal-usage-detected` in place of `quota-exceeded`, as

@@ -123,8 +123,7 @@ impl<K> Policy<K> {
     /// [`degree_header`](crate::RateLimitLayer::degree_header) adds a field.
     ///
     /// A threshold is reached if this fraction of the [quota](crate::Limit::quota) is used, this request included: with 0.8
-    /// of 10 a minute, by the eighth request and those after it. The cost of a request that is charged only
-    /// [after it has ended](Self::charge_if) is not included. A denial has reached all thresholds. They are computed from what
+    /// of 10 a minute, by the eighth request and those after it.  A denial has reached all thresholds. They are computed from what
     /// the store returns, so they cost nothing there; they change no count.
     ///
     /// Each call adds a threshold; one that is added twice counts once. By default a policy has none.
@@ -178,7 +177,7 @@ impl<K> Policy<K> {
     /// | [`Concurrency`](crate::Concurrency) | yes: a slot that is released wakes the request that has [waited](crate::Concurrency#waiting-for-a-slot) longest |
     ///
     /// Of several policies, a request waits for the latest turn, and each of them must allow the wait for its own. Policies
-    /// that do not wait must have room at once. So must policies with [`charge_if`](Self::charge_if), which reserve nothing. Slots
+    /// that do not wait must have room at once.  Slots
     /// are taken at the turn.
     ///
     /// Only a `SlidingLog` without a precision counts the request at that turn, even if the policy does not wait itself. A bucket

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::Policy;
 use crate::{
     ConfigError, Limit,
-    decision::{CompletionRule, RenderedLimit, policy_item, response::violates},
+    decision::{RenderedLimit, policy_item, response::violates},
     key::KeyError,
     limit::{ChooseLimit, LimitSource, Source},
     store::NamedLimit,
@@ -188,14 +188,11 @@ impl<K> Policy<K> {
     }
 
     fn validate_slots_of_requests(&self) -> Result<(), ConfigError> {
-        let setting = match &self.settings.completion {
-            Some(CompletionRule::RefundIf(_)) => "`.refund_if(..)`",
-            Some(CompletionRule::ChargeIf(_)) => "`.charge_if(..)`",
-            None if self.settings.id.is_some() => "`.once_per(..)`",
-            None => return Ok(()),
-        };
+        if self.settings.refund_if.is_none() {
+            return Ok(());
+        }
         Err(ConfigError::new(format!(
-            "{setting} has no meaning for the policy `{}`: a request holds its slots until it ends, each repetition its own; \
+            "`.refund_if(..)` has no meaning for the policy `{}`: a request holds its slots until it ends; \
              leave it out, or add a policy with a limit such as `SlidingLog::per_minute(100)` for it",
             self.name(),
         )))

@@ -155,7 +155,6 @@ impl<K> Policy<K> {
     ///     mails().warn_at(80.0),
     ///     mails().ban(Ban::after(0, Duration::from_secs(60))),
     ///     mails().max_waiting(0),
-    ///     mails().max_repetitions(0),
     /// ] {
     ///     assert!(wrong.validate().is_err(), "{wrong:?}");
     /// }
@@ -167,7 +166,7 @@ impl<K> Policy<K> {
     /// describes, such as a [cost](Self::cost) above the limit. Or the limit cannot be kept: a
     /// [`SlidingLog`](crate::SlidingLog) of more than 100,000 without a [`precision`](crate::SlidingLog::precision), or a
     /// [`TokenBucket`](crate::TokenBucket) whose burst and rate are too large
-    /// together for exact integers; or it is a [`Limit::Ban`], which [`ban`](Self::ban) sets beside the limit.
+    /// together for exact integers.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.policy_limit.validate()?;
         let fault = match (&self.fault, self.limit()) {

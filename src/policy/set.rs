@@ -13,7 +13,7 @@ use super::{Keyed, Policy, Unkeyed, plans::PlanChoice};
 use crate::KeyExtractor;
 use crate::{
     ConfigError,
-    decision::{CheckContext, CompletionRule, Condition, Cost, PerThread, PolicyContext},
+    decision::{CheckContext, Condition, Cost, PerThread, PolicyContext},
     limit::hash_text,
     observe::METRICS_ENABLED,
     store::Store,
@@ -194,24 +194,15 @@ impl<K> Policy<K> {
             ("the setting `routes` or `methods`", for_requests)
         } else if settings.applies.is_some() {
             ("`.apply_if(..)`", for_requests)
-        } else if settings.id.is_some() {
-            ("`.once_per(..)`", "leave it out, and give the id to `check_once`")
         } else if settings.learns {
             (
                 "`.learn_from_responses()`",
                 "leave it out, set `.ban(Ban::by_hand())`, and `ban` the key when a response asks for a pause",
             )
+        } else if settings.refund_if.is_some() {
+            ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
         } else {
-            match settings.completion {
-                Some(CompletionRule::RefundIf(_)) => {
-                    ("`.refund_if(..)`", "leave it out, and call `refund` of the decision")
-                }
-                Some(CompletionRule::ChargeIf(_)) => (
-                    "`.charge_if(..)`",
-                    "leave it out, and use `peek` before and `charge` after the request",
-                ),
-                None => return Ok(()),
-            }
+            return Ok(());
         };
         Err(ConfigError::new(format!(
             "{setting} of the policy `{}` needs an HTTP request, which a limiter does not have; {instead}",

@@ -249,7 +249,8 @@ impl LocalCharge {
             | Operation::Refund { .. }
             | Operation::Reset
             | Operation::RenewLease
-            | Operation::EndLease => charge.cost(),
+            | Operation::EndLease
+            | Operation::Ban { .. } => charge.cost(),
         };
         Some(Self { limit, cost })
     }

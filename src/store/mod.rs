@@ -21,8 +21,6 @@ mod response;
 #[cfg(any(feature = "admin", feature = "fred", feature = "cluster"))]
 mod space_saving;
 mod status;
-#[cfg(any(feature = "fred", feature = "cluster"))]
-mod uncounted;
 pub(crate) mod wakes;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
@@ -53,7 +51,7 @@ pub(crate) use crate::limit::NamedLimit;
 #[doc(hidden)]
 pub use {
     self::{
-        operation::{ChargeRole, Operation},
+        operation::Operation,
         request::Charge,
         response::{ChargeState, Outcome},
     },
@@ -191,7 +189,7 @@ pub trait Store: Send + Sync + 'static {
     /// | --- | --- |
     /// | [slots](crate::Slots) | their release is confirmed |
     /// | a [receipt](crate::Decision::take_receipt) that was taken | it is settled, refunded or dropped, and a settlement is confirmed |
-    /// | a policy with [`refund_if`](crate::Policy::refund_if), [`charge_if`](crate::Policy::charge_if) or [`learn_from_responses`](crate::Policy::learn_from_responses) | its completion is known, and what follows is confirmed |
+    /// | a policy with [`refund_if`](crate::Policy::refund_if) or [`learn_from_responses`](crate::Policy::learn_from_responses) | its completion is known, and what follows is confirmed |
     /// | a [turn](crate::Policy::wait_up_to) to wait for | it is at its turn, or the refund of its turn is confirmed |
     /// | [slots](crate::Concurrency#waiting-for-a-slot) to wait for | it is decided, or has left the queue |
     ///

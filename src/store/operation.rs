@@ -6,7 +6,7 @@ use crate::limit::MAX_QUOTA;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Counts all charges if all of them fit, else none. The [role](super::ChargeRole) of a charge can exempt it from either.
+    /// Counts all charges if all of them fit, else none.
     Check,
     /// Counts all charges at the earliest time at which all of them fit, if each fits within its
     /// [longest wait](super::Charge::wait_up_to); else none, as a check.
@@ -20,8 +20,7 @@ pub enum Operation {
     /// Where only slots lack that charges may wait for, nothing is counted, and the outcome
     /// [waits](super::Outcome::is_waiting).
     Reserve,
-    /// Counts all charges, also above the limits; later requests wait for it. The [role](super::ChargeRole) of a charge can
-    /// exempt it.
+    /// Counts all charges, also above the limits; later requests wait for it.
     Charge,
     /// Returns what [`Check`](Self::Check) would return, and counts nothing.
     Peek,
@@ -44,6 +43,15 @@ pub enum Operation {
     /// Ends the [leases](super::Charge::lease) of charges of [`Limit::Concurrency`](crate::Limit::Concurrency), which releases
     /// their slots. It has no effect on charges of other limits.
     EndLease,
+    /// Begins the [bans](super::Charge::ban) of all charges, of this length and at most [`Ban::max_length`](crate::Ban::max_length),
+    /// unless a longer one is in force. With a length of zero it only reads them. Their limits are not regarded.
+    ///
+    /// The states are those of the bans: the denials that remain, 0 while a ban is in force; the rest of the ban; and the time until
+    /// the ban, the denials and the number of bans are forgotten.
+    Ban {
+        /// The length of the ban, in whole microseconds.
+        length: Duration,
+    },
 }
 
 impl Operation {
@@ -51,13 +59,22 @@ impl Operation {
     pub(crate) fn compares_room(self) -> bool {
         match self {
             Self::Check | Self::Reserve | Self::Charge | Self::Peek | Self::RenewLease => true,
-            Self::Reset | Self::Refund { .. } | Self::EndLease => false,
+            Self::Reset | Self::Refund { .. } | Self::EndLease | Self::Ban { .. } => false,
         }
     }
 
     /// Whether it is denied if a charge does not fit.
     pub(crate) fn requires_room(self) -> bool {
         matches!(self, Self::Check | Self::Reserve | Self::Peek | Self::RenewLease)
+    }
+
+    /// Whether it regards the bans of charges.
+    #[inline]
+    pub(super) fn regards_bans(self) -> bool {
+        matches!(
+            self,
+            Self::Check | Self::Reserve | Self::Peek | Self::Reset | Self::Ban { .. }
+        )
     }
 
     /// Whether it admits or denies a request, and counts it.
@@ -68,59 +85,6 @@ impl Operation {
     /// Whether it counts the charges of an admitted request.
     pub(crate) fn counts(self) -> bool {
         matches!(self, Self::Check | Self::Reserve | Self::Charge)
-    }
-}
-
-/// What a [`Charge`](super::Charge) is in its request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ChargeRole {
-    /// A check is denied without room for the cost, and the cost is counted when the request is admitted. This is the default.
-    #[default]
-    Counted,
-    /// A check is denied without room for the cost, and nothing is counted. So there is nothing to refund.
-    CheckedOnly,
-    /// A marker for the next charge of the request, so that repetitions of the request are not counted. It never denies:
-    ///
-    /// * If nothing counts on it, the next charge is decided as without it. The cost of the marker is counted when the request
-    ///   is admitted.
-    /// * If something counts on it and it has room, the request is a repetition: the next charge does not deny and is not
-    ///   counted. The cost of the marker is counted when the request is admitted.
-    /// * If it has no room, the next charge is decided as without it, and the marker is not counted. Its state has a
-    ///   [`retry_after`](super::ChargeState::retry_after), even if the request is admitted.
-    ///
-    /// So each counted request has as many repetitions as fit on the marker beside it. A marker is not counted if the next
-    /// charge is not: if there is none, if it is only checked, and if its limit is
-    /// [`Limit::Unlimited`](crate::Limit::Unlimited) or [`Limit::DenyAll`](crate::Limit::DenyAll). In a Redis cluster a marker
-    /// and the next charge lie in one slot. The role has no effect on refunds and resets.
-    Once,
-    /// A charge of [`Limit::Ban`](crate::Limit::Ban), for the next charge of the request that is not a marker:
-    ///
-    /// * A check or peek is denied while a ban is in force, and nothing is counted then.
-    /// * If a check is denied, no ban is in force, and the next charge itself has no room for its cost, which is within its
-    ///   limit, one denial is counted. With the last one that [`Ban::denials`](crate::Ban::denials) permits a ban begins, and
-    ///   the state has its wait.
-    /// * [`Operation::Charge`](super::Operation::Charge) begins a ban of `cost` microseconds, at most
-    ///   [`Ban::max_length`](crate::Ban::max_length), unless a longer one is in force.
-    /// * A refund changes nothing, and a reset ends the ban and forgets the ones before.
-    ///
-    /// Its state has the denials that remain, 0 while a ban is in force; the rest of the ban; and the time until the ban, the
-    /// denials and the number of bans are forgotten. A ban is ignored if the next charge counts nothing, for
-    /// [`Limit::Unlimited`](crate::Limit::Unlimited) or [`Limit::DenyAll`](crate::Limit::DenyAll). In a Redis cluster it lies
-    /// in one slot with the next charge. A charge has this role if and only if its limit is a ban.
-    Ban,
-}
-
-impl ChargeRole {
-    /// The position of the charge that a marker or a ban at this position is for; `None` if it is neither, or if there is none.
-    pub(super) fn subject<T>(charges: &[T], position: usize, role: impl Fn(&T) -> Self) -> Option<usize> {
-        let own = role(&charges[position]);
-        let is_subject = |next: &usize| match own {
-            Self::Counted | Self::CheckedOnly => false,
-            Self::Once => *next == position + 1,
-            Self::Ban => role(&charges[*next]) != Self::Once,
-        };
-        (position + 1..charges.len()).find(is_subject)
     }
 }
 

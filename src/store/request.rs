@@ -1,15 +1,11 @@
 use std::{
-    borrow::Cow,
     hash::{BuildHasher, Hasher, RandomState},
     time::Duration,
 };
 
-use super::{
-    ChargeState,
-    operation::{ChargeRole, Operation, Waiting},
-};
+use super::operation::{Operation, Waiting};
 use crate::{
-    Key, Limit,
+    Ban, Key, Limit,
     limit::{LeaseId, MAX_QUOTA, NamedLimit, hash_text},
 };
 
@@ -28,11 +24,14 @@ pub struct StoreRequest<'a> {
 }
 
 impl<'a> StoreRequest<'a> {
-    /// An operation on these charges. The costs of several charges on one key of one policy are added up; if their roles
-    /// differ, the sum is [counted](ChargeRole::Counted).
+    /// An operation on these charges, no two of which are on one key of one policy, and all of which are of limits that count.
     #[doc(hidden)]
     #[must_use]
     pub fn new(operation: Operation, charges: &'a [Charge<'a>]) -> Self {
+        debug_assert!(
+            matches!(operation, Operation::Ban { .. }) || charges.iter().all(|charge| charge.limit.is_counted()),
+            "no store is called for limits that count nothing"
+        );
         Self {
             operation,
             charges,
@@ -41,8 +40,8 @@ impl<'a> StoreRequest<'a> {
         }
     }
 
-    /// So many equal checks, each of them with these charges, of which as many are admitted as fit. None of the charges may have a
-    /// role or be of slots.
+    /// So many equal checks, each of them with these charges, of which as many are admitted as fit. None of the charges may
+    /// be of slots, or of bans.
     pub(crate) fn units(self, units: u32) -> Self {
         Self {
             units: units.max(1),
@@ -52,17 +51,6 @@ impl<'a> StoreRequest<'a> {
 
     pub(super) fn unit_count(&self) -> u32 {
         self.units
-    }
-
-    /// Another operation on other charges in the place of this request.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
-    pub(super) fn with<'b>(&self, operation: Operation, charges: &'b [Charge<'b>]) -> StoreRequest<'b> {
-        StoreRequest {
-            operation,
-            charges,
-            units: self.units,
-            is_optional: self.is_optional,
-        }
     }
 
     /// The same request, beside another one in a list: if the store fails for this one alone, it responds to the others, with
@@ -103,7 +91,7 @@ pub struct Charge<'a> {
     limit: &'a Limit,
     key: &'a Key,
     cost: u64,
-    role: ChargeRole,
+    ban: Option<&'a Ban>,
     waiting: Waiting,
     lease: Option<LeaseId>,
 }
@@ -122,10 +110,7 @@ impl<'a> Charge<'a> {
             limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),
-            role: match limit.is_ban() {
-                true => ChargeRole::Ban,
-                false => ChargeRole::Counted,
-            },
+            ban: None,
             waiting: Waiting::NONE,
             lease: None,
         }
@@ -140,43 +125,31 @@ impl<'a> Charge<'a> {
             limit: &named.limit,
             key,
             cost: cost.clamp(1, MAX_QUOTA),
-            role: ChargeRole::Counted,
+            ban: None,
             waiting: Waiting::NONE,
             lease: None,
         }
     }
 
-    /// The same charge in the role [`ChargeRole::CheckedOnly`].
+    /// The same charge with the bans of its policy:
+    ///
+    /// * A check or peek is denied while a ban is in force, and nothing is counted then.
+    /// * If a check is denied, no ban is in force for any of its charges, and this charge itself has no room for its cost, which is
+    ///   within its limit, one denial is counted. With the last one that [`Ban::denials`] permits a ban begins.
+    /// * [`Operation::Ban`] begins a ban without a denial.
+    /// * A reset ends the ban and forgets the ones before. Other operations do not regard bans.
     #[must_use]
-    pub fn checked_only(self) -> Self {
-        self.in_role(ChargeRole::CheckedOnly)
-    }
-
-    /// The same charge in the role [`ChargeRole::Once`].
-    #[must_use]
-    pub fn once(self) -> Self {
-        self.in_role(ChargeRole::Once)
-    }
-
-    fn in_role(self, role: ChargeRole) -> Self {
-        match self.role {
-            ChargeRole::Ban => self,
-            ChargeRole::Counted | ChargeRole::CheckedOnly | ChargeRole::Once => Self { role, ..self },
-        }
-    }
-
-    /// The ban before this charge, on the same key.
-    pub(crate) fn ban(self, ban: &'a Limit, cost: u64) -> Self {
+    pub fn ban(self, ban: impl Into<Option<&'a Ban>>) -> Self {
         Self {
-            role: ChargeRole::Ban,
-            ..self.with(ban, cost)
+            ban: ban.into(),
+            ..self
         }
     }
 
     /// The same charge, which an [`Operation::Reserve`] may count at most this much later.
     ///
-    /// The default is zero: it has to fit at once. So does a charge of a limit that cannot wait, whatever is set here, and one
-    /// that is not [counted](ChargeRole::Counted). [`Policy::wait_up_to`](crate::Policy::wait_up_to) lists the limits that can.
+    /// The default is zero: it has to fit at once. So does a charge of a limit that cannot wait, whatever is set
+    /// here. [`Policy::wait_up_to`](crate::Policy::wait_up_to) lists the limits that can.
     #[must_use]
     pub fn wait_up_to(self, longest: Duration) -> Self {
         self.waiting(Waiting::up_to(longest, self.waiting.most))
@@ -209,29 +182,6 @@ impl<'a> Charge<'a> {
     #[inline]
     pub(crate) fn leased(self, lease: Option<LeaseId>) -> Self {
         Self { lease, ..self }
-    }
-
-    /// A marker before this charge.
-    pub(crate) fn marker(self, limit: &'a Limit, key: &'a Key, cost: u64) -> Self {
-        Self {
-            key,
-            waiting: Waiting::NONE,
-            lease: None,
-            ..self.with(limit, cost).once()
-        }
-    }
-
-    /// The sum of two charges on one key, which is counted unless both have the same other role.
-    pub(super) fn plus(self, other: &Self) -> Self {
-        let role = if self.role == other.role {
-            self.role
-        } else {
-            ChargeRole::Counted
-        };
-        Self {
-            role,
-            ..self.with(self.limit, self.cost + other.cost)
-        }
     }
 
     /// The same charge with another limit and cost.
@@ -269,10 +219,10 @@ impl<'a> Charge<'a> {
         self.cost
     }
 
-    /// What the charge is in its request.
-    #[must_use]
-    pub fn role(&self) -> ChargeRole {
-        self.role
+    /// The bans of the policy, if this operation regards them.
+    #[inline]
+    pub(super) fn ban_for(&self, operation: Operation) -> Option<&'a Ban> {
+        self.ban.filter(|_| operation.regards_bans())
     }
 
     /// The longest wait in an [`Operation::Reserve`].
@@ -301,84 +251,5 @@ impl<'a> Charge<'a> {
         let mut hasher = hasher.build_hasher();
         hasher.write(self.key.as_bytes());
         hasher.finish() ^ self.policy_hash
-    }
-
-    /// Whether both charges have the same count.
-    pub(super) fn same_key(&self, other: &Charge<'_>) -> bool {
-        self.key == other.key && self.policy == other.policy && self.limit.algorithm() == other.limit.algorithm()
-    }
-}
-
-/// A request in which no two charges are on the same key.
-pub(super) struct Folded<'a> {
-    pub(super) operation: Operation,
-    pub(super) charges: Cow<'a, [Charge<'a>]>,
-    pub(super) folds: Folds,
-    pub(super) units: u32,
-}
-
-/// The position of each charge among the folded ones; `None` if no charges were folded.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Folds(Option<Box<[usize]>>);
-
-/// Adds up the charges of a request that are on one key of one policy.
-pub(super) fn fold<'a>(request: &StoreRequest<'a>) -> Folded<'a> {
-    let charges = request.charges();
-    let repeats =
-        |(position, charge): (usize, &Charge<'_>)| charges[..position].iter().any(|earlier| earlier.same_key(charge));
-    let (charges, folds) = match charges.iter().enumerate().any(repeats) {
-        true => add_up(charges),
-        false => (Cow::Borrowed(charges), Folds::default()),
-    };
-    Folded {
-        operation: request.operation(),
-        charges,
-        folds,
-        units: request.unit_count(),
-    }
-}
-
-#[cold]
-fn add_up<'a>(charges: &[Charge<'a>]) -> (Cow<'a, [Charge<'a>]>, Folds) {
-    let mut folded = Vec::<Charge<'_>>::new();
-    let mut places = Vec::new();
-    for charge in charges {
-        let place = folded.iter().position(|earlier| earlier.same_key(charge));
-        match place {
-            Some(place) => folded[place] = folded[place].plus(charge),
-            None => folded.push(*charge),
-        }
-        places.push(place.unwrap_or(folded.len() - 1));
-    }
-    (Cow::Owned(folded), Folds(Some(places.into())))
-}
-
-impl Folds {
-    /// The charge states of a request, from those of its folded charges.
-    pub(super) fn unfold(&self, states: &[ChargeState]) -> impl Iterator<Item = ChargeState> {
-        let places = self.0.as_deref();
-        let charges = places.map_or(states.len(), <[usize]>::len);
-        (0..charges).filter_map(move |charge| {
-            let place = places.map_or(charge, |places| places[charge]);
-            states.get(place).copied()
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{SlidingLog, store::LeaseId};
-
-    #[test]
-    fn a_marker_does_not_wait_and_has_no_lease() {
-        let (limit, key) = (Limit::from(SlidingLog::per_hour(5)), Key::from("k"));
-        let charge = Charge::new("p", &limit, &key, 1);
-        let charge = charge.wait_up_to(Duration::from_secs(3)).lease(LeaseId::random());
-        assert_eq!(charge.longest_wait(), Duration::from_secs(3));
-
-        let marker = charge.marker(&limit, &key, 2);
-        assert_eq!((marker.longest_wait(), marker.lease_id()), (Duration::ZERO, None));
-        assert_eq!((marker.role(), marker.cost()), (ChargeRole::Once, 2));
     }
 }

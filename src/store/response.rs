@@ -221,8 +221,7 @@ pub struct ChargeState {
     /// The time until the charge fits; `None` if it fits now, if the request is admitted, and for
     /// [`Limit::DenyAll`](crate::Limit::DenyAll). For a cost above the quota, which never fits, it is the time until a cost of
     /// the quota fits, at least 1 µs: one window for a key without counts of a [`SlidingLog`](crate::SlidingLog) or
-    /// [`FixedWindow`](crate::FixedWindow). Of a [marker](super::ChargeRole::Once) it is the time until the marker has room, even if
-    /// the request is admitted.
+    /// [`FixedWindow`](crate::FixedWindow).
     pub retry_after: Option<Duration>,
     /// The time until nothing counts anymore, if nothing more is counted.
     pub reset_after: Duration,
@@ -230,6 +229,8 @@ pub struct ChargeState {
     /// [`server_time`](StoreResponse::server_time) of the response. Nodes of a cluster have clocks of their own. After a
     /// [`Reserve`](super::Operation::Reserve) it is the time at which the charge counts, which may be later.
     pub decided_at: Option<Duration>,
+    /// The rest of the ban that is in force, in microseconds; 0 without one.
+    banned_us: u64,
 }
 
 impl ChargeState {
@@ -241,6 +242,7 @@ impl ChargeState {
             retry_after,
             reset_after,
             decided_at: None,
+            banned_us: 0,
         }
     }
 
@@ -251,8 +253,17 @@ impl ChargeState {
         self
     }
 
-    /// Whether the request is a repetition, from the state of its marker, which has this quota and has counted this cost.
-    pub(crate) fn is_of_repetition(&self, quota: u64, counted: u64) -> bool {
-        self.retry_after.is_none() && self.remaining.saturating_add(counted) < quota
+    /// The same state, with a ban in force for this time.
+    #[must_use]
+    pub fn banned(mut self, rest: Duration) -> Self {
+        self.banned_us = rest.as_micros() as u64;
+        self
+    }
+
+    /// The rest of the [ban](super::Charge::ban) that is in force.
+    #[must_use]
+    #[inline]
+    pub fn banned_for(&self) -> Option<Duration> {
+        (self.banned_us > 0).then(|| Duration::from_micros(self.banned_us))
     }
 }

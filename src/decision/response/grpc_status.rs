@@ -138,8 +138,7 @@ fn description(limit: &Limit, window: Option<Duration>) -> String {
         | Limit::SlidingCounter(_)
         | Limit::FixedWindow(_)
         | Limit::TokenBucket(_)
-        | Limit::Unlimited
-        | Limit::Ban(_) => window.map(|window| format!("{}s", window.as_secs_f64())),
+        | Limit::Unlimited => window.map(|window| format!("{}s", window.as_secs_f64())),
     };
     format!(
         "{} requests per {}",

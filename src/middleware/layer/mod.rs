@@ -209,8 +209,7 @@ impl RateLimitLayer {
     /// # Panics
     ///
     /// If two policies have the same name, or one is not [valid](crate::Policy::validate), such as one with a limit of
-    /// [`Concurrency`](crate::Concurrency) and [`refund_if`](crate::Policy::refund_if), [`charge_if`](crate::Policy::charge_if) or
-    /// [`once_per`](crate::Policy::once_per), which have no meaning for slots. [`try_new`](Self::try_new) returns an error
+    /// [`Concurrency`](crate::Concurrency) and [`refund_if`](crate::Policy::refund_if), which has no meaning for slots. [`try_new`](Self::try_new) returns an error
     /// instead.
     #[track_caller]
     pub fn new(store: impl Store, policies: impl IntoPolicies) -> Self {
@@ -253,10 +252,9 @@ impl RateLimitLayer {
 
 /// Counters.
 impl RateLimitLayer {
-    /// The number of requests whose refund or charge after their end was lost.
+    /// The number of requests whose refund after their end was lost.
     ///
-    /// These are the settlements of [`Policy::refund_if`](crate::Policy::refund_if) and
-    /// [`Policy::charge_if`](crate::Policy::charge_if), and the bans of
+    /// These are the settlements of [`Policy::refund_if`](crate::Policy::refund_if), and the bans of
     /// [`Policy::learn_from_responses`](crate::Policy::learn_from_responses), for which the store failed, and those that could
     /// not be sent, since there was no tokio runtime or it ended. They are not repeated; the first one is logged. Clones of a
     /// layer and its services count together.

@@ -1,8 +1,9 @@
 use std::time::Duration;
 
 use crate::{
-    limit::{Change, Effect, Saved, State, Turn},
-    store::{Charge, ChargeRole, ChargeState, LeaseId, Operation, Waiting},
+    Ban,
+    limit::{Banned, Change, Effect, Saved, State, Turn},
+    store::{Charge, ChargeState, LeaseId, Operation, Waiting},
 };
 
 /// A charge whose state was advanced to now, so that it is known whether it fits; the counterpart of a charge in `lua/driver.lua`.
@@ -10,6 +11,7 @@ pub(super) struct Advanced<'a> {
     charge: &'a Charge<'a>,
     state: &'a mut State,
     saved: Option<Saved>,
+    bans: Option<AdvancedBans<'a>>,
     /// The weight that fits before the change.
     room: u64,
     fits: bool,
@@ -19,26 +21,35 @@ pub(super) struct Advanced<'a> {
     may_queue: bool,
     /// Whether it waits in the queue.
     queues: bool,
-    /// Whether a check is denied if it does not fit.
-    may_deny: bool,
-    /// Whether it is counted when the request is admitted.
-    counts: bool,
-    /// Whether this is a ban that counts a denial.
+    /// Whether a denial of it is counted for a ban.
     denies: bool,
-    /// Whether it is not refunded.
-    stays: bool,
+    now: u64,
+}
+
+/// The bans of a charge, advanced to now.
+pub(super) struct AdvancedBans<'a> {
+    ban: &'a Ban,
+    state: &'a mut State,
+    banned: Banned,
     now: u64,
 }
 
 /// The decision about a charge.
 pub(super) struct Decided {
     pub(super) charge_state: ChargeState,
+    pub(super) kept: Kept,
+    pub(super) kept_bans: Option<Kept>,
+    /// The requests that wait for slots and may take them now.
+    pub(super) woken: Vec<LeaseId>,
+}
+
+/// For how long a state is kept.
+#[derive(Clone, Copy)]
+pub(super) struct Kept {
     /// The time at which the count expires, if anything was added or subtracted.
     pub(super) expires_at: Option<u64>,
     /// The time until which a check of the same cost is denied, or slots are held; in the past if neither is.
     pub(super) denies_until: u64,
-    /// The requests that wait for slots and may take them now.
-    pub(super) woken: Vec<LeaseId>,
 }
 
 /// The decision about a request.
@@ -51,11 +62,69 @@ pub(super) enum Verdict {
     Allowed(u64),
 }
 
+impl<'a> AdvancedBans<'a> {
+    pub(super) fn new(ban: &'a Ban, state: &'a mut State, now: u64) -> Self {
+        let mut banned = match state {
+            State::Banned(banned) => *banned,
+            State::Log(_) | State::Counter(_) | State::Window(_) | State::Bucket(_) | State::Leases(_) => {
+                Banned::default()
+            }
+        };
+        ban.advance(&mut banned, now);
+        Self {
+            ban,
+            state,
+            banned,
+            now,
+        }
+    }
+
+    fn is_in_force(&self) -> bool {
+        self.banned.rest(self.now) > 0
+    }
+
+    /// Begins a ban of this length, if it is above 0.
+    pub(super) fn begin(mut self, length: u64) -> (ChargeState, Kept) {
+        if length > 0 {
+            self.ban.begin(&mut self.banned, self.now, length);
+        }
+        let room = self.ban.room(&self.banned, self.now);
+        let reset = Duration::from_micros(self.ban.reset(&self.banned, self.now));
+        let (rest, kept) = self.keep(length > 0);
+        (ChargeState::new(room, None, reset).banned(rest), kept)
+    }
+
+    /// Counts a denial of the charge, if there was one.
+    fn decide(mut self, denies: bool) -> (Duration, Kept) {
+        let changed = denies && self.ban.deny(&mut self.banned, self.now);
+        self.keep(changed)
+    }
+
+    /// Stores what has changed, and returns the rest of the ban.
+    fn keep(self, changed: bool) -> (Duration, Kept) {
+        let rest = self.banned.rest(self.now);
+        let kept = Kept {
+            expires_at: changed.then(|| self.now + self.ban.reset(&self.banned, self.now)),
+            denies_until: self.now + rest,
+        };
+        if changed {
+            *self.state = State::Banned(self.banned);
+        }
+        (Duration::from_micros(rest), kept)
+    }
+}
+
 impl<'a> Advanced<'a> {
     #[inline]
-    pub(super) fn new(operation: Operation, charge: &'a Charge<'a>, state: &'a mut State, now: u64) -> Self {
+    pub(super) fn new(
+        operation: Operation,
+        charge: &'a Charge<'a>,
+        bans: Option<AdvancedBans<'a>>,
+        state: &'a mut State,
+        now: u64,
+    ) -> Self {
         let saved = state.saved();
-        let (role, cost) = (charge.role(), charge.cost());
+        let cost = charge.cost();
         let needed = if operation.compares_room() { cost } else { 0 };
         let room = charge.limit().advance(state, now, needed, operation == Operation::Peek);
         let held = operation == Operation::RenewLease && charge.limit().holds(state, charge.lease_id(), cost);
@@ -66,48 +135,52 @@ impl<'a> Advanced<'a> {
         } else {
             room
         };
-        let fits = room >= if role == ChargeRole::Ban { 1 } else { cost };
-        // A ban is not waited for.
-        let waits = !fits && operation == Operation::Reserve && role != ChargeRole::Ban;
+        let fits = room >= cost;
+        let waits = !fits && operation == Operation::Reserve;
         let own_turn = if waits { own_turn(charge, state, now) } else { None };
         let may_queue = operation == Operation::Reserve && charge.limit().is_held() && may_queue(charge, state);
         Self {
             charge,
             state,
             saved,
+            bans,
             room,
             fits,
             own_turn,
             may_queue,
             queues: false,
-            may_deny: match role {
-                ChargeRole::Once => false,
-                ChargeRole::Ban => operation != Operation::RenewLease,
-                ChargeRole::Counted | ChargeRole::CheckedOnly => true,
-            },
-            counts: role == ChargeRole::Counted || (role == ChargeRole::Ban && operation == Operation::Charge),
             denies: false,
-            stays: false,
             now,
         }
     }
 
-    /// Whether this charge does not deny a check.
+    /// Whether its limit admits the request.
     #[inline]
-    pub(super) fn admits(&self) -> bool {
-        self.fits || self.own_turn.is_some() || self.may_queue || !self.may_deny
+    fn admits(&self) -> bool {
+        self.fits || self.own_turn.is_some() || self.may_queue
+    }
+
+    #[inline]
+    fn is_banned(&self) -> bool {
+        self.bans.as_ref().is_some_and(AdvancedBans::is_in_force)
     }
 
     /// When it is admitted, if it may be.
     #[inline]
-    pub(super) fn turn(&self) -> u64 {
+    fn turn(&self) -> u64 {
         self.own_turn.unwrap_or(self.now)
     }
 
     /// The decision about a request of these charges. One that waits for slots is in the queues up to the first limit without room.
     #[inline]
     pub(super) fn judge(operation: Operation, charges: &mut [Self], now: u64) -> Verdict {
-        if !allows(operation, charges.iter().all(Self::admits)) {
+        let denies = |charge: &Self| charge.is_banned() || !charge.admits();
+        if operation.requires_room() && charges.iter().any(denies) {
+            if operation.decides() && !charges.iter().any(Self::is_banned) {
+                for charge in charges {
+                    charge.denies = !charge.admits() && charge.charge.cost() <= charge.charge.limit().quota();
+                }
+            }
             return Verdict::Denied;
         }
         let turn = charges.iter().map(Self::turn).max().unwrap_or(now);
@@ -123,84 +196,6 @@ impl<'a> Advanced<'a> {
         }
     }
 
-    /// Applies the markers of a request. A marker without a next charge is not counted.
-    pub(super) fn apply_markers(charges: &mut [Self]) {
-        for position in 0..charges.len() {
-            let Some(subject) = Self::subject(charges, position) else {
-                continue;
-            };
-            let Ok([marker, next]) = charges.get_disjoint_mut([position, subject]) else {
-                continue;
-            };
-            if marker.charge.role() != ChargeRole::Once {
-                continue;
-            }
-            marker.counts =
-                marker.fits && next.charge.role() == ChargeRole::Counted && next.charge.limit().is_counted();
-            if marker.fits && marker.room < marker.charge.limit().quota() {
-                next.may_deny = false;
-                next.counts = false;
-                next.own_turn = None;
-                next.may_queue = false;
-            }
-        }
-    }
-
-    /// Leaves all charges of a refund if one of its markers has counted repetitions: what was charged has admitted these too.
-    pub(super) fn keep_repeated(charges: &mut [Self]) {
-        let was_repeated = |position: usize| {
-            let charge = &charges[position];
-            let marks = charge.charge.role() == ChargeRole::Once && Self::subject(charges, position).is_some();
-            marks && charge.room + 1 < charge.charge.limit().quota()
-        };
-        if (0..charges.len()).any(was_repeated) {
-            for charge in charges {
-                charge.stays = true;
-            }
-        }
-    }
-
-    /// Applies the bans of a request, after its markers.
-    pub(super) fn apply_bans(operation: Operation, charges: &mut [Self]) {
-        if charges.iter().any(Self::is_ban) {
-            Self::apply_some_bans(operation, charges);
-        }
-    }
-
-    #[cold]
-    fn apply_some_bans(operation: Operation, charges: &mut [Self]) {
-        // A ban is not regarded where the charge that it is for counts nothing.
-        for position in 0..charges.len() {
-            let guarded = Self::guarded(charges, position);
-            if guarded.is_some_and(|guarded| !guarded.charge.limit().is_counted()) {
-                charges[position].may_deny = false;
-            }
-        }
-        let in_force = charges.iter().any(|charge| charge.is_ban() && !charge.admits());
-        for position in 0..charges.len() {
-            let guarded = Self::guarded(charges, position).filter(|guarded| !guarded.is_ban());
-            let is_denied = guarded.is_some_and(|guarded| {
-                let charge = guarded.charge;
-                !guarded.admits() && charge.limit().is_counted() && charge.cost() <= charge.limit().quota()
-            });
-            charges[position].denies = operation.counts() && operation.requires_room() && !in_force && is_denied;
-        }
-    }
-
-    /// The charge that the one at this position is for, if that is a ban.
-    fn guarded(charges: &[Self], position: usize) -> Option<&Self> {
-        let subject = Self::subject(charges, position).filter(|_| charges[position].is_ban());
-        subject.map(|subject| &charges[subject])
-    }
-
-    fn subject(charges: &[Self], position: usize) -> Option<usize> {
-        ChargeRole::subject(charges, position, |charge| charge.charge.role())
-    }
-
-    fn is_ban(&self) -> bool {
-        self.charge.role() == ChargeRole::Ban
-    }
-
     /// Decides the charge of a request.
     #[inline]
     pub(super) fn decide(self, operation: Operation, verdict: Verdict) -> Decided {
@@ -212,34 +207,28 @@ impl<'a> Advanced<'a> {
             charge,
             state,
             saved,
+            bans,
             room,
             fits,
             own_turn,
             may_queue,
             queues,
-            may_deny,
-            counts,
             denies,
-            stays,
             now,
         } = self;
-        let (limit, cost, role) = (charge.limit(), charge.cost(), charge.role());
+        let (limit, cost) = (charge.limit(), charge.cost());
         // Slots are taken at the turn.
-        let is_unmarked = role == ChargeRole::Once && room == limit.quota();
-        let takes_later = limit.is_held() && allowed && counts && turn > now && !is_unmarked;
+        let takes_later = limit.is_held() && allowed && turn > now;
 
         let change = match operation {
-            Operation::Check | Operation::Reserve if denies => Change::Deny,
             Operation::Reserve if queues => Change::Queue,
-            Operation::Reserve if limit.is_held() && !(allowed && counts && turn <= now) => Change::Leave,
-            // Its repetitions would be admitted before it.
-            Operation::Reserve if turn > now && role == ChargeRole::Once && room == limit.quota() => Change::Nothing,
-            Operation::Reserve if allowed && counts && turn > now => Change::Reserve(Turn {
+            Operation::Reserve if limit.is_held() && !(allowed && turn <= now) => Change::Leave,
+            Operation::Reserve if allowed && turn > now => Change::Reserve(Turn {
                 own: own_turn,
                 joint: turn,
             }),
-            Operation::Check | Operation::Reserve | Operation::Charge if allowed && counts => Change::Add,
-            Operation::Refund { admitted_at } if role != ChargeRole::CheckedOnly && !stays => Change::Refund {
+            Operation::Check | Operation::Reserve | Operation::Charge if allowed => Change::Add,
+            Operation::Refund { admitted_at } => Change::Refund {
                 at: admitted_at.as_micros() as u64,
             },
             Operation::RenewLease if fits => Change::Renew,
@@ -249,20 +238,17 @@ impl<'a> Advanced<'a> {
             | Operation::Charge
             | Operation::Peek
             | Operation::Reset
-            | Operation::Refund { .. }
-            | Operation::RenewLease => Change::Nothing,
+            | Operation::RenewLease
+            | Operation::Ban { .. } => Change::Nothing,
         };
         let effect = limit.change(state, now, change, cost, charge.lease_id());
         let Effect {
             changed, reset, lasts, ..
         } = effect;
         let room = match change {
-            Change::Add | Change::Reserve(_) if changed && role != ChargeRole::Ban && !limit.is_held() => {
-                room.saturating_sub(cost)
-            }
+            Change::Add | Change::Reserve(_) if changed && !limit.is_held() => room.saturating_sub(cost),
             Change::Add
             | Change::Reserve(_)
-            | Change::Deny
             | Change::Nothing
             | Change::Refund { .. }
             | Change::Renew
@@ -270,26 +256,20 @@ impl<'a> Advanced<'a> {
             | Change::Queue
             | Change::Leave => effect.room,
         };
-        let lacks_room = match role {
-            ChargeRole::Once => !fits && operation.compares_room(),
-            ChargeRole::Ban => operation.requires_room() && may_deny && room == 0,
-            ChargeRole::Counted | ChargeRole::CheckedOnly if operation == Operation::RenewLease => {
-                !allowed && may_deny && !fits
-            }
-            ChargeRole::Counted | ChargeRole::CheckedOnly if limit.is_held() => {
-                !allowed && may_deny && !fits && (!may_queue || verdict == Verdict::Waits)
-            }
+        let lacks_room = if operation == Operation::RenewLease {
+            !fits
+        } else if limit.is_held() {
+            !fits && (!may_queue || verdict == Verdict::Waits)
+        } else {
             // One that would wait does not deny.
-            ChargeRole::Counted | ChargeRole::CheckedOnly => !allowed && may_deny && room < cost && own_turn.is_none(),
+            room < cost && own_turn.is_none()
         };
-        // The cost of a ban is its length.
-        let needed = if role == ChargeRole::Ban { 1 } else { cost };
-        let wait = if room < needed || limit.is_held() {
-            limit.wait(state, now, needed)
+        let wait = if room < cost || limit.is_held() {
+            limit.wait(state, now, cost)
         } else {
             0
         };
-        let retry_after = (lacks_room && limit.is_counted()).then(|| Duration::from_micros(wait));
+        let retry_after = (!allowed && lacks_room).then(|| Duration::from_micros(wait));
         let kept_for = if limit.is_held() { reset } else { wait };
         if let (false, Some(saved)) = (changed, saved) {
             state.restore(saved);
@@ -299,10 +279,19 @@ impl<'a> Advanced<'a> {
         if counts_at > now {
             charge_state = charge_state.at(Duration::from_micros(counts_at));
         }
+        let mut kept_bans = None;
+        if let Some(bans) = bans {
+            let (rest, kept) = bans.decide(denies);
+            charge_state = charge_state.banned(rest);
+            kept_bans = Some(kept);
+        }
         Decided {
             charge_state,
-            expires_at: changed.then_some(now + lasts),
-            denies_until: now.saturating_add(kept_for),
+            kept: Kept {
+                expires_at: changed.then_some(now + lasts),
+                denies_until: now.saturating_add(kept_for),
+            },
+            kept_bans,
             woken: if limit.is_held() {
                 state.take_woken()
             } else {
@@ -312,12 +301,9 @@ impl<'a> Advanced<'a> {
     }
 }
 
-/// When a charge fits that does not fit now, if it may wait so long. One that is not counted has nothing to reserve.
+/// When a charge fits that does not fit now, if it may wait so long.
 #[cold]
 fn own_turn(charge: &Charge<'_>, state: &State, now: u64) -> Option<u64> {
-    if charge.role() != ChargeRole::Counted {
-        return None;
-    }
     let Waiting { longest_us, most } = charge.waits();
     let turn = charge.limit().turn(state, now, charge.cost(), most)?;
     (turn - now <= longest_us).then_some(turn)
@@ -327,11 +313,5 @@ fn own_turn(charge: &Charge<'_>, state: &State, now: u64) -> Option<u64> {
 #[cold]
 fn may_queue(charge: &Charge<'_>, state: &State) -> bool {
     let Waiting { longest_us, most } = charge.waits();
-    let waits = charge.role() == ChargeRole::Counted && longest_us > 0;
-    waits && charge.limit().may_queue(state, charge.cost(), charge.lease_id(), most)
-}
-
-/// Whether a request is allowed, given whether all of its charges fit.
-fn allows(operation: Operation, fit: bool) -> bool {
-    fit || !operation.requires_room()
+    longest_us > 0 && charge.limit().may_queue(state, charge.cost(), charge.lease_id(), most)
 }

@@ -57,9 +57,7 @@ pub use self::clock::ManualClock;
 /// keys of its own policy; if its keys deny at once, as with a limit of 1, it also evicts those of other policies that do not
 /// deny. A store of its own keeps a policy free of evictions by others.
 ///
-/// The markers of [`Policy::once_per`](crate::Policy::once_per), one key for each id, count as a policy of their own here: many
-/// ids evict each other, and not the counts of callers. A retry whose marker was evicted is counted again. A
-/// [ban](crate::Policy::ban) in force denies; the denials before it and the length of the next one are evicted as counts are.
+/// A [ban](crate::Policy::ban) in force denies; the denials before it and the length of the next one are evicted as counts are.
 ///
 /// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
 /// one is logged as a warning (feature `tracing`).

@@ -8,13 +8,18 @@ use std::{
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::charging::Decided;
-use crate::{Key, limit::State, store::Charge};
+use super::charging::Kept;
+use crate::{
+    Key,
+    limit::{Banned, State},
+    store::Charge,
+};
 
-/// The identity of a count: policy, algorithm and key.
+/// The identity of a count: policy, algorithm and key; or of the bans of a policy and key.
 pub(super) struct Id<'a> {
     pub(super) hash: u64,
     charge: &'a Charge<'a>,
+    is_of_bans: bool,
 }
 
 impl<'a> Id<'a> {
@@ -23,18 +28,23 @@ impl<'a> Id<'a> {
         Self {
             hash: charge.hash(hasher),
             charge,
+            is_of_bans: false,
         }
     }
 
-    /// The hash of the policy in the order of eviction. The markers of a policy are a policy of their own, since a caller
-    /// has many of them.
-    fn queues(&self) -> u64 {
-        const MARKERS: u64 = 1 << 63;
+    /// The bans of the same policy and key.
+    pub(super) fn bans(&self) -> Self {
+        Self {
+            is_of_bans: true,
+            ..*self
+        }
+    }
 
-        let (_, marker) = self.charge.key().split_marker();
-        match marker {
-            [] => self.charge.policy_hash,
-            _ => self.charge.policy_hash ^ MARKERS,
+    /// The state of a key that nothing was counted on.
+    pub(super) fn new_state(&self) -> State {
+        match self.is_of_bans {
+            true => State::Banned(Banned::default()),
+            false => State::new(self.charge.limit()),
         }
     }
 
@@ -44,7 +54,10 @@ impl<'a> Id<'a> {
         entry.hash == self.hash
             && count.key == *self.charge.key()
             && *count.policy == *self.charge.policy().as_bytes()
-            && count.state.is_of(self.charge.limit())
+            && match self.is_of_bans {
+                true => matches!(count.state, State::Banned(_)),
+                false => count.state.is_of(self.charge.limit()),
+            }
     }
 }
 
@@ -63,7 +76,7 @@ pub(super) struct Shard {
 /// A decision about a known key does not change a queue. The place of a key may be too early, and is corrected when its turn
 /// comes. It is never too late: after a decision that moves it forward, the key is [listed again](Shard::relist).
 struct Queues {
-    /// The hash of the policy by [`Id::queues`].
+    /// The hash of its name.
     policy: u64,
     keys: usize,
     /// By the time of expiry. Some of these keys may deny by now.
@@ -99,15 +112,15 @@ impl Count {
     /// Stores a decision, and returns whether the key must be [listed again](Shard::relist).
     #[inline]
     #[must_use]
-    pub(super) fn update(&mut self, decided: &Decided, now: u64) -> bool {
-        let denies_until = match decided.expires_at {
-            Some(_) => decided.denies_until,
+    pub(super) fn update(&mut self, kept: Kept, now: u64) -> bool {
+        let denies_until = match kept.expires_at {
+            Some(_) => kept.denies_until,
             // Nothing was changed: a check of another cost is denied for as long as before.
-            None => decided.denies_until.max(self.denies_until),
+            None => kept.denies_until.max(self.denies_until),
         };
         let denied_until = mem::replace(&mut self.denies_until, denies_until);
         let expired_at = self.expires_at;
-        self.expires_at = decided.expires_at.unwrap_or(expired_at);
+        self.expires_at = kept.expires_at.unwrap_or(expired_at);
         self.expires_at < expired_at || (self.denies_until < denied_until && denied_until > now)
     }
 }
@@ -150,14 +163,14 @@ impl Shard {
     /// Takes the state out of a count; [`put_back`](Self::put_back) returns it.
     pub(super) fn take(&mut self, id: &Id<'_>) -> Option<State> {
         let count = self.find(id)?;
-        Some(mem::replace(&mut count.state, State::new(id.charge.limit())))
+        Some(mem::replace(&mut count.state, id.new_state()))
     }
 
     /// Stores a state and the decision about it.
-    pub(super) fn put_back(&mut self, id: &Id<'_>, state: State, decided: &Decided, now: u64) {
+    pub(super) fn put_back(&mut self, id: &Id<'_>, state: State, kept: Kept, now: u64) {
         if let Some(count) = self.find(id) {
             count.state = state;
-            if count.update(decided, now) {
+            if count.update(kept, now) {
                 self.relist(id);
             }
         }
@@ -165,8 +178,8 @@ impl Shard {
 
     /// Adds a count for a new key, and returns whether a key that had not expired was evicted for it.
     #[inline(never)]
-    pub(super) fn insert(&mut self, id: &Id<'_>, state: State, decided: &Decided, expires_at: u64, now: u64) -> bool {
-        let policy = id.queues();
+    pub(super) fn insert(&mut self, id: &Id<'_>, state: State, kept: Kept, expires_at: u64, now: u64) -> bool {
+        let policy = id.charge.policy_hash;
         if self.counts.len() >= FEW.min(self.capacity) {
             self.expire(now);
         }
@@ -180,7 +193,7 @@ impl Shard {
             serial: self.serial,
             state,
             expires_at,
-            denies_until: decided.denies_until,
+            denies_until: kept.denies_until,
         };
         let entry = Entry {
             hash: id.hash,
@@ -225,13 +238,13 @@ impl Shard {
     }
 
     fn queues(&mut self, id: &Id<'_>) -> Option<&mut Queues> {
-        let policy = id.queues();
+        let policy = id.charge.policy_hash;
         self.policies.iter_mut().find(|queues| queues.policy == policy)
     }
 
     /// Removes invalid places, of which there would be many if keys are added and removed often.
     fn compact(&mut self, id: &Id<'_>) {
-        let (policy, counts) = (id.queues(), &self.counts);
+        let (policy, counts) = (id.charge.policy_hash, &self.counts);
         let Some(queues) = self.policies.iter_mut().find(|queues| queues.policy == policy) else {
             return;
         };
@@ -376,53 +389,27 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::{Limit, SlidingLog, store::ChargeState};
+    use crate::{Limit, SlidingLog};
 
-    #[test]
-    fn the_markers_of_each_policy_are_evicted_as_those_of_a_policy() {
-        let (hasher, limit) = (RandomState::new(), Limit::from(SlidingLog::per_hour(5)));
-        let (key, other) = (Key::from("k"), Key::from("l"));
-        let markers = [&key, &other].map(|caller| caller.marker(&Key::from("id"), 1));
-        let queues = |policy, key| Id::new(&Charge::new(policy, &limit, key, 1), &hasher).queues();
-        let of_key = [
-            queues("a", &key),
-            queues("b", &key),
-            queues("a", &markers[0]),
-            queues("b", &markers[0]),
-        ];
-        let of_other = [
-            queues("a", &other),
-            queues("b", &other),
-            queues("a", &markers[1]),
-            queues("b", &markers[1]),
-        ];
-        assert_eq!(of_key, of_other);
-        let different: BTreeSet<_> = of_key.into_iter().collect();
-        assert_eq!(different.len(), of_key.len());
-    }
     #[test]
     fn keys_that_come_and_go_leave_few_places() {
         let (hasher, limit) = (RandomState::new(), Limit::from(SlidingLog::per_hour(5)));
         let keys: Vec<Key> = (0..200).map(|number| Key::from(number.to_string().as_str())).collect();
         let charges: Vec<_> = keys.iter().map(|key| Charge::new("a", &limit, key, 1)).collect();
         let ids: Vec<_> = charges.iter().map(|charge| Id::new(charge, &hasher)).collect();
-        let decided = Decided {
-            charge_state: ChargeState::new(4, None, Duration::from_secs(1)),
+        let kept = Kept {
             expires_at: Some(2),
             denies_until: 0,
-            woken: Vec::new(),
         };
         let mut shard = Shard::new(1_000);
         let (stay, go) = ids.split_at(100);
         for id in stay {
-            shard.insert(id, State::new(&limit), &decided, 2, 1);
+            shard.insert(id, State::new(&limit), kept, 2, 1);
         }
         for round in 0..50 {
             for id in go {
-                shard.insert(id, State::new(&limit), &decided, 2, 1);
+                shard.insert(id, State::new(&limit), kept, 2, 1);
             }
             for id in go {
                 shard.remove(id);

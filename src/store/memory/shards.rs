@@ -1,5 +1,4 @@
 use std::{
-    borrow::Cow,
     hash::RandomState,
     slice,
     sync::{
@@ -12,19 +11,14 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    charging::{Advanced, Decided, Verdict},
+    charging::{Advanced, AdvancedBans, Decided, Kept, Verdict},
     clock::Clock,
     shard::{Id, Shard},
 };
 use crate::{
-    Limit,
     limit::State,
     observe::MemoryMetrics,
-    store::{
-        Charge, ChargeRole, ChargeState, LeaseId, Operation, Outcome, StoreRequest, StoreResponse,
-        request::{Folded, Folds, fold},
-        wakes::wake_all,
-    },
+    store::{Charge, ChargeState, LeaseId, Operation, Outcome, StoreRequest, StoreResponse, wakes::wake_all},
 };
 
 /// The counts of a memory store, divided into shards by a hash with a secret.
@@ -89,7 +83,8 @@ impl Shards {
     pub(super) fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
         if let [request] = requests
             && let [charge] = request.charges()
-            && request.operation() != Operation::Reset
+            && charge.ban_for(request.operation()).is_none()
+            && !matches!(request.operation(), Operation::Reset | Operation::Ban { .. })
             && request.unit_count() == 1
         {
             return self.decide_one(request.operation(), charge);
@@ -111,16 +106,16 @@ impl Shards {
             None => new.insert(State::new(charge.limit())),
         };
 
-        let mut advanced = Advanced::new(operation, charge, state, now);
+        let mut advanced = Advanced::new(operation, charge, None, state, now);
         let verdict = Advanced::judge(operation, slice::from_mut(&mut advanced), now);
         let decided = advanced.decide(operation, verdict);
 
         if let Some(count) = counted {
-            if count.update(&decided, now) {
+            if count.update(decided.kept, now) {
                 shard.relist(&id);
             }
-        } else if let (Some(state), Some(expires_at)) = (new, decided.expires_at) {
-            let evicted = shard.insert(&id, state, &decided, expires_at, now);
+        } else if let (Some(state), Some(expires_at)) = (new, decided.kept.expires_at) {
+            let evicted = shard.insert(&id, state, decided.kept, expires_at, now);
             drop(shard);
             self.count(evicted.into());
         } else {
@@ -143,28 +138,32 @@ impl Shards {
     /// Decides all requests at one time, with all shards of their keys locked.
     #[inline(never)] // inlined, it would enlarge the stack frame of `decide_one`
     fn decide_all(&self, requests: &[StoreRequest<'_>]) -> StoreResponse {
-        let folded: SmallVec<[Folded<'_>; 1]> = requests.iter().map(fold).collect();
-        let ids = folded.iter().map(|request| {
-            let charges = request.charges.iter();
-            charges.map(|charge| Id::new(charge, &self.hasher)).collect()
-        });
+        let ids = requests.iter().map(|request| self.ids(request));
         let ids: SmallVec<[SmallVec<[Id<'_>; 4]>; 1]> = ids.collect();
         let mut shards = self.lock_all(ids.iter().flatten().map(|id| id.hash));
         let now = self.clock.now();
 
         let mut unlocked = Unlocked::default();
-        let decide = |(request, ids): (&Folded<'_>, &SmallVec<[Id<'_>; 4]>)| match request.operation {
-            Operation::Reset => Self::reset(request, ids, &mut shards),
-            Operation::Check if request.units > 1 => Self::decide_units(request, ids, &mut shards, now, &mut unlocked),
-            Operation::Check
-            | Operation::Reserve
-            | Operation::Charge
-            | Operation::Peek
-            | Operation::Refund { .. }
-            | Operation::RenewLease
-            | Operation::EndLease => Self::decide_several(request, ids, &mut shards, now, &mut unlocked),
+        let decide = |(request, ids): (&StoreRequest<'_>, &SmallVec<[Id<'_>; 4]>)| {
+            let charges = request.charges();
+            match request.operation() {
+                Operation::Reset => Self::reset(charges, ids, &mut shards),
+                Operation::Ban { length } => Self::ban(request, length, ids, &mut shards, now, &mut unlocked),
+                Operation::Check if request.unit_count() > 1 => {
+                    Self::decide_units(request, ids, &mut shards, now, &mut unlocked)
+                }
+                operation @ (Operation::Check
+                | Operation::Reserve
+                | Operation::Charge
+                | Operation::Peek
+                | Operation::Refund { .. }
+                | Operation::RenewLease
+                | Operation::EndLease) => {
+                    Self::decide_several(operation, charges, ids, &mut shards, now, &mut unlocked)
+                }
+            }
         };
-        let outcomes = folded.iter().zip(&ids).map(decide).collect();
+        let outcomes = requests.iter().zip(&ids).map(decide).collect();
         drop(shards);
         self.count(unlocked.evicted);
         wake_all(&unlocked.woken);
@@ -174,106 +173,109 @@ impl Shards {
         }
     }
 
-    fn reset(request: &Folded<'_>, ids: &[Id<'_>], shards: &mut Locked<'_>) -> Outcome {
+    /// What a request reads: for each charge its bans, if they are regarded, and its count.
+    fn ids<'a>(&self, request: &StoreRequest<'a>) -> SmallVec<[Id<'a>; 4]> {
+        let operation = request.operation();
+        let counts = !matches!(operation, Operation::Ban { .. });
+        let ids = request.charges().iter().flat_map(|charge| {
+            let id = Id::new(charge, &self.hasher);
+            let bans = charge.ban_for(operation).map(|_| id.bans());
+            bans.into_iter().chain(counts.then_some(id))
+        });
+        ids.collect()
+    }
+
+    fn reset(charges: &[Charge<'_>], ids: &[Id<'_>], shards: &mut Locked<'_>) -> Outcome {
         for id in ids {
             shards.of(id.hash).remove(id);
         }
         let untouched = |charge: &Charge<'_>| ChargeState::new(charge.limit().quota(), None, Duration::ZERO);
-        let states: SmallVec<[ChargeState; 4]> = request.charges.iter().map(untouched).collect();
-        Outcome::new(true, request.folds.unfold(&states))
+        Outcome::new(true, charges.iter().map(untouched))
     }
 
-    /// Admits as many units of a request as fit.
-    fn decide_units(
-        request: &Folded<'_>,
+    fn ban(
+        request: &StoreRequest<'_>,
+        length: Duration,
         ids: &[Id<'_>],
         shards: &mut Locked<'_>,
         now: u64,
         unlocked: &mut Unlocked,
     ) -> Outcome {
-        let peek = Folded {
-            operation: Operation::Peek,
-            charges: Cow::Borrowed(&request.charges),
-            folds: Folds::default(),
-            units: 1,
-        };
-        let peeked = Self::decide_several(&peek, ids, shards, now, unlocked);
-        let charges = request.charges.iter();
+        let length = length.as_micros().try_into().unwrap_or(u64::MAX);
+        let charges = request.charges().iter();
+        let bans = charges.filter_map(|charge| charge.ban_for(request.operation()));
+        let states = bans.zip(ids).map(|(ban, id)| {
+            let (mut state, known) = shards.take(id);
+            let (charge_state, kept) = AdvancedBans::new(ban, &mut state, now).begin(length);
+            shards.keep(id, state, kept, known, now, unlocked);
+            charge_state
+        });
+        Outcome::new(true, states)
+    }
+
+    fn decide_units(
+        request: &StoreRequest<'_>,
+        ids: &[Id<'_>],
+        shards: &mut Locked<'_>,
+        now: u64,
+        unlocked: &mut Unlocked,
+    ) -> Outcome {
+        let charges = request.charges();
+        let peeked = Self::decide_several(Operation::Peek, charges, ids, shards, now, unlocked);
         let fitting = charges
+            .iter()
             .zip(peeked.states())
             .map(|(charge, state)| state.remaining / charge.cost());
-        let fitting = fitting.min().unwrap_or_default().min(request.units.into());
+        let units = u64::from(request.unit_count());
+        let fitting = fitting.min().unwrap_or_default().min(units);
 
-        let charges = request.charges.iter();
-        let charges = charges.map(|charge| charge.with(charge.limit(), charge.cost().saturating_mul(fitting.max(1))));
-        let check = Folded {
-            operation: Operation::Check,
-            charges: Cow::Owned(charges.collect()),
-            folds: request.folds.clone(),
-            units: 1,
-        };
-        let decided = Self::decide_several(&check, ids, shards, now, unlocked);
+        let all = charges.iter();
+        let all = all.map(|charge| charge.with(charge.limit(), charge.cost().saturating_mul(fitting.max(1))));
+        let all: SmallVec<[Charge<'_>; 4]> = all.collect();
+        let decided = Self::decide_several(Operation::Check, &all, ids, shards, now, unlocked);
         decided.of_units(u32::try_from(fitting).unwrap_or(u32::MAX))
     }
 
     fn decide_several(
-        request: &Folded<'_>,
+        operation: Operation,
+        charges: &[Charge<'_>],
         ids: &[Id<'_>],
         shards: &mut Locked<'_>,
         now: u64,
         unlocked: &mut Unlocked,
     ) -> Outcome {
-        let Folded {
-            operation,
-            charges,
-            folds,
-            ..
-        } = request;
-        let never = |charge: &Charge<'_>| *charge.limit() == Limit::DenyAll && charge.role() != ChargeRole::Once;
-        // It waits for nothing, and counts nothing.
-        let operation = match operation.decides() && charges.iter().any(never) {
-            true => Operation::Peek,
-            false => *operation,
-        };
+        let taken = ids.iter().map(|id| shards.take(id));
+        let (mut states, known): (SmallVec<[State; 4]>, SmallVec<[bool; 4]>) = taken.unzip();
 
-        let counted: SmallVec<[Option<State>; 4]> = ids.iter().map(|id| shards.of(id.hash).take(id)).collect();
-        let known: SmallVec<[bool; 4]> = counted.iter().map(Option::is_some).collect();
-        let mut states: SmallVec<[State; 4]> = counted
-            .into_iter()
-            .zip(&**charges)
-            .map(|(state, charge)| state.unwrap_or_else(|| State::new(charge.limit())))
-            .collect();
-
-        let advanced = charges.iter().zip(&mut states);
-        let mut advanced: SmallVec<[Advanced<'_>; 4]> = advanced
-            .map(|(charge, state)| Advanced::new(operation, charge, state, now))
-            .collect();
-        Advanced::apply_markers(&mut advanced);
-        if matches!(operation, Operation::Refund { .. }) {
-            Advanced::keep_repeated(&mut advanced);
-        }
-        Advanced::apply_bans(operation, &mut advanced);
+        let mut left = states.iter_mut();
+        let advanced = charges.iter().filter_map(|charge| {
+            let bans = match charge.ban_for(operation) {
+                Some(ban) => Some(AdvancedBans::new(ban, left.next()?, now)),
+                None => None,
+            };
+            Some(Advanced::new(operation, charge, bans, left.next()?, now))
+        });
+        let mut advanced: SmallVec<[Advanced<'_>; 4]> = advanced.collect();
         let verdict = Advanced::judge(operation, &mut advanced, now);
         let decided = advanced.into_iter().map(|charge| charge.decide(operation, verdict));
         let decided: SmallVec<[Decided; 4]> = decided.collect();
         unlocked.woken.extend(decided.iter().flat_map(|decided| &decided.woken));
 
-        let counts = ids.iter().zip(states).zip(&decided).zip(known);
+        let kept = decided
+            .iter()
+            .flat_map(|decided| decided.kept_bans.into_iter().chain([decided.kept]));
+        let counts = ids.iter().zip(states).zip(kept).zip(known);
+        // New keys follow the known ones, whose places in the order of eviction depend on this decision.
         let (known, new): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) = counts.partition(|(_, known)| *known);
-        for (((id, state), decided), _) in known {
-            shards.of(id.hash).put_back(id, state, decided, now);
+        for (((id, state), kept), known) in known.into_iter().chain(new) {
+            shards.keep(id, state, kept, known, now, unlocked);
         }
-        // After the known keys, whose places in the order of eviction depend on this decision.
-        for (((id, state), decided), _) in new {
-            if let Some(expires_at) = decided.expires_at {
-                let shard = shards.of(id.hash);
-                unlocked.evicted += u64::from(shard.insert(id, state, decided, expires_at, now));
-            }
-        }
-        let states: SmallVec<[ChargeState; 4]> = decided.iter().map(|decided| decided.charge_state).collect();
         Outcome {
             is_waiting: verdict == Verdict::Waits,
-            ..Outcome::new(matches!(verdict, Verdict::Allowed(_)), folds.unfold(&states))
+            ..Outcome::new(
+                matches!(verdict, Verdict::Allowed(_)),
+                decided.iter().map(|decided| decided.charge_state),
+            )
         }
     }
 }
@@ -328,12 +330,29 @@ impl Locked<'_> {
         let position = self.1.partition_point(|(other, _)| *other < place);
         &mut self.1[position].1
     }
+
+    /// Takes the state of a count, and whether it is stored; [`keep`](Self::keep) returns it.
+    fn take(&mut self, id: &Id<'_>) -> (State, bool) {
+        let state = self.of(id.hash).take(id);
+        let known = state.is_some();
+        (state.unwrap_or_else(|| id.new_state()), known)
+    }
+
+    /// Stores a state that was taken and decided about.
+    fn keep(&mut self, id: &Id<'_>, state: State, kept: Kept, known: bool, now: u64, unlocked: &mut Unlocked) {
+        let shard = self.of(id.hash);
+        if known {
+            shard.put_back(id, state, kept, now);
+        } else if let Some(expires_at) = kept.expires_at {
+            unlocked.evicted += u64::from(shard.insert(id, state, kept, expires_at, now));
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Key, SlidingLog};
+    use crate::{Key, Limit, SlidingLog};
 
     fn shards(capacity: usize) -> Shards {
         Shards::new(capacity, Clock::monotonic())

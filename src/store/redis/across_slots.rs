@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     observe::lost_settlement,
-    store::{ChargeRole, ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreId, StoreResponse},
+    store::{ChargeState, ErrorKind, Operation, Outcome, StoreError, StoreId, StoreResponse},
 };
 
 /// Decides requests with keys in several slots of a cluster, one slot after the other, since no script call can reach two nodes.
@@ -104,7 +104,7 @@ async fn decide_one(
         let generation = cache.generation_after_refunds(generation, request, &refunds);
         cache.insert(request, made_at, generation, *server_time, &states);
     }
-    Ok(Outcome::new(allowed, request.folds.unfold(&states)).of_units(if allowed { units } else { 0 }))
+    Ok(Outcome::new(allowed, states).of_units(if allowed { units } else { 0 }))
 }
 
 /// Fails if one of the slots is known to fail, before anything is charged in the others.
@@ -162,8 +162,7 @@ impl<'a> Progress<'a> {
                 Ok(response) => {
                     self.record(&positions, &response)?;
                     if operation == Operation::Check && self.allowed {
-                        let counted = self.counted(&positions);
-                        self.charged.push((slot, counted, response.server_time));
+                        self.charged.push((slot, positions, response.server_time));
                     }
                 }
                 // The request is denied and its charges are refunded, whether or not this slot replies.
@@ -185,9 +184,6 @@ impl<'a> Progress<'a> {
             return Ok(refunds);
         }
         for (slot, positions, admitted_at) in std::mem::take(&mut self.charged) {
-            if positions.is_empty() {
-                continue;
-            }
             let operation = Operation::Refund { admitted_at };
             match self.run_in(slot, &positions, operation).await {
                 Ok(response) => {
@@ -198,25 +194,6 @@ impl<'a> Progress<'a> {
             }
         }
         Ok(refunds)
-    }
-
-    /// Those of the charges of an admitted part that were counted.
-    fn counted(&self, positions: &[usize]) -> Positions {
-        let charges = &self.request.charges;
-        let mut counted = Positions::new();
-        let mut is_repetition = false;
-        for position in positions {
-            let (charge, state) = (&charges[*position], &self.states[*position]);
-            let subject = ChargeRole::subject(charges, *position, |charge| charge.role);
-            let marks = charge.role == ChargeRole::Once
-                && subject.is_some_and(|subject| charges[subject].role == ChargeRole::Counted);
-            let fitted = state.retry_after.is_none();
-            if (charge.role == ChargeRole::Counted && !is_repetition) || (marks && fitted) {
-                counted.push(*position);
-            }
-            is_repetition = marks && state.is_of_repetition(charge.limit.quota(), charge.cost);
-        }
-        counted
     }
 
     /// Runs an operation on the charges in one slot.
@@ -249,9 +226,7 @@ impl<'a> Progress<'a> {
 fn by_slot(request: &OwnedRequest) -> Vec<(u16, Positions)> {
     let mut slots: Vec<(u16, Positions)> = Vec::new();
     for position in 0..request.charges.len() {
-        // A marker and a ban lie in the slot of the charge that they are for; if they do not, Redis refuses the call.
-        let subject = ChargeRole::subject(&request.charges, position, |charge| charge.role);
-        let slot = slot_of(&request.charges[subject.unwrap_or(position)].key);
+        let slot = slot_of(&request.charges[position].key);
         match slots.iter_mut().find(|(other, _)| *other == slot) {
             Some((_, positions)) => positions.push(position),
             None => slots.push((slot, smallvec![position])),

@@ -7,11 +7,12 @@ use super::{
     failure::CallFailure,
     key_format::slot_of,
     reply::Bounds,
-    request::{MergedRequest, OwnedCharge},
+    request::{Entry, MergedRequest, OwnedBans, OwnedCharge},
 };
 use crate::{
-    Limit,
-    store::{ChargeRole, LeaseId, Operation, Waiting},
+    Ban, Limit,
+    limit::MAX_QUOTA,
+    store::{LeaseId, Operation, Waiting},
 };
 
 /// One call of the script: its keys, its arguments and the shape of its reply.
@@ -42,8 +43,8 @@ pub(super) struct ReplyShape {
     /// The number of requests.
     pub(super) times: u64,
     pub(super) keys: usize,
-    /// Whether one of the charges is a marker, which has a wait if it has no room, even if the request is admitted.
-    pub(super) has_marker: bool,
+    /// Whether charges have states of their own, not only their bans.
+    pub(super) counts: bool,
     /// Whether the request is denied if there is no room.
     pub(super) requires_room: bool,
 }
@@ -70,8 +71,8 @@ impl ScriptCall {
                 .iter()
                 .map(|merged| ReplyShape {
                     times: merged.times,
-                    keys: merged.request.charges.len(),
-                    has_marker: merged.request.has_marker(),
+                    keys: merged.request.entries().count(),
+                    counts: !matches!(merged.request.operation, Operation::Ban { .. }),
                     requires_room: merged.request.operation.requires_room(),
                 })
                 .collect(),
@@ -80,11 +81,11 @@ impl ScriptCall {
         };
 
         // All keys and arguments share one buffer.
-        let charges = || merged.iter().flat_map(|merged| &merged.request.charges);
-        let length = charges().map(|charge| charge.key.len()).sum::<usize>();
+        let entries = || merged.iter().flat_map(|merged| merged.request.entries());
+        let length = entries().map(|entry| entry.key().len()).sum::<usize>();
         let mut buffer = BytesMut::with_capacity(length + 256);
-        let keys = charges().map(|charge| {
-            buffer.extend_from_slice(&charge.key);
+        let keys = entries().map(|entry| {
+            buffer.extend_from_slice(entry.key());
             buffer.split().freeze()
         });
         let mut keys: SmallVec<[Bytes; 1]> = keys.collect();
@@ -93,7 +94,7 @@ impl ScriptCall {
         } else {
             call.keys = std::mem::take(&mut keys);
         }
-        if let Some(within) = within(charges().map(|charge| &charge.limit), now_us) {
+        if let Some(within) = within(entries().filter_map(Entry::limit), now_us) {
             call.arguments.push(within);
         }
         // Requests that differ only in their keys and numbers share an argument.
@@ -122,7 +123,7 @@ impl ScriptCall {
 
     fn push_run(&mut self, buffer: &mut BytesMut, run: &[MergedRequest<'_>], now_us: u64) {
         let Some(first) = run.first() else { return };
-        let (operation, charges) = (first.request.operation, &first.request.charges);
+        let operation = first.request.operation;
         // 0 if a number for each request follows.
         let times = if run.iter().all(|merged| merged.times == first.times) {
             first.times
@@ -130,26 +131,35 @@ impl ScriptCall {
             0
         };
         write_word(buffer, operation_name(operation));
-        write_numbers(buffer, [run.len() as u64, charges.len() as u64, times]);
+        write_numbers(
+            buffer,
+            [run.len() as u64, first.request.entries().count() as u64, times],
+        );
         if self.is_across {
             write_numbers(buffer, [u64::from(spans_slots(first))]);
         }
         if let Operation::Refund { admitted_at } = operation {
             write_numbers(buffer, [admitted_at.as_micros() as u64]);
         }
-        for charge in charges {
-            write_charge(buffer, charge);
-            if let Some(boundaries) = boundaries(&charge.limit, now_us) {
+        for entry in first.request.entries() {
+            write_entry(buffer, operation, entry);
+            // A ban is not waited for.
+            let (limit, waiting) = match entry {
+                Entry::Bans(_) => (None, Waiting::NONE),
+                Entry::Count(charge) => (Some(&charge.limit), charge.waiting),
+            };
+            if let Some(limit) = limit
+                && let Some(boundaries) = boundaries(limit, now_us)
+            {
                 self.calendars.push(CalendarWindows {
-                    limit: charge.limit.clone(),
+                    limit: limit.clone(),
                     argument: self.arguments.len(),
                     offset: buffer.len(),
                 });
                 write_numbers(buffer, boundaries);
             }
             if operation == Operation::Reserve {
-                let Waiting { longest_us, most } = charge.waiting;
-                write_numbers(buffer, [longest_us, most]);
+                write_numbers(buffer, [waiting.longest_us, waiting.most]);
             }
         }
         if times == 0 {
@@ -220,32 +230,34 @@ fn within<'a>(limits: impl Iterator<Item = &'a Limit>, now_us: u64) -> Option<By
     Some(buffer.freeze())
 }
 
-/// How the argument of one check of a sliding log begins that costs 1 and has no role: up to the quota.
+/// How the argument of one check of a sliding log begins that costs 1: up to the quota.
 pub(super) fn lone_log() -> BytesMut {
     let mut buffer = BytesMut::new();
     write_word(&mut buffer, operation_name(Operation::Check));
     write_numbers(&mut buffer, [1, 1, 1]);
     write_word(&mut buffer, "log");
-    write_word(&mut buffer, role_name(ChargeRole::Counted));
     write_numbers(&mut buffer, [1]);
     buffer
 }
 
-/// The algorithm, the role, the cost, the quota and the parameters of the algorithm.
-fn write_charge(buffer: &mut BytesMut, charge: &OwnedCharge) {
-    let limit = &charge.limit;
-    write_word(buffer, limit.algorithm());
-    write_word(buffer, role_name(charge.role));
-    write_numbers(buffer, [charge.cost, limit.quota()]);
-    write_numbers(buffer, parameters(limit, charge.lease));
-}
-
-fn role_name(role: ChargeRole) -> &'static str {
-    match role {
-        ChargeRole::Counted => "",
-        ChargeRole::CheckedOnly => "checked",
-        ChargeRole::Once => "once",
-        ChargeRole::Ban => "ban",
+/// The algorithm, the cost, the quota and the parameters of the algorithm; or the same of bans, whose cost is their length.
+fn write_entry(buffer: &mut BytesMut, operation: Operation, entry: Entry<'_>) {
+    match entry {
+        Entry::Count(charge) => {
+            let limit = &charge.limit;
+            write_word(buffer, limit.algorithm());
+            write_numbers(buffer, [charge.cost, limit.quota()]);
+            write_numbers(buffer, parameters(limit, charge.lease));
+        }
+        Entry::Bans(OwnedBans { ban, .. }) => {
+            let length_us = match operation {
+                Operation::Ban { length } => u64::try_from(length.as_micros()).unwrap_or(MAX_QUOTA).min(MAX_QUOTA),
+                _ => 0,
+            };
+            write_word(buffer, Ban::NAME);
+            write_numbers(buffer, [length_us, ban.quota()]);
+            write_numbers(buffer, ban.lengths_us());
+        }
     }
 }
 
@@ -259,14 +271,20 @@ fn operation_name(operation: Operation) -> &'static str {
         Operation::Refund { .. } => "refund",
         Operation::RenewLease => "renew",
         Operation::EndLease => "end",
+        Operation::Ban { .. } => "ban",
     }
 }
 
 fn same_arguments(a: &MergedRequest<'_>, b: &MergedRequest<'_>) -> bool {
+    let ban = |bans: &Box<OwnedBans>| bans.ban;
     let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
         // Each charge of slots has an id of its own.
         let is_held = a.limit.is_held();
-        a.cost == b.cost && a.limit == b.limit && a.role == b.role && a.waiting == b.waiting && !is_held
+        a.cost == b.cost
+            && a.limit == b.limit
+            && a.bans.as_ref().map(ban) == b.bans.as_ref().map(ban)
+            && a.waiting == b.waiting
+            && !is_held
     };
     let (a, b) = (a.request, b.request);
     a.operation == b.operation && a.charges.len() == b.charges.len() && a.charges.iter().zip(&b.charges).all(same)
@@ -297,7 +315,6 @@ pub(super) fn parameters(limit: &Limit, lease: Option<LeaseId>) -> [u64; 3] {
             let (rate, period) = bucket.reduced();
             [rate, period, bucket.cap()]
         }
-        Limit::Ban(ban) => ban.lengths_us(),
         Limit::Concurrency(slots) => {
             let [high, low] = lease.unwrap_or_else(LeaseId::random).parts();
             [slots.lease_us(), high, low]
@@ -313,7 +330,6 @@ pub(super) fn boundaries(limit: &Limit, now_us: u64) -> Option<[u64; 4]> {
         Limit::SlidingLog(_)
         | Limit::SlidingCounter(_)
         | Limit::TokenBucket(_)
-        | Limit::Ban(_)
         | Limit::Concurrency(_)
         | Limit::Unlimited
         | Limit::DenyAll => None,
@@ -325,7 +341,6 @@ pub(super) fn merges(limit: &Limit) -> bool {
     match limit {
         // Only if each token takes a whole number of microseconds.
         Limit::TokenBucket(bucket) => bucket.reduced().0 == 1,
-        Limit::Ban(_) => false,
         Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::FixedWindow(_) | Limit::Unlimited | Limit::DenyAll => {
             true
         }
@@ -341,7 +356,6 @@ pub(super) fn reset_delay(limit: &Limit, weight: u64) -> Duration {
         Limit::SlidingLog(_)
         | Limit::SlidingCounter(_)
         | Limit::FixedWindow(_)
-        | Limit::Ban(_)
         | Limit::Concurrency(_)
         | Limit::Unlimited
         | Limit::DenyAll => Duration::ZERO,
@@ -357,7 +371,6 @@ pub(super) fn longest_wait(limit: &Limit, waiting: Waiting) -> Duration {
         Limit::SlidingLog(_)
         | Limit::SlidingCounter(_)
         | Limit::FixedWindow(_)
-        | Limit::Ban(_)
         | Limit::Concurrency(_)
         | Limit::Unlimited
         | Limit::DenyAll => 0,
@@ -427,7 +440,7 @@ mod tests {
         let once = |count, cost| {
             [
                 packed("check\0", &[count, 1, 1]),
-                packed("log\0\0", &[cost, 5, 60_000_000, 0, 0]),
+                packed("log\0", &[cost, 5, 60_000_000, 0, 0]),
             ]
         };
         assert_eq!(call.arguments[..], [once(2, 1).concat(), once(1, 3).concat()]);
@@ -440,24 +453,38 @@ mod tests {
     }
 
     #[test]
-    fn a_charge_that_is_not_counted_has_its_role() {
+    fn bans_come_before_the_count_and_alone_with_a_length() {
         let (limit, key) = (Limit::from(SlidingLog::per_minute(5)), Key::from("a"));
-        let charge = Charge::new("p", &limit, &key, 1);
-        for (charge, role) in [
-            (charge.once(), "once"),
-            (charge.checked_only(), "checked"),
-            (charge, ""),
-        ] {
-            let request = request(&[charge]);
+        let ban = Ban::after(3, Duration::from_secs(60));
+        let charges = [Charge::new("p", &limit, &key, 1).ban(&ban)];
+        let of = |operation| {
+            let request = OwnedRequest::of(&KeyFormat::new("quota", None), &StoreRequest::new(operation, &charges));
             let merged = MergedRequest {
                 request: &request,
                 times: 1,
             };
-            let call = ScriptCall::at(&[merged], 0);
-            let words = format!("log\0{role}\0");
-            let run = [packed("check\0", &[1, 1, 1]), packed(&words, &[1, 5, 60_000_000, 0, 0])];
-            assert_eq!(call.arguments[..], [run.concat()]);
-        }
+            ScriptCall::at(&[merged], 0)
+        };
+        let bans = |length_us| packed("ban\0", &[length_us, 3, 60_000_000, 60_000_000, 86_400_000_000]);
+        let keys = ["quota:1:ban:p:{key=a}", "quota:1:log:p:{key=a}"];
+
+        let check = of(Operation::Check);
+        assert_eq!(check.keys[..], keys);
+        let count = packed("log\0", &[1, 5, 60_000_000, 0, 0]);
+        assert_eq!(
+            check.arguments[..],
+            [[packed("check\0", &[1, 2, 1]), bans(0), count].concat()]
+        );
+
+        let length = Duration::from_secs(9);
+        let ban = of(Operation::Ban { length });
+        assert_eq!(ban.keys[..], keys[..1]);
+        assert_eq!(
+            ban.arguments[..],
+            [[packed("ban\0", &[1, 1, 1]), bans(9_000_000)].concat()]
+        );
+
+        assert_eq!(of(Operation::Charge).keys[..], keys[1..], "which regards no bans");
     }
 
     #[test]
@@ -473,7 +500,7 @@ mod tests {
         let call = ScriptCall::new(&merged, true);
         assert!(call.is_across);
         assert!(call.keys.iter().eq([&key_of_a]));
-        let charge = packed("log\0\0", &[1, 5, 60_000_000, 0, 0]);
+        let charge = packed("log\0", &[1, 5, 60_000_000, 0, 0]);
         let arguments = [
             [packed("check\0", &[2, 1, 1, 0]), charge.clone()].concat(),
             [packed("check\0", &[1, 2, 1, 1]), charge.clone(), charge].concat(),

@@ -10,7 +10,7 @@ use super::{
     request::{HashedRequest, OwnedCharge, OwnedRequest},
 };
 use crate::{
-    store::{Charge, ChargeRole, ChargeState, Operation, Outcome, StoreResponse, Waiting},
+    store::{Charge, ChargeState, Operation, Outcome, StoreResponse, Waiting},
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
@@ -20,10 +20,9 @@ use crate::{
 /// Caches denials, so that repeated denied checks are not sent to Redis.
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
-/// the same cost or a higher one, counted or checked only. If the request may wait, it applies until the wait has shrunk to the
-/// longest one, to requests that may wait as long. A request with a marker is not cached: whether it is a repetition is
-/// stored in Redis. Nor is one of slots, which can be free at any time. Of a request with a ban, only a denial by a ban in
-/// force is cached, until the ban ends: others are counted in Redis. Only a reset or a refund can make room earlier. Those of
+/// the same cost or a higher one. If the request may wait, it applies until the wait has shrunk to the
+/// longest one, to requests that may wait as long. A denial of slots is not cached: they can be
+/// free at any time. Of a request with bans, only a denial by a ban in force is cached, until the ban ends: others are counted in Redis. Only a reset or a refund can make room earlier. Those of
 /// this process invalidate the denial at once; those of other processes, and a clock that is set forward, are seen after 1 s at
 /// most.
 pub(super) struct DenyCache {
@@ -75,10 +74,9 @@ impl DenyCache {
         request: &HashedRequest<'_>,
         now: Instant,
     ) -> Option<StoreResponse> {
-        let HashedRequest { folded, hashes, .. } = request;
-        let charges = &*folded.charges;
-        let is_never_cached = |charge: &Charge<'_>| charge.role() == ChargeRole::Once || charge.limit().is_held();
-        if !folded.operation.decides() || charges.iter().any(is_never_cached) {
+        let HashedRequest { request, hashes } = request;
+        let (operation, charges) = (request.operation(), request.charges());
+        if !operation.decides() || charges.iter().any(|charge| charge.limit().is_held()) {
             return None;
         }
         let hash = combined_hash(hashes.iter().copied());
@@ -87,7 +85,8 @@ impl DenyCache {
         let denial = shard.denials.find(hash, |denial| {
             let same = |(denied, charge): (&OwnedCharge, &Charge<'_>)| {
                 denied.limit == *charge.limit()
-                    && denied.waiting == waiting(folded.operation, charge.role(), charge.waits())
+                    && denied.bans.as_ref().map(|bans| &bans.ban) == charge.ban_for(operation)
+                    && denied.waiting == waiting(operation, charge.waits())
                     && key_format.is_key_of(&denied.key, charge)
             };
             denial.charges.len() == charges.len() && denial.charges.iter().zip(charges).all(same)
@@ -103,9 +102,10 @@ impl DenyCache {
         let elapsed = now.saturating_duration_since(denial.received_at);
         let states = denial.charges.iter().zip(&denial.states);
         let states = states.map(|(charge, state)| state_after(charge, state, elapsed));
-        let states: SmallVec<[ChargeState; 1]> = states.collect();
-        let outcome = Outcome::new(false, folded.folds.unfold(&states));
-        Some(StoreResponse::without_reply(denial.server_time + elapsed, [outcome]))
+        Some(StoreResponse::without_reply(
+            denial.server_time + elapsed,
+            [Outcome::new(false, states)],
+        ))
     }
 
     /// The generation of a request, to be read before it is sent.
@@ -145,7 +145,8 @@ impl DenyCache {
                 | Operation::Charge
                 | Operation::Peek
                 | Operation::RenewLease
-                | Operation::EndLease => false,
+                | Operation::EndLease
+                | Operation::Ban { .. } => false,
             };
             if makes_room {
                 for charge in &request.charges {
@@ -164,18 +165,18 @@ impl DenyCache {
         server_time: Duration,
         states: &[ChargeState],
     ) {
-        if !request.operation.decides() || request.has_marker() || request.has_slots() {
+        if !request.operation.decides() || request.has_slots() {
             return;
         }
         let mut charges = request.charges.clone();
         for charge in &mut charges {
-            charge.waiting = waiting(request.operation, charge.role, charge.waiting);
+            charge.waiting = waiting(request.operation, charge.waiting);
         }
-        let decisive = charges
-            .iter()
-            .zip(states)
-            .filter(|(charge, _)| !request.has_ban() || charge.role == ChargeRole::Ban);
-        let denies_for = decisive.filter_map(|(charge, state)| {
+        let has_bans = request.has_bans();
+        let denies_for = charges.iter().zip(states).filter_map(|(charge, state)| {
+            if has_bans {
+                return state.banned_for();
+            }
             let longest = call::longest_wait(&charge.limit, charge.waiting);
             state.retry_after?.checked_sub(longest)
         });
@@ -215,9 +216,12 @@ impl DenyCache {
 }
 
 /// How long a charge in a request of this operation may wait, and how many units may.
-fn waiting(operation: Operation, role: ChargeRole, waiting: Waiting) -> Waiting {
-    let may_wait = operation == Operation::Reserve && role == ChargeRole::Counted;
-    if may_wait { waiting } else { Waiting::NONE }
+fn waiting(operation: Operation, waiting: Waiting) -> Waiting {
+    if operation == Operation::Reserve {
+        waiting
+    } else {
+        Waiting::NONE
+    }
 }
 
 fn hashes(charges: &[OwnedCharge]) -> impl Iterator<Item = u64> {
@@ -255,7 +259,9 @@ impl Shard {
 }
 
 fn same_keys(a: &[OwnedCharge], b: &[OwnedCharge]) -> bool {
-    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| a.key == b.key && a.limit == b.limit && a.waiting == b.waiting;
+    let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
+        a.key == b.key && a.limit == b.limit && a.bans == b.bans && a.waiting == b.waiting
+    };
     a.len() == b.len() && a.iter().zip(b).all(same)
 }
 
@@ -268,6 +274,7 @@ fn state_after(charge: &OwnedCharge, state: &ChargeState, elapsed: Duration) -> 
         state.retry_after.map(left).filter(|wait| *wait > longest),
         left(state.reset_after),
     )
+    .banned(state.banned_for().map_or(Duration::ZERO, left))
 }
 
 #[cfg(test)]
@@ -275,7 +282,7 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use crate::{Concurrency, Key, Limit, SlidingLog, store::StoreRequest};
+    use crate::{Ban, Concurrency, Key, Limit, SlidingLog, store::StoreRequest};
 
     static KEY_FORMAT: LazyLock<KeyFormat> = LazyLock::new(|| KeyFormat::new("quota", None));
 
@@ -348,9 +355,9 @@ mod tests {
             limit: Concurrency::new(5).into(),
             ..TestCharge::new("a", 5, 1)
         };
-        let id = TestCharge::new("id", 1, 1);
-        let charges = [id.charge().once(), plain.charge()];
-        let marked = OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
+        let ban = Ban::by_hand();
+        let charges = [plain.charge().ban(&ban)];
+        let with_bans = OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
         tokio::time::advance(WAIT).await;
         for (request, made_at, is_cached) in [
             (plain.request(Operation::Check), start + MICRO, true),
@@ -358,7 +365,7 @@ mod tests {
             (plain.request(Operation::Reserve), start + MICRO, true),
             (plain.request(Operation::Peek), start + MICRO, false),
             (slots.request(Operation::Check), start + MICRO, false),
-            (marked, start + MICRO, false),
+            (with_bans, start + MICRO, false),
         ] {
             let cache = DenyCache::new();
             let states = vec![ChargeState::new(1, Some(WAIT), Duration::from_secs(5)); request.charges.len()];
@@ -465,16 +472,31 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_denial_applies_to_a_charge_that_is_only_checked_and_not_to_a_marker() {
-        let (cache, denied, now) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
-        let cached = |charge: Charge<'_>| {
-            let charges = [charge];
-            let request = HashedRequest::new(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
-            cache.get(&KEY_FORMAT, &request, now).is_some()
+    async fn a_ban_denies_the_charges_of_the_same_bans_until_it_ends() {
+        let (cache, plain, start) = (DenyCache::new(), TestCharge::new("a", 5, 1), Instant::now());
+        let (ban, other) = (Ban::by_hand(), Ban::after(3, Duration::from_secs(60)));
+        let of = |charge: Charge<'_>| {
+            let check = StoreRequest::new(Operation::Check, std::slice::from_ref(&charge));
+            let cached = cache.get(&KEY_FORMAT, &HashedRequest::new(&KEY_FORMAT, &check), Instant::now());
+            cached.map(|response| response.outcomes[0].states[0].banned_for())
         };
-        deny(&cache, &denied, now);
-        assert!(cached(denied.charge().checked_only()));
-        assert!(!cached(denied.charge().once()));
+        let charges = [plain.charge().ban(&ban)];
+        let check = OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, &charges));
+        let state = ChargeState::new(1, None, Duration::ZERO).banned(WAIT);
+        cache.insert(
+            &check,
+            start,
+            cache.generation(&check),
+            Duration::from_secs(9),
+            &[state],
+        );
+
+        tokio::time::advance(WAIT / 4).await;
+        assert_eq!(of(charges[0]), Some(Some(WAIT * 3 / 4)));
+        assert_eq!(of(plain.charge()), None);
+        assert_eq!(of(plain.charge().ban(&other)), None);
+        tokio::time::advance(WAIT * 3 / 4).await;
+        assert_eq!(of(charges[0]), None);
     }
 
     #[tokio::test(start_paused = true)]

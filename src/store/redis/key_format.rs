@@ -3,7 +3,7 @@ use std::{borrow::Cow, fmt, hash::RandomState};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::{Key, key::Secret, store::Charge};
+use crate::{Ban, Key, key::Secret, store::Charge};
 
 /// The layout of the keys of a store in Redis, and their hashes in the tables of this process.
 #[derive(Clone)]
@@ -34,21 +34,27 @@ impl KeyFormat {
 
     /// The Redis key of a charge, such as `quota:1:log:say-hi:{ip=203.0.113.7|path=/hello/sayHi}`.
     ///
-    /// The braces are the hash tag of Redis Cluster: all policies of one caller lie in one slot, with the markers of its
-    /// requests, such as `quota:1:fixed:payments:{key=42}|once=0123456789abcdef0123456789abcdef`. There are no other braces.
+    /// The braces are the hash tag of Redis Cluster: all policies of one caller lie in one slot. There are no other braces.
     pub(super) fn redis_key(&self, charge: &Charge<'_>) -> RedisKey {
         let mut redis_key = RedisKey::new();
-        for part in self.parts(charge, &self.stored_key(charge.key())) {
+        for part in self.parts(charge.limit().algorithm(), charge, &self.stored_key(charge.key())) {
             redis_key.extend_from_slice(part);
         }
         redis_key
+    }
+
+    /// The key in Redis of the bans of a charge, such as `quota:1:ban:say-hi:{ip=203.0.113.7}`.
+    pub(super) fn key_of_bans(&self, charge: &Charge<'_>) -> RedisKey {
+        self.parts(Ban::NAME, charge, &self.stored_key(charge.key()))
+            .concat()
+            .into()
     }
 
     /// Whether this is the Redis key of a charge, without an allocation.
     pub(super) fn is_key_of(&self, redis_key: &[u8], charge: &Charge<'_>) -> bool {
         let stored_key = self.stored_key(charge.key());
         let rest = self
-            .parts(charge, &stored_key)
+            .parts(charge.limit().algorithm(), charge, &stored_key)
             .into_iter()
             .try_fold(redis_key, <[u8]>::strip_prefix);
         rest.is_some_and(<[u8]>::is_empty)
@@ -92,11 +98,17 @@ impl KeyFormat {
         }
     }
 
-    fn parts<'a>(&'a self, charge: &Charge<'a>, stored_key: &'a Key) -> [&'a [u8]; 8] {
-        let algorithm = charge.limit().algorithm().as_bytes();
+    fn parts<'a>(&'a self, algorithm: &'a str, charge: &Charge<'a>, stored_key: &'a Key) -> [&'a [u8]; 7] {
         let (head, policy) = (self.head.as_bytes(), charge.policy().as_bytes());
-        let (caller, marker) = stored_key.split_marker();
-        [head, algorithm, b":", policy, b":{", caller, b"}", marker]
+        [
+            head,
+            algorithm.as_bytes(),
+            b":",
+            policy,
+            b":{",
+            stored_key.as_bytes(),
+            b"}",
+        ]
     }
 }
 
@@ -167,10 +179,10 @@ mod tests {
     /// The prefix, the algorithm, the policy and the key of the caller, read back from a Redis key.
     fn read_back(redis_key: &str) -> Option<(String, String, String, String)> {
         let (name, key) = redis_key.split_once(":{")?;
-        let (caller, marker) = key.split_once('}')?;
+        let caller = key.strip_suffix('}')?;
         let mut parts = name.rsplitn(4, ':').map(str::to_owned);
         let (policy, algorithm, layout, prefix) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        (layout == "1").then_some((prefix, algorithm, policy, format!("{caller}{marker}")))
+        (layout == "1").then_some((prefix, algorithm, policy, caller.to_owned()))
     }
 
     proptest! {
@@ -185,24 +197,20 @@ mod tests {
             path in "[/{}|=^:]{0,9}|\\PC{0,9}",
             limit in sample::select(vec![Limit::from(SlidingLog::per_minute(5)), FixedWindow::per_minute(5).into()]),
             secret in proptest::option::of(any::<[u8; 16]>()),
-            id in proptest::option::of(any::<Vec<u8>>()),
         ) {
             assert!(Policy::new(policy.clone(), limit.clone()).validate().is_ok());
             let secret = secret.map(|secret| Secret::for_stored_keys(secret).unwrap());
             let format = KeyFormat::new(&prefix, secret.clone());
             let mut key = Key::header(&name, value).and(Key::path(&path));
             key.bound();
-            let caller = key.clone();
-            if let Some(id) = id {
-                key = key.marker(&Key::header("idempotency-key", id), 1);
-            }
 
             let charge = Charge::new(&policy, &limit, &key, 1);
             let redis_key = format.redis_key(&charge);
             prop_assert!(format.is_key_of(&redis_key, &charge));
-            let of_caller = format.redis_key(&Charge::new("other", &limit, &caller, 1));
+            let of_caller = format.redis_key(&Charge::new("other", &limit, &key, 1));
             prop_assert_eq!(slot_of(&redis_key), slot_of(&of_caller));
-            prop_assert_eq!(redis_key.ends_with(b"}"), key == caller);
+            prop_assert_eq!(slot_of(&redis_key), slot_of(&format.key_of_bans(&charge)));
+            prop_assert_eq!(redis_key.last(), Some(&b'}'));
 
             let redis_key = std::str::from_utf8(&redis_key).unwrap();
             prop_assert_eq!(redis_key.matches('{').count(), 1);

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -7,12 +7,12 @@ use super::{
     call,
     call::{ReplyShape, ScriptCall},
     failure::{CallFailure, Failure, error_of_request, shortened_bytes},
-    request::{OwnedCharge, OwnedRequest},
+    request::{Entry, OwnedCharge, OwnedRequest},
 };
 use crate::{
-    Limit,
+    Ban, Limit,
     limit::{LEVELS, MAX_BAN, MAX_EXACT, MAX_QUOTA, RETRY_US, SLACK},
-    store::{ChargeRole, ChargeState, Operation, Outcome},
+    store::{ChargeState, Operation, Outcome},
 };
 
 /// The reply of the script as it was received: little-endian doubles, and the errors of requests.
@@ -121,6 +121,7 @@ impl RequestReply {
         errors: &[String],
     ) -> Result<Self, CallFailure> {
         let (mut admitted, mut is_waiting) = (None, false);
+        let mut banned_for = Duration::ZERO;
         let mut states = SmallVec::with_capacity(shape.keys);
         for ([count, remaining, wait, reset_after], bounds) in charges {
             let count = f64::from_le_bytes(*count);
@@ -140,6 +141,15 @@ impl RequestReply {
             if remaining.saturating_add(count.saturating_mul(bounds.counted)) > bounds.remaining {
                 return Err(Failure::malformed_reply().into());
             }
+            let reset_after = duration(*reset_after, bounds.reset_us)?;
+            if bounds.is_of_bans {
+                let rest = duration(*wait, bounds.wait_us)?;
+                match shape.counts {
+                    true => banned_for = rest,
+                    false => states.push(ChargeState::new(remaining, None, reset_after).banned(rest)),
+                }
+                continue;
+            }
             let (wait, turn) = match f64::from_le_bytes(*wait) {
                 wait if wait < 0.0 && count == 0 && bounds.may_queue => {
                     is_waiting = true;
@@ -152,18 +162,19 @@ impl RequestReply {
                 wait => (Some(duration(wait.to_le_bytes(), bounds.wait_us)?), None),
             };
             let wait = wait.filter(|wait| !wait.is_zero());
-            let mut state = ChargeState::new(remaining, wait, duration(*reset_after, bounds.reset_us)?);
+            let mut state = ChargeState::new(remaining, wait, reset_after).banned(mem::take(&mut banned_for));
             state.decided_at = turn;
             states.push(state);
         }
 
         let admitted = admitted.unwrap_or_default();
-        // A state has a wait if and only if a request is denied, except for that of a marker.
-        let waits = states.iter().any(|state: &ChargeState| state.retry_after.is_some());
+        // A state has a wait if and only if a request is denied.
+        let waits = states.iter().any(|state: &ChargeState| {
+            state.retry_after.is_some() || shape.requires_room && state.banned_for().is_some()
+        });
         let denies = admitted < shape.times;
-        let may_wait = denies || shape.has_marker;
         let counts_later = states.iter().any(|state| state.decided_at.is_some());
-        if denies && !(waits && shape.requires_room) || waits && !may_wait || counts_later && denies {
+        if denies != waits || denies && (counts_later || !shape.requires_room) {
             return Err(Failure::malformed_reply().into());
         }
         Ok(Self {
@@ -178,36 +189,28 @@ impl RequestReply {
     /// The outcome of the nth of the requests, from 0.
     pub(super) fn outcome(&self, request: &OwnedRequest, nth: u64) -> Outcome {
         if request.units > 1 && self.admitted > 0 {
-            let states = self.states.iter().map(|state| ChargeState {
-                retry_after: None,
-                ..*state
-            });
-            let states: SmallVec<[ChargeState; 1]> = states.collect();
+            let mut states = self.states.clone();
+            states.iter_mut().for_each(|state| state.retry_after = None);
             let units = u32::try_from(self.admitted).unwrap_or(u32::MAX);
-            return Outcome::new(true, request.folds.unfold(&states)).of_units(units);
+            return Outcome::new(true, states).of_units(units);
         }
         if nth >= self.admitted {
             return Outcome {
                 is_waiting: self.is_waiting,
-                ..Outcome::new(false, request.folds.unfold(&self.states))
+                ..Outcome::new(false, self.states.iter().copied())
             };
         }
 
         let admitted_later = self.admitted - 1 - nth;
         let mut states = self.states.clone();
         for (state, charge) in states.iter_mut().zip(&request.charges) {
-            let weight = match charge.role {
-                ChargeRole::Counted => admitted_later.saturating_mul(charge.cost),
-                ChargeRole::CheckedOnly => 0,
-                // A request with a marker or a ban is not merged.
-                ChargeRole::Once | ChargeRole::Ban => continue,
-            };
+            let weight = admitted_later.saturating_mul(charge.cost);
             state.remaining = state.remaining.saturating_add(weight);
             state.retry_after = None;
             let delay = call::reset_delay(&charge.limit, weight);
             state.reset_after = state.reset_after.saturating_sub(delay);
         }
-        Outcome::new(true, request.folds.unfold(&states))
+        Outcome::new(true, states)
     }
 }
 
@@ -248,19 +251,22 @@ pub(super) struct Bounds {
     pub(super) turn_us: u64,
     /// Whether the request may wait for slots of this charge.
     pub(super) may_queue: bool,
+    pub(super) is_of_bans: bool,
 }
 
 impl Bounds {
-    /// The bounds for each charge of a request.
+    /// The bounds for each key of a request.
     pub(super) fn of(request: &OwnedRequest) -> impl Iterator<Item = Self> {
         let longest = request.charges.iter().map(|charge| charge.waiting.longest_us).max();
         let turn_us = longest.filter(|_| request.operation == Operation::Reserve);
-        // A marker may exempt the other charges.
-        let counts = request.is_check() && !request.has_marker();
-        request.charges.iter().map(move |charge| Self {
-            may_queue: turn_us.is_some() && charge.limit.is_held(),
-            turn_us: turn_us.unwrap_or_default(),
-            ..Self::of_charge(charge, counts)
+        let counts = request.is_check();
+        request.entries().map(move |entry| match entry {
+            Entry::Bans(bans) => Self::of_bans(bans.ban),
+            Entry::Count(charge) => Self {
+                may_queue: turn_us.is_some() && charge.limit.is_held(),
+                turn_us: turn_us.unwrap_or_default(),
+                ..Self::of_charge(charge, counts)
+            },
         })
     }
 
@@ -268,14 +274,26 @@ impl Bounds {
         let [wait_us, reset_us] = longest(&charge.limit);
         Self {
             remaining: charge.limit.quota(),
-            counted: match counts && charge.role == ChargeRole::Counted {
-                true => charge.cost,
-                false => 0,
-            },
+            counted: if counts { charge.cost } else { 0 },
             wait_us,
             reset_us,
             turn_us: 0,
             may_queue: false,
+            is_of_bans: false,
+        }
+    }
+
+    /// A ban of another policy may be as long as any, and may have begun ahead by the slack. Each level is forgotten in a window.
+    fn of_bans(ban: Ban) -> Self {
+        let ([window, ..], longest) = (ban.lengths_us(), MAX_BAN.as_micros() as u64 + SLACK);
+        Self {
+            remaining: ban.quota(),
+            counted: 0,
+            wait_us: longest,
+            reset_us: longest + LEVELS * window,
+            turn_us: 0,
+            may_queue: false,
+            is_of_bans: true,
         }
     }
 }
@@ -297,12 +315,6 @@ fn longest(limit: &Limit) -> [u64; 2] {
         Limit::FixedWindow(fixed) => [fixed.length().map_or(LONGEST_PERIOD_US, |(window, _)| window) + SLACK; 2],
         // A debt is at most the cap, and may have begun ahead by the slack.
         Limit::TokenBucket(bucket) => [bucket.time(bucket.cap()) + SLACK; 2],
-        // A ban of another policy may be as long as any, and may have begun ahead by the slack. Each level is forgotten in a
-        // window.
-        Limit::Ban(ban) => {
-            let ([window, ..], longest) = (ban.lengths_us(), MAX_BAN.as_micros() as u64 + SLACK);
-            [longest, longest + LEVELS * window]
-        }
         // Leases of a clock that is gone stay until a request is denied.
         Limit::Concurrency(_) => [RETRY_US, FAR_US],
         Limit::Unlimited | Limit::DenyAll => [0; 2],
@@ -350,26 +362,6 @@ mod tests {
             Err(failure) => Some(failure.into()),
         };
         error.is_some_and(|error| error.error.kind() == ErrorKind::Protocol)
-    }
-
-    #[test]
-    fn charges_on_one_key_are_added_up_and_share_a_state() {
-        let limit = Limit::from(SlidingLog::per_minute(5));
-        let (a, b) = (Key::from("a"), Key::from("b"));
-        let charges = [
-            Charge::new("p", &limit, &a, 1),
-            Charge::new("p", &limit, &b, 1),
-            Charge::new("p", &limit, &a, 2),
-        ];
-
-        let requests = [check(&charges)];
-        let call = call(&requests);
-        assert_eq!(call.keys.len(), 2);
-
-        let reply = ScriptReply::decode(&call, &raw(&[9, 1, 2, 0, 60, 1, 4, 0, 70])).unwrap();
-        let outcome = reply.replies[0].as_ref().unwrap().outcome(&requests[0], 0);
-        let remaining: Vec<_> = outcome.states.iter().map(|state| state.remaining).collect();
-        assert_eq!(remaining, [2, 4, 2]);
     }
 
     #[test]
@@ -469,33 +461,48 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_may_wait_in_a_request_that_is_admitted_and_no_other_charge() {
-        let limit = Limit::from(SlidingLog::per_minute(5));
-        let (key, id) = (Key::from("a"), Key::from("id"));
-        let (marker, charge) = (Charge::new("p", &limit, &id, 1), Charge::new("p", &limit, &key, 1));
-        let raw = raw(&[9, 1, 0, 40, 40, 1, 4, 0, 60]);
+    fn the_rest_of_a_ban_is_part_of_the_state_of_its_charge() {
+        let (limit, ban) = (Limit::from(SlidingLog::per_minute(5)), Ban::by_hand());
+        let (key, other) = (Key::from("a"), Key::from("b"));
+        let charge = Charge::new("p", &limit, &key, 1);
+        let (banned, free) = (charge.ban(&ban), Charge::new("p", &limit, &other, 1));
+        let of = |operation, charges: &[Charge<'_>]| {
+            OwnedRequest::of(&KeyFormat::new("quota", None), &StoreRequest::new(operation, charges))
+        };
+        let outcome = |request: &OwnedRequest, raw: &RawReply| {
+            let call = call(std::slice::from_ref(request));
+            let reply = ScriptReply::decode(&call, raw).unwrap();
+            reply.replies[0].as_ref().unwrap().outcome(request, 0)
+        };
+        let seconds = Duration::from_micros(40);
 
-        let marked = check(&[marker.once(), charge]);
-        let call = call(std::slice::from_ref(&marked));
-        let reply = ScriptReply::decode(&call, &raw).unwrap();
-        let outcome = reply.replies[0].as_ref().unwrap().outcome(&marked, 0);
-        assert!(outcome.allowed);
-        assert_eq!(outcome.states[0].retry_after, Some(Duration::from_micros(40)));
-        assert_eq!(outcome.states[1].retry_after, None);
+        let check = of(Operation::Check, &[banned, free]);
+        let denied = outcome(&check, &raw(&[9, 0, 0, 40, 50, 0, 4, 0, 60, 0, 5, 0, 0]));
+        assert!(!denied.allowed);
+        let states: Vec<_> = denied
+            .states
+            .iter()
+            .map(|state| (state.banned_for(), state.remaining, state.retry_after))
+            .collect();
+        assert_eq!(states, [(Some(seconds), 4, None), (None, 5, None)]);
+        let admitted = raw(&[9, 1, 0, 40, 50, 1, 4, 0, 60, 1, 4, 0, 60]);
+        assert!(is_malformed(&call(&[check]), &admitted), "while a ban is in force");
 
-        let call = self::call(&[check(&[marker, charge])]);
-        assert!(is_malformed(&call, &raw));
+        let ban = of(Operation::Ban { length: seconds }, &[banned]);
+        let begun = outcome(&ban, &raw(&[9, 1, 0, 40, 50]));
+        let state = ChargeState::new(0, None, Duration::from_micros(50)).banned(seconds);
+        assert_eq!((begun.allowed, &begun.states[..]), (true, &[state][..]));
     }
 
     #[test]
     fn a_charge_may_count_later_in_a_reservation_that_is_admitted_and_in_no_other_request() {
         let limit = Limit::from(SlidingLog::per_minute(5));
-        let (key, id) = (Key::from("a"), Key::from("id"));
+        let (key, other) = (Key::from("a"), Key::from("b"));
         let charges = [
-            Charge::new("p", &limit, &id, 1).once(),
+            Charge::new("p", &limit, &other, 1),
             Charge::new("p", &limit, &key, 1).wait_up_to(Duration::from_micros(40)),
         ];
-        let admitted = raw(&[9, 1, 0, 40, 40, 1, 0, -40, 60]);
+        let admitted = raw(&[9, 1, 4, 0, 40, 1, 0, -40, 60]);
 
         let reservation = OwnedRequest::of(
             &KeyFormat::new("quota", None),
@@ -504,43 +511,15 @@ mod tests {
         let reserving = call(std::slice::from_ref(&reservation));
         let reply = ScriptReply::decode(&reserving, &admitted).unwrap();
         let states = reply.replies[0].as_ref().unwrap().outcome(&reservation, 0).states;
-        let waits = [Some(Duration::from_micros(40)), None];
-        assert_eq!([states[0].retry_after, states[1].retry_after], waits);
         let times = [None, Some(Duration::from_micros(49))];
-        assert_eq!(
-            [states[0].decided_at, states[1].decided_at],
-            times,
-            "a full marker counts never"
-        );
+        assert_eq!([states[0].decided_at, states[1].decided_at], times);
 
         let denied = raw(&[9, 0, 0, 40, 40, 0, 0, -40, 60]);
         assert!(is_malformed(&reserving, &denied));
-        let later = raw(&[9, 1, 0, 40, 40, 1, 0, -41, 60]);
+        let later = raw(&[9, 1, 4, 0, 40, 1, 0, -41, 60]);
         assert!(is_malformed(&reserving, &later), "beyond the longest wait");
         let checking = call(&[check(&charges)]);
         assert!(is_malformed(&checking, &admitted));
-    }
-
-    #[test]
-    fn merged_requests_leave_no_less_of_what_is_only_checked() {
-        let limit = Limit::from(SlidingLog::per_minute(5));
-        let (a, b) = (Key::from("a"), Key::from("b"));
-        let request = check(&[
-            Charge::new("p", &limit, &a, 1),
-            Charge::new("p", &limit, &b, 2).checked_only(),
-        ]);
-        let merged = [MergedRequest {
-            request: &request,
-            times: 3,
-        }];
-        let call = ScriptCall::at(&merged, 0);
-        let reply = ScriptReply::decode(&call, &raw(&[9, 3, 2, 0, 60, 3, 5, 0, 60])).unwrap();
-        let reply = reply.replies[0].as_ref().unwrap();
-        let remaining = [0, 1, 2].map(|nth| {
-            let states = reply.outcome(&request, nth).states;
-            [states[0].remaining, states[1].remaining]
-        });
-        assert_eq!(remaining, [[4, 5], [3, 5], [2, 5]]);
     }
 
     /// Whether the reply with this state of one charge is accepted.
@@ -571,7 +550,6 @@ mod tests {
         const SECOND: u64 = 1_000_000;
         const DAY: u64 = 86_400 * SECOND;
         let of = |text: &str| text.parse::<Limit>().unwrap();
-        let ban = Ban::after(3, Duration::from_secs(10)).first(Duration::from_secs(5));
         for (limit, wait, reset) in [
             (of("sliding-log 5/min"), 60 * SECOND + FAR_US, 60 * SECOND + FAR_US),
             (of("sliding-counter 5/min"), 121 * SECOND, 121 * SECOND),
@@ -582,7 +560,6 @@ mod tests {
             // 2^51 tokens of a microsecond, half as many as are exact.
             (of("token-bucket 1000/ms"), (1 << 51) + SECOND, (1 << 51) + SECOND),
             (of("concurrency 5"), SECOND, FAR_US),
-            (Limit::Ban(ban), 366 * DAY + SECOND, 366 * DAY + 641 * SECOND),
         ] {
             let key = Key::from("k");
             let charge = Charge::new("p", &limit, &key, 1);
@@ -606,14 +583,30 @@ mod tests {
     }
 
     #[test]
+    fn the_times_of_bans_are_those_that_a_policy_can_have() {
+        const DAY: u64 = 86_400 * 1_000_000;
+        let ban = Ban::after(3, Duration::from_secs(10)).first(Duration::from_secs(5));
+        let (limit, key) = (Limit::from(SlidingLog::per_minute(10)), Key::from("k"));
+        let charge = Charge::new("p", &limit, &key, 1).ban(&ban);
+        let (wait, reset) = (366 * DAY + 1_000_000, 366 * DAY + 641_000_000);
+        let reads = Operation::Ban { length: Duration::ZERO };
+        for (state, fits) in [
+            ([1.0, 3.0, wait as f64, reset as f64], true),
+            ([1.0, 4.0, 0.0, 0.0], false),
+            ([1.0, 0.0, (wait + 1) as f64, 0.0], false),
+            ([1.0, 0.0, 0.0, (reset + 1) as f64], false),
+        ] {
+            assert_eq!(is_accepted(reads, charge, 1, state), fits, "{state:?}");
+        }
+    }
+
+    #[test]
     fn no_more_remains_than_the_quota_without_what_was_counted() {
         let (limit, key) = (Limit::from(crate::SlidingLog::per_minute(10)), Key::from("k"));
         let charge = Charge::new("p", &limit, &key, 2);
         for (operation, charge, times, admitted, most) in [
             (Operation::Check, charge, 3, 3.0, 4.0),
             (Operation::Check, charge, 1, 1.0, 8.0),
-            (Operation::Check, charge.checked_only(), 1, 1.0, 10.0),
-            (Operation::Check, charge.once(), 1, 1.0, 10.0),
             (Operation::Peek, charge, 1, 1.0, 10.0),
             (Operation::Charge, charge, 1, 1.0, 10.0),
         ] {

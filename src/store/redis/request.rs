@@ -6,18 +6,14 @@ use super::{
     key_format::{KeyFormat, RedisKey},
 };
 use crate::{
-    Limit,
-    store::{
-        ChargeRole, LeaseId, Operation, Outcome, StoreError, StoreRequest, Waiting,
-        request::{Folded, Folds, fold},
-    },
+    Ban, Limit,
+    store::{LeaseId, Operation, Outcome, StoreError, StoreRequest, Waiting},
 };
 
-/// A store request whose charges on one key are added up, with the hash of each charge.
+/// A store request with the hash of each charge.
 pub(super) struct HashedRequest<'a> {
-    pub(super) folded: Folded<'a>,
+    pub(super) request: StoreRequest<'a>,
     pub(super) hashes: SmallVec<[u64; 1]>,
-    is_optional: bool,
 }
 
 /// A store request that can wait: it owns its keys in Redis, each of which it charges once.
@@ -25,8 +21,6 @@ pub(super) struct HashedRequest<'a> {
 pub(super) struct OwnedRequest {
     pub(super) operation: Operation,
     pub(super) charges: SmallVec<[OwnedCharge; 1]>,
-    /// Which of the owned charges each charge of the store request is part of.
-    pub(super) folds: Folds,
     /// How many equal requests it stands for.
     pub(super) units: u32,
     /// Whether its failure is none of the requests beside it.
@@ -41,48 +35,74 @@ pub(super) struct OwnedCharge {
     pub(super) hash: u64,
     pub(super) limit: Limit,
     pub(super) cost: u64,
-    pub(super) role: ChargeRole,
+    pub(super) bans: Option<Box<OwnedBans>>,
     pub(super) waiting: Waiting,
     pub(super) lease: Option<LeaseId>,
 }
 
+/// The bans of a charge, on a key of their own in the same slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct OwnedBans {
+    pub(super) key: RedisKey,
+    pub(super) ban: Ban,
+}
+
+/// What a request reads in Redis, in the order of the keys of a call: the bans of a charge come before its count.
+#[derive(Clone, Copy)]
+pub(super) enum Entry<'a> {
+    Bans(&'a OwnedBans),
+    Count(&'a OwnedCharge),
+}
+
+impl<'a> Entry<'a> {
+    pub(super) fn key(self) -> &'a RedisKey {
+        match self {
+            Self::Bans(bans) => &bans.key,
+            Self::Count(charge) => &charge.key,
+        }
+    }
+
+    /// The limit of a count.
+    pub(super) fn limit(self) -> Option<&'a Limit> {
+        match self {
+            Self::Bans(_) => None,
+            Self::Count(charge) => Some(&charge.limit),
+        }
+    }
+}
+
 impl<'a> HashedRequest<'a> {
     pub(super) fn new(key_format: &KeyFormat, request: &StoreRequest<'a>) -> Self {
-        let folded = fold(request);
-        let hashes = folded.charges.iter().map(|charge| key_format.hash(charge)).collect();
         Self {
-            folded,
-            hashes,
-            is_optional: request.is_optional(),
+            request: *request,
+            hashes: request.charges().iter().map(|charge| key_format.hash(charge)).collect(),
         }
     }
 }
 
 impl OwnedRequest {
     pub(super) fn new(key_format: &KeyFormat, request: HashedRequest<'_>) -> Self {
-        let HashedRequest {
-            folded,
-            hashes,
-            is_optional,
-        } = request;
+        let HashedRequest { request, hashes } = request;
         let mut charges = SmallVec::new();
-        for (charge, hash) in folded.charges.iter().zip(hashes) {
+        for (charge, hash) in request.charges().iter().zip(hashes) {
             charges.push(OwnedCharge {
                 key: key_format.redis_key(charge),
                 hash,
                 limit: charge.limit().clone(),
                 cost: charge.cost(),
-                role: charge.role(),
+                bans: charge.ban_for(request.operation()).map(|ban| {
+                    let key = key_format.key_of_bans(charge);
+                    Box::new(OwnedBans { key, ban: *ban })
+                }),
                 waiting: charge.waits(),
                 lease: charge.lease_id(),
             });
         }
         Self {
-            operation: folded.operation,
+            operation: request.operation(),
             charges,
-            units: folded.units,
-            folds: folded.folds,
-            is_optional,
+            units: request.unit_count(),
+            is_optional: request.is_optional(),
         }
     }
 
@@ -98,7 +118,6 @@ impl OwnedRequest {
                 .iter()
                 .map(|position| self.charges[*position].clone())
                 .collect(),
-            folds: Folds::default(),
             units: self.units,
             is_optional: false,
         }
@@ -116,14 +135,22 @@ impl OwnedRequest {
         self.operation == Operation::Check
     }
 
-    /// Whether one of the charges is a marker.
-    pub(super) fn has_marker(&self) -> bool {
-        self.charges.iter().any(|charge| charge.role == ChargeRole::Once)
+    /// What it reads in Redis.
+    pub(super) fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        let (regards_bans, counts) = (
+            self.operation.regards_bans(),
+            !matches!(self.operation, Operation::Ban { .. }),
+        );
+        self.charges.iter().flat_map(move |charge| {
+            let bans = charge.bans.as_deref().filter(|_| regards_bans);
+            let count = counts.then_some(Entry::Count(charge));
+            bans.map(Entry::Bans).into_iter().chain(count)
+        })
     }
 
-    /// Whether one of the charges is a ban.
-    pub(super) fn has_ban(&self) -> bool {
-        self.charges.iter().any(|charge| charge.role == ChargeRole::Ban)
+    /// Whether one of the charges has bans.
+    pub(super) fn has_bans(&self) -> bool {
+        self.charges.iter().any(|charge| charge.bans.is_some())
     }
 
     /// Whether one of the charges takes slots, which can be free at any time.
@@ -138,8 +165,10 @@ impl OwnedRequest {
             && self.units == 1
             && other.units == 1
             && self.charges == other.charges
-            && !self.has_marker()
-            && self.charges.iter().all(|charge| call::merges(&charge.limit))
+            && self
+                .charges
+                .iter()
+                .all(|charge| charge.bans.is_none() && call::merges(&charge.limit))
     }
 }
 
@@ -276,18 +305,13 @@ mod tests {
     }
 
     #[test]
-    fn requests_with_a_marker_are_not_merged_and_those_with_a_charge_that_is_only_checked_are() {
-        let (limit, key, id) = (SlidingLog::per_minute(5).into(), Key::from("a"), Key::from("id"));
+    fn requests_with_bans_are_not_merged() {
+        let (limit, key, ban) = (SlidingLog::per_minute(5).into(), Key::from("a"), Ban::by_hand());
         let charge = Charge::new("p", &limit, &key, 1);
-        let marker = Charge::new("p", &limit, &id, 1).once();
-        let twice = |charges: &[Charge<'_>]| {
-            [0; 2].map(|_| OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Check, charges)))
-        };
-        assert_eq!(merged(&twice(&[charge.checked_only()])).1, [2]);
-        assert_eq!(merged(&twice(&[marker, charge])).1, [1, 1]);
-
-        let [counted, _] = twice(&[charge]);
-        let [checked, _] = twice(&[charge.checked_only()]);
-        assert_eq!(merged(&[counted, checked]).1, [1, 1]);
+        for (charge, times) in [(charge, vec![2]), (charge.ban(&ban), vec![1, 1])] {
+            let check = StoreRequest::new(Operation::Check, std::slice::from_ref(&charge));
+            let twice = [0; 2].map(|_| OwnedRequest::of(&KEY_FORMAT, &check));
+            assert_eq!(merged(&twice).1, times);
+        }
     }
 }

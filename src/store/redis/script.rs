@@ -60,20 +60,17 @@ const ALL_READS: u64 = 8 * BUDGET as u64;
 /// The constants of the script, which a call of the script would otherwise make anew.
 ///
 /// Those that begin with `C_` are the places in a charge of a call with several: a table with names takes longer.
-const CONSTANTS: [(&str, u64); 30] = [
+const CONSTANTS: [(&str, u64); 27] = [
     ("ALL_READS", ALL_READS),
     ("BOUND", BOUND as u64),
     ("BUDGET", BUDGET as u64),
     ("C_COST", 2),
-    ("C_FINDS", 8),
-    ("C_LONGEST", 12),
-    ("C_NEEDS", 9),
-    ("C_NEXT", 10),
+    ("C_LONGEST", 9),
+    ("C_NEXT", 7),
     ("C_QUOTA", 3),
-    ("C_RETRY", 11),
-    ("C_ROLE", 7),
+    ("C_RETRY", 8),
     ("C_RULE", 1),
-    ("C_WAITING", 13),
+    ("C_WAITING", 10),
     ("C_X", 4),
     ("C_Y", 5),
     ("C_Z", 6),

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::store::{
     DeniedSubjects, Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus,
-    overrides, uncounted,
+    overrides,
 };
 
 /// Storage backend in Redis 6.2 or later, or Valkey, shared by all replicas of a service.
@@ -265,12 +265,6 @@ impl Store for RedisStore {
     }
 
     fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
-        uncounted::apart(requests, |requests| self.decide_counted(requests))
-    }
-}
-
-impl RedisStore {
-    fn decide_counted(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
         let queues = &self.queues;
         let (cache, key_format) = (queues.deny_cache.as_deref(), &queues.backend.key_format);
         let made_at = Instant::now();

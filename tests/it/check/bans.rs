@@ -16,7 +16,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
     AcquireError, Ban, BanError, Decision, Denial, Key, Limit, Limiter, ManualClock, MemoryStore, Policies, Policy,
     RateLimitLayer, SlidingLog, Unkeyed, key, limit,
-    store::{Charge, ChargeRole, Operation, Store, StoreFuture, StoreId, StoreRequest},
+    store::{Charge, Operation, Store, StoreFuture, StoreId, StoreRequest},
 };
 
 use crate::support::{
@@ -38,7 +38,6 @@ each_store! {
     a_peek_shows_a_ban_and_counts_no_denial
     a_charge_is_counted_during_a_ban
     a_policy_that_observes_only_reports_its_bans
-    repetitions_are_no_denials_and_are_denied_while_banned
     a_key_is_banned_by_hand_for_a_time
     a_ban_of_a_clock_that_is_gone_is_dropped
     a_ban_holds_under_a_policy_that_bans_for_less
@@ -47,8 +46,8 @@ each_store! {
     of_many_requests_at_once_as_many_are_denied_as_without_a_ban
     a_refund_and_a_settlement_leave_a_ban_as_it_is
     a_cost_that_does_not_fit_counts_as_one_denial
-    a_ban_before_a_charge_that_counts_nothing_is_not_regarded
-    a_ban_before_another_one_counts_no_denial
+    only_bans_in_force_and_denials_of_their_charge_have_an_effect
+    the_bans_of_a_limit_that_counts_nothing_begin_and_are_read
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -312,25 +311,6 @@ async fn a_policy_that_observes_only_reports_its_bans(bench: Bench) {
     assert_eq!(seen, [None, full, full, banned, banned, banned]);
 }
 
-async fn repetitions_are_no_denials_and_are_denied_while_banned(bench: Bench) {
-    let limiter = limiter(&bench);
-    let once = async |id: &str| limiter.check_once("k", id).await.expect("the store replies");
-    let is_repetition = |decision: &Decision| decision.policies().all(|policy| policy.is_repetition());
-    assert!(once("a").await.is_allowed());
-    for _ in 0..5 {
-        let repeated = once("a").await;
-        assert!(repeated.is_allowed() && is_repetition(&repeated));
-    }
-    let second = Duration::from_secs(1);
-    for expected in [full(second), full(second), banned(MINUTE)] {
-        assert_eq!(denial(&once("b").await), expected);
-    }
-    assert_eq!(denial(&once("a").await), banned(MINUTE));
-    bench.advance(MINUTE).await;
-    let counted = once("b").await;
-    assert!(counted.is_allowed() && !is_repetition(&counted));
-}
-
 async fn a_key_is_banned_by_hand_for_a_time(bench: Bench) {
     let ban_for = async |limiter: &Limiter, length| limiter.ban("k", length).await.expect("the store replies");
     let limiter = limiter(&bench);
@@ -538,62 +518,49 @@ async fn a_cost_that_does_not_fit_counts_as_one_denial(bench: Bench) {
     }
 }
 
-async fn a_ban_before_another_one_counts_no_denial(bench: Bench) {
-    let (key, ban) = (Key::from("k"), Limit::Ban(Ban::after(1, HOUR)));
-    let (limit, higher) = (
-        Limit::from(SlidingLog::per_hour(1)),
-        Limit::from(SlidingLog::per_hour(9)),
-    );
+async fn only_bans_in_force_and_denials_of_their_charge_have_an_effect(bench: Bench) {
+    let (key, ban) = (Key::from("k"), Ban::after(1, HOUR));
+    let [limit, higher] = [1, 9].map(|quota| Limit::from(SlidingLog::per_hour(quota)));
     let charges = [
-        ("first", &ban),
-        ("second", &ban),
-        ("test", &limit),
-        ("third", &ban),
-        ("higher", &higher),
+        Charge::new("first", &higher, &key, 1).ban(&ban),
+        Charge::new("second", &limit, &key, 1).ban(&ban),
+        Charge::new("third", &higher, &key, 1).ban(&ban),
     ];
-    let charges = charges.map(|(policy, limit)| Charge::new(policy, limit, &key, 1));
-    let mut waits = Vec::new();
-    for _ in 0..2 {
-        let response = bench
-            .store
-            .decide(&[StoreRequest::new(Operation::Check, &charges)])
-            .await;
-        let response = response.expect("the store replies");
-        waits.extend(response.outcomes()[0].states().iter().map(|state| state.retry_after));
+    let mut states = Vec::new();
+    for _ in 0..3 {
+        let check = StoreRequest::new(Operation::Check, &charges);
+        let response = bench.store.decide(&[check]).await.expect("the store replies");
+        let outcome = &response.outcomes()[0];
+        states.extend(
+            outcome
+                .states()
+                .iter()
+                .map(|state| (state.retry_after, state.banned_for())),
+        );
     }
-    let admitted = [None; 5];
-    let denied = [None, Some(MINUTE), Some(HOUR), None, None];
-    assert_eq!(waits, [admitted, denied].concat());
+    let admitted = [(None, None); 3];
+    let denied = [(None, None), (Some(HOUR), Some(MINUTE)), (None, None)];
+    assert_eq!(states, [admitted, denied, denied].concat());
 }
 
-async fn a_ban_before_a_charge_that_counts_nothing_is_not_regarded(bench: Bench) {
-    let (key, bans, log) = (Key::from("k"), Limit::Ban(ban()), Limit::from(SlidingLog::per_day(1)));
-    fn charge<'a>(limit: &'a Limit, key: &'a Key, cost: u64) -> Charge<'a> {
-        Charge::new("test", limit, key, cost)
-    }
-    let decide = async |operation, charges: &[Charge<'_>]| {
-        let response = bench.store.decide(&[StoreRequest::new(operation, charges)]).await;
-        response.expect("the store replies").outcomes()[0].clone()
-    };
-    assert_eq!(charge(&bans, &key, 1).role(), ChargeRole::Ban);
+async fn the_bans_of_a_limit_that_counts_nothing_begin_and_are_read(bench: Bench) {
+    let (key, ban) = (Key::from("k"), ban());
     for limit in [Limit::Unlimited, Limit::DenyAll] {
-        let charges = [charge(&bans, &key, 1), charge(&limit, &key, 1), charge(&log, &key, 1)];
-        for _ in 0..5 {
-            let outcome = decide(Operation::Check, &charges).await;
-            assert_eq!(
-                (outcome.states()[0].remaining, outcome.states()[0].retry_after),
-                (3, None)
-            );
-        }
+        let charges = [Charge::new(limit.algorithm(), &limit, &key, 1).ban(&ban)];
+        let bans = async |length| {
+            let request = [StoreRequest::new(Operation::Ban { length }, &charges)];
+            let response = bench.store.decide(&request).await.expect("the store replies");
+            let outcome = &response.outcomes()[0];
+            assert!(outcome.allowed);
+            let state = outcome.states()[0];
+            (state.remaining, state.banned_for(), state.reset_after)
+        };
+        let seconds = Duration::from_secs(9);
+        assert_eq!(bans(Duration::ZERO).await, (3, None, Duration::ZERO));
+        assert_eq!(bans(seconds).await, (0, Some(seconds), seconds));
+        assert_eq!(bans(Duration::ZERO).await, (0, Some(seconds), seconds));
+        assert_eq!(bans(HOUR).await, (0, Some(5 * MINUTE), 5 * MINUTE));
     }
-    decide(Operation::Charge, &[charge(&bans, &key, 9_000_000)]).await;
-    let unlimited = [charge(&bans, &key, 1), charge(&Limit::Unlimited, &key, 1)];
-    assert!(decide(Operation::Check, &unlimited).await.allowed);
-    let alone = decide(Operation::Check, &unlimited[..1]).await;
-    assert_eq!(
-        (alone.allowed, alone.states()[0].retry_after),
-        (false, Some(Duration::from_secs(9)))
-    );
 }
 
 #[tokio::test]
@@ -887,9 +854,9 @@ async fn in_a_cluster_a_ban_lies_beside_its_count() {
     for number in 0..10_u64 {
         let limiter = Limiter::new(store.clone(), hourly("users", 1).ban(ban()));
         let mut reasons = Vec::new();
-        for id in ["a", "b", "c", "d", "a"] {
+        for _ in 0..5 {
             let decision = limiter
-                .check_once(number, id)
+                .check(number)
                 .await
                 .expect("the ban is in the slot of the count");
             reasons.push(decision.policies().next().and_then(|policy| policy.denial()));
@@ -991,12 +958,6 @@ async fn files_have_bans_which_those_in_code_replace() {
         let error = file(wrong).expect_err(wrong).to_string();
         assert!(error.contains("line 3") && error.contains(part), "{error}");
     }
-}
-
-#[test]
-fn a_ban_is_no_limit_of_a_policy() {
-    let error = Policy::new("test", Limit::Ban(ban())).validate().unwrap_err();
-    assert!(error.to_string().contains("`.ban(Ban::after("), "{error}");
 }
 
 /// The decision of a request that waits for its turn while `meanwhile` is done.

@@ -30,14 +30,12 @@ use crate::support::{
 
 each_store! { with crate::support::Unclocked:
     a_request_is_refunded_if_the_condition_holds
-    a_request_is_charged_if_the_condition_holds
     what_is_charged_first_exceeds_the_limit_at_no_time
-    what_is_charged_later_exceeds_the_limit_by_what_is_in_flight
     refunds_at_once_leave_what_is_to_count
     a_handler_with_the_receipt_decides_itself
     a_handler_with_one_receipt_leaves_the_rules_of_the_others
     a_policy_of_several_layers_is_refunded_whole
-    a_denial_of_an_inner_layer_is_not_charged_later
+    a_denial_of_an_inner_layer_completes_the_request
     a_refund_ends_denials_at_once
     a_request_that_is_dropped_during_its_check_is_cancelled
 }
@@ -148,19 +146,6 @@ async fn a_request_is_refunded_if_the_condition_holds(store: Arc<dyn Store>) {
     }
 }
 
-async fn a_request_is_charged_if_the_condition_holds(store: Arc<dyn Store>) {
-    for (name, condition, holds) in CONDITIONS {
-        let layer = RateLimitLayer::new(store.clone(), policy(name).cost(2).charge_if(condition));
-        let mut expected = 0;
-        for end in ENDS {
-            send(&layer, end).await;
-            expected += 2 * u64::from(holds.contains(&end));
-            assert_eq!(counted(&store, name).await, expected, "{name} after {end}");
-        }
-        assert_eq!(layer.lost_settlements(), 0);
-    }
-}
-
 #[tokio::test]
 async fn a_condition_reads_the_head_of_the_inner_service() {
     #[derive(Clone)]
@@ -238,21 +223,6 @@ async fn what_is_charged_first_exceeds_the_limit_at_no_time(store: Arc<dyn Store
     }
 }
 
-async fn what_is_charged_later_exceeds_the_limit_by_what_is_in_flight(store: Arc<dyn Store>) {
-    let policy = policy("p").cost(30).charge_if(|completion| completion.is_success());
-    let layer = RateLimitLayer::new(store.clone(), policy);
-    assert_eq!(at_once(&layer, 20).await, 20);
-    // All 600 count, of which 100 are admitted at once from empty counts.
-    assert_eq!(counted(&store, "p").await, QUOTA);
-    assert_eq!(at_once(&layer, 20).await, 0);
-    let limiter = Limiter::new(store.clone(), crate::check::completion::policy("p"));
-    let charges = limiter
-        .charge(Key::constant("all"), 1)
-        .await
-        .expect("the store answers");
-    assert_eq!(charges.remaining(), 0);
-}
-
 async fn refunds_at_once_leave_what_is_to_count(store: Arc<dyn Store>) {
     let policy = policy("p").refund_if(|completion| completion.is_success() || completion.is_cancelled());
     let layer = RateLimitLayer::new(store.clone(), policy);
@@ -284,25 +254,14 @@ async fn a_handler_with_the_receipt_decides_itself(store: Arc<dyn Store>) {
     };
 
     // What counts before is not refunded in place of it.
-    for (name, later) in [("first", false), ("later", true)] {
-        let limiter = Limiter::new(store.clone(), policy(name));
-        let earlier = limiter.charge(Key::constant("all"), 10).await;
-        assert!(earlier.expect("the store answers").is_allowed());
-        let rule = || match later {
-            true => policy(name).cost(5).charge_if(|_| true),
-            false => policy(name).cost(5).refund_if(|_| true),
-        };
-        let mut expected = 10;
-        for (settle, counts) in [
-            (None, if later { 0 } else { 5 }),
-            (Some(0), 0),
-            (Some(3), 3),
-            (Some(7), 7),
-        ] {
-            through(rule(), settle).await;
-            expected += counts;
-            assert_eq!(counted(&store, name).await, expected, "{name} with {settle:?}");
-        }
+    let limiter = Limiter::new(store.clone(), policy("p"));
+    let earlier = limiter.charge(Key::constant("all"), 10).await;
+    assert!(earlier.expect("the store answers").is_allowed());
+    let mut expected = 10;
+    for (settle, counts) in [(None, 5), (Some(0), 0), (Some(3), 3), (Some(7), 7)] {
+        through(policy("p").cost(5).refund_if(|_| true), settle).await;
+        expected += counts;
+        assert_eq!(counted(&store, "p").await, expected, "with {settle:?}");
     }
 }
 
@@ -312,7 +271,7 @@ async fn a_handler_with_one_receipt_leaves_the_rules_of_the_others(store: Arc<dy
         policy("tokens")
             .cost(30)
             .refund_if(|completion| completion.is_success()),
-        policy("failures").charge_if(|completion| completion.is_success()),
+        policy("failures").refund_if(|completion| !completion.is_success()),
     ];
     let service = RateLimitLayer::new(store.clone(), policies).layer(service_fn(async |request: Request<Body>| {
         let decision = request.extensions().get::<Decision>().expect("a decision");
@@ -329,32 +288,22 @@ async fn a_handler_with_one_receipt_leaves_the_rules_of_the_others(store: Arc<dy
 async fn a_policy_of_several_layers_is_refunded_whole(store: Arc<dyn Store>) {
     for (outer, inner, charged) in [(1, 4, 4), (4, 1, 4), (2, 2, 2)] {
         let refunding = |cost| policy("p").cost(cost).refund_if(|completion| completion.is_success());
-        let charging = |cost| {
-            policy("later")
-                .cost(cost)
-                .charge_if(|completion| completion.is_success())
-        };
-        let layer = |cost| RateLimitLayer::new(store.clone(), [refunding(cost), charging(cost)]);
+        let layer = |cost| RateLimitLayer::new(store.clone(), refunding(cost));
         let service = layer(outer).layer(layer(inner).layer(service_fn(async |request: Request<Body>| {
             let status = request.uri().path()[1..].parse::<StatusCode>()?;
             Ok::<_, BoxError>(Response::builder().status(status).body(Body::new())?)
         })));
         service.clone().oneshot(request("/200")).await.expect("a response");
         assert_eq!(counted(&store, "p").await, 0);
-        assert_eq!(counted(&store, "later").await, charged);
         service.oneshot(request("/500")).await.expect("a response");
         assert_eq!(counted(&store, "p").await, charged);
-        assert_eq!(counted(&store, "later").await, charged);
-        for name in ["p", "later"] {
-            let limiter = Limiter::new(store.clone(), policy(name));
-            limiter.reset(Key::constant("all")).await.expect("the store answers");
-        }
+        let limiter = Limiter::new(store.clone(), policy("p"));
+        limiter.reset(Key::constant("all")).await.expect("the store answers");
     }
 }
 
-async fn a_denial_of_an_inner_layer_is_not_charged_later(store: Arc<dyn Store>) {
+async fn a_denial_of_an_inner_layer_completes_the_request(store: Arc<dyn Store>) {
     let outer = [
-        policy("charged").charge_if(|completion| completion.is_client_error()),
         policy("refunded").refund_if(|completion| completion.is_client_error()),
         policy("kept").refund_if(|completion| completion.is_success()),
     ];
@@ -363,10 +312,10 @@ async fn a_denial_of_an_inner_layer_is_not_charged_later(store: Arc<dyn Store>) 
     let service = RateLimitLayer::new(store.clone(), outer).layer(inner.layer(service_fn(async |_: Request<Body>| {
         Ok::<_, Infallible>(Response::builder().status(401).body(Body::new()).expect("a response"))
     })));
-    for (status, counts) in [(401, [1, 0, 1]), (429, [1, 0, 2])] {
+    for (status, counts) in [(401, [0, 1]), (429, [0, 2])] {
         let response = service.clone().oneshot(request("/")).await.expect("a response");
         assert_eq!(response.status(), status);
-        for (name, counts) in ["charged", "refunded", "kept"].into_iter().zip(counts) {
+        for (name, counts) in ["refunded", "kept"].into_iter().zip(counts) {
             assert_eq!(counted(&store, name).await, counts, "{name} after {status}");
         }
     }
@@ -444,25 +393,20 @@ async fn settlements_that_fail_are_counted_and_logged_once() {
         store: MemoryStore::new(),
         checks: false,
     };
-    for (name, policy) in [
-        ("refunds", policy("refunds").refund_if(|_| true)),
-        ("charges", policy("charges").charge_if(|_| true)),
-    ] {
-        let at_once = RateLimitLayer::new(store.clone(), policy.clone());
-        let later = RateLimitLayer::new(Later(store.clone()), policy);
-        for layer in [at_once, later] {
-            for lost in 1..=3 {
-                send(&layer.clone(), "/200").await;
-                counted(&store, name).await;
-                assert_eq!(layer.lost_settlements(), lost, "{name}");
-            }
+    let policy = policy("refunds").refund_if(|_| true);
+    let at_once = RateLimitLayer::new(store.clone(), policy.clone());
+    let later = RateLimitLayer::new(Later(store.clone()), policy);
+    for layer in [at_once, later] {
+        for lost in 1..=3 {
+            send(&layer.clone(), "/200").await;
+            counted(&store, "refunds").await;
+            assert_eq!(layer.lost_settlements(), lost);
         }
     }
     assert_eq!(counted(&store, "refunds").await, 6);
-    assert_eq!(counted(&store, "charges").await, 0);
     let text = log.text();
     let lines: Vec<_> = text.lines().filter(|line| line.contains("was lost")).collect();
-    assert_eq!(lines.len(), 4, "one for each layer: {text}");
+    assert_eq!(lines.len(), 2, "one for each layer: {text}");
     assert!(
         lines
             .iter()
@@ -495,23 +439,19 @@ async fn a_settlement_whose_connection_breaks_is_lost_and_made_once_at_most() {
     let proxy = Proxy::start(redis.port()).await;
     let store = connected(less_patient(), &proxy.url()).await;
     let direct = connected(patient(), &redis.url()).await;
-    let refunding = RateLimitLayer::new(store.clone(), policy("refunds").refund_if(|_| true));
-    let charging = RateLimitLayer::new(store.clone(), policy("charges").charge_if(|_| true));
+    let layer = RateLimitLayer::new(store.clone(), policy("refunds").refund_if(|_| true));
 
-    for layer in [&refunding, &charging] {
-        let service = layer.layer(service_fn(async |_: Request<Body>| {
-            proxy.cut_before_the_next_answer();
-            Ok::<_, Infallible>(Response::new(Body::new()))
-        }));
-        let response = service.oneshot(request("/")).await.expect("a response");
-        assert_eq!(response.status(), StatusCode::OK);
-        eventually("the loss is counted", async || layer.lost_settlements() == 1).await;
-        let limiter = Limiter::new(store.clone(), policy("other").failure_mode(FailureMode::Closed));
-        eventually("the store is connected", async || limiter.peek("k").await.is_ok()).await;
-    }
-    // Redis had received both, and nothing was sent again.
+    let service = layer.layer(service_fn(async |_: Request<Body>| {
+        proxy.cut_before_the_next_answer();
+        Ok::<_, Infallible>(Response::new(Body::new()))
+    }));
+    let response = service.oneshot(request("/")).await.expect("a response");
+    assert_eq!(response.status(), StatusCode::OK);
+    eventually("the loss is counted", async || layer.lost_settlements() == 1).await;
+    let limiter = Limiter::new(store.clone(), policy("other").failure_mode(FailureMode::Closed));
+    eventually("the store is connected", async || limiter.peek("k").await.is_ok()).await;
+    // Redis had received it, and nothing was sent again.
     assert_eq!(counted(&direct, "refunds").await, 0);
-    assert_eq!(counted(&direct, "charges").await, 1);
 }
 
 #[tokio::test]
@@ -528,11 +468,7 @@ async fn what_was_counted_in_the_process_is_refunded_there() {
                 policy("refunded").refund_if(|completion| completion.is_success()),
                 0,
             ),
-            (
-                "charged",
-                policy("charged").charge_if(|completion| completion.is_success()),
-                1,
-            ),
+            ("kept", policy("kept").refund_if(|completion| completion.is_error()), 1),
         ] {
             let layer = RateLimitLayer::new(store.clone(), policy.cost(10).failure_mode(mode));
             send(&layer, "/200").await;
@@ -648,7 +584,7 @@ fn a_completion_is_shown_without_header_fields() {
 
 /// Policies that only observe depend on the completion by themselves.
 #[tokio::test]
-async fn policies_that_observe_refund_and_charge_what_they_would_have_admitted() {
+async fn policies_that_observe_refund_what_they_would_have_admitted() {
     let store = MemoryStore::new();
     let tight = |name| {
         Policy::new(name, SlidingLog::per_hour(1))
@@ -659,11 +595,11 @@ async fn policies_that_observe_refund_and_charge_what_they_would_have_admitted()
         store.clone(),
         [
             tight("refunded").refund_if(|completion| completion.is_success()),
-            tight("charged").charge_if(|completion| completion.is_success()),
+            tight("kept").refund_if(|completion| completion.is_error()),
             policy("enforced").refund_if(|completion| completion.is_server_error()),
         ],
     );
-    // The second success would have been denied by `charged`, so that it is not charged.
+    // The second success would have been denied by `kept`, so that it is not charged.
     for (end, counts) in [
         ("/401", [1, 0, 1]),
         ("/200", [1, 1, 2]),
@@ -671,7 +607,7 @@ async fn policies_that_observe_refund_and_charge_what_they_would_have_admitted()
         ("/500", [1, 1, 3]),
     ] {
         send(&layer, end).await;
-        for (name, counts) in ["refunded", "charged", "enforced"].into_iter().zip(counts) {
+        for (name, counts) in ["refunded", "kept", "enforced"].into_iter().zip(counts) {
             assert_eq!(counted(&store, name).await, counts, "{name} after {end}");
         }
     }

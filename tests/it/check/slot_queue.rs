@@ -336,19 +336,21 @@ async fn a_request_that_waits_counts_no_denial_for_a_ban(bench: Bench) {
     let limiter = Limiter::new(bench.store.clone(), streams);
     let held = limiter.check("42").await.expect("the store replies");
     assert!(held.is_allowed());
-    let (limit, ban, key) = (slots(1), Limit::Ban(Ban::after(2, 60 * SECOND)), Key::from("42"));
+    let (limit, ban, key) = (slots(1), Ban::after(2, 60 * SECOND), Key::from("42"));
     for _ in 0..3 {
         let charge = Charge::new("streams", &limit, &key, 1)
             .lease(LeaseId::random())
-            .wait_up_to(SECOND);
-        let charges = [Charge::new("streams", &ban, &key, 1), charge];
-        let response = bench
-            .store
-            .decide(&[StoreRequest::new(Operation::Reserve, &charges)])
-            .await;
-        let outcome = response.expect("the store replies").outcomes()[0].clone();
-        assert!(outcome.is_waiting());
-        assert_eq!(outcome.states()[0].remaining, 2);
+            .wait_up_to(SECOND)
+            .ban(&ban);
+        let reads = Operation::Ban { length: Duration::ZERO };
+        let charges = [charge];
+        let requests = [Operation::Reserve, reads].map(|operation| StoreRequest::new(operation, &charges));
+        let response = bench.store.decide(&requests).await.expect("the store replies");
+        let [reserved, bans] = response.outcomes() else {
+            panic!("{response:?}")
+        };
+        assert!(reserved.is_waiting());
+        assert_eq!(bans.states()[0].remaining, 2);
     }
 }
 

@@ -50,7 +50,6 @@ each_store! {
     a_turn_is_one_beneath_any_debt
     algorithms_that_cannot_wait_must_have_room_at_once
     algorithms_that_cannot_wait_count_at_once_beside_one_that_waits
-    a_charge_that_is_only_checked_does_not_wait
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -560,22 +559,6 @@ async fn a_turn_is_one_beneath_any_debt(bench: Bench) {
     }
 }
 
-async fn a_charge_that_is_only_checked_does_not_wait(bench: Bench) {
-    for limit in [
-        Limit::from(SlidingLog::new(1, SECOND)),
-        TokenBucket::per_second(1).into(),
-    ] {
-        let key = Key::from(limit.to_string());
-        let counted = Charge::new("test", &limit, &key, 1).wait_up_to(LONG);
-        for (charge, is_allowed) in [(counted, true), (counted.checked_only(), false), (counted, true)] {
-            let charges = [charge];
-            let request = [StoreRequest::new(Operation::Reserve, &charges)];
-            let response = bench.store.decide(&request).await.expect("a response");
-            assert_eq!(response.outcomes()[0].allowed, is_allowed, "{limit}");
-        }
-    }
-}
-
 async fn algorithms_that_cannot_wait_must_have_room_at_once(bench: Bench) {
     for limit in [
         Limit::from(FixedWindow::new(2, SECOND)),
@@ -814,7 +797,6 @@ async fn a_layer_waits_as_long_as_each_policy_with_another_key_allows() {
         (slots().key(caller()), 2),
         (windows().key(caller()), 2),
         (log().key(all()).observe_only(), 2),
-        (log().key(all()).charge_if(|_| false), 2),
         (log().key(all()).apply_if(|_| false), 2),
     ] {
         let name = format!("{with:?}");

@@ -978,8 +978,6 @@ async fn settings_that_count_a_request_when_it_has_ended_are_refused() {
         assert!(error.to_string().contains("holds its slots until it ends"), "{error}");
     };
     refused(exports(1).refund_if(|_| true));
-    refused(exports(1).charge_if(|_| true));
-    refused(exports(1).once_per(key::header("idempotency-key")));
 }
 
 #[tokio::test]
@@ -991,11 +989,7 @@ async fn a_limit_of_slots_that_is_chosen_is_refused_beside_the_same_settings() {
         });
         Policy::new("exports", limit).key(key::constant("all"))
     };
-    for (policy, setting) in [
-        (chosen().refund_if(|_| true), "`.refund_if(..)`"),
-        (chosen().charge_if(|_| true), "`.charge_if(..)`"),
-        (chosen().once_per(key::header("idempotency-key")), "`.once_per(..)`"),
-    ] {
+    for (policy, setting) in [(chosen().refund_if(|_| true), "`.refund_if(..)`")] {
         let reason = Arc::new(Mutex::new(String::new()));
         let seen = reason.clone();
         let service = RateLimitLayer::new(MemoryStore::new(), policy)

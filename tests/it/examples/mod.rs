@@ -59,9 +59,6 @@ pub(crate) mod hello;
 #[path = "../../../examples/hyper.rs"]
 #[allow(dead_code)]
 mod hyper_example;
-#[path = "../../../examples/idempotency.rs"]
-#[allow(dead_code)]
-mod idempotency;
 #[path = "../../../examples/limits_file.rs"]
 #[allow(dead_code)]
 mod limits_file;
@@ -276,11 +273,6 @@ async fn export_sends_what_it_shows() {
         export::app(MemoryStore::new()),
     )
     .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn idempotency_sends_what_it_shows() {
-    shows(include_str!("../../../examples/idempotency.rs"), idempotency::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,14 +8,15 @@ use std::{
 
 use proptest::{
     collection::vec,
-    prelude::{BoxedStrategy, Just, Strategy, any, prop_oneof},
+    option,
+    prelude::{BoxedStrategy, Just, Strategy, prop_oneof},
     strategy::ValueTree,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 use tower_quota::{
     Ban, Concurrency, FixedWindow, Key, Limit, RedisStore, SlidingCounter, SlidingLog, TokenBucket,
     limit::Calendar,
-    store::{Charge, ChargeRole, LeaseId, Operation, Outcome, Store, StoreRequest},
+    store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
 use crate::support::{Clock, Lua54, Redis, connected, eventually, patient};
@@ -52,8 +53,9 @@ struct Planned {
     /// the window.
     admission: usize,
     key: usize,
-    /// The position of the limit, the cost and the role of each charge.
-    charges: Vec<(usize, u64, ChargeRole)>,
+    /// The position of the limit and the cost of each charge, of a limit that no other charge of the request has, and the position
+    /// of its bans.
+    charges: Vec<(usize, u64, Option<usize>)>,
     callers: usize,
 }
 
@@ -98,17 +100,17 @@ struct Taken<'a> {
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
 impl Planned {
-    /// A charge in this role, of this lease if its limit has leases.
-    fn charge_of<'a>(&self, lease: Taken<'a>, role: ChargeRole, keys: &'a [Key], window: Duration) -> Charge<'a> {
+    /// A charge of this lease, if its limit has leases.
+    fn charge_of<'a>(&self, lease: Taken<'a>, ban: Option<&'a Ban>, keys: &'a [Key], window: Duration) -> Charge<'a> {
         let charge = Charge::new(NAMES[lease.policy], lease.limit, &keys[lease.key], lease.cost)
             .wait_up_to(window / 2 * self.admission as u32)
-            .max_waiting([500, 3, 20][self.admission % 3]);
+            .max_waiting([500, 3, 20][self.admission % 3])
+            .ban(ban);
         // Checks with ids of their own are not merged, and requests that differ in more than their keys are sent apart.
-        let charge = match lease.limit {
+        match lease.limit {
             Limit::Concurrency(_) => charge.lease(lease.id),
             _ => charge,
-        };
-        in_role(charge, role)
+        }
     }
 }
 
@@ -117,14 +119,23 @@ fn costs() -> impl Strategy<Value = u64> + Clone {
     prop_oneof![48 => Just(1), 16 => 1..=4u64, 1 => Just(u64::MAX)]
 }
 
-/// Most charges are counted.
-fn roles() -> impl Strategy<Value = ChargeRole> + Clone {
-    prop_oneof![24 => Just(ChargeRole::Counted), 3 => Just(ChargeRole::CheckedOnly), 3 => Just(ChargeRole::Once)]
+/// Charges without bans of different limits.
+fn charges(policies: usize, most: usize) -> impl Strategy<Value = Vec<(usize, u64, Option<usize>)>> {
+    let charges = vec((0..policies, costs(), Just(None)), 1..=most);
+    charges.prop_map(of_different_limits)
+}
+
+fn of_different_limits(charges: Vec<(usize, u64, Option<usize>)>) -> Vec<(usize, u64, Option<usize>)> {
+    let mut seen = BTreeSet::new();
+    charges
+        .into_iter()
+        .filter(|(policy, ..)| seen.insert(*policy))
+        .collect()
 }
 
 /// One operation on one list of charges, of several callers on up to three keys.
 fn alike(window: Duration, policies: usize) -> BoxedStrategy<Step> {
-    let charges = vec((0..policies, costs(), roles()), 1..=policies);
+    let charges = charges(policies, policies);
     let callers = prop_oneof![
         12 => Just(std::vec![1]),
         3 => vec(1..=4usize, 1..=3),
@@ -145,10 +156,10 @@ fn alike(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     step.boxed()
 }
 
-/// Several operations, each on charges of its own, or on none.
+/// Several operations, each on charges of its own.
 fn mixed(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     let callers = prop_oneof![8 => Just(1), 1 => 2..=4usize];
-    let charges = vec((0..policies, costs(), roles()), 0..=3);
+    let charges = charges(policies, 3);
     let planned = (operations(), 0..8usize, 0..3usize, charges, callers);
     let planned = planned.prop_map(|(operation, admission, key, charges, callers)| Planned {
         operation,
@@ -163,50 +174,36 @@ fn mixed(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     step.boxed()
 }
 
-/// Several operations without markers.
-fn counted(window: Duration, policies: usize) -> BoxedStrategy<Step> {
-    let without_markers = |mut step: Step| {
-        for (.., role) in step.requests.iter_mut().flat_map(|planned| &mut planned.charges) {
-            if *role == ChargeRole::Once {
-                *role = ChargeRole::Counted;
-            }
-        }
-        step
-    };
-    mixed(window, policies).prop_map(without_markers).boxed()
-}
+/// The number of bans of [`banned`].
+const BANS: usize = 5;
 
-/// Operations on charges of which most have a ban before them, and some a marker. The policies are two bans, the marks, and the
-/// limits that are banned for.
+/// Operations on charges of which most have bans.
 fn banned(window: Duration, policies: usize) -> BoxedStrategy<Step> {
-    let lengths = 1..=4 * window.as_micros() as u64;
-    let ban = (0..2usize, prop_oneof![2 => Just(1), 1 => lengths]);
-    let ban = ban.prop_map(|(ban, cost)| (ban, cost, ChargeRole::Ban));
-    let role = prop_oneof![6 => Just(ChargeRole::Counted), 1 => Just(ChargeRole::CheckedOnly)];
-    let charge = (3..policies, costs(), role);
-    let has = |weight| prop_oneof![weight => Just(true), 1 => Just(false)];
-    let part = (has(6), ban, any::<bool>(), charge);
-    let part = part.prop_map(|(has_ban, ban, is_marked, charge)| {
-        let marker = (2, 1, ChargeRole::Once);
-        let parts = [(has_ban, ban), (is_marked, marker), (true, charge)];
-        parts
-            .into_iter()
-            .filter_map(|(has, charge)| has.then_some(charge))
-            .collect::<Vec<_>>()
+    let lengths = prop_oneof![2 => Just(1), 1 => 1..=4 * window.as_micros() as u64];
+    let begins = lengths.prop_map(|micros| Operation::Ban {
+        length: Duration::from_micros(micros),
     });
-    let planned = (operations(), 0..8usize, 0..2usize, vec(part, 1..=2), 1..=2usize);
-    let planned = planned.prop_map(|(operation, admission, key, parts, callers)| Planned {
-        operation,
-        admission,
-        key,
-        charges: parts.concat(),
-        callers,
+    let operations = prop_oneof![30 => operations(), 3 => begins];
+    let charge = (0..policies, costs(), option::weighted(0.85, 0..BANS));
+    let charges = vec(charge, 1..=2).prop_map(of_different_limits);
+    let planned = (operations, 0..8usize, 0..2usize, charges, 1..=2usize);
+    let planned = planned.prop_map(|(operation, admission, key, mut charges, callers)| {
+        if matches!(operation, Operation::Ban { .. }) {
+            charges.iter_mut().for_each(|(.., ban)| *ban = ban.or(Some(0)));
+        }
+        Planned {
+            operation,
+            admission,
+            key,
+            charges,
+            callers,
+        }
     });
     let step = (moves(window), vec(planned, 1..=3)).prop_map(|(moves, requests)| Step { moves, requests });
     step.boxed()
 }
 
-/// Many renewals and ends of few leases that are still held, of all slots of a limit or of some, half of them with markers.
+/// Many renewals and ends of few leases that are still held, of all slots of a limit or of some.
 fn leased(window: Duration, policies: usize) -> BoxedStrategy<Step> {
     let operation = prop_oneof![
         4 => Just(Operation::Check),
@@ -216,9 +213,7 @@ fn leased(window: Duration, policies: usize) -> BoxedStrategy<Step> {
         6 => Just(Operation::RenewLease),
         3 => Just(Operation::EndLease),
     ];
-    let roles =
-        prop_oneof![4 => Just(ChargeRole::Counted), 1 => Just(ChargeRole::CheckedOnly), 3 => Just(ChargeRole::Once)];
-    let charges = vec((0..policies, 1..=4u64, roles), 1..=3);
+    let charges = vec((0..policies, 1..=4u64, Just(None)), 1..=3).prop_map(of_different_limits);
     let planned = (operation, 0..3usize, 0..2usize, charges);
     let planned = planned.prop_map(|(operation, admission, key, charges)| Planned {
         operation,
@@ -249,14 +244,14 @@ fn bursts(window: Duration, policies: usize) -> BoxedStrategy<Step> {
         operation,
         admission,
         key: 0,
-        charges: std::vec![(policy, cost, ChargeRole::Counted)],
+        charges: std::vec![(policy, cost, None)],
         callers: 1,
     });
     let burst = (0..policies, 300..=1_600usize).prop_map(|(policy, callers)| Planned {
         operation: Operation::Charge,
         admission: 0,
         key: 0,
-        charges: std::vec![(policy, 1, ChargeRole::Counted)],
+        charges: std::vec![(policy, 1, None)],
         callers,
     });
     let planned = prop_oneof![4 => planned, 1 => burst];
@@ -265,14 +260,6 @@ fn bursts(window: Duration, policies: usize) -> BoxedStrategy<Step> {
         requests: std::vec![planned],
     });
     step.boxed()
-}
-
-fn in_role(charge: Charge<'_>, role: ChargeRole) -> Charge<'_> {
-    match role {
-        ChargeRole::CheckedOnly => charge.checked_only(),
-        ChargeRole::Once => charge.once(),
-        _ => charge,
-    }
 }
 
 /// Of how many steps the expiry times of one are compared.
@@ -305,20 +292,16 @@ async fn expire_early<'a>(
         return early";
     let mut needed = HashMap::new();
     for (request, outcome) in outcomes {
-        // Of a repetition nothing is counted. The state of a marker that is there has a wait, but for that of slots.
-        let mut charges = request.charges().iter().zip(outcome.states());
-        let is_repetition = charges.any(|(charge, state)| {
-            let is_there = state.retry_after.is_some() || matches!(charge.limit(), Limit::Concurrency(_));
-            charge.role() == ChargeRole::Once && is_there
-        });
+        if matches!(request.operation(), Operation::Ban { .. }) {
+            continue;
+        }
         let counts = outcome.allowed
-            && !is_repetition
             && matches!(
                 request.operation(),
                 Operation::Check | Operation::Reserve | Operation::Charge
             );
         for (charge, state) in request.charges().iter().zip(outcome.states()) {
-            let counts = counts && charge.role() == ChargeRole::Counted && !state.reset_after.is_zero();
+            let counts = counts && !state.reset_after.is_zero();
             needed.insert(redis_key(charge), counts.then_some(state.reset_after));
         }
     }
@@ -357,7 +340,7 @@ async fn agree_in(
     window: Duration,
     policies: &[&[Limit]],
 ) -> usize {
-    agree_for::<64>((redis, clock, shared), steps, step, window, policies).await
+    agree_for::<64>((redis, clock, shared), steps, step, window, (policies, &[])).await
 }
 
 /// As [`agree_in`], with versions that last so many steps.
@@ -366,7 +349,7 @@ async fn agree_for<const LASTS: usize>(
     steps: usize,
     step: fn(Duration, usize) -> BoxedStrategy<Step>,
     window: Duration,
-    policies: &[&[Limit]],
+    (policies, bans): (&[&[Limit]], &[Ban]),
 ) -> usize {
     redis.command::<()>("FLUSHALL", [""; 0]).await;
     let memory = clock.memory_store();
@@ -382,8 +365,8 @@ async fn agree_for<const LASTS: usize>(
     let mut latest = 0;
     let mut admissions = Vec::new();
     let mut taken: Vec<Taken<'_>> = Vec::new();
-    // Requests that wait for slots, with the leases and roles of their charges.
-    let mut waiting: Vec<Vec<(Taken<'_>, ChargeRole)>> = Vec::new();
+    // Requests that wait for slots, with the leases and bans of their charges.
+    let mut waiting: Vec<Vec<(Taken<'_>, Option<usize>)>> = Vec::new();
     let mut recent = Vec::new();
     let mut total = 0;
     for number in 0..steps {
@@ -426,14 +409,15 @@ async fn agree_for<const LASTS: usize>(
 
         let limit_of = |policy: usize| &policies[policy][number / LASTS % policies[policy].len()];
         let mut charges_of = |planned: &Planned| -> (Vec<_>, Vec<_>) {
-            let charge_of = |(lease, role)| planned.charge_of(lease, role, &keys, window);
+            let charge_of =
+                |(lease, ban): (_, Option<usize>)| planned.charge_of(lease, ban.map(|ban| &bans[ban]), &keys, window);
             let checks_again = planned.operation == Operation::Reserve && planned.admission % 4 != 2;
             if checks_again && !waiting.is_empty() {
                 let again = waiting.remove(planned.admission % waiting.len());
                 let charges = again.iter().copied().map(charge_of).collect();
                 return (again, charges);
             }
-            let leases = planned.charges.iter().map(|(policy, cost, role)| {
+            let leases = planned.charges.iter().map(|(policy, cost, ban)| {
                 let takes = matches!(
                     planned.operation,
                     Operation::Check | Operation::Reserve | Operation::Charge
@@ -453,7 +437,7 @@ async fn agree_for<const LASTS: usize>(
                 if takes {
                     taken.push(lease);
                 }
-                (lease, *role)
+                (lease, *ban)
             });
             let leases: Vec<_> = leases.collect();
             let charges = leases.iter().copied().map(charge_of).collect();
@@ -470,6 +454,13 @@ async fn agree_for<const LASTS: usize>(
             .map(|(operation, (_, charges))| StoreRequest::new(*operation, charges))
             .collect();
         total += requests.len();
+        // What the bans are afterwards.
+        let with_bans = sent
+            .iter()
+            .filter(|(_, (leases, _))| leases.iter().any(|(_, ban)| ban.is_some()));
+        let reads = Operation::Ban { length: Duration::ZERO };
+        let bans_read = with_bans.map(|(_, (_, charges))| StoreRequest::new(reads, charges));
+        let requests: Vec<_> = requests.into_iter().chain(bans_read).collect();
         let in_memory = memory.decide(&requests).await.expect("memory answers");
         let in_redis = shared.decide(&requests).await.expect("Redis answers");
         let differs = in_memory
@@ -559,8 +550,8 @@ async fn a_sliding_log_with_several_windows_and_precisions_decides_alike_in_rust
         log(8, WINDOW * 3),
     ];
     let many: &[&[Limit]] = &[&versions, &[log(20, WINDOW * 2), log(6, WINDOW)]];
-    agree_for::<3>((&redis, &clock, &shared), steps(), alike, WINDOW, &many[..1]).await;
-    agree_for::<7>((&redis, &clock, &shared), steps() / 2, mixed, WINDOW, many).await;
+    agree_for::<3>((&redis, &clock, &shared), steps(), alike, WINDOW, (&many[..1], &[])).await;
+    agree_for::<7>((&redis, &clock, &shared), steps() / 2, mixed, WINDOW, (many, &[])).await;
 }
 
 #[tokio::test]
@@ -712,42 +703,27 @@ async fn batches_of_many_operations_and_algorithms_decide_alike_in_rust_and_in_l
     .await;
 }
 
-#[tokio::test]
-async fn bans_decide_alike_in_rust_and_in_lua() {
-    let ban = |denials, window, first, longest| Limit::Ban(Ban::after(denials, window).first(first).longest(longest));
-    agree_on(
-        steps(),
-        banned,
-        WINDOW,
-        &[
-            &[
-                ban(3, WINDOW * 2, WINDOW / 4, WINDOW * 4),
-                ban(2, WINDOW * 2, WINDOW / 4, WINDOW),
-                ban(3, WINDOW / 2, WINDOW / 10, WINDOW / 10),
-            ],
-            &[ban(1, WINDOW, WINDOW / 8, WINDOW * 9), Limit::Ban(Ban::by_hand())],
-            &[FixedWindow::new(3, WINDOW).into()],
-            &[SlidingLog::new(6, WINDOW).into(), SlidingLog::new(3, WINDOW).into()],
-            &[FixedWindow::new(2, WINDOW).into()],
-            &[TokenBucket::new(5, WINDOW).burst(3).into()],
-        ],
-    )
-    .await;
+fn bans() -> [Ban; BANS] {
+    let ban = |denials, window, first, longest| Ban::after(denials, window).first(first).longest(longest);
+    [
+        ban(3, WINDOW * 2, WINDOW / 4, WINDOW * 4),
+        ban(2, WINDOW * 2, WINDOW / 4, WINDOW),
+        ban(3, WINDOW / 2, WINDOW / 10, WINDOW / 10),
+        ban(1, WINDOW, WINDOW / 8, WINDOW * 9),
+        Ban::by_hand(),
+    ]
 }
 
 #[tokio::test]
-async fn charges_that_need_no_count_decide_alike_in_rust_and_beside_redis() {
-    agree_on(
-        steps() / 10,
-        counted,
-        WINDOW,
-        &[
-            &[SlidingLog::new(6, WINDOW).into()],
-            &[TokenBucket::new(5, WINDOW).burst(6).into()],
-            &[Limit::Unlimited, Limit::DenyAll],
-        ],
-    )
-    .await;
+async fn bans_decide_alike_in_rust_and_in_lua() {
+    let (redis, clock) = (Redis::start(), Clock::new());
+    let shared = clock.redis_store(&redis).await;
+    let limits: &[&[Limit]] = &[
+        &[SlidingLog::new(6, WINDOW).into(), SlidingLog::new(3, WINDOW).into()],
+        &[FixedWindow::new(2, WINDOW).into()],
+        &[TokenBucket::new(5, WINDOW).burst(3).into()],
+    ];
+    agree_for::<64>((&redis, &clock, &shared), steps(), banned, WINDOW, (limits, &bans())).await;
 }
 
 #[tokio::test]
@@ -789,7 +765,6 @@ async fn the_script_decides_alike_in_the_lua_of_dragonfly() {
     let (redis, clock) = (Redis::start(), Clock::new());
     let lua = Lua54::start(&redis);
     let shared = clock.redis_store_at(&redis, &lua.url()).await;
-    let ban = Ban::after(3, WINDOW * 2).first(WINDOW / 4).longest(WINDOW * 4);
     let policies: &[&[Limit]] = &[
         &[
             SlidingLog::new(6, WINDOW).into(),
@@ -804,15 +779,8 @@ async fn the_script_decides_alike_in_the_lua_of_dragonfly() {
     let timeline = (&redis, &clock, &shared);
     agree_in(timeline, steps() / 50, mixed, WINDOW, policies).await;
     agree_in(timeline, steps() / 50, alike, WINDOW, &policies[..3]).await;
-    let banned_policies: &[&[Limit]] = &[
-        &[Limit::Ban(ban)],
-        &[Limit::Ban(Ban::by_hand())],
-        policies[2],
-        policies[0],
-        policies[1],
-        policies[4],
-    ];
-    agree_in(timeline, steps() / 50, banned, WINDOW, banned_policies).await;
+    let limits = [policies[2], policies[0], policies[1], policies[4]];
+    agree_for::<64>(timeline, steps() / 50, banned, WINDOW, (&limits, &bans())).await;
     let long: &[&[Limit]] = &[&[SlidingLog::new(3_000, WINDOW).into()]];
     agree_in(timeline, steps() / 500, bursts, WINDOW, long).await;
 }

@@ -25,7 +25,6 @@ const LONGEST_BAN: Duration = Duration::from_secs(366 * 86_400);
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Check(u64),
-    CheckOnce,
     /// Checks 1, and replaces it by this cost.
     Settle(u64),
     Charge(u64),
@@ -63,7 +62,6 @@ impl Side {
         let limiter = &self.limiter;
         let decision = match step {
             Step::Check(cost) => limiter.check_n(key, cost).await,
-            Step::CheckOnce => limiter.check_once(key, "id").await,
             Step::Charge(cost) => limiter.charge(key, cost).await,
             Step::Peek | Step::Wait => limiter.peek(key).await,
             Step::Settle(actual) => {
@@ -158,23 +156,13 @@ impl Bench {
     }
 
     async fn walk_limit(&mut self, limit: &Limit) {
-        use Step::{Charge, Check, CheckOnce, Peek, Reserve, Reset, Settle, Wait};
+        use Step::{Charge, Check, Peek, Reserve, Reset, Settle, Wait};
 
         let policy = Policy::new("test", limit.clone());
         assert!(policy.validate().is_ok(), "{limit} is refused");
         let quota = limit.quota();
         let steps = [
-            vec![
-                Check(1),
-                Check(1),
-                Check(1),
-                Wait,
-                Check(1),
-                CheckOnce,
-                CheckOnce,
-                Peek,
-                Reset,
-            ],
+            vec![Check(1), Check(1), Check(1), Wait, Check(1), Peek, Reset],
             vec![
                 Check(quota),
                 Check(quota),
@@ -461,7 +449,7 @@ async fn each_ban_is_decided() {
 
 #[tokio::test]
 async fn each_setting_of_a_policy_is_decided() {
-    use Step::{Check, CheckOnce, Peek, Settle};
+    use Step::{Check, Peek, Settle};
 
     let mut bench = Bench::start().await;
     let policies = || {
@@ -471,24 +459,8 @@ async fn each_setting_of_a_policy_is_decided() {
         ]
     };
     let policies = || policies().map(|limit: Limit| Policy::new("test", limit));
-    let steps = [
-        CheckOnce,
-        CheckOnce,
-        CheckOnce,
-        Check(1),
-        Settle(2),
-        CheckOnce,
-        Peek,
-        Check(1),
-        CheckOnce,
-    ];
+    let steps = [Check(1), Settle(2), Peek, Check(1), Check(1)];
     for policy in policies() {
-        for repetitions in [1, 2, MOST - 1] {
-            bench.walk(&policy.clone().max_repetitions(repetitions), &steps).await;
-        }
-        for wrong in [0, MOST, 1 << 53, u64::MAX] {
-            assert!(policy.clone().max_repetitions(wrong).validate().is_err(), "{wrong}");
-        }
         for fraction in [1e-9, 0.5, 1.0] {
             bench.walk(&policy.clone().warn_at(fraction), &steps).await;
         }

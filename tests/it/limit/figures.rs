@@ -185,11 +185,6 @@ async fn the_page_about_redis_states_what_each_kind_of_key_needs() {
                 limiter.ban(KEY, Duration::from_secs(600)).await.expect("Redis replies");
                 bytes_of_a_key(&redis, "*:ban:*").await
             }
-            "an id of `once_per`" => {
-                let limiter = limiter(store.clone(), &TokenBucket::per_day(100).into());
-                let _ = limiter.check_once(KEY, "an id").await.expect("Redis replies");
-                bytes_of_a_key(&redis, "*once=*").await
-            }
             limits => {
                 let first = limits.split(',').next().expect("a limit").trim_matches('`');
                 let limit: Limit = first.parse().expect("a limit");

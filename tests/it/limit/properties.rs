@@ -1,6 +1,6 @@
 //! The promises of each algorithm on random histories, against models with a list of all admissions.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use proptest::{
     collection::vec,
@@ -8,9 +8,7 @@ use proptest::{
     prelude::{Just, Strategy, TestCaseError, any, prop_assert, prop_assert_eq, prop_oneof},
     test_runner::{Config, TestRunner},
 };
-use tower_quota::{
-    FixedWindow, Limit, Limiter, Policy, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Outcome,
-};
+use tower_quota::{FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket, limit::Calendar, store::Outcome};
 
 use crate::support::{BERLIN, Bench};
 
@@ -54,8 +52,6 @@ struct Arrival {
     longest: u64,
     /// Then one of the last admissions is settled at an actual cost, 0 for a refund.
     settles: Option<(usize, u64)>,
-    /// An id, for requests that are counted once for each.
-    id: u64,
 }
 
 fn histories() -> impl Strategy<Value = History> {
@@ -71,12 +67,11 @@ fn histories() -> impl Strategy<Value = History> {
     let longest = prop_oneof![1 => Just(0), 2 => 0..=3 * WINDOW];
     let actual = prop_oneof![3 => Just(0), 2 => 0..=2 * MOST];
     let settles = option::weighted(0.4, (0..4usize, actual));
-    let arrival = (after, cost(), longest, settles, 0..4u64).prop_map(|(after, cost, longest, settles, id)| Arrival {
+    let arrival = (after, cost(), longest, settles).prop_map(|(after, cost, longest, settles)| Arrival {
         after,
         cost,
         longest,
         settles,
-        id,
     });
     let most = 20 * WINDOW as i64;
     let step = prop_oneof![-(WINDOW as i64)..=WINDOW as i64, -most..=most];
@@ -538,35 +533,6 @@ async fn a_step_of_the_clock_delays_no_request_for_long(case: Case, history: His
     Ok(())
 }
 
-/// Of each cost that is counted with an id, at most the repetitions are free, and what is counted keeps the promise.
-async fn an_id_is_free_for_its_repetitions(case: Case, history: History) -> Result<(), TestCaseError> {
-    const REPETITIONS: u64 = 2;
-    let limit = case.algorithm.limit(history.quota);
-    let (mut model, mut limiters, mut free) = (Model::default(), HashMap::new(), HashMap::new());
-    for arrival in &history.arrivals {
-        case.wait(arrival.after).await;
-        let limiter = limiters.entry(arrival.cost).or_insert_with(|| {
-            let policy = Policy::new("test", limit.clone()).max_repetitions(REPETITIONS);
-            Limiter::new(case.bench.store.clone(), policy.cost(arrival.cost))
-        });
-        let decision = case.bench.check_once(limiter, arrival.id).await;
-        if !decision.is_allowed() {
-            continue;
-        }
-        let free = free.entry((arrival.id, arrival.cost)).or_insert(0);
-        if decision.policies().any(|policy| policy.is_repetition()) {
-            prop_assert!(*free > 0, "{arrival:?}");
-            *free -= 1;
-        } else {
-            *free = REPETITIONS;
-            model.0.push((case.algorithm.now(&case.bench), arrival.cost));
-        }
-    }
-    let most = (case.algorithm.most)(history.quota);
-    prop_assert!(model.most() <= most, "{} are more than {most}: {model:?}", model.most());
-    Ok(())
-}
-
 /// Runs the property on random histories, each with a key of its own, and shrinks the failing one.
 fn holds<P>(bench: impl Future<Output = Bench>, algorithm: Algorithm, property: P)
 where
@@ -599,7 +565,6 @@ macro_rules! properties {
                 reset_after_is_exact_at_its_edge
                 a_step_of_the_clock_admits_its_quotas_once
                 a_step_of_the_clock_delays_no_request_for_long
-                an_id_is_free_for_its_repetitions
             }
         }
     )*};

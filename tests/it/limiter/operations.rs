@@ -469,10 +469,6 @@ fn a_limiter_of_a_policy_that_needs_a_request_is_an_error_with_the_fix() {
             uploads().refund_if(|_| true),
             ["`.refund_if(..)`", "call `refund` of the decision"],
         ),
-        (
-            uploads().charge_if(|_| true),
-            ["`.charge_if(..)`", "`peek` before and `charge` after"],
-        ),
     ] {
         let error = Limiter::try_new(MemoryStore::new(), policy).unwrap_err().to_string();
         for part in parts.into_iter().chain(["`uploads`"]) {

@@ -200,7 +200,7 @@ async fn a_limiter_observes_what_counts_and_no_peek() {
     // A peek, by which one more does not fit.
     assert!(!limiter.check_n("42", 0).await.expect("a decision").is_allowed());
     limiter.reset("42").await.expect("a reset");
-    assert!(limiter.check_once("42", "id").await.expect("a decision").is_allowed());
+    assert!(limiter.check("42").await.expect("a decision").is_allowed());
     let _ = limiter.acquire("42").await.expect("a permit");
     assert!(limiter.acquire("42").await.is_err());
 

@@ -262,15 +262,16 @@ async fn a_held_request_is_called_on_an_instance_that_was_ready_at_its_turn(stor
     }
 }
 
-/// One a second and one at once for each user. Another one is counted for each request that fails, and for each that is cancelled.
+/// One a second and one at once for each user. Another one counts each request that fails, and each that is cancelled; a request that has not
+/// ended counts as both.
 fn ends() -> [Policy; 4] {
     let key = || key::header("user");
     let ended = |name: &'static str| Policy::new(name, SlidingLog::per_minute(9)).key(key());
     [
         one_each(),
         Policy::new("slots", Concurrency::new(1)).key(key()),
-        ended("failed").charge_if(|completion| completion.is_error() && !completion.is_cancelled()),
-        ended("cancelled").charge_if(|completion| completion.is_cancelled()),
+        ended("failed").refund_if(|completion| !completion.is_error() || completion.is_cancelled()),
+        ended("cancelled").refund_if(|completion| !completion.is_cancelled()),
     ]
 }
 
@@ -297,7 +298,7 @@ async fn an_error_of_readiness_at_the_turn_is_the_error_of_the_request(store: im
     assert_eq!(send(&service, "a").await.unwrap().unwrap(), (StatusCode::OK, 0));
     let held = send(&service, "a");
     sleep(SECOND / 2).await;
-    assert_eq!(ended(&store).await, [1, 0, 0]);
+    assert_eq!(ended(&store).await, [1, 1, 1]);
     shared.set(Readiness::Gone);
     assert_eq!(held.await.unwrap().unwrap_err().to_string(), "it is gone");
     yield_now().await;
@@ -314,7 +315,7 @@ async fn a_caller_that_leaves_before_the_service_is_ready_has_cancelled_and_free
     shared.set(Readiness::Busy);
     sleep(5 * SECOND).await;
     assert!(!held.is_finished());
-    assert_eq!(ended(&store).await, [0, 0, 0]);
+    assert_eq!(ended(&store).await, [0, 1, 1]);
     held.abort();
     assert!(held.await.unwrap_err().is_cancelled());
     yield_now().await;

@@ -6,7 +6,6 @@ mod file_access;
 mod file_settings;
 mod files;
 mod observing;
-mod once;
 mod plan_sets;
 mod plans;
 mod reload;

@@ -3,8 +3,8 @@
 use std::{mem::discriminant, time::Duration};
 
 use tower_quota::{
-    FixedWindow, Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
-    store::{Charge, ChargeState, Operation, Outcome, StoreRequest},
+    Key, Limit, SlidingCounter, SlidingLog, TokenBucket,
+    store::{Charge, Operation, Outcome, StoreRequest},
 };
 
 use crate::support::{Algorithm, Bench};
@@ -41,8 +41,6 @@ macro_rules! promises {
                 a_settlement_of_any_cost_is_survived
                 several_charges_are_all_or_nothing
                 several_charges_that_fit_all_count
-                charges_on_one_key_in_one_request_fold
-                charges_that_fold_are_all_or_nothing
                 requests_of_one_batch_are_decided_one_after_the_other
                 a_batch_on_one_key_is_decided_as_if_it_had_come_one_by_one
                 a_batch_on_keys_that_overlap_is_decided_as_if_it_had_come_one_by_one
@@ -52,19 +50,6 @@ macro_rules! promises {
                 two_keys_never_share_a_count
                 a_clock_set_back_blocks_for_the_longest_wait_and_a_second_at_most
                 a_refund_leaves_no_more_than_if_the_charge_had_not_been
-                a_request_without_charges_is_admitted
-                an_unlimited_charge_is_admitted_beside_others
-                a_charge_of_deny_all_denies_without_a_wait_and_charges_no_other
-                requests_that_need_no_count_fail_no_others
-                a_charge_that_is_only_checked_needs_room_and_counts_nothing
-                a_charge_that_is_only_checked_denies_for_the_others
-                charges_of_several_roles_on_one_key_are_counted
-                repetitions_are_admitted_uncounted_until_their_marker_is_full
-                a_repetition_needs_no_room_and_is_denied_by_other_charges
-                a_denied_request_leaves_no_marker
-                a_refunded_marker_marks_nothing
-                a_marker_is_counted_with_its_charge_and_not_when_that_is_only_checked
-                a_marker_before_a_charge_without_a_count_marks_nothing
                 $($own)*
             }
         }
@@ -624,31 +609,6 @@ fn allowed(outcomes: &[Outcome]) -> Vec<bool> {
     outcomes.iter().map(|outcome| outcome.allowed).collect()
 }
 
-async fn charges_on_one_key_in_one_request_fold(bench: &Bench, algorithm: Algorithm) {
-    let limit = algorithm.limit(5);
-    let key = Key::from("folded");
-    let charges = [1, 3].map(|cost| Charge::new("test", &limit, &key, cost));
-    let response = bench
-        .store
-        .decide(&[StoreRequest::new(Operation::Check, &charges)])
-        .await;
-    let folded = response.expect("the store replies").outcomes()[0].clone();
-
-    let whole = bench.check(&limit, 4).await;
-    assert!(folded.allowed);
-    assert_eq!(folded.states()[..], [whole.states()[0]; 2]);
-}
-
-async fn charges_that_fold_are_all_or_nothing(bench: &Bench, algorithm: Algorithm) {
-    let limit = algorithm.limit(5);
-    // Either of the 3 on k1 fits, and not both.
-    let requests: [&[_]; 2] = [&[("k1", 3), ("k2", 1), ("k1", 3)], &[("k1", 5), ("k2", 5)]];
-    let [together, _] = at_once_and_one_by_one(bench, &limit, &requests).await;
-    assert_eq!(allowed(&together), [false, true]);
-    let left: Vec<_> = together[0].states().iter().map(|verdict| verdict.remaining).collect();
-    assert_eq!(left, [5, 5, 5]);
-}
-
 async fn a_batch_on_one_key_is_decided_as_if_it_had_come_one_by_one(bench: &Bench, algorithm: Algorithm) {
     let limit = algorithm.limit(5);
     let requests: [&[_]; 3] = [&[("k1", 1)], &[("k1", 5)], &[("k1", 1)]];
@@ -767,288 +727,6 @@ async fn a_refund_leaves_no_more_than_if_the_charge_had_not_been(bench: &Bench, 
             "{left} after {pause:?}"
         );
         assert_eq!(left, 4, "after {pause:?}");
-    }
-}
-
-/// Decides requests of one charge or several on keys of their own.
-async fn decide_all(bench: &Bench, requests: &[(Operation, &[&Limit])]) -> Vec<Outcome> {
-    let key = Key::from("not-counted");
-    let names = ["a", "b", "c"];
-    let charges: Vec<Vec<_>> = requests
-        .iter()
-        .map(|(_, limits)| {
-            let limits = limits.iter().zip(names);
-            limits.map(|(limit, name)| Charge::new(name, limit, &key, 1)).collect()
-        })
-        .collect();
-    let requests = requests.iter().zip(&charges);
-    let requests: Vec<_> = requests
-        .map(|((operation, _), charges)| StoreRequest::new(*operation, charges))
-        .collect();
-    let response = bench.store.decide(&requests).await.expect("the store replies");
-    response.outcomes().to_vec()
-}
-
-const REFUND: Operation = Operation::Refund {
-    admitted_at: Duration::ZERO,
-};
-
-async fn a_request_without_charges_is_admitted(bench: &Bench, algorithm: Algorithm) {
-    use Operation::{Charge, Check, Peek, Reset};
-    for operation in [Check, Charge, Peek, Reset, REFUND] {
-        let alone = decide_all(bench, &[(operation, &[])]).await;
-        assert_eq!(alone, [Outcome::new(true, [])], "{operation:?}");
-    }
-    let limit = algorithm.limit(5);
-    let outcomes = decide_all(bench, &[(Check, &[]), (Check, &[&limit]), (Check, &[])]).await;
-    assert_eq!(outcomes[1].states().len(), 1);
-    assert_eq!(remaining(&outcomes[1]), 4);
-    assert_eq!([&outcomes[0], &outcomes[2]], [&Outcome::new(true, []); 2]);
-}
-
-async fn an_unlimited_charge_is_admitted_beside_others(bench: &Bench, algorithm: Algorithm) {
-    use Operation::{Charge, Check, Peek, Reset};
-    let limit = algorithm.limit(1);
-    let unlimited = ChargeState::new(u64::MAX, None, Duration::ZERO);
-    for operation in [Check, Charge, Peek, Reset, REFUND] {
-        let alone = decide_all(bench, &[(operation, &[&Limit::Unlimited])]).await;
-        assert_eq!(alone, [Outcome::new(true, [unlimited])], "{operation:?}");
-    }
-    for allowed in [true, false] {
-        let outcomes = decide_all(bench, &[(Check, &[&Limit::Unlimited, &limit, &Limit::Unlimited])]).await;
-        assert_eq!(outcomes[0].allowed, allowed);
-        assert_eq!(outcomes[0].states()[1].retry_after.is_none(), allowed);
-        assert_eq!([outcomes[0].states()[0], outcomes[0].states()[2]], [unlimited; 2]);
-    }
-}
-
-async fn a_charge_of_deny_all_denies_without_a_wait_and_charges_no_other(bench: &Bench, algorithm: Algorithm) {
-    use Operation::{Charge, Check, Peek, Reset};
-    let limit = algorithm.limit(5);
-    let nothing = ChargeState::new(0, None, Duration::ZERO);
-    for operation in [Check, Charge, Peek, Reset, REFUND] {
-        let allowed = !matches!(operation, Check | Peek);
-        let alone = decide_all(bench, &[(operation, &[&Limit::DenyAll])]).await;
-        assert_eq!(alone, [Outcome::new(allowed, [nothing])], "{operation:?}");
-    }
-    for _ in 0..2 {
-        let denied = decide_all(bench, &[(Check, &[&limit, &Limit::DenyAll])])
-            .await
-            .remove(0);
-        assert!(!denied.allowed);
-        assert_eq!(
-            denied.states()[..],
-            [ChargeState::new(5, None, Duration::ZERO), nothing]
-        );
-    }
-    let charged = decide_all(bench, &[(Charge, &[&limit, &Limit::DenyAll])])
-        .await
-        .remove(0);
-    assert!(charged.allowed);
-    assert_eq!(remaining(&charged), 4);
-}
-
-async fn requests_that_need_no_count_fail_no_others(bench: &Bench, algorithm: Algorithm) {
-    let limit = algorithm.limit(5);
-    let (check, reset) = (Operation::Check, Operation::Reset);
-    let outcomes = decide_all(
-        bench,
-        &[
-            (check, &[&limit]),
-            (check, &[&Limit::DenyAll]),
-            (check, &[]),
-            (check, &[&limit, &Limit::Unlimited]),
-            (reset, &[&Limit::DenyAll]),
-            (check, &[&Limit::DenyAll, &limit]),
-            (check, &[&limit]),
-        ],
-    )
-    .await;
-    assert_eq!(allowed(&outcomes), [true, false, true, true, true, false, true]);
-    assert_eq!([0, 3, 6].map(|request| remaining(&outcomes[request])), [4, 3, 2]);
-}
-
-/// Decides one request.
-async fn decide_one(bench: &Bench, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
-    let response = bench.store.decide(&[StoreRequest::new(operation, charges)]).await;
-    response.expect("the store replies").outcomes()[0].clone()
-}
-
-/// The remaining units of each charge.
-fn left(outcome: &Outcome) -> Vec<u64> {
-    outcome.states().iter().map(|state| state.remaining).collect()
-}
-
-async fn a_charge_that_is_only_checked_needs_room_and_counts_nothing(bench: &Bench, algorithm: Algorithm) {
-    let (limit, key) = (algorithm.limit(2), Key::from("checked"));
-    let counted = Charge::new("test", &limit, &key, 1);
-    let checked = [counted.checked_only()];
-    for operation in [Operation::Check, Operation::Check, Operation::Charge] {
-        let outcome = decide_one(bench, operation, &checked).await;
-        assert_eq!((outcome.allowed, left(&outcome)), (true, vec![2]), "{operation:?}");
-    }
-    let alone = decide_one(
-        bench,
-        Operation::Check,
-        &[Charge::new("test", &limit, &key, 3).checked_only()],
-    )
-    .await;
-    assert!(!alone.allowed);
-
-    decide_one(bench, Operation::Charge, &[Charge::new("test", &limit, &key, 2)]).await;
-    let admitted_at = Duration::from_micros(bench.now());
-    let denied = decide_one(bench, Operation::Check, &checked).await;
-    assert_eq!(denied, decide_one(bench, Operation::Check, &[counted]).await);
-    assert!(!denied.allowed && denied.states()[0].retry_after.is_some());
-    assert!(decide_one(bench, Operation::Charge, &checked).await.allowed);
-
-    let refunded = decide_one(bench, Operation::Refund { admitted_at }, &checked).await;
-    assert_eq!(left(&refunded), [0]);
-}
-
-async fn a_charge_that_is_only_checked_denies_for_the_others(bench: &Bench, algorithm: Algorithm) {
-    let (limit, key) = (algorithm.limit(2), Key::from("checked"));
-    let [tight, other] = ["tight", "other"].map(|name| Charge::new(name, &limit, &key, 1));
-    for _ in 0..2 {
-        let admitted = decide_one(bench, Operation::Check, &[tight.checked_only(), other]).await;
-        assert!(admitted.allowed);
-    }
-    let denied = decide_one(bench, Operation::Check, &[tight.checked_only(), other]).await;
-    assert_eq!((denied.allowed, left(&denied)), (false, vec![2, 0]));
-
-    decide_one(bench, Operation::Reset, &[other]).await;
-    decide_one(bench, Operation::Charge, &[tight, tight]).await;
-    let denied = decide_one(bench, Operation::Check, &[other, tight.checked_only()]).await;
-    assert_eq!((denied.allowed, left(&denied)), (false, vec![2, 0]));
-}
-
-async fn charges_of_several_roles_on_one_key_are_counted(bench: &Bench, algorithm: Algorithm) {
-    let (limit, key) = (algorithm.limit(5), Key::from("roles"));
-    let charge = Charge::new("test", &limit, &key, 1);
-    let checked = decide_one(bench, Operation::Check, &[charge.checked_only(); 2]).await;
-    assert_eq!(left(&checked), [5, 5]);
-    let counted = decide_one(bench, Operation::Check, &[charge.checked_only(), charge]).await;
-    assert_eq!(left(&counted), [3, 3]);
-}
-
-async fn repetitions_are_admitted_uncounted_until_their_marker_is_full(bench: &Bench, algorithm: Algorithm) {
-    let (limit, marks) = (algorithm.limit(2), FixedWindow::per_day(3).into());
-    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
-    let request = [
-        Charge::new("test", &marks, &id, 1).once(),
-        Charge::new("test", &limit, &key, 1),
-    ];
-
-    let peeked = decide_one(bench, Operation::Peek, &request).await;
-    assert_eq!((peeked.allowed, left(&peeked)), (true, vec![3, 2]));
-    for expected in [[2, 1], [1, 1], [0, 1]] {
-        let admitted = decide_one(bench, Operation::Check, &request).await;
-        assert_eq!((admitted.allowed, left(&admitted)), (true, expected.into()));
-        assert_eq!(admitted.states()[0].retry_after, None);
-    }
-    let counted = decide_one(bench, Operation::Check, &request).await;
-    assert_eq!((counted.allowed, left(&counted)), (true, vec![0, 0]));
-    assert!(counted.states()[0].retry_after.is_some());
-    assert!(!decide_one(bench, Operation::Check, &request).await.allowed);
-}
-
-async fn a_repetition_needs_no_room_and_is_denied_by_other_charges(bench: &Bench, algorithm: Algorithm) {
-    let (limit, marks) = (algorithm.limit(1), FixedWindow::per_day(9).into());
-    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
-    let marker = Charge::new("test", &marks, &id, 1).once();
-    let [counted, other] = ["test", "other"].map(|name| Charge::new(name, &limit, &key, 1));
-
-    for expected in [[8, 0], [7, 0]] {
-        let admitted = decide_one(bench, Operation::Check, &[marker, counted]).await;
-        assert_eq!((admitted.allowed, left(&admitted)), (true, expected.into()));
-        assert_eq!(admitted.states()[1].retry_after, None);
-    }
-    let with_other = decide_one(bench, Operation::Check, &[marker, counted, other]).await;
-    assert_eq!((with_other.allowed, left(&with_other)), (true, vec![6, 0, 0]));
-    let denied = decide_one(bench, Operation::Check, &[marker, counted, other]).await;
-    assert_eq!((denied.allowed, left(&denied)), (false, vec![6, 0, 0]));
-    assert_eq!([0, 1].map(|charge| denied.states()[charge].retry_after), [None; 2]);
-    // A charge that has happened is counted as its marker has it.
-    decide_one(bench, Operation::Reset, &[counted]).await;
-    let charged = decide_one(bench, Operation::Charge, &[marker, counted]).await;
-    assert_eq!(left(&charged), [5, 1]);
-}
-
-async fn a_denied_request_leaves_no_marker(bench: &Bench, algorithm: Algorithm) {
-    let (limit, marks) = (algorithm.limit(1), FixedWindow::per_day(3).into());
-    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
-    let marker = Charge::new("test", &marks, &id, 1).once();
-    let counted = Charge::new("test", &limit, &key, 1);
-    decide_one(bench, Operation::Check, &[counted]).await;
-
-    let denied = decide_one(bench, Operation::Check, &[marker, counted]).await;
-    assert_eq!((denied.allowed, left(&denied)), (false, vec![3, 0]));
-    decide_one(bench, Operation::Reset, &[counted]).await;
-    let admitted = decide_one(bench, Operation::Check, &[marker, counted]).await;
-    assert_eq!(left(&admitted), [2, 0]);
-}
-
-async fn a_refunded_marker_marks_nothing(bench: &Bench, algorithm: Algorithm) {
-    let (limit, marks) = (algorithm.limit(2), FixedWindow::per_day(3).into());
-    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
-    let request = [
-        Charge::new("test", &marks, &id, 1).once(),
-        Charge::new("test", &limit, &key, 1),
-    ];
-
-    for operation in [
-        Operation::Refund {
-            admitted_at: Duration::from_micros(bench.now()),
-        },
-        Operation::Reset,
-    ] {
-        decide_one(bench, Operation::Check, &request).await;
-        assert_eq!(
-            left(&decide_one(bench, operation, &request).await),
-            [3, 2],
-            "{operation:?}"
-        );
-    }
-    assert_eq!(left(&decide_one(bench, Operation::Check, &request).await), [2, 1]);
-}
-
-async fn a_marker_is_counted_with_its_charge_and_not_when_that_is_only_checked(bench: &Bench, algorithm: Algorithm) {
-    let (limit, marks) = (algorithm.limit(1), FixedWindow::per_day(3).into());
-    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
-    let marker = Charge::new("test", &marks, &id, 1).once();
-    let counted = Charge::new("test", &limit, &key, 1);
-
-    for request in [&[marker, counted.checked_only()][..], &[marker]] {
-        let admitted = decide_one(bench, Operation::Check, request).await;
-        assert_eq!((admitted.allowed, left(&admitted)[0]), (true, 3));
-    }
-    let charged = decide_one(bench, Operation::Charge, &[marker, counted]).await;
-    assert_eq!(left(&charged), [2, 0]);
-    let repeated = decide_one(bench, Operation::Check, &[marker, counted.checked_only()]).await;
-    assert_eq!((repeated.allowed, left(&repeated)), (true, vec![2, 0]));
-}
-
-async fn a_marker_before_a_charge_without_a_count_marks_nothing(bench: &Bench, algorithm: Algorithm) {
-    let (limit, marks) = (algorithm.limit(2), Limit::from(FixedWindow::per_day(3)));
-    let (key, id) = (Key::from("subject"), Key::from("subject").and("id"));
-    let marker = |marks| Charge::new("test", marks, &id, 1).once();
-    let [unlimited, counted] = [&Limit::Unlimited, &limit].map(|limit| Charge::new("test", limit, &key, 1));
-    for expected in [1, 0] {
-        let admitted = decide_one(bench, Operation::Check, &[marker(&marks), unlimited, counted]).await;
-        assert_eq!((admitted.allowed, left(&admitted)), (true, vec![3, u64::MAX, expected]));
-    }
-    for denied in [true, false] {
-        if !denied {
-            decide_one(bench, Operation::Reset, &[counted]).await;
-        }
-        for marks in [&Limit::Unlimited, &Limit::DenyAll] {
-            let outcome = decide_one(bench, Operation::Check, &[marker(marks), counted]).await;
-            assert_eq!(
-                (outcome.allowed, outcome.states()[0].retry_after),
-                (!denied, None),
-                "{marks}"
-            );
-        }
     }
 }
 

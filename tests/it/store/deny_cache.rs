@@ -171,7 +171,6 @@ struct Limited {
     limit: Limit,
     longest: Duration,
     most: u64,
-    is_checked_only: bool,
 }
 
 /// A request after a pause, which may wait or not, and the refund of an earlier one.
@@ -197,14 +196,8 @@ fn histories() -> impl Strategy<Value = (Vec<Limited>, Vec<Request>)> {
     let millis = |millis| Just(Duration::from_millis(millis));
     let longest = prop_oneof![millis(0), millis(100), millis(400), millis(3_000)];
     let most = select(vec![1, 2, 500]);
-    let checked = prop_oneof![4 => Just(false), 1 => Just(true)];
-    let limited = (select(limits.to_vec()), longest, most, checked);
-    let limited = limited.prop_map(|(limit, longest, most, is_checked_only)| Limited {
-        limit,
-        longest,
-        most,
-        is_checked_only,
-    });
+    let limited = (select(limits.to_vec()), longest, most);
+    let limited = limited.prop_map(|(limit, longest, most)| Limited { limit, longest, most });
     let after = prop_oneof![5 => Just(0), 3 => 0..=50_000u64, 2 => 0..=400_000u64];
     let refunds = option::weighted(0.1, 0..4usize);
     let request = (after, 1..=3u64, any::<bool>(), refunds).prop_map(|(after, cost, waits, refunds)| Request {
@@ -221,12 +214,7 @@ fn charges<'a>(limits: &'a [Limited], key: &'a Key, cost: u64) -> Vec<Charge<'a>
     let limits = limits.iter().zip(["first", "second"]);
     let charges = limits.map(|(limited, policy)| {
         let charge = Charge::new(policy, &limited.limit, key, cost);
-        let charge = charge.wait_up_to(limited.longest).max_waiting(limited.most);
-        if limited.is_checked_only {
-            charge.checked_only()
-        } else {
-            charge
-        }
+        charge.wait_up_to(limited.longest).max_waiting(limited.most)
     });
     charges.collect()
 }

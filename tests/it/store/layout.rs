@@ -17,7 +17,7 @@ use tower_quota::{
 use crate::support::{Clock, Redis};
 
 /// One limit of each kind of state.
-const LIMITS: [&str; 10] = [
+const LIMITS: [&str; 9] = [
     "sliding-log 7/10s",
     "sliding-log 5000/10s precision 4",
     "sliding-counter 7/4s",
@@ -27,12 +27,9 @@ const LIMITS: [&str; 10] = [
     "token-bucket 7/10s burst 9",
     "concurrency 7",
     BAN,
-    ONCE,
 ];
 /// A ban beside the limit that denies.
 const BAN: &str = "fixed-window 1/20s";
-/// A limit beside the marker of an id.
-const ONCE: &str = "sliding-log 9/20s";
 
 /// Costs, and the microseconds before them.
 const REQUESTS: [(u64, u64); 4] = [(1, 0), (2, 3_000_001), (1, 0), (1, 999_999)];
@@ -40,8 +37,7 @@ const REQUESTS: [(u64, u64); 4] = [(1, 0), (2, 3_000_001), (1, 0), (1, 999_999)]
 /// The charges of a request for one of the limits.
 struct Request {
     limit: Limit,
-    ban: Option<Limit>,
-    marker: Option<Key>,
+    ban: Option<Ban>,
     key: Key,
 }
 
@@ -49,32 +45,31 @@ impl Request {
     fn new(limit: &str) -> Self {
         Self {
             limit: limit.parse().expect("a limit"),
-            ban: (limit == BAN)
-                .then(|| Limit::Ban(Ban::after(2, Duration::from_secs(10)).first(Duration::from_secs(60)))),
-            marker: (limit == ONCE).then(|| Key::from("marker")),
+            ban: (limit == BAN).then(|| Ban::after(2, Duration::from_secs(10)).first(Duration::from_secs(60))),
             key: Key::from("k"),
         }
     }
 
     async fn send(&self, store: &RedisStore, operation: Operation, cost: u64, lease: LeaseId) -> String {
-        let marker = self.marker.as_ref();
-        let charges: Vec<_> = [
-            self.ban.as_ref().map(|ban| Charge::new("p", ban, &self.key, 1)),
-            marker.map(|marker| Charge::new("p", &self.limit, marker, 1).once()),
-            Some(Charge::new("p", &self.limit, &self.key, cost).lease(lease)),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        let response = store.decide(&[StoreRequest::new(operation, &charges)]).await;
-        let response = response.expect("the store replies");
-        let states = response.outcomes()[0].states().iter().map(|state| {
-            let wait = state
-                .retry_after
-                .map_or("-".into(), |wait| wait.as_micros().to_string());
+        let charge = Charge::new("p", &self.limit, &self.key, cost).lease(lease);
+        let charges = [charge.ban(self.ban.as_ref())];
+        let reads = Operation::Ban { length: Duration::ZERO };
+        let requests = [operation, reads].map(|operation| StoreRequest::new(operation, &charges));
+        let requests = &requests[..1 + usize::from(self.ban.is_some())];
+        let response = store.decide(requests).await.expect("the store replies");
+        // The bans, then the limit.
+        let states = response.outcomes().iter().rev().map(|outcome| outcome.states()[0]);
+        let (bans, limit) = (states.clone().count() - 1, states);
+        let texts = limit.enumerate().map(|(position, state)| {
+            let wait = if position < bans {
+                state.banned_for()
+            } else {
+                state.retry_after
+            };
+            let wait = wait.map_or("-".into(), |wait| wait.as_micros().to_string());
             format!("{} {wait} {}", state.remaining, state.reset_after.as_micros())
         });
-        states.collect::<Vec<_>>().join(", ")
+        texts.collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -366,8 +366,7 @@ async fn slots_of_both_versions_are_held_until_they_end() {
 
 /// When a ban in its state ends; `None` if none is in force.
 fn banned_until(now: u64, state: ChargeState) -> Option<u64> {
-    let rest = state.retry_after.filter(|_| state.remaining == 0)?;
-    Some(now + rest.as_micros() as u64)
+    Some(now + state.banned_for()?.as_micros() as u64)
 }
 
 #[tokio::test]
@@ -392,7 +391,6 @@ async fn a_ban_of_one_version_is_in_force_for_both() {
         let versions = [version(rng), version(rng)];
         let texts = versions.each_ref().map(|(ban, limit)| format!("{limit}, {ban}"));
         processes.versions = texts.join("; then ");
-        let bans = versions.each_ref().map(|(ban, _)| Limit::Ban(*ban));
         let lengths = versions.each_ref().map(|(ban, _)| ban.max_length().as_micros() as u64);
         let fewest = versions.iter().filter_map(|(ban, _)| ban.denials()).min();
         let key = Key::from("k");
@@ -402,21 +400,20 @@ async fn a_ban_of_one_version_is_in_force_for_both() {
             let end = until.saturating_sub(lengths[0]);
             processes.wait(&[end], &lengths).await;
             let (now, version) = (processes.clock.now(), processes.rng.usize(..2));
-            let guarded = Charge::new("p", &versions[version].1, &key, 1);
+            let (ban, limit) = &versions[version];
+            let charges = [Charge::new("p", limit, &key, 1).ban(ban)];
             match processes.rng.u32(..16) {
                 0 => {
                     let length = processes.rng.u64(1..=2 * lengths[version]);
-                    let charges = [Charge::new("p", &bans[version], &key, length)];
-                    processes.send(Operation::Charge, &charges).await;
+                    let length_of_ban = Duration::from_micros(length);
+                    processes.send(Operation::Ban { length: length_of_ban }, &charges).await;
                     until = until.max(now + length.min(lengths[version]));
                 }
                 1 => {
-                    let charges = [Charge::new("p", &bans[version], &key, 1), guarded];
                     processes.send(Operation::Reset, &charges).await;
                     (until, denials) = (0, 0);
                 }
                 _ => {
-                    let charges = [Charge::new("p", &bans[version], &key, 1), guarded];
                     let is_peek = processes.rng.u32(..4) == 0;
                     let operation = if is_peek { Operation::Peek } else { Operation::Check };
                     let outcome = processes.send(operation, &charges).await;

@@ -175,12 +175,6 @@ impl Bench {
         decide(&self.store, Operation::Charge, limit, &self.key, cost).await
     }
 
-    /// The decision of a limiter about a request with this id.
-    pub(crate) async fn check_once(&self, limiter: &Limiter, id: u64) -> Decision {
-        let decision = limiter.check_once(self.key.as_str(), id).await;
-        decision.expect("the store answers")
-    }
-
     /// The decision of a limiter about this cost.
     pub(crate) async fn decision(&self, limit: &Limit, cost: u64) -> Decision {
         let limiter = Limiter::new(self.store.clone(), Policy::new("test", limit.clone()));

@@ -20,9 +20,8 @@ use tower_quota::{
     limit::{Calendar, LimitSource, ParseLimitError, Share},
     response::{BodyError, Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
     store::{
-        Charge, ChargeRole, ChargeState, DeniedSubjects, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome,
-        Override, Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus,
-        Undrained,
+        Charge, ChargeState, DeniedSubjects, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Override,
+        Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
     },
 };
 
@@ -99,7 +98,6 @@ fn limits_are_shared_and_cloned() {
 
 #[test]
 fn what_a_store_takes_and_gives_is_shared_and_cloned() {
-    shared::<ChargeRole>();
     shared::<ChargeState>();
     shared::<ErrorKind>();
     shared::<LeaseId>();

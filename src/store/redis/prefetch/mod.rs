@@ -19,10 +19,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{key_format::KeyFormat, queues::CommitQueues, request::OwnedRequest, store::send, task::try_spawn};
 use crate::{
     Key, Limit,
-    store::{
-        Charge, ChargeRole, ChargeState, Operation, Outcome, Outstanding, OwedKind, StoreId, StoreRequest,
-        StoreResponse,
-    },
+    store::{Charge, ChargeState, Operation, Outcome, Outstanding, OwedKind, StoreId, StoreRequest, StoreResponse},
     sync::{Mutex, MutexGuard},
 };
 
@@ -110,12 +107,12 @@ impl Prefetch {
         }
     }
 
-    /// The charge of a request that may be decided by a grant: a check of one charge without a role.
+    /// The charge of a request that may be decided by a grant: a check of one charge without bans.
     #[inline]
     pub(super) fn charge_of<'a>(request: &StoreRequest<'a>) -> Option<(&'a Charge<'a>, Duration)> {
         let [charge] = request.charges() else { return None };
         let time = charge.limit().prefetch_time()?;
-        let is_plain = request.operation() == Operation::Check && charge.role() == ChargeRole::Counted;
+        let is_plain = request.operation() == Operation::Check && charge.ban_for(Operation::Check).is_none();
         (is_plain && request.unit_count() == 1).then_some((charge, time))
     }
 
@@ -261,8 +258,7 @@ fn lifetime(limit: &Limit, time: Duration, reset_after: Duration) -> Duration {
         | Limit::SlidingCounter(_)
         | Limit::Concurrency(_)
         | Limit::Unlimited
-        | Limit::DenyAll
-        | Limit::Ban(_) => time,
+        | Limit::DenyAll => time,
     };
     time - time / MARGIN
 }
@@ -491,11 +487,7 @@ mod tests {
                 Limit::SlidingLog(_) => after(QUOTA) >= first + window,
                 Limit::FixedWindow(fixed) if fixed.is_aligned() => after(QUOTA) / window > first / window,
                 Limit::FixedWindow(_) => after(2 * QUOTA - 1) >= first + window,
-                Limit::SlidingCounter(_)
-                | Limit::Concurrency(_)
-                | Limit::Unlimited
-                | Limit::DenyAll
-                | Limit::Ban(_) => false,
+                Limit::SlidingCounter(_) | Limit::Concurrency(_) | Limit::Unlimited | Limit::DenyAll => false,
                 Limit::TokenBucket(_) => all[position..].iter().zip(0..).all(|(at, more)| {
                     let come = ((at - first) * QUOTA).div_ceil(window);
                     more < QUOTA + come.max(1)

@@ -8,7 +8,7 @@ use super::caller::hourly;
 use crate::{
     Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket,
     store::{
-        ChargeRole, LeaseId, Operation, Waiting,
+        LeaseId, Operation, Waiting,
         redis::{call::ScriptCall, key_format::slot_of},
     },
 };
@@ -17,6 +17,8 @@ use crate::{
 pub(super) struct ParsedRequest {
     pub(super) operation: Operation,
     pub(super) times: u64,
+    /// The number of its keys.
+    pub(super) keys: usize,
     pub(super) charges: Vec<ParsedCharge>,
     /// Whether its keys lie in several slots.
     pub(super) spans: bool,
@@ -26,7 +28,7 @@ pub(super) struct ParsedRequest {
 pub(super) struct ParsedCharge {
     pub(super) limit: Limit,
     pub(super) cost: u64,
-    pub(super) role: ChargeRole,
+    pub(super) ban: Option<Ban>,
     pub(super) waiting: Waiting,
     pub(super) lease: Option<LeaseId>,
 }
@@ -138,11 +140,14 @@ fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<
             "end" => Operation::EndLease,
             _ => panic!("{operation} is not an operation"),
         };
-        let charges: Vec<_> = (0..size).map(|_| charge(&mut run, operation, now)).collect();
+        let mut ban = None;
+        let charges = (0..size).filter_map(|_| charge(&mut run, operation, &mut ban, now));
+        let charges: Vec<_> = charges.collect();
         for _ in 0..count {
             requests.push(ParsedRequest {
                 operation,
                 times: if times > 0 { times } else { run.number() },
+                keys: size as usize,
                 charges: charges.clone(),
                 spans,
             });
@@ -152,19 +157,13 @@ fn parse_requests(arguments: &[Bytes], is_across: bool, now: u64) -> Option<Vec<
     Some(requests)
 }
 
-fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge {
-    let (algorithm, role) = (run.word(), run.word());
-    let role = match &*role {
-        "" => ChargeRole::Counted,
-        "checked" => ChargeRole::CheckedOnly,
-        "once" => ChargeRole::Once,
-        "ban" => ChargeRole::Ban,
-        _ => panic!("{role} is not a role"),
-    };
+/// The next charge; `None` for its bans, which come before it.
+fn charge(run: &mut Reader<'_>, operation: Operation, bans: &mut Option<Ban>, now: u64) -> Option<ParsedCharge> {
+    let algorithm = run.word();
     let [cost, quota] = run.numbers();
     let window = Duration::from_micros;
     let mut lease = None;
-    let limit = match (&*algorithm, run.numbers()) {
+    let limit: Limit = match (&*algorithm, run.numbers()) {
         ("log", [span, 0, 0]) => SlidingLog::new(quota, window(span)).into(),
         ("log", [span, grain, 0]) => SlidingLog::new(quota, window(span))
             .precision(span.div_ceil(grain) as u32)
@@ -173,7 +172,8 @@ fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge 
         ("bucket", [rate, period, _]) => TokenBucket::new(rate, window(period)).burst(quota).into(),
         ("ban", [span, first, longest]) => {
             let ban = Ban::after(quota, window(span));
-            Limit::Ban(ban.first(window(first)).longest(window(longest)))
+            *bans = Some(ban.first(window(first)).longest(window(longest)));
+            return None;
         }
         ("fixed", [0, 0, 0]) => {
             let boundaries: [u64; 4] = run.numbers();
@@ -195,11 +195,11 @@ fn charge(run: &mut Reader<'_>, operation: Operation, now: u64) -> ParsedCharge 
         }
         _ => Waiting::NONE,
     };
-    ParsedCharge {
+    Some(ParsedCharge {
         limit,
         cost,
-        role,
+        ban: bans.take(),
         waiting,
         lease,
-    }
+    })
 }

@@ -22,9 +22,7 @@ use super::{
 use crate::{
     Ban, Concurrency, FailureMode, FixedWindow, Key, Limit, Limiter, Policy, SlidingLog,
     store::{
-        Charge,
-        ChargeRole::{self, CheckedOnly, Counted, Once},
-        Operation, Store, StoreFuture, StoreRequest,
+        Charge, Operation, Store, StoreFuture, StoreRequest,
         redis::{key_format::KeyFormat, request::OwnedRequest, store::RedisStore},
     },
 };
@@ -41,7 +39,8 @@ pub(super) fn hourly(quota: u64) -> Limit {
 /// A request with its charges.
 pub(super) struct SimulatedRequest {
     pub(super) kind: Kind,
-    pub(super) charges: Vec<(&'static str, Limit, Key, ChargeRole)>,
+    pub(super) charges: Vec<(&'static str, Limit, Key)>,
+    pub(super) ban: Option<Ban>,
 }
 
 impl SimulatedRequest {
@@ -49,65 +48,46 @@ impl SimulatedRequest {
         let roomy = || Limit::from(SlidingLog::per_hour(1_000));
         let own = || Key::from(format!("own-{number}"));
         let shared = |rng: &mut Rng| Key::from(format!("shared-{}", rng.u32(..3)));
-        let marked = |id: &str| {
-            let marks = FixedWindow::per_hour(Plan::MARKS);
-            [
-                ("marked", marks.into(), Key::from(id), Once),
-                ("marked", roomy(), Key::from(id), Counted),
-            ]
-        };
-        let of_shared = |role, rng: &mut Rng| {
-            let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW);
-            vec![("shared", limit.into(), shared(rng), role)]
-        };
-        let full = || ("full", SlidingLog::per_day(1).into(), Key::from("full"), Counted);
         let charges = match kind {
-            Kind::Shared | Kind::Peek | Kind::Reset => of_shared(Counted, rng),
-            Kind::CheckedOnly => of_shared(CheckedOnly, rng),
+            Kind::Shared | Kind::Peek | Kind::Reset => {
+                let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW);
+                vec![("shared", limit.into(), shared(rng))]
+            }
             Kind::Waiting => {
                 let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW);
-                vec![("waiting", limit.into(), shared(rng), Counted)]
+                vec![("waiting", limit.into(), shared(rng))]
             }
-            Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own(), Counted)],
-            Kind::Settled { .. } => vec![("settled", roomy(), own(), Counted)],
+            Kind::Own | Kind::OwnCharge => vec![("own", roomy(), own())],
+            Kind::Settled { .. } => vec![("settled", roomy(), own())],
             Kind::Held { .. } => {
                 let slots = Concurrency::new(Plan::SLOTS).lease(Plan::LEASE);
-                vec![(
-                    "held",
-                    slots.into(),
-                    Key::from(format!("slots-{}", rng.u32(..2))),
-                    Counted,
-                )]
+                vec![("held", slots.into(), Key::from(format!("slots-{}", rng.u32(..2))))]
             }
-            Kind::OwnPair => vec![("own", roomy(), own(), Counted), ("pair", roomy(), own(), Counted)],
-            Kind::Marked => marked(["id-0", "id-1"][rng.usize(..2)]).into(),
+            Kind::OwnPair => vec![("own", roomy(), own()), ("pair", roomy(), own())],
             Kind::Banned => {
-                let ban = Ban::after(Plan::DENIALS, Plan::WINDOW)
-                    .first(Plan::BAN)
-                    .longest(Plan::WINDOW);
                 let key = Key::from(format!("banned-{}", rng.u32(..2)));
-                vec![
-                    ("banned", Limit::Ban(ban), key.clone(), ChargeRole::Ban),
-                    ("banned", SlidingLog::new(1, Plan::WINDOW).into(), key, Counted),
-                ]
+                vec![("banned", SlidingLog::new(1, Plan::WINDOW).into(), key)]
             }
             Kind::Calendar => {
-                vec![("calendar", hourly(1_000), shared(rng), Counted)]
+                vec![("calendar", hourly(1_000), shared(rng))]
             }
             Kind::Across => {
                 let other = Key::from(format!("other-{number}"));
                 vec![
-                    ("own", roomy(), own(), Counted),
-                    ("other", roomy(), other, Counted),
-                    full(),
+                    ("own", roomy(), own()),
+                    ("other", roomy(), other),
+                    ("full", SlidingLog::per_day(1).into(), Key::from("full")),
                 ]
             }
-            Kind::MarkedAcross => {
-                let [marker, other] = marked("id-across");
-                vec![("own", roomy(), own(), Counted), marker, other, full()]
-            }
         };
-        Self { kind, charges }
+        let ban = Ban::after(Plan::DENIALS, Plan::WINDOW)
+            .first(Plan::BAN)
+            .longest(Plan::WINDOW);
+        Self {
+            kind,
+            charges,
+            ban: (kind == Kind::Banned).then_some(ban),
+        }
     }
 
     /// A check of this shared key.
@@ -115,7 +95,8 @@ impl SimulatedRequest {
         let limit = SlidingLog::new(Plan::QUOTA, Plan::WINDOW).into();
         Self {
             kind: Kind::Shared,
-            charges: vec![("shared", limit, Key::from(key), Counted)],
+            charges: vec![("shared", limit, Key::from(key))],
+            ban: None,
         }
     }
 
@@ -123,21 +104,23 @@ impl SimulatedRequest {
     pub(super) fn is_denied_by(&self, network: &Network) -> bool {
         let keys = self.redis_keys(&KeyFormat::new("quota", None));
         // Other denials of a key with bans are counted.
-        let decides = |role| self.kind != Kind::Banned || role == ChargeRole::Ban;
+        if let (Some(ban), [.., key]) = (&self.ban, &keys[..]) {
+            return network.is_banned(key, ban);
+        }
         let mut charges = self.charges.iter().zip(&keys);
-        charges.any(|((_, limit, _, role), key)| decides(*role) && network.room(key, limit) == 0)
+        charges.any(|((_, limit, _), key)| network.room(key, limit) == 0)
     }
 
     fn charges(&self) -> Vec<Charge<'_>> {
-        let charges = self.charges.iter().map(|(policy, limit, key, role)| {
-            let charge = Charge::new(policy, limit, key, 1).wait_up_to(Plan::WAIT);
-            match role {
-                Counted | ChargeRole::Ban => charge,
-                CheckedOnly => charge.checked_only(),
-                Once => charge.once(),
-            }
-        });
-        charges.collect()
+        let charge = |(policy, limit, key)| {
+            Charge::new(policy, limit, key, 1)
+                .wait_up_to(Plan::WAIT)
+                .ban(self.ban.as_ref())
+        };
+        self.charges
+            .iter()
+            .map(|(policy, limit, key)| charge((*policy, limit, key)))
+            .collect()
     }
 
     /// Calls a store; the future does not borrow the request.
@@ -149,7 +132,7 @@ impl SimulatedRequest {
         let charges = self.charges();
         let request = OwnedRequest::of(key_format, &StoreRequest::new(Operation::Check, &charges));
         let text = |key: &[u8]| String::from_utf8(key.to_vec()).expect("text");
-        request.charges.iter().map(|charge| text(&charge.key)).collect()
+        request.entries().map(|entry| text(entry.key())).collect()
     }
 }
 
@@ -303,7 +286,7 @@ impl Caller {
 
     /// Takes a slot, which it may wait for, and holds it for some time.
     async fn hold(self, lasts: Duration, waits: bool, stage: Stage, number: usize) {
-        let (policy, limit, key, _) = self.request.charges[0].clone();
+        let (policy, limit, key) = self.request.charges[0].clone();
         let mut policy = Policy::new(policy, limit).failure_mode(FailureMode::Closed);
         if waits {
             policy = policy.wait_up_to(Plan::SLOT_WAIT);
@@ -343,7 +326,7 @@ impl Caller {
 
     /// Checks an estimate and settles its receipt, as an application does.
     async fn settle(self, actual: u64, stage: Stage, number: usize) {
-        let (policy, limit, key, _) = self.request.charges[0].clone();
+        let (policy, limit, key) = self.request.charges[0].clone();
         let policy = Policy::new(policy, limit).failure_mode(FailureMode::Closed);
         let limiter = Limiter::new(stage.store.clone(), policy);
         sleep(self.delay).await;

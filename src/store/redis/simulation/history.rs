@@ -83,7 +83,6 @@ pub(super) fn check(plan: &Plan, records: &[Record], network: &Network) {
         verify_response_in_time(plan, record, network);
     }
     verify_limits(plan, records, network);
-    verify_markers(plan, records, network);
     verify_bans(records, network);
     slots::check(plan, records, network);
     verify_order(plan, records, network);
@@ -95,13 +94,10 @@ fn verify_charged_at_most_once(record: &Record, network: &Network) {
         Kind::Own | Kind::OwnCharge | Kind::OwnPair => &record.keys[..],
         // The last key always denies.
         Kind::Across => &record.keys[..2],
-        Kind::MarkedAcross => &record.keys[..1],
         Kind::Shared
-        | Kind::CheckedOnly
         | Kind::Waiting
         | Kind::Settled { .. }
         | Kind::Held { .. }
-        | Kind::Marked
         | Kind::Banned
         | Kind::Calendar
         | Kind::Peek
@@ -110,7 +106,7 @@ fn verify_charged_at_most_once(record: &Record, network: &Network) {
     for key in own {
         assert!(times(key) <= 1, "{key} was charged {} times: {record:?}", times(key));
         let expected = match (record.kind, record.allowed()) {
-            (Kind::Across | Kind::MarkedAcross, _) => {
+            (Kind::Across, _) => {
                 assert_ne!(record.allowed(), Some(true), "one of its policies denies: {record:?}");
                 continue;
             }
@@ -159,7 +155,7 @@ fn verify_response_in_time(plan: &Plan, record: &Record, network: &Network) {
     let responded_at = record.responded_at.unwrap_or_else(|| panic!("no response: {record:?}"));
     let longest = match record.kind {
         // Three slots, then two refunds.
-        Kind::Across | Kind::MarkedAcross => 5 * LONGEST,
+        Kind::Across => 5 * LONGEST,
         _ => LONGEST,
     };
     // First for the call that reaches several slots.
@@ -182,8 +178,7 @@ fn verify_response_in_time(plan: &Plan, record: &Record, network: &Network) {
         let queued = record.kind == Kind::Own && network.sent(&record.keys[0]).is_empty();
         assert!(!queued, "{error}, although it was never sent: {record:?}");
     }
-    let is_across = matches!(record.kind, Kind::Across | Kind::MarkedAcross);
-    if plan.endings + plan.stalls == 0 && !is_across {
+    if plan.endings + plan.stalls == 0 && record.kind != Kind::Across {
         let longest = 4 * ROUND_TRIP;
         assert!(
             waited <= longest,
@@ -249,30 +244,6 @@ fn verify_windows(key: &str, mut charged: Vec<(u64, u64)>) {
     }
 }
 
-/// A request with a marker is admitted, and is not counted again until the marker is full.
-fn verify_markers(plan: &Plan, records: &[Record], network: &Network) {
-    if plan.faults.clock_step > 0 {
-        return;
-    }
-    for record in records.iter().filter(|record| record.kind == Kind::Marked) {
-        assert_ne!(record.allowed(), Some(false), "{record:?} has room");
-        let [marks, counted] = [0, 1].map(|key| network.charged(&record.keys[key]).len() as u64);
-        assert!(
-            marks <= Plan::MARKS && (counted <= 1 || marks == Plan::MARKS),
-            "{counted} are counted: {record:?}"
-        );
-
-        let alike = || records.iter().filter(|other| other.keys == record.keys);
-        let admitted = alike().filter(|other| other.allowed() == Some(true)).count() as u64;
-        // The first of them is counted on both keys.
-        let decided = (marks + counted).saturating_sub(1);
-        assert!(
-            (admitted..=alike().count() as u64).contains(&decided),
-            "{decided} are decided: {record:?}"
-        );
-    }
-}
-
 /// Each denial is counted once, unless a ban is in force.
 fn verify_bans(records: &[Record], network: &Network) {
     for record in records.iter().filter(|record| record.kind == Kind::Banned) {
@@ -280,7 +251,7 @@ fn verify_bans(records: &[Record], network: &Network) {
         let is_counted = |other: &&Record| match &other.response {
             Some(Ok(response)) => {
                 let outcome = &response.outcomes[0];
-                !outcome.allowed && outcome.states[0].retry_after.is_none()
+                !outcome.allowed && outcome.states[0].banned_for().is_none()
             }
             _ => false,
         };

@@ -21,10 +21,10 @@ use super::{
     faults::{Event, Fate, Faults},
 };
 use crate::{
-    Key, Limit, MemoryStore,
+    Ban, Key, Limit, MemoryStore, SlidingLog,
     limit::PLACE_US,
     store::{
-        Charge, ChargeRole, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest,
+        Charge, ChargeState, LeaseId, Operation, Outcome, Store, StoreRequest,
         health::{Health, Node},
         redis::{call::ScriptCall, failure::Failure, reply::RawReply, script::EvalCommand},
     },
@@ -172,6 +172,15 @@ impl Network {
         self.outcome(Operation::Peek, &charges).states[0].remaining
     }
 
+    /// Whether a ban is in force on the server.
+    pub(in crate::store::redis) fn is_banned(&self, key: &str, ban: &Ban) -> bool {
+        let (limit, key) = (SlidingLog::per_hour(1).into(), Key::from(key));
+        let charges = [Charge::new("simulated", &limit, &key, 1).ban(ban)];
+        let length = Duration::ZERO;
+        let read = self.outcome(Operation::Ban { length }, &charges);
+        read.states[0].banned_for().is_some()
+    }
+
     fn outcome(&self, operation: Operation, charges: &[Charge<'_>]) -> Outcome {
         let response = self.0.counts.decide(&[StoreRequest::new(operation, charges)]);
         let response = response.try_ready().expect("the memory store responds at once");
@@ -286,7 +295,7 @@ impl Network {
         let mut keys = call.keys.iter().cloned();
         let count = requests.len();
         for (position, request) in requests.into_iter().enumerate() {
-            let keys: Vec<_> = keys.by_ref().take(request.charges.len()).collect();
+            let keys: Vec<_> = keys.by_ref().take(request.keys).collect();
             if self.0.clustered {
                 call.verify_slots(&keys, &request);
             }
@@ -318,51 +327,58 @@ impl Network {
         keys: &[String],
         numbers: &mut Vec<f64>,
     ) {
-        let limiter_keys: Vec<_> = keys.iter().map(|key| Key::from(&**key)).collect();
+        // The key of each charge, and before it that of its bans.
+        let mut keys = keys.iter();
+        let keys: Vec<(Option<&String>, &String)> = request
+            .charges
+            .iter()
+            .map(|parsed| {
+                let bans = parsed.ban.and_then(|_| keys.next());
+                (bans, keys.next().expect("a key for each charge"))
+            })
+            .collect();
+        let limiter_keys: Vec<_> = keys.iter().map(|(_, key)| Key::from(&***key)).collect();
         let charges = request.charges.iter().zip(&limiter_keys);
         let charges: Vec<_> = charges
             .map(|(parsed, key)| {
                 let ParsedCharge {
                     limit,
                     cost,
-                    role,
+                    ban,
                     waiting,
                     lease,
                 } = parsed;
-                let charge = Charge::new("simulated", limit, key, *cost)
-                    .waiting(*waiting)
-                    .leased(*lease);
-                match role {
-                    ChargeRole::Counted | ChargeRole::Ban => charge,
-                    ChargeRole::CheckedOnly => charge.checked_only(),
-                    ChargeRole::Once => charge.once(),
-                }
+                let charge = Charge::new("simulated", limit, key, *cost);
+                charge.ban(ban.as_ref()).waiting(*waiting).leased(*lease)
             })
             .collect();
         let mut admitted = 0;
         let mut last: Option<Outcome> = None;
         for _ in 0..request.times {
-            let room = |(charge, key): (&Charge<'_>, &String)| self.room(key, charge.limit());
-            let rooms: Vec<u64> = charges.iter().zip(keys).map(room).collect();
+            let room = |(charge, (_, key)): (&Charge<'_>, &(_, &String))| self.room(key, charge.limit());
+            let rooms: Vec<u64> = charges.iter().zip(&keys).map(room).collect();
+            let mut with_bans = request.charges.iter().zip(&keys);
+            let is_banned = with_bans.any(|(parsed, (_, key))| parsed.ban.is_some_and(|ban| self.is_banned(key, &ban)));
             let outcome = self.outcome(request.operation, &charges);
-            for (position, (charge, key)) in charges.iter().zip(keys).enumerate() {
+            for (position, (charge, (bans, key))) in charges.iter().zip(&keys).enumerate() {
                 let remaining = outcome.states[position].remaining;
+                let key = String::clone(key);
                 match request.operation {
                     // A charge of these schedules leaves room.
                     Operation::Check | Operation::Charge if remaining < rooms[position] => {
-                        server
-                            .charged
-                            .entry(key.clone())
-                            .or_default()
-                            .push((now, charge.cost()));
+                        server.charged.entry(key).or_default().push((now, charge.cost()));
+                    }
+                    Operation::Check if !outcome.allowed && !is_banned => {
+                        if let Some(bans) = bans {
+                            server.charged.entry(bans.to_string()).or_default().push((now, 1));
+                        }
                     }
                     Operation::Reserve if outcome.allowed => {
                         let turn = outcome.states[position].decided_at;
                         let turn = turn.map_or(now, |turn| turn.as_micros() as u64);
-                        let charged = server.charged.entry(key.clone()).or_default();
-                        charged.push((turn, charge.cost()));
+                        server.charged.entry(key).or_default().push((turn, charge.cost()));
                     }
-                    Operation::Refund { .. } => *server.refunded.entry(key.clone()).or_default() += charge.cost(),
+                    Operation::Refund { .. } => *server.refunded.entry(key).or_default() += charge.cost(),
                     _ => {}
                 }
             }
@@ -373,14 +389,18 @@ impl Network {
         let micros = |time: Duration| time.as_micros() as f64;
         let is_waiting = last.as_ref().is_some_and(Outcome::is_waiting);
         let states = last.map(|outcome| outcome.states).unwrap_or_default();
-        for ChargeState {
-            remaining,
-            retry_after,
-            reset_after,
-            decided_at,
-            ..
-        } in states
-        {
+        for (state, (bans, _)) in states.into_iter().zip(&keys) {
+            if bans.is_some() {
+                let rest = state.banned_for().map_or(0.0, micros);
+                numbers.extend([admitted as f64, 0.0, rest, 0.0]);
+            }
+            let ChargeState {
+                remaining,
+                retry_after,
+                reset_after,
+                decided_at,
+                ..
+            } = state;
             let counts_later = decided_at.map_or(0.0, |turn| now as f64 - micros(turn));
             let wait = match retry_after {
                 Some(_) if is_waiting => -(PLACE_US as f64),

@@ -60,8 +60,6 @@ impl Plan {
     pub(super) const LEASE: Duration = Duration::from_secs(1);
     /// The longest wait for a slot. Places are refreshed each second.
     pub(super) const SLOT_WAIT: Duration = Duration::from_millis(2_500);
-    /// The limit of the markers.
-    pub(super) const MARKS: u64 = 4;
     /// The time of requests and faults.
     pub(super) const LASTS: Duration = Duration::from_millis(1_500);
     /// The time after the faults in which checks succeed again: a request replaces a probe that has ended, the new one waits and
@@ -74,8 +72,6 @@ impl Plan {
 pub(super) enum Kind {
     /// A check of a shared key, which often denies.
     Shared,
-    /// The same, which counts nothing.
-    CheckedOnly,
     /// A reservation on a shared key.
     Waiting,
     /// A check of a key of its own, which has room.
@@ -92,8 +88,6 @@ pub(super) enum Kind {
         lasts: Duration,
         waits: bool,
     },
-    /// A check with a marker that other requests have too, in one slot.
-    Marked,
     /// A check of a shared key with bans, which often begin.
     Banned,
     /// A check of a shared key with windows of a calendar.
@@ -102,8 +96,6 @@ pub(super) enum Kind {
     Reset,
     /// A check of two keys of its own and of one that denies, in three slots.
     Across,
-    /// The same with a marker, which other requests have too, for the second key.
-    MarkedAcross,
 }
 
 impl Kind {
@@ -117,8 +109,7 @@ impl Kind {
             return held(rng);
         }
         match rng.u32(..100) {
-            ..30 => Self::Shared,
-            30..35 => Self::CheckedOnly,
+            ..35 => Self::Shared,
             35..45 => Self::Waiting,
             45..54 => Self::Own,
             54..60 => Self::Banned,
@@ -127,12 +118,10 @@ impl Kind {
             68..70 => Self::Settled {
                 actual: [0, 4, Plan::ESTIMATE, 25][rng.usize(..4)],
             },
-            70..75 => Self::OwnPair,
-            75..80 => Self::Marked,
+            70..80 => Self::OwnPair,
             80..85 => Self::Calendar,
             85..92 => Self::Peek,
-            92..96 if plan.clustered => Self::Across,
-            96.. if plan.clustered => Self::MarkedAcross,
+            92.. if plan.clustered => Self::Across,
             92.. if plan.resets => Self::Reset,
             _ => Self::Own,
         }
@@ -145,16 +134,13 @@ impl Kind {
             Self::Waiting => Operation::Reserve,
             Self::Reset => Operation::Reset,
             Self::Shared
-            | Self::CheckedOnly
             | Self::Own
             | Self::OwnPair
             | Self::Settled { .. }
             | Self::Held { .. }
-            | Self::Marked
             | Self::Banned
             | Self::Calendar
-            | Self::Across
-            | Self::MarkedAcross => Operation::Check,
+            | Self::Across => Operation::Check,
         }
     }
 }

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     Key, SlidingLog,
     store::{
-        Charge, ChargeRole, Operation, Store, StoreRequest,
+        Charge, Operation, Store, StoreRequest,
         redis::{
             deny_cache::DenyCache,
             queues::{BatchLimits, CommitQueues},
@@ -64,7 +64,7 @@ async fn play(seed: u64, plan: &Plan) {
 
     if plan.clustered {
         let full = SimulatedRequest::new(Kind::Across, usize::MAX, &mut rng);
-        let (policy, limit, key, _) = &full.charges[2];
+        let (policy, limit, key) = &full.charges[2];
         let charges = [Charge::new(policy, limit, key, 1)];
         let filled = store.decide(&[StoreRequest::new(Operation::Charge, &charges)]).await;
         filled.expect("the network is good");
@@ -170,12 +170,8 @@ async fn verify_recovery(store: &RedisStore, runtime: &Runtime) {
         while successes < 3 {
             let request = SimulatedRequest {
                 kind: Kind::Own,
-                charges: vec![(
-                    "recovery",
-                    SlidingLog::per_hour(1_000).into(),
-                    Key::from("full"),
-                    ChargeRole::Counted,
-                )],
+                charges: vec![("recovery", SlidingLog::per_hour(1_000).into(), Key::from("full"))],
+                ban: None,
             };
             match request.call(&store).await {
                 Ok(_) => successes += 1,
@@ -221,16 +217,8 @@ async fn verify_settled(plan: &Plan, stage: &Stage) {
 
     let has_replies = plan.faults.slow + plan.faults.reply_lost + plan.faults.cut_before == 0;
     if plan.clustered && has_replies {
-        for record in records.lock().expect("no panic").iter() {
-            let is_refunded = match record.kind {
-                Kind::Across => true,
-                // While a slot moves, calls with two keys in it fail, also those that refund.
-                Kind::MarkedAcross => plan.faults.try_again == 0,
-                _ => false,
-            };
-            if !is_refunded {
-                continue;
-            }
+        let records = records.lock().expect("no panic");
+        for record in records.iter().filter(|record| record.kind == Kind::Across) {
             let (_full, others) = record.keys.split_last().expect("it has keys");
             for key in others {
                 let charged = network.charged(key).len() as u64;
