@@ -56,28 +56,24 @@ const ROWS: [(&str, &[Charge], u64); 10] = [
     ),
     (
         "a sliding counter",
-        &[|quota| format!("counter - 1 {quota} {MINUTE} 1 {}", (1_u64 << 52) / MINUTE)],
+        &[|quota| format!("counter 1 {quota} {MINUTE} 1 {}", (1_u64 << 52) / MINUTE)],
         3,
     ),
-    (
-        "a fixed window",
-        &[|quota| format!("fixed - 1 {quota} {MINUTE} 1 0")],
-        3,
-    ),
+    ("a fixed window", &[|quota| format!("fixed 1 {quota} {MINUTE} 1 0")], 3),
     (
         "a token bucket",
         &[|quota| {
             let period = 100 * MINUTE / 60 / quota;
-            format!("bucket - 1 {quota} 1 {period} {}", (1_u64 << 52) / (period + 1))
+            format!("bucket 1 {quota} 1 {period} {}", (1_u64 << 52) / (period + 1))
         }],
         3,
     ),
-    ("slots", &[|quota| format!("concurrency - 1 {quota} {MINUTE} 1 1")], 3),
+    ("slots", &[|quota| format!("concurrency 1 {quota} {MINUTE} 1 1")], 3),
     ("two sliding logs", &[LOG, |quota| log(2 * quota, MINUTE, 0)], 3),
 ];
 
 fn log(quota: u64, window: u64, grain: u64) -> String {
-    format!("log - 1 {quota} {window} {grain} 0")
+    format!("log 1 {quota} {window} {grain} 0")
 }
 
 /// A server under callgrind.

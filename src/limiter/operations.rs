@@ -180,9 +180,7 @@ impl Limiter {
     /// Removes all counts of the key, and its [bans](crate::Policy::ban).
     ///
     /// The counts of a policy that is now [`Limit::Unlimited`](crate::Limit::Unlimited) or
-    /// [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire. Nor are the ids of
-    /// [`check_once`](Self::check_once) and [`Policy::once_per`](crate::Policy::once_per): a request with an id that was counted before is still a
-    /// repetition.
+    /// [`Limit::DenyAll`](crate::Limit::DenyAll) are not removed; they expire.
     ///
     /// ```
     /// # use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog};

@@ -112,8 +112,7 @@ use crate::store::{
 ///
 /// Denials are cached in the process until their `retry_after`, for at most 1 s. A cached denial applies to checks of the same
 /// policies with the same limits and the same key, at the same cost or a higher one, for which the wait is a lower bound. A
-/// denial of a request with an id ([`Policy::once_per`](crate::Policy::once_per)) is not cached. A denial by a policy with
-/// [bans](crate::Policy::ban) is cached only while a ban is in force.
+/// denial by a policy with [bans](crate::Policy::ban) is cached only while a ban is in force.
 ///
 /// A denial of a request that may [wait](crate::Policy::wait_up_to) is cached until the wait has shrunk to the longest one. If it is
 /// denied since too many units [wait](crate::Policy::max_waiting), that is cached for a token bucket, and not for a sliding log.
@@ -140,8 +139,7 @@ use crate::store::{
 /// # Keys in Redis
 ///
 /// One key for each policy and caller, `<prefix>:1:<algorithm>:<policy>:{<key>}`, such as
-/// `quota:1:log:login:{ip=203.0.113.7|path=/login}`; and with [`Policy::once_per`](crate::Policy::once_per) one for each id,
-/// such as `quota:1:fixed:login:{ip=203.0.113.7|path=/login}|once=` and a hash. A policy with [bans](crate::Policy::ban) has
+/// `quota:1:log:login:{ip=203.0.113.7|path=/login}`. A policy with [bans](crate::Policy::ban) has
 /// one more for each caller that it has denied, such as `quota:1:ban:login:{ip=203.0.113.7|path=/login}`. Each expires at most
 /// 1 s after it stops to matter. Set the `maxmemory-policy` of Redis to `noeviction`, or use an instance of its own: an evicted
 /// key is a limit that is reset. A failover loses what the replica had not received yet, and as much may be admitted again.

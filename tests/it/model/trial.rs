@@ -186,24 +186,13 @@ impl<'a> Trial<'a> {
         outcome: &Outcome,
         now: u64,
     ) -> Result<(), String> {
-        // The costs of charges on one count are added up.
-        let mut charges: Vec<Part> = Vec::new();
-        let mut places = Vec::new();
-        for part in parts {
-            let place = charges.iter().position(|other| other.policy == part.policy);
-            match place {
-                Some(place) => charges[place].cost += part.cost,
-                None => charges.push(*part),
-            }
-            places.push(place.unwrap_or(charges.len() - 1));
-        }
         if operation == Operation::Reset {
             self.forget(planned);
         }
 
         let mut could_fit = true;
         let mut must_fit = true;
-        let rooms = charges.iter().map(|part| {
+        let rooms = parts.iter().map(|part| {
             let versions = &self.world.policies[part.policy];
             let count = self.counts.entry((planned.key, part.policy));
             let count = count.or_insert_with(|| Oracle::new(versions));
@@ -227,11 +216,11 @@ impl<'a> Trial<'a> {
 
         let counts = allowed && matches!(operation, Operation::Check | Operation::Charge);
         if counts {
-            let policies = charges.iter().map(|part| part.policy).collect();
+            let policies = parts.iter().map(|part| part.policy).collect();
             let (at, key) = (now, planned.key);
             self.admitted.insert(planned.id, Admitted { at, key, policies });
         }
-        for (place, (part, room)) in charges.iter().zip(&rooms).enumerate() {
+        for ((part, room), state) in parts.iter().zip(&rooms).zip(outcome.states()) {
             let terms = &self.world.policies[part.policy][part.version];
             let count = self
                 .counts
@@ -250,11 +239,6 @@ impl<'a> Trial<'a> {
                 _ => *room,
             };
             let reset = count.reset(terms, now);
-            let position = places
-                .iter()
-                .position(|of| *of == place)
-                .expect("a charge of the request");
-            let state = outcome.states()[position];
             let (reset_after, retry_after) = (state.reset_after, state.retry_after);
             let what = format!("policy {} ({})", part.policy, terms.limit());
             if !left.contains(state.remaining) {
@@ -279,15 +263,7 @@ impl<'a> Trial<'a> {
                 }
             }
         }
-        // The charges of one count have one state.
-        let first = |place: usize| {
-            places
-                .iter()
-                .position(|of| *of == place)
-                .map(|first| outcome.states()[first])
-        };
-        let is_first = |(state, place): (_, &usize)| Some(state) == first(*place).as_ref();
-        match outcome.states().len() == parts.len() && outcome.states().iter().zip(&places).all(is_first) {
+        match outcome.states().len() == parts.len() {
             true => Ok(()),
             false => Err(format!("the states are {:?}", outcome.states())),
         }

@@ -324,10 +324,6 @@ impl<'a> Timeline<'a> {
         let mut policies: Vec<usize> = (0..self.policies.len()).collect();
         self.rng.shuffle(&mut policies);
         policies.truncate(self.rng.usize(1..=self.policies.len()));
-        // Two charges on one count are added up, with the numbers of the first.
-        if self.rng.u32(..32) == 0 {
-            policies.push(policies[0]);
-        }
         let charges = policies.into_iter().map(|policy| {
             let version = self.rng.usize(..self.policies[policy].len());
             let quota = self.policies[policy][version].quota;

@@ -10,7 +10,7 @@ use tower_quota::{
 
 use crate::support::{Clock, Redis, connected, decide, packed, patient};
 
-/// Each algorithm as the script reads it apart from the role and the cost, for a limit of 5 in 60 seconds.
+/// Each algorithm as the script reads it apart from the cost, for a limit of 5 in 60 seconds.
 const LIMITS: [&str; 6] = [
     "log 5 60000000 0 0",
     "log 5 60000000 600000 0",
@@ -72,7 +72,7 @@ async fn call(redis: &Redis, limit: &str, runs: &[(&str, &[&str])]) -> Vec<Reque
         let charges = requests[0].split(' ').count();
         let mut run = format!("{operation} {} {charges} {times}", requests.len());
         run.extend(admitted_at.iter().map(|at| format!(" {at}")));
-        run + &format!(" {algorithm} - {cost} {numbers}").repeat(charges)
+        run + &format!(" {algorithm} {cost} {numbers}").repeat(charges)
     });
     let reply = eval(redis, &keys, &arguments.collect::<Vec<_>>()).await;
     let mut texts = reply.into_array().into_iter();
@@ -421,21 +421,21 @@ async fn a_call_with_a_calendar_that_does_not_fit_has_done_nothing() {
         format!("within {} {} 0", ahead(3), ahead(6)),
         [3, 4, 5, 6].map(|hours| ahead(hours).to_string()).join(" "),
     );
-    let calendar = format!("fixed - 1 9 0 0 0 {boundaries}");
-    let log = "log - 1 5 60000000 0 0";
+    let calendar = format!("fixed 1 9 0 0 0 {boundaries}");
+    let log = "log 1 5 60000000 0 0";
     let calls = [
         (2, vec![format!("check 1 1 1 {log}"), format!("check 1 1 1 {calendar}")]),
         (
             2,
             vec![
-                "charge 1 1 1 counter - 1 5 60000000 1 75059993".to_owned(),
+                "charge 1 1 1 counter 1 5 60000000 1 75059993".to_owned(),
                 format!("check 1 1 1 {calendar}"),
             ],
         ),
         (
             3,
             vec![
-                "check 1 1 3 bucket - 1 5 1 12000000 375299936".to_owned(),
+                "check 1 1 3 bucket 1 5 1 12000000 375299936".to_owned(),
                 format!("check 1 2 1 {log} {calendar}"),
             ],
         ),
@@ -461,7 +461,7 @@ async fn a_calendar_counts_in_the_period_around_the_time_of_redis() {
         let boundaries = [0, 1, 2, 3].map(|period| at(period - position).to_string()).join(" ");
         let arguments = [
             format!("within {} {} 0", at(-position), at(3 - position)),
-            format!("check 1 1 1 fixed - 1 9 0 0 0 {boundaries}"),
+            format!("check 1 1 1 fixed 1 9 0 0 0 {boundaries}"),
         ];
         let key = format!("key {position}");
         let reply = eval(&redis, &[&key], &arguments)
