@@ -213,7 +213,7 @@ impl PolicyDecision {
         Charge::on(self.named(), &self.key, self.cost)
             .ban(self.policy().ban.as_ref())
             .waiting(self.waiting)
-            .leased(lease)
+            .lease(lease)
     }
 
     #[inline]

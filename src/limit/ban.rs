@@ -106,6 +106,7 @@ impl Ban {
 
 /// Accessors.
 impl Ban {
+    #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) const NAME: &'static str = "ban";
 
     /// The number of denials after which a caller is banned; `None` if none begins a ban.

@@ -139,6 +139,7 @@ impl<'a> Charge<'a> {
     /// * [`Operation::Ban`] begins a ban without a denial.
     /// * A reset ends the ban and forgets the ones before. Other operations do not regard bans.
     #[must_use]
+    #[inline]
     pub fn ban(self, ban: impl Into<Option<&'a Ban>>) -> Self {
         Self {
             ban: ban.into(),
@@ -175,13 +176,12 @@ impl<'a> Charge<'a> {
     /// cannot be renewed or ended. A lease is renewed and ended with the limit and the cost with which it was taken. Charges of
     /// other limits do not use it.
     #[must_use]
-    pub fn lease(self, lease: LeaseId) -> Self {
-        self.leased(Some(lease))
-    }
-
     #[inline]
-    pub(crate) fn leased(self, lease: Option<LeaseId>) -> Self {
-        Self { lease, ..self }
+    pub fn lease(self, lease: impl Into<Option<LeaseId>>) -> Self {
+        Self {
+            lease: lease.into(),
+            ..self
+        }
     }
 
     /// The same charge with another limit and cost.

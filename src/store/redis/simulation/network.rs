@@ -349,7 +349,7 @@ impl Network {
                     lease,
                 } = parsed;
                 let charge = Charge::new("simulated", limit, key, *cost);
-                charge.ban(ban.as_ref()).waiting(*waiting).leased(*lease)
+                charge.ban(ban.as_ref()).waiting(*waiting).lease(*lease)
             })
             .collect();
         let mut admitted = 0;
