@@ -2,7 +2,6 @@
 
 mod completion;
 mod context;
-mod degree;
 #[cfg(feature = "admin")]
 mod denials;
 pub(crate) mod denied;
@@ -31,8 +30,6 @@ use crate::{
     store::{NamedLimit, Owed, OwedKind, Store, StoreError},
 };
 
-#[cfg(feature = "serde")]
-pub(crate) use self::degree::Thresholds;
 #[cfg(feature = "admin")]
 pub(crate) use self::denials::{DenialWatch, Denials};
 #[cfg(all(test, feature = "shuttle"))]

@@ -6,7 +6,10 @@ use tracing::{Span, level_filters::LevelFilter};
 #[cfg(feature = "admin")]
 use super::Denials;
 use super::{Decision, Denial, PolicyDecision};
-use crate::observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitingRequest};
+use crate::{
+    Limit,
+    observe::{HeldSlots, METRICS_ENABLED, PolicyOutcome, WaitingRequest},
+};
 
 impl Decision {
     /// Counts what each policy has done with the request.
@@ -91,6 +94,26 @@ impl PolicyDecision {
         let admitted = matches!(outcome, PolicyOutcome::Admitted | PolicyOutcome::AdmittedLocally);
         if admitted && self.is_near() {
             metrics.near_limit();
+        }
+    }
+
+    /// Whether at least 80 % of the limit is used.
+    #[inline]
+    fn is_near(&self) -> bool {
+        let limit = &self.named().limit;
+        let quota = match self.is_local {
+            true => self.local_quota(limit),
+            false => limit.quota(),
+        };
+        self.remaining().saturating_mul(5) <= quota
+    }
+
+    /// The quota in this process, which may have a share of the limit.
+    #[cold]
+    fn local_quota(&self, limit: &Limit) -> u64 {
+        match self.failure_mode().share() {
+            Some(share) => limit.scaled(share).quota(),
+            None => limit.quota(),
         }
     }
 

@@ -152,7 +152,6 @@ impl<K> Policy<K> {
     ///     Policy::new("mails", FixedWindow::per_hour(100)).wait_up_to(Duration::from_secs(2)),
     ///     mails().cost(0),
     ///     mails().cost(101), // no request would be admitted
-    ///     mails().warn_at(80.0),
     ///     mails().ban(Ban::after(0, Duration::from_secs(60))),
     ///     mails().max_waiting(0),
     /// ] {

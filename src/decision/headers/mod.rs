@@ -173,7 +173,6 @@ impl Headers {
             RATELIMIT,
             RATELIMIT_POLICY,
             RATELIMIT_OBSERVED,
-            RATELIMIT_DEGREE,
             RATELIMIT_LIMIT,
             RATELIMIT_REMAINING,
             RATELIMIT_RESET,
@@ -191,7 +190,6 @@ impl Headers {
 pub(crate) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT_OBSERVED: HeaderName = HeaderName::from_static("ratelimit-observed");
-const RATELIMIT_DEGREE: HeaderName = HeaderName::from_static("ratelimit-degree");
 const RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 const RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 const RATELIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
@@ -298,6 +296,4 @@ pub(crate) struct Fields {
     pub(crate) longest_retry_after: Option<Duration>,
     /// Whether policies that only observe have a field.
     pub(crate) observed: bool,
-    /// Whether there is a field for the degree.
-    pub(crate) degree: bool,
 }

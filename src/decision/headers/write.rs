@@ -4,8 +4,8 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::{
-    Fields, Headers, RATELIMIT, RATELIMIT_DEGREE, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY,
-    RATELIMIT_REMAINING, RATELIMIT_RESET, ResetFormat, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET,
+    Fields, Headers, RATELIMIT, RATELIMIT_LIMIT, RATELIMIT_OBSERVED, RATELIMIT_POLICY, RATELIMIT_REMAINING,
+    RATELIMIT_RESET, ResetFormat, X_RATELIMIT_LIMIT, X_RATELIMIT_REMAINING, X_RATELIMIT_RESET,
     values::{Text, append, ceil_secs, count, keep_one_line, least_remaining, remaining, standing},
 };
 use crate::{Decision, Limit, PolicyDecision, key::Secret};
@@ -19,9 +19,6 @@ impl Fields {
         }
         if self.observed {
             write_observed(decision, headers);
-        }
-        if self.degree {
-            write_degree(decision, headers);
         }
         if matches!(self.dialect, Headers::None) {
             return;
@@ -49,17 +46,6 @@ impl Fields {
             Headers::None => {}
         }
     }
-}
-
-/// Writes the degree of a decision, unless an inner layer has written a larger one.
-fn write_degree(decision: &Decision, headers: &mut HeaderMap) {
-    if !decision.has_thresholds() {
-        return;
-    }
-    let inner = headers.get(RATELIMIT_DEGREE).and_then(|degree| degree.to_str().ok());
-    let inner = inner.and_then(|degree| degree.parse().ok());
-    let degree = decision.degree().max(inner.unwrap_or(0));
-    headers.insert(RATELIMIT_DEGREE, degree.into());
 }
 
 fn write_draft08(decision: &Decision, partition_key: Option<&Secret>, headers: &mut HeaderMap) {

@@ -127,42 +127,6 @@ impl RateLimitLayer {
         self
     }
 
-    /// Adds the field `RateLimit-Degree`: the number of [thresholds](crate::Policy::warn_at) that are reached, the
-    /// [`degree`](crate::Decision::degree) of the decision.
-    ///
-    /// It is for the layers and proxies around the service, and for clients that slow down by themselves. No standard defines
-    /// it. Of nested layers it has the largest degree. There is no field if no policy of the layer that applies to the request
-    /// has a threshold. By default it is not added.
-    ///
-    /// ```
-    /// use bytes::Bytes;
-    /// use http::{Request, StatusCode};
-    /// use http_body_util::Empty;
-    /// use tower::{Layer, ServiceExt, service_fn};
-    /// use tower_quota::{key, MemoryStore, Policy, RateLimitLayer, SlidingLog};
-    ///
-    /// # type Body = Empty<Bytes>;
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let policy = Policy::new("hello", SlidingLog::per_minute(4)).key(key::constant("all")).warn_at(0.5).warn_at(1.0);
-    /// let layer = RateLimitLayer::new(MemoryStore::new(), policy).degree_header(true);
-    /// let service = layer.layer(service_fn(async |_: Request<Body>| {
-    ///     Ok::<_, std::convert::Infallible>(http::Response::new(Body::new()))
-    /// }));
-    ///
-    /// for (status, degree) in [(200, "0"), (200, "1"), (200, "1"), (200, "2"), (429, "2")] {
-    ///     let response = service.clone().oneshot(Request::new(Body::new())).await?;
-    ///     assert_eq!(response.status(), status);
-    ///     assert_eq!(response.headers()["ratelimit-degree"], degree);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn degree_header(mut self, degree: bool) -> Self {
-        self.change_context(|context| context.fields.degree = degree);
-        self
-    }
-
     /// Adds a random time of up to `most` to the wait of each response, so that clients that were denied together do not
     /// retry together.
     ///

@@ -129,7 +129,6 @@ impl Policies {
                 scope,
                 failure_mode: Some(fields.failure_mode),
                 enforced: fields.enforced(),
-                thresholds: fields.warn_at.0.clone(),
                 ban: fields.ban,
                 longest_wait: Some(fields.wait),
                 max_waiting: Some(fields.max_waiting),

@@ -3,7 +3,7 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, sync::Ar
 use http::{HeaderName, request::Parts};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, MapAccess, SeqAccess, Visitor},
+    de::{Error as _, MapAccess, Visitor},
 };
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Ban, ConfigError, FailureMode, Limit,
-    decision::{EnforcedShare, Thresholds},
+    decision::EnforcedShare,
     key::KeySpec,
     limit,
     limit::LimitSource,
@@ -102,8 +102,6 @@ pub(super) struct Fields {
     mode: Mode,
     #[serde(default, deserialize_with = "enforce_share")]
     enforce_share: EnforcedShare,
-    #[serde(default)]
-    pub(super) warn_at: WarnAt,
     #[serde(default, deserialize_with = "ban")]
     pub(super) ban: Option<Ban>,
     #[serde(default = "yes")]
@@ -275,51 +273,6 @@ pub(super) fn ban<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<B
     }
     ban.validate().map_err(D::Error::custom)?;
     Ok(Some(ban))
-}
-
-/// A fraction, or a list of fractions that is not empty.
-#[derive(Clone, Debug, Default)]
-pub(super) struct WarnAt(pub(super) Thresholds);
-
-impl<'de> Deserialize<'de> for WarnAt {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
-
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = WarnAt;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a fraction of the quota such as 0.8, or a list of fractions")
-            }
-
-            fn visit_f64<E: serde::de::Error>(self, fraction: f64) -> Result<WarnAt, E> {
-                let mut thresholds = Thresholds::default();
-                thresholds.try_add(fraction).map_err(E::custom)?;
-                Ok(WarnAt(thresholds))
-            }
-
-            fn visit_u64<E: serde::de::Error>(self, fraction: u64) -> Result<WarnAt, E> {
-                self.visit_f64(fraction as f64)
-            }
-
-            fn visit_i64<E: serde::de::Error>(self, fraction: i64) -> Result<WarnAt, E> {
-                self.visit_f64(fraction as f64)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<WarnAt, A::Error> {
-                let mut thresholds = Thresholds::default();
-                while let Some(fraction) = list.next_element()? {
-                    thresholds.try_add(fraction).map_err(A::Error::custom)?;
-                }
-                if thresholds.is_empty() {
-                    return Err(A::Error::custom("an empty list has no threshold; leave it out"));
-                }
-                Ok(WarnAt(thresholds))
-            }
-        }
-
-        deserializer.deserialize_any(OneOrSeveral)
-    }
 }
 
 /// What selects the plan of a request, in a file: `extension:tier` or `header:x-plan`.

@@ -94,7 +94,6 @@ use crate::ConfigError;
 /// | `max-waiting` | the most units that [wait](Policy::max_waiting) for each key | 500 |
 /// | `mode` | `enforce`; or `observe`, to count and deny [nothing](Policy::observe_only) | `enforce` |
 /// | `enforce-share` | the [share of the keys](Policy::enforce_share) that the limit is enforced for, such as `0.1`; others are observed | 1 |
-/// | `warn-at` | a fraction of the quota from which on requests are [near the limit](Policy::warn_at), or a list of fractions | none |
 /// | `ban` | when callers are [banned](Policy::ban) and for how long, such as `{ after = 10, within = "1h", first = "1min", longest = "1d" }`; `first` and `longest` may be left out | none |
 /// | `enabled` | with `false` the policy admits everything and counts nothing | `true` |
 ///

@@ -44,9 +44,6 @@ mod concurrency;
 #[path = "../../../examples/degrade.rs"]
 #[allow(dead_code)]
 mod degrade;
-#[path = "../../../examples/degrees.rs"]
-#[allow(dead_code)]
-mod degrees;
 #[path = "../../../examples/export.rs"]
 #[allow(dead_code)]
 pub(crate) mod export;
@@ -249,11 +246,6 @@ async fn admin_sends_what_it_shows() {
 #[tokio::test(start_paused = true)]
 async fn bans_sends_what_it_shows() {
     shows(include_str!("../../../examples/bans.rs"), bans::app()).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn degrees_sends_what_it_shows() {
-    shows(include_str!("../../../examples/degrees.rs"), degrees::app()).await;
 }
 
 #[tokio::test(start_paused = true)]

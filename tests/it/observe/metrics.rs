@@ -304,14 +304,26 @@ async fn each_kind_of_error_is_counted_by_itself() {
 #[tokio::test]
 async fn admitted_requests_near_the_limit_are_counted() {
     let metrics = Metrics::install();
-    for (name, threshold, near) in [("default", None, 3.0), ("half", Some(0.5), 6.0)] {
-        let mut policy = Policy::new(name, SlidingLog::per_minute(10)).key(key::constant("all"));
-        if let Some(fraction) = threshold {
-            policy = policy.warn_at(fraction);
-        }
-        send_to(&app(RateLimitLayer::new(MemoryStore::new(), policy)), &["/"; 12]).await;
+    let share = FailureMode::local_share(1, 10);
+    let failing = Failing {
+        store: MemoryStore::new(),
+        fails: |_| true,
+        kind: ErrorKind::Timeout,
+    };
+    let policy = |name, quota| Policy::new(name, SlidingLog::per_minute(quota)).key(key::constant("all"));
+    for (name, layer) in [
+        (
+            "default",
+            RateLimitLayer::new(MemoryStore::new(), policy("default", 10)),
+        ),
+        (
+            "share",
+            RateLimitLayer::new(failing, policy("share", 100).failure_mode(share)),
+        ),
+    ] {
+        send_to(&app(layer), &["/"; 12]).await;
         let series = format!("tower_quota_near_limit_total{{policy=\"{name}\"}}");
-        assert_eq!(metrics.value(&series), near, "{name}");
+        assert_eq!(metrics.value(&series), 3.0, "{name}");
     }
 }
 
