@@ -54,7 +54,6 @@
 //! | [`Store`](store::Store) | storage backend for counts: [`RedisStore`] for all replicas, [`MemoryStore`] for one process |
 //! | [`FailureMode`] | what happens to requests while the store fails |
 //! | [`RateLimitLayer`] | applies one policy or [several](RateLimitLayer#several-policies-one-decision) to a service |
-//! | [`ReadBodyLayer`] | reads request bodies that keys, costs and plans depend on |
 //! | [`Limiter`] | applies policies without HTTP |
 //! | [`Permit`] | what [`Limiter::acquire`] resolves to, which [waits](Policy::wait_up_to) until a request is admitted |
 //! | [`Decision`] | the outcome of a check; handlers find it in the extensions of the request |
@@ -134,18 +133,12 @@ pub use self::store::redis::{
     ApplicationClient, ClientLibrary, ConnectError, Credentials, RedisStore, RedisStoreBuilder,
 };
 pub use self::{
-    decision::{
-        Completion, CustomHeaders, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, ResetFormat, Slots,
-        response,
-    },
+    decision::{Completion, Decision, Denial, Denied, Headers, PolicyDecision, Receipt, Slots, response},
     error::ConfigError,
     key::{Key, KeyExtractor},
     limit::{Ban, Concurrency, FixedWindow, Limit, SlidingCounter, SlidingLog, TokenBucket},
     limiter::{Acquire, AcquireError, BanError, Limiter, LimiterRequest, Permit},
-    middleware::{
-        DrainBody, DrainBodyFuture, DrainBodyLayer, RateLimit, RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer,
-        ResponseBody, ResponseFuture,
-    },
+    middleware::{RateLimit, RateLimitLayer, ResponseBody, ResponseFuture},
     policy::{IntoPolicies, Keyed, Plans, Policy, Unkeyed},
     store::{FailureMode, ManualClock, MemoryStore, MemoryStoreBuilder, StoreError},
 };

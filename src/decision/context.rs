@@ -13,7 +13,7 @@ use super::{
     headers::Fields,
     per_thread::Apart,
     policy_settings::Settings,
-    response::{Negotiated, ResponseFormat},
+    response::{Grpc, Problem, ResponseFormat},
     slots::Keeper,
     store_replies::LostSettlements,
 };
@@ -71,7 +71,7 @@ impl CheckContext {
             waits: waits(&policies),
             policies,
             fields: Fields::default(),
-            format: Arc::new(Negotiated::default()),
+            format: Arc::new(Grpc::new().or(Problem)),
             metrics: CheckMetrics::default(),
             #[cfg(feature = "admin")]
             denials: Denials::default(),

@@ -37,7 +37,7 @@ pub(crate) use self::slots::Keeper;
 pub use self::{
     completion::Completion,
     denied::Denied,
-    headers::{CustomHeaders, Headers, ResetFormat},
+    headers::Headers,
     policy::{Denial, PolicyDecision},
     receipt::Receipt,
     slots::Slots,

@@ -201,7 +201,7 @@ impl fmt::Debug for Limiter {
 impl Limiter {
     /// Sets the format of responses to requests that the limiter denies.
     ///
-    /// The default is [`Negotiated`](crate::decision::response::Negotiated), as of a [layer](crate::RateLimitLayer::format). See
+    /// The default is that of a [layer](crate::RateLimitLayer::format). See
     /// [`Denied::response_to`](crate::Denied::response_to) for an example.
     pub fn format(mut self, format: impl ResponseFormat) -> Self {
         self.policies

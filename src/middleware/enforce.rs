@@ -22,7 +22,10 @@ use std::{
 use http::request::Parts;
 use smallvec::SmallVec;
 
-use super::{admitted::Admitted, drain::Rejected};
+use super::{
+    admitted::Admitted,
+    drain::{Bounds, Rejected},
+};
 use crate::{
     Decision, Limit, Policy, PolicyDecision, check,
     check::{AwaitedCompletion, Check, PendingCheck},
@@ -43,6 +46,8 @@ pub(crate) struct Enforcer {
     /// Whether decisions are left in extensions.
     pub(crate) extensions: bool,
     pub(crate) jitter: Duration,
+    /// How much is read of the bodies of rejected requests.
+    pub(crate) drained: Option<Bounds>,
     pub(crate) on_decision: Observer<Decision>,
     pub(crate) on_failure: Observer<StoreError>,
     pub(crate) warned: Arc<Warned>,

@@ -16,7 +16,6 @@ mod body;
 mod drain;
 mod enforce;
 mod layer;
-mod read_body;
 mod service;
 
 #[cfg(feature = "axum")]
@@ -25,8 +24,6 @@ pub use self::axum::{MissingDecision, undecided_routes};
 pub(crate) use self::enforce::Enforcer;
 pub use self::{
     body::ResponseBody,
-    drain::{DrainBody, DrainBodyFuture, DrainBodyLayer},
     layer::RateLimitLayer,
-    read_body::{ReadBody, ReadBodyFuture, ReadBodyLayer},
     service::{RateLimit, ResponseFuture},
 };

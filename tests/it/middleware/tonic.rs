@@ -35,7 +35,7 @@ use tower_quota::{
     Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, LivePolicies, Policies, Policy, RateLimitLayer,
     SlidingLog,
     key::{self, KeyError},
-    response::{Grpc, Negotiated},
+    response::{Grpc, Problem},
 };
 
 use crate::support::{self, Broken, Browser, Clock, Fixed, Received, frames};
@@ -420,7 +420,7 @@ async fn gr_18_pushback_is_the_wait_in_milliseconds() {
 
 #[tokio::test]
 async fn pushback_can_be_turned_off() {
-    let layer = denied(Duration::from_secs(30)).format(Negotiated::default().grpc(Grpc::new().pushback(false)));
+    let layer = denied(Duration::from_secs(30)).format(Grpc::new().pushback(false).or(Problem));
     let status = status_from(layer).await;
     assert_eq!(field(&status, "grpc-retry-pushback-ms"), None);
     assert!(status.get_details_retry_info().is_some());
@@ -903,7 +903,7 @@ async fn the_status_of_a_call_without_a_key_is_a_choice() {
         let policy = Policy::new("tokens", SlidingLog::per_minute(2)).key(key::header("x-token"));
         RateLimitLayer::new(Clock::new().memory_store(), policy)
     };
-    let unauthenticated = Negotiated::default().grpc(Grpc::new().without_key(Code::Unauthenticated));
+    let unauthenticated = Grpc::new().without_key(Code::Unauthenticated).or(Problem);
     assert_eq!(status_from(by_token()).await.code(), Code::InvalidArgument);
     let status = status_from(by_token().format(unauthenticated)).await;
     assert_eq!(status.code(), Code::Unauthenticated);

@@ -7,18 +7,16 @@ use http::request::Parts;
 
 use tower_quota::{
     Acquire, AcquireError, Admin, ApplicationClient, Ban, BanError, ClientLibrary, Completion, Concurrency,
-    ConfigError, ConnectError, Credentials, CustomHeaders, Decision, Denial, Denied, DrainBody, DrainBodyFuture,
-    DrainBodyLayer, FailureMode, FixedWindow, Headers, Key, KeyExtractor, Keyed, Limit, Limiter, LimiterRequest,
-    LivePolicies, ManualClock, MemoryStore, MemoryStoreBuilder, MissingDecision, Permit, Plans, Policies, Policy,
-    PolicyDecision, RateLimit, RateLimitLayer, ReadBody, ReadBodyFuture, ReadBodyLayer, Receipt, RedisStore,
-    RedisStoreBuilder, ResetFormat, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket,
-    Unkeyed,
+    ConfigError, ConnectError, Credentials, Decision, Denial, Denied, FailureMode, FixedWindow, Headers, Key,
+    KeyExtractor, Keyed, Limit, Limiter, LimiterRequest, LivePolicies, ManualClock, MemoryStore, MemoryStoreBuilder,
+    MissingDecision, Permit, Plans, Policies, Policy, PolicyDecision, RateLimit, RateLimitLayer, Receipt, RedisStore,
+    RedisStoreBuilder, ResponseBody, ResponseFuture, SlidingCounter, SlidingLog, Slots, TokenBucket, Unkeyed,
     key::{
         self, ClientAddr, ClientAddrRejection, ClientIp, ClientIpSource, Constant, Extension, FromFn, Header, Ip,
         KeyError, KeyForm, Method, Or, Path, PeerAddr, Route, UnixPeer,
     },
     limit::{Calendar, LimitSource, ParseLimitError, Share},
-    response::{BodyError, Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
+    response::{Grpc, Problem, Rejection, ResponseFormat},
     store::{
         Charge, ChargeState, DeniedSubjects, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Override,
         Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
@@ -42,13 +40,10 @@ fn public_types_are_shared_and_cloned() {
     shared::<ClientAddr>();
     shared::<ClientLibrary>();
     shared::<Credentials>();
-    shared::<CustomHeaders>();
     shared::<Decision>();
     shared::<Denial>();
     shared::<Denied>();
     shared::<DeniedSubjects>();
-    shared::<DrainBody<String>>();
-    shared::<DrainBodyLayer>();
     shared::<FailureMode>();
     shared::<Grpc>();
     shared::<Headers>();
@@ -57,11 +52,9 @@ fn public_types_are_shared_and_cloned() {
     shared::<LivePolicies>();
     shared::<ManualClock>();
     shared::<MemoryStore>();
-    shared::<Negotiated>();
     shared::<Override>();
     shared::<Overrides>();
     shared::<PeerAddr>();
-    shared::<PlainText>();
     shared::<Plans>();
     shared::<Policies>();
     shared::<Policy>();
@@ -71,12 +64,8 @@ fn public_types_are_shared_and_cloned() {
     shared::<Problem>();
     shared::<RateLimit<String>>();
     shared::<RateLimitLayer>();
-    shared::<ReadBody<String>>();
-    shared::<ReadBodyLayer>();
     shared::<RedisStore>();
     shared::<RedisStoreBuilder>();
-    shared::<ResetFormat>();
-    shared::<StatusOnly>();
     shared::<UnixPeer>();
     borrowed::<Completion<'_>>();
     borrowed::<Rejection<'_>>();
@@ -129,7 +118,6 @@ fn what_a_request_holds_is_sent_and_printed() {
 fn errors_go_into_a_box() {
     error::<AcquireError>();
     error::<BanError>();
-    error::<BodyError>();
     error::<ClientAddrRejection>();
     error::<ConfigError>();
     error::<ConnectError>();
@@ -213,18 +201,14 @@ async fn a_boxed_store_shares_its_counts_with_the_store() {
 #[test]
 fn the_future_and_the_body_are_sent_where_those_of_the_service_are() {
     sent::<ResponseFuture<String, String, std::future::Ready<()>>>();
-    sent::<DrainBodyFuture<String, String, std::future::Ready<()>>>();
-    sent::<ReadBodyFuture<String, String, std::future::Ready<()>>>();
     sent::<ResponseBody<String>>();
 }
 
 #[test]
 fn what_is_polled_is_moved_where_that_of_the_service_is() {
-    moved::<DrainBody<String>>();
     moved::<Permit>();
     moved::<RateLimit<String>>();
     moved::<RateLimitLayer>();
-    moved::<ReadBody<String>>();
     moved::<ResponseBody<String>>();
     moved::<ResponseFuture<String, String, std::future::Ready<()>>>();
     moved::<StoreFuture>();
@@ -236,7 +220,7 @@ fn what_is_printed_for_debugging_names_the_type_or_its_value() {
     let error = StoreError::new(ErrorKind::Timeout, "no reply");
     let future: StoreFuture = store.decide(&[]);
     let limit = Limit::from(SlidingLog::per_minute(5));
-    let printed: [(&dyn Debug, &str); 12] = [
+    let printed: [(&dyn Debug, &str); 11] = [
         (&store, "MemoryStore"),
         (&MemoryStore::builder(), "MemoryStoreBuilder"),
         (&error, "no reply"),
@@ -247,7 +231,6 @@ fn what_is_printed_for_debugging_names_the_type_or_its_value() {
         (&key::extension("user", |user: &u32| user.to_string()), "u32"),
         (&key::from_fn(|_: &Parts| 7_u64), "FromFn"),
         (&key::ip(), "Ip"),
-        (&Negotiated::new(PlainText), "Negotiated"),
         (&LimitSource::from(limit), "5"),
     ];
     for (value, text) in printed {
