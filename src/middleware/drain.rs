@@ -34,6 +34,7 @@ pin_project! {
 
 impl<B: Body> Drain<B> {
     /// The future that reads the content, if that keeps the connection open.
+    #[cold]
     pub(super) fn new(body: B, Bounds { bytes, time }: Bounds, rejected: &Rejected) -> Option<Self> {
         let reads = rejected.gains_by_reading() && body.size_hint().lower() <= bytes;
         // Without a runtime of tokio there is no timer.
