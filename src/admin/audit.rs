@@ -95,7 +95,6 @@ pub(super) async fn audit(State(shared): State<Arc<Shared>>, mut request: Reques
     response
 }
 
-#[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "it is logged"))]
 struct Line {
     action: &'static str,
     actor: String,
@@ -107,14 +106,6 @@ struct Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        #[cfg(feature = "tracing")]
-        self.log();
-    }
-}
-
-#[cfg(feature = "tracing")]
-impl Line {
-    fn log(&self) {
         let (action, outcome) = (self.action, self.outcome);
         let change = self.audited.change();
         let (actor, instance) = (&*self.actor, &*self.instance);

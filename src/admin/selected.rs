@@ -34,7 +34,6 @@ pub(super) struct Subject {
     subject: String,
     /// None if it is not listed.
     denied: Option<DeniedSubject>,
-    denied_by_all_replicas: Option<DeniedSubject>,
     /// None if it has no limit of its own.
     #[serde(rename = "override")]
     own_limit: Option<OverrideReport>,
@@ -119,7 +118,6 @@ impl Selected {
             subject: shared.names.name(&self.key),
             own_limit: report::override_of(&shared.names, &self.policy, self.store, &self.key),
             denied: denials.and_then(|(_, summary)| listed::denied_subject(&shared.names, &summary, &self.key)),
-            denied_by_all_replicas: listed::of_all_replicas(&shared.names, &self.policy, &self.key).await,
             counts,
         })
     }

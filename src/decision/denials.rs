@@ -8,10 +8,8 @@ use std::{
     time::SystemTime,
 };
 
-use crate::{
-    Key,
-    store::{SpaceSaving, Summary},
-};
+use super::space_saving::{SpaceSaving, Summary};
+use crate::Key;
 
 /// The denials of the policies of a layer or a limiter, whose clones have them in common.
 #[derive(Clone, Default)]

@@ -15,6 +15,8 @@ mod receipt;
 pub(crate) mod requested_pause;
 pub mod response;
 mod slots;
+#[cfg(feature = "admin")]
+mod space_saving;
 mod store_replies;
 mod undecided;
 
@@ -33,8 +35,6 @@ use crate::{
 
 #[cfg(feature = "serde")]
 pub(crate) use self::degree::Thresholds;
-#[cfg(feature = "admin")]
-pub(crate) use self::denials::{DenialWatch, Denials};
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use self::slots::Keeper;
 pub use self::{
@@ -55,6 +55,11 @@ pub(crate) use self::{
     slots::{Release, Ticket, leave_queue, release_unknown},
     store_replies::{LostSettlements, Responses},
     undecided::Undecided,
+};
+#[cfg(feature = "admin")]
+pub(crate) use self::{
+    denials::{DenialWatch, Denials},
+    space_saving::Summary,
 };
 
 /// The outcome of a check.

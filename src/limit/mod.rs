@@ -227,7 +227,7 @@ pub use self::{
     sliding_log::SlidingLog,
     token_bucket::TokenBucket,
 };
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
     concurrency::{HEAVIEST, RETRY_US},

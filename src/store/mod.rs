@@ -3,32 +3,27 @@
 //! [`RedisStore`](crate::RedisStore) shares counts between all replicas of a service. [`MemoryStore`] counts in one process,
 //! with the same decisions. [`FailureMode`] defines what happens while a store fails.
 
-mod denied_subjects;
 mod failover;
-#[cfg_attr(
-    not(any(feature = "fred", feature = "cluster")),
-    expect(dead_code, reason = "other stores have no nodes")
-)]
+#[cfg_attr(not(feature = "_redis"), expect(dead_code, reason = "other stores have no nodes"))]
 mod health;
 mod memory;
 mod operation;
 mod outstanding;
 mod overrides;
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) mod redis;
 mod request;
 mod response;
-#[cfg(any(feature = "admin", feature = "fred", feature = "cluster"))]
-mod space_saving;
 mod status;
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 mod uncounted;
 pub(crate) mod wakes;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+#[cfg(feature = "admin")]
+pub(crate) use self::status::summary;
 pub use self::{
-    denied_subjects::DeniedSubjects,
     failover::FailureMode,
     memory::{ManualClock, MemoryStore, MemoryStoreBuilder},
     outstanding::{StoreId, Undrained},
@@ -41,11 +36,6 @@ pub(crate) use self::{
     failover::{Failover, LocalCharge},
     operation::Waiting,
     outstanding::{Outstanding, Owed, OwedKind, PerStore},
-};
-#[cfg(feature = "admin")]
-pub(crate) use self::{
-    space_saving::{SpaceSaving, Summary},
-    status::summary,
 };
 pub use crate::error::{ErrorKind, StoreError};
 pub(crate) use crate::limit::NamedLimit;
@@ -141,14 +131,6 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// A store that wraps another one returns those of that store. The default is `None`: then no limit can be overridden.
     fn overrides(&self) -> Option<&Overrides> {
-        None
-    }
-
-    /// The subjects that all processes with this store [deny most often](crate::Admin#the-denials-of-all-replicas).
-    ///
-    /// A store that wraps another one returns those of that store. The default is `None`: then each process counts its own
-    /// denials alone.
-    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
         None
     }
 
@@ -263,10 +245,6 @@ macro_rules! pointer {
 
             fn overrides(&self) -> Option<&Overrides> {
                 (**self).overrides()
-            }
-
-            fn denied_subjects(&self) -> Option<&DeniedSubjects> {
-                (**self).denied_subjects()
             }
 
             fn status(&self) -> Option<StoreStatus> {

@@ -1,6 +1,6 @@
 //! Overrides: other limits of single keys of a policy, for a time.
 
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 use std::sync::Weak;
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::StoreError;
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 use super::redis::overrides::RedisOverrides;
 use crate::{Key, Limit, error::ErrorKind};
 
@@ -82,10 +82,10 @@ impl fmt::Debug for Override {
 pub struct Overrides(Arc<Shared>);
 
 /// The same, without keeping the store.
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(super) struct WeakOverrides(Weak<Shared>);
 
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 impl WeakOverrides {
     pub(super) fn upgrade(&self) -> Option<Overrides> {
         self.0.upgrade().map(Overrides)
@@ -102,7 +102,7 @@ struct Shared {
 /// What stores the overrides, and their clock.
 pub(super) enum Source {
     Memory(Box<dyn Fn() -> Duration + Send + Sync>),
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     Redis(RedisOverrides),
 }
 
@@ -146,7 +146,7 @@ impl Overrides {
         let of_policy = table.0.get(policy)?;
         let found = match &self.0.source {
             Source::Memory(_) => of_policy.get(key),
-            #[cfg(any(feature = "fred", feature = "cluster"))]
+            #[cfg(feature = "_redis")]
             Source::Redis(redis) => of_policy.get(&*redis.stored_key(key)),
         };
         let found = found.filter(|found| self.now() < found.expires_at)?;
@@ -171,7 +171,7 @@ impl Overrides {
         let limit = limit.map(|(limit, lasts)| (limit, lasts.min(LONGEST)));
         match &self.0.source {
             Source::Memory(now) => self.change(now(), policy, key, limit),
-            #[cfg(any(feature = "fred", feature = "cluster"))]
+            #[cfg(feature = "_redis")]
             Source::Redis(redis) => redis.set(self, policy, key, limit).await,
         }
     }
@@ -196,7 +196,7 @@ impl Overrides {
     }
 
     /// Replaces all by what the store has.
-    #[cfg(any(feature = "fred", feature = "cluster", test))]
+    #[cfg(any(feature = "_redis", test))]
     pub(super) fn replace(&self, list: Vec<Override>) {
         self.0.write(|table| {
             *table = Table::default();
@@ -204,7 +204,7 @@ impl Overrides {
         });
     }
 
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(super) fn redis(&self) -> Option<&RedisOverrides> {
         match &self.0.source {
             Source::Memory(_) => None,
@@ -212,7 +212,7 @@ impl Overrides {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(super) fn downgrade(&self) -> WeakOverrides {
         WeakOverrides(Arc::downgrade(&self.0))
     }
@@ -221,7 +221,7 @@ impl Overrides {
     pub(crate) fn now(&self) -> Duration {
         match &self.0.source {
             Source::Memory(now) => now(),
-            #[cfg(any(feature = "fred", feature = "cluster"))]
+            #[cfg(feature = "_redis")]
             Source::Redis(redis) => redis.now(),
         }
     }

@@ -21,7 +21,7 @@ pub struct StoreRequest<'a> {
     /// How many equal requests this one stands for.
     units: u32,
     #[cfg_attr(
-        not(any(feature = "fred", feature = "cluster")),
+        not(feature = "_redis"),
         expect(dead_code, reason = "only Redis fails for some requests of a list")
     )]
     is_optional: bool,
@@ -55,7 +55,7 @@ impl<'a> StoreRequest<'a> {
     }
 
     /// Another operation on other charges in the place of this request.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(super) fn with<'b>(&self, operation: Operation, charges: &'b [Charge<'b>]) -> StoreRequest<'b> {
         StoreRequest {
             operation,
@@ -74,7 +74,7 @@ impl<'a> StoreRequest<'a> {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn is_optional(&self) -> bool {
         self.is_optional
     }

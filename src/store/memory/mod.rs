@@ -62,7 +62,7 @@ pub use self::clock::ManualClock;
 /// [ban](crate::Policy::ban) in force denies; the denials before it and the length of the next one are evicted as counts are.
 ///
 /// An eviction of a key that has not expired resets its limit early. [`evictions`](Self::evictions) counts these, and the first
-/// one is logged as a warning (feature `tracing`).
+/// one is logged as a warning.
 ///
 /// A store for more than 1,024 keys is divided into shards by a hash with a secret, each of at most 1,024 keys, up to 4 million
 /// keys in total. Each shard has its part of the capacity and evicts by itself, so a shard may be full when the store holds nine

@@ -308,14 +308,12 @@ impl Authenticator {
                     self.due.send_replace(credentials.due());
                 }
                 Err(error) => {
-                    #[cfg(feature = "tracing")]
                     if !fails {
                         tracing::warn!(
                             error,
                             "a connection to Redis cannot be authenticated again; the store tries every 5 s"
                         );
                     }
-                    let _ = (error, fails);
                     fails = true;
                     self.due.send_replace(Instant::now().checked_add(RETRY_PAUSE));
                 }

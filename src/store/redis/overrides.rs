@@ -132,7 +132,6 @@ pub(super) async fn follow(overrides: WeakOverrides) {
         match read_newest(&overrides).await {
             Ok(()) => is_refused = false,
             Err(error) if error.kind() == ErrorKind::Refused && !is_refused => {
-                #[cfg(feature = "tracing")]
                 tracing::warn!(%error, "the overrides cannot be read; those that were read last apply");
                 is_refused = true;
             }

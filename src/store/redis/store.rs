@@ -7,21 +7,19 @@ use tokio::time::Instant;
 
 use super::{
     across_slots,
-    denied_subjects::{RedisDenied, send as send_denied},
     failure::Failure,
     key_format::slot_of,
     overrides::{RedisOverrides, follow},
     prefetch::Prefetch,
     queues::{CommitQueues, Decided},
     request::{HashedRequest, OwnedRequest},
-    script::{DENIED_SUBJECTS, OVERRIDES, SCRIPT},
+    script::{OVERRIDES, SCRIPT},
     task::spawn,
     trial::ready,
     wakes::Subscription,
 };
 use crate::store::{
-    DeniedSubjects, Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus,
-    overrides, uncounted,
+    Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, overrides, uncounted,
 };
 
 /// Storage backend in Redis 6.2 or later, or Valkey, shared by all replicas of a service.
@@ -133,7 +131,7 @@ use crate::store::{
 /// A call contains checks of all slots of a primary. It declares one key, and the script uses the others as arguments. A check
 /// whose slot has moved, or is moving, is not executed there, and is sent once more with all of its keys declared, as the
 /// redirections of a cluster require. Redis since 6.2 and Valkey permit this. The store tries it when it connects; if a server
-/// refuses it, each call contains checks of one slot, and one line in the log says so (feature `tracing`, level `INFO`).
+/// refuses it, each call contains checks of one slot, and one line in the log says so (level `INFO`).
 ///
 /// A request that [waits](crate::Policy::wait_up_to) needs all of its keys in one slot; else its check fails with an error.
 ///
@@ -157,7 +155,6 @@ pub struct RedisStore {
     queues: Arc<CommitQueues>,
     subscription: Arc<Subscription>,
     followed: Option<Overrides>,
-    denied_subjects: Option<DeniedSubjects>,
     prefetch: Arc<Prefetch>,
 }
 
@@ -168,7 +165,6 @@ impl RedisStore {
             queues: Arc::new(queues),
             subscription: Arc::default(),
             followed: None,
-            denied_subjects: None,
             prefetch: Arc::new(Prefetch::new()),
         }
     }
@@ -179,14 +175,6 @@ impl RedisStore {
         let overrides = Overrides::new(overrides::Source::Redis(redis));
         spawn(follow(overrides.downgrade()));
         self.followed = Some(overrides);
-        self
-    }
-
-    /// The same with denied subjects, which a task sends.
-    pub(super) fn with_denied_subjects(mut self) -> Self {
-        let subjects = DeniedSubjects::new(RedisDenied::new(self.queues.backend.clone()));
-        spawn(send_denied(subjects.downgrade()));
-        self.denied_subjects = Some(subjects);
         self
     }
 
@@ -233,8 +221,7 @@ impl RedisStore {
     /// ```
     #[must_use]
     pub fn scripts() -> &'static [&'static str] {
-        static SCRIPTS: LazyLock<[&str; 3]> =
-            LazyLock::new(|| [SCRIPT.source, OVERRIDES.source, DENIED_SUBJECTS.source]);
+        static SCRIPTS: LazyLock<[&str; 2]> = LazyLock::new(|| [SCRIPT.source, OVERRIDES.source]);
         &*SCRIPTS
     }
 }
@@ -250,10 +237,6 @@ impl Store for RedisStore {
 
     fn overrides(&self) -> Option<&Overrides> {
         self.followed.as_ref()
-    }
-
-    fn denied_subjects(&self) -> Option<&DeniedSubjects> {
-        self.denied_subjects.as_ref()
     }
 
     fn status(&self) -> Option<StoreStatus> {

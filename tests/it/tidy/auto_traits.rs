@@ -20,9 +20,8 @@ use tower_quota::{
     limit::{Calendar, LimitSource, ParseLimitError, Share},
     response::{BodyError, Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
     store::{
-        Charge, ChargeRole, ChargeState, DeniedSubjects, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome,
-        Override, Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus,
-        Undrained,
+        Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Override,
+        Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
     },
 };
 
@@ -47,7 +46,6 @@ fn public_types_are_shared_and_cloned() {
     shared::<Decision>();
     shared::<Denial>();
     shared::<Denied>();
-    shared::<DeniedSubjects>();
     shared::<DrainBody<String>>();
     shared::<DrainBodyLayer>();
     shared::<FailureMode>();
