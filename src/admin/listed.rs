@@ -9,7 +9,7 @@ use super::{response::unix_seconds, subject, subject::SubjectNames, watched::Wat
 use crate::{Key, decision::Summary};
 
 /// The denials of a policy, and since when they are counted.
-pub(super) type Denied = (SystemTime, Summary<Key>);
+pub(super) type DenialSummary = (SystemTime, Summary<Key>);
 
 #[derive(Serialize)]
 pub(super) struct DenialsReport {
@@ -29,7 +29,7 @@ pub(super) struct DeniedSubject {
 }
 
 impl DenialsReport {
-    pub(super) fn new(denied: Option<&Denied>, names: &SubjectNames, most: usize) -> Self {
+    pub(super) fn new(denied: Option<&DenialSummary>, names: &SubjectNames, most: usize) -> Self {
         let summary = denied.map(|(_, summary)| summary);
         let counts = summary.into_iter().flat_map(|summary| &summary.counts);
         let subjects = counts.take(most).map(|count| DeniedSubject {
@@ -61,7 +61,7 @@ fn counted<'a>(policies: &'a [WatchedPolicy], policy: &WatchedPolicy) -> Vec<&'a
 }
 
 /// The denials of a policy by all layers and limiters that share its counts, and since when they are counted.
-pub(super) fn of_process(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<Denied> {
+pub(super) fn of_process(policies: &[WatchedPolicy], policy: &WatchedPolicy) -> Option<DenialSummary> {
     let counted = counted(policies, policy).into_iter();
     let summaries = counted.filter_map(|policy| policy.context.denials.summary(policy.position));
     summaries.reduce(|(since, joined), (other_since, other)| (since.min(other_since), joined.join(other)))
@@ -127,7 +127,7 @@ pub(super) fn slots(policy: &WatchedPolicy, names: &SubjectNames) -> Option<Vec<
 /// A ban follows denials, so a subject that is banned is among them.
 pub(super) async fn bans(
     policy: &WatchedPolicy,
-    denied: Option<&Denied>,
+    denied: Option<&DenialSummary>,
     names: &SubjectNames,
 ) -> Option<Vec<BanReport>> {
     policy.ban()?;
@@ -135,18 +135,18 @@ pub(super) async fn bans(
     let mut peeks = JoinSet::new();
     for (place, count) in counts.take(MOST_BANS).enumerate() {
         let (policy, key) = (policy.clone(), count.item.clone());
-        peeks.spawn(async move { (place, subject::ban_of(&policy, &key).await, key) });
+        peeks.spawn(async move { (place, subject::banned(&policy, &key).await, key) });
     }
     let mut banned = Vec::new();
     while let Some(peeked) = peeks.join_next().await {
-        if let Ok((place, Some(ban), key)) = peeked {
-            banned.push((place, ban, key));
+        if let Ok((place, Some(decided), key)) = peeked {
+            banned.push((place, decided, key));
         }
     }
     banned.sort_by_key(|(place, ..)| *place);
-    let reports = banned.into_iter().map(|(_, ban, key)| BanReport {
+    let reports = banned.into_iter().map(|(_, decided, key)| BanReport {
         subject: names.name(&key),
-        admitted_after_seconds: ban.admitted_after,
+        admitted_after_seconds: decided.retry_after().map(|wait| wait.as_secs_f64()),
     });
     Some(reports.collect())
 }

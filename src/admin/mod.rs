@@ -11,7 +11,7 @@ mod watched;
 
 use std::{env, fmt, process, sync::Arc};
 
-use self::{audit::FindActor, router::Shared, subject::SubjectNames, watched::Watched};
+use self::{audit::FindActor, router::AdminState, subject::SubjectNames, watched::Watched};
 
 /// A page and JSON for operators: the policies that run, the subjects that they deny most often, and the counts of one subject,
 /// to read, to reset, and to [override](crate::Limiter::override_limit) for a time.
@@ -223,7 +223,7 @@ impl Admin {
     /// ```
     pub fn router_behind_authentication(self) -> axum::Router {
         let denials = self.watched.iter().map(|watched| watched.watch(self.most_denied));
-        router::router(Shared {
+        router::router(AdminState {
             _denials: denials.collect(),
             instance: self.instance,
             names: self.names,

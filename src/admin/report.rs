@@ -11,8 +11,8 @@ use super::{
     listed,
     listed::{BanReport, DenialsReport, SlotsReport},
     request::ReportSize,
-    response::{Failure, unix_seconds},
-    router::Shared,
+    response::{RefusedReload, unix_seconds},
+    router::AdminState,
     subject::SubjectNames,
     watched::{Watched, WatchedPolicy},
 };
@@ -87,7 +87,7 @@ struct PolicyReport {
     since: u64,
     reloaded_at: Option<u64>,
     /// Since when a change of its file is not applied, and why.
-    refused_reload: Option<Failure>,
+    refused_reload: Option<RefusedReload>,
     /// None if no limit of it has slots.
     slots: Option<Vec<SlotsReport>>,
     /// None if it has no bans.
@@ -119,7 +119,7 @@ pub(super) struct OverrideReport {
 /// The most limits of a policy that a report lists.
 const MOST: usize = 20;
 
-pub(super) async fn report(shared: &Shared, size: &ReportSize) -> Report {
+pub(super) async fn report(shared: &AdminState, size: &ReportSize) -> Report {
     let (watched, names) = (&shared.watched, &shared.names);
     let policies: Vec<WatchedPolicy> = watched.iter().flat_map(Watched::policies).collect();
     let stores = stores(&policies);

@@ -88,22 +88,22 @@ impl Lasts {
 }
 
 /// What a body contains.
-pub(super) trait Content: DeserializeOwned {
+pub(super) trait BodyContent: DeserializeOwned {
     const NAME: &str;
     const EXAMPLE: &str;
 }
 
-impl Content for Selection {
+impl BodyContent for Selection {
     const NAME: &str = "a subject";
     const EXAMPLE: &str = r#"{"policy":"api","key":"ip=203.0.113.7"}"#;
 }
 
-impl Content for SearchText {
+impl BodyContent for SearchText {
     const NAME: &str = "a search";
     const EXAMPLE: &str = r#"{"text":"203.0.113.7"}"#;
 }
 
-impl Content for NewOverride {
+impl BodyContent for NewOverride {
     const NAME: &str = "an override";
     const EXAMPLE: &str = r#"{"policy":"api","key":"ip=203.0.113.7","limit":"sliding-log 50/d","lasts":"3d"}"#;
 }
@@ -134,7 +134,7 @@ impl<S: Sync> FromRequestParts<S> for OwnOrigin {
 /// The content of the body of a request that another site has not made.
 pub(super) struct Posted<T>(pub(super) T);
 
-impl<T: Content, S: Send + Sync> FromRequest<S> for Posted<T> {
+impl<T: BodyContent, S: Send + Sync> FromRequest<S> for Posted<T> {
     type Rejection = AdminError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, AdminError> {

@@ -104,8 +104,8 @@ impl CheckContext {
         self.overrides.as_ref().ok_or_else(|| {
             StoreError::new(
                 ErrorKind::Refused,
-                "the store has no overrides; set `.overrides(true)` of `RedisStore::builder()`, or pass on `Store::overrides` \
-                 of a store that is wrapped",
+                "the store has no overrides; set `.overrides(true)` of `RedisStore::builder()`, or return the \
+                 store that is wrapped from `Store::inner`",
             )
         })
     }

@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use self::states::{Counts, Line, States, Subject};
+use self::states::{CheckCounts, LogLine, LogSubject, NodeStates};
 use super::{NodeState, NodeStatus, StoreError};
 use crate::observe::NodeMetrics;
 
@@ -47,7 +47,7 @@ pub(crate) struct Node {
     decided: AtomicU64,
     failed: AtomicU64,
     failed_by_key: AtomicU64,
-    states: Mutex<States>,
+    states: Mutex<NodeStates>,
     last_error: Mutex<Option<StoreError>>,
     last_error_of_key: Mutex<Option<StoreError>>,
     metrics: NodeMetrics,
@@ -183,8 +183,8 @@ impl Node {
         self.metrics.decided(checks);
     }
 
-    fn totals(&self) -> Counts {
-        Counts {
+    fn totals(&self) -> CheckCounts {
+        CheckCounts {
             decided: self.decided.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
             failed_by_key: self.failed_by_key.load(Ordering::Relaxed),
@@ -195,7 +195,7 @@ impl Node {
         lock(&self.states).begin(now, self.totals());
     }
 
-    fn tick(&self, now: Instant) -> Option<Line> {
+    fn tick(&self, now: Instant) -> Option<LogLine> {
         lock(&self.states).tick(now, self.totals())
     }
 
@@ -237,24 +237,26 @@ impl Node {
         }
     }
 
-    fn log(&self, line: &Line) {
+    fn log(&self, line: &LogLine) {
         let node = self.address.as_deref();
-        let Counts { decided, failed, .. } = line.counts;
+        let CheckCounts { decided, failed, .. } = line.counts;
         let (failed, last_error, text) = match line.subject {
-            Subject::State(NodeState::Down) => (
+            LogSubject::State(NodeState::Down) => (
                 failed,
                 Some(&self.last_error),
                 "the rate limit store fails; until it replies, each policy applies its failure mode, by default \
                      counting in this process",
             ),
-            Subject::State(NodeState::Degraded) => (
+            LogSubject::State(NodeState::Degraded) => (
                 failed,
                 Some(&self.last_error),
                 "the rate limit store fails a share of the checks; to each of them its policies apply their failure \
                      modes, by default counting in this process",
             ),
-            Subject::State(NodeState::Ok) => (failed, None, "the rate limit store replies again; its own counts apply"),
-            Subject::Keys => (
+            LogSubject::State(NodeState::Ok) => {
+                (failed, None, "the rate limit store replies again; its own counts apply")
+            }
+            LogSubject::Keys => (
                 line.counts.failed_by_key,
                 Some(&self.last_error_of_key),
                 "checks of some keys fail because of what the rate limit store has under these keys",

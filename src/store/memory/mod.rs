@@ -6,7 +6,7 @@ mod shards;
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{clock::Clock, shards::Shards};
-use super::{Overrides, Store, StoreFuture, StoreId, StoreRequest, StoreStatus, overrides::Source};
+use super::{Overrides, Store, StoreFuture, StoreId, StoreRequest, StoreStatus, overrides::OverrideSource};
 
 pub use self::clock::ManualClock;
 
@@ -302,7 +302,7 @@ impl MemoryStoreBuilder {
         let shards = Arc::new(Shards::new(self.capacity, clock));
         let clock = shards.clone();
         MemoryStore {
-            overridden: Overrides::new(Source::Memory(Box::new(move || clock.now()))),
+            overridden: Overrides::new(OverrideSource::Memory(Box::new(move || clock.now()))),
             shards,
         }
     }

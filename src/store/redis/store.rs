@@ -172,8 +172,8 @@ impl RedisStore {
     /// The same with overrides, which a task reads.
     pub(super) fn with_overrides(mut self) -> Self {
         let redis = RedisOverrides::new(self.queues.backend.clone());
-        let overrides = Overrides::new(overrides::Source::Redis(redis));
-        spawn(follow(overrides.downgrade()));
+        let overrides = Overrides::new(overrides::OverrideSource::Redis(redis));
+        spawn(follow(Arc::downgrade(&overrides.0)));
         self.followed = Some(overrides);
         self
     }

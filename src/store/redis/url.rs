@@ -5,7 +5,7 @@ use crate::ConfigError;
 #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "fred reads the URL by itself"))]
 pub(super) struct Url<'a> {
     tls: bool,
-    kind: Kind,
+    kind: ServerKind,
     credentials: Option<&'a str>,
     host: &'a str,
     /// The library to connect with.
@@ -16,7 +16,7 @@ pub(super) struct Url<'a> {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum ServerKind {
     SingleServer,
     UnixSocket,
     Sentinel,
@@ -28,11 +28,11 @@ impl<'a> Url<'a> {
     pub(super) fn parse(url: &'a str, chosen: Option<ClientLibrary>, has_provider: bool) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(not_redis)?;
         let (base, kind) = match scheme.split_once(['-', '+']) {
-            Some((base, "sentinel")) => (base, Kind::Sentinel),
-            Some((base, "cluster")) => (base, Kind::Cluster),
-            Some((base, "unix")) => (base, Kind::UnixSocket),
+            Some((base, "sentinel")) => (base, ServerKind::Sentinel),
+            Some((base, "cluster")) => (base, ServerKind::Cluster),
+            Some((base, "unix")) => (base, ServerKind::UnixSocket),
             Some(_) => return Err(not_redis()),
-            None => (scheme, Kind::SingleServer),
+            None => (scheme, ServerKind::SingleServer),
         };
         let tls = match base {
             "redis" | "valkey" => false,
@@ -76,7 +76,7 @@ impl<'a> Url<'a> {
                 "the database is the path of the URL: `redis://host:6379/3`, not `?db=3`",
             ));
         }
-        if kind == Kind::Sentinel && url.parameter("sentinelServiceName").is_none() {
+        if kind == ServerKind::Sentinel && url.parameter("sentinelServiceName").is_none() {
             return Err(ConfigError::new(
                 "Sentinel needs the name of the primary: `redis-sentinel://host:26379?sentinelServiceName=name`",
             ));
@@ -101,7 +101,7 @@ impl<'a> Url<'a> {
 
 /// The chosen library, or the first of these that supports the URL.
 fn library(
-    (scheme, kind, tls): (&str, Kind, bool),
+    (scheme, kind, tls): (&str, ServerKind, bool),
     has_provider: bool,
     chosen: Option<ClientLibrary>,
     built_in: &[BuiltIn],
@@ -123,11 +123,11 @@ fn library(
 )]
 fn supports(
     built_in: &BuiltIn,
-    (scheme, kind, tls): (&str, Kind, bool),
+    (scheme, kind, tls): (&str, ServerKind, bool),
     has_provider: bool,
 ) -> Result<(), ConfigError> {
     #[cfg(feature = "fred")]
-    if kind == Kind::Cluster && built_in.library == ClientLibrary::Fred {
+    if kind == ServerKind::Cluster && built_in.library == ClientLibrary::Fred {
         let needed = match cfg!(feature = "cluster") {
             true => "redis-rs",
             false => "the feature `cluster`",
@@ -137,13 +137,13 @@ fn supports(
         )));
     }
     #[cfg(feature = "fred")]
-    if kind == Kind::Sentinel && has_provider && built_in.library == ClientLibrary::Fred {
+    if kind == ServerKind::Sentinel && has_provider && built_in.library == ClientLibrary::Fred {
         return Err(ConfigError::new(
             "with Sentinel, `.credentials(..)` and `.password_file(..)` need redis-rs, by the feature `cluster`: fred 10 \
              would send these credentials to the sentinels too",
         ));
     }
-    if kind == Kind::UnixSocket && !built_in.unix_sockets {
+    if kind == ServerKind::UnixSocket && !built_in.unix_sockets {
         return Err(ConfigError::new("a Unix socket needs the feature `unix-sockets`"));
     }
     // Without TLS built in, fred would connect in plain text.
@@ -185,9 +185,9 @@ pub(super) enum Topology {
 impl<'a> Url<'a> {
     pub(super) fn topology(&self) -> Topology {
         match self.kind {
-            Kind::SingleServer | Kind::UnixSocket => Topology::SingleServer,
-            Kind::Cluster => Topology::Cluster,
-            Kind::Sentinel => Topology::Sentinel {
+            ServerKind::SingleServer | ServerKind::UnixSocket => Topology::SingleServer,
+            ServerKind::Cluster => Topology::Cluster,
+            ServerKind::Sentinel => Topology::Sentinel {
                 service: self.parameter("sentinelServiceName").unwrap_or_default().to_owned(),
                 credentials: self.parameter("sentinelPassword").map(|password| {
                     let user = self.parameter("sentinelUsername").unwrap_or_default();
@@ -201,7 +201,7 @@ impl<'a> Url<'a> {
     /// The URL of the server; for Sentinel and a cluster, the settings of connections to a server.
     pub(super) fn server_url(&self) -> String {
         match self.kind {
-            Kind::UnixSocket => {
+            ServerKind::UnixSocket => {
                 let (user, password) = self
                     .credentials
                     .and_then(|credentials| credentials.split_once(':'))
@@ -214,7 +214,9 @@ impl<'a> Url<'a> {
                 }
                 url
             }
-            Kind::SingleServer | Kind::Sentinel | Kind::Cluster => self.url_of(self.host, self.credentials, self.path),
+            ServerKind::SingleServer | ServerKind::Sentinel | ServerKind::Cluster => {
+                self.url_of(self.host, self.credentials, self.path)
+            }
         }
     }
 
@@ -236,8 +238,8 @@ impl<'a> Url<'a> {
         let (credentials, at) = credentials.map_or(("", ""), |credentials| (credentials, "@"));
         let has_port = host.rfind(':') > host.rfind(']');
         let port = match self.kind {
-            Kind::Sentinel if !has_port => ":26379",
-            Kind::SingleServer | Kind::UnixSocket | Kind::Sentinel | Kind::Cluster => "",
+            ServerKind::Sentinel if !has_port => ":26379",
+            ServerKind::SingleServer | ServerKind::UnixSocket | ServerKind::Sentinel | ServerKind::Cluster => "",
         };
         format!("{scheme}://{credentials}{at}{host}{port}{path}")
     }
@@ -308,11 +310,11 @@ mod tests {
         let with_fred = [built_in(fred, true, true), built_in(redis_rs, false, true)];
         let with_none = [built_in(fred, false, false), built_in(redis_rs, false, true)];
 
-        let plain = ("redis", Kind::SingleServer, false);
-        let tls = ("rediss-sentinel", Kind::Sentinel, true);
-        let unix = ("redis+unix", Kind::UnixSocket, false);
-        let cluster = ("redis-cluster", Kind::Cluster, false);
-        let cluster_tls = ("rediss-cluster", Kind::Cluster, true);
+        let plain = ("redis", ServerKind::SingleServer, false);
+        let tls = ("rediss-sentinel", ServerKind::Sentinel, true);
+        let unix = ("redis+unix", ServerKind::UnixSocket, false);
+        let cluster = ("redis-cluster", ServerKind::Cluster, false);
+        let cluster_tls = ("rediss-cluster", ServerKind::Cluster, true);
         for (url, by_features) in [
             (plain, [Some(fred), Some(fred), Some(fred), Some(fred)]),
             (tls, [Some(fred), Some(redis_rs), Some(fred), None]),

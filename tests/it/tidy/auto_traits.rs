@@ -21,7 +21,7 @@ use tower_quota::{
     response::{BodyError, Grpc, Negotiated, PlainText, Problem, Rejection, ResponseFormat, StatusOnly},
     store::{
         Charge, ChargeRole, ChargeState, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Override,
-        Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
+        Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus,
     },
 };
 
@@ -107,7 +107,6 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
     shared::<StoreId>();
     shared::<StoreResponse>();
     shared::<StoreStatus>();
-    shared::<Undrained>();
     shared::<NodeStatus>();
     shared::<NodeState>();
     borrowed::<Charge<'_>>();
