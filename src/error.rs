@@ -113,11 +113,9 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// All kinds, in their order.
-    #[cfg(feature = "metrics")]
     pub(crate) const ALL: [Self; 4] = [Self::Timeout, Self::Unreachable, Self::Refused, Self::Protocol];
 
     /// The name in logs and metrics.
-    #[cfg(any(feature = "metrics", feature = "tracing"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -156,7 +154,7 @@ impl StoreError {
     }
 
     /// The same error, of a check that the store has recorded in the health of its nodes.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn recorded(mut self) -> Self {
         self.is_recorded = true;
         self

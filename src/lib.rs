@@ -78,7 +78,6 @@
 //! | `calendar` | | calendar windows for [`FixedWindow`], such as 3 a month in Europe/Berlin |
 //! | `serde` | | [`Policies`] and limits in the configuration of an application |
 //! | `file` | | [`Policies`] from files in TOML or JSON |
-//! | `tracing` | yes | warnings and errors as `tracing` events, outcomes in the fields of the span |
 //! | `admin` | | [`Admin`]: a page and JSON for operators, behind the authentication of the application |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name: counters, gauges and histograms |
 //!
@@ -128,7 +127,7 @@ pub use self::admin::Admin;
 pub use self::middleware::{MissingDecision, undecided_routes};
 #[cfg(feature = "serde")]
 pub use self::policy::{LivePolicies, Policies};
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub use self::store::redis::{
     ApplicationClient, ClientLibrary, ConnectError, Credentials, RedisStore, RedisStoreBuilder,
 };

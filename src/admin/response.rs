@@ -90,12 +90,12 @@ pub(super) fn json(body: &impl Serialize) -> Response {
 
 /// What has failed, and when.
 #[derive(Clone, Serialize)]
-pub(super) struct Failure {
+pub(super) struct RefusedReload {
     since: u64,
     error: String,
 }
 
-impl Failure {
+impl RefusedReload {
     #[cfg_attr(not(feature = "serde"), expect(dead_code, reason = "reloads fail"))]
     pub(super) fn new(since: SystemTime, error: &impl ToString) -> Self {
         Self {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use super::response::Failure;
+use super::response::RefusedReload;
 use crate::{
     FailureMode, Key, Limiter, Policy, RateLimitLayer,
     decision::{CheckContext, DenialWatch, Denials, PolicyContext, RenderedLimit},
@@ -32,7 +32,7 @@ impl From<&Limiter> for Watched {
 }
 
 impl Watched {
-    /// Counts its denials, each policy those of so many keys.
+    /// LimitCounts its denials, each policy those of so many keys.
     pub(super) fn watch(&self, keys: usize) -> DenialWatch {
         let policies = self.policies();
         let count = |denials: &Denials| denials.watch(policies.len(), keys);
@@ -67,7 +67,7 @@ fn policies<K: Clone>(newest: &Basis<K>, key_form: fn(&Policy<K>) -> KeyForm) ->
         #[cfg(feature = "serde")]
         refused_reload: policy
             .refused_reload()
-            .map(|refused| Failure::new(refused.at, &refused.error)),
+            .map(|refused| RefusedReload::new(refused.at, &refused.error)),
         #[cfg(not(feature = "serde"))]
         refused_reload: None,
     });
@@ -93,7 +93,7 @@ pub(super) struct WatchedPolicy {
     pub(super) cost: Option<u64>,
     pub(super) reloaded_at: Option<SystemTime>,
     /// The last load of its file, if it was refused.
-    pub(super) refused_reload: Option<Failure>,
+    pub(super) refused_reload: Option<RefusedReload>,
 }
 
 impl WatchedPolicy {

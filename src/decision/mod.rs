@@ -14,6 +14,8 @@ mod receipt;
 pub(crate) mod requested_pause;
 pub mod response;
 mod slots;
+#[cfg(feature = "admin")]
+mod space_saving;
 mod store_replies;
 mod undecided;
 
@@ -30,8 +32,6 @@ use crate::{
     store::{NamedLimit, Owed, OwedKind, Store, StoreError},
 };
 
-#[cfg(feature = "admin")]
-pub(crate) use self::denials::{DenialWatch, Denials};
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use self::slots::Keeper;
 pub use self::{
@@ -52,6 +52,11 @@ pub(crate) use self::{
     slots::{Release, Ticket, leave_queue, release_unknown},
     store_replies::{LostSettlements, Responses},
     undecided::Undecided,
+};
+#[cfg(feature = "admin")]
+pub(crate) use self::{
+    denials::{DenialWatch, Denials},
+    space_saving::Summary,
 };
 
 /// The outcome of a check.

@@ -1,8 +1,11 @@
 //! The address of the client as an extractor of axum.
 
-#[cfg(feature = "tracing")]
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::{error::Error, fmt, net::IpAddr};
+use std::{
+    error::Error,
+    fmt,
+    net::IpAddr,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use axum::{
     extract::{FromRequestParts, OptionalFromRequestParts},
@@ -121,12 +124,9 @@ impl IntoResponse for ClientAddrRejection {
         if !self.0.is_misconfigured() {
             return (StatusCode::BAD_REQUEST, self.to_string()).into_response();
         }
-        #[cfg(feature = "tracing")]
-        {
-            static LOGGED: AtomicBool = AtomicBool::new(false);
-            if !LOGGED.swap(true, Ordering::Relaxed) {
-                tracing::error!(error = %self, "a handler cannot run");
-            }
+        static LOGGED: AtomicBool = AtomicBool::new(false);
+        if !LOGGED.swap(true, Ordering::Relaxed) {
+            tracing::error!(error = %self, "a handler cannot run");
         }
         (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
     }

@@ -187,7 +187,6 @@ pub enum ClientIpSource {
     Header(HeaderName),
 }
 
-#[cfg(feature = "tracing")]
 impl ClientIpSource {
     /// The header that is neither of the two lists.
     pub(super) fn own_header(&self) -> Option<&HeaderName> {
@@ -291,7 +290,6 @@ impl Proxies {
 }
 
 /// Whether one of the lists is there. Each name more that is looked for costs every request one hundredth.
-#[cfg(feature = "tracing")]
 #[inline]
 pub(super) fn are_forwarding(headers: &HeaderMap) -> bool {
     headers.contains_key(&X_FORWARDED_FOR) || headers.contains_key(&FORWARDED)

@@ -77,7 +77,7 @@ mod within;
 #[cfg(feature = "admin")]
 pub(crate) use self::search::{FoundKey, Search};
 pub(crate) use self::secret::Secret;
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) use self::secret::ShortSecret;
 pub use self::{
     address::{PeerAddr, UnixPeer},

@@ -27,7 +27,7 @@ const MIN_SECRET: usize = 16;
 
 impl Secret {
     /// The secret for keys in a store.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     pub(crate) fn for_stored_keys(secret: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
         Self::derive("tower-quota 2026 keys of callers", secret.as_ref())
     }
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     #[test]
     fn each_purpose_has_digests_of_its_own() {
         let secret = "0123456789abcdef";

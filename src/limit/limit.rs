@@ -165,7 +165,7 @@ impl Limit {
     }
 
     /// For how long units may be [taken ahead](SlidingLog::prefetch); `None` if they are not.
-    #[cfg(any(feature = "fred", feature = "cluster"))]
+    #[cfg(feature = "_redis")]
     #[inline]
     pub(crate) fn prefetch_time(&self) -> Option<Duration> {
         let ahead = match self {

@@ -233,7 +233,7 @@ pub(crate) use self::{
     rate::LengthText,
     rule::{Change, Effect, MAX_QUOTA, Saved, State, Turn},
 };
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
     concurrency::{HEAVIEST, RETRY_US},

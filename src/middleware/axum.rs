@@ -1,9 +1,6 @@
 //! [`Decision`] as an extractor.
 
-#[cfg(feature = "tracing")]
-use std::sync::atomic::AtomicBool;
-#[cfg(feature = "tracing")]
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::{
     Router,
@@ -116,12 +113,9 @@ impl std::error::Error for MissingDecision {}
 
 impl IntoResponse for MissingDecision {
     fn into_response(self) -> Response {
-        #[cfg(feature = "tracing")]
-        {
-            static LOGGED: AtomicBool = AtomicBool::new(false);
-            if !LOGGED.swap(true, Ordering::Relaxed) {
-                tracing::error!(error = %self, "a handler cannot run");
-            }
+        static LOGGED: AtomicBool = AtomicBool::new(false);
+        if !LOGGED.swap(true, Ordering::Relaxed) {
+            tracing::error!(error = %self, "a handler cannot run");
         }
         (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
     }

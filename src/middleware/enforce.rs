@@ -334,24 +334,20 @@ pub(crate) struct Warned {
 impl Warned {
     pub(crate) fn of_key(&self, named: &NamedLimit, error: &KeyError) {
         if !self.key.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
             tracing::error!(
                 policy = &*named.name,
                 %error,
                 "requests are refused, or not observed: their key or limit cannot be determined"
             );
         }
-        let _ = (named, error);
     }
 
     pub(crate) fn of_repetition(&self, named: &NamedLimit) {
         if !self.repetition.swap(true, Ordering::Relaxed) {
-            #[cfg(feature = "tracing")]
             tracing::warn!(
                 policy = &*named.name,
                 "a policy is met twice on one request; only the larger cost is charged"
             );
         }
-        let _ = named;
     }
 }

@@ -65,7 +65,7 @@ pub(crate) fn wake_all(ids: &[LeaseId]) {
 }
 
 /// Wakes all requests that wait in this process.
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) fn wake_everyone() {
     let waiters: Vec<_> = with_waiters(|waiters| waiters.waiting.values().cloned().collect());
     for waiter in waiters {

@@ -66,7 +66,6 @@ where
             Some(content) => Response::from_parts(head, content),
             None => {
                 if !logged.swap(true, Ordering::Relaxed) {
-                    #[cfg(feature = "tracing")]
                     tracing::error!(
                         status = %rejection.status(),
                         "a format returned a body that is not ready at once; the response has no content"

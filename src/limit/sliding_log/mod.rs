@@ -12,7 +12,7 @@ use super::{
 use crate::ConfigError;
 
 pub(crate) use self::entries::Log;
-#[cfg(any(feature = "fred", feature = "cluster"))]
+#[cfg(feature = "_redis")]
 pub(crate) use self::entries::{BUDGET, LONGER_WINDOWS};
 
 /// Sliding window log: at most the quota in any window, exactly.

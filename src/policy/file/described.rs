@@ -185,14 +185,12 @@ impl Policies {
 
 /// Logs these names, if there are any.
 pub(in crate::policy) fn warn_of_unused(names: &[String]) {
-    #[cfg(feature = "tracing")]
     if !names.is_empty() {
         tracing::warn!(
             policies = names.join(", "),
             "policies of a file of limits are not used: no layer or limiter has them"
         );
     }
-    let _ = names;
 }
 
 /// Policies that limit nothing.

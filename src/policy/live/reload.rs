@@ -193,14 +193,11 @@ impl File {
         prepared?.into_iter().for_each(|apply| apply());
 
         for place in used.keys().filter(|place| policies.nearest(place).is_none()) {
-            #[cfg(feature = "tracing")]
             tracing::warn!(
                 policy = place,
                 "the file of limits has no such policy anymore; it keeps its last numbers"
             );
-            let _ = place;
         }
-        #[cfg(feature = "tracing")]
         tracing::info!(policies = policies.names().count(), "changed limits are applied");
         state.policies = policies;
         state.text = text;

@@ -83,7 +83,6 @@ impl Drop for Watch {
         if self.0.is_used() {
             let error = "changes of the file are not followed anymore: the task of `reload_on_change` has ended";
             self.0.note_watch(Some(error.to_owned()));
-            #[cfg(feature = "tracing")]
             tracing::warn!("changes of a file of limits are not followed anymore");
         }
     }
@@ -166,7 +165,6 @@ impl Changes {
     }
 
     fn refuse(&mut self, file: &File, content: Content, error: String) {
-        #[cfg(feature = "tracing")]
         tracing::warn!(error, "a changed file of limits is not applied");
         let _ = file.note_outcome(Err(error));
         self.refused = Some(content);

@@ -41,7 +41,6 @@ pub struct RedisStoreBuilder {
     pub(super) group_commit: bool,
     pub(super) deny_cache: bool,
     pub(super) overrides: bool,
-    pub(super) denied_subjects: bool,
     pub(super) script: &'static Script,
 }
 
@@ -59,7 +58,6 @@ impl RedisStoreBuilder {
             group_commit: true,
             deny_cache: true,
             overrides: false,
-            denied_subjects: false,
             script: &SCRIPT,
         }
     }
@@ -256,34 +254,6 @@ impl RedisStoreBuilder {
     /// The default is `false`: no call is made, and no override applies.
     pub fn overrides(mut self, on: bool) -> Self {
         self.overrides = on;
-        self
-    }
-
-    /// Sets whether the denials of single keys are counted in Redis, so that the report of
-    /// [`Admin`](crate::Admin#the-denials-of-all-replicas) lists the subjects that all processes with this setting deny most often.
-    ///
-    /// Once a second, a process that has denied requests sends how often and of which keys, in one call for each policy: at most
-    /// 100 keys of each. A check makes no call for it, and without denials there is none. What a process has counted is lost if
-    /// it ends before it sends that, which is at most a second, and if Redis fails then: it is sent once.
-    ///
-    /// They are stored under one key for each policy, such as `quota:1:denied:api`, which expires a day after the last denial:
-    /// at most 1,000 keys of callers, as the counts have them. With [`hash_keys`](Self::hash_keys) these are hashes.
-    ///
-    /// The default is `false`: no call is made.
-    ///
-    /// ```
-    /// use tower_quota::{RedisStore, store::Store};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_quota::ConfigError> {
-    /// let builder = RedisStore::builder().url("redis://127.0.0.1:6379");
-    /// assert!(builder.clone().connect_lazy()?.denied_subjects().is_none());
-    /// assert!(builder.denied_subjects(true).connect_lazy()?.denied_subjects().is_some());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn denied_subjects(mut self, on: bool) -> Self {
-        self.denied_subjects = on;
         self
     }
 

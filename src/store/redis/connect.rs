@@ -11,7 +11,6 @@ use super::{
     builder::RedisStoreBuilder,
     client::{ClientLibrary, RedisClient},
     credentials::ConnectionSettings,
-    denied_subjects::verify,
     deny_cache::DenyCache,
     key_format::KeyFormat,
     overrides::read_newest,
@@ -67,7 +66,7 @@ impl RedisStore {
     /// It is for services that must start without Redis; others use [`connect`](Self::connect), which finds a wrong password
     /// or a missing permission when the service starts. Until Redis is connected, checks fail at once, and the
     /// [`FailureMode`](crate::FailureMode) defines what happens to the requests. A refusal of Redis is logged as an error
-    /// (feature `tracing`), once, with the text of the error of `connect`, and each check that meets it fails.
+    /// once, with the text of the error of `connect`, and each check that meets it fails.
     ///
     /// ```
     /// use tower_quota::RedisStore;
@@ -119,9 +118,6 @@ impl RedisStoreBuilder {
             // While Redis is away, the task that follows them goes on.
             unless_refused(read_newest(overrides).await)?;
         }
-        if let Some(subjects) = Store::denied_subjects(&store) {
-            unless_refused(verify(subjects).await)?;
-        }
         Ok(store)
     }
 
@@ -164,11 +160,7 @@ impl RedisStoreBuilder {
         };
         let deny_cache = self.deny_cache.then(DenyCache::new);
         let store = RedisStore::new(CommitQueues::new(backend, deny_cache, limits));
-        let store = if self.overrides { store.with_overrides() } else { store };
-        Ok(match self.denied_subjects {
-            true => store.with_denied_subjects(),
-            false => store,
-        })
+        Ok(if self.overrides { store.with_overrides() } else { store })
     }
 
     fn redis_client(&self) -> Result<RedisClient, ConfigError> {

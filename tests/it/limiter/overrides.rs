@@ -6,7 +6,7 @@ use tower_quota::{
     ClientLibrary, Concurrency, Key, Limit, Limiter, ManualClock, MemoryStore, Policy, RateLimitLayer, RedisStore,
     RedisStoreBuilder, SlidingLog, TokenBucket, key,
     limit::by,
-    store::{ErrorKind, Store},
+    store::{ErrorKind, Store, StoreFuture, StoreRequest},
 };
 
 use crate::support::{
@@ -94,6 +94,28 @@ async fn only_overrides_that_can_be_applied_are_set() {
         .override_limit("mails", "a", log_of(9), HOUR)
         .await;
     assert!(none.unwrap_err().to_string().contains("`.overrides(true)`"));
+}
+
+struct Around(MemoryStore);
+
+impl Store for Around {
+    fn decide(&self, requests: &[StoreRequest<'_>]) -> StoreFuture {
+        self.0.decide(requests)
+    }
+
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.0)
+    }
+}
+
+#[tokio::test]
+async fn a_store_has_the_overrides_the_status_and_the_identity_of_the_store_that_it_wraps() {
+    let store = MemoryStore::new();
+    let around = Around(store.clone());
+    assert_eq!((around.id(), around.status()), (store.id(), store.status()));
+    let set = limiter(around).override_limit("mails", "a", log_of(9), HOUR).await;
+    set.expect("the store that is wrapped has overrides");
+    assert_eq!(state(&limiter(store), "a").await, (9, 9));
 }
 
 #[tokio::test]

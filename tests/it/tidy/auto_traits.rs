@@ -18,8 +18,8 @@ use tower_quota::{
     limit::{Calendar, LimitSource, ParseLimitError, Share},
     response::{Grpc, Problem, Rejection, ResponseFormat},
     store::{
-        Charge, ChargeState, DeniedSubjects, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Override,
-        Overrides, Store, StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus, Undrained,
+        Charge, ChargeState, ErrorKind, LeaseId, NodeState, NodeStatus, Operation, Outcome, Override, Overrides, Store,
+        StoreError, StoreFuture, StoreId, StoreRequest, StoreResponse, StoreStatus,
     },
 };
 
@@ -43,7 +43,6 @@ fn public_types_are_shared_and_cloned() {
     shared::<Decision>();
     shared::<Denial>();
     shared::<Denied>();
-    shared::<DeniedSubjects>();
     shared::<FailureMode>();
     shared::<Grpc>();
     shared::<Headers>();
@@ -96,7 +95,6 @@ fn what_a_store_takes_and_gives_is_shared_and_cloned() {
     shared::<StoreId>();
     shared::<StoreResponse>();
     shared::<StoreStatus>();
-    shared::<Undrained>();
     shared::<NodeStatus>();
     shared::<NodeState>();
     borrowed::<Charge<'_>>();
