@@ -1,6 +1,5 @@
 //! The responses that the README and the examples show are those that the examples send.
 
-mod comparison;
 mod incident;
 mod sizes;
 
@@ -9,6 +8,7 @@ use std::{
     fmt::{Debug, Write},
     fs,
     net::SocketAddr,
+    path::Path,
 };
 
 use axum::{body::Body, extract::ConnectInfo};
@@ -244,4 +244,27 @@ async fn pictures_draws_those_of_the_documentation() {
             "docs/pictures/{name} is not what `cargo run --example pictures` draws"
         );
     }
+}
+
+/// `BLESS=1` rewrites it.
+#[test]
+fn the_generated_module_of_the_examples_is_up_to_date() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let descriptors = protox::compile(["examples/hello.proto"], [root]).expect("the proto is valid");
+    tonic_prost_build::configure()
+        .out_dir(folder.path())
+        .compile_fds(descriptors)
+        .expect("tonic compiles it");
+    let fresh = fs::read_to_string(folder.path().join("hello.rs")).expect("the module that tonic generated");
+
+    let checked_in = root.join("examples/generated/hello.rs");
+    if std::env::var_os("BLESS").is_some() {
+        fs::write(&checked_in, &fresh).expect("a file");
+    }
+    assert!(
+        fs::read_to_string(&checked_in).is_ok_and(|old| old == fresh),
+        "examples/generated/hello.rs is not what tonic generates from examples/hello.proto; \
+         run this test with BLESS=1 and commit the file"
+    );
 }
