@@ -1,6 +1,5 @@
 //! The responses that the README and the examples show are those that the examples send.
 
-mod comparison;
 mod incident;
 mod sizes;
 
@@ -243,5 +242,18 @@ async fn pictures_draws_those_of_the_documentation() {
             drawn,
             "docs/pictures/{name} is not what `cargo run --example pictures` draws"
         );
+    }
+}
+
+/// tonic-prost-build makes `examples/generated/hello.rs` of it.
+#[test]
+fn the_generated_module_has_each_method_of_the_proto() {
+    let proto = include_str!("../../../examples/hello.proto");
+    let generated = include_str!("../../../examples/generated/hello.rs");
+    let methods = proto.lines().filter_map(|line| line.trim().strip_prefix("rpc "));
+    let methods: Vec<_> = methods.filter_map(|method| method.split('(').next()).collect();
+    assert!(!methods.is_empty());
+    for method in methods {
+        assert!(generated.contains(&format!("/hello.Greeter/{method}\"")), "{method}");
     }
 }

@@ -4,7 +4,6 @@ mod clock_steps;
 mod differential;
 mod extremes;
 mod figures;
-pub(crate) mod oracles;
 mod properties;
 mod reference;
 mod timelines;
