@@ -130,7 +130,7 @@ pub(crate) async fn with_memory(store: impl Store, limit: SlidingLog) -> Router 
 
 /// A service that follows a file.
 pub(crate) async fn with_file(path: PathBuf) -> Router {
-    let policies = Policies::watch(path).expect("a file");
+    let policies = Policies::from_file(path).expect("a file");
     policies.reload_on_change(Duration::from_millis(50)).expect("a runtime");
     let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
     Router::new().fallback(async || "hi").layer(layer)
@@ -140,7 +140,7 @@ pub(crate) async fn with_file(path: PathBuf) -> Router {
 pub(crate) async fn of_the_picture(url: String, path: PathBuf) -> Router {
     let store = RedisStore::builder().url(&url).connect_lazy().expect("a store");
     store.ready().await.expect("Redis runs");
-    let policies = Policies::watch(path).expect("a file");
+    let policies = Policies::from_file(path).expect("a file");
     policies.reload_on_change(Duration::from_secs(1)).expect("a runtime");
     let api = policies.layer(store.clone(), ["api"]).expect("a policy");
     let layer = |policy| RateLimitLayer::new(store.clone(), policy);

@@ -7,9 +7,9 @@ use axum::{
     routing::{get, post},
 };
 use tokio::net::TcpListener;
-use tower_quota::{ConfigError, LivePolicies, Policies, RateLimitLayer, RedisStore, store::Store}; // limits
+use tower_quota::{ConfigError, Policies, RateLimitLayer, RedisStore, store::Store}; // limits
 
-pub(crate) fn app(store: &(impl Store + Clone), policies: &LivePolicies) -> Result<Router, ConfigError> {
+pub(crate) fn app(store: &(impl Store + Clone), policies: &Policies) -> Result<Router, ConfigError> {
     let limit = |name| Ok::<_, ConfigError>(RateLimitLayer::new(store.clone(), policies.get(name)?)); // limits
     Ok(Router::new()
         .route("/search", get(async || "results\n").layer(limit("search")?)) // limits
@@ -20,7 +20,7 @@ pub(crate) fn app(store: &(impl Store + Clone), policies: &LivePolicies) -> Resu
 async fn main() -> Result<(), Box<dyn Error>> {
     // limits
     let store = RedisStore::connect(&env::var("REDIS_URL")?).await?;
-    let policies = Policies::watch("limits.toml")?;
+    let policies = Policies::from_file("limits.toml")?;
     policies.reload_on_change(Duration::from_secs(5))?;
     // rest
     let service = app(&store, &policies)?.into_make_service_with_connect_info::<SocketAddr>();

@@ -12,7 +12,7 @@ use axum::{
 };
 use serde::Deserialize;
 use tokio::net::TcpListener;
-use tower_quota::{Key, Limiter, Policy, RateLimitLayer, RedisStore, SlidingLog, key, limit, store::Store}; // limits
+use tower_quota::{Key, Limiter, Policy, RateLimitLayer, RedisStore, SlidingLog, key, store::Store}; // limits
 
 /// The user that authentication found.
 #[derive(Clone)]
@@ -57,11 +57,11 @@ async fn login(
 
 pub(crate) fn app(store: impl Store + Clone) -> Router {
     // limits
-    let by_plan = limit::by(|parts| match parts.extensions.get::<User>() {
+    let api = Policy::with_limit_fn("api", |parts| match parts.extensions.get::<User>() {
         Some(user) if user.pro => SlidingLog::per_minute(1_000),
         _ => SlidingLog::per_minute(100),
     });
-    let api = Policy::new("api", by_plan).key(key::extension("user", |user: &User| user.id.clone()));
+    let api = api.key(key::extension("user", |user: &User| user.id.clone()));
     let api = RateLimitLayer::new(store.clone(), api);
     let logins = Policy::new("logins", SlidingLog::new(5, Duration::from_secs(15 * 60)));
     let logins = Arc::new(Limiter::new(store, logins));

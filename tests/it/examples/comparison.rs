@@ -197,7 +197,7 @@ async fn a_file_that_changes_is_applied_and_a_broken_one_is_not() {
     };
 
     write("sliding-log 100/min");
-    let policies = Policies::watch(&file).expect("a valid file");
+    let policies = Policies::from_file(&file).expect("a valid file");
     policies.reload_on_change(Duration::from_millis(5)).expect("a task");
     let app = reload::app(&Clock::new().memory_store(), &policies).expect("an application");
     let app = from_one_address(app);
