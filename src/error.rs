@@ -12,8 +12,8 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 /// ```
 /// use tower_quota::{Policy, SlidingLog};
 ///
-/// let error = Policy::new("Say Hi", SlidingLog::per_minute(5)).validate().unwrap_err();
-/// assert!(error.to_string().contains("such as `say-hi`"));
+/// let error = Policy::new("say-hi", SlidingLog::per_minute(5)).cost(6).validate().unwrap_err();
+/// assert!(error.to_string().contains("set a cost of at most 5"));
 /// assert_eq!(format!("{error:?}"), error.to_string());
 /// ```
 #[derive(Clone)]
@@ -45,6 +45,15 @@ impl ConfigError {
         }
     }
 }
+
+/// By the message.
+impl PartialEq for ConfigError {
+    fn eq(&self, other: &Self) -> bool {
+        self.message == other.message
+    }
+}
+
+impl Eq for ConfigError {}
 
 impl fmt::Debug for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

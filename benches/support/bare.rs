@@ -12,9 +12,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tower::Service;
-use tower_quota::{
-    Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key, key::PeerAddr, limit::LimitSource,
-};
+use tower_quota::{Limit, MemoryStore, Policy, RateLimitLayer, SlidingLog, TokenBucket, key, key::PeerAddr};
 
 #[derive(Clone)]
 pub(crate) struct Bare;
@@ -53,7 +51,7 @@ where
     }
 }
 
-pub(crate) fn limited(limit: impl Into<LimitSource>) -> RateLimitLayer {
+pub(crate) fn limited(limit: impl Into<Limit>) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new(), Policy::new("bench", limit).key(key::ip()))
 }
 

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tower_quota::{
     Admin, ConfigError, FixedWindow, Headers, Key, Limit, Limiter, Policies, Policy, RateLimitLayer,
     key::{self, KeyError},
-    limit::{self, Calendar},
+    limit::Calendar,
     store::{ErrorKind, Store},
 };
 
@@ -59,7 +59,7 @@ struct Services {
 }
 
 pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -> Result<Router, ConfigError> {
-    let policies = Policies::watch(file)?
+    let policies = Policies::from_file(file)?
         .with_extension("account", |login: &Credentials| login.name.clone())
         .with_extension("tenant", |user: &User| user.tenant)
         .with_extension("plan", |user: &User| user.plan);
@@ -70,7 +70,7 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
     });
     let logins = RateLimitLayer::try_new(store.clone(), logins)?;
     let orders = policies.layer(store.clone(), ["orders"])?;
-    let mails = Policy::new("mails", limit::by(mails_per_day)).key(key::extension("user", |user: &User| user.id));
+    let mails = Policy::with_limit_fn("mails", mails_per_day).key(key::extension("user", |user: &User| user.id));
     let mails = RateLimitLayer::new(store.clone(), mails);
     let webhooks = policies
         .unkeyed("webhooks")?
@@ -87,7 +87,7 @@ pub(crate) fn app(store: impl Store + Clone, file: &str, receivers: Receivers) -
         .layer(&orders)
         .layer(&mails)
         .layer(&webhooks)
-        .live_policies(&policies)
+        .policies(&policies)
         .show_keys(true)
         .router_behind_authentication();
     let overrides = post(set_override).with_state(services.clone());

@@ -116,7 +116,7 @@ use self::{audit::FindActor, router::AdminState, subject::SubjectNames, watched:
 /// * Each policy: what its keys are made of (`key`), its limit as text, cost, failure mode and bans, whether it only observes, since when it runs in
 ///   this process (`since`), and when its file was reloaded last (`reloaded_at`). If the last load of the
 ///   file was refused, such as for a mistake in it, `refused_reload` has the error. Of limits that are
-///   [chosen](crate::limit::by()) for each request, the 20 lowest that were chosen in this process are known, and those of the
+///   [chosen](crate::Policy::with_limit_fn) for each request, the 20 lowest that were chosen in this process are known, and those of the
 ///   plans of a file.
 /// * The `slots` of a policy that requests hold in this process, of the 20 subjects with most, and the `bans` of the 10 subjects
 ///   that the policy denies most often in this process.

@@ -12,7 +12,7 @@ use axum::{
 };
 use serde::Serialize;
 
-use crate::{ConfigError, limit::ParseLimitError, store::StoreError};
+use crate::{ConfigError, store::StoreError};
 
 /// An error as the response to a request: a status, and a message that contains the fix.
 #[derive(Debug)]
@@ -49,16 +49,9 @@ impl fmt::Display for AdminError {
     }
 }
 
-/// Of a key.
+/// Of a key or a limit.
 impl From<ConfigError> for AdminError {
     fn from(error: ConfigError) -> Self {
-        Self::bad_request(error.to_string())
-    }
-}
-
-/// Of a limit.
-impl From<ParseLimitError> for AdminError {
-    fn from(error: ParseLimitError) -> Self {
         Self::bad_request(error.to_string())
     }
 }

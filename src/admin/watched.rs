@@ -8,7 +8,7 @@ use crate::{
     decision::{CheckContext, DenialWatch, Denials, PolicyContext, RenderedLimit},
     key::KeyForm,
     middleware::Enforcer,
-    policy::{Basis, Unkeyed},
+    policy::Basis,
     store::{Store, StoreId},
 };
 
@@ -88,7 +88,7 @@ pub(super) struct WatchedPolicy {
     pub(super) limits: Vec<Arc<RenderedLimit>>,
     /// What its keys are made of.
     pub(super) key_form: KeyForm,
-    pub(super) unkeyed: Policy<Unkeyed>,
+    pub(super) unkeyed: Policy<()>,
     /// Unless it is computed for each request.
     pub(super) cost: Option<u64>,
     pub(super) reloaded_at: Option<SystemTime>,

@@ -13,7 +13,7 @@ use ipnet::Ipv6Net;
 use super::{
     address::{Client, Grouping, NO_PEER, Peer},
     client_ip::{Proxies, are_forwarding},
-    extractor::{KeyError, KeyExtractor, inherent_or},
+    extractor::{KeyError, KeyExtractor},
     form::{KeyForm, Value},
     key::Key,
 };
@@ -76,8 +76,6 @@ pub struct Ip {
 }
 
 type FindPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
-
-inherent_or!(Ip);
 
 /// Settings.
 impl Ip {

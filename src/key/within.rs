@@ -125,7 +125,7 @@ fn listed(text: &str, grouping: &Grouping) -> Result<IpNet, ConfigError> {
     let network = grouping.canonical_network(network(text)?);
     if network.prefix_len() == 0 {
         return Err(ConfigError::new(format!(
-            "`{text}` contains every address; the condition of all requests is `|_| true`"
+            "`{text}` contains every address; list the networks of the clients"
         )));
     }
     Ok(network)

@@ -35,14 +35,14 @@ use crate::{
     },
     key::KeyError,
     observe::{Observer, PolicyOutcome},
-    policy::{Basis, Keyed, PolicySet},
+    policy::{Basis, PolicySet},
     store::{NamedLimit, Operation, StoreError},
 };
 
 /// What a layer and its services share.
 #[derive(Clone)]
 pub(crate) struct Enforcer {
-    pub(crate) policies: PolicySet<Keyed>,
+    pub(crate) policies: PolicySet,
     /// Whether decisions are left in extensions.
     pub(crate) extensions: bool,
     pub(crate) jitter: Duration,
@@ -109,7 +109,7 @@ impl Enforcer {
     /// The policies that apply to the request, with its keys and costs; `None` if there are none, or it is skipped.
     #[inline(always)]
     fn undecided(&self, parts: &Parts) -> Result<Option<Undecided>, Unchecked> {
-        let basis: &Basis<Keyed> = &self.policies.newest();
+        let basis: &Basis = &self.policies.newest();
         let Basis {
             policies,
             context,

@@ -19,7 +19,7 @@ mod layer;
 mod service;
 
 #[cfg(feature = "axum")]
-pub use self::axum::{MissingDecision, undecided_routes};
+pub use self::axum::undecided_routes;
 #[cfg(feature = "admin")]
 pub(crate) use self::enforce::Enforcer;
 pub use self::{

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::Policy;
 use crate::{
-    ConfigError,
     decision::EnforcedShare,
     store::{FailureMode, Waiting},
 };
@@ -89,17 +88,16 @@ impl<K> Policy<K> {
     /// # }
     /// ```
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// A share that is not from 0 to 1 is an error of the layer or limiter that takes the policy.
+    /// If the share is not from 0 to 1.
+    #[track_caller]
     pub fn enforce_share(mut self, share: f64) -> Self {
         match EnforcedShare::new(share) {
-            Ok(share) => {
-                self.settings.enforced = share;
-                self
-            }
-            Err(error) => self.noting(Err(error)),
+            Ok(share) => self.settings.enforced = share,
+            Err(error) => panic!("{error}"),
         }
+        self
     }
 
     /// What happens to requests while the store fails.
@@ -112,6 +110,9 @@ impl<K> Policy<K> {
         self
     }
 }
+
+pub(super) const WAITING_FAULT: &str =
+    "1 to 999999999999999 units wait for a limit; without `.wait_up_to(..)`, in a file `wait`, none does";
 
 /// Waiting.
 impl<K> Policy<K> {
@@ -228,13 +229,14 @@ impl<K> Policy<K> {
     /// assert_eq!(tokio::join!(send(), send(), send(), send()), (true, true, true, false));
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the number is out of range.
+    #[track_caller]
     pub fn max_waiting(mut self, units: u64) -> Self {
+        assert!(Waiting::POSSIBLE.contains(&units), "{WAITING_FAULT}");
         self.settings.max_waiting = Some(units);
-        self.noting(match Waiting::POSSIBLE.contains(&units) {
-            true => Ok(()),
-            false => Err(ConfigError::new(
-                "1 to 999999999999999 units wait for a limit; without `.wait_up_to(..)` none does",
-            )),
-        })
+        self
     }
 }

@@ -182,7 +182,7 @@ where
 pub enum Rejection<'a> {
     /// A limit denied it.
     Limited(&'a Decision),
-    /// Its key cannot be extracted, or the limit that was [chosen](crate::limit::by()) for it is invalid.
+    /// Its key cannot be extracted, or the limit that was [chosen](crate::Policy::with_limit_fn) for it is invalid.
     Refused(&'a KeyError),
     /// It fulfills a condition of [`RateLimitLayer::block`](crate::RateLimitLayer::block).
     Blocked,

@@ -6,8 +6,8 @@ use axum::{Router, routing::get as route};
 use http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tower_quota::{
-    Admin, Ban, Concurrency, Limiter, LivePolicies, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog,
-    key, store::Store,
+    Admin, Ban, Concurrency, Limiter, MemoryStore, Plans, Policies, Policy, RateLimitLayer, SlidingLog, key,
+    store::Store,
 };
 
 use super::router::{MINUTE, Operator};
@@ -128,7 +128,7 @@ async fn the_plans_of_a_file_can_be_reset_before_a_request_and_after_a_reload() 
         )
     };
     let parse = |pro| Policies::from_toml(&text(pro)).expect("a file");
-    let policies = LivePolicies::from(parse(3));
+    let policies = parse(3);
     let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
     let app = Router::new().route("/", route(async || "hi")).layer(layer.clone());
     let operator = Operator::of(&layer);

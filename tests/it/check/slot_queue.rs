@@ -10,7 +10,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    AcquireError, Ban, Concurrency, Denial, Key, Limit, Limiter, MemoryStore, Permit, Policies, Policy, RateLimitLayer,
+    AcquireError, Ban, Concurrency, Denial, Key, Limit, Limiter, MemoryStore, Policies, Policy, RateLimitLayer,
     SlidingLog, TokenBucket, key,
     store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
@@ -375,7 +375,7 @@ async fn a_queue_leaves_nothing_behind(bench: Bench) {
 
 // Limiters and layers.
 
-fn streams(slots: u64, longest: Duration) -> Policy<tower_quota::Unkeyed> {
+fn streams(slots: u64, longest: Duration) -> Policy<()> {
     Policy::new("streams", Concurrency::new(slots)).wait_up_to(longest)
 }
 
@@ -417,9 +417,13 @@ async fn a_slot_is_taken_in_the_instant_in_which_it_is_free_in_the_order_of_the_
 async fn a_call_that_waits_in_vain_is_denied_after_its_wait_with_the_state_then() {
     let limiter = Limiter::new(MemoryStore::new(), streams(1, 10 * SECOND));
     let held = limiter.acquire("42").await.expect("a slot is free");
-    assert_eq!(held.decision().delay(), Duration::ZERO);
+    assert_eq!(held.delay(), Duration::ZERO);
     let start = Instant::now();
-    let denied = limiter.acquire("42").max_wait(Duration::from_millis(2_500)).await;
+    let denied = limiter
+        .request("42")
+        .max_wait(Duration::from_millis(2_500))
+        .acquire()
+        .await;
     let Err(AcquireError::Denied(denied)) = denied else {
         panic!("no slot is free");
     };
@@ -443,8 +447,8 @@ async fn the_delay_is_the_time_that_was_waited() {
     let first = hold(&limiter, start, Duration::from_millis(2_300));
     settle().await;
     let permit = limiter.acquire("42").await.expect("it may wait");
-    assert_eq!(permit.decision().delay(), Duration::from_millis(2_300));
-    assert_eq!(permit.decision().remaining(), 0);
+    assert_eq!(permit.delay(), Duration::from_millis(2_300));
+    assert_eq!(permit.remaining(), 0);
     first.await.expect("no panic");
 }
 
@@ -456,8 +460,8 @@ async fn slots_that_were_waited_for_longer_than_a_lease_are_held() {
     let first = hold(&limiter, Instant::now(), 2 * lease);
     settle().await;
     let permit = limiter.acquire("42").await.expect("it may wait");
-    assert_eq!(permit.decision().delay(), 2 * lease);
-    assert!(!permit.decision().take_slots().expect("it has a slot").is_lost());
+    assert_eq!(permit.delay(), 2 * lease);
+    assert!(!permit.take_slots().expect("it has a slot").is_lost());
     first.await.expect("no panic");
 }
 
@@ -516,7 +520,7 @@ async fn a_reservation_without_a_slot_at_its_turn_is_refunded_and_denied() {
     let log = || Policy::new("calls", SlidingLog::new(1, 2 * SECOND)).wait_up_to(10 * SECOND);
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone(), vec![log(), streams(1, 3 * SECOND)]);
-    let held: Permit = limiter.acquire("42").await.expect("a slot is free");
+    let held: tower_quota::Decision = limiter.acquire("42").await.expect("a slot is free");
     let start = Instant::now();
     assert!(matches!(limiter.acquire("42").await, Err(AcquireError::Denied(_))));
     assert_eq!(
@@ -532,10 +536,9 @@ async fn a_reservation_without_a_slot_at_its_turn_is_refunded_and_denied() {
     let first = limiter.acquire("42").await.expect("all is free");
     drop(first);
     let permit = limiter.acquire("42").await.expect("it may wait");
-    assert_eq!(permit.decision().delay(), 2 * SECOND);
+    assert_eq!(permit.delay(), 2 * SECOND);
     assert!(!limiter.check("42").await.expect("the store replies").is_allowed());
     let names: Vec<_> = permit
-        .decision()
         .policies()
         .map(|policy| (policy.name(), policy.remaining()))
         .collect();

@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_quota::{
-    ClientLibrary, Concurrency, Key, Limit, Limiter, Policy, RedisStore, Unkeyed,
+    ClientLibrary, Concurrency, Key, Limit, Limiter, Policy, RedisStore,
     store::{Charge, LeaseId, Operation, Outcome, Store, StoreRequest},
 };
 
@@ -40,7 +40,7 @@ fn limit(slots: u64) -> Concurrency {
     Concurrency::new(slots).lease(Duration::from_secs(60))
 }
 
-fn policy(slots: u64) -> Policy<Unkeyed> {
+fn policy(slots: u64) -> Policy<()> {
     Policy::new("streams", limit(slots)).wait_up_to(LONG)
 }
 
@@ -125,7 +125,7 @@ async fn calls_are_admitted_in_their_order(library: ClientLibrary, slots: usize)
                 running.fetch_add(1, Ordering::SeqCst) < slots,
                 "more than {slots} at once"
             );
-            let at = permit.decision().server_time();
+            let at = permit.server_time();
             admitted.lock().expect("no panic").push((at, call, Instant::now()));
             sleep(Duration::from_millis(40)).await;
             running.fetch_sub(1, Ordering::SeqCst);

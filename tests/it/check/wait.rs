@@ -597,7 +597,7 @@ async fn algorithms_that_cannot_wait_count_at_once_beside_one_that_waits(bench: 
     }
 }
 
-fn mails(limit: impl Into<Limit>) -> Policy<tower_quota::Unkeyed> {
+fn mails(limit: impl Into<Limit>) -> Policy<()> {
     Policy::new("mails", limit.into())
 }
 
@@ -613,7 +613,14 @@ async fn thirty_tasks_wait_as_long_as_the_limit_requires_with_a_check_each() {
             let mut longest = Duration::ZERO;
             for _ in 0..4 {
                 let asked = Instant::now();
-                drop(limiter.acquire("smtp").max_wait(LONG).await.expect("it may wait"));
+                drop(
+                    limiter
+                        .request("smtp")
+                        .max_wait(LONG)
+                        .acquire()
+                        .await
+                        .expect("it may wait"),
+                );
                 longest = longest.max(asked.elapsed());
             }
             longest
@@ -632,11 +639,11 @@ async fn a_reset_is_counted_from_the_turn() {
         TokenBucket::per_second(1).into(),
     ] {
         let limiter = Limiter::new(MemoryStore::new(), mails(limit));
-        let acquire = || limiter.acquire("42").max_wait(LONG).into_future();
+        let acquire = || limiter.request("42").max_wait(LONG).acquire().into_future();
         let (first, second, third) = tokio::join!(acquire(), acquire(), acquire());
         for (delay, permit) in [first, second, third].into_iter().enumerate() {
             let permit = permit.expect("it may wait");
-            let decision = permit.decision();
+            let decision = permit;
             assert_eq!(
                 (decision.delay(), decision.reset_after()),
                 (delay as u32 * SECOND, SECOND)
@@ -655,13 +662,18 @@ async fn a_dropped_future_gives_its_turn_back() {
         drop(limiter.acquire("42").await.expect("it fits"));
         let left = timeout(
             Duration::from_millis(200),
-            limiter.acquire("42").max_wait(LONG).into_future(),
+            limiter.request("42").max_wait(LONG).acquire().into_future(),
         )
         .await;
         assert!(left.is_err());
 
-        let permit = limiter.acquire("42").max_wait(LONG).await.expect("it may wait");
-        assert_eq!(permit.decision().delay(), Duration::from_millis(800));
+        let permit = limiter
+            .request("42")
+            .max_wait(LONG)
+            .acquire()
+            .await
+            .expect("it may wait");
+        assert_eq!(permit.delay(), Duration::from_millis(800));
     }
 }
 
@@ -670,14 +682,20 @@ async fn without_a_longest_wait_a_call_does_not_wait() {
     let limiter = Limiter::new(MemoryStore::new(), mails(SlidingLog::per_second(1)).wait_up_to(SECOND));
     for delay in [0, 1] {
         let permit = limiter.acquire("42").await.expect("it may wait");
-        assert_eq!(permit.decision().delay().as_secs(), delay);
+        assert_eq!(permit.delay().as_secs(), delay);
     }
     assert!(
         !limiter.check("42").await.expect("a decision").is_allowed(),
         "a check does not wait"
     );
 
-    let AcquireError::Denied(denied) = limiter.acquire("42").max_wait(Duration::ZERO).await.unwrap_err() else {
+    let AcquireError::Denied(denied) = limiter
+        .request("42")
+        .max_wait(Duration::ZERO)
+        .acquire()
+        .await
+        .unwrap_err()
+    else {
         panic!("the store does not fail");
     };
     assert_eq!(denied.decision().retry_after(), Some(SECOND));
@@ -687,30 +705,41 @@ async fn without_a_longest_wait_a_call_does_not_wait() {
 async fn while_the_store_fails_this_process_reserves() {
     let limiter = Limiter::new(Broken::default(), mails(SlidingLog::per_second(1)));
     for delay in [0, 1, 1] {
-        let permit = limiter.acquire("42").max_wait(SECOND).await.expect("it may wait");
-        assert!(permit.decision().store_error().is_some());
-        assert_eq!(permit.decision().delay().as_secs(), delay);
+        let permit = limiter
+            .request("42")
+            .max_wait(SECOND)
+            .acquire()
+            .await
+            .expect("it may wait");
+        assert!(permit.store_error().is_some());
+        assert_eq!(permit.delay().as_secs(), delay);
     }
     let left = timeout(
         Duration::from_millis(200),
-        limiter.acquire("42").max_wait(SECOND).into_future(),
+        limiter.request("42").max_wait(SECOND).acquire().into_future(),
     )
     .await;
     assert!(left.is_err());
     let permit = limiter
-        .acquire("42")
+        .request("42")
         .max_wait(SECOND)
+        .acquire()
         .await
         .expect("its turn was given back");
-    assert_eq!(permit.decision().delay(), Duration::from_millis(800));
+    assert_eq!(permit.delay(), Duration::from_millis(800));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_permit_of_a_wait_can_be_refunded() {
     let limiter = Limiter::new(MemoryStore::new(), mails(SlidingLog::per_second(1)));
     drop(limiter.acquire("42").await.expect("it fits"));
-    let permit = limiter.acquire("42").max_wait(SECOND).await.expect("it may wait");
-    let receipt = permit.decision().take_receipt();
+    let permit = limiter
+        .request("42")
+        .max_wait(SECOND)
+        .acquire()
+        .await
+        .expect("it may wait");
+    let receipt = permit.take_receipt();
     assert!(!limiter.check("42").await.expect("a decision").is_allowed());
     receipt.refund().await.expect("the store does not fail");
     assert!(limiter.check("42").await.expect("a decision").is_allowed());
@@ -727,7 +756,7 @@ fn a_request_outside_of_a_runtime_does_not_wait_and_is_not_counted() {
     let store = MemoryStore::builder().manual_clock(&clock).build();
     let limiter = Limiter::new(store, mails(SlidingLog::per_second(1)));
     let ready = || {
-        let mut acquire = pin!(limiter.acquire("42").max_wait(SECOND).into_future());
+        let mut acquire = pin!(limiter.request("42").max_wait(SECOND).acquire().into_future());
         match acquire.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => result,
             Poll::Pending => panic!("the store is in memory"),
@@ -884,14 +913,14 @@ async fn an_observing_policy_does_not_hold_requests() {
     let policy = mails(SlidingLog::per_second(1)).wait_up_to(SECOND).observe_only();
     let limiter = Limiter::new(MemoryStore::new(), policy);
     for would_deny in [false, true, true] {
-        let permit = limiter.acquire("42").max_wait(SECOND).await.expect("nothing denies");
-        assert_eq!(permit.decision().delay(), Duration::ZERO);
-        assert!(
-            permit
-                .decision()
-                .policies()
-                .all(|policy| policy.denial().is_some() == would_deny)
-        );
+        let permit = limiter
+            .request("42")
+            .max_wait(SECOND)
+            .acquire()
+            .await
+            .expect("nothing denies");
+        assert_eq!(permit.delay(), Duration::ZERO);
+        assert!(permit.policies().all(|policy| policy.denial().is_some() == would_deny));
     }
 }
 
@@ -923,7 +952,7 @@ async fn callers_of_redis_that_leave_before_the_reply_give_their_turns_back() {
     );
     drop(limiter.acquire("42").await.expect("it fits"));
     for _ in 0..20 {
-        let mut acquire = std::pin::pin!(limiter.acquire("42").max_wait(3 * LONG).into_future());
+        let mut acquire = std::pin::pin!(limiter.request("42").max_wait(3 * LONG).acquire().into_future());
         let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(acquire.as_mut().poll(cx))).await;
         assert!(polled.is_pending());
     }
@@ -942,7 +971,7 @@ async fn requests_that_wait_already_go_on_without_redis() {
     let limiter = Limiter::new(connected(patient(), &redis.url()).await, policy);
     drop(limiter.acquire("42").await.expect("it fits"));
     let waiting = limiter.clone();
-    let waiting = tokio::spawn(async move { waiting.acquire("42").max_wait(LONG).await });
+    let waiting = tokio::spawn(async move { waiting.request("42").max_wait(LONG).acquire().await });
     crate::support::eventually("it has its turn", async || {
         let peeked = limiter.peek("42").await.expect("Redis answers");
         peeked.reset_after() > window
@@ -950,7 +979,7 @@ async fn requests_that_wait_already_go_on_without_redis() {
     .await;
     drop(redis);
     assert!(waiting.await.expect("no panic").is_ok());
-    let error = limiter.acquire("42").max_wait(LONG).await.unwrap_err();
+    let error = limiter.request("42").max_wait(LONG).acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::Store(_)), "{error}");
 }
 

@@ -49,11 +49,12 @@ async fn a_worker_acquires_what_it_is_started_for() {
             for _ in 0..CALLS {
                 let asked = Instant::now();
                 let permit = limiter
-                    .acquire("smtp")
+                    .request("smtp")
                     .max_wait(Duration::from_secs(60))
+                    .acquire()
                     .await
                     .expect("it may wait");
-                let decision = permit.decision();
+                let decision = permit;
                 let late = asked.elapsed().saturating_sub(decision.delay());
                 let (checked_at, delay) = (decision.server_time().as_micros(), decision.delay().as_micros());
                 println!("{REPORT}{checked_at} {} {}", checked_at + delay, late.as_micros());

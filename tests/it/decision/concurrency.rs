@@ -26,7 +26,6 @@ use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_quota::{
     Concurrency, Decision, Denial, FailureMode, Headers, Key, Limit, Limiter, ManualClock, MemoryStore, Policy,
     RateLimitLayer, RedisStore, SlidingLog, Slots, key,
-    limit::by,
     response::Rejection,
     store::{Charge, ErrorKind, LeaseId, Operation, Outcome, Store, StoreError, StoreFuture, StoreRequest},
 };
@@ -982,11 +981,11 @@ async fn settings_that_count_a_request_when_it_has_ended_are_refused() {
 #[tokio::test]
 async fn a_limit_of_slots_that_is_chosen_is_refused_beside_the_same_settings() {
     let chosen = || {
-        let limit = by(|parts| match parts.uri.path() {
+        let policy = Policy::with_limit_fn("exports", |parts| match parts.uri.path() {
             "/slots" => Limit::from(Concurrency::new(1)),
             _ => SlidingLog::per_minute(9).into(),
         });
-        Policy::new("exports", limit).key(key::constant("all"))
+        policy.key(key::constant("all"))
     };
     for (policy, setting) in [(chosen().refund_if(|_| true), "`.refund_if(..)`")] {
         let reason = Arc::new(Mutex::new(String::new()));
@@ -1020,10 +1019,9 @@ async fn a_limit_of_slots_that_is_chosen_is_refused_beside_the_same_settings() {
 
 #[tokio::test]
 async fn a_limit_of_slots_is_chosen_for_each_request() {
-    let policy = Policy::new(
-        "exports",
-        by(|parts| Concurrency::new(if parts.uri.path() == "/big" { 2 } else { 1 })),
-    );
+    let policy = Policy::with_limit_fn("exports", |parts| {
+        Concurrency::new(if parts.uri.path() == "/big" { 2 } else { 1 })
+    });
     let service = RateLimitLayer::new(MemoryStore::new(), policy.key(key::constant("all"))).layer(service_fn(
         |_: Request<String>| ready(Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("a")))),
     ));
@@ -1111,7 +1109,7 @@ async fn a_holder_that_is_to_be_killed() {
     pending::<()>().await;
 }
 
-fn of_holder() -> Policy<tower_quota::Unkeyed> {
+fn of_holder() -> Policy<()> {
     Policy::new("exports", Concurrency::new(3).lease(Duration::from_secs(1)))
 }
 

@@ -27,7 +27,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
-    Concurrency, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, Unkeyed, key,
+    Concurrency, Limiter, MemoryStore, Policy, RateLimitLayer, SlidingLog, key,
     store::{ErrorKind, Store, StoreError, StoreFuture, StoreId, StoreRequest},
 };
 
@@ -40,11 +40,11 @@ fn slow() -> Slow {
     Arc::new(Gated::new(MemoryStore::new()))
 }
 
-fn log() -> Policy<Unkeyed> {
+fn log() -> Policy<()> {
     Policy::new("log", SlidingLog::per_hour(10))
 }
 
-fn slots() -> Policy<Unkeyed> {
+fn slots() -> Policy<()> {
     Policy::new("slots", Concurrency::new(1))
 }
 
@@ -231,7 +231,13 @@ async fn a_turn_that_is_given_back_is_waited_for() {
     store.open(2);
     assert!(limiter.check("k").await.unwrap().is_allowed());
     {
-        let mut waiting = pin!(limiter.acquire("k").max_wait(Duration::from_secs(3_600)).into_future());
+        let mut waiting = pin!(
+            limiter
+                .request("k")
+                .max_wait(Duration::from_secs(3_600))
+                .acquire()
+                .into_future()
+        );
         assert!(is_pending(&mut waiting).await);
         assert_eq!(owed(&store).await, (1, 0));
     }

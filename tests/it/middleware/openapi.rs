@@ -3,7 +3,7 @@
 use axum::{Router, routing::get as route};
 use http::StatusCode;
 use serde_json::Value;
-use tower_quota::{FailureMode, Headers, MemoryStore, Plans, Policy, RateLimitLayer, SlidingLog, key, limit};
+use tower_quota::{FailureMode, Headers, MemoryStore, Plans, Policy, RateLimitLayer, SlidingLog, key};
 
 use crate::support::{Broken, get, send};
 
@@ -75,7 +75,7 @@ async fn the_components_describe_the_responses() {
 
 #[test]
 fn the_description_names_plans_and_limits_that_are_chosen() {
-    let chosen = Policy::new("chosen", limit::by(|_| SlidingLog::per_minute(1))).key(key::constant("all"));
+    let chosen = Policy::with_limit_fn("chosen", |_| SlidingLog::per_minute(1)).key(key::constant("all"));
     let layer = RateLimitLayer::new(MemoryStore::new(), Plans::new("free", policy()).in_each(chosen));
     let description = layer.openapi()["responses"]["TooManyRequests"]["description"].clone();
     let expected =

@@ -32,8 +32,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use tonic_web::GrpcWebLayer;
 use tower::{Layer, Service, ServiceExt, service_fn, util::MapRequestLayer};
 use tower_quota::{
-    Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, LivePolicies, Policies, Policy, RateLimitLayer,
-    SlidingLog,
+    Decision, FailureMode, Key, KeyExtractor, Limit, Limiter, Policies, Policy, RateLimitLayer, SlidingLog,
     key::{self, KeyError},
     response::{Grpc, Problem},
 };
@@ -810,7 +809,7 @@ async fn a_server_applies_the_limits_of_its_file_after_a_reload() {
         let file = format!("[policies.per-address]\nlimit = \"{limit}\"\nkey = \"ip\"\n");
         Policies::from_toml(&file).expect("a policy")
     };
-    let policies = LivePolicies::from(describe("sliding-log 2/min"));
+    let policies = describe("sliding-log 2/min");
     let policy = policies.get("per-address").expect("the policy has a key");
     let layer = RateLimitLayer::new(Clock::new().memory_store(), policy);
     let (incoming, endpoint) = listen().await;

@@ -497,7 +497,7 @@ async fn the_refund_of_a_request_that_no_longer_waits_can_be_lost() {
         (2.0, Limiter::new(Later(without_refunds()), second())),
         (2.0, Limiter::new(MemoryStore::new(), second())),
     ] {
-        let acquire = || limiter.acquire("42").max_wait(Duration::from_secs(9));
+        let acquire = || limiter.request("42").max_wait(Duration::from_secs(9)).acquire();
         drop(acquire().await.expect("there is room"));
         let timeout = tokio::time::timeout(Duration::from_millis(100), async { acquire().await }).await;
         assert!(timeout.is_err(), "it waits");
@@ -517,7 +517,14 @@ async fn requests_that_wait_are_counted_until_their_turn() {
     let mut sent = JoinSet::new();
     for _ in 0..4 {
         let limiter = limiter.clone();
-        sent.spawn(async move { limiter.acquire("42").max_wait(Duration::from_secs(2)).await.is_ok() });
+        sent.spawn(async move {
+            limiter
+                .request("42")
+                .max_wait(Duration::from_secs(2))
+                .acquire()
+                .await
+                .is_ok()
+        });
     }
     for waiting in [2.0, 1.0, 0.0] {
         sleep(Duration::from_millis(500)).await;
@@ -678,7 +685,7 @@ fn a_reload_changes_the_gauges_of_the_file_and_its_limits() {
 
     write(one);
     let began = SystemTime::now();
-    let policies = Policies::watch(&path).expect("policies");
+    let policies = Policies::from_file(&path).expect("policies");
     let _layer = policies.layer(MemoryStore::new(), ["api"]).expect("a layer");
     let first = all();
     let since = began

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::{Router, body::Body, routing::get as route};
 use http::{Request, Response, request::Builder};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_quota::{Limiter, LivePolicies, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key};
+use tower_quota::{Limiter, MemoryStore, Policies, Policy, RateLimitLayer, SlidingLog, key};
 
 use crate::support::{Clock, Counted, Log, get, get_from, send};
 
@@ -149,7 +149,7 @@ async fn a_file_that_is_switched_off_blocks_nothing() {
 
 #[tokio::test]
 async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
-    let live = LivePolicies::from(described(""));
+    let live = described("");
     let layer = live
         .layer(Clock::new().memory_store(), ["api"])
         .unwrap()
@@ -188,7 +188,7 @@ async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
 
 #[tokio::test]
 async fn a_layer_that_is_built_after_a_reload_has_its_lists() {
-    let live = LivePolicies::from(described("block.routes = \"/health\""));
+    let live = described("block.routes = \"/health\"");
     let policy = live.get("api").unwrap();
     live.replace(described("skip.routes = \"/health\"")).unwrap();
     let app = app(RateLimitLayer::new(MemoryStore::new(), policy));
@@ -197,7 +197,7 @@ async fn a_layer_that_is_built_after_a_reload_has_its_lists() {
 
 #[test]
 fn a_layer_needs_the_name_of_a_policy() {
-    let (fixed, live) = (described(""), LivePolicies::from(described("")));
+    let (fixed, live) = (described(""), described(""));
     for names in [&["api"][..], &["search"], &["api", "api"], &[]] {
         let [fixed, live] = [
             fixed.layer(MemoryStore::new(), names),
@@ -352,7 +352,7 @@ async fn the_others_are_those_that_no_other_policy_is_for() {
 
 #[tokio::test]
 async fn the_others_follow_the_file() {
-    let live = LivePolicies::from(Policies::from_toml(OTHERS).unwrap());
+    let live = Policies::from_toml(OTHERS).unwrap();
     let layer = live.layer(MemoryStore::new(), ["rest"]).unwrap();
     let app = Router::new().fallback(async || "hi").layer(layer);
     assert_eq!(applied(&app, "GET", "/login").await, "");

@@ -11,11 +11,8 @@ use tokio::{
     time::{self, Instant, MissedTickBehavior},
 };
 
-use super::reload::File;
-use crate::{
-    ConfigError,
-    policy::file::{read, warn_of_unused},
-};
+use super::{follow::File, read::read};
+use crate::ConfigError;
 
 /// The shortest time for which a content is the same before it is applied, at shorter intervals than this.
 const QUIET: Duration = Duration::from_secs(1);
@@ -53,7 +50,7 @@ pub(super) fn follow(file: Arc<File>, interval: Duration) -> Result<(), ConfigEr
             // The first tick is at once, when the application may still build its layers.
             ticked = ticked.saturating_add(1);
             if ticked == 2 {
-                warn_of_unused(&watch.0.state().unused());
+                watch.0.state().warn_of_unused();
             }
             let path = path.clone();
             let mut reading = spawn_blocking(move || Reading::of(&path));
