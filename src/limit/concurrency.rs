@@ -48,7 +48,7 @@ use crate::ConfigError;
 /// | --- | --- |
 /// | [`RateLimitLayer`](crate::RateLimitLayer) | the response body ends or is dropped. If the handler fails, panics or is cancelled: until then |
 /// | [`Limiter`](crate::Limiter) | the last clone of the [`Decision`](crate::Decision) is dropped |
-/// | [`Limiter::acquire`](crate::Limiter::acquire) | the [`Permit`](crate::Permit) is dropped, and each clone of its decision |
+/// | [`Limiter::acquire`](crate::Limiter::acquire) | the last clone of its decision is dropped |
 /// | [`Decision::take_slots`](crate::Decision::take_slots) | the [`Slots`](crate::Slots) are dropped, such as at the end of a WebSocket connection |
 ///
 /// A client that reads no more of a response holds its slot for as long as the server keeps the connection. Where callers share

@@ -130,7 +130,7 @@ pub(crate) async fn with_memory(store: impl Store, limit: SlidingLog) -> Router 
 
 /// A service that follows a file.
 pub(crate) async fn with_file(path: PathBuf) -> Router {
-    let policies = Policies::watch(path).expect("a file");
+    let policies = Policies::from_file(path).expect("a file");
     policies.reload_on_change(Duration::from_millis(50)).expect("a runtime");
     let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
     Router::new().fallback(async || "hi").layer(layer)
