@@ -99,7 +99,7 @@ fn live(reloads: u32) -> RateLimitLayer {
     let live = policies();
     let layer = RateLimitLayer::new(MemoryStore::new(), live.get("bench").expect("a policy"));
     for _ in 0..reloads {
-        live.replace(policies()).expect("a policy");
+        live.replace(&policies()).expect("a policy");
     }
     layer
 }

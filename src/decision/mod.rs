@@ -130,7 +130,7 @@ impl Decision {
         self.0.allowed
     }
 
-    /// How many units [`Limiter::take_up_to`](crate::Limiter::take_up_to) has taken; of other decisions 1 if the request is admitted,
+    /// How many units [`take_up_to`](crate::LimiterRequest::take_up_to) has taken; of other decisions 1 if the request is admitted,
     /// else 0.
     #[must_use]
     pub fn taken(&self) -> u32 {

@@ -194,7 +194,7 @@ impl Key {
 /// equal if their values are.
 ///
 /// A request without the value is refused with 500, since the layer that inserts it is missing or runs later;
-/// [`or`](KeyExtractor::or) counts it under another key.
+/// [`or`](crate::KeyExtractor::or) counts it under another key.
 ///
 /// ```
 /// use http::Request;

@@ -131,10 +131,10 @@
 //! * Another algorithm, or another name of the policy: counts start at zero, and the old ones expire.
 //!
 //! While old and new replicas of a service run side by side, each applies its own numbers to the same counts: a shorter window
-//! removes what counts in a longer one only. [`by`] chooses the numbers for each request.
+//! removes what counts in a longer one only. [`Policy::with_limit_fn`](crate::Policy::with_limit_fn) chooses the numbers for each request.
 //!
 //! A request that was checked before a [reload](crate::Policies) is refunded or settled by the new numbers. A request for which
-//! `by` has chosen the numbers is settled by these.
+//! `with_limit_fn` has chosen the numbers is settled by these.
 //!
 //! ```
 //! use tower_quota::{Limiter, MemoryStore, Policy, SlidingLog, TokenBucket};

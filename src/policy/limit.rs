@@ -218,8 +218,7 @@ impl Policy<()> {
     /// fails, and of a [`Receipt`](crate::Receipt). With [`Limit::Unlimited`] the policy does not apply, and no key is extracted.
     /// A limit that [`Policy::new`](crate::Policy::new) would not take refuses the request with `500 Internal Server Error`, and the
     /// first one is logged. So does a limit of [`Concurrency`](crate::Concurrency) if the policy has
-    /// [`refund_if`](crate::Policy::refund_if), [`charge_if`](crate::Policy::charge_if) or
-    /// [`once_per`](crate::Policy::once_per), which have no meaning for slots.
+    /// [`refund_if`](crate::Policy::refund_if), which has no meaning for slots.
     ///
     /// A [`Limiter`](crate::Limiter) has no requests. Make one for each plan, with the same store and policy name: they share
     /// their counts.

@@ -119,7 +119,7 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Whether each response is [ready](StoreFuture::ready) when [`decide`](Self::decide) returns, as
-    /// [`Limiter::check_now`](crate::Limiter::check_now) needs it. The default is `false`, also with an inner store, whose
+    /// [`check_now`](crate::LimiterRequest::check_now) needs it. The default is `false`, also with an inner store, whose
     /// responses this one may delay.
     fn replies_at_once(&self) -> bool {
         false

@@ -11,6 +11,9 @@ pub(crate) use self::{
 };
 use crate::{Decision, key::Secret};
 
+/// Writes the fields of a decision.
+type Custom = Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>;
+
 /// Rate limit fields of responses.
 ///
 /// They are on the responses to admitted and to denied requests, apart from redirects. Those that count only one policy have
@@ -91,7 +94,7 @@ pub enum Headers {
     /// A client that expects a delta takes it for a wait of more than 50 years.
     LegacyEpoch,
     /// Those of a function, made by [`custom`](Self::custom).
-    Custom(Arc<dyn Fn(&Decision, &mut HeaderMap) + Send + Sync>),
+    Custom(Custom),
     /// Those of two, made by [`and`](Self::and).
     Both(Box<[Self; 2]>),
     /// None. A denial has `Retry-After` all the same.

@@ -63,7 +63,7 @@ impl Policies {
     /// let policies = Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?;
     /// let mails = Limiter::new(MemoryStore::new(), policies.unkeyed("mails")?);
     ///
-    /// policies.replace(Policies::from_toml("policies.mails.limit = 'sliding-log 10/h'")?)?;
+    /// policies.replace(&Policies::from_toml("policies.mails.limit = 'sliding-log 10/h'")?)?;
     /// assert_eq!(mails.check("42").await?.limit(), 10);
     /// # Ok(())
     /// # }
@@ -75,7 +75,7 @@ impl Policies {
     ///
     /// If a policy that [`get`](Self::get) has returned has no key anymore, or if a policy
     /// [contradicts](Self#what-a-reload-changes) a layer or limiter. Nothing is changed then.
-    pub fn replace(&self, policies: Policies) -> Result<(), ConfigError> {
+    pub fn replace(&self, policies: &Self) -> Result<(), ConfigError> {
         self.file.replace(policies.file.config(), None)
     }
 
@@ -161,7 +161,7 @@ impl Policies {
     /// let _mails = policies.get("mails")?;
     /// assert_eq!(policies.fault(), None);
     ///
-    /// assert!(policies.replace(Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?).is_err());
+    /// assert!(policies.replace(&Policies::from_toml("policies.mails.limit = 'sliding-log 3/h'")?).is_err());
     /// assert!(policies.fault().unwrap().contains("`mails`"));
     /// # }
     /// # Ok::<(), tower_quota::ConfigError>(())

@@ -88,7 +88,7 @@ async fn the_keys_of_a_file_are_known_and_those_of_a_reload() {
     let layer = policies.layer(MemoryStore::new(), ["api"]).expect("a policy");
     let operator = Operator::of(&layer);
     assert_eq!(operator.policy().await["key"], "(header:x-tenant=.. or ip=..)|path=/..");
-    policies.replace(parse("'ip'")).expect("a file");
+    policies.replace(&parse("'ip'")).expect("a file");
     assert_eq!(operator.policy().await["key"], "ip=..");
     assert_eq!(operator.get("api", "ip=192.0.2.1").await.status, StatusCode::OK);
     assert_eq!(

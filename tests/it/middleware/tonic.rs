@@ -820,11 +820,11 @@ async fn a_server_applies_the_limits_of_its_file_after_a_reload() {
     let mut caller = Caller::new(&endpoint).await;
     assert_eq!(caller.once("hi").await.expect("admitted"), "hi, Some(1) left");
     policies
-        .replace(describe("sliding-log 4/min"))
+        .replace(&describe("sliding-log 4/min"))
         .expect("the policy has a key");
     assert_eq!(caller.once("hi").await.expect("admitted"), "hi, Some(2) left");
     policies
-        .replace(describe("sliding-log 1/min"))
+        .replace(&describe("sliding-log 1/min"))
         .expect("the policy has a key");
     let denied = caller.once("hi").await.expect_err("denied");
     assert_eq!(denied.code(), Code::ResourceExhausted);

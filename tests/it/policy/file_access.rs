@@ -156,7 +156,7 @@ async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
         .block(|parts| parts.uri.path() == "/none");
     let app = app(layer.clone());
     // Set after the layer has followed a reload.
-    live.replace(described("block.routes = \"/health\"")).unwrap();
+    live.replace(&described("block.routes = \"/health\"")).unwrap();
     assert_eq!(statuses(&app, || get("/health")).await, BLOCKED);
     let later = self::app(layer.skip(|parts| parts.uri.path() == "/mine"));
 
@@ -167,7 +167,7 @@ async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
         ("enabled = false\nblock.routes = \"/health\"", [200, 200]),
         ("", LIMITED),
     ] {
-        live.replace(described(lines)).unwrap();
+        live.replace(&described(lines)).unwrap();
         let request = || get_from("203.0.113.1", "/health");
         assert_eq!(statuses(&app, request).await, health, "{lines}");
         assert_eq!(statuses(&app, || get("/none")).await, BLOCKED, "{lines}");
@@ -177,7 +177,7 @@ async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
     }
 
     // A policy that the file has no more is in a layer that has the lists of the file.
-    live.replace(Policies::from_toml("block.routes = \"/health\"\n[policies]").unwrap())
+    live.replace(&Policies::from_toml("block.routes = \"/health\"\n[policies]").unwrap())
         .unwrap();
     assert_eq!(statuses(&app, || get("/health")).await, BLOCKED);
 
@@ -190,7 +190,7 @@ async fn the_lists_follow_the_file_and_conditions_in_code_stay() {
 async fn a_layer_that_is_built_after_a_reload_has_its_lists() {
     let live = described("block.routes = \"/health\"");
     let policy = live.get("api").unwrap();
-    live.replace(described("skip.routes = \"/health\"")).unwrap();
+    live.replace(&described("skip.routes = \"/health\"")).unwrap();
     let app = app(RateLimitLayer::new(MemoryStore::new(), policy));
     assert_eq!(statuses(&app, || get("/health")).await, SKIPPED);
 }
@@ -358,7 +358,7 @@ async fn the_others_follow_the_file() {
     assert_eq!(applied(&app, "GET", "/login").await, "");
     assert_eq!(applied(&app, "GET", "/new").await, "rest");
 
-    live.replace(Policies::from_toml(&OTHERS.replace("\"/login\"", "\"/new\"")).unwrap())
+    live.replace(&Policies::from_toml(&OTHERS.replace("\"/login\"", "\"/new\"")).unwrap())
         .unwrap();
     assert_eq!(applied(&app, "GET", "/login").await, "rest");
     assert_eq!(applied(&app, "GET", "/new").await, "");

@@ -252,7 +252,7 @@ async fn plans_and_routes_follow_the_file() {
         ),
         ("[policies.api]", "enabled = false\n[policies.api]", None),
     ] {
-        live.replace(Policies::from_toml(&PLANS.replace(from, to)).unwrap())
+        live.replace(&Policies::from_toml(&PLANS.replace(from, to)).unwrap())
             .unwrap();
         assert_eq!(announced(&app, pro()).await.as_deref(), expected, "{to}");
     }
@@ -296,7 +296,7 @@ fn an_extension_that_is_not_registered_is_an_error_that_names_the_call() {
     let live = described("");
     assert!(live.get("api").is_ok());
     let error = live
-        .replace(Policies::from_toml(PLANS).unwrap())
+        .replace(&Policies::from_toml(PLANS).unwrap())
         .unwrap_err()
         .to_string();
     assert!(error.contains("`with_extension("), "{error}");
@@ -312,7 +312,7 @@ async fn a_limiter_takes_no_routes_and_a_reload_that_adds_them_is_refused() {
 
     let live = described("");
     let limiter = Limiter::new(MemoryStore::new(), live.unkeyed("api").unwrap());
-    let error = live.replace(scoped()).unwrap_err();
+    let error = live.replace(&scoped()).unwrap_err();
     for part in ["`routes`", "`api`", "leave it out"] {
         assert!(error.to_string().contains(part), "{error}");
     }
@@ -320,7 +320,7 @@ async fn a_limiter_takes_no_routes_and_a_reload_that_adds_them_is_refused() {
         assert_eq!(limiter.check("42").await.unwrap().remaining(), remaining);
     }
 
-    live.replace(Policies::from_toml("policies.api.limit = \"20/min\"").unwrap())
+    live.replace(&Policies::from_toml("policies.api.limit = \"20/min\"").unwrap())
         .unwrap();
     assert_eq!(limiter.check("42").await.unwrap().remaining(), 17);
 }

@@ -196,7 +196,7 @@ async fn the_plans_of_a_file_are_those_of_its_layers_and_follow_it() {
             r#""requests";r=0;t=3600, "exports";r=24;t=3600"#,
         ),
     ] {
-        live.replace(Policies::from_toml(&FILE.replace(from, to)).unwrap())
+        live.replace(&Policies::from_toml(&FILE.replace(from, to)).unwrap())
             .unwrap();
         assert_eq!(request(&app, "pro").await.field("ratelimit"), Some(state), "{to}");
     }
@@ -209,7 +209,7 @@ async fn what_is_settled_after_a_reload_is_settled_by_the_plan() {
     let limiter = Limiter::new(Clock::new().memory_store(), live.unkeyed_plans(["mails"]).unwrap());
     let decision = limiter.request("42").plan("pro").check().await.expect("a decision");
 
-    live.replace(Policies::from_toml(&file.replace("10/h", "20/h")).unwrap())
+    live.replace(&Policies::from_toml(&file.replace("10/h", "20/h")).unwrap())
         .unwrap();
     decision.take_receipt().settle(5).await.expect("the store answers");
     let left = limiter.request("42").plan("pro").peek().await.expect("a decision");

@@ -560,7 +560,7 @@ fn an_application_replaces_policies_of_its_own_configuration() {
         decision.unwrap().limit()
     };
     assert_eq!(limit(), 3);
-    policies.replace(describe("sliding-log 8/min")).unwrap();
+    policies.replace(&describe("sliding-log 8/min")).unwrap();
     assert_eq!(limit(), 8);
 
     let error = policies.reload().unwrap_err().to_string();
@@ -934,7 +934,7 @@ async fn settles_with_the_newest_limit(clock: &Clock, store: impl Store + Clone,
         advance(0).await;
         let long = mails.check("42").await.expect("the store replies");
 
-        live.replace(policies("h")).expect("it fits");
+        live.replace(&policies("h")).expect("it fits");
         advance(10_000).await;
         let mut used = 0;
         while mails.check("42").await.expect("the store replies").is_allowed() {
