@@ -219,8 +219,7 @@ impl Proxies {
     pub(super) fn group_by(&mut self, grouping: &Grouping) -> Result<(), ConfigError> {
         let networks = self.given.iter().map(|given| match grouping.canonical_network(*given) {
             network if network.prefix_len() == 0 => Err(ConfigError::new(format!(
-                "`{given}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`, \
-                 in a file `trusted = \"any-peer\"`"
+                "`{given}` contains every address; for a server that only its proxy can reach, use `trust_any_peer()`"
             ))),
             network => Ok(network),
         });

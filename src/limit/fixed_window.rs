@@ -116,7 +116,7 @@ impl FixedWindow {
     /// ```
     pub fn calendar(quota: u64, calendar: Calendar, zone: &str) -> Result<Self, ConfigError> {
         if let Some(fault) = Fault::of(quota, Duration::from_secs(1)) {
-            return Err(ConfigError::new(fault.message()));
+            return Err(ConfigError::new(fault.in_code()));
         }
         let zone = TimeZone::get(zone).map_err(|_| {
             ConfigError::new(format!(

@@ -165,7 +165,8 @@ fn concurrency(text: &str) -> Result<Limit, ConfigError> {
             SLOTS,
         ));
     }
-    let slots = Concurrency::try_new(whole_number(slots, SLOTS)?).map_err(invalid(SLOTS))?;
+    let slots = Concurrency::try_new(whole_number(slots, SLOTS)?);
+    let slots = slots.map_err(|_| fault(Concurrency::SLOTS_IN_TEXT, SLOTS))?;
     let (name, length) = setting
         .trim_start()
         .split_once(char::is_whitespace)
@@ -175,7 +176,10 @@ fn concurrency(text: &str) -> Result<Limit, ConfigError> {
         ("lease", length) => {
             let lease = parse_length(length)
                 .ok_or_else(|| fault(format_args!("`{length}` is not a length of time"), LEASED_SLOTS))?;
-            Ok(slots.try_lease(lease).map_err(invalid(LEASED_SLOTS))?.into())
+            Ok(slots
+                .try_lease(lease)
+                .map_err(|_| fault(Concurrency::LEASE_IN_TEXT, LEASED_SLOTS))?
+                .into())
         }
         _ => Err(unknown(&[setting.trim()], "concurrency", LEASED_SLOTS)),
     }

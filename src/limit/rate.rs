@@ -75,7 +75,7 @@ impl<'a> Rate<'a> {
 
     fn check(&self, window: Duration) -> Result<(), ConfigError> {
         match Fault::of(self.quota, window) {
-            Some(wrong) => Err(fault(wrong.message(), self.example)),
+            Some(wrong) => Err(fault(wrong.in_text(), self.example)),
             None => Ok(()),
         }
     }

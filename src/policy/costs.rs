@@ -7,8 +7,7 @@ use http::request::Parts;
 use super::Policy;
 use crate::{Completion, decision::Cost};
 
-pub(super) const COST_FAULT: &str =
-    "a request costs at least 1; a policy with `Limit::Unlimited`, in a file with `enabled = false`, counts nothing";
+pub(super) const COST_FAULT: &str = "a request costs at least 1; a policy with the limit `unlimited` counts nothing";
 
 /// The requests that are counted, and their costs.
 impl<K> Policy<K> {

@@ -112,7 +112,7 @@ impl<K> Policy<K> {
 }
 
 pub(super) const WAITING_FAULT: &str =
-    "1 to 999999999999999 units wait for a limit; without `.wait_up_to(..)`, in a file `wait`, none does";
+    "1 to 999999999999999 units wait for a limit; of a policy without a wait none does";
 
 /// Waiting.
 impl<K> Policy<K> {

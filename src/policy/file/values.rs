@@ -3,6 +3,7 @@
 use std::{fmt, time::Duration};
 
 use http::{HeaderName, Method};
+use ipnet::IpNet;
 use serde::{
     Deserialize, Deserializer,
     de::{Error, Visitor},
@@ -173,7 +174,16 @@ impl TryFrom<ClientIpTable> for ClientIp {
         match table.trusted {
             Trusted::AnyPeer => Ok(Self(client_ip.trust_any_peer())),
             Trusted::UnixPeer => Ok(Self(client_ip.trust_unix_peer())),
-            Trusted::Networks(networks) => client_ip.trusted(networks).map(Self),
+            Trusted::Networks(networks) => {
+                let is_all =
+                    |network: &&String| network.parse::<IpNet>().is_ok_and(|network| network.prefix_len() == 0);
+                match networks.iter().find(is_all) {
+                    None => client_ip.trusted(networks).map(Self),
+                    Some(all) => Err(ConfigError::new(format!(
+                        "`{all}` contains every address; for a server that only its proxy can reach, `trusted` is `\"any-peer\"`"
+                    ))),
+                }
+            }
         }
     }
 }

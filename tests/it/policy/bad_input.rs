@@ -78,7 +78,7 @@ fn a_limit_of_nothing() {
 }
 
 #[test]
-#[should_panic(expected = "costs at least 1; with `Limit::Unlimited`")]
+#[should_panic(expected = "costs at least 1; a policy with the limit `unlimited`")]
 fn a_request_that_costs_nothing() {
     assert!(policy("five").cost(5).validate().is_ok());
     let _ = policy("free").cost(0);

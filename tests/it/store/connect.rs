@@ -497,11 +497,8 @@ async fn a_store_on_a_client_of_redis_rs_starts_before_its_redis() {
     eventually("the store answers", async || answers(&store).await).await;
 }
 
-#[tokio::test]
-async fn a_connect_timeout_of_zero_or_without_end_is_an_error() {
-    for timeout in [Duration::ZERO, Duration::MAX] {
-        let builder = RedisStore::builder().connect_timeout(timeout);
-        let error = builder.url("redis://127.0.0.1:1").connect_lazy().unwrap_err();
-        assert!(error.to_string().contains("such as 5 s"), "{error}");
-    }
+#[test]
+#[should_panic(expected = "such as 5 s")]
+fn a_connect_timeout_of_zero_is_an_error() {
+    let _ = RedisStore::builder().connect_timeout(Duration::ZERO);
 }

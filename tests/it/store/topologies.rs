@@ -39,7 +39,6 @@ each_client! {
     checks_are_served_after_a_partition
     a_reply_after_the_deadline_fails_the_check_and_keeps_the_connection
     a_password_is_in_no_error_log_or_debug_output
-    a_pool_of_no_connections_is_an_error
 }
 
 /// As behind a name, whose address is that of the new primary.
@@ -450,12 +449,16 @@ async fn a_password_is_in_no_error_log_or_debug_output(library: ClientLibrary) {
     assert!(!seen.contains(SECRET), "{seen}");
 }
 
-async fn a_pool_of_no_connections_is_an_error(library: ClientLibrary) {
-    for connections in [0, 65] {
-        let builder = builder(library).connections(connections);
-        let error = builder.url("redis://127.0.0.1:1").connect().await.unwrap_err();
-        assert!(error.to_string().contains("1 to 64"), "{error}");
-    }
+#[test]
+#[should_panic(expected = "1 to 64")]
+fn a_pool_of_no_connections_is_an_error() {
+    let _ = RedisStore::builder().connections(0);
+}
+
+#[test]
+#[should_panic(expected = "1 to 64")]
+fn a_pool_of_too_many_connections_is_an_error() {
+    let _ = RedisStore::builder().connections(65);
 }
 
 #[tokio::test]

@@ -40,13 +40,13 @@ pub fn a_layer_without_its_trait() {
     let _ = RateLimitLayer::new(MemoryStore::new(), []).layer("a service");
 }
 
-//~ `&[Policy]` is not a policy with a key, nor a list of them
+//~ `&[Policy<Arc<dyn KeyExtractor>>]` is not a policy with a key, nor a list of them
 //~ a list is an array or a `Vec`, by value
 pub fn a_list_by_reference(policies: &[Policy]) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new(), policies)
 }
 
-//~ `Policy<Unkeyed>` is not a policy with a key, nor a list of them
+//~ `Policy<()>` is not a policy with a key, nor a list of them
 //~ a policy has a key that requests are counted under: `.key(key::ip())`, or `.key(key::constant("all"))`
 pub fn a_policy_without_a_key() {
     let _ = RateLimitLayer::new(MemoryStore::new(), Policy::new("hello", SlidingLog::per_minute(5)));
