@@ -108,7 +108,7 @@ fn traits<'a>(docs: &'a Value, kind: &Value) -> BTreeSet<&'a str> {
 }
 
 /// Types that are neither futures nor errors, of which there is one for each request or body.
-const NOT_CLONED: &str = "Acquire MemoryStoreBuilder Permit Receipt ResponseBody Slots";
+const NOT_CLONED: &str = "MemoryStoreBuilder Receipt ResponseBody Slots";
 
 fn assert_types_can_be_shared(docs: &Value) {
     let mut count = 0;
