@@ -123,7 +123,7 @@ impl PolicyMetrics {
 
     /// Registers the series, and records the limits as those in force.
     pub(crate) fn register(&self) {
-        drop(PolicyHandles::of(self));
+        let _ = PolicyHandles::of(self);
     }
 
     #[inline]
@@ -224,7 +224,7 @@ impl CheckMetrics {
 
     /// Registers the series.
     pub(crate) fn register() {
-        drop(CheckHandles::new());
+        let _ = CheckHandles::new();
     }
 
     pub(crate) fn failed(&self, kind: ErrorKind) {
@@ -271,7 +271,7 @@ struct RedisHandles {
 
 impl RedisMetrics {
     pub(crate) fn new() -> Self {
-        drop(RedisHandles::new());
+        let _ = RedisHandles::new();
         Self(Handles::new())
     }
 
@@ -313,7 +313,7 @@ impl NodeMetrics {
             node: Some(address.to_owned()),
             handles: Handles::new(),
         };
-        drop(node_handles(address));
+        let _ = node_handles(address);
         metrics
     }
 

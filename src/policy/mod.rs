@@ -23,12 +23,13 @@ pub use self::file::Policies;
 use self::file::RefusedReload;
 #[cfg(feature = "serde")]
 use self::file::{FromFile, Place};
+#[cfg(feature = "serde")]
+use self::set::PolicyKey;
 #[cfg(test)]
 pub(crate) use self::set::context;
 use self::{
     limit::{PolicyLimit, valid_name},
     plans::PlanOf,
-    set::PolicyKey,
 };
 pub(crate) use self::{
     plans::PlanChoice,
