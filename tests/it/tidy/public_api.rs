@@ -14,7 +14,6 @@ use serde_json::Value;
 use super::{read, root};
 use crate::support::cargo;
 
-/// The public API, as rustdoc writes it.
 fn rustdoc() -> Value {
     let output = cargo()
         .args([
@@ -107,7 +106,6 @@ fn traits<'a>(docs: &'a Value, kind: &Value) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// Types that are neither futures nor errors, of which there is one for each request or body.
 const NOT_CLONED: &str = "MemoryStoreBuilder Receipt ResponseBody Slots";
 
 fn assert_types_can_be_shared(docs: &Value) {
@@ -135,7 +133,6 @@ fn assert_types_can_be_shared(docs: &Value) {
     assert!(count > 50, "{count} types were found");
 }
 
-/// One test, since rustdoc runs for seconds.
 #[test]
 #[ignore = "needs rustdoc, which compiles the dependencies again: `.ci/run`"]
 fn public_types_can_be_shared_and_those_of_other_crates_are_listed() {
