@@ -56,7 +56,7 @@ for n = 1, last_run do
     algorithm, cost, quota, x, y, z, position = unpack_numbers('<sddddd', ARGV[n], position)
     if algorithm == 'log' then
       sliding_log = true
-      weighted_log = weighted_log or y > 0 or cost > 1 or operation == 'reserve' or operation == 'refund'
+      weighted_log = weighted_log or y > 0 or cost > 1 or operation == 'refund'
       if y == 0 and cost == 1 or operation == 'check' then
         coarse_log = coarse_log or y > 0
         if not texts or texts.window ~= x or texts.grain ~= y then
