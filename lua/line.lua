@@ -11,15 +11,14 @@ if has_lines then
   -- Reads the places that have not expired, without those of a clock that is gone.
   local function read(key)
     local text, places, at, left = call('GET', key) or '', {}, 1, BOUND
-    while at + 32 <= #text + 1 and left > 0 do
-      local place = {}
-      place.process, place.line, place.til, place.size, at = unpack_numbers('<dddd', text, at)
-      local held = now < place.til and place.til <= now + PLACE_US
-      for n = 1, math.min(place.size, left, math.floor((#text + 1 - at) / 16)) do
+    while at + 31 <= #text and left > 0 do
+      local place, size = {}, 0
+      place.process, place.line, place.til, size, at = unpack_numbers('<dddd', text, at)
+      for n = 1, math.min(size, left, math.floor((#text + 1 - at) / 16)) do
         place[2 * n - 1], place[2 * n], at = unpack_numbers('<dd', text, at)
         left = left - 1
       end
-      if held and place[1] then
+      if place[1] and now < place.til and place.til <= now + PLACE_US then
         places[#places + 1] = place
       end
     end
@@ -27,7 +26,7 @@ if has_lines then
   end
 
   -- Writes the places, which expire with the last one.
-  local function write(key, places)
+  local function write_places(key, places)
     local texts, last = {}, 0
     for _, place in ipairs(places) do
       if place[1] then
@@ -39,13 +38,25 @@ if has_lines then
       end
     end
     if last > 0 then
-      call('SET', key, table.concat(texts), 'PXAT', expiry(last - SLACK))
+      call('SET', key, table.concat(texts), 'PXAT', expiry(last))
     else
       call('UNLINK', key)
     end
   end
 
-  -- The weight that has arrived before a time: without the place with this line, or without those of its requests that are decided.
+  -- The place of a line, which is made if it is not there.
+  local function place_of(line)
+    for _, place in ipairs(line.places) do
+      if place.line == line.number then
+        return place
+      end
+    end
+    local place = { line = line.number }
+    line.places[#line.places + 1] = place
+    return place
+  end
+
+  -- The weight that has arrived before a time: without the place of `own`, or without those of its requests that are decided.
   local function weight_before(places, arrived, own, decided)
     local weight = 0
     for _, place in ipairs(places) do
@@ -63,134 +74,112 @@ if has_lines then
 
   -- The weight that comes before the nth of the requests that are decided. The order of the requests of one process in the line that
   -- they lead is that of the process.
-  local function before(request, charge, n)
+  local function before(request, line, n)
     local arrived = request.waiting and request.waiting[2 * n - 1]
     if not arrived then
-      return weight_before(charge.places, math.huge)
+      return weight_before(line.places, math.huge)
     end
-    return weight_before(charge.places, arrived, charge.line, not charge.leads and request.decided)
+    return weight_before(line.places, arrived, line.number, not line.leads and request.decided)
   end
 
-  -- How many of the requests that are decided fit.
-  local function fitting(request, charge, room, cost)
-    local fits = 0
-    while fits < request.times and before(request, charge, fits + 1) + (fits + 1) * cost <= room do
-      fits = fits + 1
-    end
-    return fits
-  end
-
-  -- The time until so much fits, if nothing else is added: each quota that is more than the first takes a cycle more.
+  -- The time until so much fits, if nothing else is added: each quota beyond the first takes a cycle more.
   local function time_until(request, charge, total)
-    local quota, of = charge[C_QUOTA], operation
+    local quota, line, of = charge[C_QUOTA], charge[C_LINE], operation
     local cycles = total > quota and math.ceil(total / quota) - 1 or 0
     local function looks(_, room, _, cost)
       return 0, room < cost
     end
     operation = 'peek'
     local _, _, wait =
-      charge[C_RULE](charge.key, 1, looks, total - cycles * quota, quota, charge[C_X], charge[C_Y], charge[C_Z], request)
+      charge[C_RULE](line.key, 1, looks, total - cycles * quota, quota, charge[C_X], charge[C_Y], charge[C_Z], request)
     operation = of
-    return cycles * charge.cycle + wait
+    return cycles * line.cycle + wait
   end
 
-  local function place_of(places, own)
-    for _, place in ipairs(places) do
-      if place.line == own then
-        return place
-      end
-    end
-  end
-
-  -- Ends a decision about requests of a process: those that are admitted leave the line, and those that are denied stand in it if this
-  -- charge lacks room for them.
-  local function settle(request, charge, admitted, lacks)
-    local places, waiting = charge.places, request.waiting
-    local place = place_of(places, charge.line)
-    if waiting and charge.leads then
-      local from = lacks and admitted or request.times
-      place = place or {}
-      if not place.process then
-        places[#places + 1] = place
-      end
-      for n = #place, 1, -1 do
-        place[n] = nil
-      end
-      for n = 2 * from + 1, #waiting do
-        place[#place + 1] = waiting[n]
+  -- Ends a decision about requests that wait: those that are admitted leave the line. Those that are denied stand in it if this key
+  -- lacks room for them.
+  local function settle(request, charge, line, admitted)
+    local waiting, place, kept = request.waiting, place_of(line), {}
+    if waiting and line.leads then
+      for n = 2 * (line.lacks and admitted or request.times) + 1, #waiting do
+        kept[#kept + 1] = waiting[n]
       end
     elseif waiting then
-      local left = {}
-      for n = 1, place and #place or 0, 2 do
-        if not (request.decided[place[n]] and request.decided[place[n]] <= admitted) then
-          left[#left + 1], left[#left + 2] = place[n], place[n + 1]
+      for n = 1, #place, 2 do
+        local nth = request.decided[place[n]]
+        if not nth or nth > admitted then
+          kept[#kept + 1], kept[#kept + 2] = place[n], place[n + 1]
         end
       end
-      if not place or #left == #place then
-        return
-      end
-      for n = 1, #place do
-        place[n] = left[n]
-      end
-    elseif lacks and admitted == 0 and request.may_wait and (not place or #place < 2 * PLACE_SIZE) then
-      place = place or {}
-      if not place.process then
-        places[#places + 1] = place
-      end
-      place[#place + 1], place[#place + 2] = now, charge[C_COST]
+    elseif line.lacks and request.may_wait and #place < 2 * PLACE_SIZE then
+      kept = { unpack(place) }
+      kept[#kept + 1], kept[#kept + 2] = now, charge[C_COST]
     else
       return
     end
-    if charge.leads or not waiting then
-      place.process, place.line, place.til = request.process, charge.line, now + PLACE_US
+    if #kept == #place and (#kept == 0 or waiting and not line.leads) then
+      return
     end
-    write(charge.line_key, places)
+    if line.leads or not waiting then
+      place.process, place.til = request.process, now + PLACE_US
+    end
+    for n = 1, math.max(#place, #kept) do
+      place[n] = kept[n]
+    end
+    write_places(line.line_key, line.places)
   end
 
   -- Wakes the processes whose first requests fit now.
-  local function wake(request, charge, room)
-    for _, place in ipairs(charge.places) do
-      local is_own = operation == 'wait' and charge.leads and place.line == charge.line
-      if place[1] and not is_own and weight_before(charge.places, place[1], place.line) + place[2] <= room then
-        local channel = string.match(charge.line_key, '^(.-:1:)line:') .. 'wake:' .. digits(place.process)
+  local function wake(line, room)
+    for _, place in ipairs(line.places) do
+      local is_own = operation == 'wait' and line.leads and place.line == line.number
+      if place[1] and not is_own and weight_before(line.places, place[1], place.line) + place[2] <= room then
+        local channel = string.match(line.line_key, '^(.-:1:)line:') .. 'wake:' .. digits(place.process)
         -- Without permission for it, the request is checked again within a second.
         redis.pcall('PUBLISH', channel, digits(place.line))
       end
     end
   end
 
-  function in_line(request, room, fits, cost, quota)
+  function in_line(request, room, fits, cost)
     local charge = request.deciding
-    charge.key, charge.line_key, request.lines = keys[request.place], keys[request.lines], request.lines + 1
-    charge.places = read(charge.line_key)
+    local line = charge[C_LINE]
+    line.key, line.line_key, request.lines = keys[request.place], keys[request.lines], request.lines + 1
+    line.places, line.lacks, line.wait = read(line.line_key), false, nil
     if operation == 'wait' or operation == 'check' or operation == 'peek' then
-      fits = fitting(request, charge, room, cost)
-      charge.lacks = fits < request.times
-      -- A request that has just arrived stands in the line only if it may wait for all that it lacks.
-      if operation == 'wait' and charge.lacks and not request.waiting then
-        local needed = before(request, charge, 1) + charge.ahead + cost
-        charge.wait = time_until(request, charge, needed)
-        request.may_wait = request.may_wait and charge.longest >= (charge.cycle > 0 and charge.wait or 1)
+      fits = 0
+      while fits < request.times and before(request, line, fits + 1) + (fits + 1) * cost <= room do
+        fits = fits + 1
       end
+      line.lacks = fits < request.times or request.banned == charge
+      -- A request that has just arrived stands in the line only if it may wait for all that it lacks.
+      if operation == 'wait' and line.lacks and not request.waiting then
+        line.wait = time_until(request, charge, before(request, line, 1) + line.ahead + cost)
+        -- When slots will be free is not known.
+        local known = line.cycle > 0 and line.wait or 1
+        request.may_wait = request.may_wait and not request.banned and line.longest >= known
+      end
+    elseif operation == 'charge' then
+      line.places = {}
     end
-    local counted, waits, refunded_at = rest(request, room, fits, cost, quota)
+    local counted, waits, refunded_at = rest(request, room, fits, cost)
     if operation == 'wait' then
-      settle(request, charge, counted, charge.lacks)
+      settle(request, charge, line, counted)
     end
     return counted, waits, refunded_at
   end
 
-  -- What remains of a charge behind the line, and how long the first request that is not admitted waits.
-  function after_line(request, charge, room, wait)
+  -- What remains of a charge behind the line, and how long the first request waits that is not admitted.
+  function after_line(request, charge, line, room, wait)
     if operation == 'wait' or operation == 'refund' or operation == 'end' or operation == 'reset' then
-      wake(request, charge, room)
+      wake(line, room)
     end
-    if charge.lacks then
-      local next_one = (request.waiting and request.fits or 0) + 1
-      local needed = before(request, charge, next_one) + (request.waiting and 0 or charge.ahead or 0) + charge[C_COST]
-      wait = charge.wait or time_until(request, charge, needed)
+    if line.lacks then
+      local nth = request.waiting and request.fits + 1 or 1
+      local ahead = not request.waiting and operation == 'wait' and line.ahead or 0
+      wait = line.wait or time_until(request, charge, before(request, line, nth) + ahead + charge[C_COST])
       wait = wait > 0 and wait or SOON_US
     end
-    return math.max(0, room - weight_before(charge.places, math.huge)), wait
+    return math.max(0, room - weight_before(line.places, math.huge)), wait
   end
 end

@@ -199,13 +199,13 @@ mod fixed_window;
 mod leases;
 #[expect(clippy::module_inception, reason = "the type `Limit` is where a reader looks for it")]
 mod limit;
+mod line;
 mod parse;
 mod prefetch;
 mod rate;
 mod rule;
 mod sliding_counter;
 mod sliding_log;
-mod slot_queue;
 mod token_bucket;
 
 use std::{fmt, sync::Arc};
@@ -230,16 +230,16 @@ pub use self::{
 pub(crate) use self::{
     ban::Banned,
     limit::{NamedLimit, hash_text},
+    line::{Arrival, Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
     rate::LengthText,
-    rule::{Change, Effect, MAX_QUOTA, Saved, State, Turn},
+    rule::{Change, Effect, MAX_QUOTA, SLACK, Saved, State},
 };
 #[cfg(any(feature = "fred", feature = "cluster"))]
 pub(crate) use self::{
     ban::{LEVELS, MAX_BAN, NEVER},
     concurrency::{HEAVIEST, RETRY_US},
-    rule::{BOUND, MAX_EXACT, MAX_TOTAL, SLACK},
+    rule::{BOUND, MAX_EXACT, MAX_TOTAL},
     sliding_log::{BUDGET, LONGER_WINDOWS, STEPS},
-    slot_queue::{PLACE_US, QUEUE_AT},
 };
 
 /// A limit that is chosen for each request, such as by the plan of a user.
