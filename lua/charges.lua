@@ -12,10 +12,12 @@ local reply
 if rest then
   -- Decides the next charge.
   function rest(request, room, fitting, cost)
-    local times = request.times
+    local times, decided = request.times, request.deciding
     if fitting < request.fits then
       request.fits = fitting
     end
+    -- A request does not wait for a charge without a line.
+    request.may_wait = request.may_wait and (fitting >= times or not decided or decided[C_LINE])
 
     local charge, place = request.charge, request.place + 1
     if charge then

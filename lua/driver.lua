@@ -85,7 +85,7 @@ if not single then
     end
     local times = callers_of(run)
     request.times, request.fits, request.refunded_at = times, times, run.admitted_at
-    request.charge, request.place, request.banned = run.first, passed, false
+    request.deciding, request.charge, request.place, request.banned = false, run.first, passed, false
     request.needs = (operation == 'refund' or operation == 'end') and 0 or times
     if run.lines > 0 then
       request.lines = #keys - line_keys + run.first_line + (passed - run.before) / run.size * run.lines

@@ -157,10 +157,8 @@ if has_lines then
         line.wait = time_until(request, charge, before(request, line, 1) + line.ahead + cost)
         -- When slots will be free is not known.
         local known = line.cycle > 0 and line.wait or 1
-        request.may_wait = request.may_wait and not request.banned and line.longest >= known
+        request.may_wait = request.may_wait and line.longest >= known
       end
-    elseif operation == 'charge' then
-      line.places = {}
     end
     local counted, waits, refunded_at = rest(request, room, fits, cost)
     if operation == 'wait' then

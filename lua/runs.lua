@@ -47,8 +47,9 @@ for n = 1, last_run do
   elseif operation == 'wait' then
     local count
     process, count, position = unpack_numbers('<dd', ARGV[n], position)
-    waiting = count >= 0 and {} or nil
-    for place = 1, 2 * count do
+    -- How many wait and one more; 0 for a request that has just arrived.
+    waiting = count > 0 and {} or nil
+    for place = 1, 2 * count - 2 do
       waiting[place], position = unpack_numbers('<d', ARGV[n], position)
     end
   elseif operation == 'within' then

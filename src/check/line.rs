@@ -27,12 +27,12 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{Check, Held, begin, give_back, send, settle};
+use super::{Check, Held, begin, composite, give_back, settle};
 use crate::{
     Decision, PolicyDecision,
     decision::Undecided,
     limit::{Arrival, PLACE_SIZE, PLACE_US, SLACK},
-    store::{ErrorKind, Operation, Owed, OwedKind, StoreError, StoreResponse},
+    store::{Charge, ChargeLine, ErrorKind, Operation, Owed, OwedKind, StoreError, StoreFuture, StoreResponse, wakes::LineSignal},
 };
 
 /// The longest time after which the first request of a line is checked again.
@@ -50,9 +50,7 @@ static ORPHANED: Notify = Notify::const_new();
 struct Line {
     id: u64,
     state: Mutex<State>,
-    /// Whether the store has found that the first request may fit.
-    is_woken: AtomicBool,
-    changed: Notify,
+    signal: Arc<LineSignal>,
 }
 
 #[derive(Default)]
@@ -114,25 +112,19 @@ struct Lacking {
     retry_after: Duration,
 }
 
-/// Wakes a line, if a request of this process stands in it.
+/// A charge of a request that may wait.
 #[cold]
-pub(crate) fn wake(id: u64) {
-    let line = lock(&LINES).get(&id).cloned();
-    if let Some(line) = line {
-        line.wake();
-    }
-}
-
-/// Wakes all lines.
-#[cfg(any(feature = "fred", feature = "cluster"))]
-pub(crate) fn wake_all() {
-    let lines: Vec<_> = lock(&LINES).values().cloned().collect();
-    lines.iter().for_each(|line| line.wake());
+pub(super) fn charge_in_line<'a>(charge: Charge<'a>, undecided: &Undecided) -> Charge<'a> {
+    let led = undecided.led_line();
+    charge.map_line(|line| ChargeLine {
+        leads: led == Some(line.number),
+        ahead: if led.is_some() { 0 } else { cost_behind_place(line.number) },
+        ..line
+    })
 }
 
 /// The cost of the requests in a line that its place does not contain.
-#[cold]
-pub(crate) fn cost_behind_place(id: u64) -> u64 {
+fn cost_behind_place(id: u64) -> u64 {
     let line = lock(&LINES).get(&id).cloned();
     line.map_or(0, |line| {
         let state = line.state();
@@ -265,7 +257,7 @@ impl Waiter {
         });
         for lacking in lacking {
             match standing.iter().find(|(line, _)| line.id == lacking.line) {
-                Some((line, _)) => line.changed.notify_one(),
+                Some((line, _)) => line.signal.change(),
                 None => standing.push(Line::enter(lacking, self, sent_at)),
             }
         }
@@ -333,8 +325,7 @@ impl Line {
             Arc::new(Self {
                 id: lacking.line,
                 state: Mutex::default(),
-                is_woken: AtomicBool::new(false),
-                changed: Notify::new(),
+                signal: LineSignal::of(lacking.line),
             })
         });
         let line = line.clone();
@@ -362,7 +353,7 @@ impl Line {
         let stored_until = sent_at + Duration::from_micros(PLACE_US);
         state.stored_until = state.stored_until.max(Some(stored_until));
         line.ensure_task(&mut state);
-        line.changed.notify_one();
+        line.signal.change();
         drop(state);
         (line, rank)
     }
@@ -382,12 +373,7 @@ impl Line {
             state.left = left.map(Undecided::again);
         }
         drop(state);
-        self.changed.notify_one();
-    }
-
-    fn wake(&self) {
-        self.is_woken.store(true, Ordering::Release);
-        self.changed.notify_one();
+        self.signal.change();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -419,20 +405,23 @@ impl Line {
         if state.is_stale {
             due = due.min(state.sent_at.map_or(now, |sent_at| sent_at + COALESCED));
         }
-        if now < due && !self.is_woken.load(Ordering::Acquire) {
+        let is_woken = self.signal.take_woken();
+        if now < due && !is_woken {
             return Next::WaitUntil(due);
         }
         match state.take_group() {
             Some(group) => {
-                self.is_woken.store(false, Ordering::Release);
                 state.is_stale = false;
                 state.sent_at = Some(now);
                 state.due = None;
                 state.stored_until = Some(now + Duration::from_micros(PLACE_US));
                 Next::Check(group)
             }
-            // The task of another line checks the first request.
-            None => Next::WaitUntil(now + REFRESH),
+            // The task of another line checks the first request, and changes this line when it has.
+            None => {
+                state.due = is_woken.then_some(now).or(state.due);
+                Next::WaitUntil(now + REFRESH)
+            }
         }
     }
 
@@ -495,6 +484,17 @@ enum Next {
     End,
 }
 
+/// Sends a check of a request that waits; `None` if no policy applies.
+fn send(operation: Operation, undecided: &Undecided) -> Option<StoreFuture> {
+    if !undecided.is_composite() {
+        return super::send(operation, undecided);
+    }
+    let policies = undecided.as_slice();
+    let charges: Vec<Charge<'_>> = policies.iter().map(|policy| super::charge(undecided, policy, operation)).collect();
+    let store = &policies.first()?.context.store;
+    composite::send(operation, undecided, &charges, |requests| store.decide(requests))
+}
+
 /// The requests that a check decides, and the place of the process, of which they are the first.
 struct Group {
     requests: SmallVec<[(Arc<Waiter>, Undecided, Option<Owed>); 1]>,
@@ -506,8 +506,8 @@ impl Group {
     async fn check(mut self, line: u64, sent_at: Instant) -> Option<Instant> {
         let units = self.requests.len() as u32;
         let (_, first, _) = self.requests.first_mut()?;
-        first.lead(line, &self.arrivals);
-        let response = send(Operation::Wait, first, units);
+        first.lead(line, &self.arrivals, units);
+        let response = send(Operation::Wait, first);
         let response = match response {
             Some(response) => response.await,
             None => Err(ended()),
@@ -523,7 +523,7 @@ impl Group {
     ) -> Option<Instant> {
         let mut due = None;
         for (nth, (waiter, mut undecided, _owed)) in self.requests.drain(..).enumerate() {
-            undecided.lead(line, &self.arrivals[nth..]);
+            undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), 1);
             let response = match response {
                 Ok(response) => Ok(response.nth_unit(nth, undecided.as_slice())),
                 Err(error) => Err(error.clone()),
@@ -536,6 +536,10 @@ impl Group {
                 }
             };
             match Lacking::of(&denied, PolicyDecision::may_stay_in_line) {
+                // Another one of the group has just been admitted.
+                Some(lacking) if lacking.is_empty() && !waiter.has_left() => {
+                    *lock(&waiter.phase) = Phase::Standing(denied.again());
+                }
                 Some(_) if waiter.has_left() => waiter.finish(Ok(denied)),
                 Some(_) if waiter.is_last.load(Ordering::Relaxed) => {
                     let again = denied.again();
@@ -587,13 +591,13 @@ async fn check_in_turn(task: Task) {
                 line.state().due = due.or(Some(Instant::now()));
             }
             Next::Clear(mut left) => {
-                left.lead(line.id, &[]);
-                if let Some(response) = send(Operation::Wait, &left, 0) {
+                left.lead(line.id, &[], 0);
+                if let Some(response) = send(Operation::Wait, &left) {
                     drop(response.await);
                 }
             }
             Next::WaitUntil(due) => {
-                let _ = timeout_at(due, line.changed.notified()).await; // it looks what is due in both cases
+                let _ = timeout_at(due, line.signal.changed()).await; // it looks what is due in both cases
             }
             Next::End => {
                 if line.end() {

@@ -212,7 +212,7 @@ impl PolicyDecision {
         let lease = self.lease.as_ref().map(|ticket| ticket.id);
         Charge::on(self.named(), &self.key, self.cost)
             .ban(self.policy().ban.as_ref())
-            .waiting(self.waiting)
+            .in_line(self.charge_line())
             .lease(lease)
     }
 
@@ -301,6 +301,8 @@ impl fmt::Debug for PolicyDecision {
 pub enum Denial {
     /// The cost does not fit now.
     QuotaExceeded,
+    /// The cost does not fit now, and too much [waits](crate::Policy::max_waiting) already in this process.
+    LineFull,
     /// The cost is above the limit, so the request is never admitted.
     CostAboveLimit,
     /// The limit is [`Limit::DenyAll`].

@@ -247,6 +247,26 @@ impl Limit {
             mismatch => mismatch())
     }
 
+    /// Time until a weight fits, if nothing else is added: each quota beyond the first takes a [cycle](Self::cycle_us) more.
+    #[cold]
+    pub(crate) fn time_until(&self, state: &State, now: u64, weight: u64) -> u64 {
+        let quota = self.quota();
+        let cycles = weight.saturating_sub(1) / quota;
+        let rest = weight - cycles * quota;
+        let room = dispatch!(self, state, |rule, state| rule.room(state, now),
+            mismatch => mismatch());
+        let wait = if rest <= room && !self.is_held() { 0 } else { self.wait(state, now, rest) };
+        cycles.saturating_mul(self.cycle_us()).saturating_add(wait)
+    }
+
+    /// The time in which the quota is restored; 0 if it is not known, and 1, a lower bound, for windows of a calendar.
+    pub(crate) fn cycle_us(&self) -> u64 {
+        match self.is_held() {
+            true => 0,
+            false => self.window().map_or(1, |window| window.as_micros() as u64),
+        }
+    }
+
     /// Time until `cost`, which does not fit now, fits if nothing else is added; at least 1.
     pub(crate) fn wait(&self, state: &State, now: u64, cost: u64) -> u64 {
         dispatch!(self, state, |rule, state| rule.wait(state, now, cost),

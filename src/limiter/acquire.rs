@@ -89,11 +89,11 @@ impl<'a> IntoFuture for Acquire<'a> {
     fn into_future(self) -> Self::IntoFuture {
         let Self { request, max_wait } = self;
         let wait = move |waiting: Waiting| match max_wait {
-            Some(longest) => Waiting::up_to(longest, waiting.most),
+            Some(longest) => waiting.at_most(longest),
             None => waiting,
         };
         Box::pin(async move {
-            let decision = request.perform(Operation::Reserve, wait).await?;
+            let decision = request.perform(Operation::Wait, wait).await?;
             decision.require()?;
             Ok(Permit::new(decision))
         })

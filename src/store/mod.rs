@@ -39,6 +39,7 @@ pub(crate) use self::{
     failover::{Failover, LocalCharge},
     operation::Waiting,
     outstanding::{Outstanding, Owed, OwedKind, PerStore},
+    request::ChargeLine,
 };
 #[cfg(feature = "admin")]
 pub(crate) use self::{

@@ -76,7 +76,7 @@ impl DenyCache {
     ) -> Option<StoreResponse> {
         let HashedRequest { request, hashes } = request;
         let (operation, charges) = (request.operation(), request.charges());
-        if !operation.decides() || charges.iter().any(|charge| charge.limit().is_held()) {
+        if operation != Operation::Check || charges.iter().any(|charge| charge.limit().is_held()) {
             return None;
         }
         let hash = combined_hash(hashes.iter().copied());
@@ -86,7 +86,6 @@ impl DenyCache {
             let same = |(denied, charge): (&OwnedCharge, &Charge<'_>)| {
                 denied.limit == *charge.limit()
                     && denied.bans.as_ref().map(|bans| &bans.ban) == charge.ban_for(operation)
-                    && denied.waiting == waiting(operation, charge.waits())
                     && key_format.is_key_of(&denied.key, charge)
             };
             denial.charges.len() == charges.len() && denial.charges.iter().zip(charges).all(same)
@@ -100,8 +99,7 @@ impl DenyCache {
         }
 
         let elapsed = now.saturating_duration_since(denial.received_at);
-        let states = denial.charges.iter().zip(&denial.states);
-        let states = states.map(|(charge, state)| state_after(charge, state, elapsed));
+        let states = denial.states.iter().map(|state| state_after(state, elapsed));
         Some(StoreResponse::without_reply(
             denial.server_time + elapsed,
             [Outcome::new(false, states)],
@@ -141,7 +139,7 @@ impl DenyCache {
             let makes_room = match request.operation {
                 Operation::Reset | Operation::Refund { .. } => true,
                 Operation::Check
-                | Operation::Reserve
+                | Operation::Wait
                 | Operation::Charge
                 | Operation::Peek
                 | Operation::RenewLease
@@ -165,20 +163,16 @@ impl DenyCache {
         server_time: Duration,
         states: &[ChargeState],
     ) {
-        if !request.operation.decides() || request.has_slots() {
+        if !request.is_check() || request.has_slots() {
             return;
         }
-        let mut charges = request.charges.clone();
-        for charge in &mut charges {
-            charge.waiting = waiting(request.operation, charge.waiting);
-        }
+        let charges = request.charges.clone();
         let has_bans = request.has_bans();
-        let denies_for = charges.iter().zip(states).filter_map(|(charge, state)| {
+        let denies_for = states.iter().filter_map(|state| {
             if has_bans {
                 return state.banned_for();
             }
-            let longest = call::longest_wait(&charge.limit, charge.waiting);
-            state.retry_after?.checked_sub(longest)
+            state.retry_after
         });
         let Some(denies_for) = denies_for.max() else {
             return;
@@ -212,15 +206,6 @@ impl DenyCache {
         self.shards[(hash >> 32) as usize % SHARDS]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// How long a charge in a request of this operation may wait, and how many units may.
-fn waiting(operation: Operation, waiting: Waiting) -> Waiting {
-    if operation == Operation::Reserve {
-        waiting
-    } else {
-        Waiting::NONE
     }
 }
 
@@ -260,18 +245,17 @@ impl Shard {
 
 fn same_keys(a: &[OwnedCharge], b: &[OwnedCharge]) -> bool {
     let same = |(a, b): (&OwnedCharge, &OwnedCharge)| {
-        a.key == b.key && a.limit == b.limit && a.bans == b.bans && a.waiting == b.waiting
+        a.key == b.key && a.limit == b.limit && a.bans == b.bans
     };
     a.len() == b.len() && a.iter().zip(b).all(same)
 }
 
 /// The state of a denied charge after this time. One that would wait by then does not deny.
-fn state_after(charge: &OwnedCharge, state: &ChargeState, elapsed: Duration) -> ChargeState {
+fn state_after(state: &ChargeState, elapsed: Duration) -> ChargeState {
     let left = |span: Duration| span.saturating_sub(elapsed);
-    let longest = call::longest_wait(&charge.limit, charge.waiting);
     ChargeState::new(
         state.remaining,
-        state.retry_after.map(left).filter(|wait| *wait > longest),
+        state.retry_after.map(left).filter(|wait| !wait.is_zero()),
         left(state.reset_after),
     )
     .banned(state.banned_for().map_or(Duration::ZERO, left))
