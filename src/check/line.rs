@@ -525,7 +525,7 @@ impl Group {
         for (nth, (waiter, mut undecided, _owed)) in self.requests.drain(..).enumerate() {
             undecided.lead(line, self.arrivals.get(nth..).unwrap_or_default(), 1);
             let response = match response {
-                Ok(response) => Ok(response.nth_unit(nth, undecided.as_slice())),
+                Ok(response) => Ok(response.nth_unit(nth, undecided.as_slice().iter().map(|policy| policy.cost))),
                 Err(error) => Err(error.clone()),
             };
             let denied = match settle(&response, Operation::Wait, undecided, None) {

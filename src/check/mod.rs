@@ -11,7 +11,6 @@ pub(crate) mod line;
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use smallvec::SmallVec;

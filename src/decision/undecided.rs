@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::{Decision, Inner, LostSettlements, PolicyDecision, PolicyDecisions, Ticket, slots::Slots};
 use crate::{
-    Denial, Key,
+    Denial,
     limit::Arrival,
     store::{Charge, LocalCharge, Operation, Outcome, Owed, OwedKind, StoreError, StoreRequest, StoreResponse},
     sync::atomic::{AtomicBool, Ordering},

@@ -171,8 +171,11 @@ impl<K> Policy<K> {
         self.policy_limit.validate()?;
         let fault = match (&self.fault, self.limit()) {
             (Some(fault), _) => Some(fault.clone()),
-            (None, Some(limit)) if self.settings.longest_wait.is_some() => limit.validate_wait().err(),
-            (None, _) => None,
+            (None, Some(limit)) => {
+                let longest = self.settings.longest_wait.filter(|_| self.settings.refund_if.is_none());
+                longest.and_then(|longest| limit.validate_wait(longest).err())
+            }
+            (None, None) => None,
         };
         match fault {
             Some(fault) => Err(fault.of_policy(self.name())),

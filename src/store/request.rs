@@ -1,7 +1,4 @@
-use std::{
-    hash::{BuildHasher, Hasher, RandomState},
-    time::Duration,
-};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::operation::Operation;
 use crate::{

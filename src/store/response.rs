@@ -128,13 +128,13 @@ impl StoreResponse {
     }
 
     /// The outcome of one of several requests that wait and were decided together, with these costs.
-    pub(crate) fn nth_unit(&self, nth: usize, costs: impl Iterator<Item = u64>) -> Self {
+    pub(crate) fn nth_unit(&self, nth: usize, costs: impl Iterator<Item = u64> + Clone) -> Self {
         let outcomes = self.outcomes.iter().map(|outcome| {
             if nth >= outcome.units as usize {
                 return Outcome::new(false, outcome.states.iter().copied());
             }
             let later = u64::from(outcome.units) - 1 - nth as u64;
-            let states = outcome.states.iter().zip(costs);
+            let states = outcome.states.iter().zip(costs.clone());
             let states = states.map(|(state, cost)| ChargeState {
                 remaining: state.remaining.saturating_add(cost.saturating_mul(later)),
                 retry_after: None,
@@ -195,14 +195,6 @@ impl Outcome {
     #[cfg(any(feature = "fred", feature = "cluster"))]
     pub(crate) fn unknown() -> Self {
         Self::new(false, [])
-    }
-
-    /// The same outcome, decided at this time of the clock of the store.
-    pub(crate) fn at(mut self, decided_at: Duration) -> Self {
-        for state in &mut self.states {
-            state.decided_at = state.decided_at.or(Some(decided_at));
-        }
-        self
     }
 
     /// Whether the store has failed for this request alone.

@@ -97,9 +97,7 @@ impl Policies {
             None => without_plan.into(),
             Some(plans) => of_policy(place, plans.limit(without_plan, &self.extensions))?,
         };
-        if !fields.wait.is_zero() {
-            of_policy(place, fields.limit.validate_wait())?;
-        }
+        of_policy(place, fields.limit.validate_wait(fields.wait))?;
         let mut policy_limit = PolicyLimit::new(policy_at(place).into(), limit);
         policy_limit.validate()?;
         if let Some(plans) = plans {

@@ -7,12 +7,13 @@ use super::{
     failure::CallFailure,
     key_format::slot_of,
     reply::Bounds,
-    request::{Entry, MergedRequest, OwnedBans, OwnedCharge},
+    request::{Entry, MergedRequest, OwnedBans, OwnedLine, OwnedCharge},
 };
 use crate::{
     Ban, Limit,
     limit::MAX_QUOTA,
-    store::{LeaseId, Operation, Waiting},
+    limit::Arrival,
+    store::{LeaseId, Operation},
 };
 
 /// One call of the script: its keys, its arguments and the shape of its reply.

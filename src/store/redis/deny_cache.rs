@@ -5,12 +5,11 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    call,
     key_format::KeyFormat,
     request::{HashedRequest, OwnedCharge, OwnedRequest},
 };
 use crate::{
-    store::{Charge, ChargeState, Operation, Outcome, StoreResponse, Waiting},
+    store::{Charge, ChargeState, Operation, Outcome, StoreResponse},
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},

@@ -18,7 +18,7 @@ use super::{
     request::{BatchPosition, OwnedRequest},
 };
 use crate::{
-    store::{Operation, Outcome, StoreError, StoreResponse, health},
+    store::{Outcome, StoreError, StoreResponse, health},
     sync::{Mutex, MutexGuard},
 };
 

@@ -103,7 +103,7 @@ impl ScriptReply {
             let ((states, later_states), (bounds, later_bounds)) =
                 (left.0.split_at(shape.keys), left.1.split_at(shape.keys));
             left = (later_states, later_bounds);
-            RequestReply::decode(shape, server_time, states.iter().zip(bounds), &raw.errors)
+            RequestReply::decode(shape, states.iter().zip(bounds), &raw.errors)
         });
         Ok(Self {
             server_time,
@@ -115,7 +115,6 @@ impl ScriptReply {
 impl RequestReply {
     fn decode<'a>(
         shape: &ReplyShape,
-        server_time: Duration,
         charges: impl Iterator<Item = (&'a [Double; 4], &'a Bounds)>,
         errors: &[String],
     ) -> Result<Self, CallFailure> {
