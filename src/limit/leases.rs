@@ -244,6 +244,11 @@ impl LeaseId {
         [self.0.get(), self.1]
     }
 
+    /// The id with these parts, of which the first is not 0.
+    #[cfg(all(test, any(feature = "fred", feature = "cluster")))]
+    pub(crate) fn of_parts([high, low]: [u64; 2]) -> Option<Self> {
+        Some(Self(NonZeroU64::new(high)?, low))
+    }
 }
 
 /// In hexadecimal digits.

@@ -9,11 +9,13 @@ pub(crate) const PLACE_SIZE: usize = 32;
 /// The wait of a request that fits as soon as those before it are admitted, in microseconds.
 pub(crate) const SOON_US: u64 = 1_000;
 
-/// A request that waits for a key: when it has arrived by the clock of the store, in microseconds, and its cost.
+/// A request that waits for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Arrival {
-    pub(crate) at: u64,
-    pub(crate) weight: u64,
+pub struct Arrival {
+    /// By the clock of the store, in microseconds.
+    pub at: u64,
+    /// Its cost.
+    pub weight: u64,
 }
 
 /// The requests that wait for one key; the counterpart of `lua/line.lua`.

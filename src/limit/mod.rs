@@ -227,10 +227,12 @@ pub use self::{
     sliding_log::SlidingLog,
     token_bucket::TokenBucket,
 };
+#[doc(hidden)]
+pub use self::line::Arrival;
 pub(crate) use self::{
     ban::Banned,
     limit::{NamedLimit, hash_text},
-    line::{Arrival, Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
+    line::{Line, PLACE_SIZE, PLACE_US, PlaceId, SOON_US, Standing},
     rate::LengthText,
     rule::{Change, Effect, MAX_QUOTA, SLACK, Saved, State},
 };

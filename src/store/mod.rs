@@ -39,7 +39,6 @@ pub(crate) use self::{
     failover::{Failover, LocalCharge},
     operation::Waiting,
     outstanding::{Outstanding, Owed, OwedKind, PerStore},
-    request::ChargeLine,
 };
 #[cfg(feature = "admin")]
 pub(crate) use self::{
@@ -53,10 +52,10 @@ pub(crate) use crate::limit::NamedLimit;
 pub use {
     self::{
         operation::Operation,
-        request::Charge,
+        request::{Charge, ChargeLine},
         response::{ChargeState, Outcome},
     },
-    crate::limit::LeaseId,
+    crate::limit::{Arrival, LeaseId},
 };
 
 /// Storage backend for counts: [`RedisStore`](crate::RedisStore) and [`MemoryStore`].

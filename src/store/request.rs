@@ -49,7 +49,9 @@ impl<'a> StoreRequest<'a> {
     }
 
     /// The first `units` of these requests, which stand in the line of a charge in this order.
-    pub(crate) fn standing(self, waiting: Option<&'a [Arrival]>, units: u32) -> Self {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn standing(self, waiting: Option<&'a [Arrival]>, units: u32) -> Self {
         Self { waiting, units, ..self }
     }
 
@@ -104,19 +106,20 @@ pub struct Charge<'a> {
     lease: Option<LeaseId>,
 }
 
-/// Constructors.
 /// The line of a charge, for which requests may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChargeLine {
+pub struct ChargeLine {
     /// Identifies it in this process.
-    pub(crate) number: u64,
+    pub number: u64,
     /// How long a request that has just arrived may wait, in microseconds.
-    pub(crate) longest_us: u64,
+    pub longest_us: u64,
     /// The cost of the requests that wait in this process, and are not in its place.
-    pub(crate) ahead: u64,
+    pub ahead: u64,
     /// Whether this is the line in which the requests that are decided wait for their turn.
-    pub(crate) leads: bool,
+    pub leads: bool,
 }
+
+/// Constructors.
 
 impl<'a> Charge<'a> {
     /// A charge of `cost` units on the `key` of the policy of this name.
@@ -178,7 +181,9 @@ impl<'a> Charge<'a> {
 
     /// With the line of its key, for a policy for which requests may wait.
     #[inline]
-    pub(crate) fn in_line(self, line: Option<ChargeLine>) -> Self {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn in_line(self, line: Option<ChargeLine>) -> Self {
         Self { line, ..self }
     }
 
@@ -237,7 +242,6 @@ impl<'a> Charge<'a> {
         self.ban.filter(|_| operation.regards_bans())
     }
 
-    /// How long it may wait, and how many units may.
     /// Its line, if this operation reads or wakes it.
     #[inline]
     pub(super) fn line_for(&self, operation: Operation) -> Option<ChargeLine> {

@@ -223,8 +223,7 @@ pub struct ChargeState {
     /// The time until nothing counts anymore, if nothing more is counted.
     pub reset_after: Duration,
     /// The time of the decision by the clock of the store, since the Unix epoch; `None` if it is the
-    /// [`server_time`](StoreResponse::server_time) of the response. Nodes of a cluster have clocks of their own. After a
-    /// [`Reserve`](super::Operation::Reserve) it is the time at which the charge counts, which may be later.
+    /// [`server_time`](StoreResponse::server_time) of the response. Nodes of a cluster have clocks of their own.
     pub decided_at: Option<Duration>,
     /// The rest of the ban that is in force, in microseconds; 0 without one.
     banned_us: u64,

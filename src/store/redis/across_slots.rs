@@ -380,23 +380,6 @@ mod tests {
         assert_eq!(left.iter().map(|state| state.remaining).collect::<Vec<_>>(), [5, 5]);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn the_time_of_a_reservation_is_that_of_its_node() {
-        let backend = simulated_backend(Network::new(0, true));
-        let store = RedisStore::new(CommitQueues::new(backend, None, BatchLimits::GROUP_COMMIT));
-        let limit = Limit::from(SlidingLog::per_hour(1));
-        let keys = ["a", "b"].map(Key::from);
-        let [enforced, observed] = keys.each_ref().map(|key| [Charge::new("p", &limit, key, 1)]);
-        let requests = [
-            StoreRequest::new(Operation::Reserve, &enforced),
-            StoreRequest::new(Operation::Reserve, &observed).optional(),
-        ];
-        let response = store.decide(&requests).await.expect("the network is good");
-        let [reserved, other] = [0, 1].map(|nth| response.outcomes[nth].states[0].decided_at);
-        assert_eq!(reserved, Some(response.server_time));
-        assert!(other > reserved, "a later call");
-    }
-
     #[cfg(feature = "metrics")]
     #[tokio::test(start_paused = true)]
     async fn a_refund_that_fails_when_another_slot_denies_is_counted_as_lost() {

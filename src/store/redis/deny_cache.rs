@@ -19,11 +19,10 @@ use crate::{
 /// Caches denials, so that repeated denied checks are not sent to Redis.
 ///
 /// Until its `retry_after`, for at most 1 s, a denial applies to checks of the same policies with the same limits and keys, at
-/// the same cost or a higher one. If the request may wait, it applies until the wait has shrunk to the
-/// longest one, to requests that may wait as long. A denial of slots is not cached: they can be
-/// free at any time. Of a request with bans, only a denial by a ban in force is cached, until the ban ends: others are counted in Redis. Only a reset or a refund can make room earlier. Those of
-/// this process invalidate the denial at once; those of other processes, and a clock that is set forward, are seen after 1 s at
-/// most.
+/// the same cost or a higher one, if they do not wait. A denial of slots is not cached: they can be free at any time. Of a request
+/// with bans, only a denial by a ban in force is cached, until the ban ends: others are counted in Redis. Only a reset or a refund
+/// can make room earlier. Those of this process invalidate the denial at once; those of other processes, and a clock that is set
+/// forward, are seen after 1 s at most.
 pub(super) struct DenyCache {
     shards: Box<[Mutex<Shard>]>,
     /// One is incremented for each reset or refund; each is that of many keys.
@@ -345,7 +344,7 @@ mod tests {
         for (request, made_at, is_cached) in [
             (plain.request(Operation::Check), start + MICRO, true),
             (plain.request(Operation::Check), start, false),
-            (plain.request(Operation::Reserve), start + MICRO, true),
+            (plain.request(Operation::Wait), start + MICRO, false),
             (plain.request(Operation::Peek), start + MICRO, false),
             (slots.request(Operation::Check), start + MICRO, false),
             (with_bans, start + MICRO, false),
@@ -357,63 +356,6 @@ mod tests {
             let shards = cache.shards.iter();
             let denials: usize = shards.map(|shard| shard.lock().expect("no panic").denials.len()).sum();
             assert_eq!(denials, usize::from(is_cached), "{request:?}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_denial_of_a_request_that_may_wait_is_valid_until_its_wait_is_short_enough() {
-        let (key, start, millis) = (Key::from("a"), Instant::now(), Duration::from_millis);
-        // One token each 100 ms.
-        for (limit, longest, most, valid_for) in [
-            ("5/s", 0, 500, 400),
-            ("5/s", 100, 500, 300),
-            ("5/s", 399, 1, 1),
-            ("5/s", 400, 1, 0),
-            ("5/s precision 4", 300, 500, 400),
-            ("fixed-window 5/s", 300, 500, 400),
-            ("token-bucket 10/s", 100, 500, 300),
-            ("token-bucket 10/s", 1_000, 500, 0),
-            ("token-bucket 10/s", 1_000, 3, 100),
-        ] {
-            let limit = limit.parse::<Limit>().unwrap();
-            let charge = |longest, most| {
-                let charge = Charge::new("p", &limit, &key, 1);
-                [charge.wait_up_to(millis(longest)).max_waiting(most)]
-            };
-            let (cache, charges) = (DenyCache::new(), charge(longest, most));
-            let request = OwnedRequest::of(&KEY_FORMAT, &StoreRequest::new(Operation::Reserve, &charges));
-            let states = [ChargeState::new(0, Some(WAIT), Duration::from_secs(5))];
-            cache.insert(
-                &request,
-                start,
-                cache.generation(&request),
-                Duration::from_secs(9),
-                &states,
-            );
-
-            let denies = |operation, charges: &[Charge<'_>], after| {
-                let request = StoreRequest::new(operation, charges);
-                let request = HashedRequest::new(&KEY_FORMAT, &request);
-                cache.get(&KEY_FORMAT, &request, start + after).is_some()
-            };
-            let until = millis(valid_for);
-            assert_eq!(
-                denies(Operation::Reserve, &charges, until.saturating_sub(MICRO)),
-                valid_for > 0,
-                "{limit}"
-            );
-            assert!(!denies(Operation::Reserve, &charges, until), "{limit}");
-            // It is no denial of requests that may wait for longer, or not at all.
-            assert!(
-                !denies(Operation::Reserve, &charge(longest + 1, most), MICRO),
-                "{limit}"
-            );
-            assert!(
-                !denies(Operation::Reserve, &charge(longest, most + 1), MICRO),
-                "{limit}"
-            );
-            let may_wait = longest > 0 || most != Waiting::MOST;
-            assert!(!may_wait || !denies(Operation::Check, &charges, MICRO), "{limit}");
         }
     }
 

@@ -460,34 +460,6 @@ mod tests {
         assert_eq!((begun.allowed, &begun.states[..]), (true, &[state][..]));
     }
 
-    #[test]
-    fn a_charge_may_count_later_in_a_reservation_that_is_admitted_and_in_no_other_request() {
-        let limit = Limit::from(SlidingLog::per_minute(5));
-        let (key, other) = (Key::from("a"), Key::from("b"));
-        let charges = [
-            Charge::new("p", &limit, &other, 1),
-            Charge::new("p", &limit, &key, 1).wait_up_to(Duration::from_micros(40)),
-        ];
-        let admitted = raw(&[9, 1, 4, 0, 40, 1, 0, -40, 60]);
-
-        let reservation = OwnedRequest::of(
-            &KeyFormat::new("quota", None),
-            &StoreRequest::new(Operation::Reserve, &charges),
-        );
-        let reserving = call(std::slice::from_ref(&reservation));
-        let reply = ScriptReply::decode(&reserving, &admitted).unwrap();
-        let states = reply.replies[0].as_ref().unwrap().outcome(&reservation, 0).states;
-        let times = [None, Some(Duration::from_micros(49))];
-        assert_eq!([states[0].decided_at, states[1].decided_at], times);
-
-        let denied = raw(&[9, 0, 0, 40, 40, 0, 0, -40, 60]);
-        assert!(is_malformed(&reserving, &denied));
-        let later = raw(&[9, 1, 4, 0, 40, 1, 0, -41, 60]);
-        assert!(is_malformed(&reserving, &later), "beyond the longest wait");
-        let checking = call(&[check(&charges)]);
-        assert!(is_malformed(&checking, &admitted));
-    }
-
     /// Whether the reply with this state of one charge is accepted.
     fn is_accepted(operation: Operation, charge: Charge<'_>, times: u64, state: [f64; 4]) -> bool {
         let charges = [charge];

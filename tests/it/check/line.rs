@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tower_quota::{
-    ClientLibrary, Concurrency, Limit, Limiter, MemoryStore, Policy, RedisStore, SlidingLog, TokenBucket, store::Store,
+    Limit, Limiter, MemoryStore, Policy, RedisStore, SlidingLog, TokenBucket,
 };
 
 use crate::support::Redis;
@@ -66,7 +66,7 @@ async fn callers_that_leave_take_nothing_with_them() {
 
 #[tokio::test]
 async fn callers_of_redis_that_leave_take_nothing_with_them() {
-    let redis = Redis::start().await;
+    let redis = Redis::start();
     for limit in log_and_bucket(20) {
         let mut limiters = Vec::new();
         for _ in 0..2 {

@@ -315,16 +315,12 @@ impl Case {
         let mut receipts = Vec::new();
         for arrival in arrivals {
             self.wait(arrival.after).await;
-            let (cost, longest) = (arrival.cost, self.algorithm.duration(arrival.longest));
-            let outcome = match settings.waits {
-                true => self.bench.reserve(&limit, cost, longest, 500).await,
-                false => self.bench.check(&limit, cost).await,
-            };
+            let cost = arrival.cost;
+            let outcome = self.bench.check(&limit, cost).await;
             if outcome.allowed {
-                let turn = outcome.states()[0].decided_at;
-                let turn = turn.map_or(self.bench.now(), |turn| turn.as_micros() as u64);
-                receipts.push(Some(turn));
-                let at = (turn / self.algorithm.units).checked_add_signed(later);
+                let now = self.bench.now();
+                receipts.push(Some(now));
+                let at = (now / self.algorithm.units).checked_add_signed(later);
                 model.0.push((at.expect("a time after 1970"), cost));
             }
             let settled = arrival.settles.filter(|_| settings.settles);

@@ -24,7 +24,6 @@ use crate::{
 };
 
 const MILLISECOND: u64 = 1_000;
-const LONGEST_WAIT: Duration = Duration::from_millis(20);
 
 /// How many requests a timeline has.
 const STEPS: usize = 120;
@@ -177,8 +176,7 @@ async fn a_log_counts_for_each_version_what_both_have_admitted() {
             };
             let kind = processes.rng.u32(..16);
             let operation = match kind {
-                0..=4 => Operation::Check,
-                5..=9 => Operation::Reserve,
+                0..=9 => Operation::Check,
                 10 => Operation::Peek,
                 11 => Operation::Charge,
                 _ => {
@@ -197,14 +195,12 @@ async fn a_log_counts_for_each_version_what_both_have_admitted() {
             let (terms, limit) = (&versions[version], &limits[version]);
             count.advance(terms, now);
             let room = count.room(terms, now);
-            let charge = Charge::new("p", limit, &key, cost).wait_up_to(LONGEST_WAIT);
+            let charge = Charge::new("p", limit, &key, cost);
             let outcome = processes.send(operation, &[charge]).await;
             let state = outcome.states()[0];
-            let turn = state.decided_at.map_or(now, |at| at.as_micros() as u64);
-            let counts =
-                outcome.allowed && matches!(operation, Operation::Check | Operation::Reserve | Operation::Charge);
-            if outcome.allowed && matches!(operation, Operation::Check | Operation::Reserve | Operation::Peek) {
-                let fits = count.room(terms, turn).most >= cost;
+            let counts = outcome.allowed && matches!(operation, Operation::Check | Operation::Charge);
+            if outcome.allowed && matches!(operation, Operation::Check | Operation::Peek) {
+                let fits = room.most >= cost;
                 processes.assert(fits, format_args!("{room:?} is left, and {cost} more"));
             }
             if !outcome.allowed {
@@ -217,10 +213,10 @@ async fn a_log_counts_for_each_version_what_both_have_admitted() {
                     count.room(terms, now)
                 }
                 _ if counts => {
-                    count.reserve(terms, now, turn, cost);
+                    count.add(terms, now, cost);
                     admitted.push(Admitted {
                         version,
-                        at: turn,
+                        at: now,
                         cost,
                     });
                     room.minus(cost)
@@ -277,11 +273,10 @@ async fn no_version_admits_more_than_the_larger_one_promises() {
                     back.cost,
                 ),
                 (None, 0) => (Operation::Peek, version, cost),
-                (None, 1 | 2) if kind == 3 => (Operation::Reserve, version, cost),
                 (None, _) => (Operation::Check, version, cost),
             };
             let limit = &versions[version].0;
-            let charge = Charge::new("p", limit, &key, cost).wait_up_to(LONGEST_WAIT);
+            let charge = Charge::new("p", limit, &key, cost);
             let outcome = processes.send(operation, &[charge]).await;
             let state = outcome.states()[0];
             let quota = limit.quota();
@@ -289,10 +284,10 @@ async fn no_version_admits_more_than_the_larger_one_promises() {
                 state.remaining <= quota,
                 format_args!("{} of {quota} remain", state.remaining),
             );
-            if !matches!(operation, Operation::Check | Operation::Reserve) || !outcome.allowed {
+            if operation != Operation::Check || !outcome.allowed {
                 continue;
             }
-            let at = state.decided_at.map_or(now, |at| at.as_micros() as u64);
+            let at = now;
             admitted.push(Admitted { version, at, cost });
             let own = admitted.iter().filter(|admitted| admitted.version == version);
             let within = own.filter(|admitted| admitted.at + window > at && admitted.at <= at);
